@@ -1,0 +1,170 @@
+//! The client side.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use perigee_model::{Problem, ProblemKind};
+use reqwest::{Method, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Calls one server; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    /// `http://HOST:PORT`, without a slash at the end.
+    base: String,
+    /// What to call the server in an error.
+    address: String,
+}
+
+impl Client {
+    /// `address` is `http://HOST:PORT` or `unix:PATH`. Connects within 3 s and expects an answer
+    /// within `timeout`.
+    ///
+    /// # Errors
+    /// `Invalid` when the address has neither form.
+    pub fn new(address: &str, timeout: Duration) -> Result<Self, Problem> {
+        let mut builder = reqwest::Client::builder()
+            .no_proxy()
+            .connect_timeout(Duration::from_secs(3))
+            .timeout(timeout);
+        let base = if let Some(path) = address.strip_prefix("unix:") {
+            builder = builder.unix_socket(std::path::Path::new(path));
+            "http://localhost".to_owned()
+        } else if address.starts_with("http://") {
+            address.trim_end_matches('/').to_owned()
+        } else {
+            return Err(Problem::invalid(
+                format!("address {address:?}"),
+                "it is neither http://HOST:PORT nor unix:PATH",
+            ));
+        };
+        let http = builder
+            .build()
+            .map_err(|e| Problem::internal("HTTP client", chain(&e)))?;
+        Ok(Self { http, base, address: address.to_owned() })
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+        self.json(Method::GET, path, None::<&()>).await
+    }
+
+    pub async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Problem> {
+        self.json(Method::POST, path, Some(body)).await
+    }
+
+    pub async fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Problem> {
+        self.json(Method::PUT, path, Some(body)).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Result<(), Problem> {
+        self.json::<serde_json::Value>(Method::DELETE, path, None::<&()>).await.map(drop)
+    }
+
+    /// Sends bytes as they come from a stream; no limit on the whole request's time.
+    pub async fn send_body<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: reqwest::Body,
+    ) -> Result<T, Problem> {
+        let request = self
+            .http
+            .request(method, self.url(path))
+            .timeout(Duration::from_secs(24 * 3600))
+            .body(body);
+        self.answer(self.run(request).await?).await
+    }
+
+    pub async fn get_bytes(&self, path: &str) -> Result<Bytes, Problem> {
+        let response = self.get_response(path).await?;
+        response.bytes().await.map_err(|e| self.unavailable(&e))
+    }
+
+    /// The answer's body unread, for streaming; a wrong status is already a [`Problem`].
+    pub async fn get_response(&self, path: &str) -> Result<Response, Problem> {
+        let request =
+            self.http.get(self.url(path)).timeout(Duration::from_secs(24 * 3600));
+        self.check(self.run(request).await?).await
+    }
+
+    async fn json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, Problem> {
+        let mut request = self.http.request(method, self.url(path));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        self.answer(self.run(request).await?).await
+    }
+
+    async fn run(&self, request: reqwest::RequestBuilder) -> Result<Response, Problem> {
+        request.send().await.map_err(|e| self.unavailable(&e))
+    }
+
+    async fn check(&self, response: Response) -> Result<Response, Problem> {
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let body = response.bytes().await.map_err(|e| self.unavailable(&e))?;
+        Err(serde_json::from_slice(&body).unwrap_or_else(|_| {
+            Problem::internal(
+                format!("request to {}", self.address),
+                format!("HTTP {status}: {}", String::from_utf8_lossy(&body)),
+            )
+        }))
+    }
+
+    async fn answer<T: DeserializeOwned>(&self, response: Response) -> Result<T, Problem> {
+        let body =
+            self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))?;
+        let text: &[u8] = if body.is_empty() { b"null" } else { &body };
+        serde_json::from_slice(text).map_err(|e| {
+            Problem::internal(format!("answer of {}", self.address), e)
+                .next("are both ends the same version of perigee?")
+        })
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    fn unavailable(&self, error: &reqwest::Error) -> Problem {
+        Problem::new(
+            ProblemKind::Unavailable,
+            format!("no answer from {}", self.address),
+            chain(error),
+        )
+    }
+}
+
+/// An error with its sources, each said once.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        source = inner.source();
+    }
+    text
+}

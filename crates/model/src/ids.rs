@@ -1,0 +1,145 @@
+//! Typed names and ids. A name is what people type; an id is what the system made up.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Why a text is not a name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is not a name: 1 to 63 characters of a-z, 0-9, '.', '_' and '-', the first a letter or a digit"
+)]
+pub struct BadName {
+    text: String,
+}
+
+fn check_name(text: &str) -> Result<(), BadName> {
+    let first_ok = text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let rest_ok = text
+        .chars()
+        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-'));
+    if first_ok && rest_ok && text.len() <= 63 {
+        Ok(())
+    } else {
+        Err(BadName { text: text.chars().take(80).collect() })
+    }
+}
+
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+        #[serde(try_from = "String", into = "String")]
+        #[schema(value_type = String)]
+        pub struct $name(String);
+
+        impl $name {
+            /// # Errors
+            /// [`BadName`] when the text breaks the rule for names.
+            pub fn new(text: impl Into<String>) -> Result<Self, BadName> {
+                let text = text.into();
+                check_name(&text)?;
+                Ok(Self(text))
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = BadName;
+            fn from_str(text: &str) -> Result<Self, BadName> {
+                Self::new(text)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = BadName;
+            fn try_from(text: String) -> Result<Self, BadName> {
+                Self::new(text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> String {
+                name.0
+            }
+        }
+    };
+}
+
+name_type!(/// A machine that runs an agent and a volume server.
+    HostId);
+name_type!(/// A group of hosts with fast links between them.
+    SiteId);
+name_type!(/// A volume's name, unique in the cluster. It is also the NBD export name.
+    VolumeName);
+name_type!(/// The name of a sealed layer: an imported image or a snapshot.
+    ImageName);
+name_type!(/// A job, `NAME-NNNN`: the name in the job file and a number.
+    JobId);
+name_type!(/// A virtual machine.
+    VmId);
+name_type!(/// One attempt to move a VM.
+    MigrationId);
+
+/// A layer's UUID: the same on every host that holds a copy of that sealed layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(value_type = String)]
+pub struct LayerId(pub Uuid);
+
+impl fmt::Display for LayerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for LayerId {
+    type Err = uuid::Error;
+    fn from_str(text: &str) -> Result<Self, uuid::Error> {
+        text.parse().map(LayerId)
+    }
+}
+
+/// Who may write a volume: a session writes only while its epoch is the volume's. Starts at 1.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(transparent)]
+#[schema(value_type = u64)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_lower_case_letters_digits_and_three_signs() {
+        assert!(VolumeName::new("tpch-1.data_a").is_ok());
+        for bad in ["", "-a", "A", "a/b", "a b", "a@1", &"x".repeat(64)] {
+            assert!(VolumeName::new(bad).is_err(), "{bad:?} must be refused");
+        }
+    }
+
+    #[test]
+    fn a_bad_name_in_json_is_refused() {
+        assert!(serde_json::from_str::<HostId>("\"../etc\"").is_err());
+    }
+}

@@ -1,0 +1,16 @@
+//! The words of the system: ids, specs, states and their legal transitions, API types, errors.
+//!
+//! No I/O and no clock. Every daemon and every client speaks these types.
+
+pub mod guest;
+pub mod ids;
+pub mod job;
+pub mod plan;
+pub mod problem;
+pub mod vm;
+pub mod volume;
+
+pub use ids::{
+    BadName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, VmId, VolumeName,
+};
+pub use problem::{Problem, ProblemKind};

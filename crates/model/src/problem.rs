@@ -1,0 +1,109 @@
+//! The one error that crosses a process boundary: what failed, why, and what to do next.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The class of a problem; each has one HTTP status and one exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProblemKind {
+    /// The request itself is wrong (400).
+    Invalid,
+    /// The thing named does not exist (404).
+    NotFound,
+    /// It exists already, is in use, or is in a state that does not allow this (409).
+    Conflict,
+    /// No room for it (507).
+    NoSpace,
+    /// Another process did not answer or refused (503). Trying again may help.
+    Unavailable,
+    /// A fault of ours or of the machine (500).
+    Internal,
+}
+
+/// An error as users and programs see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    pub kind: ProblemKind,
+    /// What could not be done.
+    pub what: String,
+    /// Why not.
+    pub why: String,
+    /// What to do next; empty where there is nothing to say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub next: String,
+}
+
+impl Problem {
+    pub fn new(kind: ProblemKind, what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self { kind, what: what.into(), why: why.to_string(), next: String::new() }
+    }
+
+    pub fn invalid(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Invalid, what, why)
+    }
+
+    pub fn not_found(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::NotFound, what, why)
+    }
+
+    pub fn conflict(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Conflict, what, why)
+    }
+
+    pub fn no_space(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::NoSpace, what, why)
+    }
+
+    pub fn unavailable(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Unavailable, what, why)
+    }
+
+    pub fn internal(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Internal, what, why)
+    }
+
+    /// Adds what the user can do next.
+    #[must_use]
+    pub fn next(mut self, next: impl Into<String>) -> Self {
+        self.next = next.into();
+        self
+    }
+
+    pub fn http_status(&self) -> u16 {
+        match self.kind {
+            ProblemKind::Invalid => 400,
+            ProblemKind::NotFound => 404,
+            ProblemKind::Conflict => 409,
+            ProblemKind::NoSpace => 507,
+            ProblemKind::Unavailable => 503,
+            ProblemKind::Internal => 500,
+        }
+    }
+
+    /// The CLI's exit code: 2 is kept for wrong usage, 255 for `job plan`.
+    pub fn exit_code(&self) -> u8 {
+        match self.kind {
+            ProblemKind::Internal => 1,
+            ProblemKind::Invalid => 3,
+            ProblemKind::NotFound => 4,
+            ProblemKind::Conflict => 5,
+            ProblemKind::NoSpace => 6,
+            ProblemKind::Unavailable => 7,
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.why)?;
+        if !self.next.is_empty() {
+            write!(f, "\n  {}", self.next)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problem {}

@@ -1,0 +1,185 @@
+//! What the agent speaks: the host, its VMs and their migrations.
+//!
+//! HTTP/JSON on TCP, every path below `/v1`:
+//!
+//! | method and path | body | answer |
+//! |---|---|---|
+//! | `GET /host` | | [`HostReport`] |
+//! | `GET /vms`, `GET /vms/{vm}` | | [`VmReport`] |
+//! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing |
+//! | `DELETE /vms/{vm}` | | stops QEMU at once and forgets the VM; deleting what is not there succeeds |
+//! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestMessage`] list |
+//! | `GET /vms/{vm}/console` | | text: the end of the serial console |
+//! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
+//! | `POST /vms/{vm}/migrate/cancel` | | 202 |
+//! | `POST /probe` | [`ProbeLink`] | [`LinkProbe`] |
+//! | `GET /blob?length_bytes=N` | | N bytes, for a peer's probe |
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::volume::IoStats;
+use crate::{Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    Kvm,
+    Tcg,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct HostReport {
+    pub host: HostId,
+    pub site: SiteId,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    pub memory_available_bytes: u64,
+    pub load_1min: f64,
+    pub accelerator: Accelerator,
+    pub qemu_version: String,
+    /// Plain words on what this host cannot do, for example "no cgroup v2 controllers: …".
+    pub warnings: Vec<String>,
+}
+
+/// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostAddresses {
+    pub site: SiteId,
+    /// `http://IP:PORT`
+    pub agent_url: String,
+    /// `http://IP:PORT` of the volume server's control API.
+    pub volume_url: String,
+    /// `IP:PORT` of the volume server's NBD listener.
+    pub nbd_addr: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Disk {
+    /// Serial number in the guest: `root`, `seed`, `output`, `data0`, `data1` … The runner finds
+    /// its disks by it.
+    pub serial: String,
+    pub volume: VolumeName,
+    /// The session's epoch; the disk's export name is `VOLUME@EPOCH`.
+    pub epoch: Epoch,
+    pub read_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmSpec {
+    pub vm: VmId,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    /// The first one boots.
+    pub disks: Vec<Disk>,
+    /// The VM does not boot: it waits for a migration to come in.
+    #[serde(default)]
+    pub incoming: bool,
+}
+
+/// What QEMU says of the VM; `Gone` when its process has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmStatus {
+    Starting,
+    /// Waiting for a migration to come in.
+    Incoming,
+    Running,
+    Paused,
+    /// Stopped by QEMU because a disk answered with an error; it goes on when the disk does.
+    IoError,
+    /// Its state went to another host; this QEMU must not run it again.
+    Migrated,
+    Shutdown,
+    Gone,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VmReport {
+    pub spec: VmSpec,
+    pub status: VmStatus,
+    /// Why the status is what it is, where that needs words.
+    #[serde(default)]
+    pub reason: String,
+    pub qemu_pid: u32,
+    /// Since this QEMU started.
+    pub uptime_ms: u64,
+    /// CPU time of all vCPU threads since this QEMU started.
+    pub vcpu_ms: u64,
+    /// Where an incoming migration can connect, `tcp:IP:PORT`, once it listens.
+    #[serde(default)]
+    pub incoming_uri: Option<String>,
+    /// The current or last outgoing migration.
+    #[serde(default)]
+    pub migration: Option<MigrationReport>,
+    /// The highest guest message stored here, 0 for none.
+    pub last_seq: u64,
+    /// Figures of this host's volume server for the VM's disks, in the order of the spec.
+    pub io: Vec<IoStats>,
+}
+
+/// Moves one volume's writer epoch in the pause of a migration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EpochRaise {
+    pub volume: VolumeName,
+    /// Control API of the volume server at the volume's home.
+    pub volume_url: String,
+    pub from: Epoch,
+    pub to: Epoch,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MigrateOut {
+    pub migration: MigrationId,
+    /// `tcp:IP:PORT`
+    pub uri: String,
+    /// Control of the destination: it is asked before an epoch is flipped back.
+    pub destination_agent_url: String,
+    pub epochs: Vec<EpochRaise>,
+    pub downtime_limit_ms: u64,
+}
+
+/// One outgoing migration as its source sees it.
+///
+/// ```text
+/// setup -> copying -> switching (paused, epochs raised) -> completed
+///   \________\___________\-> failed | cancelled   (epochs as before, VM runs here)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MigrationPhase {
+    Setup,
+    Copying,
+    Switching,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct MigrationReport {
+    pub migration: MigrationId,
+    pub phase: MigrationPhase,
+    #[serde(default)]
+    pub reason: String,
+    pub total_ms: u64,
+    pub downtime_ms: u64,
+    pub transferred_bytes: u64,
+    pub remaining_bytes: u64,
+    pub dirty_bytes_per_s: u64,
+    pub rate_bytes_per_s: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ProbeLink {
+    pub peer_agent_url: String,
+    /// Bytes to read for the rate; at most 64 MiB.
+    pub length_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LinkProbe {
+    /// Median of several TCP connects.
+    pub rtt_ms: f64,
+    pub rate_bytes_per_s: u64,
+}

@@ -1,0 +1,207 @@
+//! What the volume server speaks: images, volumes, attachments, epochs and I/O figures.
+//!
+//! HTTP/JSON on a unix socket and on TCP, every path below `/v1`:
+//!
+//! | method and path | body | answer |
+//! |---|---|---|
+//! | `GET /pool` | | [`PoolInfo`] |
+//! | `GET /images`, `GET /images/{image}` | | [`ImageInfo`] |
+//! | `POST /images` | [`ImportImage`] | [`ImageInfo`] |
+//! | `DELETE /images/{image}` | | |
+//! | `GET /volumes`, `GET /volumes/{volume}` | | [`VolumeInfo`] |
+//! | `POST /volumes` | [`CreateVolume`] | [`VolumeInfo`] |
+//! | `DELETE /volumes/{volume}` | | |
+//! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
+//! | `PUT /volumes/{volume}/data` | bytes, written from offset 0 | |
+//! | `GET /volumes/{volume}/data?length_bytes=N` | | the first N bytes |
+//! | `POST /volumes/{volume}/epoch/issue` | | [`EpochIssued`] |
+//! | `POST /volumes/{volume}/epoch` | [`EpochChange`] | [`VolumeInfo`] |
+//! | `GET /attachments` | | [`Attachment`] |
+//! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
+//! | `DELETE /attachments/{volume}` | | |
+//! | `GET /stats` | | [`ExportStats`] |
+//! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
+//!
+//! A wrong request answers with a [`crate::Problem`].
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Epoch, ImageName, LayerId, VolumeName};
+
+/// The unit of a layer's map and of copy-on-write.
+pub const BLOCK_BYTES: u64 = 4096;
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolInfo {
+    pub path: String,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub images: u64,
+    pub volumes: u64,
+}
+
+/// A named sealed layer with its chain: an imported image or a snapshot.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ImageInfo {
+    pub name: ImageName,
+    pub layer: LayerId,
+    /// Size of the address space.
+    pub size_bytes: u64,
+    /// Bytes that are `data` in the whole chain, topmost layer first.
+    pub allocated_bytes: u64,
+    /// Layers from the top down.
+    pub chain: Vec<LayerId>,
+    /// Volumes and images that stand on it; it can be deleted only when there are none.
+    pub children: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ImportImage {
+    pub name: ImageName,
+    /// What `qemu-img convert` reads: a path on the volume server's machine or an
+    /// `nbd://HOST:PORT/EXPORT` address. A file may not have a backing file.
+    pub source: String,
+    /// The UUID to give the layer: set when this is a copy of a sealed layer of another host.
+    #[serde(default)]
+    pub layer: Option<LayerId>,
+}
+
+/// What a new volume starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeSource {
+    /// All zeros; `size_bytes` is needed.
+    Empty,
+    /// A copy-on-write clone of an image or a snapshot in this pool.
+    Image(ImageName),
+    /// A copy-on-write clone of another volume in this pool, as it is at this moment.
+    Volume(VolumeName),
+    /// A head over a remote parent: an NBD export of another host that nobody writes
+    /// (`image:NAME`), read through and not kept.
+    Remote {
+        /// `HOST:PORT`.
+        nbd_addr: String,
+        export: String,
+    },
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CreateVolume {
+    pub name: VolumeName,
+    /// At least the source's size; beyond the source it reads zeros. Default: the source's size.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    pub source: VolumeSource,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeHealth {
+    Ok,
+    /// A flush failed: it serves reads and refuses writes until it is copied elsewhere.
+    Poisoned,
+}
+
+/// A volume whose head is in this pool.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VolumeInfo {
+    pub name: VolumeName,
+    pub size_bytes: u64,
+    /// Bytes of the head layer that are `data`.
+    pub head_bytes: u64,
+    /// Bytes that are `data` in head and local chain together.
+    pub allocated_bytes: u64,
+    /// Head first.
+    pub chain: Vec<LayerId>,
+    pub epoch: Epoch,
+    pub health: VolumeHealth,
+    /// Open NBD sessions.
+    pub sessions: u64,
+}
+
+/// Seals the head under a name and puts a new head on it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Snapshot {
+    pub image: ImageName,
+}
+
+/// An epoch that was never given out before; nobody may write with it until it is raised.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct EpochIssued {
+    pub epoch: Epoch,
+}
+
+/// Compare-and-swap of the writer's epoch. Refused with a conflict unless the volume's
+/// epoch is `from` (or already `to`: a repeated call succeeds) and `to` was issued.
+/// Writes in flight with the old epoch have ended when this answers.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct EpochChange {
+    pub from: Epoch,
+    pub to: Epoch,
+}
+
+/// Makes a volume of another host reachable through this host's volume server.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Attach {
+    /// The home's NBD address, `HOST:PORT`.
+    pub nbd_addr: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Attachment {
+    pub volume: VolumeName,
+    pub nbd_addr: String,
+    pub sessions: u64,
+}
+
+/// Counters of one export since the volume server started; they only grow.
+///
+/// `busy_ns` is the time during which at least one request was in flight; with the sum of
+/// latencies it gives the mean queue depth while busy. The `network_*` half counts the same for
+/// requests this server sent to another host on behalf of the export.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IoStats {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub read_ns: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub write_ns: u64,
+    pub flushes: u64,
+    pub flush_ns: u64,
+    pub busy_ns: u64,
+    pub network_requests: u64,
+    pub network_ns: u64,
+    pub network_busy_ns: u64,
+    pub network_bytes: u64,
+    /// Writes refused because the session's epoch was not the volume's.
+    pub fenced: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ExportStats {
+    /// The volume, at its home or attached.
+    pub volume: VolumeName,
+    pub stats: IoStats,
+}
+
+/// Reads blocks of an export at random offsets, one at a time, and tells how long each took.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ProbeBlocks {
+    /// `HOST:PORT` of the NBD server to ask; this server's own address measures the local case.
+    pub nbd_addr: String,
+    pub export: String,
+    /// 1 to 1000.
+    pub requests: u32,
+    /// 512 to 1 MiB.
+    pub request_bytes: u32,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct BlockProbe {
+    pub latency_median_us: u64,
+    pub latency_p95_us: u64,
+    /// With 16 requests in flight.
+    pub rate_bytes_per_s: u64,
+}
