@@ -1,1 +1,3 @@
+//! Layers, volumes and their NBD exports.
 
+pub mod device;

@@ -1,0 +1,88 @@
+//! What can be read and written at byte offsets: a volume of this pool, or an export of another host.
+//!
+//! The NBD server serves a [`Device`] and does not know which one it has.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_model::Epoch;
+
+/// Why a request failed. Each has one NBD error.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum IoError {
+    #[error("no space left in the pool")]
+    NoSpace,
+    #[error("the layer is read-only since a flush failed: {0}")]
+    Poisoned(String),
+    #[error("writer epoch {session} is not the volume's epoch {volume}")]
+    Fenced { session: Epoch, volume: Epoch },
+    #[error("the export is read-only")]
+    ReadOnly,
+    #[error("request beyond the end or not aligned: {0}")]
+    Invalid(String),
+    #[error("the other host did not answer in time: {0}")]
+    Unreachable(String),
+    #[error("I/O error: {0}")]
+    Io(Arc<std::io::Error>),
+}
+
+impl From<std::io::Error> for IoError {
+    fn from(error: std::io::Error) -> Self {
+        if error.raw_os_error() == Some(nix::libc::ENOSPC) {
+            Self::NoSpace
+        } else {
+            Self::Io(Arc::new(error))
+        }
+    }
+}
+
+/// A run of bytes of one kind, for NBD's `base:allocation`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    pub length_bytes: u64,
+    /// No layer has data here (NBD_STATE_HOLE).
+    pub hole: bool,
+    /// It reads as zeros (NBD_STATE_ZERO).
+    pub zero: bool,
+}
+
+/// How a range is made to read as zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Zeroing {
+    /// WRITE_ZEROES with NO_HOLE: the space stays allocated.
+    KeepSpace,
+    /// WRITE_ZEROES or TRIM: the space may be given back.
+    FreeSpace,
+}
+
+/// A block device. Requests within the device's size only: the protocol's edge checks that.
+///
+/// Requests may run at the same time. A read that overlaps a write in flight sees old or new
+/// bytes, sector by sector; anything else sees the last completed write.
+pub trait Device: Send + Sync + 'static {
+    fn size_bytes(&self) -> u64;
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
+
+    /// With `fua`, durable when it returns.
+    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>>;
+
+    fn zero(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        how: Zeroing,
+        fua: bool,
+    ) -> BoxFuture<'_, Result<(), IoError>>;
+
+    /// Every write that returned before this call is durable when it returns.
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>>;
+
+    /// Extents from `offset` on; they cover at least the first byte and at most `length_bytes`.
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>>;
+}
