@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::guest::LogStream;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
-use crate::volume::{BlockProbe, VolumeSource};
+use crate::volume::{BlockProbe, IoStats, VolumeSource};
 use crate::{Epoch, HostId, ImageName, JobId, MigrationId, SiteId, VmId, VolumeName};
 
 /// How a job uses a volume.
@@ -263,4 +263,26 @@ pub struct Vm {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct MoveVm {
     pub host: HostId,
+}
+
+/// An uploaded tar of input files, kept under its SHA-256.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Bundle {
+    pub sha256: String,
+    pub bytes: u64,
+}
+
+/// One point of a job's time series.
+///
+/// `io` and `vcpu_ms` are sums over the whole job, over all its disks and over all hosts it was
+/// on; they only grow. `io` counts at the volume server of the host where the VM is.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Sample {
+    /// Unix time.
+    pub at_ms: u64,
+    pub host: HostId,
+    /// 0 to 1.
+    pub progress: Option<f64>,
+    pub io: IoStats,
+    pub vcpu_ms: u64,
 }
