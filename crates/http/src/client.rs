@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use perigee_model::{Problem, ProblemKind};
-use reqwest::{Method, Response};
+use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -79,7 +79,7 @@ impl Client {
         &self,
         method: Method,
         path: &str,
-        body: reqwest::Body,
+        body: impl Into<Body>,
     ) -> Result<T, Problem> {
         let request = self
             .http

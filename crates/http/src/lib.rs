@@ -7,4 +7,5 @@ mod client;
 mod server;
 
 pub use client::Client;
+pub use reqwest::{Body, Method};
 pub use server::{Failure, Json, Listen, Reply, serve};

@@ -1,1 +1,124 @@
-fn main() {}
+//! `perigee`: the one binary. It parses arguments, calls the crates and prints; nothing else.
+
+mod commands;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use perigee_model::Problem;
+
+use crate::commands::{agent, controller, host, image, job, lab, vm, volume};
+use crate::output::Format;
+
+/// Runs virtual-machine jobs where their data is.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    /// The controller's API: `unix:PATH` or `http://HOST:PORT`
+    #[arg(
+        long,
+        global = true,
+        env = "PERIGEE_API",
+        default_value = "unix:/run/perigee/controller.sock",
+        value_name = "ADDRESS"
+    )]
+    api: String,
+    /// How to print results
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    #[command(subcommand)]
+    noun: Noun,
+}
+
+#[derive(Debug, Subcommand)]
+enum Noun {
+    /// Jobs: submit, plan, watch, explain
+    #[command(subcommand)]
+    Job(job::Verb),
+    /// Golden images and snapshots
+    #[command(subcommand)]
+    Image(image::Verb),
+    /// Volumes, and the volume server
+    #[command(subcommand)]
+    Volume(volume::Verb),
+    /// Virtual machines
+    #[command(subcommand)]
+    Vm(vm::Verb),
+    /// Hosts
+    #[command(subcommand)]
+    Host(host::HostVerb),
+    /// Sites
+    #[command(subcommand)]
+    Site(host::SiteVerb),
+    /// What was measured between hosts
+    #[command(subcommand)]
+    Link(host::LinkVerb),
+    /// Sites and hosts on this one machine, with real VMs and a WAN
+    #[command(subcommand)]
+    Lab(lab::Verb),
+    /// The agent of a host
+    #[command(subcommand)]
+    Agent(agent::Verb),
+    /// The controller of a cluster
+    #[command(subcommand)]
+    Controller(controller::Verb),
+    /// Print completions for a shell
+    Completion { shell: clap_complete::Shell },
+}
+
+/// What every command gets.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub api: String,
+    pub format: Format,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("PERIGEE_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+        )
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&Problem::internal("start the runtime", error), 1),
+    };
+    let context = Context { api: cli.api, format: cli.format };
+    let planning = matches!(cli.noun, Noun::Job(job::Verb::Plan { .. }));
+    match runtime.block_on(run(cli.noun, &context)) {
+        Ok(code) => code,
+        Err(problem) => {
+            let code = if planning { 255 } else { problem.exit_code() };
+            fail(&problem, code)
+        }
+    }
+}
+
+async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
+    match noun {
+        Noun::Job(verb) => return job::run(verb, context).await,
+        Noun::Image(verb) => image::run(verb, context).await?,
+        Noun::Volume(verb) => volume::run(verb, context).await?,
+        Noun::Vm(verb) => vm::run(verb, context).await?,
+        Noun::Host(verb) => host::run(verb, context).await?,
+        Noun::Site(verb) => host::run_site(verb, context).await?,
+        Noun::Link(verb) => host::run_link(verb, context).await?,
+        Noun::Lab(verb) => return lab::run(verb, context).await,
+        Noun::Agent(verb) => agent::run(verb).await?,
+        Noun::Controller(verb) => controller::run(verb).await?,
+        Noun::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "perigee", &mut std::io::stdout());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fail(problem: &Problem, code: u8) -> ExitCode {
+    eprintln!("perigee: {problem}");
+    ExitCode::from(code)
+}

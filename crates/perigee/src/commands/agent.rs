@@ -1,0 +1,66 @@
+//! `perigee agent`
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use perigee_http::Listen;
+use perigee_model::{HostId, Problem, SiteId};
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run the agent of this host; its virtual machines outlive it
+    Run(Box<RunArgs>),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// This host's name in the cluster
+    #[arg(long)]
+    host: HostId,
+    /// The site it belongs to
+    #[arg(long)]
+    site: SiteId,
+    /// Where the agent's API listens; the first must be an IP:PORT that other hosts reach
+    #[arg(long, required = true, value_name = "IP:PORT")]
+    listen: Vec<String>,
+    /// Where the agent keeps what it knows of its virtual machines
+    #[arg(long, default_value = "/var/lib/perigee/agent", value_name = "DIR")]
+    state: PathBuf,
+    /// The unix socket where this host's volume server speaks NBD
+    #[arg(long, default_value = "/run/perigee/volume.sock", value_name = "PATH")]
+    volume_socket: PathBuf,
+    /// The control API of this host's volume server
+    #[arg(long, default_value = "unix:/run/perigee/volume-control.sock", value_name = "ADDRESS")]
+    volume_control: String,
+    /// The same control API as other hosts reach it
+    #[arg(long, value_name = "URL")]
+    volume_url: String,
+    /// This host's NBD server as other hosts reach it
+    #[arg(long, value_name = "IP:PORT")]
+    nbd_addr: String,
+    /// The cluster's controller
+    #[arg(long, value_name = "URL")]
+    controller: Option<String>,
+    /// The kernel for finding out whether KVM works [default: the newest in /boot]
+    #[arg(long, value_name = "FILE")]
+    probe_kernel: Option<PathBuf>,
+}
+
+pub async fn run(verb: Verb) -> Result<(), Problem> {
+    let Verb::Run(args) = verb;
+    let agent_url = format!("http://{}", args.listen[0]);
+    perigee_agent::run(perigee_agent::Config {
+        host: args.host,
+        site: args.site,
+        listen: args.listen.into_iter().map(Listen::Tcp).collect(),
+        state: args.state,
+        volume_socket: args.volume_socket,
+        volume_control: args.volume_control,
+        volume_url: args.volume_url,
+        nbd_addr: args.nbd_addr,
+        agent_url,
+        controller: args.controller,
+        probe_kernel: args.probe_kernel,
+    })
+    .await
+}

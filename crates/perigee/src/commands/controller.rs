@@ -1,0 +1,25 @@
+//! `perigee controller`
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use perigee_http::Listen;
+use perigee_model::Problem;
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run the controller of a cluster
+    Run {
+        /// Where it keeps jobs, decisions, inputs and outputs
+        #[arg(long, default_value = "/var/lib/perigee/controller", value_name = "DIR")]
+        state: PathBuf,
+        /// Where the API listens: `unix:PATH` or `IP:PORT`; may be given more than once
+        #[arg(long, required = true, value_name = "ADDRESS")]
+        listen: Vec<Listen>,
+    },
+}
+
+pub async fn run(verb: Verb) -> Result<(), Problem> {
+    let Verb::Run { state, listen } = verb;
+    perigee_controller::run(perigee_controller::Config { state, listen }).await
+}

@@ -1,0 +1,109 @@
+//! `perigee host`, `perigee site` and `perigee link`
+
+use clap::Subcommand;
+use perigee_model::job::{Host, Link, Site};
+use perigee_model::{HostId, Problem};
+
+use crate::Context;
+use crate::commands::controller_client;
+use crate::output::{self, Column};
+
+#[derive(Debug, Subcommand)]
+pub enum HostVerb {
+    /// List hosts
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one host
+    Info { host: HostId },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SiteVerb {
+    /// List sites
+    #[command(visible_alias = "ls")]
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LinkVerb {
+    /// List what was measured from host to host
+    #[command(visible_alias = "ls")]
+    List {
+        /// Measure now
+        #[arg(long)]
+        probe: bool,
+    },
+}
+
+const HOSTS: &[Column<Host>] = &[
+    ("host", |h| h.id.to_string()),
+    ("site", |h| h.addresses.site.to_string()),
+    ("state", |h| output::word(&h.state)),
+    ("cpus", |h| h.cpus.to_string()),
+    ("memory", |h| output::bytes(h.memory_bytes)),
+    ("used", |h| output::bytes(h.memory_used_bytes)),
+    ("accelerator", |h| h.accelerator.map_or_else(|| "-".to_owned(), |a| output::word(&a))),
+];
+
+const HOST: &[Column<Host>] = &[
+    ("host", |h| h.id.to_string()),
+    ("site", |h| h.addresses.site.to_string()),
+    ("state", |h| output::word(&h.state)),
+    ("cpus", |h| h.cpus.to_string()),
+    ("memory", |h| output::bytes(h.memory_bytes)),
+    ("used", |h| output::bytes(h.memory_used_bytes)),
+    ("accelerator", |h| h.accelerator.map_or_else(|| "-".to_owned(), |a| output::word(&a))),
+    ("agent", |h| h.addresses.agent_url.clone()),
+    ("volumes", |h| h.addresses.volume_url.clone()),
+    ("nbd", |h| h.addresses.nbd_addr.clone()),
+    ("warnings", |h| h.warnings.join("\n          ")),
+];
+
+const SITES: &[Column<Site>] = &[("site", |s| s.id.to_string()), ("hosts", |s| {
+    s.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+})];
+
+const LINKS: &[Column<Link>] = &[
+    ("from", |l| l.from.to_string()),
+    ("to", |l| l.to.to_string()),
+    ("rtt", |l| format!("{:.2} ms", l.probe.rtt_ms)),
+    ("rate", |l| format!("{}/s", output::bytes(l.probe.rate_bytes_per_s))),
+    ("block latency", |l| {
+        l.blocks.map_or_else(|| "-".to_owned(), |b| format!("{} us", b.latency_median_us))
+    }),
+    ("block rate", |l| {
+        l.blocks
+            .map_or_else(|| "-".to_owned(), |b| format!("{}/s", output::bytes(b.rate_bytes_per_s)))
+    }),
+];
+
+pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
+    let client = controller_client(context)?;
+    match verb {
+        HostVerb::List => {
+            let hosts: Vec<Host> = client.get("/v1/hosts").await?;
+            output::list(context.format, &hosts, HOSTS)
+        }
+        HostVerb::Info { host } => {
+            let host: Host = client.get(&format!("/v1/hosts/{host}")).await?;
+            output::one(context.format, &host, HOST)
+        }
+    }
+}
+
+pub async fn run_site(verb: SiteVerb, context: &Context) -> Result<(), Problem> {
+    let SiteVerb::List = verb;
+    let sites: Vec<Site> = controller_client(context)?.get("/v1/sites").await?;
+    output::list(context.format, &sites, SITES)
+}
+
+pub async fn run_link(verb: LinkVerb, context: &Context) -> Result<(), Problem> {
+    let LinkVerb::List { probe } = verb;
+    let client = controller_client(context)?;
+    let links: Vec<Link> = if probe {
+        client.post("/v1/links/probe", &serde_json::json!({})).await?
+    } else {
+        client.get("/v1/links").await?
+    };
+    output::list(context.format, &links, LINKS)
+}

@@ -1,0 +1,349 @@
+//! `perigee job`
+
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use perigee_http::{Client, Method};
+use perigee_model::guest::LogStream;
+use perigee_model::job::{Bundle, Job, JobState, LogLine};
+use perigee_model::job_file::{self, InputFile, JobFile};
+use perigee_model::plan::{Decision, Plan, PlanOption};
+use perigee_model::{JobId, Problem};
+
+use crate::Context;
+use crate::commands::controller_client;
+use crate::output::{self, Column, Format};
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Submit a job file
+    Submit {
+        file: PathBuf,
+        /// Wait until it has ended; the exit code is then the job's
+        #[arg(long, short)]
+        wait: bool,
+    },
+    /// Predict what a job would take, and where it would run.
+    ///
+    /// Exit code 0: nothing would move; 1: something would; 255: error.
+    Plan { file: PathBuf },
+    /// List jobs
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one job
+    Status { job: JobId },
+    /// Print what a job wrote
+    Log {
+        job: JobId,
+        /// Go on until the job has ended
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Stop a job
+    Cancel { job: JobId },
+    /// Show every decision on a job: options, predictions, choice, reason, measurement
+    Explain { job: JobId },
+    /// Fetch a job's output files
+    Output {
+        job: JobId,
+        /// Unpack into this directory [default: ./JOB]; `-` writes the tar to standard output
+        #[arg(long, value_name = "DIR")]
+        to: Option<PathBuf>,
+    },
+    /// Forget an ended job and its output
+    #[command(visible_alias = "rm")]
+    Delete { job: JobId },
+}
+
+const JOBS: &[Column<Job>] = &[
+    ("job", |j| j.id.to_string()),
+    ("state", |j| output::word(&j.state)),
+    ("host", |j| output::or_dash(j.host.as_ref())),
+    ("progress", progress),
+    ("predicted", |j| output::seconds(j.predicted_s)),
+    ("measured", |j| output::seconds(j.measured_s)),
+    ("migrations", |j| j.migrations.len().to_string()),
+    ("reason", |j| j.reason.clone()),
+];
+
+const JOB: &[Column<Job>] = &[
+    ("job", |j| j.id.to_string()),
+    ("state", |j| output::word(&j.state)),
+    ("reason", |j| j.reason.clone()),
+    ("host", |j| output::or_dash(j.host.as_ref())),
+    ("image", |j| j.spec.image.to_string()),
+    ("memory", |j| output::bytes(j.spec.memory_bytes)),
+    ("progress", progress),
+    ("exit code", |j| j.exit_code.map_or_else(String::new, |c| c.to_string())),
+    ("predicted", |j| output::seconds(j.predicted_s)),
+    ("measured", |j| output::seconds(j.measured_s)),
+    ("output", |j| j.output_bytes.map_or_else(String::new, output::bytes)),
+    ("migrations", |j| {
+        j.migrations.iter().map(migration_line).collect::<Vec<_>>().join("\n            ")
+    }),
+];
+
+const OPTIONS: &[Column<PlanOption>] = &[
+    ("", |o| if o.chosen { "*".to_owned() } else { String::new() }),
+    ("way", |o| output::word(&o.way)),
+    ("start", |o| o.start.to_string()),
+    ("end", |o| o.end.to_string()),
+    ("total", |o| format!("{:.1} s", o.predicted.total_s)),
+    ("boot", |o| format!("{:.1}", o.predicted.boot_s)),
+    ("cpu", |o| format!("{:.1}", o.predicted.cpu_s)),
+    ("local i/o", |o| format!("{:.1}", o.predicted.local_io_s)),
+    ("network", |o| format!("{:.1}", o.predicted.network_s)),
+    ("migration", |o| format!("{:.1}", o.predicted.migration_s)),
+    ("reason", |o| o.reason.clone()),
+];
+
+fn progress(job: &Job) -> String {
+    job.progress
+        .as_ref()
+        .map_or_else(String::new, |p| format!("{}/{} {}", p.done, p.total, p.label))
+}
+
+fn migration_line(m: &perigee_model::job::Migration) -> String {
+    let mut line = format!(
+        "{} {} -> {}: {} ({}); total {} ms, downtime {} ms, {}",
+        m.id,
+        m.from,
+        m.to,
+        output::word(&m.state),
+        m.reason,
+        m.total_ms,
+        m.downtime_ms,
+        output::bytes(m.bytes)
+    );
+    if !m.error.is_empty() {
+        line = format!("{line}; {}", m.error);
+    }
+    line
+}
+
+pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
+    // A job file's faults are told even when no controller runs.
+    match verb {
+        Verb::Submit { file, wait } => return submit(&file, wait, context).await,
+        Verb::Plan { file } => return plan(&file, context).await,
+        _ => {}
+    }
+    let client = controller_client(context)?;
+    match verb {
+        Verb::Submit { .. } | Verb::Plan { .. } => {}
+        Verb::List => {
+            let jobs: Vec<Job> = client.get("/v1/jobs").await?;
+            output::list(context.format, &jobs, JOBS)?;
+        }
+        Verb::Status { job } => {
+            let job: Job = client.get(&format!("/v1/jobs/{job}")).await?;
+            output::one(context.format, &job, JOB)?;
+        }
+        Verb::Log { job, follow } => log(&client, &job, follow).await?,
+        Verb::Cancel { job } => {
+            let _: serde_json::Value =
+                client.post(&format!("/v1/jobs/{job}/cancel"), &serde_json::json!({})).await?;
+        }
+        Verb::Explain { job } => explain(&client, &job, context.format).await?,
+        Verb::Output { job, to } => fetch_output(&client, &job, to).await?,
+        Verb::Delete { job } => client.delete(&format!("/v1/jobs/{job}")).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_job_file(file: &Path) -> Result<JobFile, Problem> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|e| Problem::invalid(format!("job file {}", file.display()), e))?;
+    job_file::parse(&text, &file.display().to_string())
+}
+
+async fn plan(file: &Path, context: &Context) -> Result<ExitCode, Problem> {
+    let job = read_job_file(file)?;
+    let plan: Plan = controller_client(context)?.post("/v1/jobs/plan", &job.spec).await?;
+    print_plan(&plan, context.format)?;
+    Ok(ExitCode::from(u8::from(plan.moves)))
+}
+
+fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
+    match format {
+        Format::Json | Format::Yaml => output::one(format, plan, &[]),
+        Format::Csv => output::list(format, &plan.options, OPTIONS),
+        Format::Table => {
+            output::list(format, &plan.options, OPTIONS)?;
+            output::text(&format!("\nwork known from: {}", output::word(&plan.basis)));
+            for figure in &plan.figures {
+                output::text(&format!("  {figure}"));
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn submit(file: &Path, wait: bool, context: &Context) -> Result<ExitCode, Problem> {
+    let JobFile { mut spec, inputs } = read_job_file(file)?;
+    let client = controller_client(context)?;
+    if !inputs.is_empty() {
+        let base = file.parent().unwrap_or(Path::new("")).to_owned();
+        spec.inputs = Some(upload(&client, &base, inputs).await?);
+    }
+    let job: Job = client.post("/v1/jobs", &spec).await?;
+    if !wait {
+        output::one(context.format, &job, JOB)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let job = follow(&client, &job.id).await?;
+    output::one(context.format, &job, JOB)?;
+    Ok(match job.state {
+        JobState::Succeeded => ExitCode::SUCCESS,
+        _ => ExitCode::from(
+            job.exit_code.and_then(|code| u8::try_from(code).ok()).filter(|c| *c != 0).unwrap_or(1),
+        ),
+    })
+}
+
+/// Packs the inputs, paths taken from beside the job file, and uploads them; gives the bundle's id.
+async fn upload(client: &Client, base: &Path, inputs: Vec<InputFile>) -> Result<String, Problem> {
+    let base = base.to_owned();
+    let packed = tokio::task::spawn_blocking(move || pack(&base, &inputs))
+        .await
+        .map_err(|e| Problem::internal("pack the inputs", e))??;
+    let file = tokio::fs::File::from_std(packed);
+    let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", file).await?;
+    Ok(bundle.sha256)
+}
+
+fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
+    let scratch = tempfile::tempfile().map_err(|e| Problem::internal("pack the inputs", e))?;
+    let mut tar = tar::Builder::new(scratch);
+    for input in inputs {
+        let from = base.join(&input.from);
+        let result = if from.is_dir() {
+            tar.append_dir_all(&input.to, &from)
+        } else {
+            tar.append_path_with_name(&from, &input.to)
+        };
+        result.map_err(|e| {
+            Problem::invalid(format!("input {}", from.display()), e)
+                .next("paths in a job file are relative to the job file")
+        })?;
+    }
+    let mut file = tar.into_inner().map_err(|e| Problem::internal("pack the inputs", e))?;
+    std::io::Seek::rewind(&mut file).map_err(|e| Problem::internal("pack the inputs", e))?;
+    Ok(file)
+}
+
+/// Shows a job's state and progress until it has ended.
+async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
+    let bar = if std::io::stderr().is_terminal() {
+        ProgressBar::new(0)
+    } else {
+        ProgressBar::hidden()
+    };
+    bar.set_style(
+        ProgressStyle::with_template("{prefix} [{elapsed}] {bar:30} {pos}/{len} {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    bar.set_prefix(id.to_string());
+    loop {
+        let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
+        let host = output::or_dash(job.host.as_ref());
+        if let Some(progress) = &job.progress {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+        }
+        let label = job.progress.as_ref().map_or("", |p| p.label.as_str());
+        bar.set_message(format!("{} on {host} {label} {}", output::word(&job.state), job.reason));
+        bar.tick();
+        if job.state.is_final() {
+            bar.finish_and_clear();
+            return Ok(job);
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+async fn log(client: &Client, id: &JobId, follow: bool) -> Result<(), Problem> {
+    let mut after = 0;
+    loop {
+        // The state first: what was written before it ended is then in the lines that follow.
+        let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
+        let lines: Vec<LogLine> = client.get(&format!("/v1/jobs/{id}/log?after={after}")).await?;
+        for line in &lines {
+            match line.stream {
+                LogStream::Stdout => output::text(&line.line),
+                LogStream::Stderr => eprintln!("{}", line.line),
+            }
+            after = after.max(line.seq);
+        }
+        if lines.is_empty() && (!follow || job.state.is_final()) {
+            return Ok(());
+        }
+        if lines.is_empty() {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    }
+}
+
+async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Problem> {
+    let decisions: Vec<Decision> = client.get(&format!("/v1/jobs/{id}/decisions")).await?;
+    if format != Format::Table {
+        return output::list(format, &decisions, &[
+            ("at_ms", |d| d.at_ms.to_string()),
+            ("trigger", |d| output::word(&d.trigger)),
+            ("summary", |d| d.summary.clone()),
+            ("measured_s", |d| d.measured_s.map_or_else(String::new, |s| s.to_string())),
+        ]);
+    }
+    let first_ms = decisions.first().map_or(0, |d| d.at_ms);
+    for decision in &decisions {
+        let after_s = decision.at_ms.saturating_sub(first_ms) / 1000;
+        output::text(&format!(
+            "+{after_s} s  {}: {}",
+            output::word(&decision.trigger),
+            decision.summary
+        ));
+        print_plan(&decision.plan, Format::Table)?;
+        if let Some(measured_s) = decision.measured_s {
+            output::text(&format!("measured: {measured_s:.1} s"));
+        }
+        output::text("");
+    }
+    Ok(())
+}
+
+async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Result<(), Problem> {
+    let mut response = client.get_response(&format!("/v1/jobs/{id}/output")).await?;
+    let internal = |e: std::io::Error| Problem::internal(format!("output of {id}"), e);
+    let to_stdout = to.as_deref() == Some(Path::new("-"));
+    let mut scratch = tempfile::tempfile().map_err(internal)?;
+    loop {
+        let chunk = response
+            .chunk()
+            .await
+            .map_err(|e| Problem::unavailable(format!("output of {id}"), e))?;
+        let Some(chunk) = chunk else { break };
+        if to_stdout {
+            std::io::Write::write_all(&mut std::io::stdout(), &chunk).map_err(internal)?;
+        } else {
+            std::io::Write::write_all(&mut scratch, &chunk).map_err(internal)?;
+        }
+    }
+    if to_stdout {
+        return Ok(());
+    }
+    std::io::Seek::rewind(&mut scratch).map_err(internal)?;
+    let to = to.unwrap_or_else(|| PathBuf::from(id.as_str()));
+    std::fs::create_dir_all(&to).map_err(internal)?;
+    let mut tar = tar::Archive::new(scratch);
+    // The guest wrote this: `unpack` refuses paths that lead out of the directory.
+    tar.set_preserve_permissions(false);
+    tar.set_preserve_ownerships(false);
+    tar.unpack(&to).map_err(internal)?;
+    output::text(&to.display().to_string());
+    Ok(())
+}

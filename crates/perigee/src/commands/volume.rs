@@ -1,0 +1,175 @@
+//! `perigee volume`
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use perigee_http::{Client, Listen};
+use perigee_model::job::{ClusterVolume, NewVolume};
+use perigee_model::units::parse_bytes;
+use perigee_model::volume::{CreateVolume, Snapshot, VolumeInfo, VolumeSource};
+use perigee_model::{HostId, ImageName, Problem, VolumeName};
+
+use crate::Context;
+use crate::commands::image::PoolOption;
+use crate::commands::{CONTROL_SOCKET, controller_client, pool_client};
+use crate::output::{self, Column};
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Make a volume: empty, or a copy-on-write clone of an image
+    Create {
+        name: VolumeName,
+        /// Its size, for example 10GiB; with --image at least the image's size
+        #[arg(long, value_parser = size)]
+        size: Option<u64>,
+        /// Start as a clone of this image or snapshot
+        #[arg(long)]
+        image: Option<ImageName>,
+        /// The host whose pool it goes to
+        #[arg(long)]
+        host: Option<HostId>,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// Make a copy-on-write clone of a volume as it is now
+    Clone {
+        source: VolumeName,
+        name: VolumeName,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// Keep a volume's present content as a named image
+    Snapshot {
+        volume: VolumeName,
+        image: ImageName,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// List volumes
+    #[command(visible_alias = "ls")]
+    List {
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// Show one volume
+    Info {
+        name: VolumeName,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// Delete a volume that is not in use
+    #[command(visible_alias = "rm")]
+    Delete {
+        name: VolumeName,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// Serve a pool's volumes and images over NBD
+    Serve {
+        /// The pool's directory; made when it is missing
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+        /// Where NBD clients connect: `unix:PATH` or `HOST:PORT`; may be given more than once
+        #[arg(long, required = true, value_name = "ADDRESS")]
+        nbd: Vec<Listen>,
+        /// Where the control API listens [default: unix:DIR/control.sock]
+        #[arg(long, value_name = "ADDRESS")]
+        control: Vec<Listen>,
+    },
+}
+
+const CLUSTER: &[Column<ClusterVolume>] = &[
+    ("name", |v| v.name.to_string()),
+    ("home", |v| v.home.to_string()),
+    ("size", |v| output::bytes(v.size_bytes)),
+    ("allocated", |v| output::bytes(v.allocated_bytes)),
+    ("epoch", |v| v.epoch.to_string()),
+    ("used by", |v| output::or_dash(v.used_by.as_ref())),
+];
+
+const LOCAL: &[Column<VolumeInfo>] = &[
+    ("name", |v| v.name.to_string()),
+    ("size", |v| output::bytes(v.size_bytes)),
+    ("head", |v| output::bytes(v.head_bytes)),
+    ("allocated", |v| output::bytes(v.allocated_bytes)),
+    ("layers", |v| v.chain.len().to_string()),
+    ("epoch", |v| v.epoch.to_string()),
+    ("health", |v| output::word(&v.health)),
+    ("sessions", |v| v.sessions.to_string()),
+];
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).map_err(|e| e.to_string())
+}
+
+pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+    let format = context.format;
+    match verb {
+        Verb::Create { name, size, image, host, pool } => {
+            let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
+            create(context, pool, NewVolume { name, host, size_bytes: size, source }).await
+        }
+        Verb::Clone { source, name, pool } => {
+            let source = VolumeSource::Volume(source);
+            create(context, pool, NewVolume { name, host: None, size_bytes: None, source }).await
+        }
+        Verb::Snapshot { volume, image, pool } => {
+            let path = format!("/v1/volumes/{volume}/snapshot");
+            let body = Snapshot { image };
+            let _: serde_json::Value = client(context, pool)?.post(&path, &body).await?;
+            Ok(())
+        }
+        Verb::List { pool: PoolOption { pool: Some(pool) } } => {
+            let volumes: Vec<VolumeInfo> = pool_client(&pool)?.get("/v1/volumes").await?;
+            output::list(format, &volumes, LOCAL)
+        }
+        Verb::List { .. } => {
+            let volumes: Vec<ClusterVolume> = controller_client(context)?.get("/v1/volumes").await?;
+            output::list(format, &volumes, CLUSTER)
+        }
+        Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {
+            let volume: VolumeInfo =
+                pool_client(&pool)?.get(&format!("/v1/volumes/{name}")).await?;
+            output::one(format, &volume, LOCAL)
+        }
+        Verb::Info { name, .. } => {
+            let volume: ClusterVolume =
+                controller_client(context)?.get(&format!("/v1/volumes/{name}")).await?;
+            output::one(format, &volume, CLUSTER)
+        }
+        Verb::Delete { name, pool } => {
+            client(context, pool)?.delete(&format!("/v1/volumes/{name}")).await
+        }
+        Verb::Serve { pool, nbd, control } => {
+            let control = if control.is_empty() {
+                vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
+            } else {
+                control
+            };
+            perigee_volume::serve(perigee_volume::Config { pool, nbd, control }).await
+        }
+    }
+}
+
+async fn create(context: &Context, pool: PoolOption, new: NewVolume) -> Result<(), Problem> {
+    match pool.pool {
+        Some(pool) => {
+            let NewVolume { name, size_bytes, source, .. } = new;
+            let body = CreateVolume { name, size_bytes, source };
+            let volume: VolumeInfo = pool_client(&pool)?.post("/v1/volumes", &body).await?;
+            output::one(context.format, &volume, LOCAL)
+        }
+        None => {
+            let volume: ClusterVolume =
+                controller_client(context)?.post("/v1/volumes", &new).await?;
+            output::one(context.format, &volume, CLUSTER)
+        }
+    }
+}
+
+fn client(context: &Context, pool: PoolOption) -> Result<Client, Problem> {
+    match pool.pool {
+        Some(pool) => pool_client(&pool),
+        None => controller_client(context),
+    }
+}

@@ -1,0 +1,118 @@
+//! Printing: one value or a list, as a table, JSON, YAML or CSV.
+#![expect(clippy::print_stdout, reason = "this is where the CLI prints")]
+
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use perigee_model::Problem;
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    Table,
+    Json,
+    Yaml,
+    Csv,
+}
+
+/// A column's head and what it shows of a row.
+pub type Column<T> = (&'static str, fn(&T) -> String);
+
+/// Prints rows; JSON and YAML have every field, table and CSV the columns.
+pub fn list<T: Serialize>(
+    format: Format,
+    rows: &[T],
+    columns: &[Column<T>],
+) -> Result<(), Problem> {
+    match format {
+        Format::Json => print_json(&rows),
+        Format::Yaml => print_yaml(&rows),
+        Format::Table => {
+            print_table(rows, columns);
+            Ok(())
+        }
+        Format::Csv => print_csv(rows, columns),
+    }
+}
+
+/// Prints one thing; the table has a line a field.
+pub fn one<T: Serialize>(format: Format, value: &T, fields: &[Column<T>]) -> Result<(), Problem> {
+    match format {
+        Format::Json => print_json(value),
+        Format::Yaml => print_yaml(value),
+        Format::Table => {
+            let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+            for (name, show) in fields {
+                let text = show(value);
+                if !text.is_empty() {
+                    println!("{name:width$}  {text}");
+                }
+            }
+            Ok(())
+        }
+        Format::Csv => print_csv(std::slice::from_ref(value), fields),
+    }
+}
+
+/// Plain text, as it is.
+pub fn text(text: &str) {
+    println!("{text}");
+}
+
+pub fn print_json<T: Serialize>(value: &T) -> Result<(), Problem> {
+    let text =
+        serde_json::to_string_pretty(value).map_err(|e| Problem::internal("print JSON", e))?;
+    println!("{text}");
+    Ok(())
+}
+
+fn print_yaml<T: Serialize>(value: &T) -> Result<(), Problem> {
+    let text = serde_saphyr::to_string(value).map_err(|e| Problem::internal("print YAML", e))?;
+    print!("{text}");
+    Ok(())
+}
+
+fn print_table<T>(rows: &[T], columns: &[Column<T>]) {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(columns.iter().map(|(head, _)| head.to_uppercase()));
+    for row in rows {
+        table.add_row(columns.iter().map(|(_, show)| show(row)));
+    }
+    for line in table.to_string().lines() {
+        println!("{}", line.trim_end());
+    }
+}
+
+fn print_csv<T>(rows: &[T], columns: &[Column<T>]) -> Result<(), Problem> {
+    let mut writer = csv::Writer::from_writer(std::io::stdout());
+    let problem = |e: csv::Error| Problem::internal("print CSV", e);
+    writer.write_record(columns.iter().map(|(head, _)| *head)).map_err(problem)?;
+    for row in rows {
+        writer.write_record(columns.iter().map(|(_, show)| show(row))).map_err(problem)?;
+    }
+    writer.flush().map_err(|e| Problem::internal("print CSV", e))
+}
+
+/// `1.5 GiB`; exact below 1 KiB.
+pub fn bytes(bytes: u64) -> String {
+    perigee_model::units::format_bytes(bytes)
+}
+
+/// `12.3 s`, or nothing.
+pub fn seconds(seconds: Option<f64>) -> String {
+    seconds.map_or_else(String::new, |s| format!("{s:.1} s"))
+}
+
+/// A name in lower snake case, as in JSON.
+pub fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(text)) => text,
+        Ok(other) => other.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// What can be absent.
+pub fn or_dash<T: std::fmt::Display>(value: Option<&T>) -> String {
+    value.map_or_else(|| "-".to_owned(), ToString::to_string)
+}
