@@ -7,6 +7,7 @@ pub mod ids;
 pub mod job;
 pub mod plan;
 pub mod problem;
+pub mod states;
 pub mod vm;
 pub mod volume;
 

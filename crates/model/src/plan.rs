@@ -27,6 +27,9 @@ pub struct Seconds {
     pub local_io_s: f64,
     /// Waiting for the network on top of that.
     pub network_s: f64,
+    /// Waiting for anything else, as in the measured runs: the root disk, timers, the host's CPU.
+    #[serde(default)]
+    pub other_s: f64,
     /// Slow-down and pause by the migration.
     pub migration_s: f64,
     pub total_s: f64,

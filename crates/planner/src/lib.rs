@@ -1,1 +1,23 @@
+//! Where a job's VM runs, when it moves, and what that will cost: pure decisions.
+//!
+//! The planner is a function of a snapshot. It never does any I/O and never looks at a clock, so
+//! the controller, `job plan` and a simulation use the same code. Every figure it uses is a
+//! measurement in the snapshot; where one is missing, the assumption in its place is named in
+//! [`perigee_model::plan::Plan::figures`].
+//!
+//! - [`plan`]: the ways to run a job that has not started, with predicted seconds.
+//! - [`consider`]: whether a running VM moves now (ski rental).
+//! - [`move_cost`]: what one live migration takes.
+//! - [`WorkProfile::learn`]: what a finished run teaches about the job.
 
+mod facts;
+mod profile;
+mod refused;
+mod running;
+
+pub use facts::{
+    Cluster, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running, Snapshot, VolumeFacts,
+};
+pub use profile::{Measured, VolumeWork, WorkProfile};
+pub use refused::Refused;
+pub use running::Verdict;

@@ -1,0 +1,111 @@
+//! What the planner is given: the cluster and the job as measured at one moment.
+
+use perigee_model::job::{Access, Start};
+use perigee_model::vm::LinkProbe;
+use perigee_model::volume::{BlockProbe, IoStats};
+use perigee_model::{HostId, SiteId, VolumeName};
+
+use crate::WorkProfile;
+
+/// Everything a plan for a job that has not started rests on.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    pub cluster: Cluster,
+    pub job: JobFacts,
+    /// What earlier runs of the same job did; none for a new job.
+    pub history: Option<WorkProfile>,
+}
+
+/// Hosts that are up, and what was measured between them.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    pub hosts: Vec<HostFacts>,
+    pub links: Vec<LinkFacts>,
+    /// Completed live migrations, of any VM: what a move costs here beside its bytes.
+    pub past_moves: Vec<PastMove>,
+}
+
+#[derive(Debug, Clone)]
+pub struct HostFacts {
+    pub id: HostId,
+    pub site: SiteId,
+    pub cpus: u32,
+    pub memory_free_bytes: u64,
+    pub running_vms: u32,
+    /// From VM start to the command's start, as measured in the last runs there.
+    pub boot_s: Option<f64>,
+    /// Block reads at this host of an export whose home it is.
+    pub local_blocks: Option<BlockProbe>,
+}
+
+/// One direction: `probe` is `from` reading from `to`, `blocks` is `from` reading an export whose
+/// home is `to`.
+#[derive(Debug, Clone)]
+pub struct LinkFacts {
+    pub from: HostId,
+    pub to: HostId,
+    pub probe: LinkProbe,
+    pub blocks: Option<BlockProbe>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct PastMove {
+    /// The VM's memory.
+    pub memory_bytes: u64,
+    /// Bytes sent.
+    pub bytes: u64,
+    pub total_s: f64,
+    /// The rate and RTT of the link, as probed.
+    pub rate_bytes_per_s: u64,
+    pub rtt_ms: f64,
+}
+
+#[derive(Debug, Clone)]
+pub struct JobFacts {
+    pub memory_bytes: u64,
+    pub cpus: u32,
+    pub start: Start,
+    pub may_migrate: bool,
+    pub volumes: Vec<VolumeFacts>,
+    /// How fast the job dirties memory, if an earlier migration of it measured that.
+    pub dirty_bytes_per_s: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+pub struct VolumeFacts {
+    pub volume: VolumeName,
+    pub home: HostId,
+    pub allocated_bytes: u64,
+    pub access: Access,
+}
+
+/// A job while its command runs.
+///
+/// Every figure counts from the moment the VM came to `host` (its command's start there, or the
+/// end of the migration that brought it), so a move starts the account anew.
+#[derive(Debug, Clone)]
+pub struct Running {
+    pub cluster: Cluster,
+    /// Where the VM runs now.
+    pub host: HostId,
+    pub memory_bytes: u64,
+    pub cpus: u32,
+    pub may_migrate: bool,
+    /// Live migrations of this job so far.
+    pub moves: u32,
+    pub dirty_bytes_per_s: Option<u64>,
+    pub wall_s: f64,
+    pub vcpu_s: f64,
+    pub disks: Vec<DiskFacts>,
+}
+
+/// One disk of a VM: its volume's counters, as differences over the time looked at.
+#[derive(Debug, Clone)]
+pub struct DiskFacts {
+    pub volume: VolumeName,
+    pub home: HostId,
+    /// At the volume servers of the hosts where the VM ran; sums, when there were several.
+    pub client: IoStats,
+    /// At the volume's home; the same figures as `client` while the VM runs there.
+    pub at_home: IoStats,
+}

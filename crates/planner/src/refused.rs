@@ -1,0 +1,35 @@
+//! Why there is no plan.
+
+use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("no host can take the job: {0}")]
+    NoHost(String),
+    #[error("host {0} is not up")]
+    HostNotUp(HostId),
+    #[error("volume {volume} has its home at {home}, which is not up")]
+    HomeNotUp { volume: VolumeName, home: HostId },
+    #[error("the link from {from} to {to} is not measured yet")]
+    LinkNotMeasured { from: HostId, to: HostId },
+    #[error(
+        "the VM changes {dirty_mib_per_s} MiB/s of memory and the link from {from} to {to} carries {rate_mib_per_s} MiB/s: a live migration would not end"
+    )]
+    WouldNotConverge { from: HostId, to: HostId, dirty_mib_per_s: u64, rate_mib_per_s: u64 },
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        let next = match &refused {
+            Refused::NoHost(_) => "see `perigee host list` for free memory",
+            Refused::HostNotUp(_) | Refused::HomeNotUp { .. } => "see `perigee host list`",
+            Refused::LinkNotMeasured { .. } => {
+                "links are measured within a minute of a host's start: see `perigee link list`"
+            }
+            Refused::WouldNotConverge { .. } => {
+                "move it when it writes less, or stop and restart it"
+            }
+        };
+        Problem::new(ProblemKind::Unavailable, "plan the job", refused).next(next)
+    }
+}
