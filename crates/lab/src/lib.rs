@@ -1,1 +1,30 @@
+//! Sites and hosts on one machine: each host a network namespace with its own agent, volume server
+//! and pool, one controller, and a WAN with delay between the sites; and the demo that runs in it.
+//!
+//! | question | file |
+//! |---|---|
+//! | what is a lab called, which addresses has it | `definition.rs` |
+//! | how do packets get from host to host | `net.rs` |
+//! | who starts the daemons again | `supervisor.rs` |
+//! | how does it come up, how does it go without a trace | `up.rs`, `down.rs` |
+//! | where are its sockets and logs | `state.rs` |
+//! | tables, queries and independent answers | `tpch/` |
+//! | what does `make demo` do | `demo/` |
+//! | how is the report drawn | `report/` |
 
+mod command;
+pub mod definition;
+mod down;
+pub mod net;
+mod process;
+mod progress;
+mod state;
+mod supervisor;
+mod up;
+
+pub use definition::{Definition, LabId, SiteDef};
+pub use down::{down, down_all};
+pub use progress::{Step, Steps};
+pub use state::DEFAULT_BASE;
+pub use supervisor::supervise;
+pub use up::{Lab, LabSummary, Options, list, run, up, with_lab};

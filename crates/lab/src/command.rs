@@ -1,0 +1,36 @@
+//! Runs the machine's tools (`ip` and the like) and says in words what went wrong.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use perigee_model::Problem;
+use tokio::process::Command;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Runs a tool to its end and gives back what it printed.
+///
+/// # Errors
+/// `Unavailable` when it is not installed; `Internal` when it fails or takes longer than 20 s.
+pub async fn run(program: &str, args: &[&str]) -> Result<String, Problem> {
+    let what = || format!("{program} {}", args.join(" "));
+    let output = Command::new(program).args(args).stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = tokio::time::timeout(DEADLINE, output)
+        .await
+        .map_err(|_| Problem::internal(what(), format!("no end within {DEADLINE:?}")))?
+        .map_err(|e| cannot_start(program, &e))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let why = String::from_utf8_lossy(&output.stderr);
+    Err(Problem::internal(what(), why.trim()))
+}
+
+pub fn cannot_start(program: &str, error: &std::io::Error) -> Problem {
+    let problem = Problem::unavailable(format!("start {program}"), error);
+    if error.kind() == std::io::ErrorKind::NotFound {
+        problem.next("`make setup` installs what the lab needs")
+    } else {
+        problem
+    }
+}

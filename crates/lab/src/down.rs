@@ -1,0 +1,129 @@
+//! Takes a lab down by what carries its id, whatever state it is in.
+//!
+//! Nothing here needs the supervisor, a complete lab or a readable `lab.json`; doing it twice is
+//! the same as once.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use perigee_model::Problem;
+
+use crate::command::run;
+use crate::definition::LabId;
+use crate::process::{signal_pid, wait_until};
+use crate::state::{self, LabDir};
+
+const SUPERVISOR_DEADLINE: Duration = Duration::from_secs(15);
+const KILL_DEADLINE: Duration = Duration::from_secs(15);
+const NAMESPACES: &str = "/run/netns";
+
+/// Removes every process, namespace, mount and file of one lab; `false` when there was nothing.
+///
+/// # Errors
+/// Names what could not be removed.
+pub async fn down(base: &Path, id: &LabId) -> Result<bool, Problem> {
+    let dir = LabDir::new(base, id);
+    let was_there = dir.path().exists() || !namespaces(id).is_empty();
+    stop_supervisor(&dir).await?;
+    kill_processes(id).await?;
+    for namespace in namespaces(id) {
+        run("ip", &["netns", "delete", &namespace]).await?;
+    }
+    unmount_below(dir.path()).await?;
+    match std::fs::remove_dir_all(dir.path()) {
+        Ok(()) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => return Err(Problem::internal(format!("remove {}", dir.path().display()), e)),
+    }
+    Ok(was_there)
+}
+
+/// Takes down every lab below the base directory and tells which.
+///
+/// # Errors
+/// The first problem, after trying all of them.
+pub async fn down_all(base: &Path) -> Result<Vec<LabId>, Problem> {
+    let mut first_problem = None;
+    let mut done = Vec::new();
+    for id in state::ids(base)? {
+        match down(base, &id).await {
+            Ok(_) => done.push(id),
+            Err(problem) => first_problem = first_problem.or(Some(problem)),
+        }
+    }
+    first_problem.map_or(Ok(done), Err)
+}
+
+/// The namespaces that carry the lab's id.
+pub fn namespaces(id: &LabId) -> Vec<String> {
+    let prefix = id.namespace_prefix();
+    let Ok(entries) = std::fs::read_dir(NAMESPACES) else { return Vec::new() };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|e| e.file_name().into_string().ok())
+        .filter(|name| name.starts_with(&prefix))
+        .collect();
+    names.sort();
+    names
+}
+
+async fn stop_supervisor(dir: &LabDir) -> Result<(), Problem> {
+    let Some(supervisor) = dir.supervisor() else { return Ok(()) };
+    supervisor.signal(Signal::SIGTERM)?;
+    if !wait_until(SUPERVISOR_DEADLINE, || !supervisor.alive()).await {
+        supervisor.signal(Signal::SIGKILL)?;
+        if !wait_until(KILL_DEADLINE, || !supervisor.alive()).await {
+            return Err(still_there(&format!("supervisor (process {})", supervisor.pid)));
+        }
+    }
+    Ok(())
+}
+
+/// Kills until none is left: a process may have forked while it was looked up.
+async fn kill_processes(id: &LabId) -> Result<(), Problem> {
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let end = tokio::time::Instant::now() + KILL_DEADLINE;
+    for namespace in namespaces(id) {
+        loop {
+            // A name whose namespace was never mounted has no processes, and `ip` refuses it.
+            let listed = run("ip", &["netns", "pids", &namespace]).await.unwrap_or_default();
+            let mut pids: Vec<i32> = listed.lines().filter_map(|l| l.trim().parse().ok()).collect();
+            pids.retain(|pid| *pid != own && crate::process::Process::of(*pid).is_some());
+            if pids.is_empty() {
+                break;
+            }
+            for pid in &pids {
+                signal_pid(*pid, Signal::SIGKILL)?;
+            }
+            if tokio::time::Instant::now() >= end {
+                return Err(still_there(&format!("processes {pids:?} in {namespace}")));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    Ok(())
+}
+
+fn still_there(what: &str) -> Problem {
+    Problem::internal(
+        "take the lab down",
+        format!("{what} did not end within {KILL_DEADLINE:?} after SIGKILL"),
+    )
+    .next("run it again; a process in an unending system call needs a reboot")
+}
+
+/// Later mounts first.
+async fn unmount_below(dir: &Path) -> Result<(), Problem> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut points: Vec<&str> = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .filter(|point| Path::new(point).starts_with(dir))
+        .collect();
+    points.reverse();
+    for point in points {
+        run("umount", &[point]).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! A process, told apart from a later one with the same pid by when it started.
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use perigee_model::Problem;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: i32,
+    /// Clock ticks from the machine's boot to the process's start.
+    pub start_ticks: u64,
+}
+
+impl Process {
+    /// `None` when there is no such process (a zombie counts as none).
+    pub fn of(pid: i32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in parentheses may hold anything; the fields after it are plain.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let state = *fields.first()?;
+        let start_ticks = fields.get(19)?.parse().ok()?;
+        (!matches!(state, "Z" | "X")).then_some(Self { pid, start_ticks })
+    }
+
+    pub fn alive(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+
+    /// Signals it if it is still the same process.
+    pub fn signal(self, signal: Signal) -> Result<(), Problem> {
+        if self.alive() { signal_pid(self.pid, signal) } else { Ok(()) }
+    }
+}
+
+/// A process that has gone meanwhile is no error.
+pub fn signal_pid(pid: i32, signal: Signal) -> Result<(), Problem> {
+    match kill(Pid::from_raw(pid), signal) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(Problem::internal(format!("send {signal} to process {pid}"), error)),
+    }
+}
+
+/// Waits until a condition holds, looking 20 times a second; whether it held in time.
+pub async fn wait_until(deadline: std::time::Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let end = tokio::time::Instant::now() + deadline;
+    loop {
+        if holds() {
+            return true;
+        }
+        if tokio::time::Instant::now() >= end {
+            return false;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_alive_and_one_with_another_start_is_not() {
+        let pid = i32::try_from(std::process::id()).expect("a pid");
+        let me = Process::of(pid).expect("this process");
+        assert!(me.alive());
+        assert!(!Process { start_ticks: me.start_ticks + 1, ..me }.alive());
+    }
+}

@@ -1,0 +1,207 @@
+//! A lab's directory: what it is, where its sockets are, which processes belong to it.
+//!
+//! ```text
+//! BASE/ID/lab.json          definition and program; written first, never changed
+//!         supervisor.json   the supervisor's process
+//!         processes.json    daemons that run now, by name: `HOST/agent`, `HOST/volume`, `ctl`
+//!         failed.json       why the supervisor gave up
+//!         supervisor.log    net/ (switches)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use perigee_model::{HostId, Problem};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::definition::{Definition, LabId};
+use crate::process::Process;
+
+pub const DEFAULT_BASE: &str = "/var/tmp/perigee-lab";
+
+/// The kernel's limit for the path of a unix socket, without the final zero.
+const SOCKET_PATH_MAX: usize = 107;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LabFile {
+    pub definition: Definition,
+    /// The `perigee` binary that supervisor and daemons run.
+    pub program: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabDir(PathBuf);
+
+impl LabDir {
+    pub fn new(base: &Path, id: &LabId) -> Self {
+        Self(base.join(id.to_string()))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes the directory; whoever makes it owns the id.
+    ///
+    /// # Errors
+    /// `Conflict` when a lab of that id exists, `Invalid` when the base's path is too long.
+    pub fn create(&self, file: &LabFile) -> Result<(), Problem> {
+        let what = || format!("make {}", self.0.display());
+        for host in file.definition.hosts().map(|(_, h)| h) {
+            let length = self.host(host).join("volume-control.sock").as_os_str().len();
+            if length > SOCKET_PATH_MAX {
+                return Err(Problem::invalid(
+                    what(),
+                    format!("a socket's path there would have {length} bytes, {SOCKET_PATH_MAX} are possible"),
+                )
+                .next("choose a base directory with a shorter path"));
+            }
+        }
+        if let Some(base) = self.0.parent() {
+            std::fs::create_dir_all(base).map_err(|e| Problem::internal(what(), e))?;
+        }
+        std::fs::create_dir(&self.0).map_err(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => {
+                Problem::conflict(what(), "this lab exists already")
+                    .next("choose another id, or take it down with `perigee lab down`")
+            }
+            _ => Problem::internal(what(), e),
+        })?;
+        for dir in ["net", "ctl", "hosts"] {
+            make_dir(&self.0.join(dir))?;
+        }
+        for host in file.definition.hosts().map(|(_, h)| h) {
+            for dir in ["", "pool", "agent"] {
+                make_dir(&self.host(host).join(dir))?;
+            }
+        }
+        self.write("lab.json", file)
+    }
+
+    pub fn load(&self) -> Result<LabFile, Problem> {
+        self.read("lab.json")?.ok_or_else(|| {
+            let name = self.0.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Problem::not_found(
+                format!("lab {name}"),
+                format!("{} has no lab.json", self.0.display()),
+            )
+            .next("`perigee lab list` shows the labs")
+        })
+    }
+
+    pub fn supervisor(&self) -> Option<Process> {
+        self.read("supervisor.json").ok().flatten()
+    }
+
+    pub fn set_supervisor(&self, process: Process) -> Result<(), Problem> {
+        self.write("supervisor.json", &process)
+    }
+
+    pub fn processes(&self) -> Result<BTreeMap<String, Process>, Problem> {
+        Ok(self.read("processes.json")?.unwrap_or_default())
+    }
+
+    pub fn set_processes(&self, processes: &BTreeMap<String, Process>) -> Result<(), Problem> {
+        self.write("processes.json", processes)
+    }
+
+    pub fn failure(&self) -> Option<Problem> {
+        self.read("failed.json").ok().flatten()
+    }
+
+    pub fn set_failure(&self, problem: &Problem) -> Result<(), Problem> {
+        self.write("failed.json", problem)
+    }
+
+    pub fn controller_socket(&self) -> PathBuf {
+        self.0.join("ctl/api.sock")
+    }
+
+    pub fn host(&self, host: &HostId) -> PathBuf {
+        self.0.join("hosts").join(host.as_str())
+    }
+
+    /// The control directory of a switch.
+    pub fn switch(&self, name: &str) -> PathBuf {
+        self.0.join("net").join(name)
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
+        let path = self.0.join(name);
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|e| Problem::internal(format!("read {}", path.display()), e)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Problem::internal(format!("read {}", path.display()), e)),
+        }
+    }
+
+    /// Readers see the old text or the new one, never a half.
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), Problem> {
+        let path = self.0.join(name);
+        let temporary = self.0.join(format!(".{name}.new"));
+        let fail =
+            |e: &dyn std::fmt::Display| Problem::internal(format!("write {}", path.display()), e);
+        let text = serde_json::to_vec_pretty(value).map_err(|e| fail(&e))?;
+        std::fs::write(&temporary, text).map_err(|e| fail(&e))?;
+        std::fs::rename(&temporary, &path).map_err(|e| fail(&e))
+    }
+}
+
+fn make_dir(path: &Path) -> Result<(), Problem> {
+    std::fs::create_dir_all(path)
+        .map_err(|e| Problem::internal(format!("make {}", path.display()), e))
+}
+
+/// The ids of the labs below a base directory, half-made ones too.
+pub fn ids(base: &Path) -> Result<Vec<LabId>, Problem> {
+    let entries = match std::fs::read_dir(base) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Problem::internal(format!("list {}", base.display()), e)),
+    };
+    let mut ids: Vec<LabId> =
+        entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    ids.sort();
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(id: &str) -> LabFile {
+        let definition = Definition::default_demo(id.parse().expect("an id"), 16);
+        LabFile { definition, program: PathBuf::from("/bin/true") }
+    }
+
+    #[test]
+    fn an_id_can_be_taken_once() {
+        let base = tempfile::tempdir().expect("a directory");
+        let file = file("00aa");
+        let dir = LabDir::new(base.path(), &file.definition.id);
+        dir.create(&file).expect("the first");
+        let refused = dir.create(&file).expect_err("the second");
+        assert_eq!(refused.kind, perigee_model::ProblemKind::Conflict);
+        assert_eq!(dir.load().expect("lab.json").definition, file.definition);
+        assert_eq!(ids(base.path()).expect("a list"), [file.definition.id]);
+    }
+
+    #[test]
+    fn a_base_too_long_for_sockets_is_refused() {
+        let base = tempfile::tempdir().expect("a directory");
+        let long = base.path().join("x".repeat(90));
+        let file = file("00aa");
+        let refused = LabDir::new(&long, &file.definition.id).create(&file).expect_err("too long");
+        assert_eq!(refused.kind, perigee_model::ProblemKind::Invalid);
+    }
+
+    #[test]
+    fn a_lab_that_is_not_there_is_not_found() {
+        let base = tempfile::tempdir().expect("a directory");
+        let dir = LabDir::new(base.path(), &"00ab".parse().expect("an id"));
+        assert_eq!(dir.load().expect_err("none").kind, perigee_model::ProblemKind::NotFound);
+    }
+}

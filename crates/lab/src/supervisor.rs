@@ -1,0 +1,246 @@
+//! The process that makes a lab and keeps its daemons alive.
+//!
+//! It starts each daemon in its host's namespace and starts it again when it ends, after 0.2 s, or
+//! later when it keeps ending soon. It ends on SIGTERM and leaves the rest to [`crate::down`],
+//! which must be able to clean up without it anyway.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use perigee_model::{HostId, Problem, SiteId};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::command::cannot_start;
+use crate::definition::{AGENT_PORT, CONTROLLER_PORT, Definition, LabId, NBD_PORT, VOLUME_PORT};
+use crate::net;
+use crate::process::Process;
+use crate::state::{LabDir, LabFile};
+
+const RESTART_MIN: Duration = Duration::from_millis(200);
+const RESTART_MAX: Duration = Duration::from_secs(5);
+/// A daemon that lived so long is started again without a longer wait.
+const LIVED_WELL: Duration = Duration::from_secs(3);
+
+/// Runs until SIGTERM; `perigee lab supervise` is only this.
+///
+/// # Errors
+/// When the lab is not there or cannot be made; `lab up` finds the reason in the lab's directory.
+pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
+    let dir = LabDir::new(base, id);
+    let file = dir.load()?;
+    // Fails only where this process leads a session already, which is as good.
+    let _ = nix::unistd::setsid();
+    let mut stop =
+        signal(SignalKind::terminate()).map_err(|e| Problem::internal("wait for SIGTERM", e))?;
+    // Not interrupted: what an interrupted step leaves could come after the cleaning.
+    let made = net::create(&file.definition, &dir).await;
+    let processes = match made {
+        Ok(processes) => processes,
+        Err(problem) => {
+            dir.set_failure(&problem)?;
+            return Err(problem);
+        }
+    };
+    let registry = Registry::new(dir.clone());
+    let mut tasks = tokio::task::JoinSet::new();
+    for (name, child) in processes {
+        tasks.spawn(watch(name, child, registry.clone()));
+    }
+    for daemon in daemons(&file, &dir) {
+        tasks.spawn(keep(daemon, registry.clone()));
+    }
+    stop.recv().await;
+    tracing::info!(lab = %id, "supervisor ends");
+    Ok(())
+}
+
+/// What runs now, as `processes.json` says it.
+#[derive(Clone)]
+struct Registry {
+    dir: LabDir,
+    running: Arc<Mutex<BTreeMap<String, Process>>>,
+}
+
+impl Registry {
+    fn new(dir: LabDir) -> Self {
+        Self { dir, running: Arc::default() }
+    }
+
+    fn set(&self, name: &str, process: Option<Process>) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        match process {
+            Some(process) => running.insert(name.to_owned(), process),
+            None => running.remove(name),
+        };
+        if let Err(problem) = self.dir.set_processes(&running) {
+            tracing::warn!(%problem, "processes.json is out of date");
+        }
+    }
+}
+
+fn process_of(child: &Child) -> Option<Process> {
+    Process::of(i32::try_from(child.id()?).ok()?)
+}
+
+/// A daemon's command line, its namespace and where its output goes.
+struct Daemon {
+    name: String,
+    namespace: String,
+    program: PathBuf,
+    args: Vec<String>,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn spawn(&self) -> Result<Child, Problem> {
+        let open = |path: &Path| {
+            std::fs::File::options()
+                .append(true)
+                .create(true)
+                .open(path)
+                .map_err(|e| Problem::internal(format!("open {}", path.display()), e))
+        };
+        let mut command: Command = net::in_namespace(&self.namespace, &self.program);
+        command
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(open(&self.log)?)
+            .stderr(open(&self.log)?)
+            .spawn()
+            .map_err(|e| cannot_start("nsenter", &e))
+    }
+}
+
+/// Starts a daemon again whenever it ends.
+async fn keep(daemon: Daemon, registry: Registry) {
+    let mut pause = RESTART_MIN;
+    loop {
+        let began = Instant::now();
+        match daemon.spawn() {
+            Ok(mut child) => {
+                registry.set(&daemon.name, process_of(&child));
+                let status = child.wait().await;
+                registry.set(&daemon.name, None);
+                tracing::warn!(daemon = daemon.name, ?status, "daemon ended, starting it again");
+            }
+            Err(problem) => tracing::error!(daemon = daemon.name, %problem, "cannot start daemon"),
+        }
+        pause = if began.elapsed() >= LIVED_WELL { RESTART_MIN } else { pause };
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RESTART_MAX);
+    }
+}
+
+/// A switch cannot be replaced under its hosts; that it ended is only said.
+async fn watch(name: String, mut child: Child, registry: Registry) {
+    registry.set(&name, process_of(&child));
+    let status = child.wait().await;
+    registry.set(&name, None);
+    tracing::error!(name, ?status, "part of the lab's network ended");
+}
+
+fn daemons(file: &LabFile, dir: &LabDir) -> Vec<Daemon> {
+    let definition = &file.definition;
+    let mut daemons = vec![controller(file, dir)];
+    for (site, host) in definition.hosts() {
+        let Some(address) = definition.host_address(host) else { continue };
+        let address = address.to_string();
+        daemons.push(volume_server(file, dir, host, &address));
+        daemons.push(agent(file, dir, site, host, &address));
+    }
+    daemons
+}
+
+fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
+    let definition = &file.definition;
+    let ctl = dir.path().join("ctl");
+    Daemon {
+        name: "ctl".to_owned(),
+        namespace: definition.controller_namespace(),
+        program: file.program.clone(),
+        args: words(&[
+            "controller",
+            "run",
+            "--state",
+            &ctl.join("state").to_string_lossy(),
+            "--listen",
+            &unix(&dir.controller_socket()),
+            "--listen",
+            &format!("{}:{CONTROLLER_PORT}", definition.controller_address()),
+        ]),
+        log: ctl.join("controller.log"),
+    }
+}
+
+fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> Daemon {
+    let home = dir.host(host);
+    Daemon {
+        name: format!("{host}/volume"),
+        namespace: file.definition.host_namespace(host),
+        program: file.program.clone(),
+        args: words(&[
+            "volume",
+            "serve",
+            "--pool",
+            &home.join("pool").to_string_lossy(),
+            "--nbd",
+            &unix(&home.join("volume.sock")),
+            "--nbd",
+            &format!("{address}:{NBD_PORT}"),
+            "--control",
+            &unix(&home.join("volume-control.sock")),
+            "--control",
+            &format!("{address}:{VOLUME_PORT}"),
+        ]),
+        log: home.join("volume.log"),
+    }
+}
+
+fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &str) -> Daemon {
+    let definition: &Definition = &file.definition;
+    let home = dir.host(host);
+    let mut args = words(&[
+        "agent",
+        "run",
+        "--host",
+        host.as_str(),
+        "--site",
+        site.as_str(),
+        "--listen",
+        &format!("{address}:{AGENT_PORT}"),
+        "--state",
+        &home.join("agent").to_string_lossy(),
+        "--volume-socket",
+        &home.join("volume.sock").to_string_lossy(),
+        "--volume-control",
+        &unix(&home.join("volume-control.sock")),
+        "--volume-url",
+        &format!("http://{address}:{VOLUME_PORT}"),
+        "--nbd-addr",
+        &format!("{address}:{NBD_PORT}"),
+        "--controller",
+        &format!("http://{}:{CONTROLLER_PORT}", definition.controller_address()),
+    ]);
+    if let Some(kernel) = &definition.probe_kernel {
+        args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));
+    }
+    Daemon {
+        name: format!("{host}/agent"),
+        namespace: definition.host_namespace(host),
+        program: file.program.clone(),
+        args,
+        log: home.join("agent.log"),
+    }
+}
+
+fn unix(path: &Path) -> String {
+    format!("unix:{}", path.display())
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|w| (*w).to_owned()).collect()
+}

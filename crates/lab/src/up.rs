@@ -1,0 +1,315 @@
+//! Brings a lab up, and gives it to a command or a closure that it does not outlive.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use perigee_http::Client;
+use perigee_model::job::{Host, HostState};
+use perigee_model::{HostId, Problem};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::command::cannot_start;
+use crate::definition::{Definition, LabId, SiteDef};
+use crate::down::down;
+use crate::process::Process;
+use crate::progress::Steps;
+use crate::state::{self, LabDir, LabFile};
+
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where labs have their directories.
+    pub base: PathBuf,
+    /// The `perigee` binary.
+    pub program: PathBuf,
+    /// How long all hosts may take to be up.
+    pub deadline: Duration,
+}
+
+impl Options {
+    /// The default base directory and this very binary.
+    ///
+    /// # Errors
+    /// `Internal` when the system does not tell which binary this is.
+    pub fn new() -> Result<Self, Problem> {
+        let program =
+            std::env::current_exe().map_err(|e| Problem::internal("find this program", e))?;
+        let base = PathBuf::from(state::DEFAULT_BASE);
+        Ok(Self { base, program, deadline: Duration::from_secs(120) })
+    }
+}
+
+/// A lab that is up, or was when it was looked at.
+#[derive(Debug, Clone)]
+pub struct Lab {
+    pub definition: Definition,
+    /// The controller's API, `unix:PATH`; what `PERIGEE_API` holds.
+    pub api: String,
+    dir: LabDir,
+}
+
+impl Lab {
+    /// A lab that was brought up earlier.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none of that id.
+    pub fn open(base: &Path, id: &LabId) -> Result<Self, Problem> {
+        let dir = LabDir::new(base, id);
+        Ok(Self::of(dir.load()?.definition, dir))
+    }
+
+    fn of(definition: Definition, dir: LabDir) -> Self {
+        let api = format!("unix:{}", dir.controller_socket().display());
+        Self { definition, api, dir }
+    }
+
+    /// The lab's directory; logs and sockets are below it.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A client of the controller for requests that are answered within `timeout`.
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub fn client(&self, timeout: Duration) -> Result<Client, Problem> {
+        Client::new(&self.api, timeout)
+    }
+
+    /// The process of a host's daemon, `agent` or `volume`, as it runs now.
+    ///
+    /// # Errors
+    /// `NotFound` when it does not run at this moment.
+    pub fn host_pid(&self, host: &HostId, daemon: &str) -> Result<i32, Problem> {
+        self.pid(&format!("{host}/{daemon}"))
+    }
+
+    /// The controller's process.
+    ///
+    /// # Errors
+    /// `NotFound` when it does not run at this moment.
+    pub fn controller_pid(&self) -> Result<i32, Problem> {
+        self.pid("ctl")
+    }
+
+    fn pid(&self, name: &str) -> Result<i32, Problem> {
+        let process = self.dir.processes()?.get(name).copied();
+        process.filter(|p| p.alive()).map(|p| p.pid).ok_or_else(|| {
+            Problem::not_found(
+                format!("daemon {name} of lab {}", self.definition.id),
+                "it does not run at this moment",
+            )
+        })
+    }
+}
+
+/// One line of `lab list`.
+#[derive(Debug, Clone, Serialize)]
+pub struct LabSummary {
+    pub id: LabId,
+    /// Empty when the lab is only half made.
+    pub sites: Vec<SiteDef>,
+    pub rtt_ms: Option<u32>,
+    /// Whether its supervisor lives.
+    pub supervised: bool,
+    pub api: String,
+}
+
+/// # Errors
+/// `Internal` when the base directory cannot be read.
+pub fn list(base: &Path) -> Result<Vec<LabSummary>, Problem> {
+    let summary = |id: LabId| {
+        let dir = LabDir::new(base, &id);
+        let definition = dir.load().ok().map(|file| file.definition);
+        LabSummary {
+            rtt_ms: definition.as_ref().map(|d| d.rtt_ms),
+            sites: definition.map(|d| d.sites).unwrap_or_default(),
+            supervised: dir.supervisor().is_some_and(Process::alive),
+            api: format!("unix:{}", dir.controller_socket().display()),
+            id,
+        }
+    };
+    Ok(state::ids(base)?.into_iter().map(summary).collect())
+}
+
+/// Brings a lab up and waits until the controller knows all its hosts as up.
+///
+/// # Errors
+/// Says what it waited for. A lab that did not come up is taken down again.
+pub async fn up(definition: Definition, options: &Options, steps: &Steps) -> Result<Lab, Problem> {
+    definition.check()?;
+    let dir = LabDir::new(&options.base, &definition.id);
+    let file = LabFile { definition, program: options.program.clone() };
+    dir.create(&file)?;
+    let lab = Lab::of(file.definition, dir);
+    match bring_up(&lab, options, steps).await {
+        Ok(()) => Ok(lab),
+        Err(problem) => {
+            let problem = with_log(problem, &lab);
+            down(&options.base, &lab.definition.id).await?;
+            Err(problem)
+        }
+    }
+}
+
+async fn bring_up(lab: &Lab, options: &Options, steps: &Steps) -> Result<(), Problem> {
+    let id = &lab.definition.id;
+    let mut step = steps.begin(format!("lab {id} up"));
+    start_supervisor(lab, options)?;
+    let all = lab.definition.hosts().count();
+    let end = tokio::time::Instant::now() + options.deadline;
+    let client = lab.client(ASK_TIMEOUT)?;
+    loop {
+        // In this order: what it writes before it ends is there when it has ended.
+        let supervised = lab.dir.supervisor().is_some_and(Process::alive);
+        if let Some(problem) = lab.dir.failure() {
+            return Err(problem);
+        }
+        if !supervised {
+            return Err(Problem::internal(format!("lab {id}"), "its supervisor ended"));
+        }
+        let (up, state) = match client.get::<Vec<Host>>("/v1/hosts").await {
+            Ok(hosts) => {
+                let up = hosts.iter().filter(|h| h.state == HostState::Up).count();
+                (up, format!("{up} of {all} hosts up"))
+            }
+            Err(_) => (0, "waiting for the controller".to_owned()),
+        };
+        step.at(&state);
+        if up == all {
+            step.done(&lab.api);
+            return Ok(());
+        }
+        if tokio::time::Instant::now() >= end {
+            let why = format!("{state} after {:?}", options.deadline);
+            return Err(Problem::unavailable(format!("bring lab {id} up"), why));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+fn start_supervisor(lab: &Lab, options: &Options) -> Result<(), Problem> {
+    let log = lab.dir.path().join("supervisor.log");
+    let open = || {
+        std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(&log)
+            .map_err(|e| Problem::internal(format!("open {}", log.display()), e))
+    };
+    let child = tokio::process::Command::new(&options.program)
+        .args(["lab", "supervise", &lab.definition.id.to_string(), "--base"])
+        .arg(&options.base)
+        .stdin(Stdio::null())
+        .stdout(open()?)
+        .stderr(open()?)
+        .spawn()
+        .map_err(|e| cannot_start(&options.program.to_string_lossy(), &e))?;
+    // Written before anything can break this off, so that `down` finds it however early it comes.
+    let process = child.id().and_then(|pid| Process::of(i32::try_from(pid).ok()?));
+    match process {
+        Some(process) => lab.dir.set_supervisor(process),
+        None => Err(Problem::internal("start the lab's supervisor", "it ended at once")),
+    }
+}
+
+/// Adds the ends of the logs, which go away with the lab.
+fn with_log(problem: Problem, lab: &Lab) -> Problem {
+    let mut logs =
+        vec![lab.dir.path().join("supervisor.log"), lab.dir.path().join("ctl/controller.log")];
+    for (_, host) in lab.definition.hosts() {
+        logs.push(lab.dir.host(host).join("agent.log"));
+        logs.push(lab.dir.host(host).join("volume.log"));
+    }
+    let mut next = problem.next.clone();
+    for log in logs {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        let name = log.strip_prefix(lab.dir.path()).unwrap_or(&log).display();
+        for line in lines.iter().rev() {
+            next = format!("{next}\n  {name}: {line}");
+        }
+    }
+    problem.next(next.trim_start().to_owned())
+}
+
+/// Brings a lab up, lets `work` use it, and takes it down: at the end, on an error, and on Ctrl-C,
+/// SIGTERM and SIGHUP.
+///
+/// # Errors
+/// What `up`, the work or `down` says; a signal is an error too.
+pub async fn with_lab<T, W>(
+    definition: Definition,
+    options: &Options,
+    steps: &Steps,
+    work: impl FnOnce(Lab) -> W,
+) -> Result<T, Problem>
+where
+    W: Future<Output = Result<T, Problem>>,
+{
+    let id = definition.id.clone();
+    let dir = LabDir::new(&options.base, &id);
+    if dir.path().exists() {
+        return Err(Problem::conflict(format!("lab {id}"), "it exists already"));
+    }
+    let all = async { work(up(definition, options, steps).await?).await };
+    let result = tokio::select! {
+        result = all => result,
+        name = stop_signal() => Err(Problem::internal("lab", format!("stopped by {}", name?))),
+    };
+    let step = steps.begin(format!("lab {id} down"));
+    let removed = down(&options.base, &id).await;
+    if removed.is_ok() {
+        step.done("");
+    }
+    let value = result?;
+    removed?;
+    Ok(value)
+}
+
+async fn stop_signal() -> Result<&'static str, Problem> {
+    let listen = |kind| signal(kind).map_err(|e| Problem::internal("wait for signals", e));
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    Ok(tokio::select! {
+        _ = interrupt.recv() => "Ctrl-C",
+        _ = terminate.recv() => "SIGTERM",
+        _ = hangup.recv() => "SIGHUP",
+    })
+}
+
+/// `lab run`: a command (default: the user's shell) with `PERIGEE_API` set; its exit code.
+///
+/// # Errors
+/// As [`with_lab`]; a command that cannot be started.
+pub async fn run(
+    definition: Definition,
+    options: &Options,
+    steps: &Steps,
+    command: &[String],
+) -> Result<i32, Problem> {
+    let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
+    let (program, args) = match command {
+        [program, args @ ..] => (program.clone(), args.to_vec()),
+        [] => (shell, Vec::new()),
+    };
+    with_lab(definition, options, steps, async |lab: Lab| {
+        let mut child = tokio::process::Command::new(&program)
+            .args(&args)
+            .env("PERIGEE_API", &lab.api)
+            .env("PERIGEE_LAB", lab.definition.id.to_string())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|e| cannot_start(&program, &e))?;
+        let status =
+            child.wait().await.map_err(|e| Problem::internal(format!("wait for {program}"), e))?;
+        Ok(status
+            .code()
+            .unwrap_or(128 + std::os::unix::process::ExitStatusExt::signal(&status).unwrap_or(0)))
+    })
+    .await
+}
