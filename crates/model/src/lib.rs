@@ -8,6 +8,7 @@ pub mod job;
 pub mod plan;
 pub mod problem;
 pub mod states;
+pub mod units;
 pub mod vm;
 pub mod volume;
 

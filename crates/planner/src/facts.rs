@@ -5,7 +5,7 @@ use perigee_model::vm::LinkProbe;
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
 
-use crate::WorkProfile;
+use crate::{Refused, WorkProfile};
 
 /// Everything a plan for a job that has not started rests on.
 #[derive(Debug, Clone)]
@@ -21,8 +21,23 @@ pub struct Snapshot {
 pub struct Cluster {
     pub hosts: Vec<HostFacts>,
     pub links: Vec<LinkFacts>,
+    /// Request size of the block probes in `hosts` and `links`.
+    pub probe_request_bytes: u64,
     /// Completed live migrations, of any VM: what a move costs here beside its bytes.
     pub past_moves: Vec<PastMove>,
+}
+
+impl Cluster {
+    pub(crate) fn host(&self, id: &HostId) -> Result<&HostFacts, Refused> {
+        self.hosts.iter().find(|h| h.id == *id).ok_or_else(|| Refused::HostNotUp(id.clone()))
+    }
+
+    pub(crate) fn link(&self, from: &HostId, to: &HostId) -> Result<&LinkFacts, Refused> {
+        self.links
+            .iter()
+            .find(|l| l.from == *from && l.to == *to && l.is_measured())
+            .ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -46,6 +61,12 @@ pub struct LinkFacts {
     pub to: HostId,
     pub probe: LinkProbe,
     pub blocks: Option<BlockProbe>,
+}
+
+impl LinkFacts {
+    fn is_measured(&self) -> bool {
+        self.probe.rtt_ms.is_finite() && self.probe.rtt_ms >= 0.0 && self.probe.rate_bytes_per_s > 0
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -11,6 +11,10 @@
 //! - [`WorkProfile::learn`]: what a finished run teaches about the job.
 
 mod facts;
+mod figures;
+mod moving;
+mod network;
+mod options;
 mod profile;
 mod refused;
 mod running;
@@ -18,6 +22,9 @@ mod running;
 pub use facts::{
     Cluster, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running, Snapshot, VolumeFacts,
 };
+pub use moving::{MoveCost, move_cost};
+pub use network::lost_s;
+pub use options::plan;
 pub use profile::{Measured, VolumeWork, WorkProfile};
 pub use refused::Refused;
-pub use running::Verdict;
+pub use running::{AFTER_A_MOVE, Verdict, consider};

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use perigee_model::VolumeName;
 use serde::{Deserialize, Serialize};
 
-use crate::DiskFacts;
+use crate::facts::DiskFacts;
+use crate::network::{latencies_s, mean_latency_us, not_computing_s, seconds};
 
 /// A finished run, whether it was local, remote or migrated midway.
 #[derive(Debug, Clone)]
@@ -49,4 +50,81 @@ pub struct VolumeWork {
     pub queue_depth: f64,
     /// Mean time of a request at the volume's home.
     pub home_latency_us: f64,
+}
+
+impl VolumeWork {
+    pub fn requests(&self) -> f64 {
+        self.reads + self.writes + self.flushes
+    }
+
+    /// Seconds in which a request is in flight when the VM runs at the volume's home.
+    pub(crate) fn home_s(&self) -> f64 {
+        self.requests() * self.home_latency_us / 1e6 / self.queue_depth.max(1.0)
+    }
+
+    pub(crate) fn learn(disk: &DiskFacts) -> Self {
+        let client = &disk.client;
+        let busy_s = seconds(client.busy_ns);
+        Self {
+            reads: client.reads as f64,
+            writes: client.writes as f64,
+            flushes: client.flushes as f64,
+            bytes: (client.read_bytes + client.write_bytes) as f64,
+            queue_depth: if busy_s > 0.0 { (latencies_s(client) / busy_s).max(1.0) } else { 1.0 },
+            home_latency_us: mean_latency_us(&disk.at_home),
+        }
+    }
+}
+
+impl WorkProfile {
+    /// What one run teaches, wherever its VM was.
+    ///
+    /// The command's wall time is what it computes, plus the time its volumes were busy, plus what
+    /// is neither, minus what overlaps: `wall = cpu + busy + other - overlap`. Both last terms
+    /// can't be told apart from outside, so one of them is zero.
+    pub fn learn(run: &Measured) -> Self {
+        let wall_s = (run.wall_s - run.paused_s).max(0.0);
+        let waiting_s = not_computing_s(wall_s, run.vcpu_s, run.cpus);
+        let busy_s: f64 = run.volumes.iter().map(|d| seconds(d.client.busy_ns)).sum();
+        Self {
+            runs: 1,
+            boot_s: run.boot_s,
+            cpu_s: wall_s - waiting_s,
+            overlap_s: (busy_s - waiting_s).max(0.0),
+            other_s: (waiting_s - busy_s).max(0.0),
+            volumes: run
+                .volumes
+                .iter()
+                .map(|disk| (disk.volume.clone(), VolumeWork::learn(disk)))
+                .collect(),
+        }
+    }
+
+    /// With one more run: a mean that gives the newest run at least a quarter, so that a job that
+    /// changes is followed.
+    #[must_use]
+    pub fn with(&self, newest: &Self) -> Self {
+        let weight = 1.0 / f64::from(self.runs.saturating_add(1).min(4));
+        let mean = |old: f64, new: f64| old + (new - old) * weight;
+        let volumes = newest.volumes.iter().map(|(name, new)| {
+            let old = self.volumes.get(name).unwrap_or(new);
+            let work = VolumeWork {
+                reads: mean(old.reads, new.reads),
+                writes: mean(old.writes, new.writes),
+                flushes: mean(old.flushes, new.flushes),
+                bytes: mean(old.bytes, new.bytes),
+                queue_depth: mean(old.queue_depth, new.queue_depth),
+                home_latency_us: mean(old.home_latency_us, new.home_latency_us),
+            };
+            (name.clone(), work)
+        });
+        Self {
+            runs: self.runs.saturating_add(1),
+            boot_s: mean(self.boot_s, newest.boot_s),
+            cpu_s: mean(self.cpu_s, newest.cpu_s),
+            overlap_s: mean(self.overlap_s, newest.overlap_s),
+            other_s: mean(self.other_s, newest.other_s),
+            volumes: volumes.collect(),
+        }
+    }
 }

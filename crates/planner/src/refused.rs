@@ -13,9 +13,9 @@ pub enum Refused {
     #[error("the link from {from} to {to} is not measured yet")]
     LinkNotMeasured { from: HostId, to: HostId },
     #[error(
-        "the VM changes {dirty_mib_per_s} MiB/s of memory and the link from {from} to {to} carries {rate_mib_per_s} MiB/s: a live migration would not end"
+        "the VM changes {dirty}/s of its memory and the link from {from} to {to} carries {rate}/s: a live migration would not end"
     )]
-    WouldNotConverge { from: HostId, to: HostId, dirty_mib_per_s: u64, rate_mib_per_s: u64 },
+    WouldNotConverge { from: HostId, to: HostId, dirty: String, rate: String },
 }
 
 impl From<Refused> for Problem {

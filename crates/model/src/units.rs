@@ -1,0 +1,206 @@
+//! Sizes, durations and rates as people write and read them.
+//!
+//! Sizes are IEC only (`512MiB`, `1.5 GiB`): a size without a unit is refused, because nobody can
+//! tell what was meant. Parsing never panics and checks for overflow.
+
+const SIZE_UNITS: [(&str, u64); 6] = [
+    ("EiB", 1 << 60),
+    ("PiB", 1 << 50),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+];
+
+const TIME_UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadUnit {
+    #[error("{0:?} is not a size: use KiB, MiB, GiB or TiB (512MiB = 512 × 1024² bytes)")]
+    Size(String),
+    #[error("{0:?} is not a duration: use d, h, m and s (90s, 10m, 1h30m)")]
+    Duration(String),
+    #[error("{0:?} is too large")]
+    TooLarge(String),
+}
+
+/// `512MiB`, `1.5 GiB` or `4096B`. A fraction of a byte is dropped.
+///
+/// # Errors
+/// [`BadUnit`] when the unit is missing or not IEC, or the size does not fit in 64 bits.
+pub fn parse_bytes(text: &str) -> Result<u64, BadUnit> {
+    let bad = || BadUnit::Size(shortened(text));
+    let trimmed = text.trim();
+    let number_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(bad)?;
+    let (number, unit) = trimmed.split_at(number_end);
+    let unit = unit.trim_start();
+    let scale = match unit {
+        "B" => 1,
+        _ => SIZE_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?.1,
+    };
+    let (whole, fraction) = match number.split_once('.') {
+        None => (number, ""),
+        Some((_, "")) => return Err(bad()),
+        Some((whole, fraction)) => (whole, fraction),
+    };
+    if whole.is_empty() || fraction.contains('.') || fraction.len() > 9 {
+        return Err(bad());
+    }
+    let too_large = || BadUnit::TooLarge(shortened(text));
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let mut bytes = u128::from(whole) * u128::from(scale);
+    if !fraction.is_empty() {
+        let numerator: u128 = fraction.parse().map_err(|_| bad())?;
+        let digits = fraction.chars().fold(1u128, |scale, _| scale * 10);
+        bytes += numerator * u128::from(scale) / digits;
+    }
+    u64::try_from(bytes).map_err(|_| too_large())
+}
+
+/// `512 MiB`, `1.5 GiB`, `17 B`: at most one decimal, which is left out where it is zero.
+pub fn format_bytes(bytes: u64) -> String {
+    // What would round to 1024 of a unit is shown as 1 of the next.
+    let fits = |(_, scale): &&(&str, u64)| bytes >= scale - scale / 20_480;
+    let Some((name, scale)) = SIZE_UNITS.iter().find(fits) else {
+        return format!("{bytes} B");
+    };
+    let tenths = (u128::from(bytes) * 10 + u128::from(scale / 2)) / u128::from(*scale);
+    match (tenths / 10, tenths % 10) {
+        (whole, 0) => format!("{whole} {name}"),
+        (whole, tenth) => format!("{whole}.{tenth} {name}"),
+    }
+}
+
+/// `83.4 MiB/s`.
+pub fn format_rate(bytes_per_s: u64) -> String {
+    format!("{}/s", format_bytes(bytes_per_s))
+}
+
+/// `90s`, `10m`, `1h30m`, `2d`: in seconds. Units go from large to small, each once.
+///
+/// # Errors
+/// [`BadUnit`] when it is anything else, or does not fit.
+pub fn parse_duration(text: &str) -> Result<u64, BadUnit> {
+    let bad = || BadUnit::Duration(shortened(text));
+    let too_large = || BadUnit::TooLarge(shortened(text));
+    let mut rest = text.trim();
+    let mut units = TIME_UNITS.as_slice();
+    let mut total_s: u64 = 0;
+    if rest.is_empty() {
+        return Err(bad());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|n| *n > 0).ok_or_else(bad)?;
+        let (number, tail) = rest.split_at(digits);
+        let unit = tail.chars().next().ok_or_else(bad)?;
+        let index = units.iter().position(|(name, _)| *name == unit).ok_or_else(bad)?;
+        let number: u64 = number.parse().map_err(|_| too_large())?;
+        let part_s = number.checked_mul(units[index].1).ok_or_else(too_large)?;
+        total_s = total_s.checked_add(part_s).ok_or_else(too_large)?;
+        units = &units[index + 1..];
+        rest = &tail[unit.len_utf8()..];
+    }
+    Ok(total_s)
+}
+
+/// `1h30m`, `90s` as `1m30s`, `0s`: exact.
+pub fn format_duration(total_s: u64) -> String {
+    let mut rest_s = total_s;
+    let mut text = String::new();
+    for (name, unit_s) in TIME_UNITS {
+        let count = rest_s / unit_s;
+        rest_s %= unit_s;
+        if count > 0 {
+            text.push_str(&format!("{count}{name}"));
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
+/// `74 s`, `3.4 s`, `0.21 s`: a measured or predicted time, as exact as it is worth.
+pub fn format_seconds(seconds: f64) -> String {
+    let decimals = match seconds.abs() {
+        s if s >= 9.95 => 0,
+        s if s >= 0.995 => 1,
+        _ => 2,
+    };
+    format!("{seconds:.decimals$} s")
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_iec_and_have_a_unit() {
+        assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_bytes(" 1.5 GiB "), Ok(3 << 29));
+        assert_eq!(parse_bytes("4096B"), Ok(4096));
+        for bad in
+            ["512", "512MB", "512M", "512mib", "MiB", ".5GiB", "1.GiB", "1.2.3GiB", "-1GiB", ""]
+        {
+            assert_eq!(parse_bytes(bad), Err(BadUnit::Size(bad.to_owned())), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_size_above_64_bits_is_too_large() {
+        assert!(matches!(parse_bytes("16EiB"), Err(BadUnit::TooLarge(_))));
+        assert!(matches!(parse_bytes("99999999999999999999B"), Err(BadUnit::TooLarge(_))));
+        assert_eq!(parse_bytes("18446744073709551615B"), Ok(u64::MAX));
+    }
+
+    #[test]
+    fn sizes_are_shown_with_one_decimal_at_most() {
+        assert_eq!(format_bytes(1023), "1023 B");
+        assert_eq!(format_bytes(512 << 20), "512 MiB");
+        assert_eq!(format_bytes(3 << 29), "1.5 GiB");
+        assert_eq!(format_bytes((1 << 20) - 1), "1 MiB");
+        assert_eq!(format_bytes(u64::MAX), "16 EiB");
+    }
+
+    #[test]
+    fn durations_go_from_large_units_to_small_ones() {
+        assert_eq!(parse_duration("90s"), Ok(90));
+        assert_eq!(parse_duration("1h30m"), Ok(5400));
+        assert_eq!(parse_duration("2d"), Ok(172_800));
+        for bad in ["", "10", "m", "30m1h", "1h1h", "1.5h", "10 m", "10ms", "-1s"] {
+            assert!(matches!(parse_duration(bad), Err(BadUnit::Duration(_))), "{bad:?}");
+        }
+        assert!(matches!(parse_duration("999999999999999999d"), Err(BadUnit::TooLarge(_))));
+    }
+
+    #[test]
+    fn seconds_are_shown_as_exactly_as_they_are_worth() {
+        let shown = [0.213, 0.999, 3.44, 9.97, 74.4].map(format_seconds);
+        assert_eq!(shown, ["0.21 s", "1.0 s", "3.4 s", "10 s", "74 s"]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_as_a_size_is_read_as_the_same(bytes in 0u64..(15 << 60)) {
+            let shown = format_bytes(bytes);
+            let read = parse_bytes(&shown).unwrap();
+            prop_assert_eq!(format_bytes(read), shown);
+            prop_assert!(read.abs_diff(bytes) <= bytes / 18, "{} was read as {}", bytes, read);
+        }
+
+        #[test]
+        fn a_duration_is_read_as_it_was(total_s: u64) {
+            prop_assert_eq!(parse_duration(&format_duration(total_s)), Ok(total_s));
+        }
+
+        #[test]
+        fn no_text_makes_a_parser_panic(text in "\\PC*", number in "[0-9.]{0,30}[a-zA-Z ]{0,4}") {
+            for text in [text, number] {
+                let _ = (parse_bytes(&text), parse_duration(&text));
+            }
+        }
+    }
+}

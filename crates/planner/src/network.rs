@@ -1,0 +1,96 @@
+//! What the network adds to a volume's I/O, before (from probes) and while it happens (measured).
+
+use perigee_model::HostId;
+use perigee_model::volume::IoStats;
+
+use crate::facts::{Cluster, DiskFacts};
+use crate::figures::Figures;
+use crate::profile::VolumeWork;
+use crate::refused::Refused;
+
+/// Seconds in which at least one of the volume's requests is in flight, when a VM at `at` does
+/// `work` to a volume whose home is `home`.
+///
+/// A closed loop of `q` requests in flight, each of `s` bytes, over a link of rate `R`:
+///
+/// ```text
+/// latency = latency at home + (probe there from here - probe there at home) + (s - s_probe) / R
+/// seconds = max(requests * latency / q, bytes / R)
+/// ```
+///
+/// The last term is the bound by the link's rate. At home it is `requests * latency at home / q`.
+pub(crate) fn io_s(
+    cluster: &Cluster,
+    at: &HostId,
+    home: &HostId,
+    work: &VolumeWork,
+    figures: &mut Figures,
+) -> Result<f64, Refused> {
+    let requests = work.requests();
+    if at == home || requests == 0.0 {
+        return Ok(work.home_s());
+    }
+    let link = cluster.link(at, home)?;
+    figures.link(link, cluster.probe_request_bytes);
+    let rate = link.probe.rate_bytes_per_s as f64;
+    let local_us = cluster.host(home)?.local_blocks.map(|b| b.latency_median_us as f64);
+    let extra_us = match (link.blocks, local_us) {
+        (Some(blocks), Some(local_us)) => {
+            figures.measured(format!("the same read at {home} takes {local_us:.0} us"));
+            (blocks.latency_median_us as f64 - local_us).max(0.0)
+        }
+        _ => {
+            figures.assumed("a remote block read takes one RTT more than a local one");
+            link.probe.rtt_ms * 1e3
+        }
+    };
+    let longer_bytes = work.bytes / requests - cluster.probe_request_bytes as f64;
+    let latency_us =
+        (work.home_latency_us + extra_us + longer_bytes / rate * 1e6).max(work.home_latency_us);
+    let in_flight = work.queue_depth.max(1.0);
+    Ok((requests * latency_us / 1e6 / in_flight).max(work.bytes / rate))
+}
+
+/// Seconds in which a running command could not go on because of the network.
+///
+/// While `network_busy` the volume server had a request at another host in flight; the home's
+/// own share of such a request is not the network's fault:
+///
+/// ```text
+/// lost = min( sum over disks of network_busy * (1 - latency at home / latency at client),
+///             wall time - vCPU time )
+/// ```
+///
+/// The bound is there because a vCPU that computed was not blocked; with several vCPUs their mean
+/// is taken.
+pub fn lost_s(disks: &[DiskFacts], wall_s: f64, vcpu_s: f64, cpus: u32) -> f64 {
+    let by_disks: f64 = disks.iter().map(disk_network_s).sum();
+    by_disks.min(not_computing_s(wall_s, vcpu_s, cpus))
+}
+
+pub(crate) fn not_computing_s(wall_s: f64, vcpu_s: f64, cpus: u32) -> f64 {
+    (wall_s - vcpu_s / f64::from(cpus.max(1))).max(0.0)
+}
+
+fn disk_network_s(disk: &DiskFacts) -> f64 {
+    let client = &disk.client;
+    if client.network_requests == 0 || client.network_ns == 0 {
+        return 0.0;
+    }
+    let client_us = client.network_ns as f64 / client.network_requests as f64 / 1e3;
+    let home_share = (mean_latency_us(&disk.at_home) / client_us).min(1.0);
+    seconds(client.network_busy_ns) * (1.0 - home_share)
+}
+
+pub(crate) fn latencies_s(stats: &IoStats) -> f64 {
+    seconds(stats.read_ns) + seconds(stats.write_ns) + seconds(stats.flush_ns)
+}
+
+pub(crate) fn mean_latency_us(stats: &IoStats) -> f64 {
+    let requests = (stats.reads + stats.writes + stats.flushes) as f64;
+    if requests == 0.0 { 0.0 } else { latencies_s(stats) * 1e6 / requests }
+}
+
+pub(crate) fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
