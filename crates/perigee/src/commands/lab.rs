@@ -1,1 +1,150 @@
 //! `perigee lab`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps};
+use perigee_model::Problem;
+
+use crate::Context;
+use crate::output::{self, Column};
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Start a lab: site `home` with two hosts, site `cloud` with one, a WAN between them
+    Up {
+        #[command(flatten)]
+        shape: Shape,
+    },
+    /// Remove a lab and everything that carries its id, also after a crash
+    Down {
+        #[arg(required_unless_present = "all")]
+        lab: Option<LabId>,
+        /// Every lab on this machine
+        #[arg(long, conflicts_with = "lab")]
+        all: bool,
+        #[command(flatten)]
+        base: BaseOption,
+    },
+    /// List labs
+    #[command(visible_alias = "ls")]
+    List {
+        #[command(flatten)]
+        base: BaseOption,
+    },
+    /// Start a lab, run a command or a shell with PERIGEE_API set, and remove the lab
+    Run {
+        #[command(flatten)]
+        shape: Shape,
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Show that a running VM goes to its data: what `make demo` does
+    Demo {
+        #[command(flatten)]
+        shape: Shape,
+        /// The golden image
+        #[arg(long)]
+        image: PathBuf,
+        /// TPC-H scale factor; 1 is about 1 GB of tables
+        #[arg(long, default_value_t = 0.1)]
+        scale_factor: f64,
+        /// Where report.html and result.json go
+        #[arg(long, default_value = "out/demo", value_name = "DIR")]
+        out: PathBuf,
+    },
+    /// The process that keeps a lab's daemons alive; `up` starts it
+    #[command(hide = true)]
+    Supervise {
+        lab: LabId,
+        #[command(flatten)]
+        base: BaseOption,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BaseOption {
+    /// Where labs have their directories
+    #[arg(long, default_value = DEFAULT_BASE, env = "PERIGEE_LAB_BASE", value_name = "DIR")]
+    base: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Shape {
+    /// The lab's id, four hexadecimal digits [default: random]
+    #[arg(long)]
+    id: Option<LabId>,
+    /// Round-trip time between the sites
+    #[arg(long, default_value_t = 16)]
+    rtt_ms: u32,
+    /// The kernel for finding out whether KVM works [default: the newest in /boot]
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    #[command(flatten)]
+    base: BaseOption,
+}
+
+impl Shape {
+    fn lab(self) -> Result<(Definition, Options), Problem> {
+        let id = self.id.unwrap_or_else(LabId::random);
+        let mut definition = Definition::default_demo(id, self.rtt_ms);
+        definition.probe_kernel = self.kernel;
+        Ok((definition, Options { base: self.base.base, ..Options::new()? }))
+    }
+}
+
+const LABS: &[Column<LabSummary>] = &[
+    ("lab", |l| l.id.to_string()),
+    ("hosts", |l| {
+        let names = |s: &perigee_lab::SiteDef| {
+            let hosts: Vec<_> = s.hosts.iter().map(ToString::to_string).collect();
+            format!("{}: {}", s.name, hosts.join(", "))
+        };
+        l.sites.iter().map(names).collect::<Vec<_>>().join("; ")
+    }),
+    ("rtt", |l| l.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt} ms"))),
+    ("supervised", |l| if l.supervised { "yes" } else { "no: remove it" }.to_owned()),
+    ("api", |l| l.api.clone()),
+];
+
+pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
+    let steps = Steps::default();
+    match verb {
+        Verb::Up { shape } => {
+            let (definition, options) = shape.lab()?;
+            let lab = perigee_lab::up(definition, &options, &steps).await?;
+            output::text(&format!("export PERIGEE_API={}", lab.api));
+            eprintln!("remove it with: perigee lab down {}", lab.definition.id);
+        }
+        Verb::Down { lab: Some(lab), base, .. } => {
+            if !perigee_lab::down(&base.base, &lab).await? {
+                return Err(Problem::not_found(
+                    format!("lab {lab}"),
+                    "nothing on this machine carries this id",
+                )
+                .next("perigee lab list shows the labs there are"));
+            }
+        }
+        Verb::Down { base, .. } => {
+            for id in perigee_lab::down_all(&base.base).await? {
+                output::text(&id.to_string());
+            }
+        }
+        Verb::List { base } => {
+            output::list(context.format, &perigee_lab::list(&base.base)?, LABS)?;
+        }
+        Verb::Run { shape, command } => {
+            let (definition, options) = shape.lab()?;
+            let code = perigee_lab::run(definition, &options, &steps, &command).await?;
+            return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+        }
+        Verb::Demo { shape, image, scale_factor, out } => {
+            let (definition, lab) = shape.lab()?;
+            let options = perigee_lab::demo::Options { definition, lab, image, scale_factor, out };
+            perigee_lab::demo::demo(options, &steps).await?;
+        }
+        Verb::Supervise { lab, base } => perigee_lab::supervise(&base.base, &lab).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
