@@ -17,6 +17,8 @@ pub enum IoError {
     Poisoned(String),
     #[error("writer epoch {session} is not the volume's epoch {volume}")]
     Fenced { session: Epoch, volume: Epoch },
+    #[error("the other host refused the write: {0}")]
+    Refused(String),
     #[error("the export is read-only")]
     ReadOnly,
     #[error("request beyond the end or not aligned: {0}")]
@@ -85,4 +87,7 @@ pub trait Device: Send + Sync + 'static {
         offset: u64,
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>>;
+
+    /// Nobody waits for answers any more: requests that wait for another host fail now.
+    fn hang_up(&self) {}
 }

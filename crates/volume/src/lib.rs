@@ -1,3 +1,5 @@
 //! Layers, volumes and their NBD exports.
 
 pub mod device;
+pub mod nbd;
+mod stats;

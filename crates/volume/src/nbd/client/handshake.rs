@@ -1,0 +1,170 @@
+//! Connects and asks a server for an export.
+
+use std::io;
+
+use bytes::{Buf, Bytes, BytesMut};
+use perigee_http::Listen;
+use perigee_model::Problem;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::super::socket::Socket;
+use super::super::wire::{
+    self, CONTEXT_ALLOCATION, FramingError, GoOption, MetaContextOption, OptionReplyHead,
+    PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
+};
+
+/// What the server says of the export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportInfo {
+    pub size_bytes: u64,
+    flags: u16,
+    /// Longest read or write it takes.
+    pub request_bytes_max: u32,
+    /// It answers `BLOCK_STATUS`.
+    pub allocation: bool,
+}
+
+impl ExportInfo {
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Why there is no connection to the export.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it does not speak NBD as we do: {0}")]
+    Framing(#[from] FramingError),
+    #[error("{0}")]
+    UnknownExport(String),
+    #[error("the server refused: {0}")]
+    Refused(String),
+    #[error("no answer within {0} s")]
+    TimedOut(u64),
+}
+
+impl HandshakeError {
+    pub fn into_problem(self, name: &str, address: &str) -> Problem {
+        let what = format!("export {name:?} of NBD server {address}");
+        match self {
+            Self::UnknownExport(text) => Problem::not_found(what, text),
+            Self::Io(_) | Self::TimedOut(_) => Problem::unavailable(what, self)
+                .next("does that host's volume server run, and is this its NBD address?"),
+            Self::Framing(_) | Self::Refused(_) => Problem::unavailable(what, self),
+        }
+    }
+}
+
+pub async fn connect(
+    address: &Listen,
+    name: &str,
+    session: Option<[u8; 16]>,
+) -> Result<(BufReader<Socket>, ExportInfo), HandshakeError> {
+    let socket = match address {
+        Listen::Tcp(address) => Socket::tcp(TcpStream::connect(address).await?)?,
+        Listen::Unix(path) => Socket::Unix(UnixStream::connect(path).await?),
+    };
+    let mut stream = BufReader::with_capacity(64 << 10, socket);
+    let info = shake(&mut stream, name, session).await?;
+    Ok((stream, info))
+}
+
+async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    name: &str,
+    session: Option<[u8; 16]>,
+) -> Result<ExportInfo, HandshakeError> {
+    let magic = stream.read_u64().await?;
+    if magic != wire::MAGIC {
+        return Err(FramingError::Magic { what: "the server's greeting", found: magic }.into());
+    }
+    let magic = stream.read_u64().await?;
+    if magic != wire::OPTION_MAGIC {
+        return Err(FramingError::Malformed("the server knows only the old handshake").into());
+    }
+    let flags = stream.read_u16().await?;
+    if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
+        return Err(FramingError::Malformed("the server does not speak fixed newstyle").into());
+    }
+    stream.write_u32((flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES)).into()).await?;
+    let structured = ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok();
+    let mut allocation = false;
+    if structured {
+        let contexts =
+            MetaContextOption { name: name.to_owned(), queries: vec![CONTEXT_ALLOCATION.into()] };
+        allocation = ask(stream, option::SET_META_CONTEXT, &contexts.encode())
+            .await?
+            .is_ok_and(|infos| infos.len() == 1);
+    }
+    if let Some(key) = session {
+        // A server that does not know sessions can't run requests of a dead connection late, or
+        // has to be trusted not to.
+        let _unknown_elsewhere = ask(stream, option::PERIGEE_SESSION, &key).await?;
+    }
+    let go = GoOption { name: name.to_owned(), infos: vec![info::BLOCK_SIZE] };
+    match ask(stream, option::GO, &go.encode()).await? {
+        Ok(infos) => export_info(infos, allocation),
+        Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
+        Err((_, text)) => Err(HandshakeError::Refused(text)),
+    }
+}
+
+fn export_info(infos: Vec<Bytes>, allocation: bool) -> Result<ExportInfo, HandshakeError> {
+    const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
+    let mut export = None;
+    let mut request_bytes_max = PAYLOAD_BYTES_MAX;
+    for mut data in infos {
+        match data.try_get_u16().map_err(|_| SHORT)? {
+            info::EXPORT => {
+                let size_bytes = data.try_get_u64().map_err(|_| SHORT)?;
+                export = Some((size_bytes, data.try_get_u16().map_err(|_| SHORT)?));
+            }
+            info::BLOCK_SIZE if data.remaining() == 12 => {
+                data.advance(8);
+                request_bytes_max = data.get_u32().clamp(4096, PAYLOAD_BYTES_MAX);
+            }
+            _ => {}
+        }
+    }
+    let (size_bytes, flags) = export.ok_or(SHORT)?;
+    if flags & export_flag::HAS_FLAGS == 0 {
+        return Err(FramingError::Malformed("the export has no flags").into());
+    }
+    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation })
+}
+
+/// The data of each informing reply, or the kind and text of the error.
+type Answer = Result<Vec<Bytes>, (u32, String)>;
+
+async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    option: u32,
+    data: &[u8],
+) -> Result<Answer, HandshakeError> {
+    stream.write_all(&wire::encode_option(option, data)).await?;
+    stream.flush().await?;
+    let mut infos = Vec::new();
+    loop {
+        let mut head = [0; OptionReplyHead::BYTES];
+        stream.read_exact(&mut head).await?;
+        let head = OptionReplyHead::parse(&head)?;
+        if head.option != option {
+            return Err(FramingError::Malformed("a reply to an option that was not sent").into());
+        }
+        let mut data = BytesMut::zeroed(head.length_bytes as usize);
+        stream.read_exact(&mut data).await?;
+        match head.kind {
+            reply::ACK => return Ok(Ok(infos)),
+            kind if reply::is_error(kind) => {
+                return Ok(Err((kind, String::from_utf8_lossy(&data).into_owned())));
+            }
+            _ if infos.len() == 64 => {
+                return Err(FramingError::Malformed("replies to an option without an end").into());
+            }
+            _ => infos.push(data.freeze()),
+        }
+    }
+}

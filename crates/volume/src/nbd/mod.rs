@@ -1,0 +1,17 @@
+//! The Network Block Device protocol: a server for [`crate::device::Device`]s, and a client that is one.
+//!
+//! One file per stage: [`wire`] turns bytes into frames and back and never does any I/O;
+//! `server::negotiation` picks an export, `server::transmission` runs its requests;
+//! `client::handshake` asks for an export, `client::link` keeps its requests alive across connections.
+//!
+//! Only the fixed newstyle handshake is spoken. Every length that comes from the other side is
+//! checked before memory is allocated for it, and a frame that makes no sense ends the connection:
+//! after it nobody knows where the next one begins.
+
+pub mod client;
+pub mod server;
+mod socket;
+pub mod wire;
+
+pub use client::{NbdDevice, RemoteExport};
+pub use server::{Export, Exports};

@@ -1,0 +1,178 @@
+//! Frame to command: what a request asks for, or why it is refused. Pure.
+
+use super::super::wire::{Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
+use crate::device::Zeroing;
+
+/// Longest range of one block status; a client asks again for the rest.
+const STATUS_RANGE_BYTES_MAX: u32 = 1 << 30;
+
+/// A request that may run: within the export, and allowed on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    Read { offset: u64, length_bytes: u32 },
+    Write { offset: u64, fua: bool },
+    Flush,
+    Zero { offset: u64, length_bytes: u32, how: Zeroing, fua: bool },
+    Status { offset: u64, length_bytes: u32, only_one: bool },
+}
+
+/// What a refusal depends on besides the request.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub structured: bool,
+    /// The client chose `base:allocation`.
+    pub allocation: bool,
+}
+
+/// The error to answer with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub errno: Errno,
+    pub message: String,
+}
+
+fn refuse<T>(errno: Errno, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { errno, message: message.into() })
+}
+
+pub fn check(request: &Request, rules: &Rules) -> Result<Command, Refusal> {
+    check_flags(request, rules)?;
+    let Request { offset, length_bytes, .. } = *request;
+    let fua = request.flags & command_flag::FUA != 0;
+    match request.command {
+        command::READ => {
+            if length_bytes > PAYLOAD_BYTES_MAX {
+                return refuse(Errno::Invalid, format!("a read of {length_bytes} bytes is too long"));
+            }
+            check_range(request, rules, Errno::Invalid)?;
+            Ok(Command::Read { offset, length_bytes })
+        }
+        command::WRITE => {
+            check_change(request, rules)?;
+            Ok(Command::Write { offset, fua })
+        }
+        command::FLUSH => Ok(Command::Flush),
+        command::TRIM => {
+            check_change(request, rules)?;
+            Ok(Command::Zero { offset, length_bytes, how: Zeroing::FreeSpace, fua })
+        }
+        command::WRITE_ZEROES => {
+            check_change(request, rules)?;
+            let keep = request.flags & command_flag::NO_HOLE != 0;
+            let how = if keep { Zeroing::KeepSpace } else { Zeroing::FreeSpace };
+            Ok(Command::Zero { offset, length_bytes, how, fua })
+        }
+        command::BLOCK_STATUS => {
+            if !rules.allocation || length_bytes == 0 {
+                return refuse(Errno::Invalid, "no context was chosen, or the range is empty");
+            }
+            check_range(request, rules, Errno::Invalid)?;
+            let only_one = request.flags & command_flag::REQ_ONE != 0;
+            let length_bytes = length_bytes.min(STATUS_RANGE_BYTES_MAX);
+            Ok(Command::Status { offset, length_bytes, only_one })
+        }
+        other => refuse(Errno::Invalid, format!("unknown command {other}")),
+    }
+}
+
+fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
+    // The protocol wants FUA to be taken, and ignored, where it means nothing.
+    let allowed = command_flag::FUA
+        | match request.command {
+            command::READ if rules.structured => command_flag::DF,
+            command::WRITE_ZEROES => command_flag::NO_HOLE,
+            command::BLOCK_STATUS => command_flag::REQ_ONE,
+            _ => 0,
+        };
+    if request.flags & !allowed != 0 {
+        let message = format!("flags {:#x} on command {}", request.flags, request.command);
+        return refuse(Errno::Invalid, message);
+    }
+    Ok(())
+}
+
+fn check_range(request: &Request, rules: &Rules, beyond: Errno) -> Result<(), Refusal> {
+    let end = request.offset.checked_add(request.length_bytes.into());
+    if end.is_none_or(|end| end > rules.size_bytes) {
+        let Request { offset, length_bytes, .. } = request;
+        let size_bytes = rules.size_bytes;
+        let message =
+            format!("{length_bytes} bytes at {offset} end beyond the export's {size_bytes}");
+        return refuse(beyond, message);
+    }
+    Ok(())
+}
+
+fn check_change(request: &Request, rules: &Rules) -> Result<(), Refusal> {
+    if rules.read_only {
+        return refuse(Errno::Perm, "the export is read-only");
+    }
+    check_range(request, rules, Errno::NoSpace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules =
+        Rules { size_bytes: 1 << 20, read_only: false, structured: true, allocation: true };
+
+    fn request(command: u16, flags: u16, offset: u64, length_bytes: u32) -> Request {
+        Request { flags, command, cookie: 0, offset, length_bytes }
+    }
+
+    fn refused(request: Request, rules: Rules) -> Errno {
+        check(&request, &rules).expect_err("it must be refused").errno
+    }
+
+    #[test]
+    fn a_request_that_ends_at_the_end_is_allowed() {
+        let read = request(command::READ, 0, (1 << 20) - 512, 512);
+        assert_eq!(
+            check(&read, &RULES),
+            Ok(Command::Read { offset: (1 << 20) - 512, length_bytes: 512 })
+        );
+    }
+
+    #[test]
+    fn a_write_beyond_the_end_has_no_space_and_a_read_is_invalid() {
+        assert_eq!(refused(request(command::WRITE, 0, 1 << 20, 1), RULES), Errno::NoSpace);
+        assert_eq!(refused(request(command::READ, 0, 1 << 20, 1), RULES), Errno::Invalid);
+    }
+
+    #[test]
+    fn an_offset_that_overflows_is_refused() {
+        assert_eq!(refused(request(command::TRIM, 0, u64::MAX, 2), RULES), Errno::NoSpace);
+    }
+
+    #[test]
+    fn a_read_only_export_takes_no_change_but_a_flush() {
+        let rules = Rules { read_only: true, ..RULES };
+        for change in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            assert_eq!(refused(request(change, 0, 0, 512), rules), Errno::Perm);
+        }
+        assert_eq!(check(&request(command::FLUSH, 0, 0, 0), &rules), Ok(Command::Flush));
+    }
+
+    #[test]
+    fn no_hole_keeps_the_space() {
+        let zero = request(command::WRITE_ZEROES, command_flag::NO_HOLE, 0, 4096);
+        let want =
+            Command::Zero { offset: 0, length_bytes: 4096, how: Zeroing::KeepSpace, fua: false };
+        assert_eq!(check(&zero, &RULES), Ok(want));
+    }
+
+    #[test]
+    fn a_flag_that_was_not_offered_is_refused() {
+        let fast_zero = 1 << 4;
+        assert_eq!(refused(request(command::WRITE_ZEROES, fast_zero, 0, 512), RULES), Errno::Invalid);
+    }
+
+    #[test]
+    fn a_status_needs_the_context() {
+        let rules = Rules { allocation: false, ..RULES };
+        assert_eq!(refused(request(command::BLOCK_STATUS, 0, 0, 512), rules), Errno::Invalid);
+    }
+}
