@@ -20,6 +20,7 @@ mod process;
 mod progress;
 mod state;
 mod supervisor;
+pub mod tpch;
 mod up;
 
 pub use definition::{Definition, LabId, SiteDef};

@@ -1,0 +1,65 @@
+//! TPC-H: the tables, the queries with their validation parameters, and answers worked out
+//! independently of PostgreSQL by SQLite in integers.
+
+mod oracle;
+mod queries;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use perigee_model::Problem;
+use tpchgen::generators::{LineItemGenerator, OrderGenerator, PartGenerator};
+
+pub use oracle::{Answer, NULL, compare, expected, parse, sqlite_version};
+pub use queries::{LOADED_SQL, QUERIES, Query, SCHEMA_SQL};
+
+/// The tables that the queries read.
+pub const TABLES: [&str; 3] = ["lineitem", "orders", "part"];
+
+/// The file of a table: a row a line, columns separated (not ended) by `|`.
+pub fn table_path(dir: &Path, table: &str) -> PathBuf {
+    dir.join(format!("{table}.tbl"))
+}
+
+/// Writes the tables below a directory; gives back their bytes in all.
+///
+/// # Errors
+/// `Invalid` for a scale factor that makes no rows or too many, `Internal` when a write fails.
+pub fn write_tables(scale_factor: f64, dir: &Path) -> Result<u64, Problem> {
+    if !(0.001..=10.0).contains(&scale_factor) {
+        return Err(Problem::invalid(
+            format!("scale factor {scale_factor}"),
+            "it must be from 0.001 to 10",
+        ));
+    }
+    let lineitem = LineItemGenerator::new(scale_factor, 1, 1);
+    let orders = OrderGenerator::new(scale_factor, 1, 1);
+    let part = PartGenerator::new(scale_factor, 1, 1);
+    Ok(write_table(&table_path(dir, "lineitem"), lineitem.iter())?
+        + write_table(&table_path(dir, "orders"), orders.iter())?
+        + write_table(&table_path(dir, "part"), part.iter())?)
+}
+
+fn write_table<R: std::fmt::Display>(
+    path: &Path,
+    rows: impl Iterator<Item = R>,
+) -> Result<u64, Problem> {
+    let fail = |e: std::io::Error| Problem::internal(format!("write {}", path.display()), e);
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(fail)?);
+    let mut line = String::new();
+    let mut bytes = 0;
+    for row in rows {
+        use std::fmt::Write as _;
+        line.clear();
+        // Writing to a String cannot fail.
+        let _ = write!(line, "{row}");
+        // The generator ends each row with a separator, which COPY would take for one more column.
+        let text = line.strip_suffix('|').unwrap_or(&line);
+        file.write_all(text.as_bytes()).map_err(fail)?;
+        file.write_all(b"\n").map_err(fail)?;
+        bytes += text.len() as u64 + 1;
+    }
+    file.flush().map_err(fail)?;
+    Ok(bytes)
+}

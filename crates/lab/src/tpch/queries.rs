@@ -1,0 +1,180 @@
+//! The queries: the text of the TPC-H specification with its validation parameters for PostgreSQL,
+//! and the same question in SQLite's dialect over integers (`oracle.rs` says which units).
+
+pub struct Query {
+    /// `Q6`
+    pub name: &'static str,
+    pub postgres: &'static str,
+    pub sqlite: &'static str,
+    /// By which power of ten SQLite's last column is multiplied.
+    pub scale: u32,
+}
+
+/// Before the rows come. Types as the specification says; no keys yet, which makes COPY faster.
+pub const SCHEMA_SQL: &str = "\
+create table part (
+  p_partkey integer not null, p_name varchar(55) not null, p_mfgr char(25) not null,
+  p_brand char(10) not null, p_type varchar(25) not null, p_size integer not null,
+  p_container char(10) not null, p_retailprice decimal(15,2) not null, p_comment varchar(23) not null);
+create table orders (
+  o_orderkey integer not null, o_custkey integer not null, o_orderstatus char(1) not null,
+  o_totalprice decimal(15,2) not null, o_orderdate date not null, o_orderpriority char(15) not null,
+  o_clerk char(15) not null, o_shippriority integer not null, o_comment varchar(79) not null);
+create table lineitem (
+  l_orderkey integer not null, l_partkey integer not null, l_suppkey integer not null,
+  l_linenumber integer not null, l_quantity decimal(15,2) not null,
+  l_extendedprice decimal(15,2) not null, l_discount decimal(15,2) not null,
+  l_tax decimal(15,2) not null, l_returnflag char(1) not null, l_linestatus char(1) not null,
+  l_shipdate date not null, l_commitdate date not null, l_receiptdate date not null,
+  l_shipinstruct char(25) not null, l_shipmode char(10) not null, l_comment varchar(44) not null);
+";
+
+/// After the rows came: indexes on keys, which the specification allows, and statistics.
+pub const LOADED_SQL: &str = "\
+create index lineitem_partkey on lineitem (l_partkey);
+create index lineitem_orderkey on lineitem (l_orderkey);
+vacuum (freeze, analyze) part;
+vacuum (freeze, analyze) orders;
+vacuum (freeze, analyze) lineitem;
+";
+
+pub const QUERIES: [Query; 6] = [Q6, Q14, Q17, Q12, Q19, Q4];
+
+/// Order priority checking.
+const Q4: Query = Query {
+    name: "Q4",
+    postgres: "\
+select o_orderpriority, count(*) as order_count
+from orders
+where o_orderdate >= date '1993-07-01'
+  and o_orderdate < date '1993-07-01' + interval '3' month
+  and exists (select * from lineitem where l_orderkey = o_orderkey and l_commitdate < l_receiptdate)
+group by o_orderpriority
+order by o_orderpriority;
+",
+    sqlite: "\
+select o_orderpriority, count(*) from orders
+where o_orderdate between '1993-07-01' and '1993-09-30'
+  and o_orderkey in (select l_orderkey from lineitem where l_commitdate < l_receiptdate)
+group by 1 order by 1",
+    scale: 0,
+};
+
+/// Forecasting revenue change.
+const Q6: Query = Query {
+    name: "Q6",
+    postgres: "\
+select sum(l_extendedprice * l_discount) as revenue
+from lineitem
+where l_shipdate >= date '1994-01-01'
+  and l_shipdate < date '1994-01-01' + interval '1' year
+  and l_discount between 0.06 - 0.01 and 0.06 + 0.01
+  and l_quantity < 24;
+",
+    sqlite: "\
+select sum(l_price_cents * l_discount_percent) from lineitem
+where l_shipdate between '1994-01-01' and '1994-12-31'
+  and l_discount_percent in (5, 6, 7) and l_quantity < 24",
+    scale: 4,
+};
+
+/// Shipping modes and order priority.
+const Q12: Query = Query {
+    name: "Q12",
+    postgres: "\
+select l_shipmode,
+  sum(case when o_orderpriority = '1-URGENT' or o_orderpriority = '2-HIGH' then 1 else 0 end) as high_line_count,
+  sum(case when o_orderpriority <> '1-URGENT' and o_orderpriority <> '2-HIGH' then 1 else 0 end) as low_line_count
+from orders, lineitem
+where o_orderkey = l_orderkey
+  and l_shipmode in ('MAIL', 'SHIP')
+  and l_commitdate < l_receiptdate
+  and l_shipdate < l_commitdate
+  and l_receiptdate >= date '1994-01-01'
+  and l_receiptdate < date '1994-01-01' + interval '1' year
+group by l_shipmode
+order by l_shipmode;
+",
+    sqlite: "\
+select l_shipmode,
+  count(*) filter (where o_orderpriority in ('1-URGENT', '2-HIGH')),
+  count(*) filter (where o_orderpriority not in ('1-URGENT', '2-HIGH'))
+from lineitem join orders on o_orderkey = l_orderkey
+where l_shipmode in ('MAIL', 'SHIP')
+  and l_shipdate < l_commitdate and l_commitdate < l_receiptdate
+  and l_receiptdate between '1994-01-01' and '1994-12-31'
+group by 1 order by 1",
+    scale: 0,
+};
+
+/// Promotion effect.
+const Q14: Query = Query {
+    name: "Q14",
+    postgres: "\
+select 100.00 * sum(case when p_type like 'PROMO%' then l_extendedprice * (1 - l_discount) else 0 end)
+  / sum(l_extendedprice * (1 - l_discount)) as promo_revenue
+from lineitem, part
+where l_partkey = p_partkey
+  and l_shipdate >= date '1995-09-01'
+  and l_shipdate < date '1995-09-01' + interval '1' month;
+",
+    sqlite: "\
+select 100.0 * sum(l_price_cents * (100 - l_discount_percent) * (p_type like 'PROMO%'))
+  / sum(l_price_cents * (100 - l_discount_percent))
+from lineitem join part on l_partkey = p_partkey
+where l_shipdate between '1995-09-01' and '1995-09-30'",
+    scale: 0,
+};
+
+/// Small-quantity-order revenue.
+const Q17: Query = Query {
+    name: "Q17",
+    postgres: "\
+select sum(l_extendedprice) / 7.0 as avg_yearly
+from lineitem, part
+where p_partkey = l_partkey
+  and p_brand = 'Brand#23'
+  and p_container = 'MED BOX'
+  and l_quantity < (select 0.2 * avg(l_quantity) from lineitem where l_partkey = p_partkey);
+",
+    sqlite: "\
+with wanted as (
+  select p_partkey as partkey, sum(l_quantity) as quantity, count(*) as items
+  from part join lineitem on p_partkey = l_partkey
+  where p_brand = 'Brand#23' and p_container = 'MED BOX' group by p_partkey)
+select sum(l_price_cents) / 700.0 from wanted join lineitem on l_partkey = partkey
+where 5 * l_quantity * items < quantity",
+    scale: 0,
+};
+
+/// Discounted revenue.
+const Q19: Query = Query {
+    name: "Q19",
+    postgres: "\
+select sum(l_extendedprice * (1 - l_discount)) as revenue
+from lineitem, part
+where (p_partkey = l_partkey and p_brand = 'Brand#12'
+    and p_container in ('SM CASE', 'SM BOX', 'SM PACK', 'SM PKG')
+    and l_quantity >= 1 and l_quantity <= 1 + 10 and p_size between 1 and 5
+    and l_shipmode in ('AIR', 'AIR REG') and l_shipinstruct = 'DELIVER IN PERSON')
+  or (p_partkey = l_partkey and p_brand = 'Brand#23'
+    and p_container in ('MED BAG', 'MED BOX', 'MED PKG', 'MED PACK')
+    and l_quantity >= 10 and l_quantity <= 10 + 10 and p_size between 1 and 10
+    and l_shipmode in ('AIR', 'AIR REG') and l_shipinstruct = 'DELIVER IN PERSON')
+  or (p_partkey = l_partkey and p_brand = 'Brand#34'
+    and p_container in ('LG CASE', 'LG BOX', 'LG PACK', 'LG PKG')
+    and l_quantity >= 20 and l_quantity <= 20 + 10 and p_size between 1 and 15
+    and l_shipmode in ('AIR', 'AIR REG') and l_shipinstruct = 'DELIVER IN PERSON');
+",
+    sqlite: "\
+with wanted (brand, size_word, quantity_min, size_max) as (
+  values ('Brand#12', 'SM', 1, 5), ('Brand#23', 'MED', 10, 10), ('Brand#34', 'LG', 20, 15))
+select sum(l_price_cents * (100 - l_discount_percent))
+from lineitem join part on p_partkey = l_partkey join wanted on p_brand = brand
+where p_container in (
+    size_word || case size_word when 'MED' then ' BAG' else ' CASE' end,
+    size_word || ' BOX', size_word || ' PACK', size_word || ' PKG')
+  and l_quantity between quantity_min and quantity_min + 10 and p_size between 1 and size_max
+  and l_shipmode in ('AIR', 'AIR REG') and l_shipinstruct = 'DELIVER IN PERSON'",
+    scale: 4,
+};
