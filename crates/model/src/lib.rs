@@ -5,12 +5,14 @@
 pub mod guest;
 pub mod ids;
 pub mod job;
+pub mod job_file;
 pub mod plan;
 pub mod problem;
 pub mod states;
 pub mod units;
 pub mod vm;
 pub mod volume;
+mod yaml;
 
 pub use ids::{
     BadName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, VmId, VolumeName,

@@ -1,0 +1,250 @@
+//! A YAML document as a tree whose every value knows its line, and readers that name line and
+//! field where a value is not what was asked for.
+//!
+//! Scalars stay as they were written: whether `1.10` is a number or a text depends on the field,
+//! not on YAML's guess.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{SnippetMode, Spanned};
+
+use crate::Problem;
+use crate::problem::ProblemKind;
+
+const TEXT_BYTES_MAX: usize = 1 << 20;
+
+pub(crate) struct Document<'a> {
+    name: &'a str,
+    text: &'a str,
+    root: Spanned<Node>,
+}
+
+#[derive(Debug)]
+enum Node {
+    Null,
+    /// A number or a truth value: how it was written stands in the document's text.
+    Plain,
+    Text(String),
+    List(Vec<Spanned<Node>>),
+    Map(Vec<(Spanned<String>, Spanned<Node>)>),
+}
+
+/// A value in the document and the way to it, `volumes[0].mount`.
+pub(crate) struct Field<'a> {
+    document: &'a Document<'a>,
+    node: &'a Spanned<Node>,
+    path: String,
+}
+
+impl<'a> Document<'a> {
+    /// `name` is what errors call the document.
+    ///
+    /// # Errors
+    /// [`Problem`] when the text is not one YAML document, or too large.
+    pub(crate) fn parse(name: &'a str, text: &'a str) -> Result<Self, Problem> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(Problem::invalid(name, "it is larger than 1 MiB"));
+        }
+        let root = serde_saphyr::from_str(text).map_err(|error| {
+            let line = error.location().map_or(1, |location| location.line());
+            let options = serde_saphyr::render_options! { snippets: SnippetMode::Off };
+            Problem::invalid(format!("{name}:{line}"), error.render_with_options(options))
+                .next("the file must be one YAML document with lines `field: value`")
+        })?;
+        Ok(Self { name, text, root })
+    }
+
+    pub(crate) fn root(&'a self) -> Field<'a> {
+        Field { document: self, node: &self.root, path: String::new() }
+    }
+
+    fn problem(&self, line: u64, path: &str, why: impl fmt::Display) -> Problem {
+        let (name, line) = (self.name, line.max(1));
+        let separator = if path.is_empty() { "" } else { ": " };
+        Problem::new(ProblemKind::Invalid, format!("{name}:{line}{separator}{path}"), why)
+    }
+}
+
+impl<'a> Field<'a> {
+    /// What is wrong with this value.
+    pub(crate) fn problem(&self, why: impl fmt::Display) -> Problem {
+        self.document.problem(self.node.referenced.line(), &self.path, why)
+    }
+
+    /// A field that was left out, or left empty.
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(self.node.value, Node::Null)
+    }
+
+    pub(crate) fn is_list(&self) -> bool {
+        matches!(self.node.value, Node::List(_))
+    }
+
+    pub(crate) fn is_map(&self) -> bool {
+        matches!(self.node.value, Node::Map(_))
+    }
+
+    /// # Errors
+    /// [`Problem`] when it is a list or a mapping, or empty.
+    pub(crate) fn text(&self) -> Result<&'a str, Problem> {
+        match &self.node.value {
+            Node::Text(text) => Ok(text),
+            Node::Plain => self.as_written().ok_or_else(|| self.problem("write it in quotes")),
+            Node::Null => Err(self.problem("it is empty")),
+            Node::List(_) => Err(self.problem("one value is wanted, not a list")),
+            Node::Map(_) => Err(self.problem("one value is wanted, not fields below it")),
+        }
+    }
+
+    fn as_written(&self) -> Option<&'a str> {
+        let span = self.node.defined.span();
+        let start = usize::try_from(span.byte_offset()?).ok()?;
+        let length = usize::try_from(span.byte_len()?).ok()?;
+        self.document.text.get(start..start.checked_add(length)?)
+    }
+
+    /// The text as whatever can be parsed from it.
+    ///
+    /// # Errors
+    /// [`Problem`] with the parser's words.
+    pub(crate) fn parse<T, E: fmt::Display>(
+        &self,
+        parse: impl FnOnce(&'a str) -> Result<T, E>,
+    ) -> Result<T, Problem> {
+        parse(self.text()?).map_err(|why| self.problem(why))
+    }
+
+    /// # Errors
+    /// [`Problem`] when it is not a list.
+    pub(crate) fn list(&self) -> Result<Vec<Field<'a>>, Problem> {
+        let Node::List(items) = &self.node.value else {
+            return Err(self.problem("a list is wanted, with lines `- value`"));
+        };
+        let item = |(index, node)| Field {
+            document: self.document,
+            node,
+            path: format!("{}[{index}]", self.path),
+        };
+        Ok(items.iter().enumerate().map(item).collect())
+    }
+
+    /// Keys and values in the order of the file.
+    ///
+    /// # Errors
+    /// [`Problem`] when it is not a mapping.
+    pub(crate) fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, Problem> {
+        let Node::Map(entries) = &self.node.value else {
+            return Err(self.problem("fields are wanted, with lines `name: value`"));
+        };
+        let entry = |(key, node): &'a (Spanned<String>, Spanned<Node>)| {
+            (
+                key.value.as_str(),
+                Field { document: self.document, node, path: self.child(&key.value) },
+            )
+        };
+        Ok(entries.iter().map(entry).collect())
+    }
+
+    fn child(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// The fields named, in this order; those left out or left empty are `None`.
+    ///
+    /// # Errors
+    /// [`Problem`] when it is not a mapping, or has a field that is none of these.
+    pub(crate) fn fields<const N: usize>(
+        &self,
+        names: [&str; N],
+    ) -> Result<[Option<Field<'a>>; N], Problem> {
+        let mut found = [const { None }; N];
+        for (key, field) in self.entries()? {
+            match names.iter().position(|name| *name == key) {
+                Some(index) => found[index] = Some(field).filter(|f| !f.is_null()),
+                None => return Err(self.unknown(key, &names)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn unknown(&self, key: &str, names: &[&str]) -> Problem {
+        let line = match &self.node.value {
+            Node::Map(entries) => entries.iter().find(|(k, _)| k.value == key),
+            _ => None,
+        }
+        .map_or(1, |(k, _)| k.referenced.line());
+        self.document
+            .problem(line, &self.child(key), "there is no such field")
+            .next(format!("fields here: {}", names.join(", ")))
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_i128<E>(self, _: i128) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_u128<E>(self, _: u128) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
+        Ok(Node::Plain)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Node, E> {
+        Ok(Node::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(Node::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Map(entries))
+    }
+}
