@@ -1,1 +1,68 @@
-fn main() {}
+//! The runner in the guest: reads the job from the seed disk, runs it, tells the host how it goes,
+//! writes the outputs and powers the guest off. `perigee_model::guest` is the contract with the host.
+//!
+//! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`; no udev, no
+//! network, no login. The guest may be migrated at any moment: nothing here depends on a time that passed or
+//! on a connection that stays.
+
+mod channel;
+mod command;
+mod disks;
+mod error;
+mod job;
+mod lines;
+mod outbox;
+mod outputs;
+mod processes;
+mod progress;
+mod seed;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::time::{ClockId, clock_gettime};
+use perigee_model::guest::GuestBody;
+
+use crate::outbox::Outbox;
+
+/// How long the end of the job waits for a host to store it.
+const LAST_ACK_DEADLINE: Duration = Duration::from_secs(300);
+
+fn main() {
+    let outbox = Arc::new(Outbox::new(uptime_ms));
+    channel::start(Arc::clone(&outbox));
+    let last = outbox.push(match job::run(&outbox) {
+        Ok(written) => {
+            GuestBody::Finished { output_bytes: written.bytes, output_sha256: written.sha256 }
+        }
+        Err(error) => {
+            let reason = lines::shorten(&error.to_string());
+            console(&reason);
+            GuestBody::Failed { reason }
+        }
+    });
+    if !outbox.wait_acked(last, Instant::now() + LAST_ACK_DEADLINE) {
+        console("no host stored the end of the job within its deadline");
+    }
+    nix::unistd::sync();
+    // Returns only when it was refused; then systemd powers off because its only service ended.
+    let Err(error) = reboot(RebootMode::RB_POWER_OFF);
+    console(&format!("power off: {error}"));
+}
+
+fn uptime_ms() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .ok()
+        .and_then(|since_boot| u64::try_from(Duration::from(since_boot).as_millis()).ok())
+        .unwrap_or_default()
+}
+
+/// To the serial console, for what cannot be told over the channel.
+fn console(message: &str) {
+    if let Ok(mut log) = std::fs::OpenOptions::new().write(true).open("/dev/kmsg") {
+        // There is no other place to say that this failed.
+        log.write_all(format!("<3>perigee-runner: {message}\n").as_bytes()).ok();
+    }
+}

@@ -1,0 +1,173 @@
+//! Disks by their serial number, and the data disks' filesystems.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags};
+use perigee_model::guest::Mount;
+
+use crate::error::Error;
+
+/// Every filesystem and partition table has something in this part of a disk.
+const PROBED_BYTES: u64 = 128 * 1024;
+const DISK_DEADLINE: Duration = Duration::from_secs(30);
+const UNMOUNT_DEADLINE: Duration = Duration::from_secs(20);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone)]
+pub struct Mounted {
+    pub device: PathBuf,
+    pub path: PathBuf,
+    pub read_only: bool,
+}
+
+/// The device node of the disk with this serial; waits a little for a disk that the kernel finds late.
+pub fn find(serial: &str) -> Result<PathBuf, Error> {
+    let deadline = Instant::now() + DISK_DEADLINE;
+    loop {
+        if let Some(device) = find_in(Path::new("/sys/block"), serial) {
+            return Ok(device);
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::NoDisk(serial.to_owned()));
+        }
+        std::thread::sleep(RETRY_DELAY);
+    }
+}
+
+fn find_in(sys_block: &Path, serial: &str) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(sys_block).ok()?;
+    entries.flatten().find_map(|entry| {
+        let found = std::fs::read_to_string(entry.path().join("serial")).ok()?;
+        (found.trim() == serial).then(|| Path::new("/dev").join(entry.file_name()))
+    })
+}
+
+/// Mounts a data disk; an empty one gets a filesystem first.
+pub fn mount(wanted: &Mount) -> Result<Mounted, Error> {
+    let path = PathBuf::from(&wanted.path);
+    if !path.is_absolute() || path == Path::new("/") {
+        return Err(Error::MountPath(wanted.path.clone()));
+    }
+    let device = find(&wanted.serial)?;
+    let disk = File::open(&device).map_err(Error::io(format!("open disk `{}`", wanted.serial)))?;
+    let empty = is_empty(disk).map_err(Error::io(format!("read from disk `{}`", wanted.serial)))?;
+    match (empty, wanted.read_only) {
+        (true, true) => return Err(Error::EmptyReadOnly(wanted.serial.clone())),
+        (true, false) => format(&wanted.serial, &device)?,
+        (false, _) => {}
+    }
+    std::fs::create_dir_all(&path)
+        .map_err(Error::io(format!("make the directory {}", wanted.path)))?;
+    let mounted = Mounted { device, path, read_only: wanted.read_only };
+    attach(&mounted, wanted.read_only)?;
+    Ok(mounted)
+}
+
+/// Mounts again what [`unmount`] left clean, to read from it; this writes nothing to the disk.
+pub fn mount_again_read_only(mounted: &Mounted) -> Result<(), Error> {
+    attach(mounted, true)
+}
+
+fn attach(mounted: &Mounted, read_only: bool) -> Result<(), Error> {
+    let mut flags = MsFlags::MS_NOATIME;
+    if read_only {
+        flags |= MsFlags::MS_RDONLY;
+    }
+    // A damaged filesystem stops the job instead of growing the damage. Unused inode tables stay
+    // unwritten: filling them in the background would only be traffic to a disk that may be far away.
+    let options = "errors=remount-ro,noinit_itable";
+    nix::mount::mount(Some(&mounted.device), &mounted.path, Some("ext4"), flags, Some(options))
+        .map_err(Error::io(format!(
+            "mount {} as ext4 at {}",
+            mounted.device.display(),
+            mounted.path.display()
+        )))
+}
+
+/// Writes everything back and unmounts. Only after this may the job be reported as ended: a
+/// write that failed or a filesystem still in use is an error here.
+pub fn unmount(mounted: &Mounted) -> Result<(), Error> {
+    let place = mounted.path.display();
+    if !mounted.read_only {
+        let root = File::open(&mounted.path).map_err(Error::io(format!("open {place}")))?;
+        nix::unistd::syncfs(&root).map_err(Error::io(format!("write back {place}")))?;
+    }
+    let deadline = Instant::now() + UNMOUNT_DEADLINE;
+    loop {
+        match nix::mount::umount2(&mounted.path, MntFlags::empty()) {
+            Ok(()) => break,
+            Err(Errno::EBUSY) if Instant::now() < deadline => std::thread::sleep(RETRY_DELAY),
+            Err(error) => return Err(Error::io(format!("unmount {place}"))(error)),
+        }
+    }
+    if mounted.read_only {
+        return Ok(());
+    }
+    OpenOptions::new()
+        .write(true)
+        .open(&mounted.device)
+        .and_then(|device| device.sync_all())
+        .map_err(Error::io(format!("flush {} after unmounting {place}", mounted.device.display())))
+}
+
+fn is_empty(disk: impl Read) -> io::Result<bool> {
+    let mut start = Vec::new();
+    disk.take(PROBED_BYTES).read_to_end(&mut start)?;
+    Ok(start.iter().all(|byte| *byte == 0))
+}
+
+fn format(serial: &str, device: &Path) -> Result<(), Error> {
+    let run = Command::new("/sbin/mkfs.ext4")
+        .args(["-q", "-F", "-m", "0"])
+        .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
+        .arg(device)
+        .output()
+        .map_err(Error::io("run mkfs.ext4"))?;
+    if run.status.success() {
+        return Ok(());
+    }
+    Err(Error::Format {
+        serial: serial.to_owned(),
+        detail: String::from_utf8_lossy(&run.stderr).trim().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_found_by_its_serial_and_disks_without_one_are_passed_over() {
+        let sys = tempfile::tempdir().unwrap();
+        for (name, serial) in [("loop0", None), ("vda", Some("root\n")), ("vdb", Some("data0"))] {
+            std::fs::create_dir(sys.path().join(name)).unwrap();
+            if let Some(serial) = serial {
+                std::fs::write(sys.path().join(name).join("serial"), serial).unwrap();
+            }
+        }
+        assert_eq!(find_in(sys.path(), "data0"), Some("/dev/vdb".into()));
+        assert_eq!(find_in(sys.path(), "data"), None);
+    }
+
+    #[test]
+    fn one_byte_makes_a_disk_not_empty() {
+        let mut disk = vec![0; 1024 * 1024];
+        assert!(is_empty(&disk[..]).unwrap());
+        disk[100_000] = 1;
+        assert!(!is_empty(&disk[..]).unwrap());
+    }
+
+    #[test]
+    fn a_mount_path_must_be_absolute() {
+        for path in ["data", "/"] {
+            let wanted =
+                Mount { serial: "none".to_owned(), path: path.to_owned(), read_only: false };
+            assert!(matches!(mount(&wanted), Err(Error::MountPath(_))));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Why the runner could not do its part; its text is what the user reads as the job's failure.
+
+use std::io;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("this VM has no disk with serial `{0}`")]
+    NoDisk(String),
+    #[error("cannot {doing}: {source}")]
+    Io { doing: String, source: io::Error },
+    #[error("the seed disk is not valid: {0}")]
+    Seed(String),
+    #[error("cannot make a filesystem on disk `{serial}`: {detail}")]
+    Format { serial: String, detail: String },
+    #[error("disk `{0}` is empty, so there is nothing to mount read-only")]
+    EmptyReadOnly(String),
+    #[error("mount path `{0}` must be absolute and not the root directory")]
+    MountPath(String),
+    #[error("processes of the job could not be ended within {0} s")]
+    Stragglers(u64),
+    #[error("output `{0}` does not exist after the command")]
+    OutputMissing(String),
+    #[error(
+        "the outputs are larger than the output disk of {0} bytes; ask for a larger one or write less"
+    )]
+    OutputTooLarge(u64),
+}
+
+impl Error {
+    /// For `map_err`: what was being done when `source` happened.
+    pub fn io<E: Into<io::Error>>(doing: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let doing = doing.into();
+        move |source| Self::Io { doing, source: source.into() }
+    }
+}

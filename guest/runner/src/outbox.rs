@@ -1,0 +1,256 @@
+//! Messages to the host, numbered from 1 and kept until the host has stored them.
+//!
+//! One thread writes what [`Outbox::next_batch`] gives; another applies what the host says. Whatever
+//! happens to the connection, a message leaves the outbox only by its acknowledgement. The outbox is
+//! bounded: [`Outbox::push_when_room`] blocks, so that a command whose output nobody stores
+//! stops in its own `write`.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use perigee_model::guest::{GuestBody, GuestMessage, HostMessage};
+
+pub const UNACKED_MESSAGES_MAX: usize = 50_000;
+/// Long lines must not fill the memory of a small guest before the count does.
+pub const UNACKED_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+pub struct Outbox {
+    state: Mutex<State>,
+    changed: Condvar,
+    clock_ms: fn() -> u64,
+}
+
+#[derive(Default)]
+struct State {
+    /// Encoded lines; the first has number `acked + 1`.
+    unacked: VecDeque<Vec<u8>>,
+    unacked_bytes: usize,
+    acked: u64,
+    /// How many of `unacked` were given to the writer since the last resume.
+    sent: usize,
+    /// A new connection may begin within a line whose start went to the old one: end that line first.
+    end_torn_line: bool,
+}
+
+impl Outbox {
+    /// `clock_ms` tells the milliseconds since the guest booted.
+    pub fn new(clock_ms: fn() -> u64) -> Self {
+        Self { state: Mutex::new(State::default()), changed: Condvar::new(), clock_ms }
+    }
+
+    /// Adds a message at once; for the few that mark the job's course. Returns its number.
+    pub fn push(&self, body: GuestBody) -> u64 {
+        let mut state = self.lock();
+        let seq = state.append(body, (self.clock_ms)());
+        drop(state);
+        self.changed.notify_all();
+        seq
+    }
+
+    /// Adds a message as soon as there is room.
+    pub fn push_when_room(&self, body: GuestBody) {
+        let mut state = self
+            .changed
+            .wait_while(self.lock(), |state| state.is_full())
+            .expect("no thread panics with the outbox locked");
+        state.append(body, (self.clock_ms)());
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub fn apply(&self, message: &HostMessage) {
+        let mut state = self.lock();
+        match message {
+            HostMessage::Resume => state.resume(),
+            HostMessage::Ack(seq) => state.ack(*seq),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits for something to send and returns whole lines of together about `bytes_max`.
+    pub fn next_batch(&self, bytes_max: usize) -> Vec<u8> {
+        let mut state = self
+            .changed
+            .wait_while(self.lock(), |state| state.sent == state.unacked.len())
+            .expect("no thread panics with the outbox locked");
+        state.take_batch(bytes_max)
+    }
+
+    /// Whether `seq` was acknowledged before `deadline`.
+    pub fn wait_acked(&self, seq: u64, deadline: Instant) -> bool {
+        let mut state = self.lock();
+        while state.acked < seq {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                return false;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .expect("no thread panics with the outbox locked")
+                .0;
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics with the outbox locked")
+    }
+}
+
+impl State {
+    fn is_full(&self) -> bool {
+        self.unacked.len() >= UNACKED_MESSAGES_MAX || self.unacked_bytes >= UNACKED_BYTES_MAX
+    }
+
+    fn append(&mut self, body: GuestBody, uptime_ms: u64) -> u64 {
+        let seq = self.acked + self.unacked.len() as u64 + 1;
+        let message = GuestMessage { seq, uptime_ms, body };
+        let mut line = serde_json::to_vec(&message).expect("a guest message is plain JSON");
+        line.push(b'\n');
+        self.unacked_bytes += line.len();
+        self.unacked.push_back(line);
+        seq
+    }
+
+    fn resume(&mut self) {
+        self.sent = 0;
+        self.end_torn_line = true;
+    }
+
+    /// A number that was never sent acknowledges only what exists.
+    fn ack(&mut self, seq: u64) {
+        while self.acked < seq {
+            let Some(line) = self.unacked.pop_front() else {
+                return;
+            };
+            self.acked += 1;
+            self.unacked_bytes -= line.len();
+            self.sent = self.sent.saturating_sub(1);
+        }
+    }
+
+    fn take_batch(&mut self, bytes_max: usize) -> Vec<u8> {
+        let mut batch = Vec::new();
+        if std::mem::take(&mut self.end_torn_line) {
+            batch.push(b'\n');
+        }
+        while let Some(line) = self.unacked.get(self.sent) {
+            batch.extend_from_slice(line);
+            self.sent += 1;
+            if batch.len() >= bytes_max {
+                break;
+            }
+        }
+        batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc;
+
+    use perigee_model::guest::LogStream;
+
+    use super::*;
+
+    fn log(line: &str) -> GuestBody {
+        GuestBody::Log { stream: LogStream::Stdout, line: line.to_owned() }
+    }
+
+    fn outbox_with(messages: usize) -> Outbox {
+        let outbox = Outbox::new(|| 7);
+        for number in 0..messages {
+            outbox.push(log(&number.to_string()));
+        }
+        outbox
+    }
+
+    fn numbers(batch: &[u8]) -> Vec<u64> {
+        batch
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+            .map(|line| serde_json::from_slice::<GuestMessage>(line).unwrap().seq)
+            .collect()
+    }
+
+    #[test]
+    fn messages_are_numbered_from_one() {
+        let outbox = outbox_with(3);
+        assert_eq!(numbers(&outbox.next_batch(usize::MAX)), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_batch_ends_with_a_whole_line() {
+        let outbox = outbox_with(3);
+        let batch = outbox.next_batch(1);
+        assert_eq!(numbers(&batch), [1]);
+        assert_eq!(batch.last(), Some(&b'\n'));
+        assert_eq!(numbers(&outbox.next_batch(1)), [2]);
+    }
+
+    #[test]
+    fn resume_sends_again_what_is_not_acknowledged() {
+        let outbox = outbox_with(4);
+        outbox.next_batch(usize::MAX);
+        outbox.apply(&HostMessage::Ack(2));
+        outbox.apply(&HostMessage::Resume);
+        let batch = outbox.next_batch(usize::MAX);
+        assert_eq!(numbers(&batch), [3, 4]);
+        assert_eq!(batch[0], b'\n', "a torn line is ended first");
+    }
+
+    #[test]
+    fn an_acknowledgement_is_cumulative_and_old_ones_change_nothing() {
+        let outbox = outbox_with(3);
+        outbox.apply(&HostMessage::Ack(2));
+        outbox.apply(&HostMessage::Ack(1));
+        assert_eq!(numbers(&outbox.next_batch(usize::MAX)), [3]);
+    }
+
+    #[test]
+    fn an_acknowledgement_from_the_future_does_not_skip_numbers() {
+        let outbox = outbox_with(1);
+        outbox.apply(&HostMessage::Ack(100));
+        assert_eq!(outbox.push(log("next")), 2);
+        assert_eq!(numbers(&outbox.next_batch(usize::MAX)), [2]);
+    }
+
+    #[test]
+    fn waiting_for_an_acknowledgement_has_a_deadline() {
+        let outbox = outbox_with(1);
+        assert!(!outbox.wait_acked(1, Instant::now()));
+        outbox.apply(&HostMessage::Ack(1));
+        assert!(outbox.wait_acked(1, Instant::now()));
+    }
+
+    #[test]
+    fn a_full_outbox_holds_the_sender_until_an_acknowledgement() {
+        let outbox = Arc::new(outbox_with(UNACKED_MESSAGES_MAX));
+        let (done, added) = mpsc::channel();
+        let sender = Arc::clone(&outbox);
+        let thread = std::thread::spawn(move || {
+            sender.push_when_room(log("late"));
+            done.send(()).unwrap();
+        });
+        assert!(added.recv_timeout(Duration::from_millis(50)).is_err());
+        outbox.apply(&HostMessage::Ack(1));
+        added
+            .recv_timeout(Duration::from_secs(30))
+            .expect("the sender goes on after an acknowledgement");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn large_messages_fill_the_outbox_before_their_count_does() {
+        let mut state = State::default();
+        let line = "x".repeat(UNACKED_BYTES_MAX / 2);
+        state.append(log(&line), 0);
+        assert!(!state.is_full());
+        state.append(log(&line), 0);
+        assert!(state.is_full());
+    }
+}

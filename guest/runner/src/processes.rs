@@ -1,0 +1,100 @@
+//! All processes of the job, also those that left its process group: they share a cgroup.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+
+use crate::error::Error;
+
+const TERM_GRACE: Duration = Duration::from_secs(10);
+const KILL_DEADLINE_S: u64 = 30;
+const POLL_DELAY: Duration = Duration::from_millis(20);
+
+/// A cgroup (version 2) below the runner's own.
+pub struct JobCgroup {
+    directory: PathBuf,
+}
+
+impl JobCgroup {
+    pub fn create() -> Result<Self, Error> {
+        let doing = "make the job's cgroup";
+        let own = std::fs::read_to_string("/proc/self/cgroup").map_err(Error::io(doing))?;
+        let own = own_path(&own).ok_or_else(|| {
+            Error::io(doing)(io::Error::other("the runner is in no version 2 cgroup"))
+        })?;
+        let directory = Path::new("/sys/fs/cgroup").join(own.trim_start_matches('/')).join("job");
+        std::fs::create_dir_all(&directory).map_err(Error::io(doing))?;
+        Ok(Self { directory })
+    }
+
+    /// A process that writes 0 here joins.
+    pub fn procs_file(&self) -> PathBuf {
+        self.directory.join("cgroup.procs")
+    }
+
+    /// Ends what is left: first asks, so that a database can shut down, then kills.
+    pub fn end_all(&self, process_group: Option<Pid>) -> Result<(), Error> {
+        if self.is_empty()? {
+            return Ok(());
+        }
+        if let Some(group) = process_group {
+            // It may be gone already; who is left is in the cgroup.
+            killpg(group, Signal::SIGTERM).ok();
+        }
+        for pid in self.pids()? {
+            kill(pid, Signal::SIGTERM).ok();
+        }
+        if self.wait_empty(TERM_GRACE)? {
+            return Ok(());
+        }
+        std::fs::write(self.directory.join("cgroup.kill"), "1")
+            .map_err(Error::io("kill the job's processes"))?;
+        if self.wait_empty(Duration::from_secs(KILL_DEADLINE_S))? {
+            return Ok(());
+        }
+        Err(Error::Stragglers(KILL_DEADLINE_S))
+    }
+
+    fn wait_empty(&self, limit: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now() + limit;
+        while !self.is_empty()? {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL_DELAY);
+        }
+        Ok(true)
+    }
+
+    fn is_empty(&self) -> Result<bool, Error> {
+        let events = std::fs::read_to_string(self.directory.join("cgroup.events"))
+            .map_err(Error::io("look for the job's processes"))?;
+        Ok(events.lines().any(|line| line == "populated 0"))
+    }
+
+    fn pids(&self) -> Result<Vec<Pid>, Error> {
+        let procs = std::fs::read_to_string(self.procs_file())
+            .map_err(Error::io("list the job's processes"))?;
+        Ok(procs.lines().filter_map(|line| line.parse().ok()).map(Pid::from_raw).collect())
+    }
+}
+
+/// The path in the version 2 hierarchy, from `/proc/self/cgroup`.
+fn own_path(cgroups: &str) -> Option<&str> {
+    cgroups.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_cgroup_is_the_one_of_version_2() {
+        let cgroups = "1:cpu:/x\n0::/system.slice/perigee-runner.service\n";
+        assert_eq!(own_path(cgroups), Some("/system.slice/perigee-runner.service"));
+        assert_eq!(own_path("1:cpu:/x\n"), None);
+    }
+}
