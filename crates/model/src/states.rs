@@ -289,3 +289,126 @@ impl HostState {
         if answered { Self::Up } else { Self::Unreachable }
     }
 }
+
+#[cfg(test)]
+mod switchover_tests;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB_EVENTS: [JobEvent; 8] = [
+        JobEvent::Placed,
+        JobEvent::Staged,
+        JobEvent::CommandStarted,
+        JobEvent::CommandEnded,
+        JobEvent::Collected { exit_code: 0 },
+        JobEvent::Collected { exit_code: 1 },
+        JobEvent::Failed,
+        JobEvent::Cancelled,
+    ];
+
+    const VM_EVENTS: [VmEvent; 6] = [
+        VmEvent::Resumed,
+        VmEvent::Stopped,
+        VmEvent::DiskError,
+        VmEvent::HandedOver,
+        VmEvent::PoweredOff,
+        VmEvent::ProcessEnded,
+    ];
+
+    #[test]
+    fn a_job_takes_its_steps_in_order_and_no_other() {
+        use JobState as S;
+        let steps = [
+            (S::Queued, JobEvent::Placed, S::Staging),
+            (S::Staging, JobEvent::Staged, S::Starting),
+            (S::Starting, JobEvent::CommandStarted, S::Running),
+            (S::Running, JobEvent::CommandEnded, S::Collecting),
+            (S::Collecting, JobEvent::Collected { exit_code: 0 }, S::Succeeded),
+            (S::Collecting, JobEvent::Collected { exit_code: 1 }, S::Failed),
+        ];
+        for state in S::ALL {
+            for event in JOB_EVENTS {
+                let expected = match (state.is_final(), event) {
+                    (true, _) => None,
+                    (false, JobEvent::Failed) => Some(S::Failed),
+                    (false, JobEvent::Cancelled) => Some(S::Cancelled),
+                    _ => steps.iter().find(|s| (s.0, s.1) == (state, event)).map(|s| s.2),
+                };
+                assert_eq!(state.next(event).ok(), expected, "{state:?} and {event:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_job_that_ended_takes_nothing_more() {
+        for state in JobState::ALL.into_iter().filter(|s| s.is_final()) {
+            for event in JOB_EVENTS {
+                let refused = state.next(event).unwrap_err();
+                assert_eq!(refused.why, "it has ended");
+            }
+        }
+    }
+
+    #[test]
+    fn a_vm_whose_state_left_or_ended_never_runs_here_again() {
+        for first in [VmStatus::Migrated, VmStatus::Shutdown, VmStatus::Gone] {
+            let mut reachable = vec![first];
+            let mut looked_at = 0;
+            while looked_at < reachable.len() {
+                let state = reachable[looked_at];
+                looked_at += 1;
+                for next in VM_EVENTS.iter().filter_map(|event| state.next(*event).ok()) {
+                    if !reachable.contains(&next) {
+                        reachable.push(next);
+                    }
+                }
+            }
+            assert!(!reachable.contains(&VmStatus::Running), "{first:?} reaches {reachable:?}");
+        }
+    }
+
+    #[test]
+    fn every_qemu_can_end() {
+        for state in VmStatus::ALL {
+            assert_eq!(state.next(VmEvent::ProcessEnded), Ok(VmStatus::Gone));
+        }
+    }
+
+    #[test]
+    fn a_vm_stopped_by_a_disk_error_goes_on_when_the_disk_does() {
+        let stopped = VmStatus::Running.next(VmEvent::DiskError).unwrap();
+        assert_eq!(stopped, VmStatus::IoError);
+        assert_eq!(stopped.next(VmEvent::Resumed), Ok(VmStatus::Running));
+    }
+
+    #[test]
+    fn a_migration_cannot_be_given_up_while_the_destination_may_write() {
+        for state in [MigrationState::Preparing, MigrationState::Copying, MigrationState::Switching]
+        {
+            for right in [WriteRight::Destination, WriteRight::Nobody] {
+                assert!(state.next(MigrationEvent::RolledBack(right)).is_err());
+            }
+            let back = state.next(MigrationEvent::RolledBack(WriteRight::Source));
+            assert_eq!(back, Ok(MigrationState::Aborted));
+        }
+    }
+
+    #[test]
+    fn an_epoch_changes_only_from_the_one_expected_to_one_that_was_issued() {
+        let change = EpochChange { from: Epoch(3), to: Epoch(5) };
+        assert_eq!(change.apply(Epoch(3), Epoch(5)), Ok(Epoch(5)));
+        assert_eq!(change.apply(Epoch(5), Epoch(5)), Ok(Epoch(5)), "a repeated call");
+        assert!(change.apply(Epoch(4), Epoch(5)).is_err(), "somebody else's epoch");
+        assert!(change.apply(Epoch(3), Epoch(4)).is_err(), "never issued");
+    }
+
+    #[test]
+    fn a_refusal_is_a_conflict_that_names_state_event_and_reason() {
+        let refused = JobState::Failed.next(JobEvent::Placed).unwrap_err();
+        let problem = Problem::from(refused);
+        assert_eq!(problem.kind, ProblemKind::Conflict);
+        assert!(problem.why.contains("Failed cannot take the event Placed: it has ended"));
+    }
+}

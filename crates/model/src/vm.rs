@@ -78,7 +78,7 @@ pub struct VmSpec {
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VmStatus {
     Starting,
