@@ -1,5 +1,20 @@
-//! Layers, volumes and their NBD exports.
+//! Layers, volumes and their NBD exports: the volume server.
+//!
+//! | question | module |
+//! |---|---|
+//! | what is on the disk, and what survives a crash | [`store`] |
+//! | what an NBD client may say and gets | [`nbd`] |
+//! | which device an export name means; proxying to a volume's home | `exports` |
+//! | the control API | `control` |
+//! | starting and stopping | `serve` |
 
+mod control;
 pub mod device;
+mod exports;
 pub mod nbd;
+mod probe;
+mod serve;
 mod stats;
+pub mod store;
+
+pub use serve::{Config, serve};

@@ -14,4 +14,7 @@ mod socket;
 pub mod wire;
 
 pub use client::{NbdDevice, RemoteExport};
-pub use server::{Export, Exports};
+pub use server::{Export, Exports, Opener};
+
+#[cfg(test)]
+mod tests;

@@ -37,7 +37,7 @@ pub mod option {
     pub const STRUCTURED_REPLY: u32 = 8;
     pub const LIST_META_CONTEXT: u32 = 9;
     pub const SET_META_CONTEXT: u32 = 10;
-    /// Ours: 16 bytes that name a proxy's session. The server ends an older connection of the same
+    /// Ours: bytes that name a proxy's session. The server ends an older connection of the same
     /// session first, and never proxies such a session once more. Other servers answer `ERR_UNSUP`.
     pub const PERIGEE_SESSION: u32 = 0x5047_0001;
 }

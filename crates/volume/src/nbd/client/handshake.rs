@@ -61,7 +61,7 @@ impl HandshakeError {
 pub async fn connect(
     address: &Listen,
     name: &str,
-    session: Option<[u8; 16]>,
+    session: Option<Bytes>,
 ) -> Result<(BufReader<Socket>, ExportInfo), HandshakeError> {
     let socket = match address {
         Listen::Tcp(address) => Socket::tcp(TcpStream::connect(address).await?)?,
@@ -75,7 +75,7 @@ pub async fn connect(
 async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     name: &str,
-    session: Option<[u8; 16]>,
+    session: Option<Bytes>,
 ) -> Result<ExportInfo, HandshakeError> {
     let magic = stream.read_u64().await?;
     if magic != wire::MAGIC {

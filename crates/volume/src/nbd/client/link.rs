@@ -30,7 +30,7 @@ type Stream = BufReader<Socket>;
 pub struct Link {
     pub address: Listen,
     pub name: String,
-    pub session: Option<[u8; 16]>,
+    pub session: Option<Bytes>,
     pub patience: Duration,
     pub info: ExportInfo,
     pub requests: mpsc::UnboundedReceiver<Outgoing>,
@@ -50,7 +50,7 @@ enum Lost {
 pub async fn connect(
     address: &Listen,
     name: &str,
-    session: Option<[u8; 16]>,
+    session: Option<Bytes>,
 ) -> Result<(Stream, ExportInfo), HandshakeError> {
     tokio::time::timeout(CONNECT_MAX, handshake::connect(address, name, session))
         .await
@@ -89,7 +89,7 @@ impl Link {
         let mut why = String::from("connection lost");
         loop {
             let attempt = {
-                let (address, name, session) = (self.address.clone(), self.name.clone(), self.session);
+                let (address, name, session) = (self.address.clone(), self.name.clone(), self.session.clone());
                 async move {
                     tokio::time::sleep(pause).await;
                     connect(&address, &name, session).await

@@ -36,7 +36,7 @@ pub struct RemoteExport {
     pub address: Listen,
     pub name: String,
     /// The key of a proxy's session (see `server::sessions`); it must be unlike any other.
-    pub session: Option<[u8; 16]>,
+    pub session: Option<Bytes>,
     pub patience: Duration,
     /// Where the requests' time on the network is counted.
     pub counters: Option<Arc<Counters>>,
@@ -69,7 +69,7 @@ impl NbdDevice {
     /// `NotFound` when the server has no such export, `Unavailable` when there is no server.
     pub async fn open(remote: RemoteExport) -> Result<Self, Problem> {
         let RemoteExport { address, name, session, patience, counters } = remote;
-        let (stream, info) = link::connect(&address, &name, session)
+        let (stream, info) = link::connect(&address, &name, session.clone())
             .await
             .map_err(|error| error.into_problem(&name, &Address(&address).to_string()))?;
         let (sender, requests) = mpsc::unbounded_channel();

@@ -11,7 +11,7 @@ use super::super::wire::{
     reply,
 };
 use super::command::Rules;
-use super::sessions::{Claim, SessionKey};
+use super::sessions::Claim;
 use super::{ConnectionError, Export, Opener, Shared};
 
 const PREFERRED_BYTES: u32 = 4096;
@@ -132,13 +132,13 @@ impl<'a> Negotiation<'a> {
                     Err(error) => refuse(stream, option, reply::ERR_INVALID, &error).await?,
                 }
             }
-            option::PERIGEE_SESSION => match SessionKey::try_from(&data[..]) {
-                Ok(key) if self.claim.is_none() => {
-                    self.claim = Some(self.shared.sessions.claim(key, &self.stop).await);
-                    answer(stream, option, reply::ACK, &[]).await?;
-                }
-                _ => refuse(stream, option, reply::ERR_INVALID, "one key of 16 bytes").await?,
-            },
+            option::PERIGEE_SESSION if self.claim.is_none() => {
+                self.claim = Some(self.shared.sessions.claim(data, &self.stop).await);
+                answer(stream, option, reply::ACK, &[]).await?;
+            }
+            option::PERIGEE_SESSION => {
+                refuse(stream, option, reply::ERR_INVALID, "the session is named already").await?;
+            }
             unknown => {
                 let message = format!("option {unknown} is not known here");
                 refuse(stream, option, reply::ERR_UNSUP, &message).await?;

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub type SessionKey = [u8; 16];
+pub type SessionKey = Bytes;
 
 #[derive(Default)]
 pub struct SessionTable {
@@ -43,7 +44,7 @@ impl SessionTable {
                     }
                     None => {
                         let ended = CancellationToken::new();
-                        live.insert(key, Live { stop: stop.clone(), ended: ended.clone() });
+                        live.insert(key.clone(), Live { stop: stop.clone(), ended: ended.clone() });
                         let live = self.live.clone();
                         return Claim { key, live, _ended: ended.drop_guard() };
                     }
@@ -71,8 +72,8 @@ mod tests {
     async fn a_session_s_new_connection_waits_for_the_end_of_the_old_one() {
         let table = SessionTable::default();
         let (old_stop, new_stop) = (CancellationToken::new(), CancellationToken::new());
-        let old = table.claim([1; 16], &old_stop).await;
-        let mut claiming = Box::pin(table.claim([1; 16], &new_stop));
+        let old = table.claim("key".into(), &old_stop).await;
+        let mut claiming = Box::pin(table.claim("key".into(), &new_stop));
         let mut context = Context::from_waker(Waker::noop());
         assert!(claiming.as_mut().poll(&mut context).is_pending());
         assert!(old_stop.is_cancelled());

@@ -1,0 +1,268 @@
+//! The control API: the table in [`perigee_model::volume`], route by route.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequestParts, Path, Query, Request, State};
+use axum::http::request::Parts;
+use axum::response::Response;
+use axum::routing::{get, post, put};
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use perigee_http::{Failure, Json, Reply};
+use perigee_model::volume::{
+    Attach, Attachment, BlockProbe, CreateVolume, EpochChange, EpochIssued, ExportStats, ImageInfo,
+    ImportImage, PoolInfo, ProbeBlocks, Snapshot, VolumeInfo,
+};
+use perigee_model::{BadName, ImageName, Problem, VolumeName};
+use serde::Deserialize;
+
+use crate::device::{Device, IoError};
+use crate::exports::PoolExports;
+use crate::probe::probe;
+use crate::stats::StatsTable;
+use crate::store::{Pool, io_problem};
+
+/// Volumes' bytes go through memory in pieces of this size.
+const PIECE_BYTES: u32 = 1 << 20;
+
+/// What the handlers share.
+pub struct Control {
+    pub pool: Arc<Pool>,
+    pub exports: Arc<PoolExports>,
+    pub stats: Arc<StatsTable>,
+}
+
+type Shared = State<Arc<Control>>;
+
+pub fn router(control: Arc<Control>) -> Router {
+    let v1 = Router::new()
+        .route("/pool", get(pool_info))
+        .route("/images", get(list_images).post(import_image))
+        .route("/images/{image}", get(image_info).delete(delete_image))
+        .route("/volumes", get(list_volumes).post(create_volume))
+        .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
+        .route("/volumes/{volume}/snapshot", post(snapshot))
+        .route("/volumes/{volume}/data", put(write_data).get(read_data))
+        .route("/volumes/{volume}/epoch/issue", post(issue_epoch))
+        .route("/volumes/{volume}/epoch", post(change_epoch))
+        .route("/attachments", get(list_attachments))
+        .route("/attachments/{volume}", put(attach).delete(detach))
+        .route("/stats", get(list_stats))
+        .route("/probe", post(probe_blocks));
+    Router::new().nest("/v1", v1).fallback(no_such_path).method_not_allowed_fallback(no_such_path).with_state(control)
+}
+
+async fn no_such_path(request: Request) -> Failure {
+    let what = format!("{} {}", request.method(), request.uri().path());
+    Failure(Problem::not_found(what, "the volume server's API has no such path and method"))
+}
+
+/// The name in a path; one that is no name answers with a [`Problem`] like every wrong request.
+struct Named<T>(T);
+
+impl<T: FromStr<Err = BadName>, S: Send + Sync> FromRequestParts<S> for Named<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let what = format!("{} {}", parts.method, parts.uri.path());
+        let invalid = |why: String| Failure(Problem::invalid(what.as_str(), why));
+        let Path(text) = Path::<String>::from_request_parts(parts, state)
+            .await
+            .map_err(|error| invalid(error.body_text()))?;
+        text.parse().map(Self).map_err(|error| invalid(error.to_string()))
+    }
+}
+
+async fn pool_info(State(control): Shared) -> Reply<PoolInfo> {
+    Ok(Json(control.pool.info().await?))
+}
+
+async fn list_images(State(control): Shared) -> Reply<Vec<ImageInfo>> {
+    Ok(Json(control.pool.images().await?))
+}
+
+async fn import_image(
+    State(control): Shared,
+    Json(request): Json<ImportImage>,
+) -> Reply<ImageInfo> {
+    Ok(Json(control.pool.import_image(request).await?))
+}
+
+async fn image_info(State(control): Shared, Named(image): Named<ImageName>) -> Reply<ImageInfo> {
+    Ok(Json(control.pool.image_info(&image).await?))
+}
+
+async fn delete_image(State(control): Shared, Named(image): Named<ImageName>) -> Reply<()> {
+    Ok(Json(control.pool.delete_image(&image).await?))
+}
+
+async fn list_volumes(State(control): Shared) -> Reply<Vec<VolumeInfo>> {
+    Ok(Json(control.pool.volumes().await?))
+}
+
+async fn create_volume(
+    State(control): Shared,
+    Json(request): Json<CreateVolume>,
+) -> Reply<VolumeInfo> {
+    Ok(Json(control.pool.create_volume(request).await?))
+}
+
+async fn volume_info(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<VolumeInfo> {
+    Ok(Json(control.pool.volume_info(&volume).await?))
+}
+
+async fn delete_volume(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
+    control.pool.delete_volume(&volume).await?;
+    control.stats.forget(&volume);
+    Ok(Json(()))
+}
+
+async fn snapshot(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(request): Json<Snapshot>,
+) -> Reply<ImageInfo> {
+    Ok(Json(control.pool.snapshot(&volume, request).await?))
+}
+
+async fn issue_epoch(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<EpochIssued> {
+    Ok(Json(control.pool.volume(&volume).await?.issue_epoch().await?))
+}
+
+async fn change_epoch(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(change): Json<EpochChange>,
+) -> Reply<VolumeInfo> {
+    let volume = control.pool.volume(&volume).await?;
+    volume.change_epoch(change).await?;
+    Ok(Json(volume.info()))
+}
+
+async fn list_attachments(State(control): Shared) -> Reply<Vec<Attachment>> {
+    let attachments = control.pool.attachments().await?;
+    Ok(Json(attachments.into_iter().map(|(v, addr)| attachment(&control, v, addr)).collect()))
+}
+
+async fn attach(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(Attach { nbd_addr }): Json<Attach>,
+) -> Reply<Attachment> {
+    check_address(&volume, &nbd_addr)?;
+    control.pool.attach(&volume, &nbd_addr).await?;
+    Ok(Json(attachment(&control, volume, nbd_addr)))
+}
+
+fn check_address(volume: &VolumeName, nbd_addr: &str) -> Result<(), Problem> {
+    match nbd_addr.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(()),
+        _ => Err(Problem::invalid(
+            format!("can't attach volume {volume}"),
+            format!("{nbd_addr:?} is not HOST:PORT"),
+        )),
+    }
+}
+
+fn attachment(control: &Control, volume: VolumeName, nbd_addr: String) -> Attachment {
+    let sessions = control.exports.proxied_sessions(&volume);
+    Attachment { volume, nbd_addr, sessions }
+}
+
+/// Sessions that are open stay; only new ones don't find the volume any more.
+async fn detach(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
+    Ok(Json(control.pool.detach(&volume).await?))
+}
+
+async fn list_stats(State(control): Shared) -> Reply<Vec<ExportStats>> {
+    Ok(Json(control.stats.list()))
+}
+
+async fn probe_blocks(Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
+    Ok(Json(probe(&ask).await?))
+}
+
+/// Writes the body from offset 0, at the volume's epoch of this moment, and flushes.
+async fn write_data(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    request: Request,
+) -> Reply<()> {
+    let what = format!("can't write to volume {volume}");
+    let device = control.pool.volume(&volume).await?.session(None);
+    let io_failed = |error: IoError| io_problem(&what, &error);
+    let mut body = request.into_body().into_data_stream();
+    let mut piece = BytesMut::new();
+    let mut offset = 0;
+    loop {
+        let received = match body.next().await {
+            Some(received) => received.map_err(|error| {
+                Problem::invalid(&what, format!("the body ended early: {error}"))
+            })?,
+            None => break,
+        };
+        piece.extend_from_slice(&received);
+        if offset + piece.len() as u64 > device.size_bytes() {
+            let why = format!("the data is longer than the volume's {}", device.size_bytes());
+            return Err(Problem::invalid(what, why).next("create a larger volume").into());
+        }
+        if piece.len() >= PIECE_BYTES as usize {
+            offset += write_piece(&*device, offset, &mut piece).await.map_err(io_failed)?;
+        }
+    }
+    write_piece(&*device, offset, &mut piece).await.map_err(io_failed)?;
+    device.flush().await.map_err(io_failed)?;
+    Ok(Json(()))
+}
+
+async fn write_piece(
+    device: &dyn Device,
+    offset: u64,
+    piece: &mut BytesMut,
+) -> Result<u64, IoError> {
+    let length_bytes = piece.len() as u64;
+    if length_bytes > 0 {
+        device.write(offset, piece.split().freeze(), false).await?;
+    }
+    Ok(length_bytes)
+}
+
+#[derive(Deserialize)]
+struct DataRange {
+    length_bytes: Option<u64>,
+}
+
+/// The first bytes, or all of them. An error in the middle cuts the body: the client sees that it
+/// is shorter than its length.
+async fn read_data(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    range: Result<Query<DataRange>, QueryRejection>,
+) -> Result<Response, Failure> {
+    let Query(range) =
+        range.map_err(|error| Problem::invalid("can't tell how much to read", error.body_text()))?;
+    let device = control.pool.volume(&volume).await?.session(None);
+    let length_bytes = range.length_bytes.unwrap_or(device.size_bytes());
+    if length_bytes > device.size_bytes() {
+        let what = format!("can't read {length_bytes} bytes of volume {volume}");
+        return Err(Problem::invalid(what, format!("it has {}", device.size_bytes())).into());
+    }
+    let pieces = stream::try_unfold((device, 0), move |(device, offset)| async move {
+        let left = length_bytes - offset;
+        if left == 0 {
+            return Ok::<_, IoError>(None);
+        }
+        let length = u32::try_from(left).unwrap_or(u32::MAX).min(PIECE_BYTES);
+        let piece: Bytes = device.read(offset, length).await?;
+        Ok(Some((piece, (device, offset + u64::from(length)))))
+    });
+    Response::builder()
+        .header("content-type", "application/octet-stream")
+        .header("content-length", length_bytes)
+        .body(Body::from_stream(pieces))
+        .map_err(|error| Failure(Problem::internal("answer with a volume's data", error)))
+}

@@ -1,0 +1,316 @@
+//! Export name to device.
+//!
+//! | name | export |
+//! |---|---|
+//! | `VOLUME` | a volume, with the writer epoch it has at this moment |
+//! | `VOLUME@N` | the same, as a session of writer epoch N |
+//! | `image:NAME` | a sealed layer, read-only |
+//!
+//! A volume that is not in this pool but attached is proxied: its home gets the same export name,
+//! and so enforces the epoch.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_http::Listen;
+use perigee_model::{Epoch, ImageName, Problem, ProblemKind, VolumeName};
+use uuid::Uuid;
+
+use crate::device::{Device, Extent, IoError, Zeroing};
+use crate::nbd::{Export, Exports, NbdDevice, Opener, RemoteExport};
+use crate::stats::{Metered, StatsTable};
+use crate::store::Pool;
+
+/// As many names as an error lists.
+const NAMES_IN_ERROR: usize = 20;
+
+/// An export's name, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wanted {
+    Volume(VolumeName, Option<Epoch>),
+    Image(ImageName),
+}
+
+impl Wanted {
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(image) = text.strip_prefix("image:") {
+            return image.parse().ok().map(Self::Image);
+        }
+        match text.split_once('@') {
+            Some((volume, epoch)) => {
+                Some(Self::Volume(volume.parse().ok()?, Some(Epoch(epoch.parse().ok()?))))
+            }
+            None => text.parse().ok().map(|volume| Self::Volume(volume, None)),
+        }
+    }
+}
+
+/// Finds the exports of one pool.
+pub struct PoolExports {
+    pool: Arc<Pool>,
+    stats: Arc<StatsTable>,
+    proxies: Arc<ProxySlots>,
+    /// Tells the homes of attached volumes which server asks. It outlives a restart.
+    server_id: Uuid,
+}
+
+impl PoolExports {
+    pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid) -> Self {
+        Self { pool, stats, proxies: Arc::default(), server_id }
+    }
+
+    /// Open sessions of an attached volume.
+    pub fn proxied_sessions(&self, volume: &VolumeName) -> u64 {
+        self.proxies.count(volume)
+    }
+
+    async fn list(&self) -> Result<Vec<String>, Problem> {
+        let mut names = Vec::new();
+        names.extend(self.pool.volumes().await?.into_iter().map(|v| v.name.to_string()));
+        names.extend(self.pool.attachments().await?.into_iter().map(|(v, _)| v.to_string()));
+        names.extend(self.pool.images().await?.into_iter().map(|i| format!("image:{}", i.name)));
+        Ok(names)
+    }
+
+    async fn find(&self, name: &str, opener: Opener) -> Result<Export, Problem> {
+        let found = match Wanted::parse(name) {
+            Some(Wanted::Image(image)) => self.image(&image).await,
+            Some(Wanted::Volume(volume, epoch)) => match self.pool.volume(&volume).await {
+                Ok(opened) => {
+                    let session = opened.session(epoch);
+                    let device = Arc::new(Metered::new(session, self.stats.of(&volume)));
+                    Ok(Export { device, read_only: false })
+                }
+                Err(problem) if problem.kind == ProblemKind::NotFound => {
+                    match self.attachment(&volume).await? {
+                        Some(nbd_addr) if opener == Opener::Client => {
+                            return self.proxy(&volume, name, nbd_addr).await;
+                        }
+                        _ => Err(problem),
+                    }
+                }
+                Err(problem) => Err(problem),
+            },
+            None => return Err(unknown(name, &self.list().await?)),
+        };
+        match found {
+            Err(problem) if problem.kind == ProblemKind::NotFound => {
+                Err(unknown(name, &self.list().await?))
+            }
+            found => found,
+        }
+    }
+
+    async fn image(&self, image: &ImageName) -> Result<Export, Problem> {
+        Ok(Export { device: self.pool.open_image(image).await?, read_only: true })
+    }
+
+    async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
+        let attachments = self.pool.attachments().await?;
+        Ok(attachments.into_iter().find(|(name, _)| name == volume).map(|(_, addr)| addr))
+    }
+
+    async fn proxy(
+        &self,
+        volume: &VolumeName,
+        name: &str,
+        nbd_addr: String,
+    ) -> Result<Export, Problem> {
+        let slot = ProxySlots::take(&self.proxies, volume, name);
+        let counters = self.stats.of(volume);
+        let mut remote = RemoteExport::new(Listen::Tcp(nbd_addr), name);
+        remote.session = Some(format!("{}/{name}/{}", self.server_id, slot.number).into());
+        remote.counters = Some(counters.clone());
+        let upstream = NbdDevice::open(remote).await?;
+        let read_only = upstream.read_only();
+        let session = Arc::new(ProxySession { upstream, _slot: slot });
+        Ok(Export { device: Arc::new(Metered::new(session, counters)), read_only })
+    }
+}
+
+fn unknown(name: &str, names: &[String]) -> Problem {
+    let why = match names {
+        [] => "this server has no exports yet".to_owned(),
+        _ if names.len() > NAMES_IN_ERROR => {
+            let some = names[..NAMES_IN_ERROR].join(", ");
+            format!("there is none of that name; this server has {} exports: {some}, …", names.len())
+        }
+        _ => format!("there is none of that name; this server has: {}", names.join(", ")),
+    };
+    Problem::not_found(format!("export {name:?}"), why)
+        .next("an export is VOLUME, VOLUME@EPOCH or image:IMAGE; `nbdinfo --list` shows them")
+}
+
+impl Exports for PoolExports {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
+        Box::pin(self.list())
+    }
+
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        opener: Opener,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
+        Box::pin(self.find(name, opener))
+    }
+}
+
+/// The sessions of attached volumes, numbered for each export.
+///
+/// The number goes into the session's key, so that after a restart of this server the first
+/// session of an export has the key it had before: its home then drains what is left of the old
+/// one first.
+#[derive(Default)]
+struct ProxySlots {
+    taken: Mutex<HashMap<(VolumeName, String), BTreeSet<u64>>>,
+}
+
+impl ProxySlots {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(VolumeName, String), BTreeSet<u64>>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(slots: &Arc<Self>, volume: &VolumeName, export: &str) -> ProxySlot {
+        let key = (volume.clone(), export.to_owned());
+        let mut taken = slots.lock();
+        let numbers = taken.entry(key.clone()).or_default();
+        let number = (0..).find(|n| !numbers.contains(n)).expect("not all numbers are taken");
+        numbers.insert(number);
+        ProxySlot { slots: slots.clone(), key, number }
+    }
+
+    fn count(&self, volume: &VolumeName) -> u64 {
+        let taken = self.lock();
+        taken.iter().filter(|((v, _), _)| v == volume).map(|(_, n)| n.len() as u64).sum()
+    }
+}
+
+struct ProxySlot {
+    slots: Arc<ProxySlots>,
+    key: (VolumeName, String),
+    number: u64,
+}
+
+impl Drop for ProxySlot {
+    fn drop(&mut self) {
+        let mut taken = self.slots.lock();
+        if let Some(numbers) = taken.get_mut(&self.key) {
+            numbers.remove(&self.number);
+            if numbers.is_empty() {
+                taken.remove(&self.key);
+            }
+        }
+    }
+}
+
+/// One client's session on an attached volume, with a connection of its own to the volume's home.
+struct ProxySession {
+    upstream: NbdDevice,
+    _slot: ProxySlot,
+}
+
+impl Device for ProxySession {
+    fn size_bytes(&self) -> u64 {
+        self.upstream.size_bytes()
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        self.upstream.read(offset, length_bytes)
+    }
+
+    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.write(offset, data, fua)
+    }
+
+    fn zero(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        how: Zeroing,
+        fua: bool,
+    ) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.zero(offset, length_bytes, how, fua)
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.flush()
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        self.upstream.extents(offset, length_bytes)
+    }
+
+    fn hang_up(&self) {
+        self.upstream.hang_up();
+    }
+}
+
+/// The id of this pool's server, made at the first start and kept in the pool's directory.
+///
+/// # Errors
+/// When the file can't be read or written.
+pub fn server_id(pool: &Path) -> Result<Uuid, Problem> {
+    let path = pool.join("server-id");
+    let failed = |error: std::io::Error| {
+        Problem::internal(format!("the server's id in {}", path.display()), error)
+    };
+    match std::fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse().map_err(|e| failed(std::io::Error::other(e))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let id = Uuid::new_v4();
+            let new = path.with_extension("new");
+            std::fs::write(&new, format!("{id}\n")).map_err(failed)?;
+            std::fs::rename(&new, &path).map_err(failed)?;
+            Ok(id)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(name: &str) -> VolumeName {
+        VolumeName::new(name).expect("a name")
+    }
+
+    #[test]
+    fn export_names_are_volumes_sessions_and_images() {
+        assert_eq!(Wanted::parse("data"), Some(Wanted::Volume(volume("data"), None)));
+        assert_eq!(Wanted::parse("data@12"), Some(Wanted::Volume(volume("data"), Some(Epoch(12)))));
+        let image = ImageName::new("debian").expect("a name");
+        assert_eq!(Wanted::parse("image:debian"), Some(Wanted::Image(image)));
+        for bad in ["", "data@", "data@x", "data@-1", "image:", "other:data", "../data"] {
+            assert_eq!(Wanted::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_freed_session_number_is_taken_again() {
+        let slots = Arc::<ProxySlots>::default();
+        let first = ProxySlots::take(&slots, &volume("data"), "data@1");
+        let second = ProxySlots::take(&slots, &volume("data"), "data@1");
+        let other = ProxySlots::take(&slots, &volume("data"), "data@2");
+        assert_eq!((first.number, second.number, other.number), (0, 1, 0));
+        assert_eq!(slots.count(&volume("data")), 3);
+        drop(first);
+        assert_eq!(ProxySlots::take(&slots, &volume("data"), "data@1").number, 0);
+        drop((second, other));
+        assert_eq!(slots.count(&volume("data")), 0);
+    }
+
+    #[test]
+    fn a_server_keeps_its_id() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let first = server_id(dir.path()).expect("an id");
+        assert_eq!(server_id(dir.path()).expect("an id"), first);
+    }
+}

@@ -1,0 +1,99 @@
+//! The volume server as a process: opens the pool, listens, and ends in order.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use perigee_http::Listen;
+use perigee_model::Problem;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::control::{self, Control};
+use crate::device::{Device, IoError};
+use crate::exports::{self, PoolExports};
+use crate::nbd::server::{self, Listener};
+use crate::nbd::{NbdDevice, RemoteExport};
+use crate::stats::StatsTable;
+use crate::store::{Connector, Pool, PoolConfig};
+
+/// Connections that are not drained by then are cut: their clients come back to the next server.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// What a volume server needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Made if it does not exist.
+    pub pool: PathBuf,
+    pub nbd: Vec<Listen>,
+    /// The control API; may be empty.
+    pub control: Vec<Listen>,
+}
+
+/// Runs a volume server until SIGTERM or SIGINT; every volume is flushed when it returns.
+///
+/// # Errors
+/// `Conflict` when the pool is open elsewhere or an address is taken; `Internal` when a volume
+/// could not be flushed at the end.
+pub async fn serve(config: Config) -> Result<(), Problem> {
+    let mut terminate = on(SignalKind::terminate())?;
+    let mut interrupt = on(SignalKind::interrupt())?;
+    std::fs::create_dir_all(&config.pool).map_err(|error| {
+        Problem::invalid(format!("can't make the pool {}", config.pool.display()), error)
+    })?;
+    let pool = Pool::open(PoolConfig { dir: config.pool.clone(), connect: connector() }).await?;
+    let stats = Arc::new(StatsTable::default());
+    let server_id = exports::server_id(&config.pool)?;
+    let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id));
+    let mut listeners = Vec::new();
+    for address in &config.nbd {
+        listeners.push(Listener::bind(address).await?);
+    }
+    let stop = CancellationToken::new();
+    let mut nbd = tokio::spawn(server::serve(exports.clone(), listeners, stop.clone()));
+    let control = Control { pool: pool.clone(), exports, stats };
+    let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
+    tracing::info!(pool = %config.pool.display(), nbd = ?config.nbd, control = ?config.control, "ready");
+    let ended = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        failed = api, if !config.control.is_empty() => failed,
+    };
+    tracing::info!("stopping");
+    stop.cancel();
+    if tokio::time::timeout(DRAIN_MAX, &mut nbd).await.is_err() {
+        tracing::warn!("some NBD connections did not end in time; cutting them");
+        nbd.abort();
+    }
+    flush_all(&pool).await?;
+    ended
+}
+
+fn on(kind: SignalKind) -> Result<Signal, Problem> {
+    signal(kind).map_err(|error| Problem::internal("listen for signals", error))
+}
+
+/// How the pool's layers reach a remote parent.
+fn connector() -> Connector {
+    Arc::new(|nbd_addr, export| {
+        async move {
+            let remote = RemoteExport::new(Listen::Tcp(nbd_addr), export);
+            match NbdDevice::open(remote).await {
+                Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
+                Err(problem) => Err(IoError::Unreachable(problem.to_string())),
+            }
+        }
+        .boxed()
+    })
+}
+
+async fn flush_all(pool: &Arc<Pool>) -> Result<(), Problem> {
+    let mut failed = Ok(());
+    for info in pool.volumes().await? {
+        if let Err(error) = pool.volume(&info.name).await?.flush().await {
+            failed = Err(Problem::internal(format!("flush volume {}", info.name), error));
+        }
+    }
+    failed
+}
