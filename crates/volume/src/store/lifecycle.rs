@@ -1,0 +1,286 @@
+//! Creating, cloning, sealing and deleting.
+//!
+//! Each makes files first, makes them durable, and then changes the catalog in one transaction:
+//! a crash in between leaves files that no catalog entry names, and the next open removes them.
+
+use std::sync::Arc;
+
+use perigee_model::volume::{CreateVolume, ImageInfo, Snapshot, VolumeInfo, VolumeSource};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use tokio::sync::OwnedMutexGuard;
+use uuid::Uuid;
+
+use super::blocking;
+use super::catalog::{LayerRow, RemoteRow};
+use super::chain::Chain;
+use super::head::Head;
+use super::layer::{self, live_name};
+use super::pool::Pool;
+use super::volume::{Stack, io_problem};
+
+/// What a new head stands on.
+struct Base {
+    size_bytes: u64,
+    parent: Option<LayerId>,
+    remote: Option<RemoteRow>,
+}
+
+fn internal(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| Problem::internal(what, error)
+}
+
+impl Pool {
+    /// # Errors
+    /// A conflict when the name is taken; not found when the source is; no space; unavailable
+    /// when a remote parent does not answer.
+    pub async fn create_volume(
+        self: &Arc<Self>,
+        request: CreateVolume,
+    ) -> Result<VolumeInfo, Problem> {
+        let what = format!("can't create volume {}", request.name);
+        // Before taking the turn: the other host may be slow.
+        let remote = match &request.source {
+            VolumeSource::Remote { nbd_addr, export } => {
+                Some(self.remote_row(&what, nbd_addr, export).await?)
+            }
+            _ => None,
+        };
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        self.check_name_free(&what, &request.name).await?;
+        let base = match (request.source, remote) {
+            (_, Some(row)) => Base { size_bytes: row.size_bytes, parent: None, remote: Some(row) },
+            (VolumeSource::Image(image), _) => self.image_base(&what, &image).await?,
+            (VolumeSource::Volume(source), _) => {
+                self.volume_base(&what, &source, request.size_bytes).await?
+            }
+            (VolumeSource::Empty | VolumeSource::Remote { .. }, None) => {
+                Base { size_bytes: 0, parent: None, remote: None }
+            }
+        };
+        let size_bytes = head_size(&what, &base, request.size_bytes)?;
+        let pool = Arc::clone(self);
+        let name = request.name.clone();
+        blocking(move || pool.add_volume(turn, &what, &name, size_bytes, base)).await?;
+        self.volume_info(&request.name).await
+    }
+
+    async fn remote_row(
+        &self,
+        what: &str,
+        nbd_addr: &str,
+        export: &str,
+    ) -> Result<RemoteRow, Problem> {
+        let device = (self.connect)(nbd_addr.to_owned(), export.to_owned())
+            .await
+            .map_err(|error| io_problem(what, &error))?;
+        Ok(RemoteRow {
+            nbd_addr: nbd_addr.to_owned(),
+            export: export.to_owned(),
+            size_bytes: device.size_bytes(),
+        })
+    }
+
+    async fn check_name_free(
+        self: &Arc<Self>,
+        what: &str,
+        name: &VolumeName,
+    ) -> Result<(), Problem> {
+        let (pool, what, name) = (Arc::clone(self), what.to_owned(), name.clone());
+        blocking(move || {
+            if pool.catalog.volume(&name).map_err(internal(&what))?.is_some() {
+                return Err(Problem::conflict(what, "there is a volume of that name"));
+            }
+            let attached = pool.catalog.attachments().map_err(internal(&what))?;
+            if attached.iter().any(|(attached, _)| *attached == name) {
+                return Err(Problem::conflict(what, "a volume of that name is attached here"));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn image_base(self: &Arc<Self>, what: &str, image: &ImageName) -> Result<Base, Problem> {
+        let (pool, what, image) = (Arc::clone(self), what.to_owned(), image.clone());
+        blocking(move || {
+            let layer = pool.catalog.image(&image).map_err(internal(&what))?.ok_or_else(|| {
+                Problem::not_found(&what, format!("there is no image {image} in this pool"))
+                    .next("import it first")
+            })?;
+            let rows = pool.catalog.chain(layer).map_err(internal(&what))?;
+            Ok(Base { size_bytes: rows[0].size_bytes, parent: Some(layer), remote: None })
+        })
+        .await
+    }
+
+    /// Seals the source's head without a name. A head that was never touched stays, and the
+    /// clone stands on the layer below: many clones of a quiet volume make no deep chain.
+    async fn volume_base(
+        self: &Arc<Self>,
+        what: &str,
+        source: &VolumeName,
+        size_bytes: Option<u64>,
+    ) -> Result<Base, Problem> {
+        let volume = self.volume(source).await?;
+        // Refused before the source is touched.
+        let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None };
+        head_size(what, &whole, size_bytes)?;
+        let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
+        volume
+            .replace_stack(what, move |stack| {
+                let below = stack.chain.layers.get(1).filter(|_| stack.head.is_untouched());
+                if let Some(below) = below {
+                    return Ok((None, Base { parent: Some(below.id), ..whole }));
+                }
+                let sealed = stack.head.layer.id;
+                let new = pool.seal(&what_now, &source, whole.size_bytes, stack, None)?;
+                Ok((Some(new), Base { parent: Some(sealed), ..whole }))
+            })
+            .await
+    }
+
+    fn add_volume(
+        &self,
+        _turn: OwnedMutexGuard<()>,
+        what: &str,
+        name: &VolumeName,
+        size_bytes: u64,
+        base: Base,
+    ) -> Result<(), Problem> {
+        let Base { parent, remote, .. } = base;
+        let id = LayerId(Uuid::new_v4());
+        let row = LayerRow { id, size_bytes, parent, remote, poisoned: None };
+        self.make_head(what, &row)?;
+        self.catalog.add_volume(name, &row).map_err(|error| self.give_up(what, id, error))
+    }
+
+    /// Makes the files of an empty head; nothing stays when that fails.
+    fn make_head(&self, what: &str, row: &LayerRow) -> Result<Head, Problem> {
+        let made = Head::create(&*self.files, row.id, row.size_bytes, self.boot)
+            .and_then(|head| self.files.sync_names().map(|()| head));
+        made.map_err(|error| {
+            self.remove_layers(&[row.id]);
+            io_problem(what, &error.into())
+        })
+    }
+
+    fn give_up(&self, what: &str, layer: LayerId, error: rusqlite::Error) -> Problem {
+        self.remove_layers(&[layer]);
+        Problem::internal(what, error)
+    }
+
+    /// Removes layers that the catalog does not name. What fails is tried again at the next open.
+    pub(super) fn remove_layers(&self, layers: &[LayerId]) {
+        for layer in layers {
+            if let Err(error) = layer::remove(&*self.files, *layer) {
+                tracing::warn!(%layer, %error, "can't remove a layer that nothing needs");
+            }
+        }
+    }
+
+    /// Puts an empty head on a flushed one, which is a sealed layer from then on. Nothing may
+    /// write the volume meanwhile.
+    fn seal(
+        &self,
+        what: &str,
+        volume: &VolumeName,
+        size_bytes: u64,
+        stack: &Stack,
+        image: Option<&ImageName>,
+    ) -> Result<Stack, Problem> {
+        let sealed = &stack.head.layer;
+        let id = LayerId(Uuid::new_v4());
+        let row =
+            LayerRow { id, size_bytes, parent: Some(sealed.id), remote: None, poisoned: None };
+        let head = self.make_head(what, &row)?;
+        self.catalog
+            .seal(volume, &row, image.map(|name| (name, sealed.id)))
+            .map_err(|error| self.give_up(what, id, error))?;
+        self.share_layer(sealed);
+        if let Err(error) = self.files.remove(&live_name(sealed.id)) {
+            tracing::warn!(layer = %sealed.id, %error, "can't remove a sealed layer's live map");
+        }
+        let layers = std::iter::once(&head.layer).chain(&stack.chain.layers).map(Arc::clone);
+        let chain = Chain { layers: layers.collect(), remote: stack.chain.remote.clone() };
+        Ok(Stack { head: Arc::new(head), chain: Arc::new(chain) })
+    }
+
+    /// Seals the volume's head under a name, while it is in use.
+    ///
+    /// # Errors
+    /// A conflict when the name is taken; no space for the new head; the flush failed.
+    pub async fn snapshot(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        request: Snapshot,
+    ) -> Result<ImageInfo, Problem> {
+        let what = format!("can't snapshot volume {volume} as {}", request.image);
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let opened = self.volume(volume).await?;
+        let size_bytes = opened.size_bytes();
+        let (pool, name, image) = (Arc::clone(self), volume.clone(), request.image.clone());
+        let what_now = what.clone();
+        opened
+            .replace_stack(&what, move |stack| {
+                let _turn = turn;
+                if pool.catalog.image(&image).map_err(internal(&what_now))?.is_some() {
+                    return Err(Problem::conflict(what_now, "there is an image of that name"));
+                }
+                let new = pool.seal(&what_now, &name, size_bytes, stack, Some(&image))?;
+                Ok((Some(new), ()))
+            })
+            .await?;
+        self.image_info(&request.image).await
+    }
+
+    /// # Errors
+    /// A conflict, with their names, when volumes or images stand on it.
+    pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _turn = turn;
+            let what = format!("can't delete image {name}");
+            let layer =
+                pool.catalog.image(&name).map_err(internal(&what))?.ok_or_else(|| {
+                    Problem::not_found(&what, "there is no such image in this pool")
+                })?;
+            let children = pool.catalog.dependants(layer).map_err(internal(&what))?;
+            if !children.is_empty() {
+                let why = format!("{} stand on it", children.join(", "));
+                return Err(Problem::conflict(what, why).next("delete them first"));
+            }
+            let unneeded = pool.catalog.delete_image(&name).map_err(internal(&what))?;
+            pool.remove_layers(&unneeded);
+            Ok(())
+        })
+        .await
+    }
+
+    /// # Errors
+    /// A conflict while sessions are open.
+    pub async fn delete_volume(self: &Arc<Self>, name: &VolumeName) -> Result<(), Problem> {
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let volume = self.volume(name).await?;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        volume
+            .delete_with(move || {
+                let _turn = turn;
+                let what = format!("can't delete volume {name}");
+                let unneeded = pool.catalog.delete_volume(&name).map_err(internal(&what))?;
+                pool.forget_volume(&name);
+                pool.remove_layers(&unneeded);
+                Ok(())
+            })
+            .await
+    }
+}
+
+/// The size of a head: at least its base's.
+fn head_size(what: &str, base: &Base, asked_bytes: Option<u64>) -> Result<u64, Problem> {
+    let size_bytes = Pool::layer_size(what, asked_bytes.unwrap_or(base.size_bytes))?;
+    if size_bytes < base.size_bytes {
+        let why = format!("{size_bytes} bytes are less than the source's {}", base.size_bytes);
+        return Err(Problem::invalid(what, why).next("leave the size out, or give a larger one"));
+    }
+    Ok(size_bytes)
+}

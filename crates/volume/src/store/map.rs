@@ -1,0 +1,242 @@
+//! The durable map of a layer: which blocks it has, as a power cut leaves it.
+//!
+//! File `UUID.map`, pages of 4096 bytes. Page 0 is the header:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..4 | CRC32C of the rest of the page, little endian as every number here |
+//! | 4..12 | `PERIGEEM` |
+//! | 12..16 | version, 1 |
+//! | 16..32 | the layer's UUID |
+//! | 32..40 | blocks of the layer |
+//!
+//! Then two slots, A and B, for each 4064 bytes of packed states (16256 blocks, 63.5 MiB):
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..4 | CRC32C of the rest of the slot |
+//! | 4..8 | which page of states this is |
+//! | 8..16 | generation, from 1 |
+//! | 16..32 | the layer's UUID |
+//! | 32..4096 | states, 2 bits each: 0 absent, 1 data, 2 zero |
+//!
+//! **What it means.** The valid slot of the higher generation holds the states. A state is
+//! written here only after the block's data is durable, so what the map calls data is there. A
+//! page is always written into the slot that does *not* hold the current states: a torn write
+//! fails its CRC, and the other slot still has everything that was flushed. A slot of zeros was
+//! never written; a page with no valid slot and one of zeros had its first write torn, and is
+//! all absent.
+//!
+//! **Limits.** Rot of the current slot can't be told from a torn write and falls back to the
+//! states before it. Two slots that are both damaged are an error, never a guess. A torn slot
+//! that passes its CRC (1 in 2³²) is believed. The map says nothing about the bytes of a block.
+
+use std::io;
+use std::sync::Arc;
+
+use perigee_model::LayerId;
+
+use super::blocks::BlockStates;
+use super::files::BlockFile;
+
+pub(super) const PAGE_BYTES: usize = 4096;
+const SLOT_HEADER_BYTES: usize = 32;
+/// Bytes of packed states in one page.
+pub(super) const PAYLOAD_BYTES: usize = PAGE_BYTES - SLOT_HEADER_BYTES;
+const VERSION: u32 = 1;
+
+/// Which of the two files of states a header belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Magic {
+    Durable,
+    Live,
+}
+
+impl Magic {
+    fn bytes(self) -> [u8; 8] {
+        match self {
+            Self::Durable => *b"PERIGEEM",
+            Self::Live => *b"PERIGEEL",
+        }
+    }
+}
+
+/// Why a map can't be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MapError {
+    #[error("its header is damaged or belongs to another layer")]
+    Header,
+    #[error("both copies of page {0} are damaged")]
+    Page(usize),
+    #[error("its states are damaged")]
+    States,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Why pages could not be stored.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoreError {
+    /// The pages may be stored again.
+    #[error("can't write the map: {0}")]
+    Write(io::Error),
+    /// What is on the disk is not known any more.
+    #[error("can't sync the map: {0}")]
+    Sync(io::Error),
+}
+
+/// The slot that holds a page's states, and their generation (0: never written).
+#[derive(Debug, Clone, Copy, Default)]
+struct Current {
+    slot: usize,
+    generation: u64,
+}
+
+pub(super) struct MapFile {
+    file: Arc<dyn BlockFile>,
+    layer: LayerId,
+    current: Vec<Current>,
+}
+
+fn page_count(packed_bytes: usize) -> usize {
+    packed_bytes.div_ceil(PAYLOAD_BYTES)
+}
+
+/// Length of the map file of a layer.
+pub(super) fn file_bytes(blocks: u64) -> u64 {
+    let packed_bytes = super::blocks::index(blocks.div_ceil(4));
+    (PAGE_BYTES * (1 + 2 * page_count(packed_bytes))) as u64
+}
+
+fn slot_offset(page: usize, slot: usize) -> u64 {
+    (PAGE_BYTES * (1 + 2 * page + slot)) as u64
+}
+
+/// The bytes of the packed states that page `page` holds.
+pub(super) fn payload_range(page: usize, packed_bytes: usize) -> std::ops::Range<usize> {
+    page * PAYLOAD_BYTES..((page + 1) * PAYLOAD_BYTES).min(packed_bytes)
+}
+
+fn seal(page: &mut [u8]) {
+    let crc = crc32c::crc32c(&page[4..]);
+    page[..4].copy_from_slice(&crc.to_le_bytes());
+}
+
+fn is_sealed(page: &[u8]) -> bool {
+    page[..4] == crc32c::crc32c(&page[4..]).to_le_bytes()
+}
+
+/// The header page of a file of states. `tag` tells a live map's boot.
+pub(super) fn header(magic: Magic, layer: LayerId, blocks: u64, tag: &[u8; 16]) -> Vec<u8> {
+    let mut page = vec![0; PAGE_BYTES];
+    page[4..12].copy_from_slice(&magic.bytes());
+    page[12..16].copy_from_slice(&VERSION.to_le_bytes());
+    page[16..32].copy_from_slice(layer.0.as_bytes());
+    page[32..40].copy_from_slice(&blocks.to_le_bytes());
+    page[40..56].copy_from_slice(tag);
+    seal(&mut page);
+    page
+}
+
+impl MapFile {
+    /// Writes a map with these states into a fresh file of [`file_bytes`], durably.
+    pub(super) fn create(
+        file: Arc<dyn BlockFile>,
+        layer: LayerId,
+        states: &BlockStates,
+    ) -> io::Result<Self> {
+        file.write_at(0, &header(Magic::Durable, layer, states.blocks(), &[0; 16]))?;
+        let packed = states.packed();
+        let pages = page_count(packed.len());
+        let mut map = Self { file, layer, current: vec![Current::default(); pages] };
+        let used: Vec<_> = (0..pages)
+            .map(|page| (page, packed[payload_range(page, packed.len())].to_vec()))
+            .filter(|(_, payload)| payload.iter().any(|byte| *byte != 0))
+            .collect();
+        match map.store(&used) {
+            Ok(()) => Ok(map),
+            Err(StoreError::Write(error) | StoreError::Sync(error)) => Err(error),
+        }
+    }
+
+    /// Reads the states. The file must be synced before: what is believed here must be durable,
+    /// since the next store overwrites the other slot.
+    pub(super) fn load(
+        file: Arc<dyn BlockFile>,
+        layer: LayerId,
+        blocks: u64,
+    ) -> Result<(Self, BlockStates), MapError> {
+        if file.len()? != file_bytes(blocks) {
+            return Err(MapError::Header);
+        }
+        let mut found = vec![0; PAGE_BYTES];
+        file.read_at(0, &mut found)?;
+        if found != header(Magic::Durable, layer, blocks, &[0; 16]) {
+            return Err(MapError::Header);
+        }
+        let mut states = BlockStates::new(blocks);
+        let packed_bytes = states.packed().len();
+        let mut current = Vec::new();
+        let mut slots = vec![0; 2 * PAGE_BYTES];
+        for page in 0..page_count(packed_bytes) {
+            file.read_at(slot_offset(page, 0), &mut slots)?;
+            let chosen = choose(&slots, layer, page)?;
+            if chosen.generation > 0 {
+                let from = chosen.slot * PAGE_BYTES + SLOT_HEADER_BYTES;
+                let range = payload_range(page, packed_bytes);
+                states.apply(range.start, &slots[from..from + range.len()]);
+            }
+            current.push(chosen);
+        }
+        let states =
+            BlockStates::from_packed(states.packed().to_vec(), blocks).ok_or(MapError::States)?;
+        Ok((Self { file, layer, current }, states))
+    }
+
+    /// Writes pages of states and makes them durable. Their data must be durable already.
+    pub(super) fn store(&mut self, pages: &[(usize, Vec<u8>)]) -> Result<(), StoreError> {
+        let next = |current: &Current| Current {
+            slot: 1 - current.slot,
+            generation: current.generation + 1,
+        };
+        for (page, payload) in pages {
+            let to = next(&self.current[*page]);
+            let mut slot = vec![0; PAGE_BYTES];
+            let number = u32::try_from(*page).expect("a map of less than 2^32 pages");
+            slot[4..8].copy_from_slice(&number.to_le_bytes());
+            slot[8..16].copy_from_slice(&to.generation.to_le_bytes());
+            slot[16..32].copy_from_slice(self.layer.0.as_bytes());
+            slot[SLOT_HEADER_BYTES..SLOT_HEADER_BYTES + payload.len()].copy_from_slice(payload);
+            seal(&mut slot);
+            self.file.write_at(slot_offset(*page, to.slot), &slot).map_err(StoreError::Write)?;
+        }
+        self.file.sync().map_err(StoreError::Sync)?;
+        for (page, _) in pages {
+            self.current[*page] = next(&self.current[*page]);
+        }
+        Ok(())
+    }
+}
+
+/// The generation in a slot: `Some(0)` for one that was never written, `None` for a damaged one.
+fn generation(slot: &[u8], layer: LayerId, page: usize) -> Option<u64> {
+    if slot.iter().all(|byte| *byte == 0) {
+        return Some(0);
+    }
+    let number = u32::try_from(page).ok()?;
+    let ours = is_sealed(slot)
+        && slot[4..8] == number.to_le_bytes()
+        && slot[16..32] == *layer.0.as_bytes();
+    ours.then(|| u64::from_le_bytes(slot[8..16].try_into().expect("eight bytes")))
+}
+
+fn choose(slots: &[u8], layer: LayerId, page: usize) -> Result<Current, MapError> {
+    let (a, b) = slots.split_at(PAGE_BYTES);
+    let (a, b) = (generation(a, layer, page), generation(b, layer, page));
+    match (a, b) {
+        // B is written first, so a damaged A over an unwritten B is no torn write either.
+        (None, None | Some(0)) => Err(MapError::Page(page)),
+        (a, b) if a >= b => Ok(Current { slot: 0, generation: a.unwrap_or(0) }),
+        (_, b) => Ok(Current { slot: 1, generation: b.unwrap_or(0) }),
+    }
+}

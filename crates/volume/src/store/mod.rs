@@ -1,0 +1,63 @@
+//! The layer store: one pool of sealed layers and writable heads in one directory.
+//!
+//! A **layer** is a block address space in which each 4 KiB block is absent, data or zero. A
+//! **sealed** layer never changes; a volume's **head** is the only writable one, and stands on a
+//! chain of sealed layers and perhaps a remote parent. A block is read from the topmost layer
+//! that has it.
+//!
+//! | question | file |
+//! |---|---|
+//! | what survives a power cut, and why | [`map`] (the durable map), [`head`] (the order of a flush) |
+//! | what survives a kill of this process | [`live`] |
+//! | who may write now | [`volume`] (epochs, snapshots under load) |
+//! | which layer answers a read | [`chain`] |
+//! | what exists | [`catalog`] |
+//! | creating, cloning, sealing, deleting | [`lifecycle`], [`import`] |
+
+mod blocks;
+mod catalog;
+mod chain;
+mod files;
+mod head;
+mod import;
+mod layer;
+mod lifecycle;
+mod live;
+mod locks;
+mod map;
+mod pool;
+#[cfg(test)]
+mod sim;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+pub use chain::Connector;
+pub use pool::{Pool, PoolConfig};
+pub use volume::Volume;
+pub(crate) use volume::io_problem;
+
+use crate::device::IoError;
+
+/// Runs blocking file or catalog work away from the async threads. It runs to its end even when
+/// the caller goes away, so what must not be torn apart is put into one such call.
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}
+
+/// Refuses a range that does not lie within the device.
+fn check_range(size_bytes: u64, offset: u64, length_bytes: u64) -> Result<(), IoError> {
+    match offset.checked_add(length_bytes) {
+        Some(end) if end <= size_bytes => Ok(()),
+        _ => Err(IoError::Invalid(format!(
+            "{length_bytes} bytes at {offset} of a device of {size_bytes}"
+        ))),
+    }
+}

@@ -1,0 +1,389 @@
+//! A pool: one directory with a catalog and the layers' files, open in one process at a time.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
+
+use nix::fcntl::{Flock, FlockArg};
+use perigee_model::volume::{BLOCK_BYTES, ImageInfo, PoolInfo, VolumeInfo};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use tokio::sync::OnceCell;
+use uuid::Uuid;
+
+use super::blocking;
+use super::catalog::{Catalog, LayerRow};
+use super::chain::{Chain, Connector, RemoteParent};
+use super::files::{DiskFiles, LayerFiles};
+use super::head::Head;
+use super::layer::{Layer, live_name};
+use super::volume::{SealedDevice, Stack, Volume};
+use crate::device::Device;
+
+/// Where a pool is, and how it reaches remote parents.
+pub struct PoolConfig {
+    pub dir: PathBuf,
+    pub connect: Connector,
+}
+
+/// What is open now.
+#[derive(Default)]
+struct Open {
+    volumes: HashMap<VolumeName, Arc<Volume>>,
+    layers: HashMap<LayerId, Weak<Layer>>,
+}
+
+/// One directory of layers, images and volumes.
+pub struct Pool {
+    pub(super) dir: PathBuf,
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) files: Arc<dyn LayerFiles>,
+    pub(super) connect: Connector,
+    pub(super) boot: Uuid,
+    open: Mutex<Open>,
+    /// Creating, sealing and deleting happen one after the other.
+    pub(super) changes: Arc<tokio::sync::Mutex<()>>,
+    /// Keeps other servers out.
+    _lock: Flock<File>,
+}
+
+/// The kernel's id of this boot.
+fn boot_id() -> std::io::Result<Uuid> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    text.trim().parse().map_err(std::io::Error::other)
+}
+
+impl Pool {
+    /// Opens the pool in a directory, and makes one there if there is none.
+    ///
+    /// # Errors
+    /// A conflict when another process has it open.
+    pub async fn open(config: PoolConfig) -> Result<Arc<Self>, Problem> {
+        blocking(move || {
+            let what = format!("can't open the pool {}", config.dir.display());
+            let files = DiskFiles { dir: config.dir.join("layers") };
+            std::fs::create_dir_all(&files.dir).map_err(|error| Problem::invalid(&what, error))?;
+            let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
+            Self::open_with(config, Arc::new(files), boot)
+        })
+        .await
+    }
+
+    /// As [`Self::open`], with the layers' files and the boot given.
+    pub(super) fn open_with(
+        config: PoolConfig,
+        files: Arc<dyn LayerFiles>,
+        boot: Uuid,
+    ) -> Result<Arc<Self>, Problem> {
+        let PoolConfig { dir, connect } = config;
+        let what = format!("can't open the pool {}", dir.display());
+        let lock_file =
+            File::create(dir.join("lock")).map_err(|error| Problem::invalid(&what, error))?;
+        let lock =
+            Flock::lock(lock_file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+                match error {
+                    nix::Error::EWOULDBLOCK => {
+                        Problem::conflict(&what, "another process has it open").next(
+                            "stop the other volume server, or give this one a pool of its own",
+                        )
+                    }
+                    error => Problem::internal(&what, error),
+                }
+            })?;
+        let catalog = Catalog::open(&dir.join("catalog.sqlite"))
+            .map_err(|error| Problem::internal(&what, error))?;
+        let pool = Self {
+            dir,
+            catalog: Arc::new(catalog),
+            files,
+            connect,
+            boot,
+            open: Mutex::default(),
+            changes: Arc::default(),
+            _lock: lock,
+        };
+        pool.remove_leftovers().map_err(|why| Problem::internal(&what, why))?;
+        Ok(Arc::new(pool))
+    }
+
+    /// Removes what a killed server was still making, and live maps of layers sealed since.
+    fn remove_leftovers(&self) -> Result<(), Box<dyn std::error::Error>> {
+        let layers = self.catalog.layer_ids()?;
+        let heads: Vec<LayerId> =
+            self.catalog.volumes()?.into_iter().map(|volume| volume.head).collect();
+        for name in self.files.names()? {
+            let layer = name.split('.').next().and_then(|stem| stem.parse::<LayerId>().ok());
+            let needed = layer.is_some_and(|layer| {
+                layers.contains(&layer) && (heads.contains(&layer) || name != live_name(layer))
+            });
+            if !needed {
+                self.files.remove(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// When the catalog or the filesystem can't be asked.
+    pub async fn info(self: &Arc<Self>) -> Result<PoolInfo, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let what = "can't tell the state of the pool";
+            let space = nix::sys::statvfs::statvfs(&pool.dir)
+                .map_err(|error| Problem::internal(what, error))?;
+            let images = pool.catalog.images().map_err(|error| Problem::internal(what, error))?;
+            let volumes = pool.catalog.volumes().map_err(|error| Problem::internal(what, error))?;
+            Ok(PoolInfo {
+                path: pool.dir.display().to_string(),
+                total_bytes: space.blocks() * space.fragment_size(),
+                free_bytes: space.blocks_available() * space.fragment_size(),
+                images: images.len() as u64,
+                volumes: volumes.len() as u64,
+            })
+        })
+        .await
+    }
+
+    /// A volume of this pool, opened if it is not yet.
+    ///
+    /// # Errors
+    /// Not found; or its layers can't be read.
+    pub async fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.volume_now(&name)).await
+    }
+
+    fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
+        let what = format!("can't open volume {name}");
+        let mut open = self.open.lock().expect("no holder panics");
+        if let Some(volume) = open.volumes.get(name) {
+            return Ok(Arc::clone(volume));
+        }
+        let row = self
+            .catalog
+            .volume(name)
+            .map_err(|error| Problem::internal(&what, error))?
+            .ok_or_else(|| Problem::not_found(&what, "there is no such volume in this pool"))?;
+        let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(&what, error))?;
+        let head = Head::open(&*self.files, row.head, row.size_bytes, self.boot)
+            .map_err(|error| Problem::internal(&what, error))?;
+        if let Some(why) = &rows[0].poisoned {
+            head.poison(why.clone());
+        }
+        let chain = self
+            .chain(&mut open, Some(&head.layer), &rows)
+            .map_err(|error| Problem::internal(&what, error))?;
+        let stack = Stack { head: Arc::new(head), chain: Arc::new(chain) };
+        let catalog = Arc::clone(&self.catalog);
+        let volume = Volume::new(name.clone(), row.size_bytes, row.epoch, stack, catalog);
+        let volume = Arc::new(volume);
+        open.volumes.insert(name.clone(), Arc::clone(&volume));
+        Ok(volume)
+    }
+
+    /// Opens the layers of a chain; `head` is the first one where it is open already.
+    fn chain(
+        &self,
+        open: &mut Open,
+        head: Option<&Arc<Layer>>,
+        rows: &[LayerRow],
+    ) -> Result<Chain, super::layer::LayerError> {
+        let mut layers: Vec<Arc<Layer>> = head.into_iter().map(Arc::clone).collect();
+        for row in &rows[layers.len()..] {
+            let shared = open.layers.get(&row.id).and_then(Weak::upgrade);
+            let layer = match shared {
+                Some(layer) => layer,
+                None => Arc::new(Layer::open(&*self.files, row.id, row.size_bytes)?),
+            };
+            open.layers.insert(row.id, Arc::downgrade(&layer));
+            layers.push(layer);
+        }
+        open.layers.retain(|_, layer| layer.strong_count() > 0);
+        let remote = rows.last().and_then(|row| row.remote.clone()).map(|row| {
+            Arc::new(RemoteParent {
+                nbd_addr: row.nbd_addr,
+                export: row.export,
+                size_bytes: row.size_bytes,
+                connect: Arc::clone(&self.connect),
+                device: OnceCell::new(),
+            })
+        });
+        Ok(Chain { layers, remote })
+    }
+
+    /// A head became a sealed layer: who opens it from now on shares it.
+    pub(super) fn share_layer(&self, layer: &Arc<Layer>) {
+        let mut open = self.open.lock().expect("no holder panics");
+        open.layers.insert(layer.id, Arc::downgrade(layer));
+    }
+
+    pub(super) fn forget_volume(&self, name: &VolumeName) {
+        self.open.lock().expect("no holder panics").volumes.remove(name);
+    }
+
+    /// Volumes by name. One whose layers can't be read is left out, and the log says why.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn volumes(self: &Arc<Self>) -> Result<Vec<VolumeInfo>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let rows = pool
+                .catalog
+                .volumes()
+                .map_err(|error| Problem::internal("can't list the volumes", error))?;
+            let mut infos = Vec::new();
+            for row in rows {
+                match pool.volume_now(&row.name) {
+                    Ok(volume) => infos.push(volume.info()),
+                    Err(problem) => tracing::error!(volume = %row.name, %problem, "left out"),
+                }
+            }
+            Ok(infos)
+        })
+        .await
+    }
+
+    /// # Errors
+    /// As [`Self::volume`].
+    pub async fn volume_info(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeInfo, Problem> {
+        Ok(self.volume(name).await?.info())
+    }
+
+    /// A sealed layer by name, read-only.
+    ///
+    /// # Errors
+    /// Not found; or its layers can't be read.
+    pub async fn open_image(
+        self: &Arc<Self>,
+        name: &ImageName,
+    ) -> Result<Arc<dyn Device>, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || Ok(Arc::new(pool.image_now(&name)?.1) as Arc<dyn Device>)).await
+    }
+
+    fn image_now(&self, name: &ImageName) -> Result<(LayerId, SealedDevice), Problem> {
+        let what = format!("can't open image {name}");
+        let layer = self
+            .catalog
+            .image(name)
+            .map_err(|error| Problem::internal(&what, error))?
+            .ok_or_else(|| Problem::not_found(&what, "there is no such image in this pool"))?;
+        let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(&what, error))?;
+        let mut open = self.open.lock().expect("no holder panics");
+        let chain =
+            self.chain(&mut open, None, &rows).map_err(|error| Problem::internal(&what, error))?;
+        Ok((layer, SealedDevice { size_bytes: rows[0].size_bytes, chain }))
+    }
+
+    /// # Errors
+    /// As [`Self::open_image`].
+    pub async fn image_info(self: &Arc<Self>, name: &ImageName) -> Result<ImageInfo, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.image_info_now(&name)).await
+    }
+
+    fn image_info_now(&self, name: &ImageName) -> Result<ImageInfo, Problem> {
+        let (layer, device) = self.image_now(name)?;
+        let children = self.catalog.dependants(layer).map_err(|error| {
+            Problem::internal(format!("can't tell what stands on image {name}"), error)
+        })?;
+        Ok(ImageInfo {
+            name: name.clone(),
+            layer,
+            size_bytes: device.size_bytes,
+            allocated_bytes: device.chain.data_bytes(),
+            chain: device.chain.ids(),
+            children: children.len() as u64,
+        })
+    }
+
+    /// Images by name. One whose layers can't be read is left out, and the log says why.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageInfo>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let rows = pool
+                .catalog
+                .images()
+                .map_err(|error| Problem::internal("can't list the images", error))?;
+            let mut infos = Vec::new();
+            for (name, _) in rows {
+                match pool.image_info_now(&name) {
+                    Ok(info) => infos.push(info),
+                    Err(problem) => tracing::error!(image = %name, %problem, "left out"),
+                }
+            }
+            Ok(infos)
+        })
+        .await
+    }
+
+    /// Volumes of other hosts that are reachable through this one: name and `HOST:PORT`.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn attachments(self: &Arc<Self>) -> Result<Vec<(VolumeName, String)>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            pool.catalog
+                .attachments()
+                .map_err(|error| Problem::internal("can't list the attachments", error))
+        })
+        .await
+    }
+
+    /// Records where a volume of another host is; a repeated call changes the address.
+    ///
+    /// # Errors
+    /// A conflict when this pool has a volume of that name.
+    pub async fn attach(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        nbd_addr: &str,
+    ) -> Result<(), Problem> {
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, volume, nbd_addr) = (Arc::clone(self), volume.clone(), nbd_addr.to_owned());
+        blocking(move || {
+            let _turn = turn;
+            let what = format!("can't attach volume {volume}");
+            let here =
+                pool.catalog.volume(&volume).map_err(|error| Problem::internal(&what, error))?;
+            if here.is_some() {
+                return Err(Problem::conflict(what, "this pool has a volume of that name"));
+            }
+            pool.catalog.attach(&volume, &nbd_addr).map_err(|error| Problem::internal(what, error))
+        })
+        .await
+    }
+
+    /// # Errors
+    /// Not found when it is not attached.
+    pub async fn detach(self: &Arc<Self>, volume: &VolumeName) -> Result<(), Problem> {
+        let (pool, volume) = (Arc::clone(self), volume.clone());
+        blocking(move || {
+            let what = format!("can't detach volume {volume}");
+            match pool.catalog.detach(&volume) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Problem::not_found(what, "it is not attached")),
+                Err(error) => Err(Problem::internal(what, error)),
+            }
+        })
+        .await
+    }
+
+    /// Rounds up to whole blocks and refuses what no layer can have.
+    pub(super) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
+        /// The largest file of ext4.
+        const LAYER_BYTES_MAX: u64 = 16 << 40;
+        match size_bytes.checked_next_multiple_of(BLOCK_BYTES) {
+            Some(size_bytes) if (1..=LAYER_BYTES_MAX - BLOCK_BYTES).contains(&size_bytes) => {
+                Ok(size_bytes)
+            }
+            _ => Err(Problem::invalid(what, format!("a size of {size_bytes} bytes"))
+                .next("give a size of 1 byte to 16 TiB")),
+        }
+    }
+}

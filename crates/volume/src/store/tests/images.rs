@@ -1,0 +1,104 @@
+//! Images: what `qemu-img` brings in, and what is refused.
+
+use std::process::Command;
+
+use perigee_model::volume::{ImportImage, VolumeSource};
+use perigee_model::{LayerId, ProblemKind};
+
+use super::*;
+
+fn qemu_img(arguments: &[&str]) {
+    let output = Command::new("qemu-img").args(arguments).output().expect("qemu-utils is there");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn import(name: &str, source: &Path) -> ImportImage {
+    let source = source.to_str().unwrap().to_owned();
+    ImportImage { name: image_name(name), source, layer: None }
+}
+
+/// Data at the start and the end, zeros that take space, and holes; no whole number of blocks.
+fn raw_image(path: &Path) -> Vec<u8> {
+    let mut image = vec![0; 1_000_448];
+    image[..5000].fill(1);
+    image[999_000..].fill(2);
+    std::fs::write(path, &image).unwrap();
+    image
+}
+
+#[tokio::test]
+async fn a_qcow2_image_reads_as_it_did_and_takes_the_space_of_its_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let (raw, qcow2) = (dir.path().join("i.raw"), dir.path().join("i.qcow2"));
+    let mut expected = raw_image(&raw);
+    expected.resize(expected.len().next_multiple_of(4096), 0);
+    let (from, to) = (raw.to_str().unwrap(), qcow2.to_str().unwrap());
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", from, to]);
+
+    let pool = open_real(&dir.path().join("pool")).await;
+    for (name, source) in [("r", &raw), ("q", &qcow2)] {
+        let info = pool.import_image(import(name, source)).await.unwrap();
+        assert_eq!(info.size_bytes, expected.len() as u64);
+        assert_eq!(info.allocated_bytes, 4 * 4096, "two blocks at each end");
+        assert_eq!(all(&pool.open_image(&image_name(name)).await.unwrap()).await, expected);
+    }
+    let clone = create("c", Some(2 << 20), VolumeSource::Image(image_name("q")));
+    pool.create_volume(clone).await.unwrap();
+    expected.resize(2 << 20, 0);
+    assert_eq!(all(&session(&pool, "c").await).await, expected);
+}
+
+#[tokio::test]
+async fn what_is_no_image_of_its_own_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("empty"), "").unwrap();
+    std::fs::write(path("secret"), [9; 4096]).unwrap();
+    qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "secret", &text(&path("backed"))]);
+    let with_data_file = format!("data_file={}", text(&path("data")));
+    let options = ["-f", "qcow2", "-o", &with_data_file];
+    qemu_img(&[&["create", "-q"], &options[..], &[&text(&path("external")), "1M"]].concat());
+    let flat = ["-f", "vmdk", "-o", "subformat=monolithicFlat"];
+    qemu_img(&[&["create", "-q"], &flat[..], &[&text(&path("flat.vmdk")), "1M"]].concat());
+    std::fs::write(path("broken"), [&b"QFI\xfb"[..], &[255; 600]].concat()).unwrap();
+
+    let pool = open_real(&path("pool")).await;
+    for (source, kind) in [
+        ("missing", ProblemKind::NotFound),
+        ("pool", ProblemKind::Invalid),
+        ("empty", ProblemKind::Invalid),
+        ("backed", ProblemKind::Invalid),
+        ("external", ProblemKind::Invalid),
+        ("flat.vmdk", ProblemKind::Invalid),
+        ("broken", ProblemKind::Invalid),
+    ] {
+        let problem = pool.import_image(import("i", &path(source))).await.unwrap_err();
+        assert_eq!(problem.kind, kind, "{source}: {problem}");
+    }
+    let relative = pool.import_image(import("i", Path::new("json:{}"))).await.unwrap_err();
+    assert_eq!(relative.kind, ProblemKind::Invalid);
+    assert!(pool.images().await.unwrap().is_empty());
+    assert_eq!(std::fs::read_dir(path("pool").join("layers")).unwrap().count(), 0);
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn the_same_layer_twice_is_one_and_a_taken_name_is_a_conflict() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("i.raw");
+    raw_image(&source);
+    let pool = open_real(&dir.path().join("pool")).await;
+    let layer = Some(LayerId(Uuid::from_u128(42)));
+    let request = ImportImage { layer, ..import("i", &source) };
+    let first = pool.import_image(request.clone()).await.unwrap();
+    assert_eq!(first.layer, layer.unwrap());
+    let again = pool.import_image(request.clone()).await.unwrap();
+    assert_eq!(again.layer, first.layer);
+    let other_layer = pool.import_image(import("i", &source)).await.unwrap_err();
+    assert_eq!(other_layer.kind, ProblemKind::Conflict);
+    let other_name = ImportImage { name: image_name("j"), ..request };
+    assert_eq!(pool.import_image(other_name).await.unwrap_err().kind, ProblemKind::Conflict);
+}

@@ -1,0 +1,223 @@
+//! Creating, sealing, cloning and deleting in a real directory.
+
+use perigee_model::volume::{EpochChange, Snapshot, VolumeHealth, VolumeSource};
+use perigee_model::{Epoch, ProblemKind};
+
+use super::*;
+
+fn layer_files(dir: &Path) -> usize {
+    std::fs::read_dir(dir.join("layers")).unwrap().count()
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_after_opening_again() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let pool = open_real(dir.path()).await;
+        let device = empty(&pool, "v", 1 << 20).await;
+        device.write(4095, bytes(7, 2), true).await.unwrap();
+        device.write(65536, bytes(8, 8192), false).await.unwrap();
+    }
+    let pool = open_real(dir.path()).await;
+    let device = session(&pool, "v").await;
+    assert_eq!(device.read(4094, 4).await.unwrap()[..], [0, 7, 7, 0]);
+    assert_eq!(device.read(65536, 8192).await.unwrap(), bytes(8, 8192));
+    let info = pool.volume_info(&volume_name("v")).await.unwrap();
+    assert_eq!((info.head_bytes, info.sessions), (4 * 4096, 1));
+    assert_eq!((info.epoch, info.health), (Epoch(1), VolumeHealth::Ok));
+}
+
+#[tokio::test]
+async fn a_second_server_is_kept_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let _pool = open_real(dir.path()).await;
+    let config = PoolConfig { dir: dir.path().to_owned(), connect: connector() };
+    let Err(problem) = Pool::open(config).await else { panic!("two servers opened one pool") };
+    assert_eq!(problem.kind, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn a_snapshot_keeps_what_was_and_the_volume_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let device = empty(&pool, "v", 8 * 4096).await;
+    device.write(0, bytes(1, 8192), false).await.unwrap();
+    let request = Snapshot { image: image_name("s") };
+    let image = pool.snapshot(&volume_name("v"), request.clone()).await.unwrap();
+    assert_eq!((image.allocated_bytes, image.children), (8192, 1));
+
+    device.write(100, bytes(2, 4096), false).await.unwrap();
+    let snapshot = pool.open_image(&image_name("s")).await.unwrap();
+    assert_eq!(snapshot.read(0, 8192).await.unwrap(), bytes(1, 8192));
+    assert!(matches!(snapshot.write(0, bytes(3, 1), false).await, Err(IoError::ReadOnly)));
+    let expected = [vec![1; 100], vec![2; 4096], vec![1; 3996], vec![0; 6 * 4096]].concat();
+    assert_eq!(all(&device).await, expected);
+
+    let taken = pool.snapshot(&volume_name("v"), request).await.unwrap_err();
+    assert_eq!(taken.kind, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn a_clone_is_the_source_at_that_moment_and_may_be_larger() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let source = empty(&pool, "v", 4 * 4096).await;
+    source.write(0, bytes(1, 4 * 4096), false).await.unwrap();
+    let from = || VolumeSource::Volume(volume_name("v"));
+    let clone = create("c", Some(6 * 4096), from());
+    pool.create_volume(clone).await.unwrap();
+    source.write(0, bytes(2, 4096), false).await.unwrap();
+    let clone = session(&pool, "c").await;
+    clone.write(4096, bytes(3, 1), false).await.unwrap();
+    let expected = [vec![1; 4096], vec![3], vec![1; 3 * 4096 - 1], vec![0; 2 * 4096]].concat();
+    assert_eq!(all(&clone).await, expected);
+    assert_eq!(source.read(4096, 1).await.unwrap()[..], [1]);
+
+    let smaller = pool.create_volume(create("d", Some(4096), from())).await.unwrap_err();
+    assert_eq!(smaller.kind, ProblemKind::Invalid);
+}
+
+#[tokio::test]
+async fn clones_of_a_quiet_volume_make_no_deeper_chain() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    empty(&pool, "v", 4096).await.write(0, bytes(1, 10), false).await.unwrap();
+    for name in ["a", "b", "c"] {
+        let clone = create(name, None, VolumeSource::Volume(volume_name("v")));
+        let info = pool.create_volume(clone).await.unwrap();
+        assert_eq!(info.chain.len(), 2, "clone {name}");
+    }
+    assert_eq!(pool.volume_info(&volume_name("v")).await.unwrap().chain.len(), 2);
+}
+
+#[tokio::test]
+async fn an_image_with_children_stays_and_the_refusal_names_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    empty(&pool, "v", 4096).await;
+    pool.snapshot(&volume_name("v"), Snapshot { image: image_name("s") }).await.unwrap();
+    let clone = create("c", None, VolumeSource::Image(image_name("s")));
+    pool.create_volume(clone).await.unwrap();
+    let refused = pool.delete_image(&image_name("s")).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("volume c") && refused.why.contains("volume v"), "{refused}");
+}
+
+#[tokio::test]
+async fn deleting_everything_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let device = empty(&pool, "v", 4096).await;
+    pool.snapshot(&volume_name("v"), Snapshot { image: image_name("s") }).await.unwrap();
+    device.write(0, bytes(1, 1), false).await.unwrap();
+    let clone = create("c", None, VolumeSource::Volume(volume_name("v")));
+    pool.create_volume(clone).await.unwrap();
+
+    let in_use = pool.delete_volume(&volume_name("v")).await.unwrap_err();
+    assert_eq!(in_use.kind, ProblemKind::Conflict);
+    drop(device);
+    pool.delete_volume(&volume_name("v")).await.unwrap();
+    pool.delete_volume(&volume_name("c")).await.unwrap();
+    assert_eq!(layer_files(dir.path()), 2, "the snapshot's data and map");
+    pool.delete_image(&image_name("s")).await.unwrap();
+    assert_eq!(layer_files(dir.path()), 0);
+    let gone = pool.delete_volume(&volume_name("v")).await.unwrap_err();
+    assert_eq!(gone.kind, ProblemKind::NotFound);
+}
+
+#[tokio::test]
+async fn what_a_killed_server_left_behind_is_removed_at_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open_real(dir.path()).await);
+    let layers = dir.path().join("layers");
+    std::fs::write(layers.join("import-1.tmp"), "half").unwrap();
+    std::fs::write(layers.join(format!("{}.data", Uuid::new_v4())), "no volume has it").unwrap();
+    open_real(dir.path()).await;
+    assert_eq!(layer_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn an_old_epoch_reads_and_flushes_and_never_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let source = empty(&pool, "v", 4096).await;
+    let volume = pool.volume(&volume_name("v")).await.unwrap();
+    let change = |from, to| EpochChange { from: Epoch(from), to: Epoch(to) };
+    let not_issued = volume.change_epoch(change(1, 2)).await.unwrap_err();
+    assert_eq!(not_issued.kind, ProblemKind::Conflict);
+    assert_eq!(volume.issue_epoch().await.unwrap().epoch, Epoch(2));
+    let destination = volume.session(Some(Epoch(2)));
+    let fenced = destination.write(0, bytes(1, 1), false).await;
+    assert!(matches!(fenced, Err(IoError::Fenced { session: Epoch(2), volume: Epoch(1) })));
+
+    volume.change_epoch(change(1, 2)).await.unwrap();
+    volume.change_epoch(change(1, 2)).await.expect("a repeated change succeeds");
+    destination.write(0, bytes(1, 1), false).await.unwrap();
+    let fenced = source.write(0, bytes(2, 1), false).await;
+    assert!(matches!(fenced, Err(IoError::Fenced { .. })));
+    let fenced = source.zero(0, 4096, Zeroing::FreeSpace, false).await;
+    assert!(matches!(fenced, Err(IoError::Fenced { .. })));
+    assert_eq!(source.read(0, 1).await.unwrap()[..], [1]);
+    source.flush().await.unwrap();
+
+    volume.change_epoch(change(2, 1)).await.expect("a change back is possible");
+    source.write(0, bytes(2, 1), false).await.unwrap();
+    assert_eq!(volume.issue_epoch().await.unwrap().epoch, Epoch(3), "never given out twice");
+    let wrong_from = volume.change_epoch(change(2, 3)).await.unwrap_err();
+    assert_eq!(wrong_from.kind, ProblemKind::Conflict);
+    volume.change_epoch(change(1, 3)).await.unwrap();
+    drop((source, destination, volume, pool));
+    let pool = open_real(dir.path()).await;
+    assert_eq!(pool.volume(&volume_name("v")).await.unwrap().epoch(), Epoch(3));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_write_is_lost_while_snapshots_are_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let device = empty(&pool, "v", 16 * 4096).await;
+    let writers: Vec<_> = (0..4_u64)
+        .map(|writer| {
+            let device = Arc::clone(&device);
+            tokio::spawn(async move {
+                for round in 1..=40_u8 {
+                    // Four writers share every block.
+                    for block in 0..16 {
+                        let at = block * 4096 + writer * 1024 + 3;
+                        device.write(at, bytes(round, 1000), false).await.unwrap();
+                        assert_eq!(device.read(at, 1000).await.unwrap(), bytes(round, 1000));
+                    }
+                }
+            })
+        })
+        .collect();
+    for number in 0..5 {
+        let image = image_name(&format!("s{number}"));
+        pool.snapshot(&volume_name("v"), Snapshot { image }).await.unwrap();
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    for at in (0..64).map(|quarter| quarter * 1024 + 3) {
+        assert_eq!(device.read(at, 1000).await.unwrap(), bytes(40, 1000));
+    }
+}
+
+#[tokio::test]
+async fn attachments_are_kept_and_do_not_hide_a_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    empty(&pool, "here", 4096).await;
+    let refused = pool.attach(&volume_name("here"), "a:1").await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    pool.attach(&volume_name("away"), "a:1").await.unwrap();
+    pool.attach(&volume_name("away"), "b:2").await.unwrap();
+    drop(pool);
+    let pool = open_real(dir.path()).await;
+    assert_eq!(pool.attachments().await.unwrap(), [(volume_name("away"), "b:2".to_owned())]);
+    let taken = pool.create_volume(create("away", Some(1), VolumeSource::Empty)).await;
+    assert_eq!(taken.unwrap_err().kind, ProblemKind::Conflict);
+    pool.detach(&volume_name("away")).await.unwrap();
+    let gone = pool.detach(&volume_name("away")).await.unwrap_err();
+    assert_eq!(gone.kind, ProblemKind::NotFound);
+}
