@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn bytes_that_never_become_a_character_do_not_stop_the_reading() {
-        assert_eq!(lines(&[0xf0, 0x9f, 0x98, 0xf0], 3).concat().is_empty(), false);
+        assert!(!lines(&[0xf0, 0x9f, 0x98, 0xf0], 3).concat().is_empty());
     }
 
     #[test]
