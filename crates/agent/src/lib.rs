@@ -1,1 +1,101 @@
+//! The agent: runs a host's virtual machines through QEMU and tells how they do.
+//!
+//! VMs outlive the agent. Everything it must know after a restart is in its state directory and in
+//! the QEMU processes themselves; [`vms::Vms::adopt`] puts the two together again. Each VM has one
+//! owner task ([`vm::owner`]) that alone acts on its QEMU; everybody else sends it requests and
+//! reads what it publishes.
+//!
+//! The agent never writes a volume and never talks to a disk: QEMU does, through the volume server
+//! of this host. It moves a volume's writer epoch in the pause of a migration and nowhere else.
 
+mod accelerator;
+mod api;
+mod cgroup;
+mod command;
+mod files;
+mod guest;
+mod host;
+mod lines;
+mod link;
+mod process;
+mod qmp;
+mod register;
+mod vm;
+mod vms;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use perigee_http::Listen;
+use perigee_model::vm::HostAddresses;
+use perigee_model::{HostId, Problem, SiteId};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What an agent is told when it starts.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub host: HostId,
+    pub site: SiteId,
+    pub listen: Vec<Listen>,
+    /// What the agent keeps; QEMU's user must be able to pass through the directories above it.
+    pub state: PathBuf,
+    /// The unix socket where this host's volume server speaks NBD.
+    pub volume_socket: PathBuf,
+    /// Control API of this host's volume server: `unix:PATH` or `http://IP:PORT`.
+    pub volume_control: String,
+    /// The same control API as other hosts reach it.
+    pub volume_url: String,
+    pub nbd_addr: String,
+    /// `http://IP:PORT`; incoming migrations listen on the same IP.
+    pub agent_url: String,
+    pub controller: Option<String>,
+    /// Booted once to find out whether KVM works; default: the newest `/boot/vmlinuz-*`.
+    pub probe_kernel: Option<PathBuf>,
+}
+
+/// Runs the agent until SIGTERM or SIGINT. VMs go on.
+///
+/// # Errors
+/// When the state directory cannot be used, another agent uses it, QEMU is missing, or an address
+/// cannot be listened on.
+pub async fn run(config: Config) -> Result<(), Problem> {
+    let mut terminate = handler(SignalKind::terminate())?;
+    let mut interrupt = handler(SignalKind::interrupt())?;
+    tokio::select! {
+        result = serve(config) => result,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal, Problem> {
+    signal(kind).map_err(|e| Problem::internal("handle signals", e))
+}
+
+/// Like [`run`], without the signals: until a listener fails or the future is dropped.
+///
+/// # Errors
+/// As [`run`].
+pub async fn serve(config: Config) -> Result<(), Problem> {
+    let _lock = files::prepare_state(&config.state)?;
+    let host = Arc::new(host::Host::find_out(&config).await?);
+    let vms = vms::Vms::adopt(host.clone()).await?;
+    let addresses = HostAddresses {
+        site: config.site.clone(),
+        agent_url: config.agent_url.clone(),
+        volume_url: config.volume_url.clone(),
+        nbd_addr: config.nbd_addr.clone(),
+    };
+    let heartbeat = async {
+        match &config.controller {
+            Some(url) => register::keep_registered(url, &config.host, &addresses).await,
+            None => std::future::pending().await,
+        }
+    };
+    tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent serves");
+    tokio::select! {
+        result = perigee_http::serve(api::router(vms), &config.listen) => result,
+        problem = heartbeat => Err(problem),
+        () = host.keep_volume_socket_open() => Ok(()),
+    }
+}

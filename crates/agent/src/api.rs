@@ -1,0 +1,144 @@
+//! The agent's HTTP API, as [`perigee_model::vm`] documents it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use perigee_http::{Failure, Json, Reply};
+use perigee_model::guest::GuestMessage;
+use perigee_model::vm::{HostReport, LinkProbe, MigrateOut, ProbeLink, VmReport, VmSpec};
+use perigee_model::{Problem, VmId};
+use serde::Deserialize;
+
+use crate::link;
+use crate::vm::Request;
+use crate::vms::{Vms, gone};
+
+type Shared = State<Arc<Vms>>;
+
+/// The longest request: a spec with all its disks is some kilobytes.
+const BODY_BYTES_MAX: usize = 256 << 10;
+
+pub fn router(vms: Arc<Vms>) -> Router {
+    Router::new()
+        .route("/v1/host", get(host))
+        .route("/v1/vms", get(list))
+        .route("/v1/vms/{vm}", get(report).put(put).delete(delete))
+        .route("/v1/vms/{vm}/events", get(events))
+        .route("/v1/vms/{vm}/console", get(console))
+        .route("/v1/vms/{vm}/migrate", post(migrate))
+        .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
+        .route("/v1/probe", post(probe))
+        .route("/v1/blob", get(blob))
+        .fallback(no_such_path)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(vms)
+}
+
+fn id(text: &str) -> Result<VmId, Problem> {
+    VmId::new(text).map_err(|e| Problem::invalid("find a VM", e))
+}
+
+async fn no_such_path() -> Failure {
+    Failure(Problem::not_found("answer the request", "the agent has no such path"))
+}
+
+async fn host(State(vms): Shared) -> Reply<HostReport> {
+    Ok(Json(vms.host.report()?))
+}
+
+async fn list(State(vms): Shared) -> Reply<Vec<VmReport>> {
+    let stats = vms.host.volume_stats().await;
+    Ok(Json(vms.list().iter().map(|vm| vm.report(&stats)).collect()))
+}
+
+async fn report(State(vms): Shared, Path(vm): Path<String>) -> Reply<VmReport> {
+    let vm = vms.get(&id(&vm)?)?;
+    Ok(Json(vm.report(&vms.host.volume_stats().await)))
+}
+
+async fn put(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Json(spec): Json<VmSpec>,
+) -> Reply<VmReport> {
+    if id(&vm)? != spec.vm {
+        let why = format!("the path names {vm} and the spec {}", spec.vm);
+        return Err(Problem::invalid("start a VM", why).into());
+    }
+    let vm = vms.put(spec).await?;
+    Ok(Json(vm.report(&vms.host.volume_stats().await)))
+}
+
+#[derive(Debug, Deserialize)]
+struct DeleteQuery {
+    #[serde(default)]
+    unless_ran: bool,
+}
+
+async fn delete(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Query(query): Query<DeleteQuery>,
+) -> Reply<()> {
+    vms.delete(&id(&vm)?, query.unless_ran).await?;
+    Ok(Json(()))
+}
+
+#[derive(Debug, Deserialize)]
+struct EventsQuery {
+    #[serde(default)]
+    after: u64,
+}
+
+async fn events(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Query(query): Query<EventsQuery>,
+) -> Reply<Vec<GuestMessage>> {
+    let vm = vms.get(&id(&vm)?)?;
+    let read = tokio::task::spawn_blocking(move || vm.log.after(query.after));
+    let messages = read.await.map_err(|e| Problem::internal("read a guest's messages", e))??;
+    Ok(Json(messages))
+}
+
+async fn console(State(vms): Shared, Path(vm): Path<String>) -> Result<String, Failure> {
+    Ok(vms.get(&id(&vm)?)?.console()?)
+}
+
+async fn migrate(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Json(order): Json<MigrateOut>,
+) -> Result<StatusCode, Failure> {
+    let vm = vms.get(&id(&vm)?)?;
+    let answer = vm.ask(|answer| Request::Migrate(Box::new(order), answer)).await;
+    answer.unwrap_or_else(|| Err(gone(vm.id())))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn cancel_migration(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+) -> Result<StatusCode, Failure> {
+    let vm = vms.get(&id(&vm)?)?;
+    let answer = vm.ask(Request::CancelMigration).await;
+    answer.unwrap_or_else(|| Err(gone(vm.id())))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn probe(Json(request): Json<ProbeLink>) -> Reply<LinkProbe> {
+    Ok(Json(link::probe(&request).await?))
+}
+
+#[derive(Debug, Deserialize)]
+struct BlobQuery {
+    length_bytes: u64,
+}
+
+async fn blob(Query(query): Query<BlobQuery>) -> Result<Response, Failure> {
+    Ok(link::blob(query.length_bytes)?.into_response())
+}

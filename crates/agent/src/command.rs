@@ -1,0 +1,228 @@
+//! QEMU's command line: a pure function of the VM's spec, its paths and the accelerator.
+//!
+//! Both sides of a migration must build the same machine: the machine type carries its version,
+//! devices stand in one order, and nothing depends on the host but paths and the accelerator.
+//! The CPU is `max` under TCG, the same everywhere for one QEMU version. Under KVM it is `host`:
+//! all of the host's features, so a VM can move only between hosts with CPUs of one kind.
+
+use std::path::Path;
+
+use perigee_model::guest::PORT_NAME;
+use perigee_model::vm::{Accelerator, Disk, VmSpec};
+use serde_json::json;
+
+use crate::files::VmDir;
+
+pub const QEMU: &str = "qemu-system-x86_64";
+
+const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
+const MIB: u64 = 1 << 20;
+
+/// How long a request waits for a volume server that went away before the guest is paused.
+const RECONNECT_DELAY_S: u32 = 600;
+/// How long a start waits for the volume server.
+const OPEN_TIMEOUT_S: u32 = 10;
+
+/// Without `la57` a guest under TCG walks four levels of page tables and not five.
+pub fn accelerator_arguments(accelerator: Accelerator) -> [&'static str; 4] {
+    match accelerator {
+        Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
+        Accelerator::Tcg => ["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max,la57=off"],
+    }
+}
+
+/// Why a VM cannot be started as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSpec {
+    #[error("it has no CPU")]
+    NoCpu,
+    #[error("it has {0} CPUs, at most 64 are possible")]
+    TooManyCpus(u32),
+    #[error("it has {0} bytes of memory, at least 16 MiB are needed")]
+    TooLittleMemory(u64),
+    #[error("it has no disk")]
+    NoDisk,
+    #[error("it has {0} disks, at most 20 are possible")]
+    TooManyDisks(usize),
+    #[error("the disk serial {0:?} is not 1 to 20 letters and digits")]
+    Serial(String),
+    #[error("two disks have the serial {0}")]
+    SerialTwice(String),
+}
+
+pub fn check(spec: &VmSpec) -> Result<(), BadSpec> {
+    match spec.cpus {
+        0 => return Err(BadSpec::NoCpu),
+        1..=64 => {}
+        cpus => return Err(BadSpec::TooManyCpus(cpus)),
+    }
+    if spec.memory_bytes < 16 * MIB {
+        return Err(BadSpec::TooLittleMemory(spec.memory_bytes));
+    }
+    match spec.disks.len() {
+        0 => return Err(BadSpec::NoDisk),
+        1..=20 => {}
+        disks => return Err(BadSpec::TooManyDisks(disks)),
+    }
+    for (index, disk) in spec.disks.iter().enumerate() {
+        let serial = &disk.serial;
+        // 20 bytes is what virtio-blk has room for.
+        let fits = (1..=20).contains(&serial.len());
+        if !fits || !serial.chars().all(|c| c.is_ascii_alphanumeric()) {
+            return Err(BadSpec::Serial(serial.clone()));
+        }
+        if spec.disks[..index].iter().any(|other| other.serial == *serial) {
+            return Err(BadSpec::SerialTwice(serial.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// The argument by which a VM's QEMU is found among all processes.
+pub fn mark(dir: &VmDir) -> String {
+    dir.pid().display().to_string()
+}
+
+pub fn arguments(
+    spec: &VmSpec,
+    dir: &VmDir,
+    volume_socket: &Path,
+    accelerator: Accelerator,
+) -> Vec<String> {
+    let mut line: Vec<String> = Vec::new();
+    let mut add = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
+    add(&["-name", &format!("guest={},debug-threads=on", spec.vm)]);
+    add(&["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"]);
+    add(&["-machine", MACHINE]);
+    add(&accelerator_arguments(accelerator));
+    add(&["-m", &format!("{}M", spec.memory_bytes.div_ceil(MIB)), "-smp", &spec.cpus.to_string()]);
+    add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
+    add(&["-pidfile", &mark(dir)]);
+    // A guest that powers off stays to be looked at until the VM is deleted.
+    add(&["-action", "shutdown=pause"]);
+    add(&["-boot", "strict=on"]);
+    add(&["-chardev", &socket("monitor", &dir.qmp()), "-mon", "chardev=monitor,mode=control"]);
+    let console = escape(&dir.console());
+    add(&["-chardev", &format!("file,id=console,path={console},append=on")]);
+    add(&["-serial", "chardev:console"]);
+    for (index, disk) in spec.disks.iter().enumerate() {
+        add(&[
+            "-blockdev",
+            &block_node(disk, volume_socket),
+            "-device",
+            &block_device(disk, index),
+        ]);
+    }
+    add(&["-device", "virtio-serial-pci,id=channel"]);
+    add(&["-chardev", &socket("job", &dir.job())]);
+    add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
+    add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
+    if spec.incoming {
+        add(&["-incoming", "defer"]);
+    }
+    line
+}
+
+fn socket(id: &str, path: &Path) -> String {
+    format!("socket,id={id},path={},server=on,wait=off", escape(path))
+}
+
+/// In QEMU's options a comma ends a value unless it is doubled.
+fn escape(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+fn block_node(disk: &Disk, volume_socket: &Path) -> String {
+    json!({
+        "driver": "nbd",
+        "node-name": disk.serial,
+        "server": {"type": "unix", "path": volume_socket.display().to_string()},
+        "export": format!("{}@{}", disk.volume, disk.epoch),
+        "reconnect-delay": RECONNECT_DELAY_S,
+        "open-timeout": OPEN_TIMEOUT_S,
+        "read-only": disk.read_only,
+        "discard": "unmap",
+    })
+    .to_string()
+}
+
+fn block_device(disk: &Disk, index: usize) -> String {
+    json!({
+        "driver": "virtio-blk-pci",
+        "id": format!("disk-{}", disk.serial),
+        "drive": disk.serial,
+        "serial": disk.serial,
+        "bootindex": index + 1,
+        "rerror": "stop",
+        "werror": "stop",
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::{Epoch, VmId, VolumeName};
+
+    use super::*;
+
+    fn spec() -> VmSpec {
+        let disk = |serial: &str, epoch, read_only| Disk {
+            serial: serial.into(),
+            volume: VolumeName::new(format!("job-1.{serial}")).unwrap(),
+            epoch: Epoch(epoch),
+            read_only,
+        };
+        VmSpec {
+            vm: VmId::new("job-1").unwrap(),
+            cpus: 2,
+            memory_bytes: 384 * MIB,
+            disks: vec![disk("root", 1, false), disk("data0", 7, true)],
+            incoming: false,
+        }
+    }
+
+    fn line(spec: &VmSpec, state: &str) -> Vec<String> {
+        let dir = VmDir::new(Path::new(state), &spec.vm);
+        arguments(spec, &dir, Path::new("/run/v.sock"), Accelerator::Tcg)
+    }
+
+    #[test]
+    fn a_disk_is_opened_with_its_epoch_and_the_first_one_boots() {
+        let text = line(&spec(), "/s").join(" ");
+        assert!(text.contains(r#""export":"job-1.root@1""#), "{text}");
+        assert!(text.contains(r#""export":"job-1.data0@7""#), "{text}");
+        assert!(text.contains(r#""bootindex":1,"drive":"root""#), "{text}");
+    }
+
+    #[test]
+    fn the_destination_builds_the_same_machine() {
+        let incoming = VmSpec { incoming: true, ..spec() };
+        let mut there = line(&incoming, "/s");
+        assert_eq!(there.split_off(there.len() - 2), ["-incoming", "defer"]);
+        assert_eq!(there, line(&spec(), "/s"));
+    }
+
+    #[test]
+    fn a_comma_in_a_path_stays_in_the_path() {
+        let text = line(&spec(), "/s,server=off").join(" ");
+        assert!(text.contains("path=/s,,server=off/vms/job-1/run/qmp.sock"), "{text}");
+    }
+
+    #[test]
+    fn the_mark_is_an_argument_of_its_own() {
+        let dir = VmDir::new(Path::new("/s"), &spec().vm);
+        assert!(line(&spec(), "/s").contains(&mark(&dir)));
+    }
+
+    #[test]
+    fn a_spec_that_qemu_cannot_run_is_refused() {
+        assert_eq!(check(&spec()), Ok(()));
+        assert_eq!(check(&VmSpec { cpus: 0, ..spec() }), Err(BadSpec::NoCpu));
+        assert_eq!(check(&VmSpec { disks: vec![], ..spec() }), Err(BadSpec::NoDisk));
+        let mut twice = spec();
+        twice.disks[1].serial = "root".into();
+        assert_eq!(check(&twice), Err(BadSpec::SerialTwice("root".into())));
+        twice.disks[1].serial = "a,b".into();
+        assert_eq!(check(&twice), Err(BadSpec::Serial("a,b".into())));
+    }
+}

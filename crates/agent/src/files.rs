@@ -1,0 +1,282 @@
+//! What the agent keeps on disk, and who may see it.
+//!
+//! ```text
+//! STATE/lock             held while an agent runs
+//! STATE/accelerator.json the cached answer of the KVM probe
+//! STATE/vms/VM/          root only, except for passing through
+//!   spec.json            the VmSpec; a directory without it is a start that never happened
+//!   migration.json       the current or last outgoing migration
+//!   ran                  exists once a VM that came by migration has run here
+//!   events.jsonl         the guest's messages
+//!   qemu.log             QEMU's stderr
+//!   run/                 QEMU's own, mode 0700: sockets, pid file, console.log
+//! ```
+//!
+//! Everything under `run/` was written by QEMU's user: it is opened without following links.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::libc;
+use nix::unistd::{Gid, Uid, chown};
+use perigee_model::{Problem, VmId};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The longest path of a unix socket: `sun_path` without its final zero.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The paths of one VM.
+#[derive(Debug, Clone)]
+pub struct VmDir {
+    root: PathBuf,
+}
+
+impl VmDir {
+    pub fn new(state: &Path, vm: &VmId) -> Self {
+        Self { root: state.join("vms").join(vm.as_str()) }
+    }
+
+    pub fn spec(&self) -> PathBuf {
+        self.root.join("spec.json")
+    }
+
+    pub fn migration(&self) -> PathBuf {
+        self.root.join("migration.json")
+    }
+
+    pub fn ran(&self) -> PathBuf {
+        self.root.join("ran")
+    }
+
+    pub fn events(&self) -> PathBuf {
+        self.root.join("events.jsonl")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.root.join("qemu.log")
+    }
+
+    pub fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
+    pub fn qmp(&self) -> PathBuf {
+        self.run().join("qmp.sock")
+    }
+
+    pub fn job(&self) -> PathBuf {
+        self.run().join("job.sock")
+    }
+
+    pub fn console(&self) -> PathBuf {
+        self.run().join("console.log")
+    }
+
+    pub fn pid(&self) -> PathBuf {
+        self.run().join("qemu.pid")
+    }
+
+    /// Makes the directories; `owner` is QEMU's user where that is not the agent's.
+    pub fn create(&self, owner: Option<Uid>) -> Result<(), Problem> {
+        let fail = |e: std::io::Error| {
+            Problem::internal(format!("make the directory {}", self.root.display()), e)
+        };
+        if self.qmp().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            return Err(Problem::invalid(
+                format!("use {} for a socket", self.qmp().display()),
+                format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes"),
+            )
+            .next("give the agent a state directory with a shorter path"));
+        }
+        make_dir(&self.root, 0o711).map_err(fail)?;
+        make_dir(&self.run(), 0o700).map_err(fail)?;
+        if let Some(uid) = owner {
+            chown(&self.run(), Some(uid), Some(Gid::from_raw(uid.as_raw())))
+                .map_err(|e| fail(e.into()))?;
+        }
+        Ok(())
+    }
+
+    pub fn remove(&self) -> Result<(), Problem> {
+        match std::fs::remove_dir_all(&self.root) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Problem::internal(format!("remove {}", self.root.display()), e))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn make_dir(path: &Path, mode: u32) -> std::io::Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        other => other?,
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+/// Makes the state directory and takes its lock.
+pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
+    let fail = |e: std::io::Error| {
+        Problem::internal(format!("use the state directory {}", state.display()), e)
+    };
+    std::fs::create_dir_all(state).map_err(fail)?;
+    make_dir(state, 0o711).map_err(fail)?;
+    make_dir(&state.join("vms"), 0o711).map_err(fail)?;
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(state.join("lock"))
+        .map_err(fail)?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+        Problem::conflict(format!("use the state directory {}", state.display()), error)
+            .next("another agent uses it: stop that one, or give this one a directory of its own")
+    })
+}
+
+/// The first directory above `path` that other users may not pass through.
+pub fn closed_ancestor(path: &Path) -> Option<PathBuf> {
+    let path = std::path::absolute(path).ok()?;
+    let closed = |dir: &&Path| {
+        std::fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o001 == 0)
+    };
+    path.ancestors().skip(1).find(closed).map(Path::to_path_buf)
+}
+
+/// Replaces a file so that after a crash either the old or the new one is there.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Problem> {
+    let what = || format!("write {}", path.display());
+    let text = serde_json::to_vec_pretty(value).map_err(|e| Problem::internal(what(), e))?;
+    let temporary = path.with_extension("new");
+    let write = || -> std::io::Result<()> {
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&temporary)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        match path.parent() {
+            Some(parent) => File::open(parent)?.sync_all(),
+            None => Ok(()),
+        }
+    };
+    write().map_err(|e| Problem::internal(what(), e))
+}
+
+/// `None` when there is no such file.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Problem> {
+    let what = || format!("read {}", path.display());
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Problem::internal(what(), e)),
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|e| Problem::internal(what(), e))
+}
+
+/// The last bytes of a text file; empty when there is none. Never follows a link.
+pub fn tail(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = match OpenOptions::new().read(true).custom_flags(NO_TRICKS).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let length_bytes = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length_bytes.saturating_sub(bytes_max)))?;
+    let mut text = Vec::new();
+    file.take(bytes_max).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// Cuts a file that QEMU appends to once it is longer than `bytes_max`, and keeps its last
+/// `keep_bytes`. QEMU's next byte goes behind them, because it opened the file for appending.
+pub fn bound(path: &Path, bytes_max: u64, keep_bytes: u64) -> std::io::Result<()> {
+    let open = OpenOptions::new().read(true).append(true).custom_flags(NO_TRICKS).open(path);
+    let mut file = match open {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    if file.metadata()?.len() <= bytes_max {
+        return Ok(());
+    }
+    let kept = tail(path, keep_bytes)?;
+    file.set_len(0)?;
+    file.write_all(&kept)
+}
+
+/// A link or a FIFO planted by QEMU's user must not lead or stop the agent.
+const NO_TRICKS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_written_value_is_read_again_and_replaces_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("value.json");
+        assert_eq!(read_json::<u32>(&path).unwrap(), None);
+        write_json(&path, &1).unwrap();
+        write_json(&path, &2).unwrap();
+        assert_eq!(read_json::<u32>(&path).unwrap(), Some(2));
+    }
+
+    #[test]
+    fn a_second_agent_on_the_same_state_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let _first = prepare_state(dir.path()).unwrap();
+        let problem = prepare_state(dir.path()).unwrap_err();
+        assert!(problem.next.contains("another agent"), "{problem}");
+    }
+
+    #[test]
+    fn a_long_file_is_cut_and_keeps_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        std::fs::write(&path, "0123456789").unwrap();
+        bound(&path, 10, 4).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
+        bound(&path, 9, 4).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"6789");
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_console_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (secret, link) = (dir.path().join("secret"), dir.path().join("console.log"));
+        std::fs::write(&secret, "root only").unwrap();
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        assert!(tail(&link, 100).is_err());
+        assert!(bound(&link, 1, 1).is_err());
+        assert_eq!(std::fs::read(&secret).unwrap(), b"root only");
+    }
+
+    #[test]
+    fn a_socket_path_that_does_not_fit_is_refused_before_qemu_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("x".repeat(80));
+        let vm = VmId::new("vm-1").unwrap();
+        let problem = VmDir::new(&state, &vm).create(None).unwrap_err();
+        assert!(problem.why.contains("107 bytes"), "{problem}");
+    }
+
+    #[test]
+    fn a_directory_closed_to_others_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("closed/inner");
+        std::fs::create_dir_all(&inner).unwrap();
+        make_dir(dir.path(), 0o711).unwrap();
+        make_dir(&dir.path().join("closed"), 0o700).unwrap();
+        assert_eq!(closed_ancestor(&inner.join("x")), Some(dir.path().join("closed")));
+    }
+}

@@ -1,0 +1,204 @@
+//! The guest's messages: from the VM's job port into a log, acknowledged once they are on disk.
+//!
+//! The guest sends everything again that is not acknowledged when it is told `resume`; this is
+//! said at every connect, and whenever a number is missing. A line that is no message ends the
+//! connection, and a new one begins with `resume` again: after a migration the first line may be
+//! the rest of one that the source has read half.
+
+mod intake;
+mod log;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use perigee_model::Problem;
+use perigee_model::guest::{GuestMessage, HostMessage, LINE_BYTES_MAX};
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::lines::next_line;
+use crate::process::Process;
+use intake::{Intake, Verdict};
+pub use log::GuestLog;
+
+const RECONNECT: Duration = Duration::from_millis(300);
+/// Messages that are stored with one sync.
+const BATCH_MAX: usize = 256;
+/// No guest sends so many; beyond it, arithmetic on numbers could overflow.
+const SEQ_MAX: u64 = 1 << 53;
+
+/// Reads the port until its QEMU has ended. `from_start`: the VM booted here, so its first message
+/// has number 1; otherwise the first number is wherever the source's acknowledgements ended.
+pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: Process) {
+    while qemu.is_alive() {
+        if let Ok(stream) = UnixStream::connect(socket).await {
+            let mut intake = Intake::new(log.last_seq(), from_start);
+            match converse(stream, &log, &mut intake).await {
+                Ok(()) => {}
+                Err(problem) => tracing::debug!(%problem, "the job port is connected again"),
+            }
+        }
+        tokio::time::sleep(RECONNECT).await;
+    }
+}
+
+async fn converse(
+    stream: UnixStream,
+    log: &Arc<GuestLog>,
+    intake: &mut Intake,
+) -> Result<(), Problem> {
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::with_capacity(LINE_BYTES_MAX, reader);
+    let mut partial = Vec::new();
+    say(&mut writer, &HostMessage::Resume).await?;
+    while let Some(batch) = read_batch(&mut reader, &mut partial).await? {
+        let mut store = Vec::new();
+        let mut resume = false;
+        let mut acknowledge = false;
+        for message in batch {
+            match intake.judge(message.seq) {
+                Verdict::Store => {
+                    acknowledge = true;
+                    store.push(message);
+                }
+                Verdict::Known => acknowledge = true,
+                Verdict::AskAgain => resume = true,
+                Verdict::Wait => {}
+            }
+        }
+        if !store.is_empty() {
+            append(log.clone(), store).await?;
+        }
+        if acknowledge {
+            say(&mut writer, &HostMessage::Ack(log.last_seq())).await?;
+        }
+        if resume {
+            say(&mut writer, &HostMessage::Resume).await?;
+        }
+    }
+    Ok(())
+}
+
+/// All messages that have come, at least one; `None` at the end.
+async fn read_batch(
+    reader: &mut BufReader<OwnedReadHalf>,
+    partial: &mut Vec<u8>,
+) -> Result<Option<Vec<GuestMessage>>, Problem> {
+    let broken = |e: &dyn std::fmt::Display| Problem::internal("read the job port", e);
+    let Some(line) = next_line(reader, partial, LINE_BYTES_MAX).await.map_err(|e| broken(&e))?
+    else {
+        return Ok(None);
+    };
+    let mut batch = vec![parse(&line)?];
+    while batch.len() < BATCH_MAX {
+        match next_line(reader, partial, LINE_BYTES_MAX).now_or_never() {
+            Some(Ok(Some(line))) => {
+                // What is broken ends the connection; what came before is sent again.
+                batch.push(parse(&line)?);
+            }
+            Some(Err(error)) => return Err(broken(&error)),
+            Some(Ok(None)) | None => break,
+        }
+    }
+    Ok(Some(batch))
+}
+
+fn parse(line: &[u8]) -> Result<GuestMessage, Problem> {
+    let broken = |e: &dyn std::fmt::Display| Problem::invalid("read a guest's message", e);
+    let message: GuestMessage = serde_json::from_slice(line).map_err(|e| broken(&e))?;
+    if !(1..=SEQ_MAX).contains(&message.seq) {
+        return Err(broken(&format!("no message has the number {}", message.seq)));
+    }
+    Ok(message)
+}
+
+async fn append(log: Arc<GuestLog>, messages: Vec<GuestMessage>) -> Result<(), Problem> {
+    tokio::task::spawn_blocking(move || log.append(&messages))
+        .await
+        .map_err(|e| Problem::internal("store a guest's messages", e))?
+}
+
+async fn say(writer: &mut OwnedWriteHalf, message: &HostMessage) -> Result<(), Problem> {
+    let fail = |e: &dyn std::fmt::Display| Problem::internal("write to the job port", e);
+    let mut line = serde_json::to_vec(message).map_err(|e| fail(&e))?;
+    line.push(b'\n');
+    writer.write_all(&line).await.map_err(|e| fail(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::guest::GuestBody;
+    use tokio::io::AsyncBufReadExt;
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn line(seq: u64) -> String {
+        let body = GuestBody::Started;
+        let message = GuestMessage { seq, uptime_ms: seq, body };
+        serde_json::to_string(&message).unwrap() + "\n"
+    }
+
+    /// The guest's side of one connection.
+    struct Guest {
+        lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
+        writer: OwnedWriteHalf,
+    }
+
+    impl Guest {
+        async fn accept(listener: &UnixListener) -> Self {
+            let accept = tokio::time::timeout(PATIENCE, listener.accept());
+            let (stream, _) = accept.await.expect("the host connects").unwrap();
+            let (reader, writer) = stream.into_split();
+            Self { lines: BufReader::new(reader).lines(), writer }
+        }
+
+        async fn send(&mut self, text: &str) {
+            self.writer.write_all(text.as_bytes()).await.unwrap();
+        }
+
+        async fn expect(&mut self, wanted: HostMessage) {
+            let next = tokio::time::timeout(PATIENCE, self.lines.next_line());
+            let text = next.await.unwrap_or_else(|_| panic!("waited for {wanted:?}"));
+            let said: HostMessage = serde_json::from_str(&text.unwrap().unwrap()).unwrap();
+            assert_eq!(said, wanted);
+        }
+    }
+
+    #[tokio::test]
+    async fn messages_are_acknowledged_when_stored_and_again_after_a_broken_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("job.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let log = Arc::new(GuestLog::open(&dir.path().join("events.jsonl")).unwrap());
+        let me = Process::of_pid(std::process::id()).unwrap();
+        let host = tokio::spawn({
+            let log = log.clone();
+            async move { listen(&socket, log, true, me).await }
+        });
+
+        let mut guest = Guest::accept(&listener).await;
+        guest.expect(HostMessage::Resume).await;
+        guest.send(&line(1)).await;
+        guest.expect(HostMessage::Ack(1)).await;
+        guest.send(&line(3)).await;
+        guest.expect(HostMessage::Resume).await;
+        guest.send("half a line\n").await;
+
+        let mut guest = Guest::accept(&listener).await;
+        guest.expect(HostMessage::Resume).await;
+        guest.send(&line(1)).await;
+        guest.expect(HostMessage::Ack(1)).await;
+        guest.send(&line(2)).await;
+        guest.expect(HostMessage::Ack(2)).await;
+        host.abort();
+
+        let stored: Vec<u64> = log.after(0).unwrap().iter().map(|m| m.seq).collect();
+        assert_eq!(stored, [1, 2]);
+    }
+}

@@ -1,0 +1,115 @@
+//! Which of a guest's messages to store: a pure decision by their numbers.
+//!
+//! Where the last stored number is known, the next one is stored and everything else is either
+//! known or comes too early. At the destination of a migration the first number is not known: the
+//! guest goes on with any number, and what the source had not acknowledged comes only after the
+//! guest has read `resume`. An acknowledgement of a later number would lose it. So nothing is
+//! stored until the guest is seen to start again: at the first message, `resume` is said once more,
+//! and the message where the numbers step back (or repeat) is the oldest one that is not
+//! acknowledged.
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Store,
+    /// Stored before: to be acknowledged again.
+    Known,
+    /// Say `resume`.
+    AskAgain,
+    /// Neither stored nor acknowledged; it will come again.
+    Wait,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Intake {
+    place: Place,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    After {
+        last: u64,
+        /// `resume` was said for a gap and the guest has not stepped back yet.
+        asked: bool,
+    },
+    Unknown {
+        previous: Option<u64>,
+    },
+}
+
+impl Intake {
+    /// For a new connection. `last` is the last stored number, 0 for none.
+    pub fn new(last: u64, from_start: bool) -> Self {
+        let place = if last > 0 || from_start {
+            Place::After { last, asked: false }
+        } else {
+            Place::Unknown { previous: None }
+        };
+        Self { place }
+    }
+
+    pub fn judge(&mut self, seq: u64) -> Verdict {
+        match &mut self.place {
+            Place::After { last, asked } => {
+                if seq == *last + 1 {
+                    *last = seq;
+                    *asked = false;
+                    Verdict::Store
+                } else if seq <= *last {
+                    Verdict::Known
+                } else if *asked {
+                    Verdict::Wait
+                } else {
+                    *asked = true;
+                    Verdict::AskAgain
+                }
+            }
+            Place::Unknown { previous: None } => {
+                self.place = Place::Unknown { previous: Some(seq) };
+                Verdict::AskAgain
+            }
+            Place::Unknown { previous: Some(previous) } if seq > *previous => {
+                *previous = seq;
+                Verdict::Wait
+            }
+            Place::Unknown { .. } => {
+                self.place = Place::After { last: seq, asked: false };
+                Verdict::Store
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Verdict::{AskAgain, Known, Store, Wait};
+    use super::*;
+
+    fn judge_all(mut intake: Intake, numbers: &[u64]) -> Vec<Verdict> {
+        numbers.iter().map(|seq| intake.judge(*seq)).collect()
+    }
+
+    #[test]
+    fn numbers_in_order_are_stored_and_old_ones_are_known() {
+        assert_eq!(judge_all(Intake::new(0, true), &[1, 2, 1, 3]), [Store, Store, Known, Store]);
+        assert_eq!(judge_all(Intake::new(5, false), &[5, 6]), [Known, Store]);
+    }
+
+    #[test]
+    fn a_gap_is_asked_for_once() {
+        let verdicts = judge_all(Intake::new(1, true), &[3, 4, 2, 3, 5]);
+        assert_eq!(verdicts, [AskAgain, Wait, Store, Store, AskAgain]);
+    }
+
+    #[test]
+    fn after_a_migration_nothing_is_stored_before_the_guest_starts_again() {
+        // 13 was new; 10 to 12 were on their way to the source when the guest moved.
+        let verdicts = judge_all(Intake::new(0, false), &[13, 10, 11, 12, 13, 10, 14]);
+        assert_eq!(verdicts, [AskAgain, Store, Store, Store, Store, Known, Store]);
+    }
+
+    #[test]
+    fn after_a_migration_one_message_twice_is_enough() {
+        assert_eq!(judge_all(Intake::new(0, false), &[10, 10, 11]), [AskAgain, Store, Store]);
+        assert_eq!(judge_all(Intake::new(0, false), &[10, 11, 10]), [AskAgain, Wait, Store]);
+    }
+}

@@ -1,0 +1,205 @@
+//! A VM's guest messages in a file: JSON lines with consecutive numbers, only appended.
+//!
+//! A message is in the file before it is acknowledged (`fdatasync`), so a line that a crash tore
+//! was never acknowledged and is cut off when the file is opened.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use perigee_model::Problem;
+use perigee_model::guest::GuestMessage;
+
+/// An answer ends after the message that reaches this size.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Debug)]
+pub struct GuestLog {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: File,
+    /// Number of the first message.
+    first_seq: u64,
+    /// Where each message ends.
+    ends: Vec<u64>,
+    /// A write failed half way: the file is cut to the last end before the next one.
+    torn: bool,
+}
+
+impl GuestLog {
+    pub fn open(path: &Path) -> Result<Self, Problem> {
+        let fail = |e: std::io::Error| Problem::internal(format!("open {}", path.display()), e);
+        let open = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .open(path);
+        let mut inner =
+            Inner { file: open.map_err(fail)?, first_seq: 1, ends: Vec::new(), torn: true };
+        inner.scan().map_err(fail)?;
+        Ok(Self { inner: Mutex::new(inner) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// 0 for none.
+    pub fn last_seq(&self) -> u64 {
+        let inner = self.lock();
+        inner.first_seq + inner.ends.len() as u64 - 1
+    }
+
+    /// Stores messages whose numbers go on where the last one ended. They are on disk when this
+    /// returns.
+    pub fn append(&self, messages: &[GuestMessage]) -> Result<(), Problem> {
+        let mut inner = self.lock();
+        inner.append(messages).map_err(|e| Problem::internal("store a guest's messages", e))
+    }
+
+    /// The messages behind a number; at most about a MiB, so that the caller asks again.
+    pub fn after(&self, seq: u64) -> Result<Vec<GuestMessage>, Problem> {
+        let text = self.lock().read_after(seq);
+        let text = text.map_err(|e| Problem::internal("read a guest's messages", e))?;
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines
+            .map(|line| {
+                serde_json::from_slice(line)
+                    .map_err(|e| Problem::internal("read a guest's messages", e))
+            })
+            .collect()
+    }
+}
+
+impl Inner {
+    fn end(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Finds where each message ends; stops at the first line that is torn or out of order.
+    fn scan(&mut self) -> std::io::Result<()> {
+        let mut reader = BufReader::new(&self.file);
+        let mut line = Vec::new();
+        let mut end = 0;
+        loop {
+            line.clear();
+            end += reader.read_until(b'\n', &mut line)? as u64;
+            if line.last() != Some(&b'\n') {
+                return Ok(());
+            }
+            let Ok(message) = serde_json::from_slice::<GuestMessage>(&line) else { return Ok(()) };
+            if self.ends.is_empty() {
+                self.first_seq = message.seq;
+            } else if message.seq != self.first_seq + self.ends.len() as u64 {
+                return Ok(());
+            }
+            self.ends.push(end);
+        }
+    }
+
+    fn append(&mut self, messages: &[GuestMessage]) -> std::io::Result<()> {
+        let Some(first) = messages.first() else { return Ok(()) };
+        let start = self.end();
+        if self.torn {
+            self.file.set_len(start)?;
+        }
+        let mut text = Vec::new();
+        let mut ends = Vec::with_capacity(messages.len());
+        for message in messages {
+            serde_json::to_writer(&mut text, message)?;
+            text.push(b'\n');
+            ends.push(start + text.len() as u64);
+        }
+        self.torn = true;
+        self.file.write_all_at(&text, start)?;
+        self.file.sync_data()?;
+        self.torn = false;
+        if self.ends.is_empty() {
+            self.first_seq = first.seq;
+        }
+        self.ends.extend(ends);
+        Ok(())
+    }
+
+    fn read_after(&self, seq: u64) -> std::io::Result<Vec<u8>> {
+        let skip = seq.saturating_add(1).saturating_sub(self.first_seq);
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(self.ends.len());
+        let start = if skip == 0 { 0 } else { self.ends[skip - 1] };
+        let mut end = start;
+        for message_end in &self.ends[skip..] {
+            end = *message_end;
+            if end - start >= ANSWER_BYTES_MAX {
+                break;
+            }
+        }
+        let mut text = vec![0; usize::try_from(end - start).unwrap_or(0)];
+        self.file.read_exact_at(&mut text, start)?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use perigee_model::guest::{GuestBody, LogStream};
+
+    use super::*;
+
+    fn message(seq: u64, length_bytes: usize) -> GuestMessage {
+        let body = GuestBody::Log { stream: LogStream::Stdout, line: "x".repeat(length_bytes) };
+        GuestMessage { seq, uptime_ms: seq, body }
+    }
+
+    fn numbers(log: &GuestLog, after: u64) -> Vec<u64> {
+        log.after(after).unwrap().iter().map(|message| message.seq).collect()
+    }
+
+    #[test]
+    fn messages_are_read_again_after_a_restart_from_any_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let log = GuestLog::open(&path).unwrap();
+        assert_eq!(log.last_seq(), 0);
+        log.append(&[message(40, 3), message(41, 3)]).unwrap();
+        log.append(&[message(42, 3)]).unwrap();
+        let log = GuestLog::open(&path).unwrap();
+        assert_eq!(log.last_seq(), 42);
+        assert_eq!(numbers(&log, 0), [40, 41, 42]);
+        assert_eq!(numbers(&log, 40), [41, 42]);
+        assert_eq!(numbers(&log, 42), [0; 0]);
+        assert_eq!(numbers(&log, 99), [0; 0]);
+    }
+
+    #[test]
+    fn a_torn_line_is_cut_off_and_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        GuestLog::open(&path).unwrap().append(&[message(1, 50)]).unwrap();
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"seq\": 2, \"upti").unwrap();
+        let log = GuestLog::open(&path).unwrap();
+        assert_eq!(log.last_seq(), 1);
+        log.append(&[message(2, 1)]).unwrap();
+        assert_eq!(numbers(&GuestLog::open(&path).unwrap(), 0), [1, 2]);
+    }
+
+    #[test]
+    fn a_long_log_is_answered_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = GuestLog::open(&dir.path().join("events.jsonl")).unwrap();
+        let messages: Vec<_> = (1..=40).map(|seq| message(seq, 60_000)).collect();
+        log.append(&messages).unwrap();
+        let first = numbers(&log, 0);
+        assert!((10..30).contains(&first.len()), "{} messages", first.len());
+        let next = numbers(&log, first.len() as u64);
+        assert_eq!(next[0], first.len() as u64 + 1);
+    }
+}

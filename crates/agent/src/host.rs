@@ -1,0 +1,207 @@
+//! The host: what the agent knows of it, what it is asked about it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::unistd::{Gid, Uid, chown};
+use perigee_http::Client;
+use perigee_model::vm::HostReport;
+use perigee_model::volume::{ExportStats, IoStats};
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
+
+use crate::accelerator::{self, Found};
+use crate::command::QEMU;
+use crate::files::{SOCKET_PATH_BYTES_MAX, closed_ancestor};
+use crate::process::{QEMU_UID, QemuUser};
+use crate::{Config, cgroup, link};
+
+/// Fixed facts, found out once when the agent starts.
+#[derive(Debug)]
+pub struct Host {
+    pub name: HostId,
+    pub site: SiteId,
+    pub state: PathBuf,
+    pub agent_url: String,
+    /// Where incoming migrations listen.
+    pub ip: String,
+    pub volume_socket: PathBuf,
+    volume: Client,
+    pub accelerator: Found,
+    qemu_version: String,
+    /// Whom QEMU runs as; `None`: as the agent, which is not root.
+    pub user: Option<QemuUser>,
+    pub has_cgroups: bool,
+    warnings: Vec<String>,
+}
+
+impl Host {
+    pub async fn find_out(config: &Config) -> Result<Self, Problem> {
+        let mut warnings = Vec::new();
+        let mut user = Uid::effective()
+            .is_root()
+            .then(|| QemuUser { uid: Uid::from_raw(QEMU_UID), gid: Gid::from_raw(QEMU_UID) });
+        match user {
+            Some(_) => {
+                check_reachable(&config.state.join("vms"))?;
+                check_reachable(&config.volume_socket)?;
+            }
+            None => {
+                warnings.push("the agent is not root: QEMU runs as the agent's own user".to_owned())
+            }
+        }
+        if config.volume_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            return Err(Problem::invalid(
+                format!("use the volume server's socket {}", config.volume_socket.display()),
+                format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes"),
+            ));
+        }
+        let qemu_version = qemu_version().await?;
+        let kernel = config.probe_kernel.as_deref();
+        let accelerator = accelerator::find(&config.state, kernel, &qemu_version, &mut user).await;
+        warnings.extend(accelerator.warning.clone());
+        let limits = cgroup::available();
+        let has_cgroups = limits.is_ok();
+        warnings.extend(limits.err());
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        let address = link::address_of(&config.agent_url)?;
+        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
+        Ok(Self {
+            name: config.host.clone(),
+            site: config.site.clone(),
+            state: config.state.clone(),
+            agent_url: config.agent_url.clone(),
+            ip,
+            volume_socket: config.volume_socket.clone(),
+            volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
+            accelerator,
+            qemu_version,
+            user,
+            has_cgroups,
+            warnings,
+        })
+    }
+
+    pub fn report(&self) -> Result<HostReport, Problem> {
+        let read = |path: &str| {
+            std::fs::read_to_string(path).map_err(|e| Problem::internal(format!("read {path}"), e))
+        };
+        let memory = read("/proc/meminfo")?;
+        let load = read("/proc/loadavg")?;
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Ok(HostReport {
+            host: self.name.clone(),
+            site: self.site.clone(),
+            cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+            memory_bytes: memory_field(&memory, "MemTotal"),
+            memory_available_bytes: memory_field(&memory, "MemAvailable"),
+            load_1min: load.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0),
+            accelerator: self.accelerator.kind,
+            qemu_version: self.qemu_version.clone(),
+            warnings: self.warnings.clone(),
+        })
+    }
+
+    /// What this host's volume server counted; empty when it does not answer.
+    pub async fn volume_stats(&self) -> Vec<ExportStats> {
+        self.volume.get("/v1/stats").await.unwrap_or_default()
+    }
+
+    /// Lets QEMU's user connect to the volume server. The server makes its socket anew when it
+    /// starts, so this is done again and again; QEMU tries to reconnect once a second.
+    pub fn open_volume_socket(&self) {
+        if let Some(user) = self.user
+            && let Err(error) = give_socket(&self.volume_socket, user.uid)
+        {
+            tracing::debug!(%error, "the volume server's socket is not there");
+        }
+    }
+
+    pub async fn keep_volume_socket_open(&self) {
+        loop {
+            self.open_volume_socket();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+/// The figures of some volumes, in their order; zeros for one that the server does not know, and
+/// nothing at all when it did not answer.
+pub fn select_stats<'a>(
+    all: &[ExportStats],
+    volumes: impl Iterator<Item = &'a VolumeName>,
+) -> Vec<IoStats> {
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let of = |volume: &VolumeName| all.iter().find(|stats| stats.volume == *volume);
+    volumes.map(|volume| of(volume).map_or_else(IoStats::default, |found| found.stats)).collect()
+}
+
+fn give_socket(path: &Path, uid: Uid) -> std::io::Result<()> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+    let meta = std::fs::symlink_metadata(path)?;
+    let others_may = meta.mode() & 0o006 == 0o006;
+    let owner_may = meta.uid() == uid.as_raw() && meta.mode() & 0o600 == 0o600;
+    if !meta.file_type().is_socket() || others_may || owner_may {
+        return Ok(());
+    }
+    chown(path, Some(uid), None)?;
+    let mode = (meta.mode() & 0o777) | 0o600;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+fn check_reachable(path: &Path) -> Result<(), Problem> {
+    match closed_ancestor(path) {
+        None => Ok(()),
+        Some(dir) => Err(Problem::invalid(
+            format!("let QEMU use {}", path.display()),
+            format!("QEMU runs as user {QEMU_UID}, who may not pass through {}", dir.display()),
+        )
+        .next(format!("choose another place, or: chmod o+x {}", dir.display()))),
+    }
+}
+
+async fn qemu_version() -> Result<String, Problem> {
+    let output = tokio::process::Command::new(QEMU).arg("--version").output();
+    let output = output.await.map_err(|e| {
+        Problem::internal(format!("start {QEMU}"), e).next("apt-get install qemu-system-x86")
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version =
+        text.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split(' ').next());
+    Ok(version.unwrap_or("unknown").to_owned())
+}
+
+fn memory_field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        let text = "MemTotal:       2048 kB\nMemAvailable:   1024 kB\n";
+        assert_eq!(memory_field(text, "MemAvailable"), 1 << 20);
+        assert_eq!(memory_field(text, "Mem"), 0);
+    }
+
+    #[test]
+    fn stats_stand_in_the_order_of_the_disks() {
+        let volume = |name: &str| VolumeName::new(name).unwrap();
+        let stats = |name: &str, reads| ExportStats {
+            volume: volume(name),
+            stats: IoStats { reads, ..IoStats::default() },
+        };
+        let all = [stats("b", 2), stats("a", 1)];
+        let wanted = [volume("a"), volume("new"), volume("b")];
+        let reads: Vec<u64> = select_stats(&all, wanted.iter()).iter().map(|s| s.reads).collect();
+        assert_eq!(reads, [1, 0, 2]);
+        assert!(select_stats(&[], wanted.iter()).is_empty());
+    }
+}

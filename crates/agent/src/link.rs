@@ -1,0 +1,184 @@
+//! What the link to another agent's host is like: round trip and rate.
+
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use bytes::Bytes;
+use perigee_http::Client;
+use perigee_model::Problem;
+use perigee_model::vm::{LinkProbe, ProbeLink};
+use tokio::net::TcpStream;
+
+/// The longest blob served and asked for.
+pub const BLOB_BYTES_MAX: u64 = 64 << 20;
+const CHUNK_BYTES: usize = 64 << 10;
+const CONNECTS: usize = 7;
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Bytes that no link compresses.
+fn chunk() -> Bytes {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.take(CHUNK_BYTES / 8).flatten().collect()
+}
+
+/// A body of so many bytes.
+pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
+    if length_bytes > BLOB_BYTES_MAX {
+        return Err(Problem::invalid(
+            format!("send {length_bytes} bytes"),
+            format!("at most {BLOB_BYTES_MAX} are sent"),
+        ));
+    }
+    let whole = chunk();
+    let mut left = usize::try_from(length_bytes).unwrap_or(0);
+    let chunks = std::iter::from_fn(move || {
+        let length = left.min(CHUNK_BYTES);
+        left -= length;
+        (length > 0).then(|| Ok::<_, std::convert::Infallible>(whole.slice(..length)))
+    });
+    Ok(Body::from_stream(futures_util::stream::iter(chunks)))
+}
+
+/// Connects several times for the round trip, then reads a blob for the rate.
+pub async fn probe(request: &ProbeLink) -> Result<LinkProbe, Problem> {
+    let what = || format!("probe the link to {}", request.peer_agent_url);
+    if request.length_bytes == 0 || request.length_bytes > BLOB_BYTES_MAX {
+        return Err(Problem::invalid(what(), format!("length_bytes is 1 to {BLOB_BYTES_MAX}")));
+    }
+    let measure = async {
+        let rtt_ms = round_trip_ms(&request.peer_agent_url).await?;
+        let rate_bytes_per_s = rate(request).await?;
+        Ok(LinkProbe { rtt_ms, rate_bytes_per_s })
+    };
+    tokio::time::timeout(DEADLINE, measure).await.unwrap_or_else(|_| {
+        Err(Problem::unavailable(what(), format!("it took longer than {} s", DEADLINE.as_secs())))
+    })
+}
+
+async fn round_trip_ms(url: &str) -> Result<f64, Problem> {
+    let address = address_of(url)?;
+    let mut times_ms = Vec::with_capacity(CONNECTS);
+    for _ in 0..CONNECTS {
+        let start = Instant::now();
+        let stream = TcpStream::connect(address).await.map_err(|e| {
+            Problem::unavailable(format!("no connection to {address}"), e)
+                .next("is the agent there running?")
+        })?;
+        times_ms.push(start.elapsed().as_secs_f64() * 1000.0);
+        drop(stream);
+    }
+    times_ms.sort_by(f64::total_cmp);
+    Ok(times_ms[CONNECTS / 2])
+}
+
+/// `IP:PORT` of `http://IP:PORT`.
+pub fn address_of(url: &str) -> Result<&str, Problem> {
+    url.strip_prefix("http://")
+        .map(|rest| rest.trim_end_matches('/'))
+        .filter(|address| {
+            address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+        })
+        .ok_or_else(|| Problem::invalid(format!("address {url:?}"), "it is not http://IP:PORT"))
+}
+
+async fn rate(request: &ProbeLink) -> Result<u64, Problem> {
+    let client = Client::new(&request.peer_agent_url, DEADLINE)?;
+    let path = format!("/v1/blob?length_bytes={}", request.length_bytes);
+    let mut response = client.get_response(&path).await?;
+    let mut meter = Meter::new(request.length_bytes);
+    let start = Instant::now();
+    loop {
+        let chunk = response.chunk().await.map_err(|e| {
+            Problem::unavailable(format!("read from {}", request.peer_agent_url), e)
+        })?;
+        let Some(chunk) = chunk else { break };
+        meter.add(chunk.len() as u64, start.elapsed());
+    }
+    if meter.read_bytes < request.length_bytes {
+        return Err(Problem::unavailable(
+            format!("read from {}", request.peer_agent_url),
+            format!("only {} of {} bytes came", meter.read_bytes, request.length_bytes),
+        ));
+    }
+    Ok(meter.rate_bytes_per_s())
+}
+
+/// Takes the rate of the last three quarters: TCP begins slowly, and on a long link the first
+/// round trips would hide what the link can carry.
+struct Meter {
+    skip_bytes: u64,
+    read_bytes: u64,
+    /// Where the measured part begins: bytes read and time.
+    mark: Option<(u64, Duration)>,
+    end: Duration,
+}
+
+impl Meter {
+    fn new(length_bytes: u64) -> Self {
+        Self { skip_bytes: length_bytes / 4, read_bytes: 0, mark: None, end: Duration::ZERO }
+    }
+
+    fn add(&mut self, bytes: u64, at: Duration) {
+        self.read_bytes += bytes;
+        self.end = at;
+        if self.mark.is_none() && self.read_bytes > self.skip_bytes {
+            self.mark = Some((self.read_bytes, at));
+        }
+    }
+
+    /// Of everything, where it came in one piece.
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is not that precise, and neither negative nor beyond u64"
+    )]
+    fn rate_bytes_per_s(&self) -> u64 {
+        let (from_bytes, from) = match self.mark {
+            Some((bytes, at)) if bytes < self.read_bytes && at < self.end => (bytes, at),
+            _ => (0, Duration::ZERO),
+        };
+        let seconds = (self.end - from).as_secs_f64().max(1e-6);
+        ((self.read_bytes - from_bytes) as f64 / seconds) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slow_beginning_does_not_count() {
+        let mut meter = Meter::new(4000);
+        meter.add(1001, Duration::from_secs(10));
+        meter.add(2999, Duration::from_secs(11));
+        assert_eq!(meter.rate_bytes_per_s(), 2999);
+    }
+
+    #[test]
+    fn a_blob_in_one_piece_counts_whole() {
+        let mut meter = Meter::new(1000);
+        meter.add(1000, Duration::from_secs(2));
+        assert_eq!(meter.rate_bytes_per_s(), 500);
+    }
+
+    #[test]
+    fn an_address_needs_a_port() {
+        assert_eq!(address_of("http://10.0.0.1:7/").unwrap(), "10.0.0.1:7");
+        for bad in ["http://10.0.0.1", "10.0.0.1:7", "http://x:y"] {
+            assert!(address_of(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_blob_beyond_the_bound_is_refused() {
+        assert!(blob(BLOB_BYTES_MAX).is_ok());
+        assert!(blob(BLOB_BYTES_MAX + 1).is_err());
+    }
+}

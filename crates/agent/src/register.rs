@@ -1,0 +1,38 @@
+//! Making the host known to the controller: at the start, and again as a heartbeat.
+
+use std::time::Duration;
+
+use perigee_http::Client;
+use perigee_model::vm::HostAddresses;
+use perigee_model::{HostId, Problem};
+
+const HEARTBEAT: Duration = Duration::from_secs(5);
+const RETRY_MIN: Duration = Duration::from_millis(200);
+
+/// Never returns but with an address that is no address.
+pub async fn keep_registered(
+    controller: &str,
+    host: &HostId,
+    addresses: &HostAddresses,
+) -> Problem {
+    let client = match Client::new(controller, Duration::from_secs(5)) {
+        Ok(client) => client,
+        Err(problem) => return problem,
+    };
+    let mut retry = RETRY_MIN;
+    let mut known = None;
+    loop {
+        let result = client.put::<serde_json::Value>(&format!("/v1/hosts/{host}"), addresses).await;
+        let now_known = result.is_ok();
+        if known != Some(now_known) {
+            match &result {
+                Ok(_) => tracing::info!(controller, "the controller knows this host"),
+                Err(problem) => tracing::warn!(%problem, "the controller does not know this host"),
+            }
+            known = Some(now_known);
+        }
+        let wait = if now_known { HEARTBEAT } else { retry };
+        retry = if now_known { RETRY_MIN } else { (retry * 2).min(HEARTBEAT) };
+        tokio::time::sleep(wait).await;
+    }
+}

@@ -1,0 +1,113 @@
+//! Starting a VM's QEMU, up to its first answer.
+
+use std::time::Duration;
+
+use perigee_model::{Problem, ProblemKind};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use super::Vm;
+use crate::command::{QEMU, arguments};
+use crate::host::Host;
+use crate::process::Process;
+use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
+use crate::{cgroup, files, process};
+
+/// QEMU opens its disks before it answers, and waits for the volume server for a while.
+const START_DEADLINE: Duration = Duration::from_secs(90);
+const LOOK_AGAIN: Duration = Duration::from_millis(30);
+
+/// A QEMU that answers.
+pub struct Started {
+    pub process: Process,
+    pub qmp: Qmp,
+    pub events: mpsc::UnboundedReceiver<Event>,
+}
+
+/// Starts QEMU. When this fails, no process is left.
+pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
+    vm.dir.create(host.user.map(|user| user.uid))?;
+    files::write_json(&vm.dir.spec(), &vm.spec)?;
+    host.open_volume_socket();
+    let line = arguments(&vm.spec, &vm.dir, &host.volume_socket, host.accelerator.kind);
+    let process = process::start(QEMU, &line, host.user, &vm.dir.log())?;
+    if host.has_cgroups
+        && let Err(error) = cgroup::limit(&process, vm.spec.cpus, vm.spec.memory_bytes)
+    {
+        tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
+    }
+    match first_answer(vm, process).await {
+        Ok(started) => Ok(started),
+        Err(problem) => {
+            process.kill().await?;
+            cgroup::forget(&process);
+            Err(problem)
+        }
+    }
+}
+
+async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
+    let deadline = Instant::now() + START_DEADLINE;
+    let what = || format!("start the VM {}", vm.id());
+    loop {
+        if let Ok((qmp, events)) = Qmp::connect(&vm.dir.qmp()).await {
+            return Ok(Started { process, qmp, events });
+        }
+        if !process.is_alive() {
+            let said = vm.last_words();
+            return Err(Problem::new(kind_of(&said), what(), format!("QEMU ended: {said}")));
+        }
+        if Instant::now() > deadline {
+            let why = format!("QEMU did not answer within {} s", START_DEADLINE.as_secs());
+            return Err(Problem::unavailable(what(), why));
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Whether trying again may help, by QEMU's last words.
+fn kind_of(said: &str) -> ProblemKind {
+    if said.contains("xport '") && said.contains("not ") {
+        ProblemKind::NotFound
+    } else if said.contains("Failed to connect") || said.contains("Connection refused") {
+        ProblemKind::Unavailable
+    } else {
+        ProblemKind::Internal
+    }
+}
+
+/// Makes a QEMU that waits for a migration listen, unless it does; gives its address.
+pub async fn listen_for_migration(qmp: &Qmp, ip: &str) -> Result<String, QmpError> {
+    let info: MigrateInfo = qmp.query("query-migrate").await?;
+    if info.socket_address.is_empty() {
+        let capabilities = json!([{"capability": "events", "state": true}]);
+        let set = json!({"capabilities": capabilities});
+        qmp.execute("migrate-set-capabilities", set).await?;
+        qmp.execute("migrate-incoming", json!({"uri": format!("tcp:{ip}:0")})).await?;
+    }
+    let info: MigrateInfo = qmp.query("query-migrate").await?;
+    let address = info.socket_address.first().ok_or_else(|| QmpError::Odd {
+        command: "query-migrate".to_owned(),
+        reason: "it does not say where it listens".to_owned(),
+    })?;
+    Ok(format!("tcp:{ip}:{}", address.port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_export_is_told_from_a_server_that_is_away() {
+        let missing = "qemu-system-x86_64: -blockdev …: Requested export 'x@1' not available";
+        assert_eq!(kind_of(missing), ProblemKind::NotFound);
+        let away =
+            "qemu-system-x86_64: -blockdev …: Failed to connect to '/run/v': Connection refused";
+        assert_eq!(kind_of(away), ProblemKind::Unavailable);
+        assert_eq!(
+            kind_of("qemu-system-x86_64: cannot set up guest memory"),
+            ProblemKind::Internal
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! The VMs of this host: which there are, starting one, finding them all again after a restart.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use perigee_model::vm::VmSpec;
+use perigee_model::{Problem, VmId};
+use tokio::sync::oneshot;
+
+use crate::command;
+use crate::files::{VmDir, read_json};
+use crate::guest::GuestLog;
+use crate::host::Host;
+use crate::vm::owner::Owner;
+use crate::vm::{Request, Vm};
+
+#[derive(Debug)]
+pub struct Vms {
+    pub host: Arc<Host>,
+    all: Mutex<BTreeMap<VmId, Arc<Vm>>>,
+}
+
+impl Vms {
+    /// Takes over what an agent left that ran before with this state directory.
+    pub async fn adopt(host: Arc<Host>) -> Result<Arc<Self>, Problem> {
+        let vms = Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()) });
+        let dir = host.state.join("vms");
+        let fail = |e| Problem::internal(format!("read {}", dir.display()), e);
+        for entry in std::fs::read_dir(&dir).map_err(fail)? {
+            let name = entry.map_err(fail)?.file_name();
+            let Some(id) = name.to_str().and_then(|name| VmId::new(name).ok()) else { continue };
+            let paths = VmDir::new(&host.state, &id);
+            let Some(spec) = read_json::<VmSpec>(&paths.spec())? else {
+                // Its start was interrupted before there was a process.
+                paths.remove()?;
+                continue;
+            };
+            let log = GuestLog::open(&paths.events())?;
+            let (vm, requests) = Vm::new(spec, paths, log);
+            let mut owner = Owner::new(host.clone(), vm.clone(), requests);
+            owner.adopt().await;
+            vms.with(|all| all.insert(id, vm.clone()));
+            tokio::spawn(vms.clone().look_after(vm, owner));
+        }
+        Ok(vms)
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<VmId, Arc<Vm>>) -> T) -> T {
+        act(&mut self.all.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn list(&self) -> Vec<Arc<Vm>> {
+        self.with(|all| all.values().cloned().collect())
+    }
+
+    pub fn get(&self, id: &VmId) -> Result<Arc<Vm>, Problem> {
+        self.with(|all| all.get(id).cloned()).ok_or_else(|| {
+            Problem::not_found(format!("find the VM {id}"), format!("{} has none", self.host.name))
+        })
+    }
+
+    /// Starts a VM, or finds that it was started with this spec before.
+    pub async fn put(self: &Arc<Self>, spec: VmSpec) -> Result<Arc<Vm>, Problem> {
+        let what = format!("start the VM {}", spec.vm);
+        command::check(&spec).map_err(|e| Problem::invalid(&what, e))?;
+        let Some((vm, owner)) = self.enlist(&spec)? else {
+            let vm = self.get(&spec.vm)?;
+            return if vm.spec == spec {
+                Ok(vm)
+            } else {
+                Err(Problem::conflict(what, "there is one of this name with another spec")
+                    .next("delete it first"))
+            };
+        };
+        let (started, outcome) = oneshot::channel();
+        // Not part of the request: a client that goes away must not leave a start half done.
+        tokio::spawn(self.clone().start(vm.clone(), owner, started));
+        outcome.await.map_err(|e| Problem::internal(what, e))??;
+        Ok(vm)
+    }
+
+    /// Takes the name for a new VM; `None` when it is taken.
+    fn enlist(&self, spec: &VmSpec) -> Result<Option<(Arc<Vm>, Owner)>, Problem> {
+        self.with(|all| {
+            if all.contains_key(&spec.vm) {
+                return Ok(None);
+            }
+            let paths = VmDir::new(&self.host.state, &spec.vm);
+            paths.create(self.host.user.map(|user| user.uid))?;
+            let log = GuestLog::open(&paths.events())?;
+            let (vm, requests) = Vm::new(spec.clone(), paths, log);
+            all.insert(spec.vm.clone(), vm.clone());
+            Ok(Some((vm.clone(), Owner::new(self.host.clone(), vm, requests))))
+        })
+    }
+
+    async fn start(
+        self: Arc<Self>,
+        vm: Arc<Vm>,
+        mut owner: Owner,
+        started: oneshot::Sender<Result<(), Problem>>,
+    ) {
+        let result = owner.start().await;
+        let failed = result.is_err();
+        if failed {
+            self.with(|all| all.remove(vm.id()));
+        }
+        // Whoever asked may have gone.
+        let _ = started.send(result);
+        if !failed {
+            self.look_after(vm, owner).await;
+        }
+    }
+
+    async fn look_after(self: Arc<Self>, vm: Arc<Vm>, owner: Owner) {
+        let deleted = owner.run().await;
+        self.with(|all| all.remove(vm.id()));
+        if let Some(answer) = deleted {
+            // Whoever asked may have gone.
+            let _ = answer.send(Ok(()));
+        }
+    }
+
+    /// Stops and forgets a VM. What is not there is deleted already.
+    pub async fn delete(&self, id: &VmId, unless_ran: bool) -> Result<(), Problem> {
+        let Ok(vm) = self.get(id) else { return Ok(()) };
+        vm.ask(|answer| Request::Delete { unless_ran, answer }).await.unwrap_or(Ok(()))
+    }
+}
+
+/// The answer of a VM that went away while it was asked.
+pub fn gone(id: &VmId) -> Problem {
+    Problem::not_found(format!("ask the VM {id}"), "it was deleted meanwhile")
+}
