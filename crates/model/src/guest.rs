@@ -10,6 +10,9 @@
 //! guest numbers its messages from 1 without a gap and keeps each until it is acknowledged, so that
 //! neither a migration nor a restarted agent loses one: when a host says `resume`, the guest sends
 //! everything that is not acknowledged again, in order. The host ignores numbers it already has.
+//! A new connection may begin in the middle of a line whose start went to the old one: the guest ends it
+//! with an empty line before it sends again, and the host passes over what does not parse until then, and over empty lines.
+//! A data disk is unmounted before `exited`; a command stopped by its timeout never has code 0.
 
 use std::collections::BTreeMap;
 
@@ -55,15 +58,29 @@ pub struct GuestMessage {
 pub enum GuestBody {
     /// The runner has read the seed and mounted the disks; the command starts now.
     Started,
-    Log { stream: LogStream, line: String },
+    Log {
+        stream: LogStream,
+        line: String,
+    },
     /// From the FIFO named by `PERIGEE_PROGRESS`, where the command writes lines `DONE/TOTAL LABEL`.
-    Progress { done: u64, total: u64, label: String },
+    Progress {
+        done: u64,
+        total: u64,
+        label: String,
+    },
     /// The command ended; outputs are written next. `code` is 128 + N for a signal N.
-    Exited { code: i32 },
+    Exited {
+        code: i32,
+    },
     /// The output tar stands on the output disk; the guest powers off after the acknowledgement.
-    Finished { output_bytes: u64, output_sha256: String },
+    Finished {
+        output_bytes: u64,
+        output_sha256: String,
+    },
     /// The runner itself could not do its part (a mount, a bad seed).
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
