@@ -14,10 +14,12 @@
 
 mod command;
 pub mod definition;
+pub mod demo;
 mod down;
 pub mod net;
 mod process;
 mod progress;
+pub mod report;
 mod state;
 mod supervisor;
 pub mod tpch;

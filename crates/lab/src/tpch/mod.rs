@@ -12,10 +12,46 @@ use perigee_model::Problem;
 use tpchgen::generators::{LineItemGenerator, OrderGenerator, PartGenerator};
 
 pub use oracle::{Answer, NULL, compare, expected, parse, sqlite_version};
-pub use queries::{LOADED_SQL, QUERIES, Query, SCHEMA_SQL};
+pub use queries::{LOADED_SQL, QUERIES, Query};
 
-/// The tables that the queries read.
-pub const TABLES: [&str; 3] = ["lineitem", "orders", "part"];
+/// A table that the queries read, with its types as the specification says.
+pub struct Table {
+    pub name: &'static str,
+    pub create_sql: &'static str,
+}
+
+pub const TABLES: [Table; 3] = [
+    Table {
+        name: "part",
+        create_sql: "\
+create table part (
+  p_partkey integer not null, p_name varchar(55) not null, p_mfgr char(25) not null,
+  p_brand char(10) not null, p_type varchar(25) not null, p_size integer not null,
+  p_container char(10) not null, p_retailprice decimal(15,2) not null, p_comment varchar(23) not null);
+",
+    },
+    Table {
+        name: "orders",
+        create_sql: "\
+create table orders (
+  o_orderkey integer not null, o_custkey integer not null, o_orderstatus char(1) not null,
+  o_totalprice decimal(15,2) not null, o_orderdate date not null, o_orderpriority char(15) not null,
+  o_clerk char(15) not null, o_shippriority integer not null, o_comment varchar(79) not null);
+",
+    },
+    Table {
+        name: "lineitem",
+        create_sql: "\
+create table lineitem (
+  l_orderkey integer not null, l_partkey integer not null, l_suppkey integer not null,
+  l_linenumber integer not null, l_quantity decimal(15,2) not null,
+  l_extendedprice decimal(15,2) not null, l_discount decimal(15,2) not null,
+  l_tax decimal(15,2) not null, l_returnflag char(1) not null, l_linestatus char(1) not null,
+  l_shipdate date not null, l_commitdate date not null, l_receiptdate date not null,
+  l_shipinstruct char(25) not null, l_shipmode char(10) not null, l_comment varchar(44) not null);
+",
+    },
+];
 
 /// The file of a table: a row a line, columns separated (not ended) by `|`.
 pub fn table_path(dir: &Path, table: &str) -> PathBuf {

@@ -10,32 +10,11 @@ pub struct Query {
     pub scale: u32,
 }
 
-/// Before the rows come. Types as the specification says; no keys yet, which makes COPY faster.
-pub const SCHEMA_SQL: &str = "\
-create table part (
-  p_partkey integer not null, p_name varchar(55) not null, p_mfgr char(25) not null,
-  p_brand char(10) not null, p_type varchar(25) not null, p_size integer not null,
-  p_container char(10) not null, p_retailprice decimal(15,2) not null, p_comment varchar(23) not null);
-create table orders (
-  o_orderkey integer not null, o_custkey integer not null, o_orderstatus char(1) not null,
-  o_totalprice decimal(15,2) not null, o_orderdate date not null, o_orderpriority char(15) not null,
-  o_clerk char(15) not null, o_shippriority integer not null, o_comment varchar(79) not null);
-create table lineitem (
-  l_orderkey integer not null, l_partkey integer not null, l_suppkey integer not null,
-  l_linenumber integer not null, l_quantity decimal(15,2) not null,
-  l_extendedprice decimal(15,2) not null, l_discount decimal(15,2) not null,
-  l_tax decimal(15,2) not null, l_returnflag char(1) not null, l_linestatus char(1) not null,
-  l_shipdate date not null, l_commitdate date not null, l_receiptdate date not null,
-  l_shipinstruct char(25) not null, l_shipmode char(10) not null, l_comment varchar(44) not null);
-";
-
 /// After the rows came: indexes on keys, which the specification allows, and statistics.
 pub const LOADED_SQL: &str = "\
 create index lineitem_partkey on lineitem (l_partkey);
 create index lineitem_orderkey on lineitem (l_orderkey);
-vacuum (freeze, analyze) part;
-vacuum (freeze, analyze) orders;
-vacuum (freeze, analyze) lineitem;
+analyze;
 ";
 
 pub const QUERIES: [Query; 6] = [Q6, Q14, Q17, Q12, Q19, Q4];

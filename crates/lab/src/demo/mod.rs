@@ -1,0 +1,233 @@
+//! `make demo`: a database on a volume far away, and the same job held remote, placed beside its
+//! data, and under the planner, which moves it while it runs.
+
+mod cluster;
+pub mod outcome;
+mod print;
+mod work;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use perigee_model::job::Link;
+use perigee_model::{ImageName, Problem, VolumeName, units};
+use sha2::{Digest, Sha256};
+
+use crate::command;
+use crate::definition::Definition;
+use crate::progress::Steps;
+use crate::tpch::{self, Answer};
+use crate::up::{self, Lab, with_lab};
+use cluster::Cluster;
+use outcome::{Evidence, Outcome, Run, RunName};
+use work::Stage;
+
+pub use print::{basis_words, way_word};
+
+/// The runs in this order, so that predictions of the later ones rest on what was measured.
+const ORDER: [RunName; 3] = [RunName::Beside, RunName::Remote, RunName::Planned];
+/// And in this order in the result.
+const SHOWN: [RunName; 3] = [RunName::Remote, RunName::Beside, RunName::Planned];
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The first site is where jobs start, the last site's first host has the data.
+    pub definition: Definition,
+    pub lab: up::Options,
+    /// The golden image.
+    pub image: PathBuf,
+    /// 1 is about 1 GB of tables.
+    pub scale_factor: f64,
+    /// Where `report.html` and `result.json` go.
+    pub out: PathBuf,
+}
+
+/// Runs the whole demo in a lab of its own, which is gone afterwards in any case.
+///
+/// # Errors
+/// What went wrong on the way; also when all ran but did not show what it should.
+pub async fn demo(options: Options, steps: &Steps) -> Result<Outcome, Problem> {
+    let definition = options.definition.clone();
+    let story = async |lab: Lab| tell(&lab, &options, steps).await;
+    let outcome = with_lab(definition, &options.lab, steps, story).await?;
+    write_results(&outcome, &options.out)?;
+    print::outcome(&outcome, &options.out);
+    let faults = outcome.faults();
+    if faults.is_empty() {
+        return Ok(outcome);
+    }
+    Err(Problem::internal("the demo ran but does not show what it should", faults.join("; "))
+        .next(format!("the measurements are in {}", options.out.join("report.html").display())))
+}
+
+async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
+    let cluster = Cluster::new(lab)?;
+    let stage = stage(&options.definition)?;
+    let scratch = lab.dir().join("tpch");
+    std::fs::create_dir_all(&scratch)
+        .map_err(|e| Problem::internal(format!("make {}", scratch.display()), e))?;
+
+    let table_bytes = make_tables(&scratch, options.scale_factor, steps).await?;
+    import(&cluster, &stage, &options.image, steps).await?;
+    let right = right_answers(scratch.clone());
+    load(&cluster, &stage, &scratch, options.scale_factor, steps).await?;
+    let right = right.await.map_err(|e| Problem::internal("work out the right answers", e))??;
+    let links = probe(&cluster, steps).await?;
+
+    let bundle = scratch.join("query.tar");
+    work::query_bundle(&bundle)?;
+    let bundle = cluster.upload(&bundle).await?;
+    let mut answers_checked = true;
+    let mut runs = Vec::new();
+    let mut versions = versions().await?;
+    for name in ORDER {
+        let (run, output) = query(&cluster, &stage, name, &bundle, steps).await?;
+        let answers = output.get("answers.txt").map_or("", String::as_str);
+        if let Err(difference) = tpch::compare(&right, &tpch::parse(answers)) {
+            steps.say(&format!("  wrong answer in the run {}: {difference}", name.word()));
+            answers_checked = false;
+        }
+        for (file, key) in [("postgres.version", "postgres"), ("kernel.version", "guest_kernel")] {
+            if let Some(text) = output.get(file) {
+                versions.insert(key.to_owned(), text.trim().to_owned());
+            }
+        }
+        runs.push(run);
+    }
+    runs.sort_by_key(|run| SHOWN.iter().position(|name| *name == run.name));
+    Ok(Outcome {
+        rtt_ms: options.definition.rtt_ms,
+        scale_factor: options.scale_factor,
+        table_bytes,
+        queries: tpch::QUERIES.iter().map(|q| q.name.to_owned()).collect(),
+        answers_checked,
+        runs,
+        links,
+        versions,
+    })
+}
+
+fn stage(definition: &Definition) -> Result<Stage, Problem> {
+    let name = |e| Problem::internal("name the demo's things", e);
+    let sites = (definition.sites.first(), definition.sites.last());
+    let (Some(far), Some(near)) = sites else {
+        return Err(Problem::invalid("demo", "its lab has no sites"));
+    };
+    let near = near.hosts.first().cloned();
+    Ok(Stage {
+        image: ImageName::new("debian-pg").map_err(name)?,
+        volume: VolumeName::new("tpch").map_err(name)?,
+        far: far.name.clone(),
+        near: near.ok_or_else(|| Problem::invalid("demo", "its last site has no host"))?,
+    })
+}
+
+async fn make_tables(dir: &Path, scale_factor: f64, steps: &Steps) -> Result<u64, Problem> {
+    let step = steps.begin(format!("make the TPC-H tables, scale factor {scale_factor}"));
+    let dir = dir.to_owned();
+    let bytes = tokio::task::spawn_blocking(move || tpch::write_tables(scale_factor, &dir))
+        .await
+        .map_err(|e| Problem::internal("make the tables", e))??;
+    step.done(&units::format_bytes(bytes));
+    Ok(bytes)
+}
+
+/// Works in the background: SQLite is done long before the guest.
+fn right_answers(dir: PathBuf) -> tokio::task::JoinHandle<Result<Vec<Answer>, Problem>> {
+    tokio::task::spawn_blocking(move || tpch::expected(&dir))
+}
+
+async fn import(
+    cluster: &Cluster,
+    stage: &Stage,
+    image: &Path,
+    steps: &Steps,
+) -> Result<(), Problem> {
+    let step = steps.begin("import the golden image on every host");
+    let imported = cluster.import_image(&stage.image, image).await?;
+    let hosts = imported.hosts.len();
+    step.done(&format!("{} on {hosts} hosts", units::format_bytes(imported.allocated_bytes)));
+    Ok(())
+}
+
+async fn load(
+    cluster: &Cluster,
+    stage: &Stage,
+    scratch: &Path,
+    scale_factor: f64,
+    steps: &Steps,
+) -> Result<(), Problem> {
+    let mut step = steps.begin(format!("load the tables into PostgreSQL at {}", stage.near));
+    cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor)).await?;
+    let bundle = scratch.join("load.tar");
+    let (tables, target) = (scratch.to_owned(), bundle.clone());
+    tokio::task::spawn_blocking(move || work::load_bundle(&tables, &target))
+        .await
+        .map_err(|e| Problem::internal("pack the tables", e))??;
+    let bundle = cluster.upload(&bundle).await?;
+    let job = cluster.run(&stage.load_job(bundle), &mut step).await?;
+    step.done(&format!("job {}", job.id));
+    Ok(())
+}
+
+/// Room for rows, indexes and the log: 6 GiB for scale factor 1, at least 1 GiB.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
+fn volume_bytes(scale_factor: f64) -> u64 {
+    let mib = (scale_factor.clamp(0.0, 10.0) * 6144.0).ceil() as u64;
+    mib.max(1024) << 20
+}
+
+async fn probe(cluster: &Cluster, steps: &Steps) -> Result<Vec<Link>, Problem> {
+    let step = steps.begin("measure the links");
+    let links = cluster.probe_links().await?;
+    step.done(&format!("{} links", links.len()));
+    Ok(links)
+}
+
+/// One run: the plan, the job, its evidence; and the files it gave out.
+async fn query(
+    cluster: &Cluster,
+    stage: &Stage,
+    name: RunName,
+    bundle: &str,
+    steps: &Steps,
+) -> Result<(Run, BTreeMap<String, String>), Problem> {
+    let spec = stage.query_job(name, bundle.to_owned());
+    let plan = cluster.plan(&spec).await?;
+    print::plan(name, &plan);
+    let mut step = steps.begin(format!("run {}", name.word()));
+    let job = cluster.run(&spec, &mut step).await?;
+    let output: BTreeMap<String, String> = cluster.output(&job.id).await?.into_iter().collect();
+    let answers = output.get("answers.txt").map_or("", String::as_str);
+    let evidence = Evidence {
+        plan,
+        decisions: cluster.decisions(&job.id).await?,
+        samples: cluster.samples(&job.id).await?,
+        answers_sha256: Sha256::digest(answers).iter().map(|b| format!("{b:02x}")).collect(),
+    };
+    let run = Run::new(name, &job, evidence)?;
+    step.done(&format!("{:.1} s from the VM's start", run.measured_s));
+    Ok((run, output))
+}
+
+async fn versions() -> Result<BTreeMap<String, String>, Problem> {
+    let qemu = command::run("qemu-system-x86_64", &["--version"]).await?;
+    let first_line = qemu.lines().next().unwrap_or_default().to_owned();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let pairs = [
+        ("perigee", env!("CARGO_PKG_VERSION").to_owned()),
+        ("qemu", first_line),
+        ("host_kernel", kernel.trim().to_owned()),
+        ("sqlite", tpch::sqlite_version().to_owned()),
+    ];
+    Ok(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+}
+
+fn write_results(outcome: &Outcome, out: &Path) -> Result<(), Problem> {
+    let fail =
+        |e: &dyn std::fmt::Display| Problem::internal(format!("write to {}", out.display()), e);
+    std::fs::create_dir_all(out).map_err(|e| fail(&e))?;
+    let json = serde_json::to_vec_pretty(outcome).map_err(|e| fail(&e))?;
+    std::fs::write(out.join("result.json"), json).map_err(|e| fail(&e))?;
+    std::fs::write(out.join("report.html"), crate::report::html(outcome)).map_err(|e| fail(&e))
+}

@@ -1,0 +1,307 @@
+//! What the demo found out: the content of `result.json`, and whether it shows what it claims.
+
+use std::collections::BTreeMap;
+
+use perigee_model::job::{Job, Link, Migration, MigrationState, Sample};
+use perigee_model::plan::{Decision, Plan};
+use perigee_model::{HostId, JobId, Problem};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    pub rtt_ms: u32,
+    pub scale_factor: f64,
+    pub table_bytes: u64,
+    pub queries: Vec<String>,
+    /// SQLite, from the same tables, gives the same answers.
+    pub answers_checked: bool,
+    pub runs: Vec<Run>,
+    /// What was measured between the hosts.
+    pub links: Vec<Link>,
+    pub versions: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunName {
+    /// Held on the other side of the WAN.
+    Remote,
+    /// Placed by hand beside the data.
+    Beside,
+    /// Starts far away; the planner may migrate it.
+    Planned,
+}
+
+impl RunName {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Remote => "remote",
+            Self::Beside => "beside",
+            Self::Planned => "planned",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Run {
+    pub name: RunName,
+    pub job: JobId,
+    pub predicted_s: Option<f64>,
+    /// From VM start to the command's end.
+    pub measured_s: f64,
+    pub answers_sha256: String,
+    pub migrations: Vec<Move>,
+    /// What `job plan` said just before.
+    pub plan: Plan,
+    pub decisions: Vec<Decision>,
+    pub samples: Vec<Sample>,
+    /// Unix time of the VM's start.
+    pub started_ms: u64,
+    /// The command started.
+    pub running_ms: Option<u64>,
+}
+
+/// A migration that was completed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Move {
+    pub from: HostId,
+    pub to: HostId,
+    pub reason: String,
+    pub predicted_total_ms: Option<u64>,
+    pub total_ms: u64,
+    pub downtime_ms: u64,
+    pub bytes: u64,
+    pub job_progress: Option<f64>,
+    pub started_ms: u64,
+    pub ended_ms: Option<u64>,
+}
+
+impl From<&Migration> for Move {
+    fn from(migration: &Migration) -> Self {
+        Self {
+            from: migration.from.clone(),
+            to: migration.to.clone(),
+            reason: migration.reason.clone(),
+            predicted_total_ms: migration.predicted_total_ms,
+            total_ms: migration.total_ms,
+            downtime_ms: migration.downtime_ms,
+            bytes: migration.bytes,
+            job_progress: migration.job_progress,
+            started_ms: migration.started_ms,
+            ended_ms: migration.ended_ms,
+        }
+    }
+}
+
+/// What is known of a run besides its job.
+pub struct Evidence {
+    pub plan: Plan,
+    pub decisions: Vec<Decision>,
+    pub samples: Vec<Sample>,
+    pub answers_sha256: String,
+}
+
+impl Run {
+    /// # Errors
+    /// `Internal` when the controller left times out of a job that succeeded.
+    pub fn new(name: RunName, job: &Job, evidence: Evidence) -> Result<Self, Problem> {
+        let missing =
+            |what| Problem::internal(format!("job {}", job.id), format!("it has no {what}"));
+        let completed = job.migrations.iter().filter(|m| m.state == MigrationState::Completed);
+        Ok(Self {
+            name,
+            job: job.id.clone(),
+            predicted_s: job.predicted_s,
+            measured_s: job.measured_s.ok_or_else(|| missing("measured time"))?,
+            answers_sha256: evidence.answers_sha256,
+            migrations: completed.map(Move::from).collect(),
+            plan: evidence.plan,
+            decisions: evidence.decisions,
+            samples: evidence.samples,
+            started_ms: job.started_ms.ok_or_else(|| missing("start time"))?,
+            running_ms: job.running_ms,
+        })
+    }
+}
+
+impl Outcome {
+    pub fn run(&self, name: RunName) -> Option<&Run> {
+        self.runs.iter().find(|run| run.name == name)
+    }
+
+    /// Every claim that does not hold, in plain words; empty when the demo shows what it should.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let (Some(remote), Some(beside), Some(planned)) =
+            (self.run(RunName::Remote), self.run(RunName::Beside), self.run(RunName::Planned))
+        else {
+            return vec!["not all three runs are there".to_owned()];
+        };
+        if self.runs.iter().any(|run| run.answers_sha256 != remote.answers_sha256) {
+            faults.push("the three runs gave different answers".to_owned());
+        }
+        if !self.answers_checked {
+            faults.push("the answers are not those that SQLite finds".to_owned());
+        }
+        for run in [remote, beside] {
+            if !run.migrations.is_empty() {
+                faults.push(format!("the run {} migrated although it may not", run.name.word()));
+            }
+        }
+        match planned.migrations.first() {
+            None => faults.push("the planner did not migrate the VM".to_owned()),
+            Some(first) if first.job_progress.is_some_and(|p| p >= 1.0) => {
+                faults.push("the VM was migrated only when its work was done".to_owned());
+            }
+            Some(_) => {}
+        }
+        let to_beside = (planned.measured_s - beside.measured_s).abs();
+        let to_remote = (planned.measured_s - remote.measured_s).abs();
+        if to_beside >= to_remote {
+            faults.push(format!(
+                "the planned run ({:.1} s) is not closer to the run beside the data ({:.1} s) than to the remote one ({:.1} s)",
+                planned.measured_s, beside.measured_s, remote.measured_s
+            ));
+        }
+        faults
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use perigee_model::plan::{Basis, PlanOption, Seconds, Way};
+    use perigee_model::volume::IoStats;
+
+    fn host(name: &str) -> HostId {
+        HostId::new(name).expect("a name")
+    }
+
+    fn option(way: Way, start: &str, end: &str, total_s: f64, chosen: bool) -> PlanOption {
+        PlanOption {
+            way,
+            start: host(start),
+            end: host(end),
+            predicted: Seconds {
+                total_s,
+                boot_s: 12.0,
+                cpu_s: total_s - 12.0,
+                ..Seconds::default()
+            },
+            chosen,
+            reason: "the earliest end <&>".to_owned(),
+        }
+    }
+
+    fn samples(seconds: u32, moved_at: u32, to: &str, from: &str) -> Vec<Sample> {
+        let sample = |second: u32| {
+            let there = second >= moved_at;
+            Sample {
+                at_ms: 1_000_000 + u64::from(second) * 1000,
+                host: host(if there { to } else { from }),
+                progress: (second > 12).then(|| f64::from(second - 12) / f64::from(seconds - 12)),
+                io: IoStats {
+                    read_bytes: u64::from(second) * if there { 9 << 20 } else { 3 << 20 },
+                    ..IoStats::default()
+                },
+                vcpu_ms: u64::from(second) * 700,
+            }
+        };
+        (0..=seconds).map(sample).collect()
+    }
+
+    fn run(name: RunName, seconds: u32, moved_at: u32, from: &str, to: &str) -> Run {
+        let measured_s = f64::from(seconds);
+        Run {
+            name,
+            job: JobId::new("tpch-0001").expect("a name"),
+            predicted_s: Some(measured_s * 0.9),
+            measured_s,
+            answers_sha256: "aa".repeat(32),
+            migrations: Vec::new(),
+            plan: Plan {
+                basis: Basis::History,
+                options: vec![
+                    option(Way::Migrate, "home1", "cloud1", 41.0, true),
+                    option(Way::Remote, "home1", "home1", 78.0, false),
+                ],
+                figures: vec!["RTT home1-cloud1 16.2 ms".to_owned()],
+                moves: true,
+            },
+            decisions: Vec::new(),
+            samples: samples(seconds, moved_at, to, from),
+            started_ms: 1_000_000,
+            running_ms: Some(1_012_000),
+        }
+    }
+
+    /// An outcome as a good demo has it.
+    pub fn good() -> Outcome {
+        let mut planned = run(RunName::Planned, 42, 22, "home1", "cloud1");
+        planned.migrations.push(Move {
+            from: host("home1"),
+            to: host("cloud1"),
+            reason: "6.1 s lost to the network reached the predicted 5.9 s of a move".to_owned(),
+            predicted_total_ms: Some(3100),
+            total_ms: 2900,
+            downtime_ms: 180,
+            bytes: 160 << 20,
+            job_progress: Some(0.17),
+            started_ms: 1_019_000,
+            ended_ms: Some(1_021_900),
+        });
+        Outcome {
+            rtt_ms: 16,
+            scale_factor: 0.1,
+            table_bytes: 92 << 20,
+            queries: vec!["Q6".to_owned(), "Q14".to_owned()],
+            answers_checked: true,
+            runs: vec![
+                run(RunName::Remote, 80, 99, "home1", "cloud1"),
+                run(RunName::Beside, 35, 0, "cloud1", "cloud1"),
+                planned,
+            ],
+            links: Vec::new(),
+            versions: BTreeMap::from([("qemu".to_owned(), "7.2.22".to_owned())]),
+        }
+    }
+
+    #[test]
+    fn a_good_outcome_has_no_faults() {
+        assert_eq!(good().faults(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_claim_that_fails_is_told() {
+        let told = |change: fn(&mut Outcome), word: &str| {
+            let mut outcome = good();
+            change(&mut outcome);
+            let faults = outcome.faults();
+            assert!(faults.len() == 1 && faults[0].contains(word), "{faults:?} must say {word:?}");
+        };
+        told(|o| o.runs[1].answers_sha256 = "bb".to_owned(), "different answers");
+        told(|o| o.answers_checked = false, "SQLite");
+        told(|o| o.runs[0].migrations = o.runs[2].migrations.clone(), "may not");
+        told(|o| o.runs[2].migrations.clear(), "did not migrate");
+        told(|o| o.runs[2].migrations[0].job_progress = Some(1.0), "only when its work was done");
+        told(|o| o.runs[2].measured_s = 70.0, "not closer");
+        told(|o| drop(o.runs.pop()), "three runs");
+    }
+
+    #[test]
+    fn the_result_has_the_fields_that_others_read() {
+        let json = serde_json::to_value(good()).expect("JSON");
+        assert_eq!(json["rtt_ms"], 16);
+        assert_eq!(json["versions"]["qemu"], "7.2.22");
+        let names: Vec<_> =
+            json["runs"].as_array().expect("runs").iter().map(|r| &r["name"]).collect();
+        assert_eq!(names, ["remote", "beside", "planned"]);
+        for field in ["predicted_s", "measured_s", "answers_sha256", "migrations"] {
+            assert!(!json["runs"][2][field].is_null(), "{field}");
+        }
+        let migration = &json["runs"][2]["migrations"][0];
+        for field in ["from", "to", "reason", "total_ms", "downtime_ms", "bytes", "job_progress"] {
+            assert!(!migration[field].is_null(), "{field}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The demo's tables on the terminal.
+#![expect(clippy::print_stdout, reason = "this is where the demo prints")]
+
+use std::path::Path;
+
+use perigee_model::plan::{Basis, Plan, Way};
+use perigee_model::units;
+
+use super::outcome::{Outcome, RunName};
+
+pub fn way_word(way: Way) -> &'static str {
+    match way {
+        Way::Remote => "remote",
+        Way::Migrate => "migrate",
+        Way::Beside => "beside",
+    }
+}
+
+pub fn basis_words(basis: Basis) -> &'static str {
+    match basis {
+        Basis::History => "earlier runs of this job, measured",
+        Basis::OnePass => "nothing but the size of its data: one pass over it",
+        Basis::Running => "this job's own figures while it runs",
+    }
+}
+
+/// What `job plan` says before a run.
+pub fn plan(name: RunName, plan: &Plan) {
+    println!("\n  plan for the run {}, from {}:", name.word(), basis_words(plan.basis));
+    for option in &plan.options {
+        println!(
+            "  {} {:<8} {} → {:<8} {:>6.1} s  {}",
+            if option.chosen { "*" } else { " " },
+            way_word(option.way),
+            option.start,
+            option.end,
+            option.predicted.total_s,
+            option.reason
+        );
+    }
+    for figure in &plan.figures {
+        println!("      {figure}");
+    }
+}
+
+pub fn outcome(outcome: &Outcome, out: &Path) {
+    println!(
+        "\n  {:<10} {:>12} {:>11} {:>11} {:>10} {:>11}",
+        "run", "predicted s", "measured s", "migration s", "downtime s", "moved"
+    );
+    for run in &outcome.runs {
+        let predicted = run.predicted_s.map_or_else(|| "-".to_owned(), |s| format!("{s:.1}"));
+        let moved = run.migrations.first().map_or_else(Default::default, |m| {
+            let seconds =
+                |ms: u64| format!("{:.2}", std::time::Duration::from_millis(ms).as_secs_f64());
+            [seconds(m.total_ms), seconds(m.downtime_ms), units::format_bytes(m.bytes)]
+        });
+        let [total, downtime, size] =
+            moved.map(|s: String| if s.is_empty() { "-".to_owned() } else { s });
+        println!(
+            "  {:<10} {predicted:>12} {:>11.1} {total:>11} {downtime:>10} {size:>11}",
+            run.name.word(),
+            run.measured_s
+        );
+    }
+    for run in &outcome.runs {
+        for m in &run.migrations {
+            println!("  {}: {} → {}: {}", run.name.word(), m.from, m.to, m.reason);
+        }
+    }
+    let answers = if outcome.answers_checked { "are those SQLite finds" } else { "are WRONG" };
+    println!("  the answers to {} {answers}", outcome.queries.join(", "));
+    println!("  {}\n  {}", out.join("report.html").display(), out.join("result.json").display());
+}

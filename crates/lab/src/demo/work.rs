@@ -1,0 +1,148 @@
+//! What runs in the guests: the bundles of input files and the jobs.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+
+use perigee_model::job::{Access, JobSpec, JobVolume, Start};
+use perigee_model::{HostId, ImageName, Problem, SiteId, VolumeName};
+
+use super::outcome::RunName;
+use crate::tpch;
+
+const LOAD_SCRIPT: &str = include_str!("load.sh");
+const QUERY_SCRIPT: &str = include_str!("query.sh");
+const POSTGRES_CONF: &str = include_str!("postgresql.conf");
+
+const LOAD_MEMORY_BYTES: u64 = 512 << 20;
+const QUERY_MEMORY_BYTES: u64 = 256 << 20;
+const OUTPUT_BYTES: u64 = 64 << 20;
+const TIMEOUT_S: u64 = 900;
+
+/// The fixed things that the jobs are about.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    pub image: ImageName,
+    pub volume: VolumeName,
+    /// Where jobs start that are not placed beside the data.
+    pub far: SiteId,
+    /// The home of the data volume.
+    pub near: HostId,
+}
+
+/// Packs the inputs of the loading job: script, schema and tables.
+///
+/// # Errors
+/// `Internal` when a file cannot be read or written.
+pub fn load_bundle(tables: &Path, target: &Path) -> Result<(), Problem> {
+    let names = tpch::TABLES.map(|table| format!("{}.sql", table.name));
+    let mut texts = vec![
+        ("load.sh", LOAD_SCRIPT),
+        ("postgresql.conf", POSTGRES_CONF),
+        ("loaded.sql", tpch::LOADED_SQL),
+    ];
+    texts.extend(names.iter().zip(&tpch::TABLES).map(|(name, t)| (name.as_str(), t.create_sql)));
+    let files = tpch::TABLES.map(|table| tpch::table_path(tables, table.name));
+    pack(target, &texts, &files.each_ref().map(std::path::PathBuf::as_path))
+}
+
+/// Packs the inputs of the query job: script and queries.
+///
+/// # Errors
+/// `Internal` when the bundle cannot be written.
+pub fn query_bundle(target: &Path) -> Result<(), Problem> {
+    let names: Vec<&str> = tpch::QUERIES.iter().map(|q| q.name).collect();
+    let names = names.join(" ");
+    let files: Vec<String> = tpch::QUERIES.iter().map(|q| format!("{}.sql", q.name)).collect();
+    let mut texts = vec![("query.sh", QUERY_SCRIPT), ("queries", names.as_str())];
+    texts.extend(files.iter().zip(&tpch::QUERIES).map(|(file, q)| (file.as_str(), q.postgres)));
+    pack(target, &texts, &[])
+}
+
+fn pack(target: &Path, texts: &[(&str, &str)], files: &[&Path]) -> Result<(), Problem> {
+    let write = || -> std::io::Result<()> {
+        let mut tar = tar::Builder::new(File::create(target)?);
+        for (name, text) in texts {
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(text.len() as u64);
+            tar.append_data(&mut header, name, text.as_bytes())?;
+        }
+        for file in files {
+            tar.append_path_with_name(file, file.file_name().unwrap_or_default())?;
+        }
+        tar.into_inner()?.sync_data()
+    };
+    write().map_err(|e| Problem::internal(format!("write {}", target.display()), e))
+}
+
+impl Stage {
+    /// Loads the tables, beside the data volume.
+    pub fn load_job(&self, bundle: String) -> JobSpec {
+        JobSpec {
+            memory_bytes: LOAD_MEMORY_BYTES,
+            volumes: vec![self.data(Access::Write)],
+            start: Start::Host(self.near.clone()),
+            ..self.job("tpch-load", "load.sh", bundle)
+        }
+    }
+
+    /// Asks the queries; the three runs differ only in where they start and whether they may move.
+    pub fn query_job(&self, run: RunName, bundle: String) -> JobSpec {
+        let (start, may_migrate) = match run {
+            RunName::Remote => (Start::Site(self.far.clone()), false),
+            RunName::Beside => (Start::Host(self.near.clone()), false),
+            RunName::Planned => (Start::Site(self.far.clone()), true),
+        };
+        JobSpec {
+            volumes: vec![self.data(Access::Clone)],
+            start,
+            may_migrate,
+            ..self.job("tpch", "query.sh", bundle)
+        }
+    }
+
+    fn data(&self, access: Access) -> JobVolume {
+        JobVolume { volume: self.volume.clone(), mount: "/data".to_owned(), access }
+    }
+
+    fn job(&self, name: &str, script: &str, bundle: String) -> JobSpec {
+        JobSpec {
+            name: name.to_owned(),
+            image: self.image.clone(),
+            command: vec!["sh".to_owned(), format!("inputs/{script}")],
+            env: BTreeMap::new(),
+            cpus: 1,
+            memory_bytes: QUERY_MEMORY_BYTES,
+            root_bytes: None,
+            output_bytes: OUTPUT_BYTES,
+            volumes: Vec::new(),
+            outputs: vec!["/output".to_owned()],
+            start: Start::Anywhere,
+            may_migrate: false,
+            timeout_s: Some(TIMEOUT_S),
+            inputs: Some(bundle),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_query_bundle_holds_script_list_and_a_file_for_each_query() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("query.tar");
+        query_bundle(&path).expect("a bundle");
+        let mut archive = tar::Archive::new(File::open(path).expect("the bundle"));
+        let names: Vec<String> = archive
+            .entries()
+            .expect("entries")
+            .map(|e| e.expect("an entry").path().expect("a path").display().to_string())
+            .collect();
+        for wanted in ["query.sh", "queries", "Q6.sql", "Q17.sql"] {
+            assert!(names.iter().any(|n| n == wanted), "{wanted} is not in {names:?}");
+        }
+    }
+}

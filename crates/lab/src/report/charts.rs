@@ -1,0 +1,261 @@
+//! The report's pictures.
+
+use perigee_model::job::Sample;
+use perigee_model::units;
+
+use super::svg::{Anchor, Scale, Svg};
+use crate::demo::outcome::{Outcome, Run};
+
+const WIDTH: f64 = 860.0;
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = WIDTH - 24.0;
+
+/// Two bars a run: predicted above, measured below.
+pub fn bars(outcome: &Outcome) -> String {
+    let longest = outcome
+        .runs
+        .iter()
+        .flat_map(|run| [run.measured_s, run.predicted_s.unwrap_or(0.0)])
+        .fold(0.0, f64::max);
+    const ROW: f64 = 58.0;
+    let mut floor = 8.0;
+    for _ in &outcome.runs {
+        floor += ROW;
+    }
+    let mut svg = Svg::new(WIDTH, floor + 44.0);
+    let scale = Scale::new(longest * 1.08, LEFT, RIGHT);
+    x_axis(
+        &mut svg,
+        &scale,
+        4.0,
+        floor,
+        "seconds from the VM's start to the end of the job's command",
+    );
+    let mut y = 14.0;
+    for run in &outcome.runs {
+        svg.text("name", (LEFT - 12.0, y + 25.0), Anchor::End, run.name.word());
+        if let Some(predicted_s) = run.predicted_s {
+            bar(&mut svg, &scale, "predicted", y, predicted_s, "predicted");
+        }
+        bar(&mut svg, &scale, "measured", y + 20.0, run.measured_s, "measured");
+        y += ROW;
+    }
+    svg.finish("Predicted and measured seconds of the three runs")
+}
+
+fn bar(svg: &mut Svg, scale: &Scale, class: &str, y: f64, seconds: f64, what: &str) {
+    let end = scale.at(seconds);
+    svg.rect(class, LEFT, y, end - LEFT, 17.0);
+    let label = format!("{seconds:.1} s {what}");
+    // Inside the bar where there is no room behind it.
+    let room = RIGHT - end > 120.0;
+    let (x, anchor) = if room { (end + 7.0, Anchor::Start) } else { (end - 7.0, Anchor::End) };
+    svg.text(if room { "value" } else { "value inside" }, (x, y + 13.0), anchor, &label);
+}
+
+fn x_axis(svg: &mut Svg, scale: &Scale, top: f64, floor: f64, label: &str) {
+    for (value, text) in scale.ticks() {
+        let x = scale.at(value);
+        svg.line("grid", (x, top), (x, floor));
+        svg.text("tick", (x, floor + 16.0), Anchor::Middle, &text);
+    }
+    svg.line("axis", (LEFT, floor), (RIGHT, floor));
+    svg.text("label", ((LEFT + RIGHT) / 2.0, floor + 36.0), Anchor::Middle, label);
+}
+
+const HOST_TOP: f64 = 6.0;
+const HOST_HEIGHT: f64 = 20.0;
+const RATE_TOP: f64 = 50.0;
+const RATE_FLOOR: f64 = 150.0;
+const PROGRESS_TOP: f64 = 172.0;
+const PROGRESS_FLOOR: f64 = 242.0;
+
+/// The scales that all time lines share, so that the runs can be compared by eye.
+pub struct Shared {
+    time: Scale,
+    rate: Scale,
+    rate_unit: &'static str,
+}
+
+impl Shared {
+    pub fn of(outcome: &Outcome) -> Self {
+        let seconds = outcome.runs.iter().map(|run| run.measured_s).fold(0.0, f64::max);
+        let fastest = outcome
+            .runs
+            .iter()
+            .flat_map(|run| rates(run).into_iter().map(|(_, rate)| rate))
+            .fold(0.0, f64::max);
+        Self {
+            time: Scale::new(seconds, LEFT, RIGHT),
+            rate: Scale::new(fastest, RATE_FLOOR, RATE_TOP),
+            rate_unit: "MiB/s",
+        }
+    }
+}
+
+/// Where the VM is, how fast it reads, how far it is; a migration is a band across all.
+pub fn time_line(run: &Run, shared: &Shared) -> String {
+    let mut svg = Svg::new(WIDTH, PROGRESS_FLOOR + 44.0);
+    let time = &shared.time;
+    for (value, text) in shared.rate.ticks() {
+        let y = shared.rate.at(value);
+        svg.line("grid", (LEFT, y), (RIGHT, y));
+        svg.text("tick", (LEFT - 8.0, y + 4.0), Anchor::End, &text);
+    }
+    let progress = Scale::new(100.0, PROGRESS_FLOOR, PROGRESS_TOP);
+    for value in [0.0, 50.0, 100.0] {
+        let y = progress.at(value);
+        svg.line("grid", (LEFT, y), (RIGHT, y));
+        svg.text("tick", (LEFT - 8.0, y + 4.0), Anchor::End, &format!("{value:.0}"));
+    }
+    x_axis(&mut svg, time, RATE_TOP, PROGRESS_FLOOR, "seconds since the VM's start");
+    svg.text(
+        "label",
+        (LEFT, RATE_TOP - 8.0),
+        Anchor::Start,
+        &format!("read from disks, {}", shared.rate_unit),
+    );
+    svg.text("label", (LEFT, PROGRESS_TOP - 7.0), Anchor::Start, "queries done, %");
+
+    migrations(&mut svg, run, time);
+    hosts(&mut svg, run, time);
+    let points: Vec<(f64, f64)> =
+        rates(run).iter().map(|(s, rate)| (time.at(*s), shared.rate.at(*rate))).collect();
+    svg.area("rate-area", &points, RATE_FLOOR);
+    svg.polyline("rate", &points);
+    svg.polyline("progress", &progress_points(run, time, &progress));
+    let end = time.at(run.measured_s);
+    svg.line("end", (end, RATE_TOP), (end, PROGRESS_FLOOR));
+    svg.finish(&format!("Time line of the run {}", run.name.word()))
+}
+
+/// In steps: progress is told when a query is done, and holds until then.
+fn progress_points(run: &Run, time: &Scale, progress: &Scale) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for sample in within(run) {
+        let Some(part) = sample.progress else { continue };
+        let point = (time.at(seconds(run, sample.at_ms)), progress.at(part * 100.0));
+        if let Some(last) = points.last().copied() {
+            points.push((point.0, last.1));
+        }
+        points.push(point);
+    }
+    points
+}
+
+fn migrations(svg: &mut Svg, run: &Run, time: &Scale) {
+    for migration in &run.migrations {
+        let from = time.at(seconds(run, migration.started_ms));
+        let ended_ms = migration.ended_ms.unwrap_or(migration.started_ms + migration.total_ms);
+        let to = time.at(seconds(run, ended_ms));
+        svg.rect("migration", from, RATE_TOP, (to - from).max(2.0), PROGRESS_FLOOR - RATE_TOP);
+        let label = format!(
+            "migration {} ms, {} ms pause, {}",
+            migration.total_ms,
+            migration.downtime_ms,
+            units::format_bytes(migration.bytes)
+        );
+        let room = RIGHT - to > 260.0;
+        let (x, anchor) = if room { (to + 5.0, Anchor::Start) } else { (from - 5.0, Anchor::End) };
+        svg.text("note", (x, RATE_TOP + 14.0), anchor, &label);
+    }
+}
+
+/// The strip on top: one piece for each host the VM was on.
+fn hosts(svg: &mut Svg, run: &Run, time: &Scale) {
+    svg.text("name", (LEFT - 8.0, HOST_TOP + 14.0), Anchor::End, "host");
+    let mut pieces: Vec<(&str, f64, f64)> = Vec::new();
+    for sample in within(run) {
+        let at = seconds(run, sample.at_ms);
+        match pieces.last_mut() {
+            Some((host, _, to)) if *host == sample.host.as_str() => *to = at,
+            Some((_, _, to)) => {
+                *to = at;
+                pieces.push((sample.host.as_str(), at, at));
+            }
+            None => pieces.push((sample.host.as_str(), 0.0, at)),
+        }
+    }
+    if let Some(last) = pieces.last_mut() {
+        last.2 = run.measured_s;
+    }
+    // The host at the end of a plan's best option is where the data is.
+    let near = run.plan.options.iter().find(|o| o.end != o.start).map(|o| o.end.as_str());
+    for (host, from, to) in pieces {
+        let beside = Some(host) == near || run.migrations.iter().any(|m| m.to.as_str() == host);
+        let class = if beside { "host near" } else { "host far" };
+        svg.rect(class, time.at(from), HOST_TOP, time.at(to) - time.at(from), HOST_HEIGHT);
+        if time.at(to) - time.at(from) > 50.0 {
+            svg.text("host-name", (time.at(from) + 7.0, HOST_TOP + 14.0), Anchor::Start, host);
+        }
+    }
+}
+
+fn within(run: &Run) -> impl Iterator<Item = &Sample> {
+    run.samples
+        .iter()
+        .filter(|s| s.at_ms >= run.started_ms && seconds(run, s.at_ms) <= run.measured_s)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of one run")]
+fn seconds(run: &Run, at_ms: u64) -> f64 {
+    (at_ms as f64 - run.started_ms as f64) / 1000.0
+}
+
+/// MiB/s between each two samples, at the middle between them.
+#[expect(clippy::cast_precision_loss, reason = "bytes between two samples")]
+fn rates(run: &Run) -> Vec<(f64, f64)> {
+    let samples: Vec<&Sample> = within(run).collect();
+    samples
+        .windows(2)
+        .filter_map(|pair| {
+            let [a, b] = pair else { return None };
+            let (from, to) = (seconds(run, a.at_ms), seconds(run, b.at_ms));
+            let mib = b.io.read_bytes.saturating_sub(a.io.read_bytes) as f64 / f64::from(1 << 20);
+            (to > from).then(|| (f64::midpoint(from, to), mib / (to - from)))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::outcome::RunName;
+    use crate::demo::outcome::tests::good;
+
+    #[test]
+    fn rates_are_bytes_over_seconds() {
+        let outcome = good();
+        let run = outcome.run(RunName::Remote).expect("the run");
+        assert!(rates(run).iter().all(|(_, rate)| (rate - 3.0).abs() < 1e-9));
+    }
+
+    #[test]
+    fn every_run_has_two_bars() {
+        let svg = bars(&good());
+        assert_eq!(svg.matches("class=\"measured\"").count(), 3);
+        assert_eq!(svg.matches("class=\"predicted\"").count(), 3);
+    }
+
+    #[test]
+    fn a_migration_is_marked_and_splits_the_host_strip() {
+        let outcome = good();
+        let shared = Shared::of(&outcome);
+        let draw = |name| time_line(outcome.run(name).expect("the run"), &shared);
+        let planned = draw(RunName::Planned);
+        assert!(
+            planned.contains("class=\"migration\"") && planned.contains("160 MiB"),
+            "{planned}"
+        );
+        assert!(planned.contains(">home1<") && planned.contains(">cloud1<"), "{planned}");
+        assert!(!draw(RunName::Remote).contains("class=\"migration\""));
+    }
+
+    #[test]
+    fn a_run_without_samples_is_drawn_empty() {
+        let mut outcome = good();
+        outcome.runs.iter_mut().for_each(|run| run.samples.clear());
+        let shared = Shared::of(&outcome);
+        assert!(time_line(&outcome.runs[0], &shared).contains("</svg>"));
+    }
+}

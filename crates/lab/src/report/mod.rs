@@ -1,0 +1,274 @@
+//! `report.html`: one file with everything in it, no script, readable in light and dark.
+//!
+//! A pure function of [`Outcome`], so that a report can be drawn again from `result.json`.
+
+mod charts;
+mod svg;
+
+use std::fmt::Write;
+
+use perigee_model::plan::Plan;
+use perigee_model::units;
+
+use crate::demo::outcome::{Outcome, Run, RunName};
+use crate::demo::{basis_words, way_word};
+use svg::escape;
+
+const STYLE: &str = include_str!("style.css");
+
+/// The whole page.
+pub fn html(outcome: &Outcome) -> String {
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>Perigee: a running VM goes to its data</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
+    );
+    head(&mut page, outcome);
+    figure(
+        &mut page,
+        "How long the job takes",
+        "Each run is the same job: a database VM that answers the same queries with a cold cache.",
+        &charts::bars(outcome),
+    );
+    results(&mut page, outcome);
+    time_lines(&mut page, outcome);
+    reasons(&mut page, outcome);
+    setting(&mut page, outcome);
+    page.push_str("</body>\n</html>\n");
+    page
+}
+
+// Writing to a String cannot fail, so the results of `write!` below say nothing.
+
+fn head(page: &mut String, outcome: &Outcome) {
+    let _ = writeln!(
+        page,
+        "<h1>A running VM goes to its data</h1>\n<p class=\"lead\">{}</p>",
+        summary(outcome)
+    );
+    for fault in outcome.faults() {
+        let _ = writeln!(page, "<p class=\"fault\">{}</p>", escape(&fault));
+    }
+}
+
+fn summary(outcome: &Outcome) -> String {
+    let seconds = |name| outcome.run(name).map(|run| run.measured_s);
+    let (Some(remote), Some(beside), Some(planned)) =
+        (seconds(RunName::Remote), seconds(RunName::Beside), seconds(RunName::Planned))
+    else {
+        return "Not all runs are there.".to_owned();
+    };
+    let moved = outcome.run(RunName::Planned).and_then(|run| run.migrations.first());
+    let moved = moved.map_or_else(
+        || "the planner did not move it".to_owned(),
+        |m| {
+            let at = m
+                .job_progress
+                .map_or_else(String::new, |p| format!(" with {:.0} % of its work done", p * 100.0));
+            format!(
+                "the planner moved the running VM to {}{at}, at the cost of a pause of {} ms",
+                m.to, m.downtime_ms
+            )
+        },
+    );
+    format!(
+        "A database VM {} ms away from its data needs {remote:.1} s for its queries, beside the data {beside:.1} s. \
+         Started far away, it took {planned:.1} s: {}.",
+        outcome.rtt_ms,
+        escape(&moved)
+    )
+}
+
+fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {
+    let _ = writeln!(
+        page,
+        "<figure><h3>{}</h3><figcaption>{}</figcaption>\n{svg}</figure>",
+        escape(title),
+        escape(caption)
+    );
+}
+
+fn results(page: &mut String, outcome: &Outcome) {
+    page.push_str(
+        "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>run</th><th>predicted, s</th><th>measured, s</th>\
+         <th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>work done when moved, %</th>\
+         <th>answers, SHA-256</th></tr>\n",
+    );
+    for run in &outcome.runs {
+        let migration = run.migrations.first();
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+        let cells = [
+            run.name.word().to_owned(),
+            or_dash(run.predicted_s.map(|s| format!("{s:.1}"))),
+            format!("{:.1}", run.measured_s),
+            or_dash(run.predicted_s.map(|s| format!("{:+.0}", (s / run.measured_s - 1.0) * 100.0))),
+            or_dash(migration.map(|m| m.total_ms.to_string())),
+            or_dash(migration.map(|m| m.downtime_ms.to_string())),
+            or_dash(migration.map(|m| units::format_bytes(m.bytes))),
+            or_dash(migration.and_then(|m| m.job_progress).map(|p| format!("{:.0}", p * 100.0))),
+            run.answers_sha256.chars().take(12).collect(),
+        ];
+        row(page, "", &cells);
+    }
+    let checked = if outcome.answers_checked {
+        "SQLite, working in integers over the same tables, finds the same answers."
+    } else {
+        "The answers are not those that SQLite finds."
+    };
+    let _ = writeln!(page, "</table></div>\n<p class=\"soft\">{checked}</p>");
+}
+
+fn row(page: &mut String, class: &str, cells: &[String]) {
+    let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+    let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
+    let _ = writeln!(page, "<tr{class}>{cells}</tr>");
+}
+
+fn time_lines(page: &mut String, outcome: &Outcome) {
+    page.push_str("<h2>What happened when</h2>\n");
+    let shared = charts::Shared::of(outcome);
+    for run in &outcome.runs {
+        let caption = match run.name {
+            RunName::Remote => {
+                "Held on the far side of the WAN: it reads everything over the network."
+            }
+            RunName::Beside => "Placed by hand where its data is.",
+            RunName::Planned => "Starts far away; the planner measures and decides.",
+        };
+        figure(page, run.name.word(), caption, &charts::time_line(run, &shared));
+    }
+}
+
+fn reasons(page: &mut String, outcome: &Outcome) {
+    page.push_str("<h2>What the planner said</h2>\n");
+    for run in &outcome.runs {
+        let _ = writeln!(page, "<h3>Before the run {}</h3>", run.name.word());
+        plan(page, &run.plan);
+        decisions(page, run);
+    }
+}
+
+fn plan(page: &mut String, plan: &Plan) {
+    let _ = writeln!(
+        page,
+        "<p class=\"soft\">Predicted from {}.</p>\n<div class=\"scroll\"><table>\n<tr><th>option</th>\
+         <th class=\"left\">from → to</th><th>boot, s</th><th>CPU, s</th><th>local I/O, s</th><th>network, s</th>\
+         <th>migration, s</th><th>total, s</th></tr>",
+        basis_words(plan.basis)
+    );
+    for option in &plan.options {
+        let predicted = &option.predicted;
+        let mut cells = vec![
+            format!("{}{}", way_word(option.way), if option.chosen { " (chosen)" } else { "" }),
+            format!("{} → {}", option.start, option.end),
+        ];
+        let parts = [
+            predicted.boot_s,
+            predicted.cpu_s,
+            predicted.local_io_s,
+            predicted.network_s,
+            predicted.migration_s,
+            predicted.total_s,
+        ];
+        cells.extend(parts.iter().map(|s| format!("{s:.1}")));
+        row(page, if option.chosen { "chosen" } else { "" }, &cells);
+    }
+    page.push_str("</table></div>\n<ul class=\"soft\">\n");
+    for option in plan.options.iter().filter(|o| !o.reason.is_empty()) {
+        let _ = writeln!(
+            page,
+            "<li>{} from {}: {}</li>",
+            way_word(option.way),
+            option.start,
+            escape(&option.reason)
+        );
+    }
+    let _ = writeln!(
+        page,
+        "</ul>\n<p class=\"soft\">Measured: {}</p>",
+        escape(&plan.figures.join("; "))
+    );
+}
+
+fn decisions(page: &mut String, run: &Run) {
+    if run.decisions.is_empty() {
+        return;
+    }
+    page.push_str("<ul>\n");
+    for decision in &run.decisions {
+        let after_s =
+            std::time::Duration::from_millis(decision.at_ms.saturating_sub(run.started_ms))
+                .as_secs_f64();
+        let measured = decision
+            .measured_s
+            .map_or_else(String::new, |s| format!(" Measured afterwards: {s:.1} s."));
+        let _ = writeln!(
+            page,
+            "<li>{after_s:.1} s after the VM's start: {}{measured}</li>",
+            escape(&decision.summary)
+        );
+    }
+    page.push_str("</ul>\n");
+}
+
+fn setting(page: &mut String, outcome: &Outcome) {
+    let _ = writeln!(
+        page,
+        "<h2>Setting</h2>\n<p>TPC-H scale factor {}, {} of tables in PostgreSQL, queries {}. Hosts are network \
+         namespaces of one machine; a WAN of {} ms round trip lies between the sites.</p>",
+        outcome.scale_factor,
+        units::format_bytes(outcome.table_bytes),
+        escape(&outcome.queries.join(", ")),
+        outcome.rtt_ms
+    );
+    if !outcome.links.is_empty() {
+        page.push_str("<div class=\"scroll\"><table>\n<tr><th>link</th><th>round trip, ms</th><th>rate</th><th>block read, median, ms</th></tr>\n");
+        for link in &outcome.links {
+            let blocks = link.blocks.map(|b| std::time::Duration::from_micros(b.latency_median_us));
+            let cells = [
+                format!("{} → {}", link.from, link.to),
+                format!("{:.1}", link.probe.rtt_ms),
+                units::format_rate(link.probe.rate_bytes_per_s),
+                blocks
+                    .map_or_else(|| "–".to_owned(), |d| format!("{:.2}", d.as_secs_f64() * 1000.0)),
+            ];
+            row(page, "", &cells);
+        }
+        page.push_str("</table></div>\n");
+    }
+    page.push_str("<p class=\"soft\">");
+    let versions: Vec<String> =
+        outcome.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let _ = writeln!(page, "Versions: {}</p>", escape(&versions.join("; ")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::outcome::tests::good;
+
+    #[test]
+    fn the_page_stands_alone() {
+        let page = html(&good());
+        for outside in ["<script", "http://", "https://", "<link", "url("] {
+            assert!(!page.contains(outside), "{outside} is in the page");
+        }
+        assert_eq!(page.matches("<svg").count(), 4);
+        assert_eq!(page.matches("</svg>").count(), 4);
+    }
+
+    #[test]
+    fn words_of_others_cannot_become_markup() {
+        let page = html(&good());
+        assert!(page.contains("the earliest end &lt;&amp;&gt;"));
+        assert!(!page.contains("<&>"));
+    }
+
+    #[test]
+    fn a_fault_stands_at_the_top() {
+        let mut outcome = good();
+        outcome.answers_checked = false;
+        assert!(html(&outcome).contains("class=\"fault\""));
+        assert!(!html(&good()).contains("class=\"fault\""));
+    }
+}
