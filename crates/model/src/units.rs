@@ -119,6 +119,9 @@ pub fn format_duration(total_s: u64) -> String {
 
 /// `74 s`, `3.4 s`, `0.21 s`: a measured or predicted time, as exact as it is worth.
 pub fn format_seconds(seconds: f64) -> String {
+    if seconds == 0.0 {
+        return "0 s".to_owned();
+    }
     let decimals = match seconds.abs() {
         s if s >= 9.95 => 0,
         s if s >= 0.995 => 1,

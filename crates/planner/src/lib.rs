@@ -12,6 +12,8 @@
 
 mod facts;
 mod figures;
+#[cfg(test)]
+mod fixture;
 mod moving;
 mod network;
 mod options;

@@ -162,3 +162,54 @@ fn would_not_converge(from: &HostId, to: &HostId, dirty_rate: f64, rate: f64) ->
 fn whole_bytes(bytes: f64) -> String {
     format_bytes(bytes as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::*;
+
+    const ROUND_TRIPS_S: f64 = 12.0 * 0.016;
+
+    fn cost(cluster: &Cluster, dirty_bytes_per_s: u64) -> Result<MoveCost, Refused> {
+        let (from, to) = (host_id("home1"), host_id("cloud1"));
+        move_cost(cluster, &from, &to, 512 * MIB, Some(dirty_bytes_per_s))
+    }
+
+    #[test]
+    fn memory_that_does_not_change_is_sent_once() {
+        assert_close(cost(&cluster(), 0).unwrap().total_s, 4.0 + ROUND_TRIPS_S);
+    }
+
+    #[test]
+    fn memory_that_changes_is_a_geometric_series() {
+        // 512 + 256 + 128 + 64 + 32 MiB at 128 MiB/s; 32 MiB fit in the pause.
+        let cost = cost(&cluster(), 64 * MIB).unwrap();
+        assert_close(cost.bytes, 992.0 * MIB as f64);
+        assert_close(cost.total_s, 7.75 + ROUND_TRIPS_S);
+    }
+
+    #[test]
+    fn memory_that_changes_faster_than_the_link_is_a_refusal() {
+        let refused = cost(&cluster(), 128 * MIB).unwrap_err();
+        assert!(refused.to_string().contains("128 MiB/s of its memory"), "{refused}");
+    }
+
+    #[test]
+    fn earlier_moves_tell_what_is_sent_and_what_comes_on_top() {
+        let mut cluster = cluster();
+        cluster.past_moves = vec![PastMove {
+            memory_bytes: 1024 * MIB,
+            bytes: 512 * MIB,
+            total_s: 4.0 + ROUND_TRIPS_S + 1.5,
+            rate_bytes_per_s: WAN_BYTES_PER_S,
+            rtt_ms: 16.0,
+        }];
+        assert_close(cost(&cluster, 0).unwrap().total_s, 2.0 + ROUND_TRIPS_S + 1.5);
+    }
+
+    #[test]
+    fn what_is_not_measured_is_named_as_an_assumption() {
+        let figures = cost(&cluster(), 0).unwrap().figures;
+        assert!(figures.iter().any(|f| f.starts_with("assumed: all of the memory")), "{figures:?}");
+    }
+}

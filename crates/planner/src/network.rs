@@ -94,3 +94,82 @@ pub(crate) fn mean_latency_us(stats: &IoStats) -> f64 {
 pub(crate) fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::*;
+
+    #[test]
+    fn the_network_loses_what_a_request_takes_longer_than_at_home() {
+        // 100 reads of 16.4 ms, of which 0.2 ms are the home's.
+        let disks = [disk("data", "cloud1", 100, 1, true)];
+        assert_close(lost_s(&disks, 10.0, 1.0, 1), 1.62);
+    }
+
+    #[test]
+    fn requests_in_flight_together_are_waited_for_once() {
+        let disks = [disk("data", "cloud1", 100, 4, true)];
+        assert_close(lost_s(&disks, 10.0, 1.0, 1), 1.62 / 4.0);
+    }
+
+    #[test]
+    fn the_time_lost_is_at_most_the_time_not_computed() {
+        let disks = [disk("data", "cloud1", 100, 1, true)];
+        assert_close(lost_s(&disks, 10.0, 9.0, 1), 1.0);
+        assert_close(lost_s(&disks, 10.0, 11.0, 1), 0.0);
+        assert_close(lost_s(&disks, 10.0, 18.0, 2), 1.0);
+    }
+
+    #[test]
+    fn a_disk_at_home_loses_nothing() {
+        assert_close(lost_s(&[disk("data", "cloud1", 100, 1, false)], 10.0, 1.0, 1), 0.0);
+    }
+
+    #[test]
+    fn a_home_slower_than_its_client_loses_nothing() {
+        let mut slow = disk("data", "cloud1", 100, 1, true);
+        slow.at_home.read_ns *= 1000;
+        assert_close(lost_s(&[slow], 10.0, 1.0, 1), 0.0);
+    }
+
+    fn io_at(host: &str, work: &VolumeWork) -> f64 {
+        let (at, home) = (host_id(host), host_id("cloud1"));
+        io_s(&cluster(), &at, &home, work, &mut Figures::default()).unwrap()
+    }
+
+    #[test]
+    fn io_is_requests_times_latency_by_queue_depth() {
+        let mut work = history(1000.0).volumes[&volume_name("data")];
+        assert_close(io_at("cloud1", &work), 0.2);
+        assert_close(io_at("home1", &work), 16.4);
+        work.queue_depth = 4.0;
+        assert_close(io_at("home1", &work), 4.1);
+    }
+
+    #[test]
+    fn a_long_request_takes_the_time_of_its_bytes_too() {
+        let mut work = history(1000.0).volumes[&volume_name("data")];
+        work.bytes = 1000.0 * (1.0 / 128.0 * MIB as f64 + 128.0 * 1024.0);
+        // 128 KiB more than the probe at 128 MiB/s: 0.9765625 ms.
+        assert_close(io_at("home1", &work), 16.4 + 0.976_562_5);
+    }
+
+    #[test]
+    fn io_is_never_faster_than_the_link() {
+        let mut work = history(1000.0).volumes[&volume_name("data")];
+        work.queue_depth = 64.0;
+        work.bytes = 256.0 * MIB as f64;
+        assert_close(io_at("home1", &work), 2.0);
+    }
+
+    #[test]
+    fn a_link_that_is_not_measured_is_a_refusal() {
+        let mut cluster = cluster();
+        cluster.links.clear();
+        let work = history(1.0).volumes[&volume_name("data")];
+        let (at, home) = (host_id("home1"), host_id("cloud1"));
+        let refused = io_s(&cluster, &at, &home, &work, &mut Figures::default());
+        assert_eq!(refused, Err(Refused::LinkNotMeasured { from: at, to: home }));
+    }
+}

@@ -316,27 +316,23 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
     let Some(other) = candidates.get(1).filter(|c| c.impossible.is_none()) else {
         return format!("{total}; it is the only way");
     };
-    let rtt_ms = this.rtt_ms.max(other.rtt_ms);
-    let less_s = other.option.predicted.network_s - predicted.network_s;
-    let instead = format!(
-        "{total} instead of {} {}",
-        format_seconds(other.option.predicted.total_s),
-        way_name(other.option.way)
+    let other_s = &other.option.predicted;
+    let less_s = other_s.network_s - predicted.network_s;
+    let waiting = format!(
+        "{} less waiting for the {:.1} ms link",
+        format_seconds(less_s.max(0.0)),
+        this.rtt_ms.max(other.rtt_ms)
     );
-    let waiting = if less_s >= 0.0 {
-        format!("{} less waiting for the {rtt_ms:.1} ms link", format_seconds(less_s))
+    let why = if predicted.migration_s > 0.0 {
+        format!("{waiting} costs {} to move", format_seconds(predicted.migration_s))
+    } else if other_s.migration_s > 0.0 && this.option.way == Way::Remote {
+        let (cost, saved) = (other_s.migration_s, (-less_s).max(0.0));
+        format!("a move costs {} and saves {}", format_seconds(cost), format_seconds(saved))
     } else {
-        format!("a move would save {} of waiting for the link", format_seconds(-less_s))
+        waiting
     };
-    let moving = match (predicted.migration_s, other.option.predicted.migration_s) {
-        (paid, 0.0) if paid > 0.0 => format!(" costs {} to move", format_seconds(paid)),
-        (0.0, saved) if saved > 0.0 && less_s < 0.0 => {
-            format!(" and cost {}", format_seconds(saved))
-        }
-        (0.0, saved) if saved > 0.0 => format!(", and {} of moving saved", format_seconds(saved)),
-        _ => String::new(),
-    };
-    format!("{instead}: {waiting}{moving}")
+    let other_total = format_seconds(other_s.total_s);
+    format!("{total} instead of {other_total} {}: {why}", way_name(other.option.way))
 }
 
 fn way_name(way: Way) -> &'static str {
@@ -344,5 +340,186 @@ fn way_name(way: Way) -> &'static str {
         Way::Remote => "remote",
         Way::Migrate => "migrate",
         Way::Beside => "beside",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::SiteId;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixture::*;
+
+    fn snapshot(reads: f64) -> Snapshot {
+        Snapshot { cluster: cluster(), job: job(), history: Some(history(reads)) }
+    }
+
+    fn at_site_home(reads: f64) -> Snapshot {
+        let mut snapshot = snapshot(reads);
+        snapshot.job.start = Start::Site(SiteId::new("home").unwrap());
+        snapshot
+    }
+
+    fn option(plan: &Plan, way: Way) -> &PlanOption {
+        plan.options.iter().find(|o| o.way == way).unwrap()
+    }
+
+    #[test]
+    fn a_job_that_may_start_anywhere_starts_beside_its_data() {
+        let mut snapshot = snapshot(2500.0);
+        snapshot.cluster.hosts[2].running_vms = 1;
+        let plan = plan(&snapshot).unwrap();
+        let best = &plan.options[0];
+        assert_eq!((best.way, best.start.as_str()), (Way::Beside, "cloud1"));
+        assert!(best.chosen && plan.moves);
+        assert_close(best.predicted.total_s, 12.0 + 20.0 + 0.5 + 1.0);
+        assert_close(option(&plan, Way::Remote).predicted.network_s, 40.5);
+    }
+
+    #[test]
+    fn a_job_that_starts_far_from_its_data_is_migrated() {
+        let plan = plan(&at_site_home(2500.0)).unwrap();
+        let best = &plan.options[0];
+        assert_eq!((best.way, best.end.as_str()), (Way::Migrate, "cloud1"));
+        assert!(best.chosen && plan.moves);
+        // By the rule, as much is lost before the move as the move costs.
+        assert_close(best.predicted.migration_s, 4.192);
+        assert_close(best.predicted.network_s, 4.192);
+        assert_eq!(
+            best.reason,
+            "42 s instead of 74 s remote: 36 s less waiting for the 16.0 ms link costs 4.2 s to move"
+        );
+        let beside = plan.options.last().unwrap();
+        assert_eq!(beside.way, Way::Beside);
+        assert!(beside.reason.starts_with("not possible"), "{}", beside.reason);
+    }
+
+    #[test]
+    fn a_job_that_loses_less_than_a_move_costs_stays_remote() {
+        let plan = plan(&at_site_home(100.0)).unwrap();
+        assert_eq!(plan.options[0].way, Way::Remote);
+        assert!(!plan.moves);
+        assert_eq!(
+            plan.options[0].reason,
+            "35 s instead of 39 s migrate: a move costs 4.2 s and saves 0 s"
+        );
+    }
+
+    #[test]
+    fn a_job_that_may_not_move_stays_remote() {
+        let mut snapshot = at_site_home(2500.0);
+        snapshot.job.may_migrate = false;
+        let plan = plan(&snapshot).unwrap();
+        assert_eq!(plan.options[0].way, Way::Remote);
+        assert!(option(&plan, Way::Migrate).reason.contains("may not move"));
+        assert!(!plan.moves);
+    }
+
+    #[test]
+    fn a_job_bound_to_the_data_s_host_moves_nothing() {
+        let mut snapshot = snapshot(2500.0);
+        snapshot.job.start = Start::Host(host_id("cloud1"));
+        let plan = plan(&snapshot).unwrap();
+        assert_eq!((plan.options[0].way, plan.moves), (Way::Beside, false));
+    }
+
+    #[test]
+    fn without_history_one_pass_over_the_data_is_assumed_and_said() {
+        let mut snapshot = at_site_home(0.0);
+        snapshot.history = None;
+        let plan = plan(&snapshot).unwrap();
+        assert_eq!(plan.basis, Basis::OnePass);
+        assert!(plan.figures.iter().any(|f| f.starts_with("assumed: one pass over the data")));
+        assert!(plan.figures.contains(&"volume data at cloud1 holds 256 MiB".to_owned()));
+        // 2048 reads of 128 KiB: 16.2 ms for the link and 120 KiB more than the probe read.
+        let longer_s = 120.0 / 1024.0 / 128.0;
+        let network_s = option(&plan, Way::Remote).predicted.network_s;
+        assert_close(network_s, 2048.0 * (0.0162 + longer_s));
+    }
+
+    #[test]
+    fn what_overlapped_with_computing_stays_hidden() {
+        let mut snapshot = snapshot(2500.0);
+        snapshot.history.as_mut().unwrap().overlap_s = 3.0;
+        let plan = plan(&snapshot).unwrap();
+        assert_close(option(&plan, Way::Beside).predicted.local_io_s, 0.0);
+        assert_close(option(&plan, Way::Remote).predicted.network_s, 41.0 - 3.0);
+    }
+
+    #[test]
+    fn of_equal_hosts_the_least_busy_is_taken() {
+        let mut snapshot = at_site_home(10.0);
+        snapshot.cluster.hosts[0].running_vms = 1;
+        assert_eq!(plan(&snapshot).unwrap().options[0].start.as_str(), "home2");
+    }
+
+    #[test]
+    fn no_room_is_a_refusal_with_figures() {
+        let mut snapshot = at_site_home(10.0);
+        snapshot.cluster.hosts.iter_mut().for_each(|h| h.memory_free_bytes = 100 * MIB);
+        let refused = plan(&snapshot).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "no host can take the job: it needs 512 MiB of memory, and the most there is at site \
+             home is 100 MiB at home2"
+        );
+    }
+
+    #[test]
+    fn a_home_that_is_not_up_is_a_refusal() {
+        let mut snapshot = snapshot(10.0);
+        snapshot.cluster.hosts.retain(|h| h.id.as_str() != "cloud1");
+        assert!(matches!(plan(&snapshot), Err(Refused::HomeNotUp { .. })));
+    }
+
+    #[test]
+    fn a_link_that_is_not_measured_is_a_refusal() {
+        let mut snapshot = at_site_home(10.0);
+        snapshot.cluster.links.clear();
+        assert!(matches!(plan(&snapshot), Err(Refused::LinkNotMeasured { .. })));
+    }
+
+    #[test]
+    fn a_job_with_data_at_two_sites_equally_gains_nothing_by_a_move() {
+        let mut snapshot = at_site_home(500.0);
+        let mut other = snapshot.job.volumes[0].clone();
+        (other.volume, other.home) = (volume_name("other"), host_id("home1"));
+        snapshot.job.volumes.push(other);
+        let history = snapshot.history.as_mut().unwrap();
+        let work = history.volumes[&volume_name("data")];
+        history.volumes.insert(volume_name("other"), work);
+        let plan = plan(&snapshot).unwrap();
+        assert_eq!((plan.options[0].way, plan.options[0].start.as_str()), (Way::Remote, "home1"));
+    }
+
+    proptest! {
+        #[test]
+        fn parts_add_up_and_the_best_possible_is_chosen(
+            reads in 0.0..1e6f64,
+            cpu_s in 0.0..1e4f64,
+            overlap_s in 0.0..1e3f64,
+            rtt_ms in 0.0..500.0f64,
+            rate in 1u64..1 << 40,
+            dirty in proptest::option::of(0u64..1 << 32),
+        ) {
+            let mut snapshot = at_site_home(reads);
+            snapshot.job.dirty_bytes_per_s = dirty;
+            for link in &mut snapshot.cluster.links {
+                link.probe = perigee_model::vm::LinkProbe { rtt_ms, rate_bytes_per_s: rate };
+            }
+            let history = snapshot.history.as_mut().unwrap();
+            (history.cpu_s, history.overlap_s) = (cpu_s, overlap_s);
+            let plan = plan(&snapshot).unwrap();
+            prop_assert_eq!(plan.options.iter().filter(|o| o.chosen).count(), 1);
+            for option in &plan.options {
+                let s = &option.predicted;
+                let parts = [s.boot_s, s.cpu_s, s.local_io_s, s.network_s, s.other_s, s.migration_s];
+                prop_assert!(parts.iter().all(|p| p.is_finite() && *p >= 0.0), "{:?}", s);
+                prop_assert!((parts.iter().sum::<f64>() - s.total_s).abs() < 1e-6);
+                let possible = !option.reason.starts_with("not possible");
+                prop_assert!(!possible || plan.options[0].predicted.total_s <= s.total_s);
+            }
+        }
     }
 }

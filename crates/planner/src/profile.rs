@@ -128,3 +128,78 @@ impl WorkProfile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::*;
+
+    /// A run that computes 5 s and reads 1000 times, one at a time.
+    fn run(remote_reads: u64, wall_s: f64, vcpu_s: f64) -> Measured {
+        let mut data = disk("data", "cloud1", remote_reads, 1, true);
+        let local = disk("data", "cloud1", 1000 - remote_reads, 1, false);
+        for (sum, more) in [(&mut data.client, local.client), (&mut data.at_home, local.at_home)] {
+            sum.reads += more.reads;
+            sum.read_bytes += more.read_bytes;
+            sum.read_ns += more.read_ns;
+            sum.busy_ns += more.busy_ns;
+        }
+        let volumes = vec![data];
+        Measured { boot_s: 12.0, wall_s, paused_s: 0.0, vcpu_s, cpus: 1, volumes }
+    }
+
+    #[test]
+    fn a_run_teaches_the_same_wherever_it_was() {
+        let local = WorkProfile::learn(&run(0, 5.2, 5.0));
+        let remote = WorkProfile::learn(&run(1000, 21.4, 5.0));
+        let midway = WorkProfile::learn(&run(500, 13.3, 5.0));
+        for profile in [local, remote, midway] {
+            assert_close(profile.cpu_s, 5.0);
+            assert_close(profile.overlap_s, 0.0);
+            assert_close(profile.other_s, 0.0);
+            let work = profile.volumes[&volume_name("data")];
+            assert_close(work.reads, 1000.0);
+            assert_close(work.home_latency_us, LOCAL_US as f64);
+            assert_close(work.queue_depth, 1.0);
+            assert_close(work.home_s(), 0.2);
+        }
+    }
+
+    #[test]
+    fn disk_time_behind_computing_is_overlap() {
+        let profile = WorkProfile::learn(&run(1000, 18.4, 5.0));
+        assert_close(profile.overlap_s, 3.0);
+        assert_close(profile.other_s, 0.0);
+    }
+
+    #[test]
+    fn time_without_computing_and_disk_is_other() {
+        let profile = WorkProfile::learn(&run(0, 7.2, 5.0));
+        assert_close(profile.other_s, 2.0);
+        assert_close(profile.overlap_s, 0.0);
+    }
+
+    #[test]
+    fn the_pauses_of_migrations_are_not_the_job() {
+        let mut measured = run(500, 13.8, 5.0);
+        measured.paused_s = 0.5;
+        assert_close(WorkProfile::learn(&measured).other_s, 0.0);
+    }
+
+    #[test]
+    fn a_run_that_did_nothing_teaches_zeros() {
+        let nothing = disk("data", "cloud1", 0, 1, false);
+        let measured = Measured { volumes: vec![nothing], ..run(0, 0.0, 0.0) };
+        let profile = WorkProfile::learn(&measured);
+        assert_close(profile.volumes[&volume_name("data")].home_s(), 0.0);
+    }
+
+    #[test]
+    fn the_newest_run_counts_at_least_a_quarter() {
+        let mut profile = history(100.0);
+        profile.runs = 100;
+        assert_close(profile.with(&history(200.0)).volumes[&volume_name("data")].reads, 125.0);
+        profile.runs = 1;
+        assert_close(profile.with(&history(200.0)).volumes[&volume_name("data")].reads, 150.0);
+    }
+}

@@ -1,0 +1,130 @@
+//! Two hosts at site `home`, one in `cloud`, 16 ms apart, as a lab measures them.
+
+use perigee_model::job::{Access, Start};
+use perigee_model::vm::LinkProbe;
+use perigee_model::volume::{BlockProbe, IoStats};
+use perigee_model::{HostId, SiteId, VolumeName};
+
+use crate::facts::*;
+use crate::profile::{VolumeWork, WorkProfile};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const LOCAL_US: u64 = 200;
+pub(crate) const REMOTE_US: u64 = 16_400;
+pub(crate) const WAN_BYTES_PER_S: u64 = 128 * MIB;
+
+pub(crate) fn host_id(name: &str) -> HostId {
+    HostId::new(name).unwrap()
+}
+
+pub(crate) fn volume_name(name: &str) -> VolumeName {
+    VolumeName::new(name).unwrap()
+}
+
+pub(crate) fn probe(latency_us: u64) -> BlockProbe {
+    BlockProbe {
+        latency_median_us: latency_us,
+        latency_p95_us: latency_us * 2,
+        rate_bytes_per_s: 100 * MIB,
+    }
+}
+
+fn host(id: &str, site: &str) -> HostFacts {
+    HostFacts {
+        id: host_id(id),
+        site: SiteId::new(site).unwrap(),
+        cpus: 2,
+        memory_free_bytes: 4096 * MIB,
+        running_vms: 0,
+        boot_s: Some(12.0),
+        local_blocks: Some(probe(LOCAL_US)),
+    }
+}
+
+fn link(from: &str, to: &str) -> LinkFacts {
+    let wan = (from == "cloud1") != (to == "cloud1");
+    let (rtt_ms, rate_bytes_per_s, latency_us) =
+        if wan { (16.0, WAN_BYTES_PER_S, REMOTE_US) } else { (0.2, 1024 * MIB, 500) };
+    let probe_of_link = LinkProbe { rtt_ms, rate_bytes_per_s };
+    LinkFacts {
+        from: host_id(from),
+        to: host_id(to),
+        probe: probe_of_link,
+        blocks: Some(probe(latency_us)),
+    }
+}
+
+pub(crate) fn cluster() -> Cluster {
+    let names = ["home1", "home2", "cloud1"];
+    let pairs = names.iter().flat_map(|from| names.iter().map(move |to| (from, to)));
+    Cluster {
+        hosts: vec![host("home1", "home"), host("home2", "home"), host("cloud1", "cloud")],
+        links: pairs.filter(|(from, to)| from != to).map(|(from, to)| link(from, to)).collect(),
+        probe_request_bytes: 8192,
+        past_moves: Vec::new(),
+    }
+}
+
+/// A job with 512 MiB of memory and its data in the cloud.
+pub(crate) fn job() -> JobFacts {
+    JobFacts {
+        memory_bytes: 512 * MIB,
+        cpus: 1,
+        start: Start::Anywhere,
+        may_migrate: true,
+        volumes: vec![VolumeFacts {
+            volume: volume_name("data"),
+            home: host_id("cloud1"),
+            allocated_bytes: 256 * MIB,
+            access: Access::Write,
+        }],
+        dirty_bytes_per_s: Some(0),
+    }
+}
+
+/// 20 s of computing and this many reads of 8 KiB, one at a time.
+pub(crate) fn history(reads: f64) -> WorkProfile {
+    let work = VolumeWork {
+        reads,
+        bytes: reads * 8192.0,
+        queue_depth: 1.0,
+        home_latency_us: LOCAL_US as f64,
+        ..VolumeWork::default()
+    };
+    WorkProfile {
+        runs: 2,
+        boot_s: 12.0,
+        cpu_s: 20.0,
+        overlap_s: 0.0,
+        other_s: 1.0,
+        volumes: [(volume_name("data"), work)].into(),
+    }
+}
+
+/// Counters after `reads` of 8 KiB with `in_flight` at a time, at a client that is at the
+/// volume's home or 16 ms away.
+pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: bool) -> DiskFacts {
+    let at = |latency_us: u64| IoStats {
+        reads,
+        read_bytes: reads * 8192,
+        read_ns: reads * latency_us * 1000,
+        busy_ns: reads * latency_us * 1000 / in_flight,
+        ..IoStats::default()
+    };
+    let mut client = at(LOCAL_US);
+    if remote {
+        client = at(REMOTE_US);
+        client.network_requests = reads;
+        client.network_ns = client.read_ns;
+        client.network_busy_ns = client.busy_ns;
+        client.network_bytes = client.read_bytes;
+    }
+    let (volume, home, at_home) = (volume_name(name), host_id(home), at(LOCAL_US));
+    DiskFacts { volume, home, client, at_home }
+}
+
+#[track_caller]
+pub(crate) fn assert_close(measured: f64, expected: f64) {
+    let limit = 1e-6 * expected.abs().max(1.0);
+    assert!((measured - expected).abs() < limit, "{measured} is not {expected}");
+}
