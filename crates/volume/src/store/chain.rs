@@ -162,13 +162,13 @@ impl Chain {
     async fn read_remote(&self, spans: &[(Span, Owner)]) -> Result<Vec<(u64, Bytes)>, IoError> {
         let Some(remote) = &self.remote else { return Ok(Vec::new()) };
         let device = remote.device().await?;
-        let reads = spans.iter().filter(|(_, owner)| *owner == Owner::Remote).map(|(span, _)| {
-            let within = overlap(span, &(0..remote.size_bytes));
-            let length_bytes = u32::try_from(within.end - within.start);
-            async move {
-                let length_bytes = length_bytes.expect("within a request of 32 bits");
-                Ok((within.start, device.read(within.start, length_bytes).await?))
-            }
+        let remote_spans = spans.iter().filter(|(_, owner)| *owner == Owner::Remote);
+        // The last block of the remote may be a partial one; the rest of it reads as zeros.
+        let within = remote_spans.map(|(span, _)| overlap(span, &(0..remote.size_bytes)));
+        let reads = within.filter(|span| !span.is_empty()).map(|span| async move {
+            let length_bytes =
+                u32::try_from(span.end - span.start).expect("within a request of 32 bits");
+            Ok((span.start, device.read(span.start, length_bytes).await?))
         });
         try_join_all(reads).await
     }

@@ -58,8 +58,14 @@ struct Content {
     syncs: u64,
 }
 
+type Hook = Box<dyn FnOnce() + Send>;
+
 pub(super) struct SimFile {
     content: Mutex<Content>,
+    /// Run once, at the start of the next sync.
+    pub(super) on_sync: Mutex<Option<Hook>>,
+    /// Run once, at the start of the next write.
+    pub(super) on_write: Mutex<Option<Hook>>,
     pub(super) fail_sync: AtomicBool,
     /// A write gets half of its bytes in and then finds no space.
     pub(super) full: AtomicBool,
@@ -70,6 +76,8 @@ impl SimFile {
         let content = Content { bytes: vec![0; index(length_bytes)], ..Content::default() };
         Self {
             content: Mutex::new(content),
+            on_sync: Mutex::default(),
+            on_write: Mutex::default(),
             fail_sync: AtomicBool::new(false),
             full: AtomicBool::new(false),
         }
@@ -103,6 +111,13 @@ impl SimFile {
     }
 }
 
+fn run(hook: &Mutex<Option<Hook>>) {
+    let hook = hook.lock().unwrap().take();
+    if let Some(hook) = hook {
+        hook();
+    }
+}
+
 impl BlockFile for SimFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let content = self.content.lock().unwrap();
@@ -113,6 +128,7 @@ impl BlockFile for SimFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        run(&self.on_write);
         if self.full.load(Ordering::SeqCst) {
             let half = &data[..data.len() / 2];
             self.change(offset, half.len(), |bytes| bytes.copy_from_slice(half));
@@ -129,6 +145,7 @@ impl BlockFile for SimFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        run(&self.on_sync);
         let mut content = self.content.lock().unwrap();
         content.syncs += 1;
         if self.fail_sync.load(Ordering::SeqCst) {

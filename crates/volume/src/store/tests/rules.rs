@@ -1,1 +1,307 @@
+//! The rules of the layer store, one by one, on files that fail when told to.
 
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use perigee_model::volume::{EpochChange, Snapshot, VolumeHealth, VolumeSource};
+use perigee_model::{Epoch, LayerId, ProblemKind};
+
+use super::*;
+use crate::store::blocks::BlockState;
+use crate::store::head::{Head, Patch};
+use crate::store::layer::{data_name, live_name, map_name};
+use crate::store::sim::{Dice, SimFile};
+
+const BLOCK: usize = 4096;
+
+/// A pool on simulated files, with one empty volume `v` of eight blocks.
+struct Bench {
+    dir: tempfile::TempDir,
+    files: Arc<SimFiles>,
+    pool: Arc<Pool>,
+    device: Arc<dyn Device>,
+    boot: u128,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let (dir, files) = (tempfile::tempdir().unwrap(), Arc::default());
+        let pool = open_sim(dir.path(), &files, 1);
+        let device = empty(&pool, "v", 8 * 4096).await;
+        Self { dir, files, pool, device, boot: 1 }
+    }
+
+    async fn kill_and_restart(self) -> Self {
+        let Self { dir, files, pool, device, boot } = self;
+        drop((pool, device));
+        let pool = open_sim(dir.path(), &files, boot);
+        let device = session(&pool, "v").await;
+        Self { dir, files, pool, device, boot }
+    }
+
+    async fn power_cut(mut self, seed: u64) -> Self {
+        self.files.power_cut(&mut Dice(seed));
+        self.boot += 1;
+        self.kill_and_restart().await
+    }
+
+    async fn head(&self) -> LayerId {
+        self.pool.volume_info(&volume_name("v")).await.unwrap().chain[0]
+    }
+
+    async fn file(&self, name: fn(LayerId) -> String) -> Arc<SimFile> {
+        self.files.file(&name(self.head().await))
+    }
+
+    async fn snapshot(&self, name: &str) {
+        let request = Snapshot { image: image_name(name) };
+        self.pool.snapshot(&volume_name("v"), request).await.unwrap();
+    }
+}
+
+fn patch(block: u64, byte: u8) -> Patch {
+    Patch { offset: block * 4096, pieces: vec![bytes(byte, BLOCK)] }
+}
+
+#[test]
+fn states_that_change_during_a_flush_belong_to_the_next_one() {
+    let files = SimFiles::default();
+    let id = LayerId(Uuid::from_u128(5));
+    let head = Arc::new(Head::create(&files, id, 8 * 4096, Uuid::from_u128(1)).unwrap());
+    head.write(&patch(0, 1)).unwrap();
+    let meanwhile = Arc::clone(&head);
+    *files.file(&data_name(id)).on_sync.lock().unwrap() =
+        Some(Box::new(move || meanwhile.write(&patch(1, 2)).unwrap()));
+    head.flush_now().unwrap();
+
+    let durable = |boot| {
+        let head = Head::open(&files, id, 8 * 4096, Uuid::from_u128(boot)).unwrap();
+        [0, 1].map(|block| head.layer.states.read().unwrap().get(block))
+    };
+    assert_eq!(durable(2), [BlockState::Data, BlockState::Absent]);
+    head.flush_now().unwrap();
+    assert_eq!(durable(3), [BlockState::Data, BlockState::Data]);
+}
+
+#[tokio::test]
+async fn a_flush_without_new_blocks_leaves_the_map_alone() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    let (map, data) = (bench.file(map_name).await, bench.file(data_name).await);
+    let (map_syncs, data_syncs) = (map.syncs(), data.syncs());
+    bench.device.write(100, bytes(2, 100), true).await.unwrap();
+    assert_eq!((map.syncs(), data.syncs()), (map_syncs, data_syncs + 1));
+    bench.device.flush().await.unwrap();
+    assert_eq!(data.syncs(), data_syncs + 1, "nothing was written since");
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_outlives_a_kill_of_the_server() {
+    let bench = Bench::new().await;
+    bench.device.write(10, bytes(1, BLOCK), false).await.unwrap();
+    bench.device.zero(0, 100, Zeroing::FreeSpace, false).await.unwrap();
+    let bench = bench.kill_and_restart().await;
+    let expected = [vec![0; 100], vec![1; 4006], vec![0; 6 * 4096 + 4086]].concat();
+    assert_eq!(all(&bench.device).await, expected);
+    bench.device.flush().await.unwrap();
+    let bench = bench.power_cut(1).await;
+    assert_eq!(all(&bench.device).await, expected, "the flush made durable what it found");
+}
+
+#[tokio::test]
+async fn a_live_map_of_another_boot_is_not_believed() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    bench.device.write(4096, bytes(2, BLOCK), false).await.unwrap();
+    // The live map is on the disk as it is, the second block's data may not be.
+    bench.file(live_name).await.on_sync.lock().unwrap().take();
+    let mut bench = bench;
+    bench.boot += 1;
+    let bench = bench.kill_and_restart().await;
+    assert_eq!(all(&bench.device).await, [vec![1; BLOCK], vec![0; 7 * BLOCK]].concat());
+}
+
+#[tokio::test]
+async fn a_failed_sync_makes_the_volume_read_only_for_good() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    bench.device.write(0, bytes(2, 1), false).await.unwrap();
+    let data = bench.file(data_name).await;
+    data.fail_sync.store(true, Ordering::SeqCst);
+    assert!(matches!(bench.device.flush().await, Err(IoError::Poisoned(_))));
+    data.fail_sync.store(false, Ordering::SeqCst);
+    assert!(matches!(bench.device.flush().await, Err(IoError::Poisoned(_))), "not tried again");
+
+    let bench = bench.kill_and_restart().await;
+    assert_eq!(bench.device.read(1, 1).await.unwrap()[..], [1]);
+    let write = bench.device.write(0, bytes(3, 1), false).await;
+    assert!(matches!(write, Err(IoError::Poisoned(_))));
+    let zero = bench.device.zero(0, 4096, Zeroing::FreeSpace, false).await;
+    assert!(matches!(zero, Err(IoError::Poisoned(_))));
+    let info = bench.pool.volume_info(&volume_name("v")).await.unwrap();
+    assert_eq!(info.health, VolumeHealth::Poisoned);
+    let request = Snapshot { image: image_name("s") };
+    let snapshot = bench.pool.snapshot(&volume_name("v"), request).await;
+    assert_eq!(snapshot.unwrap_err().kind, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_that_request_and_nothing_else() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, 2 * BLOCK), true).await.unwrap();
+    bench.snapshot("s").await;
+    for name in [data_name, live_name] {
+        let file = bench.file(name).await;
+        file.full.store(true, Ordering::SeqCst);
+        let write = bench.device.write(100, bytes(2, BLOCK), false).await;
+        assert!(matches!(write, Err(IoError::NoSpace)), "{write:?}");
+        file.full.store(false, Ordering::SeqCst);
+        assert_eq!(bench.device.read(0, 8192).await.unwrap(), bytes(1, 8192));
+    }
+    let map = bench.file(map_name).await;
+    bench.device.write(0, bytes(3, BLOCK), false).await.unwrap();
+    map.full.store(true, Ordering::SeqCst);
+    assert!(matches!(bench.device.flush().await, Err(IoError::NoSpace)));
+    map.full.store(false, Ordering::SeqCst);
+    bench.device.flush().await.expect("tried again, with the same pages");
+    let bench = bench.power_cut(3).await;
+    assert_eq!(bench.device.read(0, 8192).await.unwrap(), [[3; BLOCK], [1; BLOCK]].concat());
+}
+
+#[tokio::test]
+async fn zeros_hide_the_parent_and_the_hole_is_punched_after_the_flush() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, 4 * BLOCK), false).await.unwrap();
+    bench.snapshot("s").await;
+    bench.device.write(0, bytes(2, 2 * BLOCK), true).await.unwrap();
+    bench.device.zero(100, 3 * 4096, Zeroing::FreeSpace, false).await.unwrap();
+    let data = bench.file(data_name).await;
+    assert_eq!(data.punched_bytes(), 0, "zero is not durable yet");
+    bench.device.flush().await.unwrap();
+    assert_eq!(data.punched_bytes(), 2 * 4096);
+    let bench = bench.power_cut(4).await;
+    let expected = [vec![2; 100], vec![0; 3 * BLOCK], vec![1; BLOCK - 100]].concat();
+    assert_eq!(bench.device.read(0, 4 * 4096).await.unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_block_written_again_is_not_punched() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, 3 * BLOCK), true).await.unwrap();
+    bench.device.zero(0, 3 * 4096, Zeroing::FreeSpace, false).await.unwrap();
+    bench.device.write(4096, bytes(2, BLOCK), true).await.unwrap();
+    let expected = [[0; BLOCK], [2; BLOCK], [0; BLOCK]].concat();
+    assert_eq!(bench.device.read(0, 3 * 4096).await.unwrap(), expected);
+    assert_eq!(bench.file(data_name).await.punched_bytes(), 2 * 4096);
+}
+
+#[tokio::test]
+async fn zeros_that_keep_their_space_are_not_punched() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    bench.device.zero(0, 4096, Zeroing::KeepSpace, true).await.unwrap();
+    assert_eq!(bench.device.read(0, 4096).await.unwrap(), bytes(0, BLOCK));
+    assert_eq!(bench.file(data_name).await.punched_bytes(), 0);
+}
+
+#[tokio::test]
+async fn a_small_write_into_a_zero_block_shows_no_stale_bytes() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    bench.device.zero(0, 4096, Zeroing::KeepSpace, false).await.unwrap();
+    bench.device.write(1000, bytes(2, 10), false).await.unwrap();
+    let expected = [vec![0; 1000], vec![2; 10], vec![0; 3086]].concat();
+    assert_eq!(bench.device.read(0, 4096).await.unwrap(), expected);
+}
+
+#[tokio::test]
+async fn clones_share_the_open_layer_below() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), false).await.unwrap();
+    bench.snapshot("s").await;
+    let below = |volume: Arc<crate::store::Volume>| Arc::clone(&volume.stack().chain.layers[1]);
+    let own = below(bench.pool.volume(&volume_name("v")).await.unwrap());
+    for name in ["a", "b"] {
+        let clone = create(name, None, VolumeSource::Image(image_name("s")));
+        bench.pool.create_volume(clone).await.unwrap();
+        let shared = below(bench.pool.volume(&volume_name(name)).await.unwrap());
+        assert!(Arc::ptr_eq(&own, &shared), "clone {name} opened the layer again");
+    }
+}
+
+#[tokio::test]
+async fn a_remote_parent_is_read_through_and_hidden_by_writes() {
+    let bench = Bench::new().await;
+    let remote = |nbd_addr: &str| VolumeSource::Remote {
+        nbd_addr: nbd_addr.to_owned(),
+        export: "image:x".to_owned(),
+    };
+    let gone = bench.pool.create_volume(create("g", None, remote("gone:1"))).await.unwrap_err();
+    assert_eq!(gone.kind, ProblemKind::Unavailable);
+    let info = bench.pool.create_volume(create("r", Some(8 * 4096), remote("there:1"))).await;
+    assert_eq!((info.as_ref().unwrap().size_bytes, info.unwrap().allocated_bytes), (8 * 4096, 0));
+
+    let device = session(&bench.pool, "r").await;
+    let mut expected = remote_bytes();
+    expected.resize(8 * BLOCK, 0);
+    device.write(5000, bytes(9, 5000), false).await.unwrap();
+    expected[5000..10000].fill(9);
+    assert_eq!(all(&device).await, expected);
+    let extents = device.extents(0, 8 * 4096).await.unwrap();
+    let data = Extent { length_bytes: 5 * 4096 + 512, hole: false, zero: false };
+    let beyond = Extent { length_bytes: 2 * 4096 + 3584, hole: true, zero: true };
+    assert_eq!(extents, [data, beyond]);
+}
+
+#[tokio::test]
+async fn extents_tell_data_from_holes() {
+    let bench = Bench::new().await;
+    bench.device.write(2 * 4096, bytes(1, 2 * BLOCK), false).await.unwrap();
+    bench.device.zero(3 * 4096, 4096, Zeroing::FreeSpace, false).await.unwrap();
+    let hole = |length_bytes| Extent { length_bytes, hole: true, zero: true };
+    let data = |length_bytes| Extent { length_bytes, hole: false, zero: false };
+    let extents = bench.device.extents(4096 + 10, 5 * 4096).await.unwrap();
+    assert_eq!(extents, [hole(4086), data(4096), hole(3 * 4096 + 10)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn raising_the_epoch_waits_for_a_write_in_flight() {
+    let bench = Bench::new().await;
+    let (release, released) = mpsc::channel::<()>();
+    let (started, mut has_started) = tokio::sync::mpsc::channel(1);
+    *bench.file(data_name).await.on_write.lock().unwrap() = Some(Box::new(move || {
+        started.try_send(()).unwrap();
+        released.recv_timeout(Duration::from_secs(30)).expect("released within 30 s");
+    }));
+    let device = Arc::clone(&bench.device);
+    let write = tokio::spawn(async move { device.write(0, bytes(1, BLOCK), false).await });
+    has_started.recv().await.unwrap();
+
+    let volume = bench.pool.volume(&volume_name("v")).await.unwrap();
+    volume.issue_epoch().await.unwrap();
+    let change = EpochChange { from: Epoch(1), to: Epoch(2) };
+    let raise = tokio::spawn({
+        let volume = Arc::clone(&volume);
+        async move { volume.change_epoch(change).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!raise.is_finished(), "a write of the old epoch is in flight");
+    release.send(()).unwrap();
+    write.await.unwrap().unwrap();
+    raise.await.unwrap().unwrap();
+    let late = bench.device.write(0, bytes(2, 1), false).await;
+    assert!(matches!(late, Err(IoError::Fenced { .. })));
+}
+
+#[tokio::test]
+async fn a_request_beyond_the_end_is_refused() {
+    let bench = Bench::new().await;
+    for (offset, length) in [(8 * 4096, 1), (u64::MAX, 2)] {
+        let read = bench.device.read(offset, length).await;
+        assert!(matches!(read, Err(IoError::Invalid(_))));
+        let zero = bench.device.zero(offset, length.into(), Zeroing::FreeSpace, false).await;
+        assert!(matches!(zero, Err(IoError::Invalid(_))));
+    }
+    bench.device.write(8 * 4096, Bytes::new(), false).await.expect("nothing is nothing");
+}
