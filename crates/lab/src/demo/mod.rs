@@ -99,6 +99,7 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
         rtt_ms: options.definition.rtt_ms,
         scale_factor: options.scale_factor,
         table_bytes,
+        data_home: stage.near,
         queries: tpch::QUERIES.iter().map(|q| q.name.to_owned()).collect(),
         answers_checked,
         runs,

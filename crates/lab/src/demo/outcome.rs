@@ -12,6 +12,8 @@ pub struct Outcome {
     pub rtt_ms: u32,
     pub scale_factor: f64,
     pub table_bytes: u64,
+    /// The home of the volume with the tables.
+    pub data_home: HostId,
     pub queries: Vec<String>,
     /// SQLite, from the same tables, gives the same answers.
     pub answers_checked: bool,
@@ -195,13 +197,13 @@ pub(crate) mod tests {
 
     fn samples(seconds: u32, moved_at: u32, to: &str, from: &str) -> Vec<Sample> {
         let sample = |second: u32| {
-            let there = second >= moved_at;
+            let near = second.saturating_sub(moved_at);
             Sample {
                 at_ms: 1_000_000 + u64::from(second) * 1000,
-                host: host(if there { to } else { from }),
+                host: host(if second >= moved_at { to } else { from }),
                 progress: (second > 12).then(|| f64::from(second - 12) / f64::from(seconds - 12)),
                 io: IoStats {
-                    read_bytes: u64::from(second) * if there { 9 << 20 } else { 3 << 20 },
+                    read_bytes: (u64::from(second - near) * 3 + u64::from(near) * 9) << 20,
                     ..IoStats::default()
                 },
                 vcpu_ms: u64::from(second) * 700,
@@ -254,6 +256,7 @@ pub(crate) mod tests {
             rtt_ms: 16,
             scale_factor: 0.1,
             table_bytes: 92 << 20,
+            data_home: host("cloud1"),
             queries: vec!["Q6".to_owned(), "Q14".to_owned()],
             answers_checked: true,
             runs: vec![

@@ -70,11 +70,12 @@ const RATE_FLOOR: f64 = 150.0;
 const PROGRESS_TOP: f64 = 172.0;
 const PROGRESS_FLOOR: f64 = 242.0;
 
-/// The scales that all time lines share, so that the runs can be compared by eye.
+/// What all time lines share; the scales, so that the runs can be compared by eye.
 pub struct Shared {
     time: Scale,
     rate: Scale,
-    rate_unit: &'static str,
+    /// The host with the data.
+    near: String,
 }
 
 impl Shared {
@@ -88,7 +89,7 @@ impl Shared {
         Self {
             time: Scale::new(seconds, LEFT, RIGHT),
             rate: Scale::new(fastest, RATE_FLOOR, RATE_TOP),
-            rate_unit: "MiB/s",
+            near: outcome.data_home.to_string(),
         }
     }
 }
@@ -109,16 +110,11 @@ pub fn time_line(run: &Run, shared: &Shared) -> String {
         svg.text("tick", (LEFT - 8.0, y + 4.0), Anchor::End, &format!("{value:.0}"));
     }
     x_axis(&mut svg, time, RATE_TOP, PROGRESS_FLOOR, "seconds since the VM's start");
-    svg.text(
-        "label",
-        (LEFT, RATE_TOP - 8.0),
-        Anchor::Start,
-        &format!("read from disks, {}", shared.rate_unit),
-    );
+    svg.text("label", (LEFT, RATE_TOP - 8.0), Anchor::Start, "read from disks, MiB/s");
     svg.text("label", (LEFT, PROGRESS_TOP - 7.0), Anchor::Start, "queries done, %");
 
     migrations(&mut svg, run, time);
-    hosts(&mut svg, run, time);
+    hosts(&mut svg, run, shared);
     let points: Vec<(f64, f64)> =
         rates(run).iter().map(|(s, rate)| (time.at(*s), shared.rate.at(*rate))).collect();
     svg.area("rate-area", &points, RATE_FLOOR);
@@ -155,14 +151,17 @@ fn migrations(svg: &mut Svg, run: &Run, time: &Scale) {
             migration.downtime_ms,
             units::format_bytes(migration.bytes)
         );
-        let room = RIGHT - to > 260.0;
-        let (x, anchor) = if room { (to + 5.0, Anchor::Start) } else { (from - 5.0, Anchor::End) };
-        svg.text("note", (x, RATE_TOP + 14.0), anchor, &label);
+        // Above the curves, beside the axis's own label.
+        let room = RIGHT - from > 290.0;
+        let (x, anchor) =
+            if room { (from.max(LEFT + 130.0), Anchor::Start) } else { (to, Anchor::End) };
+        svg.text("note", (x, RATE_TOP - 8.0), anchor, &label);
     }
 }
 
 /// The strip on top: one piece for each host the VM was on.
-fn hosts(svg: &mut Svg, run: &Run, time: &Scale) {
+fn hosts(svg: &mut Svg, run: &Run, shared: &Shared) {
+    let time = &shared.time;
     svg.text("name", (LEFT - 8.0, HOST_TOP + 14.0), Anchor::End, "host");
     let mut pieces: Vec<(&str, f64, f64)> = Vec::new();
     for sample in within(run) {
@@ -179,11 +178,8 @@ fn hosts(svg: &mut Svg, run: &Run, time: &Scale) {
     if let Some(last) = pieces.last_mut() {
         last.2 = run.measured_s;
     }
-    // The host at the end of a plan's best option is where the data is.
-    let near = run.plan.options.iter().find(|o| o.end != o.start).map(|o| o.end.as_str());
     for (host, from, to) in pieces {
-        let beside = Some(host) == near || run.migrations.iter().any(|m| m.to.as_str() == host);
-        let class = if beside { "host near" } else { "host far" };
+        let class = if host == shared.near { "host near" } else { "host far" };
         svg.rect(class, time.at(from), HOST_TOP, time.at(to) - time.at(from), HOST_HEIGHT);
         if time.at(to) - time.at(from) > 50.0 {
             svg.text("host-name", (time.at(from) + 7.0, HOST_TOP + 14.0), Anchor::Start, host);

@@ -66,14 +66,14 @@ fn summary(outcome: &Outcome) -> String {
                 .job_progress
                 .map_or_else(String::new, |p| format!(" with {:.0} % of its work done", p * 100.0));
             format!(
-                "the planner moved the running VM to {}{at}, at the cost of a pause of {} ms",
+                "the planner moved the running VM to {}{at}, at the cost of a pause of {} ms",
                 m.to, m.downtime_ms
             )
         },
     );
     format!(
-        "A database VM {} ms away from its data needs {remote:.1} s for its queries, beside the data {beside:.1} s. \
-         Started far away, it took {planned:.1} s: {}.",
+        "A database VM {} ms away from its data needs {remote:.1} s for its queries, beside the data {beside:.1} s. \
+         Started far away, it took {planned:.1} s: {}.",
         outcome.rtt_ms,
         escape(&moved)
     )
@@ -91,7 +91,7 @@ fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {
 fn results(page: &mut String, outcome: &Outcome) {
     page.push_str(
         "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>run</th><th>predicted, s</th><th>measured, s</th>\
-         <th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>work done when moved, %</th>\
+         <th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>moved at, %</th>\
          <th>answers, SHA-256</th></tr>\n",
     );
     for run in &outcome.runs {
@@ -152,8 +152,8 @@ fn plan(page: &mut String, plan: &Plan) {
     let _ = writeln!(
         page,
         "<p class=\"soft\">Predicted from {}.</p>\n<div class=\"scroll\"><table>\n<tr><th>option</th>\
-         <th class=\"left\">from → to</th><th>boot, s</th><th>CPU, s</th><th>local I/O, s</th><th>network, s</th>\
-         <th>migration, s</th><th>total, s</th></tr>",
+         <th>from → to</th><th>boot, s</th><th>CPU, s</th><th>local I/O, s</th><th>network, s</th>\
+         <th>other, s</th><th>migration, s</th><th>total, s</th></tr>",
         basis_words(plan.basis)
     );
     for option in &plan.options {
@@ -167,6 +167,7 @@ fn plan(page: &mut String, plan: &Plan) {
             predicted.cpu_s,
             predicted.local_io_s,
             predicted.network_s,
+            predicted.other_s,
             predicted.migration_s,
             predicted.total_s,
         ];
