@@ -1,6 +1,6 @@
 //! What the planner is given: the cluster and the job as measured at one moment.
 
-use perigee_model::job::{Access, Start};
+use perigee_model::job::Start;
 use perigee_model::vm::LinkProbe;
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
@@ -84,7 +84,6 @@ pub struct PastMove {
 #[derive(Debug, Clone)]
 pub struct JobFacts {
     pub memory_bytes: u64,
-    pub cpus: u32,
     pub start: Start,
     pub may_migrate: bool,
     pub volumes: Vec<VolumeFacts>,
@@ -97,7 +96,6 @@ pub struct VolumeFacts {
     pub volume: VolumeName,
     pub home: HostId,
     pub allocated_bytes: u64,
-    pub access: Access,
 }
 
 /// A job while its command runs.

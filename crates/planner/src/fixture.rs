@@ -1,6 +1,6 @@
 //! Two hosts at site `home`, one in `cloud`, 16 ms apart, as a lab measures them.
 
-use perigee_model::job::{Access, Start};
+use perigee_model::job::Start;
 use perigee_model::vm::LinkProbe;
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
@@ -69,14 +69,12 @@ pub(crate) fn cluster() -> Cluster {
 pub(crate) fn job() -> JobFacts {
     JobFacts {
         memory_bytes: 512 * MIB,
-        cpus: 1,
         start: Start::Anywhere,
         may_migrate: true,
         volumes: vec![VolumeFacts {
             volume: volume_name("data"),
             home: host_id("cloud1"),
             allocated_bytes: 256 * MIB,
-            access: Access::Write,
         }],
         dirty_bytes_per_s: Some(0),
     }

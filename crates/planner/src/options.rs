@@ -104,7 +104,9 @@ fn stays(
     let needed_bytes = snapshot.job.memory_bytes;
     let mut hosts: Vec<&HostFacts> =
         snapshot.cluster.hosts.iter().filter(|h| h.memory_free_bytes >= needed_bytes).collect();
-    hosts.sort_by_key(|h| (h.running_vms, Reverse(h.memory_free_bytes), h.id.clone()));
+    // VMs by CPU, in thousandths: integers compare without surprises.
+    let busy = |h: &HostFacts| u64::from(h.running_vms) * 1000 / u64::from(h.cpus.max(1));
+    hosts.sort_by_key(|h| (busy(h), Reverse(h.memory_free_bytes), h.id.clone()));
     let mut refused = None;
     let mut stays = Vec::new();
     for host in hosts {
