@@ -94,7 +94,9 @@ name_type!(/// One attempt to move a VM.
     MigrationId);
 
 /// A layer's UUID: the same on every host that holds a copy of that sealed layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
 #[serde(transparent)]
 #[schema(value_type = String)]
 pub struct LayerId(pub Uuid);
