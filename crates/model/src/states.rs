@@ -11,7 +11,7 @@
 //!            ├─> running ─┤             ├─> running
 //! incoming ──┘            ├─> io_error ─┘
 //!                         └─> shutdown
-//! running, paused ─> migrated      (its state is elsewhere: it never runs here again)
+//! running, paused, io_error ─> migrated   (its state is elsewhere: it never runs here again)
 //! everything ─> gone
 //! ```
 //!
@@ -26,9 +26,9 @@
 //! [`WriteRight::may_source_run`] is the guard.
 
 use crate::Epoch;
-use crate::job::{HostState, JobState, MigrationState};
+use crate::job::{JobState, MigrationState};
 use crate::vm::VmStatus;
-use crate::volume::{EpochChange, VolumeHealth};
+use crate::volume::EpochChange;
 use crate::{Problem, ProblemKind};
 
 /// An event that is not possible in a state.
@@ -160,9 +160,6 @@ impl VmStatus {
             (Self::Starting, E::HandedOver) => {
                 Err(Refused::new("VM", self, event, "it has no state to hand over yet"))
             }
-            (Self::IoError, E::HandedOver) => {
-                Err(Refused::new("VM", self, event, "a disk of it does not answer"))
-            }
             (_, E::HandedOver) => Ok(Self::Migrated),
             (_, E::Stopped) => Ok(Self::Paused),
             (_, E::DiskError) => Ok(Self::IoError),
@@ -271,22 +268,6 @@ impl EpochChange {
             return refused("the volume's epoch is another one");
         }
         Ok(self.to)
-    }
-}
-
-impl VolumeHealth {
-    /// After a flush that failed. There is no way back: fsync reports an error once only.
-    #[must_use]
-    pub fn after_failed_flush(self) -> Self {
-        Self::Poisoned
-    }
-}
-
-impl HostState {
-    /// After the host did or did not answer within the time allowed.
-    #[must_use]
-    pub fn after_contact(self, answered: bool) -> Self {
-        if answered { Self::Up } else { Self::Unreachable }
     }
 }
 
