@@ -1,1 +1,57 @@
+//! The controller: API, store, job queue, placement, and the drivers that carry jobs and
+//! migrations from intent to end.
+//!
+//! One task owns each unfinished job and each unfinished migration; everything it decided stands in
+//! the store before it acts, so that a controller that is started again goes on where the last one
+//! was stopped. VMs, volumes and figures are at the hosts: here is only what they last said.
 
+mod api;
+mod catalog;
+mod cleaner;
+mod cluster;
+mod files;
+mod hosts;
+mod jobs;
+mod links;
+mod migration;
+mod planning;
+mod records;
+mod store;
+mod vms;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use perigee_http::Listen;
+use perigee_model::Problem;
+use tokio::signal::unix::{SignalKind, signal};
+
+use cluster::{Cluster, Timing};
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Holds the store, bundles and outputs; made when it is not there.
+    pub state: PathBuf,
+    pub listen: Vec<Listen>,
+}
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When the state directory cannot be used or an address is taken.
+pub async fn run(config: Config) -> Result<(), Problem> {
+    let fault = |e: std::io::Error| Problem::internal("wait for signals", e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
+    let cluster = Cluster::start(&config.state, Timing::default()).await?;
+    let serve = perigee_http::serve(api::router(cluster.clone()), &config.listen);
+    let ended = tokio::select! {
+        ended = serve => ended,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    cluster.stop().await;
+    ended
+}

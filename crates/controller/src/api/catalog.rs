@@ -1,0 +1,80 @@
+//! `/images`, `/volumes`
+
+use axum::extract::State;
+use perigee_http::{Json, Reply};
+use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
+use perigee_model::volume::Snapshot;
+use perigee_model::{ImageName, VolumeName};
+
+use super::{Name, Shared, json};
+use crate::catalog;
+
+#[utoipa::path(get, path = "/images", tag = "images",
+    responses((status = 200, body = Vec<ClusterImage>)))]
+pub async fn images(State(cluster): Shared) -> Reply<Vec<ClusterImage>> {
+    json(catalog::images(&cluster).await?)
+}
+
+/// Imports an image on one host and copies it to the others; answers when all have it.
+#[utoipa::path(post, path = "/images", tag = "images", request_body = NewImage,
+    responses((status = 200, body = ClusterImage)))]
+pub async fn import_image(
+    State(cluster): Shared,
+    Json(new): Json<NewImage>,
+) -> Reply<ClusterImage> {
+    json(catalog::import(&cluster, new).await?)
+}
+
+#[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
+    responses((status = 200, body = ClusterImage)))]
+pub async fn image(State(cluster): Shared, Name(image): Name<ImageName>) -> Reply<ClusterImage> {
+    json(catalog::image(&cluster, &image).await?)
+}
+
+#[utoipa::path(delete, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
+    responses((status = 200)))]
+pub async fn delete_image(State(cluster): Shared, Name(image): Name<ImageName>) -> Reply<()> {
+    json(catalog::delete_image(&cluster, &image).await?)
+}
+
+#[utoipa::path(get, path = "/volumes", tag = "volumes",
+    responses((status = 200, body = Vec<ClusterVolume>)))]
+pub async fn volumes(State(cluster): Shared) -> Reply<Vec<ClusterVolume>> {
+    json(catalog::volumes(&cluster).await?)
+}
+
+#[utoipa::path(post, path = "/volumes", tag = "volumes", request_body = NewVolume,
+    responses((status = 200, body = ClusterVolume)))]
+pub async fn create_volume(
+    State(cluster): Shared,
+    Json(new): Json<NewVolume>,
+) -> Reply<ClusterVolume> {
+    json(catalog::create(&cluster, new).await?)
+}
+
+#[utoipa::path(get, path = "/volumes/{volume}", tag = "volumes",
+    params(("volume" = String, Path)), responses((status = 200, body = ClusterVolume)))]
+pub async fn volume(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+) -> Reply<ClusterVolume> {
+    json(catalog::volume(&cluster, &volume).await?)
+}
+
+#[utoipa::path(delete, path = "/volumes/{volume}", tag = "volumes",
+    params(("volume" = String, Path)), responses((status = 200)))]
+pub async fn delete_volume(State(cluster): Shared, Name(volume): Name<VolumeName>) -> Reply<()> {
+    json(catalog::delete(&cluster, &volume).await?)
+}
+
+/// Seals what the volume holds now under an image's name, at the volume's home.
+#[utoipa::path(post, path = "/volumes/{volume}/snapshot", tag = "volumes",
+    params(("volume" = String, Path)), request_body = Snapshot,
+    responses((status = 200, body = ClusterImage)))]
+pub async fn snapshot(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+    Json(ask): Json<Snapshot>,
+) -> Reply<ClusterImage> {
+    json(catalog::snapshot(&cluster, &volume, &ask).await?)
+}

@@ -1,0 +1,112 @@
+//! `/bundles`, `/jobs`
+
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use perigee_http::{Failure, Json, Reply};
+use perigee_model::job::{Bundle, Job, JobSpec, LogLine, Sample};
+use perigee_model::plan::{Decision, Plan};
+use perigee_model::{JobId, Problem};
+use serde::Deserialize;
+
+use super::{Name, Shared, json};
+use crate::{files, jobs, planning};
+
+/// Stores input files for a job; the body is a tar.
+#[utoipa::path(post, path = "/bundles", tag = "jobs",
+    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    responses((status = 200, body = Bundle)))]
+pub async fn upload_bundle(State(cluster): Shared, body: Body) -> Reply<Bundle> {
+    json(files::store_bundle(&cluster.state_dir, body.into_data_stream()).await?)
+}
+
+/// Predicts the ways to run a job and does nothing. Links that are needed are measured first.
+#[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,
+    responses((status = 200, body = Plan)))]
+pub async fn plan(State(cluster): Shared, Json(spec): Json<JobSpec>) -> Reply<Plan> {
+    jobs::check(&cluster, &spec).await?;
+    json(planning::plan(&cluster, &spec).await?)
+}
+
+#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobSpec,
+    responses((status = 200, body = Job)))]
+pub async fn submit(State(cluster): Shared, Json(spec): Json<JobSpec>) -> Reply<Job> {
+    json(jobs::submit(&cluster, spec).await?)
+}
+
+/// All jobs, the oldest first.
+#[utoipa::path(get, path = "/jobs", tag = "jobs", responses((status = 200, body = Vec<Job>)))]
+pub async fn list(State(cluster): Shared) -> Reply<Vec<Job>> {
+    json(jobs::list(&cluster).await?)
+}
+
+#[utoipa::path(get, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
+    responses((status = 200, body = Job)))]
+pub async fn info(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job> {
+    json(jobs::get(&cluster, &job).await?)
+}
+
+/// Forgets an ended job, its log and its output.
+#[utoipa::path(delete, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
+    responses((status = 200)))]
+pub async fn delete(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<()> {
+    json(jobs::delete(&cluster, &job).await?)
+}
+
+/// Asks for a job's end; the answer comes at once.
+#[utoipa::path(post, path = "/jobs/{job}/cancel", tag = "jobs", params(("job" = String, Path)),
+    responses((status = 200, body = Job)))]
+pub async fn cancel(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job> {
+    json(jobs::intend(&cluster, &job, |intent| intent.cancel = true).await?)
+}
+
+#[derive(Debug, Deserialize)]
+pub struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+/// Log lines with a higher number than `after`.
+#[utoipa::path(get, path = "/jobs/{job}/log", tag = "jobs",
+    params(("job" = String, Path), ("after" = Option<u64>, Query)),
+    responses((status = 200, body = Vec<LogLine>)))]
+pub async fn log(
+    State(cluster): Shared,
+    Name(job): Name<JobId>,
+    query: Result<Query<After>, axum::extract::rejection::QueryRejection>,
+) -> Reply<Vec<LogLine>> {
+    let Query(query) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(jobs::log(&cluster, &job, query.after).await?)
+}
+
+#[utoipa::path(get, path = "/jobs/{job}/decisions", tag = "jobs",
+    params(("job" = String, Path)), responses((status = 200, body = Vec<Decision>)))]
+pub async fn decisions(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Vec<Decision>> {
+    jobs::record(&cluster, &job).await?;
+    json(planning::decisions(&cluster, &job).await?)
+}
+
+/// The job's time series.
+#[utoipa::path(get, path = "/jobs/{job}/samples", tag = "jobs", params(("job" = String, Path)),
+    responses((status = 200, body = Vec<Sample>)))]
+pub async fn samples(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Vec<Sample>> {
+    json(jobs::samples(&cluster, &job).await?)
+}
+
+/// The output tar of a job whose command has ended.
+#[utoipa::path(get, path = "/jobs/{job}/output", tag = "jobs", params(("job" = String, Path)),
+    responses((status = 200, body = Vec<u8>, content_type = "application/x-tar")))]
+pub async fn output(State(cluster): Shared, Name(job): Name<JobId>) -> Result<Response, Failure> {
+    jobs::record(&cluster, &job).await?;
+    let path = files::output_path(&cluster.state_dir, &job);
+    let file = tokio::fs::File::open(&path).await.map_err(|e| {
+        Problem::not_found(format!("output of job {job}"), e)
+            .next("a job has an output when its command has ended")
+    })?;
+    let bytes = file.metadata().await.map_err(|e| Problem::internal("read an output", e))?.len();
+    let body = Body::from_stream(tokio_util::io::ReaderStream::new(file));
+    let headers =
+        [(CONTENT_TYPE, "application/x-tar".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
+    Ok((headers, body).into_response())
+}

@@ -1,0 +1,117 @@
+//! The controller's HTTP API and its OpenAPI document, made from the same handlers.
+
+mod catalog;
+mod hosts;
+mod jobs;
+mod vms;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use perigee_http::{Failure, Json};
+use perigee_model::Problem;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::cluster::Cluster;
+
+type Shared = State<Arc<Cluster>>;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Perigee controller",
+        description = "Hosts, images, volumes, VMs and jobs of one cluster. Every error is a Problem.",
+        license(name = "Apache-2.0")
+    ),
+    components(schemas(Problem))
+)]
+struct Document;
+
+fn routes() -> OpenApiRouter<Arc<Cluster>> {
+    let v1 = OpenApiRouter::new()
+        .routes(routes!(hosts::register, hosts::info, hosts::remove))
+        .routes(routes!(hosts::list))
+        .routes(routes!(hosts::sites))
+        .routes(routes!(hosts::links))
+        .routes(routes!(hosts::probe_links))
+        .routes(routes!(catalog::images, catalog::import_image))
+        .routes(routes!(catalog::image, catalog::delete_image))
+        .routes(routes!(catalog::volumes, catalog::create_volume))
+        .routes(routes!(catalog::volume, catalog::delete_volume))
+        .routes(routes!(catalog::snapshot))
+        .routes(routes!(vms::list))
+        .routes(routes!(vms::info))
+        .routes(routes!(vms::stop))
+        .routes(routes!(vms::move_vm))
+        .routes(routes!(vms::console))
+        .routes(routes!(jobs::upload_bundle))
+        .routes(routes!(jobs::plan))
+        .routes(routes!(jobs::submit, jobs::list))
+        .routes(routes!(jobs::info, jobs::delete))
+        .routes(routes!(jobs::cancel))
+        .routes(routes!(jobs::log))
+        .routes(routes!(jobs::decisions))
+        .routes(routes!(jobs::samples))
+        .routes(routes!(jobs::output));
+    OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1)
+}
+
+pub fn router(cluster: Arc<Cluster>) -> Router {
+    let (router, document) = routes().split_for_parts();
+    router
+        .route("/v1/openapi.json", axum::routing::get(move || async { axum::Json(document) }))
+        .fallback(nothing_here)
+        .with_state(cluster)
+}
+
+async fn nothing_here(request: axum::extract::Request) -> Failure {
+    let what = format!("{} {}", request.method(), request.uri().path());
+    Problem::not_found(what, "the API has no such path").next("see /v1/openapi.json").into()
+}
+
+/// A parameter of a path, with a [`Problem`] where it is no name.
+struct Name<T>(T);
+
+impl<T, S> axum::extract::FromRequestParts<S> for Name<T>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+    S: Send + Sync,
+{
+    type Rejection = Failure;
+
+    async fn from_request_parts(
+        parts: &mut axum::http::request::Parts,
+        state: &S,
+    ) -> Result<Self, Failure> {
+        let text = axum::extract::Path::<String>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| Failure(Problem::invalid("request path", e.body_text())))?;
+        text.0.parse().map(Self).map_err(|e: T::Err| Failure(Problem::invalid("request path", e)))
+    }
+}
+
+fn json<T>(value: T) -> Result<Json<T>, Failure> {
+    Ok(Json(value))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn openapi_document_is_that_of_the_code() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+        let fresh = super::routes().split_for_parts().1.to_pretty_json().expect("JSON") + "\n";
+        if std::env::var_os("UPDATE_OPENAPI").is_some() {
+            std::fs::write(path, &fresh).expect("write openapi.json");
+        }
+        let checked_in = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            fresh == checked_in,
+            "crates/controller/openapi.json is stale; make it anew with\n  \
+             UPDATE_OPENAPI=1 cargo test -p perigee-controller openapi"
+        );
+    }
+}

@@ -1,0 +1,46 @@
+//! `/vms`
+
+use axum::extract::State;
+use perigee_http::{Failure, Json, Reply};
+use perigee_model::VmId;
+use perigee_model::job::{Migration, MoveVm, Vm};
+
+use super::{Name, Shared, json};
+use crate::vms;
+
+/// A VM whose host does not answer is shown as it was last seen, with a reason.
+#[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
+pub async fn list(State(cluster): Shared) -> Reply<Vec<Vm>> {
+    json(vms::list(&cluster).await?)
+}
+
+#[utoipa::path(get, path = "/vms/{vm}", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200, body = Vm)))]
+pub async fn info(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<Vm> {
+    json(vms::get(&cluster, &vm).await?)
+}
+
+/// Ends a VM at once; its job fails.
+#[utoipa::path(post, path = "/vms/{vm}/stop", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200)))]
+pub async fn stop(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<()> {
+    json(vms::stop(&cluster, &vm).await?)
+}
+
+/// Begins a live migration; the answer comes at once.
+#[utoipa::path(post, path = "/vms/{vm}/move", tag = "vms", params(("vm" = String, Path)),
+    request_body = MoveVm, responses((status = 200, body = Migration)))]
+pub async fn move_vm(
+    State(cluster): Shared,
+    Name(vm): Name<VmId>,
+    Json(ask): Json<MoveVm>,
+) -> Reply<Migration> {
+    json(vms::move_to(&cluster, &vm, ask.host).await?)
+}
+
+/// The end of the serial console.
+#[utoipa::path(get, path = "/vms/{vm}/console", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200, body = String, content_type = "text/plain")))]
+pub async fn console(State(cluster): Shared, Name(vm): Name<VmId>) -> Result<String, Failure> {
+    Ok(vms::console(&cluster, &vm).await?)
+}

@@ -1,0 +1,188 @@
+//! What is to be taken down, kept until it is down: a host that is away is asked again later.
+//!
+//! The order matters: a volume goes only when every VM that may have it open is gone.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Cluster;
+use crate::records::{PlacedDisk, vm_of};
+
+/// An intent: each part is removed from the record when it is done.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Cleanup {
+    pub job: JobId,
+    pub name: String,
+    pub vms: Vec<(HostId, VmId)>,
+    pub attachments: Vec<(HostId, VolumeName)>,
+    pub volumes: Vec<(HostId, VolumeName)>,
+}
+
+impl Cleanup {
+    pub fn new(job: &JobId, name: &str) -> Self {
+        Self {
+            job: job.clone(),
+            name: name.to_owned(),
+            vms: Vec::new(),
+            attachments: Vec::new(),
+            volumes: Vec::new(),
+        }
+    }
+
+    /// The VM and its attachments at one host.
+    pub fn of_host(job: &JobId, name: &str, host: &HostId, disks: &[PlacedDisk]) -> Self {
+        let mut cleanup = Self::new(job, name);
+        cleanup.add_host(host, disks);
+        cleanup
+    }
+
+    pub fn add_host(&mut self, host: &HostId, disks: &[PlacedDisk]) {
+        self.vms.push((host.clone(), vm_of(&self.job)));
+        let attached = disks.iter().filter(|disk| disk.home != *host);
+        self.attachments.extend(attached.map(|disk| (host.clone(), disk.volume.clone())));
+    }
+
+    fn key(&self) -> String {
+        format!("{}{}", prefix(&self.job), self.name)
+    }
+
+    fn is_done(&self) -> bool {
+        self.vms.is_empty() && self.attachments.is_empty() && self.volumes.is_empty()
+    }
+}
+
+pub fn prefix(job: &JobId) -> String {
+    format!("cleanups/{job}/")
+}
+
+/// Records what is to be taken down; the same again changes nothing.
+pub async fn hand_over(cluster: &Cluster, cleanup: &Cleanup) -> Result<(), Problem> {
+    cluster.records.create(&cleanup.key(), cleanup).await?;
+    cluster.clean_now.notify_one();
+    Ok(())
+}
+
+/// Whether something of the VM is still to be taken down at a host.
+pub async fn is_pending(cluster: &Cluster, job: &JobId, host: &HostId) -> Result<bool, Problem> {
+    let pending: Vec<Cleanup> = cluster.records.list(&prefix(job)).await?;
+    Ok(pending.iter().any(|cleanup| {
+        cleanup.vms.iter().any(|(at, _)| at == host)
+            || cleanup.attachments.iter().any(|(at, _)| at == host)
+    }))
+}
+
+pub async fn run(cluster: Arc<Cluster>) {
+    loop {
+        if let Err(problem) = clean(&cluster, "cleanups/").await {
+            tracing::warn!("clean up: {problem}");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(cluster.timing.monitor) => {}
+            () = cluster.clean_now.notified() => {}
+        }
+    }
+}
+
+/// One try at everything a job left; what does not answer stays for later.
+pub async fn try_now(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
+    clean(cluster, &prefix(job)).await
+}
+
+async fn clean(cluster: &Cluster, prefix: &str) -> Result<(), Problem> {
+    let _cleaning = cluster.cleaning.lock().await;
+    let mut sweep = Sweep { cluster, silent: BTreeSet::new() };
+    for mut cleanup in cluster.records.list::<Cleanup>(prefix).await? {
+        sweep.clean(&mut cleanup).await?;
+        if cleanup.is_done() {
+            cluster.records.remove(&cleanup.key()).await?;
+        } else {
+            cluster.records.put(&cleanup.key(), &cleanup).await?;
+        }
+    }
+    Ok(())
+}
+
+/// One pass; a host that does not answer is asked once in it.
+struct Sweep<'a> {
+    cluster: &'a Cluster,
+    silent: BTreeSet<HostId>,
+}
+
+impl Sweep<'_> {
+    async fn clean(&mut self, cleanup: &mut Cleanup) -> Result<(), Problem> {
+        let mut left = Vec::new();
+        for (host, vm) in std::mem::take(&mut cleanup.vms) {
+            if !self.delete(&host, Part::Vm, &format!("/v1/vms/{vm}")).await {
+                left.push((host, vm));
+            }
+        }
+        cleanup.vms = left;
+        let mut left = Vec::new();
+        for (host, volume) in std::mem::take(&mut cleanup.attachments) {
+            let vm_there = cleanup.vms.iter().any(|(at, _)| *at == host);
+            if vm_there || !self.detach(&host, &volume).await? {
+                left.push((host, volume));
+            }
+        }
+        cleanup.attachments = left;
+        if !cleanup.vms.is_empty() {
+            return Ok(());
+        }
+        let mut left = Vec::new();
+        for (host, volume) in std::mem::take(&mut cleanup.volumes) {
+            if !self.delete(&host, Part::Volume, &format!("/v1/volumes/{volume}")).await {
+                left.push((host, volume));
+            }
+        }
+        cleanup.volumes = left;
+        Ok(())
+    }
+
+    /// Removes an attachment unless another VM there needs it.
+    async fn detach(&mut self, host: &HostId, volume: &VolumeName) -> Result<bool, Problem> {
+        let _placing = self.cluster.placing.lock().await;
+        let moving = self.cluster.unfinished_migrations().await?;
+        let needed = self.cluster.unfinished_jobs().await?.iter().any(|record| {
+            let comes = moving.iter().any(|moved| {
+                Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
+            });
+            let is_there = record.job.host.as_ref() == Some(host) && record.ending.is_none();
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            (is_there || comes) && disks.any(|disk| disk.volume == *volume)
+        });
+        Ok(needed || self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await)
+    }
+
+    /// Whether the thing is gone. A host that was removed from the cluster took it along.
+    async fn delete(&mut self, host: &HostId, part: Part, path: &str) -> bool {
+        let Ok(link) = self.cluster.hosts.get(host) else { return true };
+        if self.silent.contains(host) {
+            return false;
+        }
+        let client = match part {
+            Part::Vm => &link.agent,
+            Part::Volume => &link.volume,
+        };
+        match client.delete(path).await {
+            Ok(()) => true,
+            Err(problem) if problem.kind == ProblemKind::NotFound => true,
+            Err(problem) => {
+                tracing::debug!("delete {path} at {host}: {problem}");
+                if problem.kind == ProblemKind::Unavailable {
+                    self.silent.insert(host.clone());
+                }
+                false
+            }
+        }
+    }
+}
+
+/// Which of a host's daemons has it.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Vm,
+    Volume,
+}

@@ -1,0 +1,174 @@
+//! What all parts of the controller share: records, hosts, files, and the tasks that drive things.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use perigee_model::{JobId, Problem};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use crate::hosts::Hosts;
+use crate::records::{JobRecord, MigrationRecord, Records};
+use crate::store::SqliteStore;
+use crate::{cleaner, jobs, links, migration};
+
+/// How often and how long; the tests use shorter ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Between two looks at a job's VM or a migration.
+    pub poll: Duration,
+    /// Between two looks at a job's figures.
+    pub figures: Duration,
+    /// Between two looks at a host, and between tries of a clean-up.
+    pub monitor: Duration,
+    /// A host that did not answer for so long is unreachable.
+    pub host_deadline: Duration,
+    /// From VM start to the runner's first word.
+    pub boot_deadline: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            poll: Duration::from_millis(250),
+            figures: Duration::from_millis(500),
+            monitor: Duration::from_secs(2),
+            host_deadline: Duration::from_secs(30),
+            boot_deadline: Duration::from_secs(300),
+        }
+    }
+}
+
+pub struct Cluster {
+    pub records: Records,
+    pub hosts: Hosts,
+    pub state_dir: PathBuf,
+    pub timing: Timing,
+    /// Held while room is looked for and taken, so that nothing is given out twice.
+    pub placing: tokio::sync::Mutex<()>,
+    /// Held while links are measured: two probes at once would measure each other.
+    pub probing: tokio::sync::Mutex<()>,
+    /// Held by whoever takes things down.
+    pub cleaning: tokio::sync::Mutex<()>,
+    /// Wakes the cleaner.
+    pub clean_now: Notify,
+    tasks: Mutex<JoinSet<()>>,
+    driven: Mutex<BTreeSet<String>>,
+}
+
+impl Cluster {
+    /// Reads the state of an earlier run and goes on with all that is unfinished.
+    ///
+    /// # Errors
+    /// When the state directory cannot be used.
+    pub async fn start(state_dir: &Path, timing: Timing) -> Result<Arc<Self>, Problem> {
+        for dir in ["bundles", "outputs", "seeds"] {
+            let dir = state_dir.join(dir);
+            std::fs::create_dir_all(&dir)
+                .map_err(|e| Problem::internal(format!("make {}", dir.display()), e))?;
+        }
+        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
+        let hosts = Hosts::load(&records, timing.host_deadline).await?;
+        let cluster = Arc::new(Self {
+            records,
+            hosts,
+            state_dir: state_dir.to_owned(),
+            timing,
+            placing: tokio::sync::Mutex::default(),
+            probing: tokio::sync::Mutex::default(),
+            cleaning: tokio::sync::Mutex::default(),
+            clean_now: Notify::new(),
+            tasks: Mutex::default(),
+            driven: Mutex::default(),
+        });
+        cluster.spawn(crate::hosts::monitor(Arc::clone(&cluster)));
+        cluster.spawn(links::measure_new_links(Arc::clone(&cluster)));
+        cluster.spawn(cleaner::run(Arc::clone(&cluster)));
+        cluster.resume().await?;
+        Ok(cluster)
+    }
+
+    async fn resume(self: &Arc<Self>) -> Result<(), Problem> {
+        for record in self.records.list::<MigrationRecord>("migrations/").await? {
+            if !record.migration.state.is_final() {
+                self.drive_migration(&record);
+            }
+        }
+        for record in self.jobs().await? {
+            if !record.job.state.is_final() {
+                self.drive_job(&record.job.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every job, ended ones too, in the order of their ids.
+    pub async fn jobs(&self) -> Result<Vec<JobRecord>, Problem> {
+        self.records.list("jobs/").await
+    }
+
+    /// Jobs that still hold a host's memory or volumes.
+    pub async fn unfinished_jobs(&self) -> Result<Vec<JobRecord>, Problem> {
+        let mut jobs = self.jobs().await?;
+        jobs.retain(|record| !record.job.state.is_final());
+        Ok(jobs)
+    }
+
+    pub async fn unfinished_migrations(&self) -> Result<Vec<MigrationRecord>, Problem> {
+        let mut all: Vec<MigrationRecord> = self.records.list("migrations/").await?;
+        all.retain(|record| !record.migration.state.is_final());
+        Ok(all)
+    }
+
+    pub fn drive_job(self: &Arc<Self>, job: &JobId) {
+        let (cluster, job) = (Arc::clone(self), job.clone());
+        self.drive(format!("job {job}"), move || jobs::drive(Arc::clone(&cluster), job.clone()));
+    }
+
+    pub fn drive_migration(self: &Arc<Self>, record: &MigrationRecord) {
+        let (cluster, vm, number) = (Arc::clone(self), record.migration.vm.clone(), record.number);
+        self.drive(format!("migration {}", record.migration.id), move || {
+            migration::drive(Arc::clone(&cluster), vm.clone(), number)
+        });
+    }
+
+    /// Runs a driver until it says that its thing has ended. A driver that fails reads its record
+    /// again after a second: what it did before is recorded there.
+    fn drive<F>(self: &Arc<Self>, name: String, driver: impl Fn() -> F + Send + 'static)
+    where
+        F: Future<Output = Result<(), Problem>> + Send + 'static,
+    {
+        if !self.driven.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+            return;
+        }
+        let cluster = Arc::clone(self);
+        self.spawn(async move {
+            while let Err(problem) = driver().await {
+                tracing::error!("{name}: {problem}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            cluster.driven.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+        });
+    }
+
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Stops every task where it is; all of them can go on from their records.
+    pub async fn stop(&self) {
+        let mut tasks =
+            std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks.shutdown().await;
+    }
+}
+
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,139 @@
+//! One task for each unfinished job: it alone writes the job's record.
+//!
+//! A loop of steps. Each step can be done again: what it is about to do is recorded before, or is
+//! named after the job so that it is found. So a driver may be dropped at any `await` (by a cancel,
+//! by the controller's end) and go on from the record.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::job::JobState;
+use perigee_model::{JobId, Problem, ProblemKind};
+
+use super::samples::Samples;
+use crate::cluster::Cluster;
+use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, job_key};
+
+/// How the loop goes on after a step.
+pub enum Step {
+    Again,
+    Wait(Duration),
+}
+
+/// A job in the hands of its driver.
+pub struct Run {
+    pub cluster: Arc<Cluster>,
+    pub id: JobId,
+    pub record: Owned<JobRecord>,
+    pub samples: Samples,
+    pub figures_read: Option<Instant>,
+}
+
+/// Drives a job to its end.
+///
+/// # Errors
+/// When the store fails; whoever calls tries again.
+pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
+    let mut intents = cluster.records.watch(&job_intent_key(&id));
+    let Some(mut run) = Run::load(&cluster, &id).await? else { return Ok(()) };
+    loop {
+        run.heed_intent().await?;
+        if run.job().state.is_final() {
+            return Ok(());
+        }
+        let done = tokio::select! {
+            done = run.step() => done,
+            _ = intents.next() => {
+                // The step was left in the middle: go on from what it recorded.
+                let Some(again) = Run::load(&cluster, &id).await? else { return Ok(()) };
+                run = again;
+                continue;
+            }
+        };
+        let pause = match done {
+            Ok(Step::Again) => continue,
+            Ok(Step::Wait(pause)) => pause,
+            Err(problem) => run.troubled(problem).await?,
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = intents.next() => {}
+        }
+    }
+}
+
+impl Run {
+    async fn load(cluster: &Arc<Cluster>, id: &JobId) -> Result<Option<Self>, Problem> {
+        let Some(record) = cluster.records.own::<JobRecord>(&job_key(id)).await? else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            cluster: Arc::clone(cluster),
+            id: id.clone(),
+            record,
+            samples: Samples::load(cluster, id).await?,
+            figures_read: None,
+        }))
+    }
+
+    async fn step(&mut self) -> Result<Step, Problem> {
+        if self.record.value.ending.is_some() {
+            return self.finish().await;
+        }
+        match self.job().state {
+            JobState::Queued => self.place().await,
+            JobState::Staging => self.stage().await,
+            JobState::Starting | JobState::Running | JobState::Collecting => self.follow().await,
+            JobState::Succeeded | JobState::Failed | JobState::Cancelled => Ok(Step::Again),
+        }
+    }
+
+    async fn heed_intent(&mut self) -> Result<(), Problem> {
+        let intent: Option<JobIntent> =
+            self.cluster.records.read(&job_intent_key(&self.id)).await?;
+        let (ending, reason) = match intent {
+            Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, "cancelled on request"),
+            Some(JobIntent { stop_vm: true, .. }) => {
+                (Ending::Failed, "its VM was stopped on request")
+            }
+            _ => return Ok(()),
+        };
+        if self.record.value.ending.is_none() {
+            self.end(ending, reason.to_owned()).await?;
+        }
+        Ok(())
+    }
+
+    /// Decides how the job ends; the steps of `finish` follow.
+    pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
+        self.record.value.ending = Some(ending);
+        self.record.value.job.reason = reason;
+        self.record.save().await
+    }
+
+    /// The one place that decides what a failed step means: what does not answer is waited for,
+    /// everything else ends the job.
+    async fn troubled(&mut self, problem: Problem) -> Result<Duration, Problem> {
+        let text = format!("{}: {}", problem.what, problem.why);
+        if problem.kind == ProblemKind::Unavailable || self.record.value.ending.is_some() {
+            self.say(&text).await?;
+            return Ok(self.cluster.timing.monitor);
+        }
+        tracing::warn!("job {} fails: {text}", self.id);
+        self.end(Ending::Failed, text).await?;
+        Ok(Duration::ZERO)
+    }
+
+    /// Says why the job waits; an empty text when it does not.
+    pub async fn say(&mut self, reason: &str) -> Result<(), Problem> {
+        if self.record.value.job.reason != reason {
+            reason.clone_into(&mut self.record.value.job.reason);
+            self.record.save().await?;
+        }
+        Ok(())
+    }
+
+    pub fn job(&self) -> &perigee_model::job::Job {
+        &self.record.value.job
+    }
+}

@@ -1,0 +1,98 @@
+//! The end of a job, however it came: migration, output, VM, volumes, and then the final state.
+
+use perigee_model::Problem;
+use perigee_model::job::MigrationState;
+use perigee_model::states::JobEvent;
+
+use super::driver::{Run, Step};
+use crate::cleaner::{self, Cleanup};
+use crate::cluster::now_ms;
+use crate::records::{
+    Ending, JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix,
+    vm_of,
+};
+use crate::{catalog, files, planning};
+
+impl Run {
+    /// Takes everything down that was made for the job. What a host that is away keeps stays with
+    /// the cleaner; the job does not wait for it.
+    pub(super) async fn finish(&mut self) -> Result<Step, Problem> {
+        let moves = self.unsettled().await?;
+        if moves.iter().any(|record| !record.migration.state.is_final()) {
+            return Ok(Step::Wait(self.cluster.timing.poll));
+        }
+        if let Some(cleanup) = cleanup_of(&self.record.value, &moves) {
+            cleaner::hand_over(&self.cluster, &cleanup).await?;
+            cleaner::try_now(&self.cluster, &self.id).await?;
+        }
+        self.samples.store(&self.cluster, &self.id).await?;
+        let record = &mut self.record.value;
+        let event = match record.ending {
+            Some(Ending::Collected { exit_code }) => JobEvent::Collected { exit_code },
+            Some(Ending::Failed) | None => JobEvent::Failed,
+            Some(Ending::Cancelled) => JobEvent::Cancelled,
+        };
+        if matches!(record.ending, Some(Ending::Collected { .. })) {
+            planning::job_ended(&self.cluster, record).await?;
+        }
+        record.job.state = record.job.state.next(event)?;
+        record.job.ended_ms = Some(now_ms());
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// Migrations not yet taken into account; one that is under way is told to stop.
+    async fn unsettled(&self) -> Result<Vec<MigrationRecord>, Problem> {
+        let vm = vm_of(&self.id);
+        let mut moves: Vec<MigrationRecord> =
+            self.cluster.records.list(&migration_prefix(&vm)).await?;
+        moves.retain(|record| record.number > self.record.value.settled);
+        for record in moves.iter().filter(|record| !record.migration.state.is_final()) {
+            let key = migration_intent_key(&vm, record.number);
+            self.cluster.records.create(&key, &MigrationIntent { abandon: true }).await?;
+        }
+        Ok(moves)
+    }
+
+    /// Streams the output tar from its disk's home to its file.
+    pub(super) async fn fetch_output(&mut self) -> Result<(), Problem> {
+        let Some(output) = self.record.value.finished.clone() else { return Ok(()) };
+        let placement = self.placement()?;
+        let disk = placement.disks.iter().find(|disk| disk.serial == "output");
+        let Some(disk) = disk else { return Ok(()) };
+        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);
+        let body = home.volume.get_response(&path).await?.bytes_stream();
+        let dir = &self.cluster.state_dir;
+        files::store_output(dir, &self.id, body, output.bytes, &output.sha256).await?;
+        self.record.value.job.output_bytes = Some(output.bytes);
+        self.record.save().await
+    }
+}
+
+/// Everywhere the VM may be, and all that was made for the job. `None` for a job never placed.
+fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Cleanup> {
+    let placement = record.placement.as_ref()?;
+    let mut hosts: Vec<_> = record.job.host.iter().chain(&record.left).cloned().collect();
+    for moved in unsettled {
+        let unfinished_business = moved.migration.state != MigrationState::Aborted;
+        if unfinished_business || moved.plan.is_some() {
+            hosts.push(moved.migration.from.clone());
+            hosts.push(moved.migration.to.clone());
+        }
+    }
+    hosts.push(placement.start.clone());
+    hosts.sort();
+    hosts.dedup();
+    let mut cleanup = Cleanup::new(&record.job.id, "end");
+    for host in hosts {
+        cleanup.add_host(&host, &placement.disks);
+    }
+    cleanup.volumes = placement
+        .disks
+        .iter()
+        .filter(|disk| disk.temporary)
+        .map(|disk| (disk.home.clone(), disk.volume.clone()))
+        .collect();
+    Some(cleanup)
+}

@@ -1,0 +1,298 @@
+//! Starting, running, collecting: the VM is looked at, again and again, and what it says is recorded.
+
+use std::time::{Duration, Instant};
+
+use perigee_model::guest::GuestMessage;
+use perigee_model::job::{HostState, JobState, Sample};
+use perigee_model::plan::Trigger;
+use perigee_model::vm::{Disk, VmReport, VmSpec, VmStatus};
+use perigee_model::volume::ExportStats;
+use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use perigee_planner::Verdict;
+
+use super::driver::{Run, Step};
+use super::meter::Reading;
+use super::{guest, stage};
+use crate::cluster::now_ms;
+use crate::hosts::HostLink;
+use crate::planning;
+use crate::records::{Ending, Placement, vm_of};
+use crate::{catalog, migration};
+
+/// What the guest may take beyond the job's own timeout to say that it has ended.
+const TIMEOUT_GRACE_MS: u64 = 30_000;
+
+/// After a migration that was aborted, the planner is asked again only later.
+const AFTER_ABORT_MS: u64 = 30_000;
+
+/// Lines of the console shown with a lost VM.
+const CONSOLE_LINES: usize = 12;
+
+impl Run {
+    pub(super) async fn follow(&mut self) -> Result<Step, Problem> {
+        if !self.record.value.vm_started {
+            return self.start_vm().await;
+        }
+        let moving = match self.settle().await? {
+            Some(moving) => moving,
+            None => return Ok(Step::Again),
+        };
+        let host = self.host()?;
+        let path = format!("/v1/vms/{}", vm_of(&self.id));
+        let report = match host.agent.get::<VmReport>(&path).await {
+            Ok(report) => report,
+            Err(problem) if problem.kind == ProblemKind::NotFound => {
+                // In a migration the destination's agent decides what this means.
+                return if moving {
+                    self.pause()
+                } else {
+                    self.lost("its host does not know it").await
+                };
+            }
+            Err(problem) if problem.kind == ProblemKind::Unavailable => {
+                return self.host_silent(&host, problem).await;
+            }
+            Err(problem) => return Err(problem),
+        };
+        self.cluster.hosts.remember_vm(&host.id, &report);
+        if report.last_seq > self.record.value.last_seq {
+            self.take_events(&host).await?;
+        }
+        if self.record.value.ending.is_some() {
+            return Ok(Step::Again);
+        }
+        if self.record.value.finished.is_some() {
+            return self.collected().await;
+        }
+        if !moving && matches!(report.status, VmStatus::Gone | VmStatus::Shutdown) {
+            return self.lost(&ended(&report)).await;
+        }
+        self.say(&trouble_of(&report)).await?;
+        if let Some(reason) = self.overdue() {
+            self.end(Ending::Failed, reason).await?;
+            return Ok(Step::Again);
+        }
+        if self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures) {
+            self.figures_read = Some(Instant::now());
+            self.read_figures(&report).await?;
+            self.consider(moving).await?;
+        }
+        self.pause()
+    }
+
+    fn pause(&self) -> Result<Step, Problem> {
+        Ok(Step::Wait(self.cluster.timing.poll))
+    }
+
+    pub(super) fn host(&self) -> Result<std::sync::Arc<HostLink>, Problem> {
+        let Some(host) = &self.job().host else {
+            return Err(Problem::internal(format!("job {}", self.id), "its VM has no host"));
+        };
+        self.cluster.hosts.get(host)
+    }
+
+    /// Asks for the VM. The same spec again changes nothing, so a crash here does no harm.
+    async fn start_vm(&mut self) -> Result<Step, Problem> {
+        let placement = self.placement()?;
+        let start = placement.start.clone();
+        let spec = vm_spec(self, placement)?;
+        if self.job().started_ms.is_none() {
+            self.record.value.job.started_ms = Some(now_ms());
+            self.record.save().await?;
+        }
+        let host = catalog::reachable(&self.cluster, &start)?;
+        stage::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
+        let report: VmReport = host.agent_slow.put(&format!("/v1/vms/{}", spec.vm), &spec).await?;
+        self.record.value.vm_started = true;
+        self.read_figures(&report).await?;
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// Fetches what the guest said since the last look, and stores it before it counts as seen.
+    pub(super) async fn take_events(&mut self, host: &HostLink) -> Result<(), Problem> {
+        let record = &mut self.record.value;
+        let path = format!("/v1/vms/{}/events?after={}", vm_of(&self.id), record.last_seq);
+        let messages: Vec<GuestMessage> = host.agent.get(&path).await?;
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let lines = guest::apply(record, now_ms(), messages)?;
+        guest::store_lines(&self.cluster, &self.id, &lines).await?;
+        self.record.save().await
+    }
+
+    /// A host that is silent for a moment is asked again; one that is unreachable is named.
+    async fn host_silent(&mut self, host: &HostLink, problem: Problem) -> Result<Step, Problem> {
+        if self.cluster.hosts.state(&host.id) == HostState::Unreachable {
+            let reason =
+                format!("host {} is unreachable; the job goes on when it is back", host.id);
+            self.say(&reason).await?;
+        } else {
+            tracing::debug!("job {}: {problem}", self.id);
+        }
+        Ok(Step::Wait(self.cluster.timing.figures))
+    }
+
+    /// The VM is not there any more, and the job's command did not end.
+    async fn lost(&mut self, why: &str) -> Result<Step, Problem> {
+        let host = self.host()?;
+        let path = format!("/v1/vms/{}/console", vm_of(&self.id));
+        let console = host.agent.get_bytes(&path).await.unwrap_or_default();
+        let mut reason = format!("the VM ended before the job did: {why}");
+        let console = String::from_utf8_lossy(&console);
+        let lines: Vec<&str> = console.lines().collect();
+        let last = &lines[lines.len().saturating_sub(CONSOLE_LINES)..];
+        if !last.is_empty() {
+            reason = format!("{reason}; its console ends with:\n{}", last.join("\n"));
+        }
+        self.end(Ending::Failed, reason).await?;
+        Ok(Step::Again)
+    }
+
+    /// Why the job has taken too long, if it has. Counts only while the host answers.
+    fn overdue(&self) -> Option<String> {
+        let (job, now) = (self.job(), now_ms());
+        match (job.state, job.started_ms, job.running_ms) {
+            (JobState::Starting, Some(started_ms), _) => {
+                let limit = self.cluster.timing.boot_deadline;
+                let late = Duration::from_millis(now.saturating_sub(started_ms)) > limit;
+                late.then(|| {
+                    format!("the guest did not start the job within {} s", limit.as_secs())
+                })
+            }
+            (JobState::Running, _, Some(running_ms)) => {
+                let timeout_s = job.spec.timeout_s?;
+                let limit_ms = timeout_s.saturating_mul(1000).saturating_add(TIMEOUT_GRACE_MS);
+                (now.saturating_sub(running_ms) > limit_ms)
+                    .then(|| format!("the command took longer than its timeout of {timeout_s} s"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Adds the disks' counters, here and at their homes, to the job's sums.
+    async fn read_figures(&mut self, report: &VmReport) -> Result<(), Problem> {
+        let placement = self.placement()?.clone();
+        let Some(here) = self.job().host.clone() else { return Ok(()) };
+        let mut disks = Vec::new();
+        let mut at_homes: Vec<(HostId, Option<Vec<ExportStats>>)> = Vec::new();
+        for (disk, client) in placement.disks.iter().zip(&report.io) {
+            if disk.home != here && !at_homes.iter().any(|(home, _)| *home == disk.home) {
+                let home = self.cluster.hosts.get(&disk.home)?;
+                at_homes.push((disk.home.clone(), home.volume.get("/v1/stats").await.ok()));
+            }
+            let home = if disk.home == here {
+                Some(*client)
+            } else {
+                stats_of(&at_homes, &disk.home, &disk.volume)
+            };
+            disks.push(Reading { client: *client, home });
+        }
+        self.record.value.meter.read(report.vcpu_ms, &disks);
+        self.samples.push(Sample {
+            at_ms: now_ms(),
+            host: here,
+            progress: super::progress(self.job()),
+            io: self.record.value.meter.io(),
+            vcpu_ms: self.record.value.meter.totals.vcpu_ms,
+        });
+        self.samples.store_sometimes(&self.cluster, &self.id).await
+    }
+
+    /// Asks the planner whether the VM moves now, and asks for the migration if so.
+    async fn consider(&mut self, moving: bool) -> Result<(), Problem> {
+        let job = self.job();
+        if moving || !job.spec.may_migrate || job.state != JobState::Running {
+            return Ok(());
+        }
+        if let Some(aborted_ms) = migration::last_abort_ms(&self.cluster, &vm_of(&self.id)).await?
+            && now_ms().saturating_sub(aborted_ms) < AFTER_ABORT_MS
+        {
+            return Ok(());
+        }
+        let Some(Verdict::Move { to, reason, plan }) =
+            planning::consider(&self.cluster, &self.record.value).await?
+        else {
+            return Ok(());
+        };
+        self.record.save().await?;
+        let wish = migration::Wish {
+            to: to.clone(),
+            reason: reason.clone(),
+            predicted_s: plan.options.iter().find(|o| o.chosen).map(|o| o.predicted.migration_s),
+            job_progress: super::progress(self.job()),
+        };
+        match migration::request(&self.cluster, &self.record.value, wish).await {
+            Ok(_) => {
+                let summary = format!("move to {to}: {reason}");
+                planning::record(&self.cluster, &self.id, Trigger::TimeLost, plan, summary).await
+            }
+            Err(problem) => {
+                tracing::info!("job {} stays where it is: {problem}", self.id);
+                Ok(())
+            }
+        }
+    }
+
+    /// The guest's outputs stand on their disk: fetch them, then the job ends.
+    async fn collected(&mut self) -> Result<Step, Problem> {
+        self.samples.store(&self.cluster, &self.id).await?;
+        self.fetch_output().await?;
+        let code = self.job().exit_code.unwrap_or_default();
+        let reason =
+            if code == 0 { String::new() } else { format!("the command ended with code {code}") };
+        self.end(Ending::Collected { exit_code: code }, reason).await?;
+        Ok(Step::Again)
+    }
+}
+
+fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
+    let spec = &run.job().spec;
+    let disks = placement.disks.iter().map(|disk| {
+        let epoch = disk.epoch.ok_or_else(|| {
+            Problem::internal(format!("start job {}", run.id), "a disk has no epoch")
+        })?;
+        Ok(Disk {
+            serial: disk.serial.clone(),
+            volume: disk.volume.clone(),
+            epoch,
+            read_only: disk.read_only,
+        })
+    });
+    Ok(VmSpec {
+        vm: vm_of(&run.id),
+        cpus: spec.cpus,
+        memory_bytes: spec.memory_bytes,
+        disks: disks.collect::<Result<_, Problem>>()?,
+        incoming: false,
+    })
+}
+
+fn stats_of(
+    at_homes: &[(HostId, Option<Vec<ExportStats>>)],
+    home: &HostId,
+    volume: &VolumeName,
+) -> Option<perigee_model::volume::IoStats> {
+    let (_, stats) = at_homes.iter().find(|(id, _)| id == home)?;
+    stats.as_ref()?.iter().find(|export| export.volume == *volume).map(|export| export.stats)
+}
+
+fn ended(report: &VmReport) -> String {
+    let how = match report.status {
+        VmStatus::Shutdown => "the guest powered off",
+        _ => "its QEMU is gone",
+    };
+    if report.reason.is_empty() { how.to_owned() } else { format!("{how} ({})", report.reason) }
+}
+
+/// What keeps a VM that is there from running; empty when nothing does.
+fn trouble_of(report: &VmReport) -> String {
+    match report.status {
+        VmStatus::IoError if report.reason.is_empty() => {
+            "a disk answers with errors; the VM waits for it".to_owned()
+        }
+        VmStatus::IoError => format!("a disk answers with errors: {}", report.reason),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,188 @@
+//! Adds up a job's work over hosts, migrations and restarts of volume servers.
+//!
+//! A server's counters only grow while it runs and begin at any value when a VM comes to it, so the
+//! meter keeps the last value it saw and adds differences. Nothing is lost when the controller
+//! was away: the next difference is larger.
+
+use perigee_model::volume::IoStats;
+use serde::{Deserialize, Serialize};
+
+/// Sums since the VM started.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    pub vcpu_ms: u64,
+    /// One for each disk of the VM.
+    pub disks: Vec<DiskTotals>,
+}
+
+/// `client` counts at the host where the VM is, `home` at the volume's home.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskTotals {
+    pub client: IoStats,
+    pub home: IoStats,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Meter {
+    pub totals: Totals,
+    /// The totals when the command started.
+    pub at_command: Totals,
+    /// The totals when the VM came to its present host or its command started there.
+    pub at_arrival: Totals,
+    /// Unix time of that moment.
+    pub arrived_ms: u64,
+    last_vcpu_ms: u64,
+    last: Vec<LastSeen>,
+}
+
+/// Counters as last read; `None` until the first reading at this server.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+struct LastSeen {
+    client: Option<IoStats>,
+    home: Option<IoStats>,
+}
+
+/// One disk's counters at one moment; `home` is `None` when the home did not answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    pub client: IoStats,
+    pub home: Option<IoStats>,
+}
+
+impl Meter {
+    /// Takes a reading of all disks, in the order of the VM's spec.
+    pub fn read(&mut self, vcpu_ms: u64, disks: &[Reading]) {
+        self.totals.vcpu_ms += vcpu_ms.checked_sub(self.last_vcpu_ms).unwrap_or(vcpu_ms);
+        self.last_vcpu_ms = vcpu_ms;
+        self.last.resize(disks.len(), LastSeen::default());
+        self.totals.disks.resize(disks.len(), DiskTotals::default());
+        for ((last, total), now) in
+            self.last.iter_mut().zip(&mut self.totals.disks).zip(disks.iter())
+        {
+            advance(&mut last.client, &mut total.client, now.client);
+            if let Some(home) = now.home {
+                advance(&mut last.home, &mut total.home, home);
+            }
+        }
+    }
+
+    /// The command starts now.
+    pub fn command_started(&mut self, now_ms: u64) {
+        self.at_command = self.totals.clone();
+        self.at_arrival = self.totals.clone();
+        self.arrived_ms = now_ms;
+    }
+
+    /// The VM is at another host, whose counters stood at `before` when the VM was not there yet.
+    /// `at_home` says for each disk whether that host is its home: there the home's own last
+    /// reading is the better start, because it also served the VM from afar.
+    pub fn arrived(&mut self, now_ms: u64, before: &[IoStats], at_home: &[bool]) {
+        self.at_arrival = self.totals.clone();
+        self.arrived_ms = now_ms;
+        self.last_vcpu_ms = 0;
+        for (index, last) in self.last.iter_mut().enumerate() {
+            let local = at_home.get(index).copied().unwrap_or(false);
+            let start = before.get(index).copied();
+            last.client = if local { last.home.or(start) } else { start };
+        }
+    }
+
+    /// Over all disks, since the VM started.
+    pub fn io(&self) -> IoStats {
+        self.totals.disks.iter().fold(IoStats::default(), |sum, disk| plus(sum, disk.client))
+    }
+}
+
+impl Totals {
+    /// What was added since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let disks = self.disks.iter().enumerate().map(|(index, now)| {
+            let then = earlier.disks.get(index).copied().unwrap_or_default();
+            DiskTotals { client: minus(now.client, then.client), home: minus(now.home, then.home) }
+        });
+        Self { vcpu_ms: self.vcpu_ms.saturating_sub(earlier.vcpu_ms), disks: disks.collect() }
+    }
+}
+
+fn advance(last: &mut Option<IoStats>, total: &mut IoStats, now: IoStats) {
+    if let Some(before) = *last {
+        // Counters that went back were started anew with their server.
+        let restarted =
+            now.reads < before.reads || now.writes < before.writes || now.busy_ns < before.busy_ns;
+        *total = plus(*total, if restarted { now } else { minus(now, before) });
+    }
+    *last = Some(now);
+}
+
+macro_rules! each_counter {
+    ($a:expr, $b:expr, $op:ident) => {
+        IoStats {
+            reads: $a.reads.$op($b.reads),
+            read_bytes: $a.read_bytes.$op($b.read_bytes),
+            read_ns: $a.read_ns.$op($b.read_ns),
+            writes: $a.writes.$op($b.writes),
+            write_bytes: $a.write_bytes.$op($b.write_bytes),
+            write_ns: $a.write_ns.$op($b.write_ns),
+            flushes: $a.flushes.$op($b.flushes),
+            flush_ns: $a.flush_ns.$op($b.flush_ns),
+            busy_ns: $a.busy_ns.$op($b.busy_ns),
+            network_requests: $a.network_requests.$op($b.network_requests),
+            network_ns: $a.network_ns.$op($b.network_ns),
+            network_busy_ns: $a.network_busy_ns.$op($b.network_busy_ns),
+            network_bytes: $a.network_bytes.$op($b.network_bytes),
+            fenced: $a.fenced.$op($b.fenced),
+        }
+    };
+}
+
+fn plus(a: IoStats, b: IoStats) -> IoStats {
+    each_counter!(a, b, saturating_add)
+}
+
+fn minus(a: IoStats, b: IoStats) -> IoStats {
+    each_counter!(a, b, saturating_sub)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reads(reads: u64) -> IoStats {
+        IoStats { reads, ..IoStats::default() }
+    }
+
+    fn reading(client: u64, home: Option<u64>) -> [Reading; 1] {
+        [Reading { client: reads(client), home: home.map(reads) }]
+    }
+
+    #[test]
+    fn the_first_reading_counts_from_where_the_server_stood() {
+        let mut meter = Meter::default();
+        meter.read(0, &reading(1000, None));
+        meter.read(10, &reading(1007, None));
+        assert_eq!(meter.io().reads, 7);
+        assert_eq!(meter.totals.vcpu_ms, 10);
+    }
+
+    #[test]
+    fn a_restarted_volume_server_adds_what_it_counted_since() {
+        let mut meter = Meter::default();
+        meter.read(0, &reading(0, None));
+        meter.read(0, &reading(50, None));
+        meter.read(0, &reading(3, None));
+        assert_eq!(meter.io().reads, 53);
+    }
+
+    #[test]
+    fn a_migration_to_the_home_counts_no_read_twice() {
+        let mut meter = Meter::default();
+        meter.read(0, &reading(0, Some(100)));
+        meter.read(100, &reading(40, Some(140)));
+        meter.arrived(1, &[reads(120)], &[true]);
+        meter.read(20, &reading(145, Some(145)));
+        assert_eq!(meter.io().reads, 45);
+        assert_eq!(meter.totals.vcpu_ms, 120);
+        let here = meter.totals.since(&meter.at_arrival);
+        assert_eq!((here.disks[0].client.reads, here.vcpu_ms), (5, 20));
+    }
+}

@@ -1,0 +1,238 @@
+//! Jobs: taken in here, driven by one task each ([`drive`]), taken down by the cleaner.
+//!
+//! ```text
+//! queued     place     a host with room, chosen by the planner
+//! staging    stage     volumes, seed, epochs, attachments
+//! starting   follow    the VM, until the runner says that the command starts
+//! running    follow    events, figures, migrations, until the command ends
+//! collecting follow    until the outputs stand; then finish
+//! (ending)   finish    output fetched, VM and volumes away; then a final state
+//! ```
+
+mod driver;
+mod finish;
+mod follow;
+mod guest;
+mod meter;
+mod place;
+mod samples;
+mod settle;
+mod stage;
+
+use perigee_model::job::{Job, JobSpec, JobState, LogLine, Sample};
+use perigee_model::{JobId, Problem, VmId};
+
+use crate::cluster::{Cluster, now_ms};
+use crate::records::{
+    JobIntent, JobRecord, MigrationRecord, job_intent_key, job_key, migration_prefix, vm_of,
+};
+use crate::{catalog, files};
+
+pub use driver::drive;
+pub use meter::{Meter, Totals};
+pub(crate) use stage::{attach, issue_epoch};
+
+/// A job's name with `-0001` and a volume's suffix must still be a name.
+const NAME_BYTES_MAX: usize = 48;
+
+const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
+pub async fn submit(cluster: &std::sync::Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
+    check(cluster, &spec).await?;
+    let counter = format!("counters/{}", spec.name);
+    let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
+    let id = JobId::new(format!("{}-{number:04}", spec.name))
+        .map_err(|e| Problem::invalid("submit a job", e))?;
+    let record = JobRecord {
+        job: new_job(id.clone(), spec),
+        placement: None,
+        vm_started: false,
+        last_seq: 0,
+        finished: None,
+        ending: None,
+        settled: 0,
+        moves: 0,
+        left: None,
+        meter: Meter::default(),
+    };
+    if !cluster.records.create(&job_key(&id), &record).await? {
+        return Err(Problem::internal(format!("submit job {id}"), "there is such a job already"));
+    }
+    cluster.drive_job(&id);
+    Ok(record.job)
+}
+
+fn new_job(id: JobId, spec: JobSpec) -> Job {
+    Job {
+        id,
+        spec,
+        state: JobState::Queued,
+        reason: String::new(),
+        host: None,
+        vm: None,
+        exit_code: None,
+        progress: None,
+        submitted_ms: now_ms(),
+        started_ms: None,
+        running_ms: None,
+        ended_ms: None,
+        predicted_s: None,
+        measured_s: None,
+        migrations: Vec::new(),
+        output_bytes: None,
+    }
+}
+
+/// What can be said of a job before it waits for anything.
+///
+/// # Errors
+/// `Invalid` or `NotFound`, naming the field.
+pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    let invalid = |why: String| Err(Problem::invalid(format!("job {}", spec.name), why));
+    if spec.name.len() > NAME_BYTES_MAX || JobId::new(spec.name.as_str()).is_err() {
+        return invalid(format!(
+            "its name is not 1 to {NAME_BYTES_MAX} characters of a-z, 0-9, '.', '_' and '-'"
+        ));
+    }
+    if spec.command.is_empty() {
+        return invalid("command: it is empty".to_owned());
+    }
+    if spec.cpus == 0 || spec.memory_bytes < MEMORY_BYTES_MIN || spec.output_bytes == 0 {
+        return invalid("it needs a CPU, 64 MiB of memory and room for output".to_owned());
+    }
+    for (index, volume) in spec.volumes.iter().enumerate() {
+        let earlier = &spec.volumes[..index];
+        if earlier.iter().any(|v| v.volume == volume.volume || v.mount == volume.mount) {
+            return invalid(format!("volumes: {} or its mount is there twice", volume.volume));
+        }
+        catalog::find(cluster, &volume.volume).await?;
+    }
+    if let Some(sha256) = &spec.inputs {
+        let known =
+            files::is_sha256(sha256) && files::bundle_path(&cluster.state_dir, sha256).exists();
+        if !known {
+            return invalid(format!("inputs: no bundle {sha256} was uploaded"));
+        }
+    }
+    if !cluster.hosts.up().is_empty() {
+        catalog::image(cluster, &spec.image).await?;
+    }
+    Ok(())
+}
+
+/// # Errors
+/// `NotFound`.
+pub async fn record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
+    cluster.records.read(&job_key(id)).await?.ok_or_else(|| {
+        Problem::not_found(format!("job {id}"), "there is no job of this name")
+            .next("`perigee job list` shows the jobs")
+    })
+}
+
+pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
+    let mut jobs = Vec::new();
+    for record in cluster.jobs().await? {
+        jobs.push(view(cluster, record).await?);
+    }
+    jobs.sort_by_key(|job| job.submitted_ms);
+    Ok(jobs)
+}
+
+pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
+    view(cluster, record(cluster, id).await?).await
+}
+
+/// The job's record with its migrations, which stand in their own.
+async fn view(cluster: &Cluster, record: JobRecord) -> Result<Job, Problem> {
+    let mut job = record.job;
+    let moves: Vec<MigrationRecord> =
+        cluster.records.list(&migration_prefix(&vm_of(&job.id))).await?;
+    job.migrations = moves.into_iter().map(|record| record.migration).collect();
+    Ok(job)
+}
+
+/// What is done of the job, 0 to 1, as it says itself.
+pub fn progress(job: &Job) -> Option<f64> {
+    let progress = job.progress.as_ref()?;
+    (progress.total > 0).then(|| progress.done as f64 / progress.total as f64)
+}
+
+/// The unfinished job whose VM this is.
+pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Option<JobRecord>, Problem> {
+    let mut jobs = cluster.unfinished_jobs().await?;
+    jobs.retain(|record| record.job.vm.as_ref() == Some(vm));
+    Ok(jobs.pop())
+}
+
+/// Says what people want; the job's driver does it.
+///
+/// # Errors
+/// `Conflict` when the job has ended.
+pub async fn intend(
+    cluster: &Cluster,
+    id: &JobId,
+    wish: impl Fn(&mut JobIntent),
+) -> Result<Job, Problem> {
+    let job = get(cluster, id).await?;
+    if job.state.is_final() {
+        return Err(Problem::conflict(format!("change job {id}"), "it has ended"));
+    }
+    let change = |old: Option<JobIntent>| {
+        let mut intent = old.unwrap_or_default();
+        wish(&mut intent);
+        intent
+    };
+    cluster.records.update(&job_intent_key(id), change).await?;
+    Ok(job)
+}
+
+pub async fn log(cluster: &Cluster, id: &JobId, after: u64) -> Result<Vec<LogLine>, Problem> {
+    record(cluster, id).await?;
+    let chunks: Vec<Vec<LogLine>> = cluster.records.list(&guest::log_prefix(id)).await?;
+    Ok(chunks.into_iter().flatten().filter(|line| line.seq > after).collect())
+}
+
+pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Problem> {
+    record(cluster, id).await?;
+    samples::read(cluster, id).await
+}
+
+/// Forgets an ended job with all that was kept of it.
+///
+/// # Errors
+/// `Conflict` while it runs, or while something of it is still to be taken down.
+pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
+    let record = record(cluster, id).await?;
+    let refuse = |why: &str| Err(Problem::conflict(format!("delete job {id}"), why));
+    if !record.job.state.is_final() {
+        return refuse("it has not ended; cancel it first");
+    }
+    if !cluster.records.keys(&crate::cleaner::prefix(id)).await?.is_empty() {
+        return refuse("parts of it stand on a host that does not answer");
+    }
+    for prefix in [guest::log_prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))]
+    {
+        cluster.records.remove_all(&prefix).await?;
+    }
+    cluster.records.remove_all(&format!("intents/migrations/{id}/")).await?;
+    cluster.records.remove(&samples::key(id)).await?;
+    cluster.records.remove(&job_intent_key(id)).await?;
+    remove_file(&files::output_path(&cluster.state_dir, id))?;
+    cluster.records.remove(&job_key(id)).await?;
+    if let Some(sha256) = &record.job.spec.inputs {
+        let used = cluster.jobs().await?.iter().any(|r| r.job.spec.inputs.as_ref() == Some(sha256));
+        if !used {
+            remove_file(&files::bundle_path(&cluster.state_dir, sha256))?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn remove_file(path: &std::path::Path) -> Result<(), Problem> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Problem::internal(format!("delete {}", path.display()), e))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,88 @@
+//! A job's time series, bounded: when it is full, every second point goes and the others come
+//! half as often. It is an observation: the last seconds may be missing after a crash.
+
+use std::time::{Duration, Instant};
+
+use perigee_model::job::Sample;
+use perigee_model::{JobId, Problem};
+
+use crate::cluster::Cluster;
+
+const SAMPLES_MAX: usize = 1000;
+const STORE_EVERY: Duration = Duration::from_secs(5);
+
+pub struct Samples {
+    points: Vec<Sample>,
+    stored: Option<Instant>,
+    /// Points left out between two that are kept.
+    skip: usize,
+    skipped: usize,
+}
+
+impl Samples {
+    pub async fn load(cluster: &Cluster, job: &JobId) -> Result<Self, Problem> {
+        Ok(Self { points: read(cluster, job).await?, stored: None, skip: 0, skipped: 0 })
+    }
+
+    pub fn push(&mut self, sample: Sample) {
+        if self.skipped < self.skip {
+            self.skipped += 1;
+            return;
+        }
+        self.skipped = 0;
+        self.points.push(sample);
+        if self.points.len() >= SAMPLES_MAX {
+            let mut keep = false;
+            self.points.retain(|_| {
+                keep = !keep;
+                keep
+            });
+            self.skip = self.skip * 2 + 1;
+        }
+    }
+
+    /// Writes the series now and then.
+    pub async fn store_sometimes(&mut self, cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
+        if self.stored.is_none_or(|at| at.elapsed() >= STORE_EVERY) {
+            self.store(cluster, job).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn store(&mut self, cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
+        cluster.records.put(&key(job), &self.points).await?;
+        self.stored = Some(Instant::now());
+        Ok(())
+    }
+}
+
+pub async fn read(cluster: &Cluster, job: &JobId) -> Result<Vec<Sample>, Problem> {
+    Ok(cluster.records.read(&key(job)).await?.unwrap_or_default())
+}
+
+pub fn key(job: &JobId) -> String {
+    format!("samples/{job}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_series_stays_bounded_and_keeps_its_beginning() {
+        let mut samples = Samples { points: Vec::new(), stored: None, skip: 0, skipped: 0 };
+        for at_ms in 0..10_000 {
+            samples.push(Sample {
+                at_ms,
+                host: perigee_model::HostId::new("h").expect("name"),
+                progress: None,
+                io: Default::default(),
+                vcpu_ms: 0,
+            });
+        }
+        assert!(samples.points.len() < SAMPLES_MAX);
+        assert_eq!(samples.points[0].at_ms, 0);
+        assert!(samples.points.is_sorted_by_key(|point| point.at_ms));
+        assert!(samples.points.last().expect("points").at_ms > 9_900);
+    }
+}

@@ -1,0 +1,71 @@
+//! After a migration: the job follows its VM to the other host.
+
+use perigee_model::Problem;
+use perigee_model::ProblemKind;
+use perigee_model::job::{HostState, MigrationState};
+
+use super::driver::Run;
+use crate::cleaner::{self, Cleanup};
+use crate::cluster::now_ms;
+use crate::records::{MigrationRecord, migration_prefix, vm_of};
+
+impl Run {
+    /// Takes ended migrations into account. `Some(true)` while one is under way, `None` when
+    /// something changed and the step must begin anew.
+    pub(super) async fn settle(&mut self) -> Result<Option<bool>, Problem> {
+        if let Some(left) = self.record.value.left.clone() {
+            let number = self.record.value.settled;
+            let disks = &self.placement()?.disks;
+            let cleanup = Cleanup::of_host(&self.id, &format!("m{number:04}"), &left, disks);
+            cleaner::hand_over(&self.cluster, &cleanup).await?;
+            self.record.value.left = None;
+            self.record.save().await?;
+            return Ok(None);
+        }
+        let prefix = migration_prefix(&vm_of(&self.id));
+        let moves: Vec<MigrationRecord> = self.cluster.records.list(&prefix).await?;
+        let settled = self.record.value.settled;
+        let Some(next) = moves.into_iter().find(|record| record.number > settled) else {
+            return Ok(Some(false));
+        };
+        match next.migration.state {
+            MigrationState::Completed => self.follow_vm(&next).await?,
+            MigrationState::Aborted => {
+                self.record.value.settled = next.number;
+                self.record.save().await?;
+            }
+            MigrationState::Preparing | MigrationState::Copying | MigrationState::Switching => {
+                return Ok(Some(true));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The VM runs at the destination: its words at the source first, then everything there.
+    async fn follow_vm(&mut self, moved: &MigrationRecord) -> Result<(), Problem> {
+        let source = self.cluster.hosts.get(&moved.migration.from)?;
+        match self.take_events(&source).await {
+            Ok(()) => {}
+            Err(problem) if problem.kind == ProblemKind::NotFound => {}
+            Err(problem) if self.cluster.hosts.state(&source.id) == HostState::Unreachable => {
+                tracing::warn!("job {}: its last words at {}: {problem}", self.id, source.id);
+            }
+            Err(problem) => return Err(problem),
+        }
+        let to = moved.migration.to.clone();
+        let record = &mut self.record.value;
+        let Some(placement) = &mut record.placement else { return Ok(()) };
+        for raise in moved.plan.iter().flat_map(|plan| &plan.raises) {
+            for disk in placement.disks.iter_mut().filter(|disk| disk.volume == raise.volume) {
+                disk.epoch = Some(raise.to);
+            }
+        }
+        let at_home: Vec<bool> = placement.disks.iter().map(|disk| disk.home == to).collect();
+        record.meter.arrived(now_ms(), &moved.io_before, &at_home);
+        record.left = Some(moved.migration.from.clone());
+        record.job.host = Some(to);
+        record.settled = moved.number;
+        record.moves += 1;
+        self.record.save().await
+    }
+}

@@ -1,0 +1,168 @@
+//! Staging: everything the VM needs stands before it starts.
+//!
+//! Each part is made under a name that belongs to the job, so that making it again finds it.
+
+use perigee_model::guest::{Mount, Seed};
+use perigee_model::job::JobSpec;
+use perigee_model::states::JobEvent;
+use perigee_model::volume::{
+    Attach, Attachment, BLOCK_BYTES, CreateVolume, EpochChange, EpochIssued, VolumeInfo,
+    VolumeSource,
+};
+use perigee_model::{Epoch, HostId, JobId, Problem, ProblemKind};
+
+use super::driver::{Run, Step};
+use crate::cluster::Cluster;
+use crate::hosts::HostLink;
+use crate::records::{PlacedDisk, Placement};
+use crate::{catalog, files};
+
+/// Room for a seed that is only a description.
+const SEED_BYTES_MIN: u64 = 1 << 20;
+
+impl Run {
+    pub(super) async fn stage(&mut self) -> Result<Step, Problem> {
+        let cluster = self.cluster.clone();
+        let placement = self.placement()?.clone();
+        for (index, disk) in placement.disks.iter().enumerate() {
+            if disk.epoch.is_none() {
+                let epoch = self.make_disk(disk, &placement).await?;
+                if let Some(placement) = &mut self.record.value.placement {
+                    placement.disks[index].epoch = Some(epoch);
+                }
+                self.record.save().await?;
+            }
+        }
+        attach(&cluster, &placement.disks, &placement.start).await?;
+        let job = &mut self.record.value.job;
+        job.state = job.state.next(JobEvent::Staged)?;
+        job.reason.clear();
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    pub(super) fn placement(&self) -> Result<&Placement, Problem> {
+        self.record.value.placement.as_ref().ok_or_else(|| {
+            Problem::internal(format!("job {}", self.id), "it is placed and has no placement")
+        })
+    }
+
+    /// Makes a disk's volume, or takes one that is there, and says with which epoch the VM opens it.
+    async fn make_disk(&self, disk: &PlacedDisk, at: &Placement) -> Result<Epoch, Problem> {
+        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let spec = &self.job().spec;
+        match (disk.serial.as_str(), &disk.data_of) {
+            ("root", _) => {
+                catalog::ensure_image(&self.cluster, &home, &spec.image).await?;
+                let source = VolumeSource::Image(spec.image.clone());
+                create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
+            }
+            ("seed", _) => self.make_seed(&home, disk, at).await,
+            ("output", _) => {
+                let size_bytes = Some(whole_blocks(spec.output_bytes));
+                create(&home, disk, size_bytes, VolumeSource::Empty).await
+            }
+            (_, Some(source)) if disk.temporary => {
+                create(&home, disk, None, VolumeSource::Volume(source.clone())).await
+            }
+            _ if disk.read_only => Ok(info(&home, disk).await?.epoch),
+            _ => take_over(&home, disk).await,
+        }
+    }
+
+    async fn make_seed(
+        &self,
+        home: &HostLink,
+        disk: &PlacedDisk,
+        at: &Placement,
+    ) -> Result<Epoch, Problem> {
+        let spec = &self.job().spec;
+        let seed = seed(&self.id, spec, at);
+        let dir = &self.cluster.state_dir;
+        let path = files::build_seed(dir, &self.id, seed, spec.inputs.as_deref()).await?;
+        let fault = |e: std::io::Error| Problem::internal(format!("read {}", path.display()), e);
+        let file = tokio::fs::File::open(&path).await.map_err(fault)?;
+        let bytes = file.metadata().await.map_err(fault)?.len();
+        let size_bytes = whole_blocks(bytes.max(SEED_BYTES_MIN));
+        let epoch = create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
+        let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::new(file));
+        let target = format!("/v1/volumes/{}/data", disk.volume);
+        home.volume_slow
+            .send_body::<serde_json::Value>(reqwest::Method::PUT, &target, body)
+            .await?;
+        super::remove_file(&path)?;
+        Ok(epoch)
+    }
+}
+
+fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
+    let data = at.disks.iter().filter(|disk| disk.data_of.is_some());
+    let mounts = data.zip(&spec.volumes).map(|(disk, volume)| Mount {
+        serial: disk.serial.clone(),
+        path: volume.mount.clone(),
+        read_only: disk.read_only,
+    });
+    Seed {
+        job: job.to_string(),
+        command: spec.command.clone(),
+        env: spec.env.clone(),
+        mounts: mounts.collect(),
+        outputs: spec.outputs.clone(),
+        timeout_s: spec.timeout_s,
+    }
+}
+
+async fn create(
+    home: &HostLink,
+    disk: &PlacedDisk,
+    size_bytes: Option<u64>,
+    source: VolumeSource,
+) -> Result<Epoch, Problem> {
+    let ask = CreateVolume { name: disk.volume.clone(), size_bytes, source };
+    match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
+        Ok(info) => Ok(info.epoch),
+        // An earlier try made it: the name is this job's.
+        Err(problem) if problem.kind == ProblemKind::Conflict => match info(home, disk).await {
+            Ok(info) => Ok(info.epoch),
+            Err(_) => Err(problem),
+        },
+        Err(problem) => Err(problem),
+    }
+}
+
+async fn info(home: &HostLink, disk: &PlacedDisk) -> Result<VolumeInfo, Problem> {
+    home.volume.get(&format!("/v1/volumes/{}", disk.volume)).await
+}
+
+/// A new epoch for a volume that others wrote before: whoever still has it open writes no more.
+async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
+    let from = info(home, disk).await?.epoch;
+    let to = issue_epoch(home, disk).await?;
+    let target = format!("/v1/volumes/{}/epoch", disk.volume);
+    let changed: VolumeInfo = home.volume.post(&target, &EpochChange { from, to }).await?;
+    Ok(changed.epoch)
+}
+
+pub(crate) async fn issue_epoch(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
+    let target = format!("/v1/volumes/{}/epoch/issue", disk.volume);
+    Ok(home.volume.post::<EpochIssued>(&target, &()).await?.epoch)
+}
+
+/// Makes the disks reachable at a host, where they are not at home.
+pub(crate) async fn attach(
+    cluster: &Cluster,
+    disks: &[PlacedDisk],
+    at: &HostId,
+) -> Result<(), Problem> {
+    let host = catalog::reachable(cluster, at)?;
+    for disk in disks.iter().filter(|disk| disk.home != *at) {
+        let nbd_addr = cluster.hosts.get(&disk.home)?.addresses.nbd_addr.clone();
+        let target = format!("/v1/attachments/{}", disk.volume);
+        host.volume.put::<Attachment>(&target, &Attach { nbd_addr }).await?;
+    }
+    Ok(())
+}
+
+fn whole_blocks(bytes: u64) -> u64 {
+    bytes.next_multiple_of(BLOCK_BYTES)
+}

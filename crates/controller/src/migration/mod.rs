@@ -1,0 +1,450 @@
+//! Live migrations: one task each, which alone writes the migration's record.
+//!
+//! ```text
+//! preparing   epochs issued, volumes attached, the destination's QEMU waits
+//! copying     the source sends memory
+//! switching   the source is paused, epochs are raised, the rest is sent
+//! completed | aborted
+//! ```
+//!
+//! The source's agent does the sending and the epochs; here its work is prepared and watched.
+//! What happened is judged from what both agents say ([`judge`]), so a controller that was away in
+//! the middle judges as if it had been there.
+
+mod judge;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::job::{Migration, MigrationState};
+use perigee_model::states::{MigrationEvent, WriteRight};
+use perigee_model::vm::{
+    EpochRaise, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec,
+};
+use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
+
+use crate::cleaner::{self, Cleanup};
+use crate::cluster::{Cluster, now_ms};
+use crate::hosts::HostLink;
+use crate::jobs;
+use crate::records::{
+    JobRecord, MigrationIntent, MigrationRecord, MovePlan, Owned, PlacedDisk, migration_intent_key,
+    migration_key, migration_prefix, vm_of,
+};
+use crate::{catalog, hosts, planning};
+use judge::{Seen, Verdict, judge};
+
+const DOWNTIME_LIMIT_MS: u64 = 300;
+
+/// From the destination's start until it listens.
+const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A migration that takes longer does not converge: it is called off.
+const TOTAL_MS_MAX: u64 = 15 * 60 * 1000;
+
+/// A migration somebody wants.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    pub to: HostId,
+    pub reason: String,
+    pub predicted_s: Option<f64>,
+    pub job_progress: Option<f64>,
+}
+
+/// Takes the room at the destination, records the migration and starts its driver.
+///
+/// # Errors
+/// `Conflict` when the VM cannot move now, `Unavailable` when the destination does not answer.
+pub async fn request(
+    cluster: &Arc<Cluster>,
+    job: &JobRecord,
+    wish: Wish,
+) -> Result<Migration, Problem> {
+    let vm = vm_of(&job.job.id);
+    let _placing = cluster.placing.lock().await;
+    let refuse = |why: String| Err(Problem::conflict(format!("move VM {vm} to {}", wish.to), why));
+    let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
+    if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
+        return refuse(format!("its job is {:?}", job.job.state).to_lowercase());
+    }
+    if from == wish.to {
+        return refuse("it is there already".into());
+    }
+    let earlier: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm)).await?;
+    if earlier.iter().any(|r| !r.migration.state.is_final() || r.number > job.settled) {
+        return refuse("it is being moved already".into());
+    }
+    if cleaner::is_pending(cluster, &job.job.id, &wish.to).await? {
+        return refuse("what an earlier move left there is not removed yet".into());
+    }
+    catalog::reachable(cluster, &wish.to)?;
+    check_room(cluster, job, &wish.to).await?;
+    let number = earlier.last().map_or(1, |record| record.number + 1);
+    let record = new_record(&vm, number, from, wish)?;
+    if !cluster.records.create(&migration_key(&vm, number), &record).await? {
+        return Err(Problem::conflict(format!("move VM {vm}"), "it is being moved already"));
+    }
+    cluster.drive_migration(&record);
+    Ok(record.migration)
+}
+
+async fn check_room(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<(), Problem> {
+    let what = format!("move VM {} to {to}", vm_of(&job.job.id));
+    let Some(report) = cluster.hosts.report(to) else {
+        return Err(Problem::unavailable(what, "the host has not reported yet"));
+    };
+    let promised = hosts::memory_used(cluster).await?.get(to).copied().unwrap_or(0);
+    let free_bytes = planning::free_bytes(&report, promised);
+    if free_bytes < job.job.spec.memory_bytes {
+        let why = format!("only {} MiB of memory are free there", free_bytes >> 20);
+        return Err(Problem::conflict(what, why));
+    }
+    Ok(())
+}
+
+fn new_record(
+    vm: &VmId,
+    number: u32,
+    from: HostId,
+    wish: Wish,
+) -> Result<MigrationRecord, Problem> {
+    let id = MigrationId::new(format!("{vm}-m{number}"))
+        .map_err(|e| Problem::internal("name a migration", e))?;
+    let migration = Migration {
+        id,
+        vm: vm.clone(),
+        from,
+        to: wish.to,
+        state: MigrationState::Preparing,
+        reason: wish.reason,
+        error: String::new(),
+        started_ms: now_ms(),
+        ended_ms: None,
+        predicted_total_ms: wish.predicted_s.map(planning::milliseconds),
+        total_ms: 0,
+        downtime_ms: 0,
+        bytes: 0,
+        job_progress: wish.job_progress,
+    };
+    Ok(MigrationRecord {
+        migration,
+        number,
+        plan: None,
+        asked_source: false,
+        io_before: Vec::new(),
+        dirty_bytes_per_s: 0,
+    })
+}
+
+/// When the VM's last migration was aborted, if the last one was.
+pub async fn last_abort_ms(cluster: &Cluster, vm: &VmId) -> Result<Option<u64>, Problem> {
+    let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+    let last = all.last().filter(|r| r.migration.state == MigrationState::Aborted);
+    Ok(last.and_then(|record| record.migration.ended_ms))
+}
+
+/// Drives a migration to its end.
+///
+/// # Errors
+/// When the store fails; whoever calls tries again.
+pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), Problem> {
+    let intent_key = migration_intent_key(&vm, number);
+    let mut intents = cluster.records.watch(&intent_key);
+    loop {
+        let key = migration_key(&vm, number);
+        let Some(record) = cluster.records.own::<MigrationRecord>(&key).await? else {
+            return Ok(());
+        };
+        let mut run = Run { cluster: Arc::clone(&cluster), vm: vm.clone(), record };
+        if run.state().is_final() {
+            return Ok(());
+        }
+        let intent: Option<MigrationIntent> = cluster.records.read(&intent_key).await?;
+        if intent.is_some_and(|intent| intent.abandon) {
+            return run.abandon().await;
+        }
+        let ended = tokio::select! {
+            ended = run.phases() => ended,
+            _ = intents.next() => continue,
+        };
+        match ended {
+            Ok(()) => {}
+            Err(problem) if run.record.value.asked_source => return Err(problem),
+            Err(problem) => run.give_up(&problem).await?,
+        }
+    }
+}
+
+struct Run {
+    cluster: Arc<Cluster>,
+    vm: VmId,
+    record: Owned<MigrationRecord>,
+}
+
+impl Run {
+    /// Each phase can be done again after a restart. An error before the source was asked
+    /// ends the migration in [`Run::give_up`]; afterwards only what both agents say ends it.
+    async fn phases(&mut self) -> Result<(), Problem> {
+        if !self.record.value.asked_source {
+            self.plan().await?;
+            self.prepare_destination().await?;
+            self.await_listening().await?;
+            self.record.value.asked_source = true;
+            self.record.save().await?;
+        }
+        self.watch_over().await
+    }
+
+    fn state(&self) -> MigrationState {
+        self.record.value.migration.state
+    }
+
+    fn source(&self) -> Result<Arc<HostLink>, Problem> {
+        self.cluster.hosts.get(&self.record.value.migration.from)
+    }
+
+    fn destination(&self) -> Result<Arc<HostLink>, Problem> {
+        self.cluster.hosts.get(&self.record.value.migration.to)
+    }
+
+    fn path(&self) -> String {
+        format!("/v1/vms/{}", self.vm)
+    }
+
+    async fn disks(&self) -> Result<Vec<PlacedDisk>, Problem> {
+        let job = jobs::of_vm(&self.cluster, &self.vm).await?;
+        job.and_then(|job| job.placement)
+            .map(|placement| placement.disks)
+            .ok_or_else(|| Problem::conflict(format!("move VM {}", self.vm), "its job has ended"))
+    }
+
+    /// A new epoch for every disk that the VM writes.
+    async fn plan(&mut self) -> Result<(), Problem> {
+        if self.record.value.plan.is_some() {
+            return Ok(());
+        }
+        let disks = self.disks().await?;
+        let report: VmReport = self.source()?.agent.get(&self.path()).await?;
+        let mut spec = VmSpec { incoming: true, ..report.spec };
+        let mut raises = Vec::new();
+        for disk in spec.disks.iter_mut().filter(|disk| !disk.read_only) {
+            let placed =
+                disks.iter().find(|placed| placed.volume == disk.volume).ok_or_else(|| {
+                    Problem::internal(format!("move VM {}", self.vm), "it has a disk of no job")
+                })?;
+            let home = catalog::reachable(&self.cluster, &placed.home)?;
+            let to = jobs::issue_epoch(&home, placed).await?;
+            raises.push(EpochRaise {
+                volume: disk.volume.clone(),
+                volume_url: home.addresses.volume_url.clone(),
+                from: disk.epoch,
+                to,
+            });
+            disk.epoch = to;
+        }
+        self.record.value.plan = Some(MovePlan { spec, raises });
+        self.record.save().await
+    }
+
+    fn planned(&self) -> Result<&MovePlan, Problem> {
+        self.record.value.plan.as_ref().ok_or_else(|| {
+            Problem::internal(format!("move VM {}", self.vm), "its epochs are not issued")
+        })
+    }
+
+    /// Attaches what is not at home there, and starts the QEMU that waits.
+    async fn prepare_destination(&mut self) -> Result<(), Problem> {
+        jobs::attach(&self.cluster, &self.disks().await?, &self.record.value.migration.to).await?;
+        let destination = self.destination()?;
+        let spec = self.planned()?.spec.clone();
+        let report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;
+        if self.record.value.io_before.is_empty() {
+            self.record.value.io_before = report.io;
+            self.record.save().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the destination can be connected to.
+    async fn await_listening(&self) -> Result<(), Problem> {
+        let destination = self.destination()?;
+        let begun = Instant::now();
+        while begun.elapsed() < LISTEN_DEADLINE {
+            let report: VmReport = destination.agent.get(&self.path()).await?;
+            if report.incoming_uri.is_some() {
+                return Ok(());
+            }
+            if report.status == perigee_model::vm::VmStatus::Gone {
+                let why = format!("QEMU at {} ended: {}", destination.id, report.reason);
+                return Err(Problem::unavailable("start the destination", why));
+            }
+            tokio::time::sleep(self.cluster.timing.poll).await;
+        }
+        let why = format!("QEMU at {} did not listen in time", destination.id);
+        Err(Problem::unavailable("start the destination", why))
+    }
+
+    /// Looks at both agents until one of them says how it ended.
+    async fn watch_over(&mut self) -> Result<(), Problem> {
+        let (source, destination) = (self.source()?, self.destination()?);
+        let mut called_off = false;
+        loop {
+            let at_source = self.look(&source).await;
+            let at_destination = self.look(&destination).await;
+            let id = self.record.value.migration.id.clone();
+            match judge(&id, &at_source, &at_destination) {
+                Verdict::Completed => return self.complete(&at_source).await,
+                Verdict::Aborted(why) => return self.abort(why).await,
+                Verdict::NotBegun => {
+                    if let Err(problem) = self.ask_source(&source, &at_destination).await {
+                        return self.abort(format!("{}: {}", problem.what, problem.why)).await;
+                    }
+                    if self.age_ms() > TOTAL_MS_MAX {
+                        return self.abort("the source does not begin".to_owned()).await;
+                    }
+                }
+                Verdict::UnderWay(report) => self.mirror(&report).await?,
+                Verdict::NotKnown => {}
+            }
+            if self.age_ms() > TOTAL_MS_MAX && !called_off {
+                let path = format!("{}/migrate/cancel", self.path());
+                called_off = source.agent.post::<serde_json::Value>(&path, &()).await.is_ok();
+            }
+            tokio::time::sleep(self.cluster.timing.poll).await;
+        }
+    }
+
+    fn age_ms(&self) -> u64 {
+        now_ms().saturating_sub(self.record.value.migration.started_ms)
+    }
+
+    async fn look(&self, host: &HostLink) -> Seen {
+        match host.agent.get::<VmReport>(&self.path()).await {
+            Ok(report) => Seen::Vm(Box::new(report)),
+            Err(problem) if problem.kind == ProblemKind::NotFound => Seen::NotThere,
+            Err(_) => Seen::NotKnown,
+        }
+    }
+
+    /// # Errors
+    /// When the source refuses. An answer that does not come is asked for again, and a conflict
+    /// may be this very migration, not yet in the report: the next look tells.
+    async fn ask_source(&self, source: &HostLink, destination: &Seen) -> Result<(), Problem> {
+        let Seen::Vm(report) = destination else { return Ok(()) };
+        let Some(uri) = report.incoming_uri.clone() else { return Ok(()) };
+        let ask = MigrateOut {
+            migration: self.record.value.migration.id.clone(),
+            uri,
+            destination_agent_url: self.destination()?.addresses.agent_url.clone(),
+            epochs: self.planned()?.raises.clone(),
+            downtime_limit_ms: DOWNTIME_LIMIT_MS,
+        };
+        let path = format!("{}/migrate", self.path());
+        match source.agent.post::<serde_json::Value>(&path, &ask).await {
+            Err(problem)
+                if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::Conflict) =>
+            {
+                Err(problem)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The source's figures and phase become the record's.
+    async fn mirror(&mut self, report: &MigrationReport) -> Result<(), Problem> {
+        let before = self.record.value.migration.clone();
+        self.take_figures(report);
+        match report.phase {
+            MigrationPhase::Setup | MigrationPhase::Copying => {
+                self.advance_to(MigrationState::Copying)?;
+            }
+            _ => self.advance_to(MigrationState::Switching)?,
+        }
+        let after = &self.record.value.migration;
+        if (before.state, before.bytes) != (after.state, after.bytes) {
+            self.record.save().await?;
+        }
+        Ok(())
+    }
+
+    fn take_figures(&mut self, report: &MigrationReport) {
+        let record = &mut self.record.value;
+        record.migration.total_ms = report.total_ms;
+        record.migration.downtime_ms = report.downtime_ms;
+        record.migration.bytes = report.transferred_bytes;
+        if report.dirty_bytes_per_s > 0 {
+            record.dirty_bytes_per_s = report.dirty_bytes_per_s;
+        }
+    }
+
+    /// Goes through the states in their order; between two looks several may have passed.
+    fn advance_to(&mut self, target: MigrationState) -> Result<(), Problem> {
+        let state = &mut self.record.value.migration.state;
+        while *state != target && !state.is_final() {
+            let event = match *state {
+                MigrationState::Preparing => MigrationEvent::Sending,
+                MigrationState::Copying => MigrationEvent::Paused,
+                MigrationState::Switching if target == MigrationState::Completed => {
+                    MigrationEvent::Arrived
+                }
+                // A look that came late shows an earlier phase: nothing goes back.
+                _ => return Ok(()),
+            };
+            *state = state.next(event)?;
+        }
+        Ok(())
+    }
+
+    async fn complete(&mut self, source: &Seen) -> Result<(), Problem> {
+        if let Seen::Vm(report) = source
+            && let Some(report) = &report.migration
+        {
+            self.take_figures(report);
+        }
+        self.advance_to(MigrationState::Completed)?;
+        self.record.value.migration.ended_ms = Some(now_ms());
+        self.record.save().await?;
+        let migration = &self.record.value.migration;
+        tracing::info!(
+            "VM {} moved from {} to {} in {} ms",
+            self.vm,
+            migration.from,
+            migration.to,
+            migration.total_ms
+        );
+        Ok(())
+    }
+
+    /// The source was never asked, so the destination's QEMU never ran: it just goes away.
+    async fn give_up(&mut self, problem: &Problem) -> Result<(), Problem> {
+        self.abort(format!("{}: {}", problem.what, problem.why)).await
+    }
+
+    /// The one place where a migration fails: the VM is at the source, and the destination is
+    /// cleaned up.
+    async fn abort(&mut self, why: String) -> Result<(), Problem> {
+        tracing::warn!("{} is aborted: {why}", self.record.value.migration.id);
+        if let Some(job) = jobs::of_vm(&self.cluster, &self.vm).await?
+            && let Some(placement) = &job.placement
+        {
+            let to = &self.record.value.migration.to;
+            let name = format!("m{:04}", self.record.value.number);
+            let cleanup = Cleanup::of_host(&job.job.id, &name, to, &placement.disks);
+            cleaner::hand_over(&self.cluster, &cleanup).await?;
+        }
+        self.end_aborted(why).await
+    }
+
+    /// The job ends and takes both VMs down itself.
+    async fn abandon(&mut self) -> Result<(), Problem> {
+        self.end_aborted("its job ended".to_owned()).await
+    }
+
+    async fn end_aborted(&mut self, why: String) -> Result<(), Problem> {
+        let migration = &mut self.record.value.migration;
+        migration.state = migration.state.next(MigrationEvent::RolledBack(WriteRight::Source))?;
+        migration.error = why;
+        migration.ended_ms = Some(now_ms());
+        self.record.save().await
+    }
+}

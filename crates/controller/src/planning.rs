@@ -1,0 +1,348 @@
+//! Brings the planner its snapshot and keeps what it says: decisions, and what ended jobs teach.
+//!
+//! The planner itself is pure; everything it is told stands in the store or comes from the hosts.
+
+use perigee_model::job::{Job, JobSpec};
+use perigee_model::plan::{Basis, Decision, Plan, Trigger};
+use perigee_model::vm::HostReport;
+use perigee_model::{HostId, JobId, Problem, VolumeName};
+use perigee_planner::{
+    Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, PastMove, Running,
+    Snapshot, Verdict, VolumeFacts, WorkProfile,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::cluster::{Cluster, now_ms};
+use crate::jobs::Totals;
+use crate::records::{JobRecord, MigrationRecord, migration_prefix};
+use crate::{catalog, files, hosts, links};
+
+/// Boot times kept for each host.
+const BOOTS_KEPT: usize = 5;
+
+/// What earlier runs of a job taught.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct History {
+    profile: WorkProfile,
+    /// By the last migration of such a job.
+    dirty_bytes_per_s: Option<u64>,
+}
+
+/// The ways to run a job that has not started. Links it needs are measured first.
+///
+/// # Errors
+/// `NotFound` for an unknown volume, `Unavailable` when nothing can take the job now.
+pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
+    let mut volumes = Vec::new();
+    for volume in &spec.volumes {
+        let record = catalog::find(cluster, &volume.volume).await?;
+        catalog::reachable(cluster, &record.home)?;
+        volumes.push(VolumeFacts {
+            volume: volume.volume.clone(),
+            home: record.home,
+            allocated_bytes: record.seen.map_or(0, |seen| seen.allocated_bytes),
+        });
+    }
+    let homes: Vec<HostId> = volumes.iter().map(|volume| volume.home.clone()).collect();
+    links::ensure(cluster, &homes).await?;
+    let history = history(cluster, spec).await?;
+    let snapshot = Snapshot {
+        cluster: facts(cluster).await?,
+        job: JobFacts {
+            memory_bytes: spec.memory_bytes,
+            start: spec.start.clone(),
+            may_migrate: spec.may_migrate,
+            volumes,
+            dirty_bytes_per_s: history.as_ref().and_then(|h| h.dirty_bytes_per_s),
+        },
+        history: history.map(|h| h.profile),
+    };
+    Ok(perigee_planner::plan(&snapshot)?)
+}
+
+/// Whether a running job's VM moves now.
+pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Verdict>, Problem> {
+    let (Some(host), Some(placement)) = (&record.job.host, &record.placement) else {
+        return Ok(None);
+    };
+    let here = record.meter.totals.since(&record.meter.at_arrival);
+    let spec = &record.job.spec;
+    let measured = last_dirty_rate(cluster, record).await?;
+    let dirty_bytes_per_s = match measured {
+        Some(rate) => Some(rate),
+        None => history(cluster, spec).await?.and_then(|h| h.dirty_bytes_per_s),
+    };
+    let disks = placement.disks.iter().map(|disk| (disk.volume.clone(), disk.home.clone()));
+    let running = Running {
+        cluster: facts(cluster).await?,
+        host: host.clone(),
+        memory_bytes: spec.memory_bytes,
+        cpus: spec.cpus,
+        may_migrate: spec.may_migrate,
+        moves: record.moves,
+        dirty_bytes_per_s,
+        wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
+        vcpu_s: seconds(here.vcpu_ms),
+        disks: disk_facts(disks, &here),
+    };
+    Ok(Some(perigee_planner::consider(&running)))
+}
+
+/// What a migration will take; `None` where the link is not measured.
+pub async fn move_cost_s(
+    cluster: &Cluster,
+    record: &JobRecord,
+    to: &HostId,
+) -> Result<Option<f64>, Problem> {
+    let Some(from) = &record.job.host else { return Ok(None) };
+    let dirty = last_dirty_rate(cluster, record).await?;
+    let facts = facts(cluster).await?;
+    let memory_bytes = record.job.spec.memory_bytes;
+    let cost = perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty);
+    Ok(cost.ok().map(|cost| cost.total_s))
+}
+
+fn disk_facts(
+    disks: impl Iterator<Item = (VolumeName, HostId)>,
+    totals: &Totals,
+) -> Vec<DiskFacts> {
+    disks
+        .zip(&totals.disks)
+        .map(|((volume, home), stats)| DiskFacts {
+            volume,
+            home,
+            client: stats.client,
+            at_home: stats.home,
+        })
+        .collect()
+}
+
+async fn facts(cluster: &Cluster) -> Result<Facts, Problem> {
+    let used = hosts::memory_used(cluster).await?;
+    let placed = hosts::vms_placed(cluster).await?;
+    let mut facts = Vec::new();
+    for host in cluster.hosts.up() {
+        let Some(report) = cluster.hosts.report(&host.id) else { continue };
+        let used_bytes = used.get(&host.id).copied().unwrap_or(0);
+        facts.push(HostFacts {
+            id: host.id.clone(),
+            site: host.addresses.site.clone(),
+            cpus: report.cpus,
+            memory_free_bytes: free_bytes(&report, used_bytes),
+            running_vms: placed.get(&host.id).copied().unwrap_or(0),
+            boot_s: boot_s(cluster, &host.id).await?,
+            local_blocks: links::local_blocks(cluster, &host.id).await?,
+        });
+    }
+    let links = links::list(cluster).await?.into_iter().map(|link| LinkFacts {
+        from: link.from,
+        to: link.to,
+        probe: link.probe,
+        blocks: link.blocks,
+    });
+    Ok(Facts {
+        hosts: facts,
+        links: links.collect(),
+        probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
+        past_moves: past_moves(cluster).await?,
+    })
+}
+
+/// What a host can still promise.
+pub fn free_bytes(report: &HostReport, promised_bytes: u64) -> u64 {
+    report.memory_bytes.saturating_sub(promised_bytes)
+}
+
+async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
+    let links = links::list(cluster).await?;
+    let jobs = cluster.jobs().await?;
+    let records: Vec<MigrationRecord> = cluster.records.list("migrations/").await?;
+    let completed = records
+        .iter()
+        .filter(|record| record.migration.state == perigee_model::job::MigrationState::Completed);
+    Ok(completed
+        .filter_map(|record| {
+            let moved = &record.migration;
+            // What flowed to the destination was probed by the destination.
+            let link = links.iter().find(|l| l.from == moved.to && l.to == moved.from)?;
+            let job = jobs.iter().find(|job| job.job.vm.as_ref() == Some(&moved.vm))?;
+            Some(PastMove {
+                memory_bytes: job.job.spec.memory_bytes,
+                bytes: moved.bytes,
+                total_s: seconds(moved.total_ms),
+                rate_bytes_per_s: link.probe.rate_bytes_per_s,
+                rtt_ms: link.probe.rtt_ms,
+            })
+        })
+        .collect())
+}
+
+async fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Result<Option<u64>, Problem> {
+    let Some(vm) = &record.job.vm else { return Ok(None) };
+    let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+    Ok(moves.iter().rev().map(|m| m.dirty_bytes_per_s).find(|rate| *rate > 0))
+}
+
+// --- decisions ---
+
+/// Keeps a decision for good.
+pub async fn record(
+    cluster: &Cluster,
+    job: &JobId,
+    trigger: Trigger,
+    plan: Plan,
+    summary: String,
+) -> Result<(), Problem> {
+    let decision =
+        Decision { job: job.clone(), at_ms: now_ms(), trigger, plan, summary, measured_s: None };
+    let mut number = cluster.records.keys(&prefix(job)).await?.len();
+    while !cluster.records.create(&format!("{}{number:04}", prefix(job)), &decision).await? {
+        number += 1;
+    }
+    Ok(())
+}
+
+/// The decision with which a job begins; recorded once, also when its driver starts over.
+pub async fn record_submission(cluster: &Cluster, job: &JobId, plan: &Plan) -> Result<(), Problem> {
+    if !decisions(cluster, job).await?.is_empty() {
+        return Ok(());
+    }
+    let summary = plan
+        .options
+        .iter()
+        .find(|option| option.chosen)
+        .map_or_else(String::new, |o| format!("start at {}: {}", o.start, o.reason));
+    record(cluster, job, Trigger::Submitted, plan.clone(), summary).await
+}
+
+/// A person's wish is a decision too; there is nothing to compare.
+pub fn asked_plan() -> Plan {
+    Plan { basis: Basis::Running, options: Vec::new(), figures: Vec::new(), moves: true }
+}
+
+pub async fn decisions(cluster: &Cluster, job: &JobId) -> Result<Vec<Decision>, Problem> {
+    cluster.records.list(&prefix(job)).await
+}
+
+fn prefix(job: &JobId) -> String {
+    format!("decisions/{job}/")
+}
+
+// --- what an ended job teaches ---
+
+/// Writes the measurement beside the predictions, and keeps what the run taught.
+/// Only a job whose command succeeded teaches: another one did not do the work.
+pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    let job = &record.job;
+    let (Some(started_ms), Some(running_ms), Some(measured_s)) =
+        (job.started_ms, job.running_ms, job.measured_s)
+    else {
+        return Ok(());
+    };
+    let ended_ms = started_ms + milliseconds(measured_s);
+    for key in cluster.records.keys(&prefix(&job.id)).await? {
+        if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
+            measure(&mut decision.value, ended_ms, measured_s);
+            decision.save().await?;
+        }
+    }
+    if job.exit_code != Some(0) {
+        return Ok(());
+    }
+    if let Some(start) = record.placement.as_ref().map(|placement| &placement.start) {
+        keep_boot(cluster, start, seconds(running_ms.saturating_sub(started_ms))).await?;
+    }
+    let newest = WorkProfile::learn(&measured(cluster, record, ended_ms).await?);
+    let dirty = last_dirty_rate(cluster, record).await?;
+    let keep = |old: Option<History>| History {
+        profile: old.as_ref().map_or_else(|| newest.clone(), |h| h.profile.with(&newest)),
+        dirty_bytes_per_s: dirty.or(old.and_then(|h| h.dirty_bytes_per_s)),
+    };
+    cluster.records.update(&history_key(&job.spec), keep).await?;
+    Ok(())
+}
+
+/// The submission's prediction covers the whole job; a later one what was left of it.
+fn measure(decision: &mut Decision, ended_ms: u64, measured_s: f64) {
+    decision.measured_s = Some(match decision.trigger {
+        Trigger::Submitted => measured_s,
+        Trigger::TimeLost | Trigger::Asked => seconds(ended_ms.saturating_sub(decision.at_ms)),
+    });
+}
+
+async fn measured(
+    cluster: &Cluster,
+    record: &JobRecord,
+    ended_ms: u64,
+) -> Result<Measured, Problem> {
+    let job: &Job = &record.job;
+    let work = record.meter.totals.since(&record.meter.at_command);
+    let (started_ms, running_ms) =
+        (job.started_ms.unwrap_or(ended_ms), job.running_ms.unwrap_or(ended_ms));
+    let mut paused_ms = 0;
+    if let Some(vm) = &job.vm {
+        let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+        paused_ms = moves.iter().map(|m| m.migration.downtime_ms).sum();
+    }
+    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    let data = disks.zip(&work.disks).filter_map(|(disk, stats)| {
+        Some(DiskFacts {
+            volume: disk.data_of.clone()?,
+            home: disk.home.clone(),
+            client: stats.client,
+            at_home: stats.home,
+        })
+    });
+    Ok(Measured {
+        boot_s: seconds(running_ms.saturating_sub(started_ms)),
+        wall_s: seconds(ended_ms.saturating_sub(running_ms)),
+        paused_s: seconds(paused_ms),
+        vcpu_s: seconds(work.vcpu_ms),
+        cpus: job.spec.cpus,
+        volumes: data.collect(),
+    })
+}
+
+async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Option<History>, Problem> {
+    cluster.records.read(&history_key(spec)).await
+}
+
+/// Jobs of one name, image, command and volumes share a history.
+fn history_key(spec: &JobSpec) -> String {
+    let identity = serde_json::json!([spec.name, spec.image, spec.command, spec.volumes]);
+    format!("history/{}", files::hex(&Sha256::digest(identity.to_string())))
+}
+
+async fn keep_boot(cluster: &Cluster, host: &HostId, boot_s: f64) -> Result<(), Problem> {
+    let keep = |old: Option<Vec<f64>>| {
+        let mut boots = old.unwrap_or_default();
+        boots.push(boot_s);
+        let excess = boots.len().saturating_sub(BOOTS_KEPT);
+        boots.drain(..excess);
+        boots
+    };
+    cluster.records.update(&format!("boots/{host}"), keep).await?;
+    Ok(())
+}
+
+/// The median of the last boots there.
+async fn boot_s(cluster: &Cluster, host: &HostId) -> Result<Option<f64>, Problem> {
+    let boots: Option<Vec<f64>> = cluster.records.read(&format!("boots/{host}")).await?;
+    let mut boots = boots.unwrap_or_default();
+    boots.sort_by(f64::total_cmp);
+    Ok(boots.get(boots.len() / 2).copied())
+}
+
+pub fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1e3
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a measured time is positive and small; the cast saturates"
+)]
+pub fn milliseconds(s: f64) -> u64 {
+    (s * 1e3).round() as u64
+}

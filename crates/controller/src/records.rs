@@ -1,0 +1,313 @@
+//! What stands in the store, under which key, and typed ways to read and write it.
+//!
+//! | key | value | written by |
+//! |---|---|---|
+//! | `hosts/HOST` | [`HostRecord`] | the host's registration |
+//! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
+//! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
+//! | `jobs/JOB` | [`JobRecord`] | the job's driver only |
+//! | `intents/jobs/JOB` | [`JobIntent`] | the API: what people want of the job |
+//! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
+//! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
+//! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
+//! | `logs/JOB/SEQ` | a run of [`perigee_model::job::LogLine`] from that number on | the job's driver |
+//! | `samples/JOB` | the job's time series | the job's driver |
+//! | `history/KEY`, `boots/HOST` | what earlier runs teach | the job's driver, at its end |
+//! | `cleanups/ID` | [`crate::jobs::Cleanup`] | the cleaner |
+//! | `counters/NAME` | the last number given to a job of that name | submission |
+//!
+//! Intent (`intents/…`, placements), what was observed (job states, reports) and what is not known
+//! (`None`) are fields of their own everywhere.
+
+use std::sync::Arc;
+
+use perigee_model::job::{Job, Migration};
+use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
+use perigee_model::volume::IoStats;
+use perigee_model::{Epoch, HostId, JobId, Problem, VmId, VolumeName};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::jobs::Meter;
+use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostRecord {
+    pub addresses: HostAddresses,
+    pub registered_ms: u64,
+}
+
+/// A volume that people made, and what its home last said of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    pub name: VolumeName,
+    pub home: HostId,
+    /// `None` while it is being made.
+    pub seen: Option<VolumeSeen>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VolumeSeen {
+    pub size_bytes: u64,
+    pub allocated_bytes: u64,
+    pub epoch: Epoch,
+}
+
+/// A job with everything its driver must know after a restart.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// As shown to people, but for the migrations, which stand in their own records.
+    pub job: Job,
+    /// Where its parts are meant to be; `None` while it is queued.
+    pub placement: Option<Placement>,
+    /// The VM was asked for; from here on a missing VM is a lost VM.
+    pub vm_started: bool,
+    /// The highest guest message taken into account.
+    pub last_seq: u64,
+    pub finished: Option<Output>,
+    /// How it ends, decided before anything is taken down.
+    pub ending: Option<Ending>,
+    /// Number of the last migration that was taken into account.
+    pub settled: u32,
+    /// Completed migrations among them.
+    pub moves: u32,
+    /// The VM moved away from there, and what it left is not yet given to the cleaner.
+    pub left: Option<HostId>,
+    pub meter: Meter,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Output {
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    Collected { exit_code: i32 },
+    Failed,
+    Cancelled,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Placement {
+    /// Where the VM starts; root, seed and output volumes have their home there.
+    pub start: HostId,
+    /// In the order of the VM's disks.
+    pub disks: Vec<PlacedDisk>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PlacedDisk {
+    pub serial: String,
+    pub volume: VolumeName,
+    /// The volume's name in the job file, for a data disk.
+    pub data_of: Option<VolumeName>,
+    pub home: HostId,
+    /// The VM's session; `None` until the volume stands.
+    pub epoch: Option<Epoch>,
+    pub read_only: bool,
+    /// Made for this job and deleted with it.
+    pub temporary: bool,
+}
+
+/// What people want of a job beside running it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobIntent {
+    pub cancel: bool,
+    /// `vm stop`: the VM goes, and the job fails.
+    pub stop_vm: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MigrationRecord {
+    pub migration: Migration,
+    pub number: u32,
+    /// Spec and epochs at the destination; `None` until the epochs are issued.
+    pub plan: Option<MovePlan>,
+    /// The source was asked to send; it may have done so.
+    pub asked_source: bool,
+    /// The destination's counters of the disks before the VM was there.
+    pub io_before: Vec<IoStats>,
+    pub dirty_bytes_per_s: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MovePlan {
+    pub spec: VmSpec,
+    pub raises: Vec<EpochRaise>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct MigrationIntent {
+    /// The job ends and takes both VMs down: do nothing more.
+    pub abandon: bool,
+}
+
+pub fn job_key(job: &JobId) -> String {
+    format!("jobs/{job}")
+}
+
+pub fn job_intent_key(job: &JobId) -> String {
+    format!("intents/jobs/{job}")
+}
+
+pub fn migration_prefix(vm: &VmId) -> String {
+    format!("migrations/{vm}/")
+}
+
+pub fn migration_key(vm: &VmId, number: u32) -> String {
+    format!("migrations/{vm}/{number:04}")
+}
+
+pub fn migration_intent_key(vm: &VmId, number: u32) -> String {
+    format!("intents/migrations/{vm}/{number:04}")
+}
+
+/// The VM of a job; both carry one name.
+///
+/// # Panics
+/// Never: the rule for names is the same for both.
+pub fn vm_of(job: &JobId) -> VmId {
+    VmId::new(job.as_str()).expect("a job's id is a name")
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        Problem::internal("use the controller's store", error)
+            .next("look at the free space and the rights of the controller's state directory")
+    }
+}
+
+/// Typed access to a store; cheap to clone.
+#[derive(Clone)]
+pub struct Records {
+    store: Arc<dyn Store>,
+}
+
+impl Records {
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store }
+    }
+
+    pub async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Problem> {
+        self.store.get(key).await?.map(|entry| decode(entry).map(|(value, _)| value)).transpose()
+    }
+
+    /// Every value below the prefix, in the order of the keys.
+    pub async fn list<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Problem> {
+        let entries = self.store.list(prefix).await?;
+        entries.into_iter().map(|entry| decode(entry).map(|(value, _)| value)).collect()
+    }
+
+    pub async fn keys(&self, prefix: &str) -> Result<Vec<String>, Problem> {
+        Ok(self.store.list(prefix).await?.into_iter().map(|entry| entry.key).collect())
+    }
+
+    /// Writes a key that must not exist; `false` when it does.
+    pub async fn create<T: Serialize>(&self, key: &str, value: &T) -> Result<bool, Problem> {
+        let write = Write::Put(encode(key, value)?);
+        Ok(matches!(self.store.compare_and_swap(key, None, write).await?, Swap::Done(_)))
+    }
+
+    /// Reads, changes and writes until nobody else wrote in between. `change` may run several times.
+    pub async fn update<T: Serialize + DeserializeOwned>(
+        &self,
+        key: &str,
+        change: impl Fn(Option<T>) -> T,
+    ) -> Result<T, Problem> {
+        loop {
+            let (old, revision) = match self.store.get(key).await? {
+                Some(entry) => {
+                    let (value, revision) = decode(entry)?;
+                    (Some(value), Some(revision))
+                }
+                None => (None, None),
+            };
+            let new = change(old);
+            let write = Write::Put(encode(key, &new)?);
+            if let Swap::Done(_) = self.store.compare_and_swap(key, revision, write).await? {
+                return Ok(new);
+            }
+        }
+    }
+
+    pub async fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), Problem> {
+        let value = encode(key, value)?;
+        loop {
+            let revision = self.store.get(key).await?.map(|entry| entry.revision);
+            let write = Write::Put(value.clone());
+            if let Swap::Done(_) = self.store.compare_and_swap(key, revision, write).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    pub async fn remove(&self, key: &str) -> Result<(), Problem> {
+        while let Some(entry) = self.store.get(key).await? {
+            let swap = self.store.compare_and_swap(key, Some(entry.revision), Write::Delete);
+            if let Swap::Done(_) = swap.await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub async fn remove_all(&self, prefix: &str) -> Result<(), Problem> {
+        for key in self.keys(prefix).await? {
+            self.remove(&key).await?;
+        }
+        Ok(())
+    }
+
+    pub fn watch(&self, prefix: &str) -> Watch {
+        self.store.watch(prefix)
+    }
+
+    /// Takes a record as its one owner.
+    pub async fn own<T: DeserializeOwned>(&self, key: &str) -> Result<Option<Owned<T>>, Problem> {
+        let Some(entry) = self.store.get(key).await? else { return Ok(None) };
+        let (value, revision) = decode(entry)?;
+        Ok(Some(Owned { records: self.clone(), key: key.to_owned(), revision, value }))
+    }
+}
+
+/// A record that only its holder writes; a second writer is found out and stops.
+pub struct Owned<T> {
+    records: Records,
+    key: String,
+    revision: Revision,
+    pub value: T,
+}
+
+impl<T: Serialize> Owned<T> {
+    /// # Errors
+    /// `Internal` when somebody else wrote the record: the holder must read it again.
+    pub async fn save(&mut self) -> Result<(), Problem> {
+        let write = Write::Put(encode(&self.key, &self.value)?);
+        let swap = self.records.store.compare_and_swap(&self.key, Some(self.revision), write);
+        match swap.await? {
+            Swap::Done(revision) => {
+                self.revision = revision;
+                Ok(())
+            }
+            Swap::Differs => Err(Problem::internal(
+                format!("write record {}", self.key),
+                "it was written by somebody else than its owner",
+            )),
+        }
+    }
+}
+
+fn encode<T: Serialize>(key: &str, value: &T) -> Result<serde_json::Value, Problem> {
+    serde_json::to_value(value).map_err(|e| Problem::internal(format!("write record {key}"), e))
+}
+
+fn decode<T: DeserializeOwned>(entry: Entry) -> Result<(T, Revision), Problem> {
+    let value = serde_json::from_value(entry.value).map_err(|e| {
+        Problem::internal(format!("read record {}", entry.key), e)
+            .next("was the state directory written by another version of perigee?")
+    })?;
+    Ok((value, entry.revision))
+}

@@ -1,0 +1,105 @@
+//! Where the controller keeps its state: keys with JSON values, behind one small trait.
+//!
+//! A write names the revision it expects and is refused when the key has moved on, so that two
+//! writers never overwrite each other unseen. A revision is never given out twice, also not after a
+//! key was deleted and made again. [`contract`] is the test suite every store must pass.
+
+mod sqlite;
+
+#[cfg(test)]
+mod contract;
+
+use std::future::Future;
+use std::pin::Pin;
+
+use serde_json::Value;
+use tokio::sync::broadcast;
+
+pub use sqlite::SqliteStore;
+
+/// Grows with every write to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Revision(i64);
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub key: String,
+    pub value: Value,
+    /// The write that gave it this value.
+    pub revision: Revision,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    Put(Value),
+    Delete,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub enum Swap {
+    Done(Revision),
+    /// The key's revision (or its absence) is not the expected one; nothing was written.
+    Differs,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    Put(Entry),
+    Deleted(String),
+    /// Changes were lost because the watcher was too slow: list again.
+    Missed,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("the store's database: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+    #[error("the store holds no JSON under {key:?}: {source}")]
+    NotJson { key: String, source: serde_json::Error },
+    #[error("a task of the store was stopped: {0}")]
+    Stopped(#[from] tokio::task::JoinError),
+}
+
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+pub trait Store: Send + Sync + 'static {
+    fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<Entry>>;
+
+    /// All entries whose key starts with `prefix`, in the order of their keys.
+    fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Entry>>;
+
+    /// Writes only if the key's revision is `expected`; `None` means that there is no such key.
+    /// A write that was answered `Done` survives a crash of the machine.
+    fn compare_and_swap<'a>(
+        &'a self,
+        key: &'a str,
+        expected: Option<Revision>,
+        write: Write,
+    ) -> Answer<'a, Swap>;
+
+    /// Every change of a key below `prefix` from now on, in the order of the writes.
+    fn watch(&self, prefix: &str) -> Watch;
+}
+
+/// Changes below one prefix.
+#[derive(Debug)]
+pub struct Watch {
+    prefix: String,
+    changes: broadcast::Receiver<Change>,
+}
+
+impl Watch {
+    /// Waits for the next change; `None` when the store is gone.
+    pub async fn next(&mut self) -> Option<Change> {
+        loop {
+            match self.changes.recv().await {
+                Ok(Change::Put(entry)) if !entry.key.starts_with(&self.prefix) => {}
+                Ok(Change::Deleted(key)) if !key.starts_with(&self.prefix) => {}
+                Ok(change) => return Some(change),
+                Err(broadcast::error::RecvError::Lagged(_)) => return Some(Change::Missed),
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The store in one SQLite file: WAL, every write synced, one connection behind a mutex.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use serde_json::Value;
+use tokio::sync::broadcast;
+
+use super::{Answer, Change, Entry, Revision, Store, StoreError, Swap, Watch, Write};
+
+/// How far a watcher may fall behind before it is told to list again.
+const CHANGES_KEPT: usize = 1024;
+
+const SCHEMA: &str = "
+    CREATE TABLE IF NOT EXISTS entries (
+        key TEXT PRIMARY KEY,
+        value TEXT NOT NULL,
+        revision INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS counter (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
+    INSERT OR IGNORE INTO counter VALUES (1, 0);
+";
+
+#[derive(Debug, Clone)]
+pub struct SqliteStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    connection: Mutex<Connection>,
+    changes: broadcast::Sender<Change>,
+}
+
+impl SqliteStore {
+    /// Opens the database, making it when it is not there.
+    ///
+    /// # Errors
+    /// When the file cannot be made or is no database.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let connection = Connection::open(path)?;
+        connection.busy_timeout(std::time::Duration::from_secs(5))?;
+        connection.pragma_update(None, "journal_mode", "wal")?;
+        connection.pragma_update(None, "synchronous", "full")?;
+        connection.execute_batch(SCHEMA)?;
+        let (changes, _) = broadcast::channel(CHANGES_KEPT);
+        Ok(Self { inner: Arc::new(Inner { connection: Mutex::new(connection), changes }) })
+    }
+
+    /// Runs on a thread where waiting for the disk is allowed.
+    fn run<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Inner, &mut Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Answer<'static, T> {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move {
+            tokio::task::spawn_blocking(move || {
+                // A panic in `act` rolled its transaction back: the connection is still sound.
+                let mut connection =
+                    inner.connection.lock().unwrap_or_else(PoisonError::into_inner);
+                act(&inner, &mut connection)
+            })
+            .await?
+        })
+    }
+}
+
+impl Store for SqliteStore {
+    fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<Entry>> {
+        let key = key.to_owned();
+        self.run(move |_, connection| {
+            connection
+                .prepare_cached("SELECT key, value, revision FROM entries WHERE key = ?1")?
+                .query_row([key], row)
+                .optional()?
+                .map(entry)
+                .transpose()
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Entry>> {
+        let prefix = prefix.to_owned();
+        self.run(move |_, connection| {
+            // U+10FFFF sorts after every character that a key can have.
+            let end = format!("{prefix}\u{10FFFF}");
+            connection
+                .prepare_cached(
+                    "SELECT key, value, revision FROM entries WHERE key >= ?1 AND key < ?2 ORDER BY key",
+                )?
+                .query_map([prefix, end], row)?
+                .map(|row| entry(row?))
+                .collect()
+        })
+    }
+
+    fn compare_and_swap<'a>(
+        &'a self,
+        key: &'a str,
+        expected: Option<Revision>,
+        write: Write,
+    ) -> Answer<'a, Swap> {
+        let key = key.to_owned();
+        self.run(move |inner, connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let present: Option<i64> = transaction
+                .query_row("SELECT revision FROM entries WHERE key = ?1", [&key], |r| r.get(0))
+                .optional()?;
+            if present.map(Revision) != expected {
+                return Ok(Swap::Differs);
+            }
+            let revision = next_revision(&transaction)?;
+            let change = apply(&transaction, key, write, revision)?;
+            transaction.commit()?;
+            // Under the mutex, so that watchers see the order of the writes. No watcher: no error.
+            drop(inner.changes.send(change));
+            Ok(Swap::Done(revision))
+        })
+    }
+
+    fn watch(&self, prefix: &str) -> Watch {
+        Watch { prefix: prefix.to_owned(), changes: self.inner.changes.subscribe() }
+    }
+}
+
+fn next_revision(transaction: &Transaction<'_>) -> Result<Revision, StoreError> {
+    let next = transaction.query_row(
+        "UPDATE counter SET revision = revision + 1 RETURNING revision",
+        [],
+        |r| r.get(0),
+    )?;
+    Ok(Revision(next))
+}
+
+fn apply(
+    transaction: &Transaction<'_>,
+    key: String,
+    write: Write,
+    revision: Revision,
+) -> Result<Change, StoreError> {
+    match write {
+        Write::Put(value) => {
+            transaction.execute(
+                "INSERT INTO entries VALUES (?1, ?2, ?3)
+                 ON CONFLICT (key) DO UPDATE SET value = ?2, revision = ?3",
+                params![key, value.to_string(), revision.0],
+            )?;
+            Ok(Change::Put(Entry { key, value, revision }))
+        }
+        Write::Delete => {
+            transaction.execute("DELETE FROM entries WHERE key = ?1", [&key])?;
+            Ok(Change::Deleted(key))
+        }
+    }
+}
+
+fn row(row: &rusqlite::Row<'_>) -> rusqlite::Result<(String, String, i64)> {
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+}
+
+fn entry((key, value, revision): (String, String, i64)) -> Result<Entry, StoreError> {
+    let value: Value = serde_json::from_str(&value)
+        .map_err(|source| StoreError::NotJson { key: key.clone(), source })?;
+    Ok(Entry { key, value, revision: Revision(revision) })
+}

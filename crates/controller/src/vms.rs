@@ -1,0 +1,118 @@
+//! VMs as people see and move them. Where a host is silent, its VMs are shown as last seen.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use perigee_model::job::{Migration, Vm};
+use perigee_model::plan::Trigger;
+use perigee_model::vm::VmReport;
+use perigee_model::{HostId, MigrationId, Problem, VmId};
+
+use crate::cluster::Cluster;
+use crate::records::{JobRecord, MigrationRecord};
+use crate::{catalog, jobs, migration, planning};
+
+pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
+    let jobs = cluster.unfinished_jobs().await?;
+    let moves = cluster.unfinished_migrations().await?;
+    let hosts = cluster.hosts.all();
+    let asked = hosts.iter().map(|host| reports_of(cluster, &host.id));
+    let mut vms = Vec::new();
+    for (host, (reports, silence)) in hosts.iter().zip(join_all(asked).await) {
+        for report in reports {
+            vms.push(view(&host.id, report, silence.as_deref(), &jobs, &moves));
+        }
+    }
+    Ok(vms)
+}
+
+/// A host's VMs, and why they are not fresh if they are not.
+async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<String>) {
+    let fresh = match catalog::reachable(cluster, host) {
+        Ok(link) => link.agent.get::<Vec<VmReport>>("/v1/vms").await,
+        Err(problem) => Err(problem),
+    };
+    match fresh {
+        Ok(reports) => {
+            cluster.hosts.remember_vms(host, &reports);
+            (reports, None)
+        }
+        Err(problem) => {
+            let why = format!("as last seen: {}", problem.why);
+            (cluster.hosts.remembered_vms(host), Some(why))
+        }
+    }
+}
+
+fn view(
+    host: &HostId,
+    report: VmReport,
+    silence: Option<&str>,
+    jobs: &[JobRecord],
+    moves: &[MigrationRecord],
+) -> Vm {
+    let vm = report.spec.vm;
+    let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
+    Vm {
+        job: job.map(|record| record.job.id.clone()),
+        host: host.clone(),
+        status: report.status,
+        reason: silence.map_or(report.reason, str::to_owned),
+        cpus: report.spec.cpus,
+        memory_bytes: report.spec.memory_bytes,
+        uptime_ms: report.uptime_ms,
+        vcpu_ms: report.vcpu_ms,
+        migration: migration_of(moves, &vm),
+        id: vm,
+    }
+}
+
+fn migration_of(moves: &[MigrationRecord], vm: &VmId) -> Option<MigrationId> {
+    moves.iter().find(|m| m.migration.vm == *vm).map(|m| m.migration.id.clone())
+}
+
+/// In the middle of a migration a VM stands on two hosts; its job says which one counts.
+pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
+    let at = jobs::of_vm(cluster, vm).await?.and_then(|record| record.job.host);
+    let found = list(cluster).await?.into_iter().filter(|found| found.id == *vm);
+    found.max_by_key(|found| Some(&found.host) == at.as_ref()).ok_or_else(|| {
+        Problem::not_found(format!("VM {vm}"), "no host has a VM of this name")
+            .next("`perigee vm list` shows the VMs")
+    })
+}
+
+pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
+    if let Some(record) = jobs::of_vm(cluster, vm).await? {
+        jobs::intend(cluster, &record.job.id, |intent| intent.stop_vm = true).await?;
+        return Ok(());
+    }
+    let host = catalog::reachable(cluster, &get(cluster, vm).await?.host)?;
+    host.agent.delete(&format!("/v1/vms/{vm}")).await
+}
+
+/// Begins the migration that a person asked for.
+pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Migration, Problem> {
+    let Some(record) = jobs::of_vm(cluster, vm).await? else {
+        return Err(Problem::not_found(format!("VM {vm}"), "no running job has such a VM")
+            .next("`perigee vm list` shows the VMs"));
+    };
+    cluster.hosts.get(&to)?;
+    let predicted_s = planning::move_cost_s(cluster, &record, &to).await?;
+    let wish = migration::Wish {
+        to: to.clone(),
+        reason: "asked".to_owned(),
+        predicted_s,
+        job_progress: jobs::progress(&record.job),
+    };
+    let moved = migration::request(cluster, &record, wish).await?;
+    let summary = format!("move from {} to {to}, as a person asked", moved.from);
+    let plan = planning::asked_plan();
+    planning::record(cluster, &record.job.id, Trigger::Asked, plan, summary).await?;
+    Ok(moved)
+}
+
+pub async fn console(cluster: &Cluster, vm: &VmId) -> Result<String, Problem> {
+    let host = catalog::reachable(cluster, &get(cluster, vm).await?.host)?;
+    let bytes = host.agent.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
