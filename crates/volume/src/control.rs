@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
@@ -28,6 +29,11 @@ use crate::store::{Pool, io_problem};
 
 /// Volumes' bytes go through memory in pieces of this size.
 const PIECE_BYTES: u32 = 1 << 20;
+/// So much of a refused body is taken, then the connection is dropped.
+const DRAIN_BYTES_MAX: usize = 256 << 20;
+
+/// A client that has just ended may not be drained yet: deleting its volume waits for it this long.
+const SESSION_END_MAX: Duration = Duration::from_secs(2);
 
 /// What the handlers share.
 pub struct Control {
@@ -53,7 +59,11 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/attachments/{volume}", put(attach).delete(detach))
         .route("/stats", get(list_stats))
         .route("/probe", post(probe_blocks));
-    Router::new().nest("/v1", v1).fallback(no_such_path).method_not_allowed_fallback(no_such_path).with_state(control)
+    Router::new()
+        .nest("/v1", v1)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_path)
+        .with_state(control)
 }
 
 async fn no_such_path(request: Request) -> Failure {
@@ -111,11 +121,19 @@ async fn create_volume(
     Ok(Json(control.pool.create_volume(request).await?))
 }
 
-async fn volume_info(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<VolumeInfo> {
+async fn volume_info(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+) -> Reply<VolumeInfo> {
     Ok(Json(control.pool.volume_info(&volume).await?))
 }
 
 async fn delete_volume(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
+    let opened = control.pool.volume(&volume).await?;
+    let patience = Instant::now() + SESSION_END_MAX;
+    while opened.info().sessions > 0 && Instant::now() < patience {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     control.pool.delete_volume(&volume).await?;
     control.stats.forget(&volume);
     Ok(Json(()))
@@ -129,7 +147,10 @@ async fn snapshot(
     Ok(Json(control.pool.snapshot(&volume, request).await?))
 }
 
-async fn issue_epoch(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<EpochIssued> {
+async fn issue_epoch(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+) -> Reply<EpochIssued> {
     Ok(Json(control.pool.volume(&volume).await?.issue_epoch().await?))
 }
 
@@ -192,31 +213,50 @@ async fn write_data(
     Named(volume): Named<VolumeName>,
     request: Request,
 ) -> Reply<()> {
-    let what = format!("can't write to volume {volume}");
     let device = control.pool.volume(&volume).await?.session(None);
-    let io_failed = |error: IoError| io_problem(&what, &error);
+    let what = format!("can't write to volume {volume}");
     let mut body = request.into_body().into_data_stream();
+    let written = write_body(&*device, &what, &mut body).await;
+    if written.is_err() {
+        drain(&mut body).await;
+    }
+    Ok(Json(written?))
+}
+
+async fn write_body(
+    device: &dyn Device,
+    what: &str,
+    body: &mut BodyDataStream,
+) -> Result<(), Problem> {
+    let io_failed = |error: IoError| io_problem(what, &error);
     let mut piece = BytesMut::new();
     let mut offset = 0;
-    loop {
-        let received = match body.next().await {
-            Some(received) => received.map_err(|error| {
-                Problem::invalid(&what, format!("the body ended early: {error}"))
-            })?,
-            None => break,
-        };
+    while let Some(received) = body.next().await {
+        let received = received
+            .map_err(|error| Problem::invalid(what, format!("the body ended early: {error}")))?;
         piece.extend_from_slice(&received);
         if offset + piece.len() as u64 > device.size_bytes() {
             let why = format!("the data is longer than the volume's {}", device.size_bytes());
-            return Err(Problem::invalid(what, why).next("create a larger volume").into());
+            return Err(Problem::invalid(what, why).next("create a larger volume"));
         }
         if piece.len() >= PIECE_BYTES as usize {
-            offset += write_piece(&*device, offset, &mut piece).await.map_err(io_failed)?;
+            offset += write_piece(device, offset, &mut piece).await.map_err(io_failed)?;
         }
     }
-    write_piece(&*device, offset, &mut piece).await.map_err(io_failed)?;
-    device.flush().await.map_err(io_failed)?;
-    Ok(Json(()))
+    write_piece(device, offset, &mut piece).await.map_err(io_failed)?;
+    device.flush().await.map_err(io_failed)
+}
+
+/// Takes what is left of a body that is refused: many clients read the answer only after they have
+/// sent everything.
+async fn drain(body: &mut BodyDataStream) {
+    let mut left = DRAIN_BYTES_MAX;
+    while let Some(Ok(received)) = body.next().await {
+        left = left.saturating_sub(received.len());
+        if left == 0 {
+            return;
+        }
+    }
 }
 
 async fn write_piece(
@@ -243,8 +283,8 @@ async fn read_data(
     Named(volume): Named<VolumeName>,
     range: Result<Query<DataRange>, QueryRejection>,
 ) -> Result<Response, Failure> {
-    let Query(range) =
-        range.map_err(|error| Problem::invalid("can't tell how much to read", error.body_text()))?;
+    let Query(range) = range
+        .map_err(|error| Problem::invalid("can't tell how much to read", error.body_text()))?;
     let device = control.pool.volume(&volume).await?.session(None);
     let length_bytes = range.length_bytes.unwrap_or(device.size_bytes());
     if length_bytes > device.size_bytes() {

@@ -136,7 +136,10 @@ fn unknown(name: &str, names: &[String]) -> Problem {
         [] => "this server has no exports yet".to_owned(),
         _ if names.len() > NAMES_IN_ERROR => {
             let some = names[..NAMES_IN_ERROR].join(", ");
-            format!("there is none of that name; this server has {} exports: {some}, …", names.len())
+            format!(
+                "there is none of that name; this server has {} exports: {some}, …",
+                names.len()
+            )
         }
         _ => format!("there is none of that name; this server has: {}", names.join(", ")),
     };
@@ -149,11 +152,7 @@ impl Exports for PoolExports {
         Box::pin(self.list())
     }
 
-    fn open<'a>(
-        &'a self,
-        name: &'a str,
-        opener: Opener,
-    ) -> BoxFuture<'a, Result<Export, Problem>> {
+    fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(self.find(name, opener))
     }
 }

@@ -54,11 +54,17 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let mut nbd = tokio::spawn(server::serve(exports.clone(), listeners, stop.clone()));
     let control = Control { pool: pool.clone(), exports, stats };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
-    tracing::info!(pool = %config.pool.display(), nbd = ?config.nbd, control = ?config.control, "ready");
+    let ready = async {
+        tracing::info!(pool = %config.pool.display(), nbd = ?config.nbd, control = ?config.control, "ready");
+        std::future::pending().await
+    };
+    // In this order: the API is bound before the log says that the server is ready.
     let ended = tokio::select! {
+        biased;
+        failed = api, if !config.control.is_empty() => failed,
+        () = ready => Ok(()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        failed = api, if !config.control.is_empty() => failed,
     };
     tracing::info!("stopping");
     stop.cancel();

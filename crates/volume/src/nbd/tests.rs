@@ -276,13 +276,8 @@ async fn bytes_that_are_no_request_drop_the_connection_and_only_that() {
     stream.write_all(&wire::encode_option(option::GO, &go.encode())).await.expect("GO");
     let mut replies = [0; 20 + 12 + 20];
     stream.read_exact(&mut replies).await.expect("an info and an acknowledgement");
-    let too_long = Request {
-        flags: 0,
-        command: command::WRITE,
-        cookie: 1,
-        offset: 0,
-        length_bytes: u32::MAX,
-    };
+    let too_long =
+        Request { flags: 0, command: command::WRITE, cookie: 1, offset: 0, length_bytes: u32::MAX };
     stream.write_all(&too_long.encode()).await.expect("a request");
     assert!(rest(stream).await.is_empty());
     within("a flush of another client", other.flush()).await.expect("a flush");

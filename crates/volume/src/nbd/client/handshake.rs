@@ -89,7 +89,9 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
         return Err(FramingError::Malformed("the server does not speak fixed newstyle").into());
     }
-    stream.write_u32((flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES)).into()).await?;
+    stream
+        .write_u32((flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES)).into())
+        .await?;
     let structured = ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok();
     let mut allocation = false;
     if structured {

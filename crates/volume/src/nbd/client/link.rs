@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use perigee_http::Listen;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
+use tokio::io::{
+    AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf,
+};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -89,7 +91,8 @@ impl Link {
         let mut why = String::from("connection lost");
         loop {
             let attempt = {
-                let (address, name, session) = (self.address.clone(), self.name.clone(), self.session.clone());
+                let (address, name, session) =
+                    (self.address.clone(), self.name.clone(), self.session.clone());
                 async move {
                     tokio::time::sleep(pause).await;
                     connect(&address, &name, session).await

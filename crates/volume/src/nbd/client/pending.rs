@@ -188,10 +188,8 @@ impl Pending {
                 Err(FramingError::Malformed("a read's reply has not all of its data"))
             }
             command::READ => {
-                let data = gathered
-                    .whole
-                    .or(gathered.parts.map(BytesMut::freeze))
-                    .unwrap_or_default();
+                let data =
+                    gathered.whole.or(gathered.parts.map(BytesMut::freeze)).unwrap_or_default();
                 Ok(Answer::Data { offset: request.offset, data })
             }
             command::BLOCK_STATUS if gathered.extents.is_empty() => {

@@ -44,7 +44,10 @@ pub fn check(request: &Request, rules: &Rules) -> Result<Command, Refusal> {
     match request.command {
         command::READ => {
             if length_bytes > PAYLOAD_BYTES_MAX {
-                return refuse(Errno::Invalid, format!("a read of {length_bytes} bytes is too long"));
+                return refuse(
+                    Errno::Invalid,
+                    format!("a read of {length_bytes} bytes is too long"),
+                );
             }
             check_range(request, rules, Errno::Invalid)?;
             Ok(Command::Read { offset, length_bytes })
@@ -167,7 +170,10 @@ mod tests {
     #[test]
     fn a_flag_that_was_not_offered_is_refused() {
         let fast_zero = 1 << 4;
-        assert_eq!(refused(request(command::WRITE_ZEROES, fast_zero, 0, 512), RULES), Errno::Invalid);
+        assert_eq!(
+            refused(request(command::WRITE_ZEROES, fast_zero, 0, 512), RULES),
+            Errno::Invalid
+        );
     }
 
     #[test]

@@ -57,11 +57,7 @@ pub trait Exports: Send + Sync + 'static {
 
     /// # Errors
     /// `NotFound` when there is no such export; anything else is why it can't be opened now.
-    fn open<'a>(
-        &'a self,
-        name: &'a str,
-        opener: Opener,
-    ) -> BoxFuture<'a, Result<Export, Problem>>;
+    fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>>;
 }
 
 /// Why a connection ended before its client ended it.
@@ -89,12 +85,10 @@ impl Listener {
     /// `Conflict` when the address can't be bound.
     pub async fn bind(address: &Listen) -> Result<Self, Problem> {
         match address {
-            Listen::Tcp(address) => {
-                TcpListener::bind(address).await.map(Self::Tcp).map_err(|e| {
-                    Problem::conflict(format!("NBD on {address}"), e)
-                        .next("choose another address, or stop what listens there")
-                })
-            }
+            Listen::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp).map_err(|e| {
+                Problem::conflict(format!("NBD on {address}"), e)
+                    .next("choose another address, or stop what listens there")
+            }),
             Listen::Unix(path) => bind_unix(path).map(Self::Unix).map_err(|e| {
                 Problem::conflict(format!("NBD on unix:{}", path.display()), e)
                     .next("does the socket's directory exist, and may this user write it?")

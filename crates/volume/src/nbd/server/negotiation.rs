@@ -43,14 +43,7 @@ pub struct Negotiation<'a> {
 
 impl<'a> Negotiation<'a> {
     pub fn new(shared: &'a Shared, stop: CancellationToken) -> Self {
-        Self {
-            shared,
-            stop,
-            no_zeroes: false,
-            structured: false,
-            allocation_of: None,
-            claim: None,
-        }
+        Self { shared, stop, no_zeroes: false, structured: false, allocation_of: None, claim: None }
     }
 
     /// `None` when the client went away or gave up.
@@ -173,7 +166,8 @@ impl<'a> Negotiation<'a> {
         }
         let listing = option == option::LIST_META_CONTEXT;
         let wanted = contexts.queries.iter().any(|q| q == CONTEXT_ALLOCATION)
-            || listing && (contexts.queries.is_empty() || contexts.queries.iter().any(|q| q == "base:"));
+            || listing
+                && (contexts.queries.is_empty() || contexts.queries.iter().any(|q| q == "base:"));
         if !listing {
             self.allocation_of = wanted.then(|| contexts.name.clone());
         }

@@ -88,7 +88,8 @@ pub async fn run(
     let (replies, queue) = mpsc::channel(REQUESTS_MAX as usize);
     let writing = tokio::spawn(write_replies(writer, queue, stop.clone()));
     let limits = Limits::new();
-    let connection = Connection { device: export.device.clone(), rules, replies, stop: stop.clone() };
+    let connection =
+        Connection { device: export.device.clone(), rules, replies, stop: stop.clone() };
     let ended = tokio::select! {
         () = stop.cancelled() => Ok(()),
         ended = read_requests(&mut reader, &connection, &limits) => ended,
@@ -183,10 +184,9 @@ async fn execute(device: &dyn Device, command: Command, payload: Bytes) -> Answe
             Ok(Answer::Done)
         }
         Command::Write { .. } if payload.is_empty() => Ok(Answer::Done),
-        Command::Read { offset, length_bytes } => device
-            .read(offset, length_bytes)
-            .await
-            .map(|data| Answer::Data { offset, data }),
+        Command::Read { offset, length_bytes } => {
+            device.read(offset, length_bytes).await.map(|data| Answer::Data { offset, data })
+        }
         Command::Write { offset, fua } => device.write(offset, payload, fua).await.map(done),
         Command::Flush => device.flush().await.map(done),
         Command::Zero { offset, length_bytes, how, fua } => {

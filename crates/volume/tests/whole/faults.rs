@@ -1,0 +1,88 @@
+//! What a server that was stopped or killed, or a full disk, leaves behind.
+
+use std::path::PathBuf;
+
+use perigee_model::volume::VolumeInfo;
+use perigee_model::{Problem, ProblemKind};
+
+use crate::server::{MIB, Server, assert_io, run, said, try_run};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_is_there_after_a_stop_and_after_a_kill() {
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 1M", "write -P 1 1M 1000"]));
+    server.terminate().await;
+    server.start_process().await;
+    assert_io(
+        &server.qemu_io("data", &["read -P 1 0 1M", "read -P 1 1M 1000", "write -P 2 3M 1M"]),
+    );
+    server.kill();
+    server.start_process().await;
+    assert_io(&server.qemu_io("data", &["read -P 1 0 1M", "read -P 2 3M 1M", "read -P 0 4M 4M"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_was_answered_survives_a_kill_before_any_flush() {
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    let uri = server.uri("data");
+    // -t unsafe: qemu-io sends no flush at its end.
+    run(&["qemu-io", "-t", "unsafe", "-f", "raw", "-c", "write -P 7 1M 1M", &uri]);
+    server.kill();
+    server.start_process().await;
+    assert_io(&server.qemu_io("data", &["read -P 7 1M 1M", "read -P 0 0 1M"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_is_open_in_one_server_only() {
+    let server = Server::start().await;
+    let config =
+        perigee_volume::Config { pool: server.pool.clone(), nbd: Vec::new(), control: Vec::new() };
+    let problem: Problem = perigee_volume::serve(config).await.expect_err("it is open already");
+    assert_eq!(problem.kind, ProblemKind::Conflict);
+}
+
+/// A small filesystem; it goes when this goes.
+struct Small {
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Small {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("small");
+        std::fs::create_dir(&path).expect("a directory");
+        let text = path.display().to_string();
+        let mounted = try_run(&["mount", "-t", "tmpfs", "-o", "size=24m", "perigee-test", &text]);
+        mounted.status.success().then_some(Self { path, _dir: dir })
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        run(&["umount", "--lazy", &self.path.display().to_string()]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_pool_refuses_that_write_and_goes_on_when_there_is_space() {
+    let Some(small) = Small::mount() else {
+        eprintln!("skipped: only root can mount a small filesystem");
+        return;
+    };
+    let server = Server::start_in(small.path.join("pool")).await;
+    server.create("data", 64 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 4M", "flush"]));
+    let ballast = small.path.join("ballast");
+    run(&["dd", "if=/dev/zero", "bs=1M", "count=14", &format!("of={}", ballast.display())]);
+    let full = server.qemu_io("data", &["write -P 2 4M 16M"]);
+    assert!(said(&full).contains("No space left on device"), "{full:?}");
+    assert_io(&server.qemu_io("data", &["read -P 1 0 4M", "write -P 3 0 1M", "flush"]));
+    std::fs::remove_file(&ballast).expect("the ballast");
+    assert_io(&server.qemu_io("data", &["write -P 2 4M 10M", "flush"]));
+    assert_io(&server.qemu_io("data", &["read -P 3 0 1M", "read -P 1 1M 3M", "read -P 2 4M 10M"]));
+    let info: VolumeInfo = server.control.get("/v1/volumes/data").await.expect("the volume");
+    assert!(info.head_bytes >= 14 * MIB, "{info:?}");
+}

@@ -1,0 +1,7 @@
+//! The volume server as a process, driven by the programs people use: QEMU's tools, libnbd's, fio.
+
+mod epochs;
+mod faults;
+mod proxy;
+mod server;
+mod tools;

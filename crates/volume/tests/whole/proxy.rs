@@ -1,0 +1,191 @@
+//! Volumes of another host.
+
+use std::io::Write;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use perigee_model::ProblemKind;
+use perigee_model::volume::{Attach, Attachment, EpochChange, EpochIssued, ExportStats, IoStats};
+
+use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
+
+async fn attach(server: &Server, volume: &str, home: &Server) {
+    let path = format!("/v1/attachments/{volume}");
+    let attach = Attach { nbd_addr: home.nbd_addr.clone() };
+    let _: Attachment = server.control.put(&path, &attach).await.expect("an attachment");
+}
+
+async fn stats(server: &Server) -> IoStats {
+    let all: Vec<ExportStats> = server.control.get("/v1/stats").await.expect("figures");
+    all.iter().find(|s| s.volume.as_str() == "data").map(|s| s.stats).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attached_volume_is_like_one_s_own() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    home.create("data", 16 * MIB).await;
+    attach(&host, "data", &home).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("sample.raw").display().to_string();
+    std::fs::write(&file, sample(16 * MIB)).expect("a file");
+    run(&["nbdcopy", "--flush", &file, &host.uri("data")]);
+    run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &file, &host.uri("data@1")]);
+    run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &file, &home.uri("data")]);
+    assert!(run(&["nbdinfo", "--list", &host.uri("")]).contains("data"));
+    let figures = stats(&host).await;
+    assert!(figures.network_requests >= figures.reads + figures.writes, "{figures:?}");
+    assert!(figures.network_bytes >= 16 * MIB && figures.network_busy_ns > 0, "{figures:?}");
+    let attachments: Vec<Attachment> = host.control.get("/v1/attachments").await.expect("a list");
+    assert_eq!((attachments.len(), attachments[0].sessions), (1, 0));
+    host.control.delete("/v1/attachments/data").await.expect("a detachment");
+    assert!(!try_run(&["nbdinfo", &host.uri("data")]).status.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_home_refuses_an_old_epoch_through_the_proxy() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    home.create("data", MIB).await;
+    attach(&host, "data", &home).await;
+    assert_io(&host.qemu_io("data@1", &["write -P 1 0 4k"]));
+    let issued: EpochIssued =
+        home.control.post("/v1/volumes/data/epoch/issue", &()).await.expect("an epoch");
+    let change = EpochChange { from: perigee_model::Epoch(1), to: issued.epoch };
+    let _: serde_json::Value =
+        home.control.post("/v1/volumes/data/epoch", &change).await.expect("the change");
+    let refused = host.qemu_io("data@1", &["write -P 2 0 4k"]);
+    assert!(said(&refused).contains("Operation not permitted"), "{refused:?}");
+    assert_io(&host.qemu_io("data@1", &["read -P 1 0 4k"]));
+    assert_io(&host.qemu_io("data@2", &["write -P 2 0 4k"]));
+    assert_eq!(stats(&host).await.fenced, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attachments_never_go_round_in_a_circle_and_never_hide_a_volume() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    attach(&one, "data", &two).await;
+    attach(&two, "data", &one).await;
+    let refused = try_run(&["nbdinfo", &one.uri("data")]);
+    assert!(said(&refused).contains("data"), "{refused:?}");
+    assert!(!refused.status.success());
+    one.create("own", MIB).await;
+    let path = "/v1/attachments/own";
+    let attach = Attach { nbd_addr: two.nbd_addr.clone() };
+    let hidden = one.control.put::<Attachment>(path, &attach).await.expect_err("it is here");
+    assert_eq!(hidden.kind, ProblemKind::Conflict);
+}
+
+/// fio through the proxy, slow enough to last for seconds on any machine.
+fn fio(host: &Server) -> Child {
+    Command::new("timeout")
+        .args(["60", "fio", "--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=16k"])
+        .args(["--iodepth=16", "--size=32m", "--rate=8m", "--verify=crc32c", "--fsync=32"])
+        .args([
+            "--verify_fatal=1",
+            "--output-format=terse",
+            &format!("--uri={}", host.uri("data@1")),
+        ])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("fio")
+}
+
+async fn writes_arrive(home: &Server) {
+    until("writes at the home", async || stats(home).await.writes > 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_home_shows_only_as_a_pause() {
+    let (mut home, host) = (Server::start().await, Server::start().await);
+    home.create("data", 64 * MIB).await;
+    attach(&host, "data", &home).await;
+    let mut fio = fio(&host);
+    writes_arrive(&home).await;
+    home.kill();
+    home.start_process().await;
+    writes_arrive(&home).await;
+    home.terminate().await;
+    home.start_process().await;
+    writes_arrive(&home).await;
+    let mut ended = None;
+    until("fio to end", async || {
+        ended = fio.try_wait().expect("its state");
+        ended.is_some()
+    })
+    .await;
+    assert!(ended.expect("it ended").success(), "fio found every block as it wrote it");
+}
+
+/// qemu-io as patient as a VM's disk, taking commands one after the other.
+struct Disk {
+    qemu_io: Child,
+    commands: ChildStdin,
+    said: std::path::PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Disk {
+    fn open(host: &Server) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let said = dir.path().join("said");
+        let out = std::fs::File::create(&said).expect("a file");
+        let disk = format!(
+            "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},\
+             file.export=data@1,file.reconnect-delay=60",
+            host.socket().display()
+        );
+        let mut qemu_io = Command::new("timeout")
+            .args(["60", "stdbuf", "-oL", "qemu-io", "--image-opts", &disk])
+            .stdin(Stdio::piped())
+            .stderr(out.try_clone().expect("a second handle"))
+            .stdout(out)
+            .spawn()
+            .expect("qemu-io");
+        let commands = qemu_io.stdin.take().expect("a pipe");
+        Self { qemu_io, commands, said, _dir: dir }
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.said).expect("what it said")
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").expect("a living qemu-io");
+    }
+
+    async fn has_done(&self, requests: usize) {
+        until("qemu-io to go on", async || self.said().matches("ops;").count() >= requests).await;
+    }
+
+    async fn end(mut self) -> String {
+        self.tell("quit");
+        until("qemu-io to end", async || self.qemu_io.try_wait().expect("its state").is_some())
+            .await;
+        self.said()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_of_either_server_shows_to_qemu_only_as_a_pause() {
+    let (mut home, mut host) = (Server::start().await, Server::start().await);
+    home.create("data", 8 * MIB).await;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open(&host);
+    disk.tell("write -P 1 0 1M");
+    disk.has_done(1).await;
+    host.kill();
+    disk.tell("write -P 2 512k 1M");
+    host.start_process().await;
+    disk.has_done(2).await;
+    home.kill();
+    disk.tell("write -P 3 1M 1M");
+    host.kill();
+    host.start_process().await;
+    home.start_process().await;
+    disk.has_done(3).await;
+    for command in ["flush", "read -P 1 0 512k", "read -P 2 512k 512k", "read -P 3 1M 1M"] {
+        disk.tell(command);
+    }
+    disk.has_done(6).await;
+    let said = disk.end().await;
+    assert!(!said.contains("failed"), "{said}");
+    assert_io(&home.qemu_io("data", &["read -P 1 0 512k", "read -P 3 1M 1M"]));
+}

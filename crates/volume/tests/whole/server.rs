@@ -1,0 +1,213 @@
+//! Starts volume servers and tools, and stops them again.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use perigee_http::{Client, Listen};
+use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
+use perigee_model::{ImageName, VolumeName};
+use perigee_volume::{Config, serve};
+use tempfile::TempDir;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
+pub const MIB: u64 = 1 << 20;
+
+/// Is the server when a test starts it so; it ends with the test that started it.
+#[test]
+#[ignore = "the other tests start it as the server's process"]
+fn server_process() {
+    let Ok(pool) = std::env::var(POOL_VARIABLE) else { return };
+    let pool = PathBuf::from(pool);
+    let config = Config {
+        nbd: vec![
+            Listen::Unix(sockets(&pool).join("nbd.sock")),
+            Listen::Tcp(std::env::var("PERIGEE_TEST_NBD").expect("an address")),
+        ],
+        control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
+        pool,
+    };
+    std::thread::spawn(|| {
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("the parent's pipe");
+        std::process::exit(9);
+    });
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(serve(config)).expect("the server");
+}
+
+/// Sockets are beside the pool, so that a full pool still has room for them.
+fn sockets(pool: &Path) -> PathBuf {
+    pool.with_extension("sockets")
+}
+
+/// A volume server with a pool; both end with it.
+pub struct Server {
+    pub pool: PathBuf,
+    pub nbd_addr: String,
+    pub control: Client,
+    child: Option<Child>,
+    /// Held until the server has ended.
+    dir: Option<TempDir>,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pool = dir.path().join("pool");
+        let mut server = Self::start_in(pool).await;
+        server.dir = Some(dir);
+        server
+    }
+
+    /// With its pool in a directory of the caller's.
+    pub async fn start_in(pool: PathBuf) -> Self {
+        std::fs::create_dir_all(sockets(&pool)).expect("a directory");
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let nbd_addr = free.local_addr().expect("an address").to_string();
+        drop(free);
+        let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
+        let control = Client::new(&control, DEADLINE).expect("a client");
+        let mut server = Self { pool, nbd_addr, control, child: None, dir: None };
+        server.start_process().await;
+        server
+    }
+
+    pub async fn start_process(&mut self) {
+        let child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "server::server_process", "--ignored", "--nocapture"])
+            .env(POOL_VARIABLE, &self.pool)
+            .env("PERIGEE_TEST_NBD", &self.nbd_addr)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("a server");
+        self.child = Some(child);
+        let control = self.control.clone();
+        until("the server to answer", async || {
+            control.get::<serde_json::Value>("/v1/pool").await.is_ok()
+        })
+        .await;
+    }
+
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().expect("a running server").id();
+        run(&["kill", &format!("-{name}"), &pid.to_string()]);
+    }
+
+    /// As a power-off of the process: nothing is flushed.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().expect("a running server");
+        child.kill().expect("a kill");
+        child.wait().expect("its end");
+    }
+
+    /// Ends it in order.
+    pub async fn terminate(&mut self) {
+        self.signal("TERM");
+        let mut child = self.child.take().expect("a running server");
+        until("the server to end", async || child.try_wait().expect("its state").is_some()).await;
+        assert!(child.wait().expect("its end").success(), "it ends without an error");
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        sockets(&self.pool).join("nbd.sock")
+    }
+
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    pub fn tcp_uri(&self, export: &str) -> String {
+        format!("nbd://{}/{export}", self.nbd_addr)
+    }
+
+    pub async fn create(&self, name: &str, size_bytes: u64) -> VolumeInfo {
+        self.create_from(name, VolumeSource::Empty, Some(size_bytes)).await
+    }
+
+    pub async fn clone_image(&self, name: &str, image: &str) -> VolumeInfo {
+        let image = ImageName::new(image).expect("a name");
+        self.create_from(name, VolumeSource::Image(image), None).await
+    }
+
+    async fn create_from(
+        &self,
+        name: &str,
+        source: VolumeSource,
+        size_bytes: Option<u64>,
+    ) -> VolumeInfo {
+        let name = VolumeName::new(name).expect("a name");
+        let request = CreateVolume { name, size_bytes, source };
+        self.control.post("/v1/volumes", &request).await.expect("a volume")
+    }
+
+    pub fn qemu_io(&self, export: &str, commands: &[&str]) -> Output {
+        let uri = self.uri(export);
+        let mut args = vec!["qemu-io", "-f", "raw", &uri];
+        args.extend(commands.iter().flat_map(|command| ["-c", command]));
+        try_run(&args)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("a kill");
+            child.wait().expect("its end");
+        }
+        drop(self.dir.take());
+    }
+}
+
+/// Runs a program to its end, with a deadline.
+pub fn try_run(args: &[&str]) -> Output {
+    Command::new("timeout")
+        .arg(DEADLINE.as_secs().to_string())
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("coreutils' timeout")
+}
+
+/// As [`try_run`], and it must succeed. Gives what it printed.
+pub fn run(args: &[&str]) -> String {
+    let output = try_run(args);
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+pub fn said(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+}
+
+/// qemu-io succeeds as a program when a read or write fails: what it says counts.
+pub fn assert_io(output: &Output) {
+    let said = said(output);
+    let failed = ["failed", "error", "verification"].iter().any(|word| said.contains(word));
+    assert!(output.status.success() && !failed, "{said}");
+}
+
+/// Waits for something that has to come.
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !holds().await {
+        assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Bytes that are different at every place, with a hole in the middle.
+pub fn sample(size_bytes: u64) -> Vec<u8> {
+    let size = usize::try_from(size_bytes).expect("a small sample");
+    let mut bytes = Vec::with_capacity(size);
+    let mut state = 1_u64;
+    while bytes.len() < size {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        bytes.extend_from_slice(&state.to_be_bytes());
+    }
+    bytes.truncate(size);
+    bytes[size / 4..size / 2].fill(0);
+    bytes
+}
