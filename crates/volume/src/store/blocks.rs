@@ -92,7 +92,7 @@ impl BlockStates {
         let state = self.get(range.start);
         let mut block = range.start;
         while block < range.end {
-            if block % 4 == 0
+            if block.is_multiple_of(4)
                 && block + 4 <= range.end
                 && self.packed[index(block / 4)] == state.pattern()
             {
@@ -130,7 +130,7 @@ impl BlockStates {
         let mut block = range.start;
         while block < range.end {
             let byte = &mut bytes[index(block / 4 - first_byte)];
-            if block % 4 == 0 && block + 4 <= range.end {
+            if block.is_multiple_of(4) && block + 4 <= range.end {
                 *byte = state.pattern();
                 block += 4;
             } else {

@@ -31,11 +31,12 @@ use super::locks::RangeLocks;
 use super::map::{self, MapError, MapFile, PAYLOAD_BYTES, StoreError};
 use crate::device::{IoError, Zeroing};
 
-/// Bytes that follow each other, from `offset` on. Where it ends within a block, that block is
-/// data already: whoever makes a patch fills up the other blocks.
+/// Bytes from `offset` on. Where they end within a block, that block is data already: whoever
+/// makes a patch fills up the other blocks. They go to the file in one write, so that no sector
+/// is ever half filled up.
 pub(super) struct Patch {
     pub(super) offset: u64,
-    pub(super) pieces: Vec<Bytes>,
+    pub(super) data: Bytes,
 }
 
 /// What changed since the last flush took it.
@@ -163,12 +164,8 @@ impl Head {
     /// The caller holds the locks of the patch's blocks.
     pub(super) fn write(&self, patch: &Patch) -> Result<(), IoError> {
         self.check_writable()?;
-        let mut at = patch.offset;
-        for piece in &patch.pieces {
-            self.layer.data.write_at(at, piece)?;
-            at += piece.len() as u64;
-        }
-        self.mark(blocks_of(patch.offset, at - patch.offset), BlockState::Data, None)
+        self.layer.data.write_at(patch.offset, &patch.data)?;
+        self.mark(blocks_of(patch.offset, patch.data.len() as u64), BlockState::Data, None)
     }
 
     /// Makes whole blocks zero. The caller holds their locks.

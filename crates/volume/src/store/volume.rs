@@ -15,7 +15,7 @@ use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued, VolumeHealth,
 use perigee_model::{Epoch, Problem, VolumeName};
 use tokio::sync::OwnedRwLockReadGuard;
 
-use super::blocks::{BlockState, blocks_of, index};
+use super::blocks::{BlockState, blocks_of};
 use super::catalog::{Catalog, EpochRefused};
 use super::chain::Chain;
 use super::head::{Head, Patch, partial_edges};
@@ -328,9 +328,9 @@ impl Session {
 /// Fills up the blocks that a write covers in part and that the head does not have yet.
 /// The caller holds their locks.
 async fn patch(stack: &Stack, offset: u64, data: Bytes) -> Result<Patch, IoError> {
-    let length_bytes = data.len() as u64;
-    let mut patch = Patch { offset, pieces: vec![data] };
-    for (block, bytes) in partial_edges(offset, length_bytes) {
+    let mut start = offset;
+    let (mut before, mut after) = (Bytes::new(), Bytes::new());
+    for (block, bytes) in partial_edges(offset, data.len() as u64) {
         let state = stack.head.layer.runs(block..block + 1)[0].1;
         if state == BlockState::Data {
             continue;
@@ -338,14 +338,15 @@ async fn patch(stack: &Stack, offset: u64, data: Bytes) -> Result<Patch, IoError
         let at = block * BLOCK_BYTES;
         let old = stack.chain.read(at, BLOCK_BYTES_U32).await?;
         if bytes.start > 0 {
-            patch.offset = at;
-            patch.pieces.insert(0, old.slice(..bytes.start));
+            start = at;
+            before = old.slice(..bytes.start);
         }
-        if bytes.end < index(BLOCK_BYTES) {
-            patch.pieces.push(old.slice(bytes.end..));
-        }
+        after = old.slice(bytes.end..);
     }
-    Ok(patch)
+    if before.is_empty() && after.is_empty() {
+        return Ok(Patch { offset, data });
+    }
+    Ok(Patch { offset: start, data: [before, data, after].concat().into() })
 }
 
 const BLOCK_BYTES_U32: u32 = 4096;

@@ -91,10 +91,10 @@ async fn the_same_layer_twice_is_one_and_a_taken_name_is_a_conflict() {
     let source = dir.path().join("i.raw");
     raw_image(&source);
     let pool = open_real(&dir.path().join("pool")).await;
-    let layer = Some(LayerId(Uuid::from_u128(42)));
-    let request = ImportImage { layer, ..import("i", &source) };
+    let layer = LayerId(Uuid::from_u128(42));
+    let request = ImportImage { layer: Some(layer), ..import("i", &source) };
     let first = pool.import_image(request.clone()).await.unwrap();
-    assert_eq!(first.layer, layer.unwrap());
+    assert_eq!(first.layer, layer);
     let again = pool.import_image(request.clone()).await.unwrap();
     assert_eq!(again.layer, first.layer);
     let other_layer = pool.import_image(import("i", &source)).await.unwrap_err();

@@ -53,7 +53,7 @@ impl Device for FakeRemote {
 }
 
 fn remote_bytes() -> Vec<u8> {
-    (0..5 * 4096 + 512_usize).map(|at| (at / 7 % 251) as u8 | 1).collect()
+    (1..=251_u8).cycle().take(5 * 4096 + 512).collect()
 }
 
 /// Reaches a [`FakeRemote`] at `there:1` and nothing else.

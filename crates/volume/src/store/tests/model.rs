@@ -233,7 +233,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(64),
+        cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(100),
         max_shrink_iters: 400,
         ..ProptestConfig::default()
     })]

@@ -61,7 +61,7 @@ impl Bench {
 }
 
 fn patch(block: u64, byte: u8) -> Patch {
-    Patch { offset: block * 4096, pieces: vec![bytes(byte, BLOCK)] }
+    Patch { offset: block * 4096, data: bytes(byte, BLOCK) }
 }
 
 #[test]
@@ -216,6 +216,20 @@ async fn a_small_write_into_a_zero_block_shows_no_stale_bytes() {
 }
 
 #[tokio::test]
+async fn a_sector_that_is_filled_up_is_never_half_old_and_half_zeros() {
+    for seed in 0..16 {
+        let bench = Bench::new().await;
+        bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+        bench.device.zero(0, 4096, Zeroing::FreeSpace, false).await.unwrap();
+        bench.device.write(100, bytes(2, 100), false).await.unwrap();
+        let bench = bench.power_cut(seed).await;
+        let sector = bench.device.read(0, 512).await.unwrap();
+        let new = [vec![0; 100], vec![2; 100], vec![0; 312]].concat();
+        assert!(sector == bytes(1, 512) || sector == new, "seed {seed}: {sector:?}");
+    }
+}
+
+#[tokio::test]
 async fn clones_share_the_open_layer_below() {
     let bench = Bench::new().await;
     bench.device.write(0, bytes(1, BLOCK), false).await.unwrap();
@@ -248,6 +262,8 @@ async fn a_remote_parent_is_read_through_and_hidden_by_writes() {
     device.write(5000, bytes(9, 5000), false).await.unwrap();
     expected[5000..10000].fill(9);
     assert_eq!(all(&device).await, expected);
+    let behind_its_end = device.read(5 * 4096 + 1000, 100).await.unwrap();
+    assert_eq!(behind_its_end, bytes(0, 100));
     let extents = device.extents(0, 8 * 4096).await.unwrap();
     let data = Extent { length_bytes: 5 * 4096 + 512, hole: false, zero: false };
     let beyond = Extent { length_bytes: 2 * 4096 + 3584, hole: true, zero: true };
