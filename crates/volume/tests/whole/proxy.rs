@@ -151,8 +151,10 @@ impl Disk {
         writeln!(self.commands, "{command}").expect("a living qemu-io");
     }
 
-    async fn has_done(&self, requests: usize) {
-        until("qemu-io to go on", async || self.said().matches("ops;").count() >= requests).await;
+    /// qemu-io reads the next command only after it has asked for it.
+    async fn has_done(&self, commands: usize) {
+        let prompts = async || self.said().matches("qemu-io> ").count() > commands;
+        until("qemu-io to go on", prompts).await;
     }
 
     async fn end(mut self) -> String {
@@ -181,10 +183,11 @@ async fn a_kill_of_either_server_shows_to_qemu_only_as_a_pause() {
     host.start_process().await;
     home.start_process().await;
     disk.has_done(3).await;
-    for command in ["flush", "read -P 1 0 512k", "read -P 2 512k 512k", "read -P 3 1M 1M"] {
+    let check = ["flush", "read -P 1 0 512k", "read -P 2 512k 512k", "read -P 3 1M 1M"];
+    for (done, command) in check.iter().enumerate() {
         disk.tell(command);
+        disk.has_done(4 + done).await;
     }
-    disk.has_done(6).await;
     let said = disk.end().await;
     assert!(!said.contains("failed"), "{said}");
     assert_io(&home.qemu_io("data", &["read -P 1 0 512k", "read -P 3 1M 1M"]));
