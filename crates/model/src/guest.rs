@@ -10,8 +10,9 @@
 //! guest numbers its messages from 1 without a gap and keeps each until it is acknowledged, so that
 //! neither a migration nor a restarted agent loses one: when a host says `resume`, the guest sends
 //! everything that is not acknowledged again, in order. The host ignores numbers it already has.
-//! A new connection may begin in the middle of a line whose start went to the old one: the guest ends it
-//! with an empty line before it sends again, and the host passes over what does not parse until then, and over empty lines.
+//! A new connection may begin in the middle of a line whose start went to the old one: the host says
+//! `resume` again when a line does not parse or a number is missing. The guest has at most 64 KiB under way without
+//! an acknowledgement.
 //! A data disk is unmounted before `exited`; a command stopped by its timeout never has code 0.
 
 use std::collections::BTreeMap;

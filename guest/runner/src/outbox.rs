@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use perigee_model::guest::{GuestBody, GuestMessage, HostMessage};
 
 pub const UNACKED_MESSAGES_MAX: usize = 50_000;
+/// How much may be under way without an acknowledgement. It fits into the socket between QEMU and the host,
+/// so a host that drops a connection over a torn line gets a clean start at one of the next.
+const WINDOW_BYTES: usize = 64 * 1024;
 /// Long lines must not fill the memory of a small guest before the count does.
 pub const UNACKED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -29,8 +32,7 @@ struct State {
     acked: u64,
     /// How many of `unacked` were given to the writer since the last resume.
     sent: usize,
-    /// A new connection may begin within a line whose start went to the old one: end that line first.
-    end_torn_line: bool,
+    sent_bytes: usize,
 }
 
 impl Outbox {
@@ -69,11 +71,11 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Waits for something to send and returns whole lines of together about `bytes_max`.
+    /// Waits until something is to be sent and the window is open, and returns whole lines of together about `bytes_max`.
     pub fn next_batch(&self, bytes_max: usize) -> Vec<u8> {
         let mut state = self
             .changed
-            .wait_while(self.lock(), |state| state.sent == state.unacked.len())
+            .wait_while(self.lock(), |state| !state.may_send())
             .expect("no thread panics with the outbox locked");
         state.take_batch(bytes_max)
     }
@@ -105,6 +107,10 @@ impl State {
         self.unacked.len() >= UNACKED_MESSAGES_MAX || self.unacked_bytes >= UNACKED_BYTES_MAX
     }
 
+    fn may_send(&self) -> bool {
+        self.sent < self.unacked.len() && self.sent_bytes < WINDOW_BYTES
+    }
+
     fn append(&mut self, body: GuestBody, uptime_ms: u64) -> u64 {
         let seq = self.acked + self.unacked.len() as u64 + 1;
         let message = GuestMessage { seq, uptime_ms, body };
@@ -117,7 +123,7 @@ impl State {
 
     fn resume(&mut self) {
         self.sent = 0;
-        self.end_torn_line = true;
+        self.sent_bytes = 0;
     }
 
     /// A number that was never sent acknowledges only what exists.
@@ -128,18 +134,19 @@ impl State {
             };
             self.acked += 1;
             self.unacked_bytes -= line.len();
-            self.sent = self.sent.saturating_sub(1);
+            if self.sent > 0 {
+                self.sent -= 1;
+                self.sent_bytes -= line.len();
+            }
         }
     }
 
     fn take_batch(&mut self, bytes_max: usize) -> Vec<u8> {
         let mut batch = Vec::new();
-        if std::mem::take(&mut self.end_torn_line) {
-            batch.push(b'\n');
-        }
         while let Some(line) = self.unacked.get(self.sent) {
             batch.extend_from_slice(line);
             self.sent += 1;
+            self.sent_bytes += line.len();
             if batch.len() >= bytes_max {
                 break;
             }
@@ -198,9 +205,7 @@ mod tests {
         outbox.next_batch(usize::MAX);
         outbox.apply(&HostMessage::Ack(2));
         outbox.apply(&HostMessage::Resume);
-        let batch = outbox.next_batch(usize::MAX);
-        assert_eq!(numbers(&batch), [3, 4]);
-        assert_eq!(batch[0], b'\n', "a torn line is ended first");
+        assert_eq!(numbers(&outbox.next_batch(usize::MAX)), [3, 4]);
     }
 
     #[test]
@@ -217,6 +222,22 @@ mod tests {
         outbox.apply(&HostMessage::Ack(100));
         assert_eq!(outbox.push(log("next")), 2);
         assert_eq!(numbers(&outbox.next_batch(usize::MAX)), [2]);
+    }
+
+    #[test]
+    fn the_window_opens_by_an_acknowledgement_or_a_resume() {
+        let mut state = State::default();
+        for _ in 0..3 {
+            state.append(log(&"x".repeat(WINDOW_BYTES)), 0);
+        }
+        state.take_batch(1);
+        assert!(!state.may_send());
+        state.ack(1);
+        assert!(state.may_send());
+        state.take_batch(1);
+        assert!(!state.may_send());
+        state.resume();
+        assert!(state.may_send());
     }
 
     #[test]
