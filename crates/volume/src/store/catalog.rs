@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::EpochChange;
-use perigee_model::{Epoch, ImageName, LayerId, VolumeName};
+use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
 use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
@@ -76,6 +76,15 @@ pub(super) enum EpochRefused {
 
 pub(super) struct Catalog {
     connection: Mutex<Connection>,
+}
+
+/// A catalog error as the control API tells it.
+pub(super) fn problem(what: &str, error: &rusqlite::Error) -> Problem {
+    if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
+        Problem::no_space(what, error).next("free space in the pool")
+    } else {
+        Problem::internal(what, error)
+    }
 }
 
 /// A column whose text is parsed into one of our types.

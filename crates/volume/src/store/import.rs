@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::blocking;
 use super::blocks::{BlockState, BlockStates, index};
-use super::catalog::LayerRow;
+use super::catalog::{self, LayerRow};
 use super::files::{BlockFile, Space};
 use super::layer::{data_name, map_name};
 use super::map::{self, MapFile};
@@ -127,12 +127,12 @@ impl Pool {
     ) -> Result<bool, Problem> {
         let (pool, what, name) = (Arc::clone(self), what.to_owned(), name.clone());
         blocking(move || {
-            let internal = |error| Problem::internal(&what, error);
-            match pool.catalog.image(&name).map_err(internal)? {
+            let failed = |error| catalog::problem(&what, &error);
+            match pool.catalog.image(&name).map_err(failed)? {
                 Some(found) if found == layer => Ok(true),
                 Some(_) => Err(Problem::conflict(&what, "there is an image of that name")
                     .next("delete it first, or choose another name")),
-                None if pool.catalog.has_layer(layer).map_err(internal)? => {
+                None if pool.catalog.has_layer(layer).map_err(failed)? => {
                     Err(Problem::conflict(&what, format!("the pool has layer {layer} already")))
                 }
                 None => Ok(false),
@@ -165,7 +165,7 @@ impl Pool {
         made()
             .map_err(|error| io_problem(what, &error.into()))
             .and_then(|()| {
-                self.catalog.add_image(name, &row).map_err(|error| Problem::internal(what, error))
+                self.catalog.add_image(name, &row).map_err(|error| catalog::problem(what, &error))
             })
             .inspect_err(|_| self.remove_layers(&[layer]))
     }

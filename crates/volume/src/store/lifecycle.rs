@@ -11,7 +11,7 @@ use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use super::blocking;
-use super::catalog::{LayerRow, RemoteRow};
+use super::catalog::{self, LayerRow, RemoteRow};
 use super::chain::Chain;
 use super::head::Head;
 use super::layer::{self, live_name};
@@ -25,8 +25,8 @@ struct Base {
     remote: Option<RemoteRow>,
 }
 
-fn internal(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| Problem::internal(what, error)
+fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| catalog::problem(what, &error)
 }
 
 impl Pool {
@@ -87,10 +87,10 @@ impl Pool {
     ) -> Result<(), Problem> {
         let (pool, what, name) = (Arc::clone(self), what.to_owned(), name.clone());
         blocking(move || {
-            if pool.catalog.volume(&name).map_err(internal(&what))?.is_some() {
+            if pool.catalog.volume(&name).map_err(failed(&what))?.is_some() {
                 return Err(Problem::conflict(what, "there is a volume of that name"));
             }
-            let attached = pool.catalog.attachments().map_err(internal(&what))?;
+            let attached = pool.catalog.attachments().map_err(failed(&what))?;
             if attached.iter().any(|(attached, _)| *attached == name) {
                 return Err(Problem::conflict(what, "a volume of that name is attached here"));
             }
@@ -102,11 +102,11 @@ impl Pool {
     async fn image_base(self: &Arc<Self>, what: &str, image: &ImageName) -> Result<Base, Problem> {
         let (pool, what, image) = (Arc::clone(self), what.to_owned(), image.clone());
         blocking(move || {
-            let layer = pool.catalog.image(&image).map_err(internal(&what))?.ok_or_else(|| {
+            let layer = pool.catalog.image(&image).map_err(failed(&what))?.ok_or_else(|| {
                 Problem::not_found(&what, format!("there is no image {image} in this pool"))
                     .next("import it first")
             })?;
-            let rows = pool.catalog.chain(layer).map_err(internal(&what))?;
+            let rows = pool.catalog.chain(layer).map_err(failed(&what))?;
             Ok(Base { size_bytes: rows[0].size_bytes, parent: Some(layer), remote: None })
         })
         .await
@@ -165,7 +165,7 @@ impl Pool {
 
     fn give_up(&self, what: &str, layer: LayerId, error: rusqlite::Error) -> Problem {
         self.remove_layers(&[layer]);
-        Problem::internal(what, error)
+        catalog::problem(what, &error)
     }
 
     /// Removes layers that the catalog does not name. What fails is tried again at the next open.
@@ -222,7 +222,7 @@ impl Pool {
         opened
             .replace_stack(&what, move |stack| {
                 let _turn = turn;
-                if pool.catalog.image(&image).map_err(internal(&what_now))?.is_some() {
+                if pool.catalog.image(&image).map_err(failed(&what_now))?.is_some() {
                     return Err(Problem::conflict(what_now, "there is an image of that name"));
                 }
                 let new = pool.seal(&what_now, &name, size_bytes, stack, Some(&image))?;
@@ -241,15 +241,15 @@ impl Pool {
             let _turn = turn;
             let what = format!("can't delete image {name}");
             let layer =
-                pool.catalog.image(&name).map_err(internal(&what))?.ok_or_else(|| {
+                pool.catalog.image(&name).map_err(failed(&what))?.ok_or_else(|| {
                     Problem::not_found(&what, "there is no such image in this pool")
                 })?;
-            let children = pool.catalog.dependants(layer).map_err(internal(&what))?;
+            let children = pool.catalog.dependants(layer).map_err(failed(&what))?;
             if !children.is_empty() {
                 let why = format!("{} stand on it", children.join(", "));
                 return Err(Problem::conflict(what, why).next("delete them first"));
             }
-            let unneeded = pool.catalog.delete_image(&name).map_err(internal(&what))?;
+            let unneeded = pool.catalog.delete_image(&name).map_err(failed(&what))?;
             pool.remove_layers(&unneeded);
             Ok(())
         })
@@ -266,7 +266,7 @@ impl Pool {
             .delete_with(move || {
                 let _turn = turn;
                 let what = format!("can't delete volume {name}");
-                let unneeded = pool.catalog.delete_volume(&name).map_err(internal(&what))?;
+                let unneeded = pool.catalog.delete_volume(&name).map_err(failed(&what))?;
                 pool.forget_volume(&name);
                 pool.remove_layers(&unneeded);
                 Ok(())

@@ -1,0 +1,76 @@
+//! A pool that runs full, on a real filesystem of a few MiB. Needs root for the mount; the
+//! simulated files of `rules` cover the store's own part for everybody.
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use perigee_model::ProblemKind;
+use perigee_model::volume::ImportImage;
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+/// A tmpfs of 4 MiB that goes away with the test.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("not run: mounting a small filesystem needs root");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (kind, options) = (Some("tmpfs"), Some("size=4m"));
+        mount(Some("tmpfs"), dir.path(), kind, MsFlags::empty(), options).unwrap();
+        Some(Self(dir))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        umount2(self.0.path(), MntFlags::MNT_DETACH).expect("it was mounted");
+    }
+}
+
+#[tokio::test]
+async fn an_import_into_a_full_pool_fails_and_leaves_nothing() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let elsewhere = tempfile::tempdir().unwrap();
+    let pool = open_real(disk.path()).await;
+    let import = |name: &str, mib: usize| {
+        let source = elsewhere.path().join(name);
+        std::fs::write(&source, vec![7; mib * MIB]).unwrap();
+        let source = source.to_str().unwrap().to_owned();
+        ImportImage { name: image_name(name), source, layer: None }
+    };
+    let problem = pool.import_image(import("large", 6)).await.unwrap_err();
+    assert_eq!(problem.kind, ProblemKind::NoSpace, "{problem}");
+    assert_eq!(std::fs::read_dir(disk.path().join("layers")).unwrap().count(), 0);
+    pool.import_image(import("small", 1)).await.expect("there is room for this one");
+}
+
+#[tokio::test]
+async fn a_full_pool_keeps_what_it_has_and_takes_more_after_a_trim() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    let device = empty(&pool, "v", 64 << 20).await;
+    let mut written = 0;
+    let error = loop {
+        match device.write(written, bytes(5, MIB / 4), false).await {
+            Ok(()) => written += MIB as u64 / 4,
+            Err(error) => break error,
+        }
+        assert!(written < 8 << 20, "the disk has 4 MiB");
+    };
+    assert!(matches!(error, IoError::NoSpace), "{error}");
+    device.flush().await.unwrap();
+    for at in (0..written).step_by(MIB / 4) {
+        assert_eq!(device.read(at, 262_144).await.unwrap(), bytes(5, MIB / 4), "at {at}");
+    }
+    device.zero(0, MIB as u64, Zeroing::FreeSpace, true).await.unwrap();
+    device.write(32 << 20, bytes(6, MIB / 2), true).await.expect("the trim gave space back");
+    assert_eq!(device.read(0, 1).await.unwrap()[..], [0]);
+}
