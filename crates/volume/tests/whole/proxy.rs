@@ -3,8 +3,11 @@
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use perigee_model::ProblemKind;
-use perigee_model::volume::{Attach, Attachment, EpochChange, EpochIssued, ExportStats, IoStats};
+use perigee_model::volume::{
+    Attach, Attachment, EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, IoStats,
+    Snapshot, VolumeSource,
+};
+use perigee_model::{ImageName, ProblemKind};
 
 use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
 
@@ -71,6 +74,40 @@ async fn attachments_never_go_round_in_a_circle_and_never_hide_a_volume() {
     let attach = Attach { nbd_addr: two.nbd_addr.clone() };
     let hidden = one.control.put::<Attachment>(path, &attach).await.expect_err("it is here");
     assert_eq!(hidden.kind, ProblemKind::Conflict);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_is_gone_is_a_clear_error() {
+    let (mut home, host) = (Server::start().await, Server::start().await);
+    home.create("data", MIB).await;
+    attach(&host, "data", &home).await;
+    home.kill();
+    let refused = try_run(&["qemu-img", "info", &host.uri("data@1")]);
+    assert!(!refused.status.success());
+    assert!(said(&refused).contains(&home.nbd_addr), "it names the home: {refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_copied_or_read_from_another_host() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    home.create("data", 4 * MIB).await;
+    assert_io(&home.qemu_io("data", &["write -P 5 1M 1M"]));
+    let kept = ImageName::new("kept").expect("a name");
+    let request = Snapshot { image: kept.clone() };
+    let image: ImageInfo =
+        home.control.post("/v1/volumes/data/snapshot", &request).await.expect("a snapshot");
+
+    let source = home.tcp_uri("image:kept");
+    let request = ImportImage { name: kept, source, layer: Some(image.layer) };
+    let copy: ImageInfo = host.control.post("/v1/images", &request).await.expect("a copy");
+    assert_eq!((copy.layer, copy.size_bytes), (image.layer, image.size_bytes));
+    host.clone_image("copied", "kept").await;
+    assert_io(&host.qemu_io("copied", &["read -P 0 0 1M", "read -P 5 1M 1M", "read -P 0 2M 2M"]));
+
+    let (nbd_addr, export) = (home.nbd_addr.clone(), "image:kept".to_owned());
+    host.create_from("remote", VolumeSource::Remote { nbd_addr, export }, None).await;
+    assert_io(&host.qemu_io("remote", &["write -P 6 1000 1M"]));
+    assert_io(&host.qemu_io("remote", &["read -P 6 1000 1M", "read -P 5 1049576 1047576"]));
 }
 
 /// fio through the proxy, slow enough to last for seconds on any machine.

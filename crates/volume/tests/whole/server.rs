@@ -131,7 +131,7 @@ impl Server {
         self.create_from(name, VolumeSource::Image(image), None).await
     }
 
-    async fn create_from(
+    pub async fn create_from(
         &self,
         name: &str,
         source: VolumeSource,

@@ -156,6 +156,16 @@ async fn fio_verifies_what_it_wrote() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_can_be_deleted_as_soon_as_its_client_has_ended() {
+    let server = Server::start().await;
+    for _ in 0..5 {
+        server.create("data", MIB).await;
+        assert_io(&server.qemu_io("data", &["write 0 64k"]));
+        server.control.delete("/v1/volumes/data").await.expect("a deletion");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_export_is_refused_with_what_there_is() {
     let server = Server::start().await;
     server.create("data", MIB).await;

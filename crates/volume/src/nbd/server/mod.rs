@@ -96,14 +96,6 @@ impl Listener {
         }
     }
 
-    /// The address of a TCP listener, with the port the kernel chose for port 0.
-    pub fn tcp_address(&self) -> Option<std::net::SocketAddr> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr().ok(),
-            Self::Unix(_) => None,
-        }
-    }
-
     async fn accept(&self) -> io::Result<Socket> {
         match self {
             Self::Tcp(listener) => Socket::tcp(listener.accept().await?.0),
@@ -147,7 +139,11 @@ async fn accept(listener: Listener, shared: Arc<Shared>, stop: CancellationToken
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            Some(_) = connections.join_next() => {}
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "an NBD connection's task failed");
+                }
+            }
             accepted = listener.accept() => match accepted {
                 Ok(socket) => {
                     connections.spawn(connection(socket, shared.clone(), stop.child_token()));
