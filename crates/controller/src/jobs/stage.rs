@@ -2,6 +2,9 @@
 //!
 //! Each part is made under a name that belongs to the job, so that making it again finds it.
 
+use std::time::Duration;
+
+use perigee_http::{Body, Method};
 use perigee_model::guest::{Mount, Seed};
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
@@ -19,6 +22,8 @@ use crate::{catalog, files};
 
 /// Room for a seed that is only a description.
 const SEED_BYTES_MIN: u64 = 1 << 20;
+
+const SEED_DEADLINE: Duration = Duration::from_secs(600);
 
 impl Run {
     pub(super) async fn stage(&mut self) -> Result<Step, Problem> {
@@ -85,11 +90,13 @@ impl Run {
         let bytes = file.metadata().await.map_err(fault)?.len();
         let size_bytes = whole_blocks(bytes.max(SEED_BYTES_MIN));
         let epoch = create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
-        let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::new(file));
+        let body = Body::wrap_stream(tokio_util::io::ReaderStream::new(file));
         let target = format!("/v1/volumes/{}/data", disk.volume);
-        home.volume_slow
-            .send_body::<serde_json::Value>(reqwest::Method::PUT, &target, body)
-            .await?;
+        let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, body);
+        tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {
+            let why = format!("it took longer than {} s", SEED_DEADLINE.as_secs());
+            Problem::unavailable(format!("write volume {}", disk.volume), why)
+        })??;
         super::remove_file(&path)?;
         Ok(epoch)
     }

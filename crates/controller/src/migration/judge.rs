@@ -20,8 +20,10 @@ pub enum Verdict {
     UnderWay(MigrationReport),
     /// The VM is at the destination.
     Completed,
-    /// The VM is at the source, or nowhere.
+    /// The VM is at the source.
     Aborted(String),
+    /// The source's QEMU has ended; the destination may have all it needs, or not.
+    SourceEnded,
     /// An agent must be heard first.
     NotKnown,
 }
@@ -62,9 +64,7 @@ pub fn judge(id: &MigrationId, source: &Seen, destination: &Seen) -> Verdict {
     match (source, destination) {
         (_, Seen::Vm(there)) if has_arrived(there.status) => Verdict::Completed,
         (Seen::NotKnown, _) | (_, Seen::NotKnown) => Verdict::NotKnown,
-        (Seen::Vm(_) | Seen::NotThere, Seen::Vm(_) | Seen::NotThere) => {
-            Verdict::Aborted("the VM ended at the source".to_owned())
-        }
+        (Seen::Vm(_) | Seen::NotThere, Seen::Vm(_) | Seen::NotThere) => Verdict::SourceEnded,
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_vm_that_ended_at_the_source_is_not_waited_for() {
         let verdict = judge(&id(), &vm(S::Shutdown, Some(P::Copying)), &vm(S::Incoming, None));
-        assert!(matches!(verdict, Verdict::Aborted(_)));
+        assert!(matches!(verdict, Verdict::SourceEnded));
     }
 
     #[test]

@@ -295,6 +295,7 @@ impl Run {
             match judge(&id, &at_source, &at_destination) {
                 Verdict::Completed => return self.complete(&at_source).await,
                 Verdict::Aborted(why) => return self.abort(why).await,
+                Verdict::SourceEnded => return self.end_destination(&destination).await,
                 Verdict::NotBegun => {
                     if let Err(problem) = self.ask_source(&source, &at_destination).await {
                         return self.abort(format!("{}: {}", problem.what, problem.why)).await;
@@ -393,6 +394,19 @@ impl Run {
             *state = state.next(event)?;
         }
         Ok(())
+    }
+
+    /// The source is gone in the middle: either the VM came to run at the destination, or it is
+    /// lost. The destination's agent ends what has not run, and so decides it for good.
+    async fn end_destination(&mut self, destination: &HostLink) -> Result<(), Problem> {
+        let path = format!("{}?unless_ran=true", self.path());
+        match destination.agent.delete(&path).await {
+            Err(problem) if problem.kind == ProblemKind::Conflict => {
+                self.complete(&Seen::NotThere).await
+            }
+            Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
+            _ => self.abort("the VM ended at the source".to_owned()).await,
+        }
     }
 
     async fn complete(&mut self, source: &Seen) -> Result<(), Problem> {

@@ -1,1 +1,159 @@
-//! x
+//! The drivers against hosts made of memory: what a job and a migration go through, also when the
+//! controller stops in the middle or a host is away.
+
+mod fake;
+mod jobs;
+mod migrations;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, Job, JobSpec, JobState, JobVolume, NewVolume, Start};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
+
+use crate::cluster::{Cluster, Timing};
+use crate::{catalog, hosts};
+use fake::FakeHost;
+
+const TIMING: Timing = Timing {
+    poll: Duration::from_millis(10),
+    figures: Duration::from_millis(20),
+    monitor: Duration::from_millis(50),
+    host_deadline: Duration::from_millis(400),
+    boot_deadline: Duration::from_secs(60),
+};
+
+/// A cluster of a `home` site with host `home1` and a `cloud` site with host `cloud1`, where the
+/// data volume `tpch` has its home.
+struct Lab {
+    dir: tempfile::TempDir,
+    home: FakeHost,
+    cloud: FakeHost,
+    cluster: Arc<Cluster>,
+}
+
+impl Lab {
+    async fn up() -> Self {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let home = FakeHost::start("home1", "home").await;
+        let cloud = FakeHost::start("cloud1", "cloud").await;
+        let cluster = Cluster::start(dir.path(), TIMING).await.expect("start");
+        for host in [&home, &cloud] {
+            hosts::register(&cluster, &host.id, host.addresses.clone()).await.expect("register");
+        }
+        let new = NewVolume {
+            name: data_volume(),
+            host: Some(cloud.id.clone()),
+            size_bytes: Some(1 << 30),
+            source: VolumeSource::Empty,
+        };
+        catalog::create(&cluster, new).await.expect("create");
+        Self { dir, home, cloud, cluster }
+    }
+
+    /// Ends the controller where it is, and starts another one on the same state.
+    async fn restart_controller(&mut self) {
+        self.cluster.stop().await;
+        self.cluster = Cluster::start(self.dir.path(), TIMING).await.expect("start again");
+    }
+
+    async fn submit(&self, spec: JobSpec) -> JobId {
+        crate::jobs::submit(&self.cluster, spec).await.expect("submit").id
+    }
+
+    async fn job(&self, id: &JobId) -> Job {
+        crate::jobs::get(&self.cluster, id).await.expect("job")
+    }
+
+    async fn wait_for_state(&self, id: &JobId, state: JobState) -> Job {
+        self.wait_for_job(id, &format!("{state:?}"), |job| job.state == state).await
+    }
+
+    async fn wait_for_job(&self, id: &JobId, what: &str, is: impl Fn(&Job) -> bool) -> Job {
+        wait_for(&format!("job {id} to be {what}"), async || {
+            let job = self.job(id).await;
+            is(&job).then_some(job)
+        })
+        .await
+    }
+
+    async fn wait_for_vm(&self, host: &FakeHost, vm: &VmId) {
+        wait_for(&format!("VM {vm} at {}", host.id), async || {
+            host.inside().vms.contains_key(vm).then_some(())
+        })
+        .await;
+    }
+
+    /// Nothing of a job is left: no VM, no attachment, no volume but the data.
+    async fn wait_for_clean_hosts(&self) {
+        wait_for("clean hosts", async || {
+            let clean = [&self.home, &self.cloud].iter().all(|host| {
+                let inside = host.inside();
+                let own = inside.volumes.keys().filter(|name| **name != data_volume()).count();
+                inside.vms.is_empty() && inside.attachments.is_empty() && own == 0
+            });
+            clean.then_some(())
+        })
+        .await;
+    }
+}
+
+/// Asks until there is an answer; says what it waited for when there is none in time.
+async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
+    let wait = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), wait)
+        .await
+        .unwrap_or_else(|_| panic!("waited 10 s for {what}"))
+}
+
+fn data_volume() -> VolumeName {
+    VolumeName::new("tpch").expect("name")
+}
+
+/// A job that starts at `home1` and uses the data volume.
+fn spec(access: Access) -> JobSpec {
+    JobSpec {
+        name: "q".into(),
+        image: ImageName::new("debian").expect("name"),
+        command: vec!["run".into()],
+        env: Default::default(),
+        cpus: 1,
+        memory_bytes: 512 << 20,
+        root_bytes: None,
+        output_bytes: 1 << 20,
+        volumes: vec![JobVolume { volume: data_volume(), mount: "/data".into(), access }],
+        outputs: vec!["/job/out".into()],
+        start: Start::Host(HostId::new("home1").expect("name")),
+        may_migrate: false,
+        timeout_s: None,
+        inputs: None,
+    }
+}
+
+fn vm_of(job: &JobId) -> VmId {
+    crate::records::vm_of(job)
+}
+
+/// The guest ends its command well and leaves an output.
+fn finish(host: &FakeHost, output_home: &FakeHost, vm: &VmId) {
+    let output = b"the answers".to_vec();
+    let volume = VolumeName::new(format!("{vm}-out")).expect("name");
+    let sha256 = {
+        use sha2::Digest;
+        crate::files::hex(&sha2::Sha256::digest(&output))
+    };
+    let output_bytes = output.len() as u64;
+    output_home.inside().volumes.get_mut(&volume).expect("output volume").data = output;
+    host.say(vm, GuestBody::Exited { code: 0 });
+    host.say(vm, GuestBody::Finished { output_bytes, output_sha256: sha256 });
+}

@@ -1,0 +1,388 @@
+//! A host made of memory: answers as an agent and a volume server do, and does what a test says.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, Query, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use perigee_http::{Failure, Json, Reply};
+use perigee_model::guest::{GuestBody, GuestMessage};
+use perigee_model::vm::{
+    Accelerator, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase, MigrationReport,
+    VmReport, VmSpec, VmStatus,
+};
+use perigee_model::volume::{
+    Attach, Attachment, BlockProbe, CreateVolume, EpochChange, EpochIssued, ExportStats, ImageInfo,
+    IoStats, VolumeHealth, VolumeInfo, VolumeSource,
+};
+use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, SiteId, VmId, VolumeName};
+use tokio::task::JoinHandle;
+
+pub struct Volume {
+    pub info: VolumeInfo,
+    issued: u64,
+    pub data: Vec<u8>,
+    pub stats: IoStats,
+}
+
+pub struct FakeVm {
+    pub report: VmReport,
+    pub events: Vec<GuestMessage>,
+    pub asked: Option<MigrateOut>,
+}
+
+/// Everything a test looks at or changes.
+#[derive(Default)]
+pub struct Inside {
+    /// Nothing answers.
+    pub down: bool,
+    pub refuse_migration: bool,
+    pub volumes: BTreeMap<VolumeName, Volume>,
+    pub attachments: BTreeMap<VolumeName, String>,
+    pub vms: BTreeMap<VmId, FakeVm>,
+    /// How often each VM was started, over all time.
+    pub starts: BTreeMap<VmId, u32>,
+}
+
+pub struct FakeHost {
+    pub id: HostId,
+    pub addresses: HostAddresses,
+    inside: Arc<Mutex<Inside>>,
+    servers: Vec<JoinHandle<()>>,
+}
+
+type Shared = State<Arc<Mutex<Inside>>>;
+
+impl Drop for FakeHost {
+    fn drop(&mut self) {
+        for server in &self.servers {
+            server.abort();
+        }
+    }
+}
+
+impl FakeHost {
+    pub async fn start(id: &str, site: &str) -> Self {
+        let inside = Arc::new(Mutex::new(Inside::default()));
+        let (agent_url, agent) = serve(agent_routes(inside.clone())).await;
+        let (volume_url, volume) = serve(volume_routes(inside.clone())).await;
+        let addresses = HostAddresses {
+            site: SiteId::new(site).expect("name"),
+            agent_url,
+            nbd_addr: format!("{id}:10809"),
+            volume_url,
+        };
+        let id = HostId::new(id).expect("name");
+        Self { id, addresses, inside, servers: vec![agent, volume] }
+    }
+
+    pub fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().expect("no test panics with the lock")
+    }
+
+    /// The guest of a VM says something.
+    pub fn say(&self, vm: &VmId, body: GuestBody) {
+        let mut inside = self.inside();
+        let vm = inside.vms.get_mut(vm).expect("the VM is here");
+        let seq = vm.events.last().map_or(vm.report.last_seq, |m| m.seq) + 1;
+        vm.events.push(GuestMessage { seq, uptime_ms: seq * 10, body });
+        vm.report.last_seq = seq;
+    }
+
+    pub fn set_phase(&self, vm: &VmId, phase: MigrationPhase, status: VmStatus) {
+        let mut inside = self.inside();
+        let report = &mut inside.vms.get_mut(vm).expect("the VM is here").report;
+        report.status = status;
+        let migration = report.migration.as_mut().expect("it migrates");
+        migration.phase = phase;
+        (migration.total_ms, migration.downtime_ms) = (1500, 200);
+        migration.transferred_bytes = 1 << 20;
+    }
+
+    /// The VM's state comes in; the guest's next message has this number.
+    pub fn arrive(&self, vm: &VmId, last_seq: u64) {
+        let mut inside = self.inside();
+        let vm = inside.vms.get_mut(vm).expect("the VM is expected here");
+        vm.report.status = VmStatus::Running;
+        vm.report.last_seq = last_seq;
+    }
+}
+
+async fn serve(router: Router) -> (String, JoinHandle<()>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("serve") });
+    (url, server)
+}
+
+async fn unless_down(State(inside): Shared, request: Request, next: Next) -> Response {
+    if inside.lock().expect("lock").down {
+        return Failure(Problem::unavailable("answer", "this host is down")).into_response();
+    }
+    next.run(request).await
+}
+
+fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
+    Router::new()
+        .route("/v1/host", get(host))
+        .route("/v1/vms", get(vms))
+        .route("/v1/vms/{vm}", get(vm).put(put_vm).delete(delete_vm))
+        .route("/v1/vms/{vm}/events", get(events))
+        .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
+        .route("/v1/vms/{vm}/migrate", post(migrate))
+        .route("/v1/vms/{vm}/migrate/cancel", post(async || ()))
+        .route("/v1/probe", post(probe_link))
+        .layer(from_fn_with_state(inside.clone(), unless_down))
+        .with_state(inside)
+}
+
+fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
+    Router::new()
+        .route("/v1/images", get(async || Json(vec![image()])))
+        .route("/v1/images/{image}", get(one_image))
+        .route("/v1/volumes", get(volumes).post(create))
+        .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
+        .route("/v1/volumes/{volume}/data", put(write).get(read))
+        .route("/v1/volumes/{volume}/epoch/issue", post(issue))
+        .route("/v1/volumes/{volume}/epoch", post(change_epoch))
+        .route("/v1/attachments/{volume}", put(attach).delete(detach))
+        .route("/v1/stats", get(stats))
+        .route("/v1/probe", post(probe_blocks))
+        .layer(from_fn_with_state(inside.clone(), unless_down))
+        .with_state(inside)
+}
+
+async fn host() -> Reply<HostReport> {
+    Ok(Json(HostReport {
+        host: HostId::new("any").expect("name"),
+        site: SiteId::new("any").expect("name"),
+        cpus: 2,
+        memory_bytes: 1 << 30,
+        memory_available_bytes: 1 << 30,
+        load_1min: 0.0,
+        accelerator: Accelerator::Tcg,
+        qemu_version: "7.2".into(),
+        warnings: Vec::new(),
+    }))
+}
+
+fn no_vm() -> Failure {
+    Problem::not_found("VM", "there is none").into()
+}
+
+async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {
+    let inside = inside.lock().expect("lock");
+    Ok(Json(inside.vms.values().map(|vm| vm.report.clone()).collect()))
+}
+
+async fn vm(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<VmReport> {
+    let inside = inside.lock().expect("lock");
+    inside.vms.get(&vm).map(|vm| Json(vm.report.clone())).ok_or_else(no_vm)
+}
+
+async fn put_vm(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Json(spec): Json<VmSpec>,
+) -> Reply<VmReport> {
+    let mut inside = inside.lock().expect("lock");
+    if let Some(present) = inside.vms.get(&vm) {
+        assert_eq!(present.report.spec, spec, "the same VM is asked for with another spec");
+        return Ok(Json(present.report.clone()));
+    }
+    for disk in &spec.disks {
+        let here = inside.volumes.get(&disk.volume);
+        assert!(
+            here.is_some() || inside.attachments.contains_key(&disk.volume),
+            "{} is not reachable on the VM's host",
+            disk.volume
+        );
+        let own = here.filter(|_| !spec.incoming && !disk.read_only);
+        assert!(own.is_none_or(|v| v.info.epoch == disk.epoch), "{} has an old epoch", disk.volume);
+    }
+    let report = VmReport {
+        status: if spec.incoming { VmStatus::Incoming } else { VmStatus::Running },
+        reason: String::new(),
+        qemu_pid: 1,
+        uptime_ms: 0,
+        vcpu_ms: 0,
+        incoming_uri: spec.incoming.then(|| "tcp:127.0.0.1:1".to_owned()),
+        migration: None,
+        last_seq: 0,
+        io: spec.disks.iter().map(|_| IoStats::default()).collect(),
+        spec,
+    };
+    *inside.starts.entry(vm.clone()).or_default() += 1;
+    inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
+    Ok(Json(report))
+}
+
+async fn delete_vm(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
+    inside.lock().expect("lock").vms.remove(&vm);
+    Ok(Json(()))
+}
+
+async fn events(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Query(query): Query<BTreeMap<String, u64>>,
+) -> Reply<Vec<GuestMessage>> {
+    let inside = inside.lock().expect("lock");
+    let vm = inside.vms.get(&vm).ok_or_else(no_vm)?;
+    Ok(Json(vm.events.iter().filter(|m| m.seq > query["after"]).cloned().collect()))
+}
+
+async fn migrate(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Json(order): Json<MigrateOut>,
+) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    if inside.refuse_migration {
+        return Err(Problem::invalid("migrate", "this QEMU cannot").into());
+    }
+    let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
+    assert!(vm.asked.is_none(), "the source is asked once");
+    vm.report.migration = Some(MigrationReport {
+        migration: order.migration.clone(),
+        phase: MigrationPhase::Copying,
+        reason: String::new(),
+        total_ms: 0,
+        downtime_ms: 0,
+        transferred_bytes: 0,
+        remaining_bytes: 0,
+        dirty_bytes_per_s: 0,
+        rate_bytes_per_s: 0,
+    });
+    vm.asked = Some(order);
+    Ok(Json(()))
+}
+
+async fn probe_link() -> Reply<LinkProbe> {
+    Ok(Json(LinkProbe { rtt_ms: 16.0, rate_bytes_per_s: 50 << 20 }))
+}
+
+pub fn image() -> ImageInfo {
+    ImageInfo {
+        name: ImageName::new("debian").expect("name"),
+        layer: LayerId(uuid::Uuid::nil()),
+        size_bytes: 1 << 30,
+        allocated_bytes: 300 << 20,
+        chain: Vec::new(),
+        children: 0,
+    }
+}
+
+async fn one_image(Path(name): Path<ImageName>) -> Reply<ImageInfo> {
+    if name == image().name {
+        return Ok(Json(image()));
+    }
+    Err(Problem::not_found("image", "there is none").into())
+}
+
+fn no_volume() -> Failure {
+    Problem::not_found("volume", "there is none").into()
+}
+
+async fn volumes(State(inside): Shared) -> Reply<Vec<VolumeInfo>> {
+    let inside = inside.lock().expect("lock");
+    Ok(Json(inside.volumes.values().map(|volume| volume.info.clone()).collect()))
+}
+
+async fn volume(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<VolumeInfo> {
+    let inside = inside.lock().expect("lock");
+    inside.volumes.get(&name).map(|v| Json(v.info.clone())).ok_or_else(no_volume)
+}
+
+async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<VolumeInfo> {
+    let mut inside = inside.lock().expect("lock");
+    if inside.volumes.contains_key(&new.name) {
+        return Err(Problem::conflict("create a volume", "there is one").into());
+    }
+    if let VolumeSource::Volume(source) = &new.source
+        && !inside.volumes.contains_key(source)
+    {
+        return Err(no_volume());
+    }
+    let info = VolumeInfo {
+        name: new.name.clone(),
+        size_bytes: new.size_bytes.unwrap_or(1 << 20),
+        head_bytes: 0,
+        allocated_bytes: 100 << 20,
+        chain: Vec::new(),
+        epoch: Epoch(1),
+        health: VolumeHealth::Ok,
+        sessions: 0,
+    };
+    let volume =
+        Volume { info: info.clone(), issued: 1, data: Vec::new(), stats: IoStats::default() };
+    inside.volumes.insert(new.name, volume);
+    Ok(Json(info))
+}
+
+async fn delete_volume(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<()> {
+    inside.lock().expect("lock").volumes.remove(&name).map(|_| Json(())).ok_or_else(no_volume)
+}
+
+async fn write(State(inside): Shared, Path(name): Path<VolumeName>, body: Bytes) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    inside.volumes.get_mut(&name).ok_or_else(no_volume)?.data = body.to_vec();
+    Ok(Json(()))
+}
+
+async fn read(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Query(query): Query<BTreeMap<String, usize>>,
+) -> Result<Vec<u8>, Failure> {
+    let inside = inside.lock().expect("lock");
+    let volume = inside.volumes.get(&name).ok_or_else(no_volume)?;
+    Ok(volume.data.iter().copied().take(query["length_bytes"]).collect())
+}
+
+async fn issue(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<EpochIssued> {
+    let mut inside = inside.lock().expect("lock");
+    let volume = inside.volumes.get_mut(&name).ok_or_else(no_volume)?;
+    volume.issued += 1;
+    Ok(Json(EpochIssued { epoch: Epoch(volume.issued) }))
+}
+
+async fn change_epoch(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Json(change): Json<EpochChange>,
+) -> Reply<VolumeInfo> {
+    let mut inside = inside.lock().expect("lock");
+    let volume = inside.volumes.get_mut(&name).ok_or_else(no_volume)?;
+    let next = change.apply(volume.info.epoch, Epoch(volume.issued)).map_err(Problem::from)?;
+    volume.info.epoch = next;
+    Ok(Json(volume.info.clone()))
+}
+
+async fn attach(
+    State(inside): Shared,
+    Path(volume): Path<VolumeName>,
+    Json(ask): Json<Attach>,
+) -> Reply<Attachment> {
+    inside.lock().expect("lock").attachments.insert(volume.clone(), ask.nbd_addr.clone());
+    Ok(Json(Attachment { volume, nbd_addr: ask.nbd_addr, sessions: 0 }))
+}
+
+async fn detach(State(inside): Shared, Path(volume): Path<VolumeName>) -> Reply<()> {
+    inside.lock().expect("lock").attachments.remove(&volume);
+    Ok(Json(()))
+}
+
+async fn stats(State(inside): Shared) -> Reply<Vec<ExportStats>> {
+    let inside = inside.lock().expect("lock");
+    let stats = inside.volumes.iter();
+    Ok(Json(stats.map(|(n, v)| ExportStats { volume: n.clone(), stats: v.stats }).collect()))
+}
+
+async fn probe_blocks() -> Reply<BlockProbe> {
+    Ok(Json(BlockProbe { latency_median_us: 100, latency_p95_us: 200, rate_bytes_per_s: 1 << 28 }))
+}

@@ -1,0 +1,244 @@
+//! Jobs from submission to their end.
+
+use perigee_model::guest::{GuestBody, LogStream};
+use perigee_model::job::{Access, JobState, Start};
+use perigee_model::vm::VmStatus;
+use perigee_model::{ImageName, ProblemKind};
+
+use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use crate::{catalog, files, hosts, jobs, planning};
+
+#[tokio::test]
+async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    assert_eq!(id.as_str(), "q-0001");
+    lab.wait_for_vm(&lab.home, &vm).await;
+    {
+        let cloud = lab.cloud.inside();
+        let clone = cloud.volumes.keys().any(|name| name.as_str() == "q-0001-data0");
+        assert!(clone, "the data is cloned at its home");
+        let home = lab.home.inside();
+        assert_eq!(home.attachments.len(), 1, "and attached where the VM is");
+        let serials: Vec<_> =
+            home.vms[&vm].report.spec.disks.iter().map(|disk| disk.serial.as_str()).collect();
+        assert_eq!(serials, ["root", "seed", "output", "data0"]);
+    }
+    lab.home.say(&vm, GuestBody::Started);
+    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "hello".into() });
+    lab.home.say(&vm, GuestBody::Progress { done: 1, total: 2, label: "q1".into() });
+    lab.wait_for_job(&id, "half done", |job| job.progress.is_some()).await;
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!((job.exit_code, job.output_bytes), (Some(0), Some(11)));
+    assert!(job.measured_s.is_some() && job.predicted_s.is_some(), "{job:?}");
+    lab.wait_for_clean_hosts().await;
+    let output = std::fs::read(files::output_path(lab.dir.path(), &id)).expect("output");
+    assert_eq!(output, b"the answers");
+    let lines = jobs::log(&lab.cluster, &id, 0).await.expect("log");
+    assert_eq!(lines.iter().map(|l| l.line.as_str()).collect::<Vec<_>>(), ["hello"]);
+    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+    assert_eq!(decisions.len(), 1);
+    assert_eq!(decisions[0].measured_s, job.measured_s);
+    jobs::delete(&lab.cluster, &id).await.expect("delete");
+    assert!(!files::output_path(lab.dir.path(), &id).exists());
+}
+
+#[tokio::test]
+async fn a_controller_restart_in_the_middle_of_a_job_does_nothing_twice_and_loses_nothing() {
+    let mut lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "one".into() });
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.cluster.stop().await;
+    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stderr, line: "two".into() });
+    lab.restart_controller().await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(lab.home.inside().starts[&vm], 1);
+    let lines = jobs::log(&lab.cluster, &id, 0).await.expect("log");
+    assert_eq!(lines.iter().map(|l| l.line.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_controller_restart_at_any_moment_of_staging_goes_on() {
+    let mut lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    for _ in 0..10 {
+        lab.restart_controller().await;
+        tokio::time::sleep(std::time::Duration::from_millis(7)).await;
+    }
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(lab.home.inside().starts[&vm], 1);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_written_volume_has_one_job_and_each_job_a_new_epoch() {
+    let lab = Lab::up().await;
+    let first = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&first)).await;
+    let second = lab.submit(spec(Access::Write)).await;
+    let waiting = lab.wait_for_job(&second, "waiting", |job| !job.reason.is_empty()).await;
+    assert_eq!(waiting.state, JobState::Queued);
+    assert!(waiting.reason.contains("in use by job q-0001"), "{}", waiting.reason);
+    let refused = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("it is in use");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    lab.home.say(&vm_of(&first), GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm_of(&first));
+    lab.wait_for_vm(&lab.home, &vm_of(&second)).await;
+    let epoch = lab.cloud.inside().volumes[&data_volume()].info.epoch;
+    assert_eq!(epoch.0, 3, "one epoch for each job after the first");
+    let opened = lab.home.inside().vms[&vm_of(&second)].report.spec.disks[3].epoch;
+    assert_eq!(opened, epoch);
+}
+
+#[tokio::test]
+async fn a_job_waits_for_memory_and_says_so() {
+    let lab = Lab::up().await;
+    let mut big = spec(Access::Read);
+    big.memory_bytes = 900 << 20;
+    let first = lab.submit(big.clone()).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&first)).await;
+    let second = lab.submit(big).await;
+    let waiting = lab.wait_for_job(&second, "waiting", |job| !job.reason.is_empty()).await;
+    assert_eq!(waiting.state, JobState::Queued);
+    jobs::intend(&lab.cluster, &first, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&first, JobState::Cancelled).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&second)).await;
+}
+
+#[tokio::test]
+async fn a_cancel_ends_a_job_in_every_state() {
+    let lab = Lab::up().await;
+    let running = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&running)).await;
+    let queued = lab.submit(spec(Access::Write)).await;
+    lab.home.say(&vm_of(&running), GuestBody::Started);
+    lab.wait_for_state(&running, JobState::Running).await;
+    for id in [&queued, &running] {
+        jobs::intend(&lab.cluster, id, |intent| intent.cancel = true).await.expect("cancel");
+        let job = lab.wait_for_state(id, JobState::Cancelled).await;
+        assert_eq!(job.reason, "cancelled on request");
+        let again = jobs::intend(&lab.cluster, id, |intent| intent.cancel = true).await;
+        assert_eq!(again.expect_err("it has ended").kind, ProblemKind::Conflict);
+    }
+    lab.wait_for_clean_hosts().await;
+    let soon = lab.submit(spec(Access::Clone)).await;
+    jobs::intend(&lab.cluster, &soon, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&soon, JobState::Cancelled).await;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_lost_vm_fails_its_job_with_the_end_of_the_console() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::Gone;
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(job.reason.contains("panic: no root"), "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_command_that_fails_fails_its_job_and_keeps_the_output() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.home.say(&vm, GuestBody::Exited { code: 3 });
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    lab.home.say(&vm, GuestBody::Finished { output_bytes: 0, output_sha256: empty.into() });
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert_eq!((job.exit_code, job.output_bytes), (Some(3), Some(0)));
+    assert_eq!(job.reason, "the command ended with code 3");
+}
+
+#[tokio::test]
+async fn a_job_outlives_its_silent_host() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.home.inside().down = true;
+    let job = lab.wait_for_job(&id, "waiting", |job| !job.reason.is_empty()).await;
+    assert_eq!(job.state, JobState::Running);
+    assert!(job.reason.contains("home1 is unreachable"), "{}", job.reason);
+    lab.home.inside().down = false;
+    lab.wait_for_job(&id, "going on", |job| job.reason.is_empty()).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn what_a_gone_host_keeps_is_removed_when_it_is_back() {
+    let mut lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    lab.home.inside().down = true;
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&id, JobState::Cancelled).await;
+    let refused = jobs::delete(&lab.cluster, &id).await.expect_err("parts of it are left");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    let clone_kept = lab.cloud.inside().volumes.len() == 2;
+    assert!(clone_kept, "a VM that may run still has its volumes");
+    lab.restart_controller().await;
+    lab.home.inside().down = false;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_job_waits_for_the_home_of_its_volume() {
+    let lab = Lab::up().await;
+    lab.cloud.inside().down = true;
+    wait_for("cloud1 to be unreachable", async || {
+        let host = hosts::info(&lab.cluster, &lab.cloud.id).await.expect("host");
+        (host.state == perigee_model::job::HostState::Unreachable).then_some(())
+    })
+    .await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let job = lab.wait_for_job(&id, "waiting", |job| !job.reason.is_empty()).await;
+    assert_eq!(job.state, JobState::Queued);
+    assert!(job.reason.contains("cloud1"), "{}", job.reason);
+    let kept = hosts::remove(&lab.cluster, &lab.cloud.id).await.expect_err("it has a volume");
+    assert_eq!(kept.kind, ProblemKind::Conflict);
+    lab.cloud.inside().down = false;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+#[tokio::test]
+async fn a_job_of_something_unknown_is_refused_at_once() {
+    let lab = Lab::up().await;
+    let mut unknown = spec(Access::Read);
+    unknown.image = ImageName::new("nothing").expect("name");
+    let problem = jobs::submit(&lab.cluster, unknown).await.expect_err("no such image");
+    assert_eq!(problem.kind, ProblemKind::NotFound);
+    let mut unknown = spec(Access::Read);
+    unknown.inputs = Some("../../etc/passwd".into());
+    let problem = jobs::submit(&lab.cluster, unknown).await.expect_err("no such bundle");
+    assert_eq!(problem.kind, ProblemKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_plan_measures_the_links_it_needs() {
+    let lab = Lab::up().await;
+    let mut anywhere = spec(Access::Read);
+    anywhere.start = Start::Anywhere;
+    let plan = planning::plan(&lab.cluster, &anywhere).await.expect("plan");
+    assert!(plan.options.iter().any(|option| option.chosen), "{plan:?}");
+    assert!(plan.figures.iter().any(|figure| figure.contains("16.0 ms")), "{:?}", plan.figures);
+}

@@ -1,0 +1,186 @@
+//! Live migrations, and what interrupts them.
+
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::vm::{MigrationPhase, VmStatus};
+use perigee_model::{JobId, ProblemKind, VmId};
+
+use super::{Lab, finish, spec, vm_of, wait_for};
+use crate::{jobs, planning, vms};
+
+/// A running job whose VM is being copied from `home1` to `cloud1`.
+async fn copying() -> (Lab, JobId, VmId) {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    lab.wait_for_job(&id, "copying", |job| job.migrations[0].state == MigrationState::Copying)
+        .await;
+    (lab, id, vm)
+}
+
+/// Both agents do what a migration that succeeds does; the guest says one more thing before the switch.
+fn switch(lab: &Lab, vm: &VmId) {
+    lab.home.say(vm, GuestBody::Progress { done: 1, total: 2, label: "before".into() });
+    let order = lab.home.inside().vms[vm].asked.clone().expect("asked");
+    for raise in order.epochs {
+        for host in [&lab.home, &lab.cloud] {
+            if let Some(volume) = host.inside().volumes.get_mut(&raise.volume) {
+                assert_eq!(volume.info.epoch, raise.from);
+                volume.info.epoch = raise.to;
+            }
+        }
+    }
+    let last_seq = lab.home.inside().vms[vm].report.last_seq;
+    lab.cloud.arrive(vm, last_seq);
+    lab.home.set_phase(vm, MigrationPhase::Completed, VmStatus::Migrated);
+}
+
+async fn end_at_the_destination(lab: &Lab, id: &JobId, vm: &VmId) {
+    let job =
+        lab.wait_for_job(id, "at cloud1", |job| job.host.as_ref() == Some(&lab.cloud.id)).await;
+    assert_eq!(job.migrations.len(), 1);
+    assert_eq!(job.migrations[0].state, MigrationState::Completed);
+    assert_eq!(job.progress.expect("said at the source").label, "before");
+    wait_for("the source to be empty", async || {
+        let inside = lab.home.inside();
+        (inside.vms.is_empty() && inside.attachments.is_empty()).then_some(())
+    })
+    .await;
+    finish(&lab.cloud, &lab.home, vm);
+    lab.wait_for_state(id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_job_follows_its_vm_to_the_data() {
+    let (lab, id, vm) = copying().await;
+    {
+        let cloud = lab.cloud.inside();
+        let mut attached: Vec<_> = cloud.attachments.keys().map(|name| name.as_str()).collect();
+        attached.sort_unstable();
+        assert_eq!(attached, ["q-0001-out", "q-0001-root", "q-0001-seed"], "the data is at home");
+        let order = lab.home.inside().vms[&vm].asked.clone().expect("asked");
+        let mut raised: Vec<_> = order.epochs.iter().map(|e| e.volume.as_str()).collect();
+        raised.sort_unstable();
+        assert_eq!(raised, ["q-0001-out", "q-0001-root", "tpch"], "the seed is never written");
+    }
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
+    let job = lab.job(&id).await;
+    assert_eq!((job.migrations[0].total_ms, job.migrations[0].downtime_ms), (1500, 200));
+    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+    assert_eq!(decisions.len(), 2, "placement and the move that was asked for");
+    assert!(decisions.iter().all(|decision| decision.measured_s.is_some()));
+}
+
+#[tokio::test]
+async fn a_controller_restart_in_the_middle_of_a_migration_goes_on() {
+    let (mut lab, id, vm) = copying().await;
+    lab.restart_controller().await;
+    lab.cluster.stop().await;
+    switch(&lab, &vm);
+    lab.restart_controller().await;
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
+#[tokio::test]
+async fn a_controller_restart_at_any_moment_of_a_migration_goes_on() {
+    let mut lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    for _ in 0..10 {
+        lab.restart_controller().await;
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    switch(&lab, &vm);
+    for _ in 0..10 {
+        lab.restart_controller().await;
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
+#[tokio::test]
+async fn a_migration_that_fails_leaves_the_vm_at_the_source() {
+    let (lab, id, vm) = copying().await;
+    lab.home.set_phase(&vm, MigrationPhase::Failed, VmStatus::Running);
+    let job = lab
+        .wait_for_job(&id, "not moved", |job| job.migrations[0].state == MigrationState::Aborted)
+        .await;
+    assert_eq!(job.host.as_ref(), Some(&lab.home.id));
+    wait_for("the destination to be empty", async || {
+        let inside = lab.cloud.inside();
+        (inside.vms.is_empty() && inside.attachments.is_empty()).then_some(())
+    })
+    .await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_source_that_refuses_aborts_the_migration() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.home.inside().refuse_migration = true;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    let job = lab
+        .wait_for_job(&id, "not moved", |job| {
+            job.migrations.first().is_some_and(|m| m.state == MigrationState::Aborted)
+        })
+        .await;
+    assert!(job.migrations[0].error.contains("this QEMU cannot"), "{}", job.migrations[0].error);
+    wait_for("the destination to be empty", async || {
+        lab.cloud.inside().vms.is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_silent_source_leaves_a_migration_open_until_it_is_back() {
+    let (lab, id, vm) = copying().await;
+    lab.home.inside().down = true;
+    lab.wait_for_job(&id, "waiting", |job| job.reason.contains("unreachable")).await;
+    assert_eq!(lab.job(&id).await.migrations[0].state, MigrationState::Copying);
+    lab.home.inside().down = false;
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
+#[tokio::test]
+async fn a_cancel_in_the_middle_of_a_migration_takes_both_vms_down() {
+    let (lab, id, _) = copying().await;
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert_eq!(job.migrations[0].state, MigrationState::Aborted);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_vm_moves_only_once_at_a_time_and_only_elsewhere() {
+    let (lab, id, vm) = copying().await;
+    for to in [&lab.cloud.id, &lab.home.id] {
+        let again = vms::move_to(&lab.cluster, &vm, to.clone()).await.expect_err("refused");
+        assert_eq!(again.kind, ProblemKind::Conflict);
+    }
+    assert_eq!(lab.job(&id).await.migrations.len(), 1);
+}
