@@ -29,10 +29,9 @@ pub struct Answer {
 const TABLES: &str = "\
 create table lineitem (l_orderkey integer, l_partkey integer, l_quantity integer,
   l_price_cents integer, l_discount_percent integer, l_shipdate text, l_commitdate text,
-  l_receiptdate text, l_shipinstruct text, l_shipmode text);
-create table orders (o_orderkey integer primary key, o_orderdate text, o_orderpriority text);
-create table part (p_partkey integer primary key, p_brand text, p_type text, p_size integer,
-  p_container text);";
+  l_receiptdate text, l_shipmode text);
+create table orders (o_orderkey integer primary key, o_orderpriority text);
+create table part (p_partkey integer primary key, p_brand text, p_type text, p_container text);";
 
 /// Which column of a table file goes into a column of the database, and as what.
 #[derive(Clone, Copy)]
@@ -43,7 +42,7 @@ enum From {
     Hundredths(usize),
 }
 
-const LINEITEM: [From; 10] = [
+const LINEITEM: [From; 9] = [
     From::Whole(0),
     From::Whole(1),
     From::Whole(4),
@@ -52,12 +51,10 @@ const LINEITEM: [From; 10] = [
     From::Text(10),
     From::Text(11),
     From::Text(12),
-    From::Text(13),
     From::Text(14),
 ];
-const ORDERS: [From; 3] = [From::Whole(0), From::Text(4), From::Text(5)];
-const PART: [From; 5] =
-    [From::Whole(0), From::Text(3), From::Text(4), From::Whole(5), From::Text(6)];
+const ORDERS: [From; 2] = [From::Whole(0), From::Text(5)];
+const PART: [From; 4] = [From::Whole(0), From::Text(3), From::Text(4), From::Text(6)];
 
 pub fn sqlite_version() -> &'static str {
     rusqlite::version()
@@ -204,15 +201,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         super::super::write_tables(0.01, dir.path()).expect("tables");
         let answers = expected(dir.path()).expect("answers");
-        let priorities =
-            ["1-URGENT|93", "2-HIGH|103", "3-MEDIUM|109", "4-NOT SPECIFIED|102", "5-LOW|128"];
         let known = [
             given("Q6", &["1193053.2253"]),
-            given("Q14", &["15.486545812284072"]),
             given("Q17", &["NULL"]),
+            given("Q14", &["15.486545812284072"]),
             given("Q12", &["MAIL|64|86", "SHIP|61|96"]),
-            given("Q19", &["22923.0280"]),
-            given("Q4", &priorities),
         ];
         compare(&known, &answers).expect("equal");
     }
