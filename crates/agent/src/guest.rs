@@ -82,7 +82,7 @@ async fn converse(
     Ok(())
 }
 
-/// All messages that have come, at least one; `None` at the end.
+/// All messages that have come; `None` at the end.
 async fn read_batch(
     reader: &mut BufReader<OwnedReadHalf>,
     partial: &mut Vec<u8>,
@@ -92,12 +92,12 @@ async fn read_batch(
     else {
         return Ok(None);
     };
-    let mut batch = vec![parse(&line)?];
+    let mut batch: Vec<GuestMessage> = parse(&line)?.into_iter().collect();
     while batch.len() < BATCH_MAX {
         match next_line(reader, partial, LINE_BYTES_MAX).now_or_never() {
             Some(Ok(Some(line))) => {
                 // What is broken ends the connection; what came before is sent again.
-                batch.push(parse(&line)?);
+                batch.extend(parse(&line)?);
             }
             Some(Err(error)) => return Err(broken(&error)),
             Some(Ok(None)) | None => break,
@@ -106,13 +106,17 @@ async fn read_batch(
     Ok(Some(batch))
 }
 
-fn parse(line: &[u8]) -> Result<GuestMessage, Problem> {
+/// Nothing for a blank line: the guest begins with one, to end what it may have sent in part before.
+fn parse(line: &[u8]) -> Result<Option<GuestMessage>, Problem> {
+    if line.is_empty() {
+        return Ok(None);
+    }
     let broken = |e: &dyn std::fmt::Display| Problem::invalid("read a guest's message", e);
     let message: GuestMessage = serde_json::from_slice(line).map_err(|e| broken(&e))?;
     if !(1..=SEQ_MAX).contains(&message.seq) {
         return Err(broken(&format!("no message has the number {}", message.seq)));
     }
-    Ok(message)
+    Ok(Some(message))
 }
 
 async fn append(log: Arc<GuestLog>, messages: Vec<GuestMessage>) -> Result<(), Problem> {
