@@ -148,7 +148,13 @@ async fn fio_verifies_what_it_wrote() {
     }
     let uri = format!("--uri={}", server.uri("data"));
     let fio = ["fio", "--name=verify", "--ioengine=nbd", &uri, "--rw=randwrite", "--iodepth=32"];
-    let verify = ["--verify=crc32c", "--verify_fatal=1", "--fsync=64", "--output-format=terse"];
+    let verify = [
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_state_save=0",
+        "--fsync=64",
+        "--output-format=terse",
+    ];
     // Parts of blocks, so that neighbours in flight share one; then many blocks at once.
     for size in [["--bs=1536", "--size=6m"], ["--bs=64k", "--size=48m"]] {
         run(&[&fio[..], &size[..], &verify[..]].concat());
