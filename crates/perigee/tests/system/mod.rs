@@ -1,0 +1,252 @@
+//! A lab for one test, and what the tests do with it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use perigee_http::Client;
+use perigee_lab::{Definition, Lab, LabId, Options, Steps};
+use perigee_model::job::{
+    ClusterImage, ClusterVolume, Job, JobSpec, JobState, LogLine, Migration, MigrationState,
+    MoveVm, NewImage, NewVolume,
+};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{HostId, JobId, Problem, job_file};
+use serde::de::DeserializeOwned;
+
+pub type Checked<T> = Result<T, Problem>;
+
+/// Fails the test with a sentence; an error and not a panic, so that the lab is taken down.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(perigee_model::Problem::internal("test", format!($($text)+)));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// How long any one thing may take on a busy machine before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+pub struct System {
+    pub lab: Lab,
+    client: Client,
+}
+
+/// Runs a test in a lab with the golden image `debian` on every host.
+pub fn with_system<W>(test: impl FnOnce(System) -> W)
+where
+    W: Future<Output = Checked<()>>,
+{
+    let image_dir = std::env::var("PERIGEE_TEST_IMAGE")
+        .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
+    let image_dir = PathBuf::from(image_dir);
+    let mut definition = Definition::default_demo(LabId::random(), 16);
+    definition.probe_kernel = Some(image_dir.join("vmlinuz"));
+    let options = Options {
+        program: PathBuf::from(env!("CARGO_BIN_EXE_perigee")),
+        ..Options::new().expect("this test has a path")
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let outcome = runtime.block_on(perigee_lab::with_lab(
+        definition,
+        &options,
+        &Steps::default(),
+        async |lab: Lab| {
+            let client = lab.client(Duration::from_secs(120))?;
+            let system = System { lab, client };
+            let source = image_dir.join("debian-pg.raw").display().to_string();
+            let name = "debian".parse().expect("a name");
+            let _: ClusterImage =
+                system.client.post("/v1/images", &NewImage { name, source, host: None }).await?;
+            test(system).await
+        },
+    ));
+    if let Err(problem) = outcome {
+        panic!("{problem}");
+    }
+}
+
+pub fn host(name: &str) -> HostId {
+    name.parse().expect("a host's name")
+}
+
+/// Asks until the answer is there.
+pub async fn until<T>(
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Checked<Option<T>>,
+) -> Checked<T> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = String::new();
+    while Instant::now() < deadline {
+        match ask().await {
+            Ok(Some(answer)) => return Ok(answer),
+            Ok(None) => last.clear(),
+            // A daemon that was killed does not answer for a while.
+            Err(problem) => last = problem.to_string(),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Err(Problem::internal("test", format!("waited {PATIENCE:?} for {what}; {last}")))
+}
+
+impl System {
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Checked<T> {
+        self.client.get(path).await
+    }
+
+    pub async fn volume(&self, name: &str, home: &str, size_bytes: u64) -> Checked<ClusterVolume> {
+        let new = NewVolume {
+            name: name.parse().expect("a name"),
+            host: Some(host(home)),
+            size_bytes: Some(size_bytes),
+            source: VolumeSource::Empty,
+        };
+        self.client.post("/v1/volumes", &new).await
+    }
+
+    pub async fn submit(&self, yaml: &str) -> Checked<Job> {
+        let spec: JobSpec = job_file::parse(yaml, "test.yaml")?.spec;
+        self.client.post("/v1/jobs", &spec).await
+    }
+
+    pub async fn job(&self, id: &JobId) -> Checked<Job> {
+        self.get(&format!("/v1/jobs/{id}")).await
+    }
+
+    pub async fn log(&self, id: &JobId) -> Checked<Vec<String>> {
+        let lines: Vec<LogLine> = self.get(&format!("/v1/jobs/{id}/log?after=0")).await?;
+        Ok(lines.into_iter().map(|l| l.line).collect())
+    }
+
+    pub async fn ended(&self, id: &JobId) -> Checked<Job> {
+        until("the job's end", async || {
+            let job = self.job(id).await?;
+            Ok(job.state.is_final().then_some(job))
+        })
+        .await
+    }
+
+    /// Waits until the job's own count has grown by `more`.
+    pub async fn progresses(&self, id: &JobId, more: u64) -> Checked<()> {
+        let mut first = None;
+        until("the job to go on", async || {
+            let job = self.job(id).await?;
+            ensure!(
+                !job.state.is_final(),
+                "the job ended too early: {:?} {}; its log: {:?}",
+                job.state,
+                job.reason,
+                self.log(id).await?
+            );
+            let Some(progress) = job.progress.filter(|_| job.state == JobState::Running) else {
+                return Ok(None);
+            };
+            let start = *first.get_or_insert(progress.done);
+            Ok((progress.done >= start + more).then_some(()))
+        })
+        .await
+    }
+
+    pub async fn begin_move(&self, job: &Job, to: &str) -> Checked<Migration> {
+        let vm = job.vm.as_ref().unwrap_or_else(|| panic!("job {} has no VM", job.id));
+        self.client.post(&format!("/v1/vms/{vm}/move"), &MoveVm { host: host(to) }).await
+    }
+
+    pub async fn migration_ended(&self, id: &JobId, migration: &Migration) -> Checked<Migration> {
+        until("the migration's end", async || {
+            let job = self.job(id).await?;
+            let found = job.migrations.into_iter().find(|m| m.id == migration.id);
+            Ok(found.filter(|m| {
+                matches!(m.state, MigrationState::Completed | MigrationState::Aborted)
+            }))
+        })
+        .await
+    }
+
+    /// Kills a daemon with SIGKILL and waits until another process has taken its place.
+    pub async fn kill_daemon(&self, name: &str, host_name: Option<&str>) -> Checked<()> {
+        let pid_of = || match host_name {
+            Some(host_name) => self.lab.host_pid(&host(host_name), name),
+            None => self.lab.controller_pid(),
+        };
+        let old = pid_of()?;
+        kill_9(old);
+        until("the daemon's restart", async || Ok(pid_of().ok().filter(|pid| *pid != old)))
+            .await
+            .map(drop)
+    }
+
+    /// A command that must fail or succeed, through the real CLI.
+    pub fn perigee(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_perigee"))
+            .args(args)
+            .env("PERIGEE_API", &self.lab.api)
+            .output()
+            .expect("the perigee binary runs")
+    }
+
+    pub fn host_file(&self, host: &str, path: &str) -> PathBuf {
+        self.lab.dir().join("hosts").join(host).join(path)
+    }
+
+    /// Runs `qemu-io` on an export of a host's volume server.
+    pub fn qemu_io(&self, host: &str, export: &str, command: &str) -> Output {
+        let socket = self.host_file(host, "volume.sock");
+        Command::new("timeout")
+            .args(["30", "qemu-io", "-f", "raw", "-c", command])
+            .arg(format!("nbd+unix:///{export}?socket={}", socket.display()))
+            .output()
+            .expect("qemu-io runs")
+    }
+
+    /// Tells a job that polls its seed disk to stop: see [`WRITER`].
+    pub async fn stop_writer(&self, job: &Job, at: &str) -> Checked<()> {
+        let export = format!("{}-seed", job.id);
+        until("the seed to be overwritten", async || {
+            let written = self.qemu_io(at, &export, "write -P 0x53 0 512");
+            Ok(succeeded(&written).then_some(()))
+        })
+        .await
+    }
+}
+
+/// `qemu-io` ends with 0 even when its command failed; then it says so.
+pub fn succeeded(output: &Output) -> bool {
+    output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("failed")
+}
+
+pub fn kill_9(pid: i32) {
+    let killed = Command::new("kill").args(["-9", &pid.to_string()]).status().expect("kill runs");
+    assert!(killed.success(), "process {pid} could not be killed");
+}
+
+/// A guest that writes files with checksums until the first byte of its seed disk is an `S`, then
+/// drops its caches and checks every file. Its progress counts the files.
+pub const WRITER: &str = r#"
+set -eu
+seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)
+count=0
+while [ "$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)" != S ]; do
+  count=$((count + 1))
+  dd if=/dev/urandom of=/data/part bs=16k count=8 2>/dev/null
+  mv /data/part /data/file$((count % 200))
+  sync /data/file$((count % 200))
+  sha256sum /data/file$((count % 200)) > /data/file$((count % 200)).sum
+  echo "$count/1000000 files" > "$PERIGEE_PROGRESS"
+done
+sync
+echo 3 > /proc/sys/vm/drop_caches
+for sum in /data/*.sum; do sha256sum --quiet -c "$sum"; done
+echo "checked $(ls /data/*.sum | wc -l) files of $count" | tee /output/result.txt
+"#;
+
+/// A job file that runs [`WRITER`] on the volume `data`, starting at a host.
+pub fn writer_job(start: &str) -> String {
+    let script: String = WRITER.lines().map(|line| format!("    {line}\n")).collect();
+    format!(
+        "name: writer\nimage: debian\nmemory: 256MiB\ncommand:\n  - /bin/sh\n  - -c\n  - |\n{script}\
+         volumes:\n  - volume: data\nplacement:\n  host: {start}\n  move: never\n"
+    )
+}

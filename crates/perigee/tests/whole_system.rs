@@ -1,0 +1,215 @@
+//! The whole system with real processes: a lab of three hosts in two sites, real QEMU guests.
+//!
+//! Each test has a lab of its own and takes it down. They run one after the other (`make test`).
+
+mod system;
+
+use perigee_model::job::{JobState, MigrationState};
+
+use system::{ensure, kill_9, succeeded, until, with_system, writer_job};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_job_runs_and_what_is_wrong_is_said_plainly() {
+    with_system(async |system| {
+        system.volume("data", "cloud1", 64 * MIB).await?;
+        let job = system
+            .submit(
+                "name: hello\nimage: debian\nmemory: 256MiB\nvolumes: [{volume: data}]\n\
+                 placement: {host: home1, move: never}\n\
+                 command: echo to the log; echo kept > /data/file; echo result > /output/answer",
+            )
+            .await?;
+        let job = system.ended(&job.id).await?;
+        ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
+        ensure!(job.exit_code == Some(0), "exit code {:?}", job.exit_code);
+        ensure!(job.measured_s.is_some() && job.predicted_s.is_some(), "no figures: {job:?}");
+        let log = system.log(&job.id).await?;
+        ensure!(log.iter().any(|l| l == "to the log"), "the log is {log:?}");
+        output_arrives(&system, job.id.as_str())?;
+
+        let job = system
+            .submit(
+                "name: second\nimage: debian\nmemory: 256MiB\nvolumes: [{volume: data}]\n\
+                 placement: {site: cloud}\ncommand: cat /data/file; exit 3",
+            )
+            .await?;
+        let job = system.ended(&job.id).await?;
+        ensure!(job.state == JobState::Failed, "exit 3 is a failure, not {:?}", job.state);
+        ensure!(job.exit_code == Some(3), "exit code {:?}", job.exit_code);
+        let log = system.log(&job.id).await?;
+        ensure!(log.iter().any(|l| l == "kept"), "the volume did not keep it: {log:?}");
+
+        errors_are_clear(&system)?;
+        a_gone_host_is_named(&system).await
+    });
+}
+
+fn output_arrives(system: &system::System, job: &str) -> system::Checked<()> {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let to = scratch.path().to_string_lossy().into_owned();
+    let fetched = system.perigee(&["job", "output", job, "--to", &to]);
+    ensure!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
+    let answer = std::fs::read_to_string(scratch.path().join("output/answer")).unwrap_or_default();
+    ensure!(answer == "result\n", "the output holds {answer:?}");
+    Ok(())
+}
+
+fn errors_are_clear(system: &system::System) -> system::Checked<()> {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let wrong = scratch.path().join("wrong.yaml");
+    std::fs::write(&wrong, "image: debian\ncommand: \"true\"\nmemroy: 1GiB\n").expect("written");
+    let text = scratch.path().join("notes.txt");
+    std::fs::write(&text, "this is no disk image\n").expect("written");
+    let wrong = wrong.to_string_lossy();
+    let text = text.to_string_lossy();
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["job", "submit", &wrong], 3, "memroy"),
+        (&["job", "plan", &wrong], 255, ":3"),
+        (&["job", "status", "nothing-0001"], 4, "nothing-0001"),
+        (&["image", "import", "notes", &text], 3, "notes"),
+        (&["volume", "create", "x", "--image", "nothing", "--host", "home1"], 4, "nothing"),
+        (&["volume", "create", "data", "--size", "1GiB"], 5, "data"),
+    ];
+    for (args, code, word) in cases {
+        let output = system.perigee(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(code), "{args:?}: {:?}: {said}", output.status);
+        ensure!(said.contains(word), "{args:?} does not name {word:?}: {said}");
+    }
+    let unknown = system.qemu_io("home1", "nothing", "read 0 512");
+    ensure!(!unknown.status.success(), "an export that does not exist opened");
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    ensure!(said.contains("nothing"), "the server does not say which export: {said}");
+    Ok(())
+}
+
+async fn a_gone_host_is_named(system: &system::System) -> system::Checked<()> {
+    let namespace = system.lab.definition.host_namespace(&system::host("home2"));
+    let cut = std::process::Command::new("ip")
+        .args(["-n", &namespace, "link", "set", "eth0", "down"])
+        .status()
+        .expect("ip runs");
+    ensure!(cut.success(), "the host could not be cut off");
+    let hosts = until("home2 to be unreachable", async || {
+        let output = system.perigee(&["host", "list"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(text.contains("unreachable").then_some(text))
+    })
+    .await?;
+    ensure!(hosts.matches("unreachable").count() == 1, "more than one host is gone:\n{hosts}");
+    let output = system.perigee(&["volume", "create", "lost", "--size", "1MiB", "--host", "home2"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(7), "{:?}: {said}", output.status);
+    ensure!(said.contains("home2"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn ten_migrations_under_writes_lose_no_byte_and_leave_one_writer() {
+    with_system(async |system| {
+        system.volume("data", "cloud1", 256 * MIB).await?;
+        let job = system.submit(&writer_job("home1")).await?;
+        system.progresses(&job.id, 2).await?;
+        let job = system.job(&job.id).await?;
+        for round in 0..10 {
+            let to = if round % 2 == 0 { "cloud1" } else { "home1" };
+            let migration = system.begin_move(&job, to).await?;
+            let ended = system.migration_ended(&job.id, &migration).await?;
+            ensure!(
+                ended.state == MigrationState::Completed,
+                "migration {round} to {to}: {:?} {}",
+                ended.state,
+                ended.error
+            );
+            ensure!(ended.downtime_ms > 0 && ended.bytes > 0, "no figures: {ended:?}");
+            system.progresses(&job.id, 2).await?;
+            // The epoch of the first session was given up with the first migration.
+            let stale = system.qemu_io("cloud1", "data@1", "write -P 0xff 0 4096");
+            ensure!(!succeeded(&stale), "a write with an old epoch got through: {stale:?}");
+        }
+        a_killed_destination_changes_nothing(&system, &job).await?;
+        system.stop_writer(&job, "home1").await?;
+        let ended = system.ended(&job.id).await?;
+        let log = system.log(&job.id).await?;
+        ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);
+        ensure!(log.iter().any(|l| l.starts_with("checked ")), "{log:?}");
+        Ok(())
+    });
+}
+
+/// Kills the destination's QEMU while memory is being copied: the VM goes on at the source.
+async fn a_killed_destination_changes_nothing(
+    system: &system::System,
+    job: &perigee_model::job::Job,
+) -> system::Checked<()> {
+    let vm = job.vm.as_ref().expect("a running job has a VM");
+    let pid_file = system.host_file("home2", &format!("agent/vms/{vm}/qemu.pid"));
+    let migration = system.begin_move(job, "home2").await?;
+    let pid = until("the destination's QEMU", async || {
+        let job = system.job(&job.id).await?;
+        let copying = job
+            .migrations
+            .iter()
+            .any(|m| m.id == migration.id && m.state != MigrationState::Preparing);
+        let text = std::fs::read_to_string(&pid_file).unwrap_or_default();
+        let pid = text.split_whitespace().next().and_then(|word| word.parse().ok());
+        Ok(pid.filter(|_| copying))
+    })
+    .await?;
+    kill_9(pid);
+    let ended = system.migration_ended(&job.id, &migration).await?;
+    ensure!(ended.state == MigrationState::Aborted, "{ended:?}");
+    ensure!(!ended.error.is_empty(), "an aborted migration must say why");
+    system.progresses(&job.id, 3).await?;
+    let after = system.job(&job.id).await?;
+    ensure!(after.host == Some(system::host("home1")), "the VM is at {:?}", after.host);
+    Ok(())
+}
+
+#[test]
+fn a_killed_daemon_costs_no_job() {
+    with_system(async |system| {
+        system.volume("data", "cloud1", 256 * MIB).await?;
+        let job = system.submit(&writer_job("home1")).await?;
+        system.progresses(&job.id, 2).await?;
+        let job = system.job(&job.id).await?;
+        let daemons = [
+            ("volume", Some("home1")),
+            ("volume", Some("cloud1")),
+            ("agent", Some("home1")),
+            ("controller", None),
+        ];
+        for (daemon, at) in daemons {
+            system.kill_daemon(daemon, at).await?;
+            system.progresses(&job.id, 3).await?;
+        }
+        // The controller and the source's agent, in the middle of a migration.
+        for (round, (daemon, at)) in
+            [("controller", None), ("agent", Some("cloud1"))].into_iter().enumerate()
+        {
+            let to = if round == 0 { "cloud1" } else { "home1" };
+            let migration = system.begin_move(&job, to).await?;
+            system.kill_daemon(daemon, at).await?;
+            let ended = system.migration_ended(&job.id, &migration).await?;
+            let expected = match ended.state {
+                MigrationState::Completed => to,
+                _ => ["home1", "cloud1"][round],
+            };
+            system.progresses(&job.id, 3).await?;
+            let now = system.job(&job.id).await?;
+            ensure!(
+                now.host == Some(system::host(expected)),
+                "after {daemon} was killed: {ended:?}, and the VM is at {:?}",
+                now.host
+            );
+        }
+        system.stop_writer(&job, "home1").await?;
+        let ended = system.ended(&job.id).await?;
+        let log = system.log(&job.id).await?;
+        ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);
+        ensure!(log.iter().any(|l| l.starts_with("checked ")), "{log:?}");
+        Ok(())
+    });
+}
