@@ -117,6 +117,7 @@ fn fio(host: &Server) -> Child {
         .args(["--iodepth=16", "--size=32m", "--rate=8m", "--verify=crc32c", "--fsync=32"])
         .args([
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--output-format=terse",
             &format!("--uri={}", host.uri("data@1")),
         ])
