@@ -1,0 +1,296 @@
+//! Agents in this process, real QEMU, and stand-ins for the volume server: `qemu-storage-daemon`
+//! exports the blocks, and a few lines here keep the writer epoch of one volume. (The whole system
+//! with real volume servers is tested in crate `perigee`.)
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::routing::{get, post};
+use perigee_agent::Config;
+use perigee_http::{Client, Failure, Json, Listen, Reply};
+use perigee_model::states::Refused;
+use perigee_model::vm::{Disk, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec, VmStatus};
+use perigee_model::volume::{EpochChange, ExportStats, VolumeHealth, VolumeInfo};
+use perigee_model::{Epoch, HostId, MigrationId, Problem, SiteId, VmId, VolumeName};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+/// Far more than anything here takes on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory that QEMU's user can pass through.
+pub fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    dir
+}
+
+/// A port nobody uses at this moment.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Waits until `look` gives something; says what it waited for when it does not.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(seen) => assert!(Instant::now() < deadline, "waited for {what}, saw {seen}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Exports `root@1` and `root@2`, one disk of zeros, on a unix socket.
+pub struct Blocks {
+    daemon: Child,
+}
+
+impl Blocks {
+    /// `node` is the blockdev named `blocks`.
+    pub fn serve(socket: &Path, node: &[&str]) -> Self {
+        let mut command = Command::new("qemu-storage-daemon");
+        for option in node {
+            command.args(["--blockdev", option]);
+        }
+        let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
+        command.args(["--nbd-server", &address]);
+        for epoch in 1..=2 {
+            let export = format!("nbd,id=e{epoch},node-name=blocks,name=root@{epoch},writable=on");
+            command.args(["--export", &export]);
+        }
+        let daemon = command.spawn().unwrap();
+        wait_for("the NBD socket", || {
+            socket.exists().then_some(()).ok_or_else(|| "no socket".into())
+        });
+        Self { daemon }
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+    }
+}
+
+/// The writer epoch of the volume `root`, behind the volume server's API.
+#[derive(Clone)]
+pub struct Home {
+    inner: Arc<HomeInner>,
+    pub url: String,
+}
+
+struct HomeInner {
+    epoch: Mutex<Epoch>,
+    /// No change is answered while this is false.
+    open: watch::Sender<bool>,
+    refuses: Mutex<bool>,
+    asked: watch::Sender<u32>,
+}
+
+impl Home {
+    pub fn serve(runtime: &Runtime) -> Self {
+        let port = free_port();
+        let inner = Arc::new(HomeInner {
+            epoch: Mutex::new(Epoch(1)),
+            open: watch::Sender::new(true),
+            refuses: Mutex::new(false),
+            asked: watch::Sender::new(0),
+        });
+        let router = axum::Router::new()
+            .route("/v1/volumes/root/epoch", post(change_epoch))
+            .route("/v1/stats", get(async || Json(Vec::<ExportStats>::new())))
+            .with_state(inner.clone());
+        runtime.spawn(async move {
+            perigee_http::serve(router, &[Listen::Tcp(format!("127.0.0.1:{port}"))]).await
+        });
+        Self { inner, url: format!("http://127.0.0.1:{port}") }
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.inner.epoch.lock().unwrap().0
+    }
+
+    /// Lets requests wait, or go on.
+    pub fn open(&self, open: bool) {
+        self.inner.open.send_replace(open);
+    }
+
+    pub fn refuse(&self) {
+        *self.inner.refuses.lock().unwrap() = true;
+    }
+
+    /// Waits until somebody wants to change the epoch.
+    pub fn wait_until_asked(&self) {
+        wait_for("a change of the epoch", || match *self.inner.asked.borrow() {
+            0 => Err("none".into()),
+            _ => Ok(()),
+        });
+    }
+}
+
+async fn change_epoch(
+    State(home): State<Arc<HomeInner>>,
+    Json(change): Json<EpochChange>,
+) -> Reply<VolumeInfo> {
+    home.asked.send_modify(|asked| *asked += 1);
+    home.open.subscribe().wait_for(|open| *open).await.expect("the sender lives in `home`");
+    if *home.refuses.lock().unwrap() {
+        return Err(Failure(Problem::conflict("change the epoch", "the test wants it so")));
+    }
+    let mut epoch = home.epoch.lock().unwrap();
+    *epoch = change.apply(*epoch, Epoch(2)).map_err(|e: Refused| Failure(e.into()))?;
+    Ok(Json(VolumeInfo {
+        name: VolumeName::new("root").unwrap(),
+        size_bytes: 0,
+        head_bytes: 0,
+        allocated_bytes: 0,
+        chain: vec![],
+        epoch: *epoch,
+        health: VolumeHealth::Ok,
+        sessions: 0,
+    }))
+}
+
+/// An agent with a runtime of its own: dropping that ends all its tasks at once, like a kill.
+pub struct Agent {
+    config: Config,
+    runtime: Option<Runtime>,
+    client: Client,
+    here: Runtime,
+}
+
+impl Agent {
+    pub fn start(name: &str, dir: &Path, blocks: &Path, home: &Home) -> Self {
+        let port = free_port();
+        let agent_url = format!("http://127.0.0.1:{port}");
+        let config = Config {
+            host: HostId::new(name).unwrap(),
+            site: SiteId::new("here").unwrap(),
+            listen: vec![Listen::Tcp(format!("127.0.0.1:{port}"))],
+            state: dir.join(name),
+            volume_socket: blocks.to_path_buf(),
+            volume_control: home.url.clone(),
+            volume_url: home.url.clone(),
+            nbd_addr: "127.0.0.1:1".into(),
+            agent_url: agent_url.clone(),
+            controller: None,
+            // No kernel: a probe of KVM fails at once and TCG is used.
+            probe_kernel: Some(PathBuf::from("/dev/null")),
+        };
+        let client = Client::new(&agent_url, PATIENCE).unwrap();
+        let mut agent = Self { config, runtime: None, client, here: Runtime::new().unwrap() };
+        agent.run();
+        agent
+    }
+
+    pub fn run(&mut self) {
+        let runtime = Runtime::new().unwrap();
+        runtime.spawn(perigee_agent::serve(self.config.clone()));
+        self.runtime = Some(runtime);
+        wait_for("the agent", || {
+            let report = self.here.block_on(self.client.get::<serde_json::Value>("/v1/host"));
+            report.map_err(|e| e.to_string())
+        });
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(10));
+        }
+    }
+
+    pub fn put(&self, spec: &VmSpec) -> Result<VmReport, Problem> {
+        self.here.block_on(self.client.put(&format!("/v1/vms/{}", spec.vm), spec))
+    }
+
+    pub fn get(&self) -> Result<VmReport, Problem> {
+        self.here.block_on(self.client.get("/v1/vms/vm-1"))
+    }
+
+    pub fn delete(&self, query: &str) -> Result<(), Problem> {
+        self.here.block_on(self.client.delete(&format!("/v1/vms/vm-1{query}")))
+    }
+
+    pub fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<(), Problem> {
+        let path = format!("/v1/vms/vm-1/{path}");
+        self.here.block_on(self.client.post::<serde_json::Value>(&path, body)).map(drop)
+    }
+
+    pub fn vm_dir(&self) -> PathBuf {
+        self.config.state.join("vms/vm-1")
+    }
+
+    pub fn wait_for_status(&self, status: VmStatus) -> VmReport {
+        wait_for(&format!("status {status:?}"), || {
+            let report = self.get().map_err(|e| e.to_string())?;
+            if report.status == status { Ok(report) } else { Err(format!("{report:?}")) }
+        })
+    }
+
+    pub fn wait_for_phase(&self, phase: MigrationPhase) -> VmReport {
+        wait_for(&format!("migration {phase:?}"), || {
+            let report = self.get().map_err(|e| e.to_string())?;
+            let seen = report.migration.as_ref().map(|migration| migration.phase);
+            if seen == Some(phase) { Ok(report) } else { Err(format!("{report:?}")) }
+        })
+    }
+
+    /// Orders the migration of `vm-1` to an agent where it waits.
+    pub fn migrate_to(&self, there: &Agent, home: &Home) {
+        let waiting = there.put(&spec(2, true)).unwrap();
+        let order = MigrateOut {
+            migration: MigrationId::new("m-1").unwrap(),
+            uri: waiting.incoming_uri.expect("it waits for the migration"),
+            destination_agent_url: there.config.agent_url.clone(),
+            epochs: vec![EpochRaise {
+                volume: VolumeName::new("root").unwrap(),
+                volume_url: home.url.clone(),
+                from: Epoch(1),
+                to: Epoch(2),
+            }],
+            downtime_limit_ms: 300,
+        };
+        self.post("migrate", &order).unwrap();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.runtime.is_none() {
+            self.run();
+        }
+        let result = self.delete("");
+        self.kill();
+        if !std::thread::panicking() {
+            result.unwrap();
+        }
+    }
+}
+
+/// A VM with one disk on which there is nothing: the firmware runs, and waits for ever.
+pub fn spec(epoch: u64, incoming: bool) -> VmSpec {
+    VmSpec {
+        vm: VmId::new("vm-1").unwrap(),
+        cpus: 1,
+        memory_bytes: 64 << 20,
+        disks: vec![Disk {
+            serial: "root".into(),
+            volume: VolumeName::new("root").unwrap(),
+            epoch: Epoch(epoch),
+            read_only: false,
+        }],
+        incoming,
+    }
+}
+
+pub fn kill_9(pid: u32) {
+    let status = Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+    assert!(status.success(), "kill -9 {pid}");
+}
