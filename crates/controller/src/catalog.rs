@@ -66,6 +66,7 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
         Some(host) => reachable(cluster, host)?,
         None => roomiest(cluster).await?,
     };
+    let _quiet = cluster.network.lock().await;
     let ask = ImportImage { name: new.name.clone(), source: new.source, layer: None };
     let info: ImageInfo = first.volume_slow.post("/v1/images", &ask).await?;
     for host in cluster.hosts.up().iter().filter(|host| host.id != first.id) {
@@ -103,6 +104,7 @@ pub async fn ensure_image(
     }
     for host in cluster.hosts.up() {
         if let Ok(info) = host.volume.get::<ImageInfo>(&path).await {
+            let _quiet = cluster.network.lock().await;
             copy_image(&host, at, &info).await?;
             return at.volume.get(&path).await;
         }
@@ -209,8 +211,9 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
         if let Ok(info) = host.volume.get::<VolumeInfo>(&path).await {
             let record =
                 VolumeRecord { name: name.clone(), home: host.id.clone(), seen: Some(seen(&info)) };
-            let made_for_a_job = writer(&cluster.unfinished_jobs().await?, name).is_some();
-            if !made_for_a_job {
+            let jobs = cluster.unfinished_jobs().await?;
+            let mut disks = jobs.iter().filter_map(|j| j.placement.as_ref()).flat_map(|p| &p.disks);
+            if !disks.any(|disk| disk.temporary && disk.volume == *name) {
                 cluster.records.create(&key, &record).await?;
             }
             return Ok(record);

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::hosts::Hosts;
-use crate::records::{JobRecord, MigrationRecord, Records};
+use crate::records::{JobRecord, MigrationRecord, Records, job_key};
 use crate::store::SqliteStore;
 use crate::{cleaner, jobs, links, migration};
 
@@ -49,14 +49,16 @@ pub struct Cluster {
     pub timing: Timing,
     /// Held while room is looked for and taken, so that nothing is given out twice.
     pub placing: tokio::sync::Mutex<()>,
-    /// Held while links are measured: two probes at once would measure each other.
-    pub probing: tokio::sync::Mutex<()>,
+    /// Held while links are measured or images go over them: each would measure the other.
+    pub network: tokio::sync::Mutex<()>,
     /// Held by whoever takes things down.
     pub cleaning: tokio::sync::Mutex<()>,
     /// Wakes the cleaner.
     pub clean_now: Notify,
     tasks: Mutex<JoinSet<()>>,
     driven: Mutex<BTreeSet<String>>,
+    /// Jobs that have a driver: all that are not in a final state. Saves reading the ended ones.
+    unfinished: Mutex<BTreeSet<JobId>>,
 }
 
 impl Cluster {
@@ -78,11 +80,12 @@ impl Cluster {
             state_dir: state_dir.to_owned(),
             timing,
             placing: tokio::sync::Mutex::default(),
-            probing: tokio::sync::Mutex::default(),
+            network: tokio::sync::Mutex::default(),
             cleaning: tokio::sync::Mutex::default(),
             clean_now: Notify::new(),
             tasks: Mutex::default(),
             driven: Mutex::default(),
+            unfinished: Mutex::default(),
         });
         cluster.spawn(crate::hosts::monitor(Arc::clone(&cluster)));
         cluster.spawn(links::measure_new_links(Arc::clone(&cluster)));
@@ -112,8 +115,16 @@ impl Cluster {
 
     /// Jobs that still hold a host's memory or volumes.
     pub async fn unfinished_jobs(&self) -> Result<Vec<JobRecord>, Problem> {
-        let mut jobs = self.jobs().await?;
-        jobs.retain(|record| !record.job.state.is_final());
+        let ids = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut jobs = Vec::with_capacity(ids.len());
+        for id in ids {
+            match self.records.read::<JobRecord>(&job_key(&id)).await? {
+                Some(record) if !record.job.state.is_final() => jobs.push(record),
+                _ => {
+                    self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                }
+            }
+        }
         Ok(jobs)
     }
 
@@ -125,6 +136,7 @@ impl Cluster {
 
     pub fn drive_job(self: &Arc<Self>, job: &JobId) {
         let (cluster, job) = (Arc::clone(self), job.clone());
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).insert(job.clone());
         self.drive(format!("job {job}"), move || jobs::drive(Arc::clone(&cluster), job.clone()));
     }
 

@@ -46,7 +46,7 @@ struct Local {
 /// # Errors
 /// When a host that is up does not measure; what was measured before is kept.
 pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
-    let _probing = cluster.probing.lock().await;
+    let _quiet = cluster.network.lock().await;
     let hosts = cluster.hosts.up();
     for from in &hosts {
         probe_local(cluster, from).await?;
@@ -57,24 +57,30 @@ pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
     list(cluster).await
 }
 
-/// Measures what a plan about these homes needs: each host from and to each of them.
+/// Measures what a plan about these homes needs: each host from and to each of them. What is known
+/// and old is measured again, but not while VMs use the links.
 ///
 /// # Errors
 /// When a host that is up does not measure.
 pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Result<(), Problem> {
-    let _probing = cluster.probing.lock().await;
+    let _quiet = cluster.network.lock().await;
+    let busy = cluster.unfinished_jobs().await?.iter().any(|record| record.vm_started);
+    let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
     let hosts = cluster.hosts.up();
     for home in hosts.iter().filter(|host| homes.contains(&host.id)) {
+        let readable = something_to_read(home).await?.is_some();
         let local: Option<Local> = cluster.records.read(&local_key(&home.id)).await?;
-        let blocks_known = local.is_some_and(|l| l.blocks.is_some() && is_fresh(l.measured_ms));
-        if !blocks_known {
+        let local_known = local.is_some_and(|local| {
+            local.measured_ms >= oldest_ms && (local.blocks.is_some() || !readable)
+        });
+        if !local_known {
             probe_local(cluster, home).await?;
         }
         for host in hosts.iter().filter(|host| host.id != home.id) {
-            if !is_known(cluster, host, home, true).await? {
+            if !is_known(cluster, host, home, oldest_ms, readable).await? {
                 probe_link(cluster, host, home).await?;
             }
-            if !is_known(cluster, home, host, false).await? {
+            if !is_known(cluster, home, host, oldest_ms, false).await? {
                 probe_link(cluster, home, host).await?;
             }
         }
@@ -93,14 +99,16 @@ pub async fn measure_new_links(cluster: Arc<Cluster>) {
 }
 
 async fn measure_one_new_link(cluster: &Cluster) -> Result<(), Problem> {
-    let _probing = cluster.probing.lock().await;
-    let reported: Vec<_> =
-        cluster.hosts.up().into_iter().filter(|h| cluster.hosts.report(&h.id).is_some()).collect();
+    let _quiet = cluster.network.lock().await;
+    if !cluster.unfinished_jobs().await?.is_empty() {
+        return Ok(());
+    }
+    let mut reported = cluster.hosts.up();
+    reported.retain(|host| cluster.hosts.report(&host.id).is_some());
     for from in &reported {
         for to in reported.iter().filter(|to| to.id != from.id) {
-            let known: Option<Link> = cluster.records.read(&key(&from.id, &to.id)).await?;
-            if known.is_none() && cluster.unfinished_jobs().await?.is_empty() {
-                probe_link(cluster, from, to).await?;
+            if !is_known(cluster, from, to, 0, false).await? {
+                return probe_link(cluster, from, to).await;
             }
         }
     }
@@ -111,15 +119,13 @@ async fn is_known(
     cluster: &Cluster,
     from: &HostLink,
     to: &HostLink,
+    oldest_ms: u64,
     with_blocks: bool,
 ) -> Result<bool, Problem> {
     let link: Option<Link> = cluster.records.read(&key(&from.id, &to.id)).await?;
-    Ok(link
-        .is_some_and(|link| is_fresh(link.measured_ms) && (link.blocks.is_some() || !with_blocks)))
-}
-
-fn is_fresh(measured_ms: u64) -> bool {
-    now_ms().saturating_sub(measured_ms) < FRESH_MS
+    Ok(link.is_some_and(|link| {
+        link.measured_ms >= oldest_ms && (link.blocks.is_some() || !with_blocks)
+    }))
 }
 
 async fn probe_link(cluster: &Cluster, from: &HostLink, to: &HostLink) -> Result<(), Problem> {

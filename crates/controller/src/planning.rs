@@ -2,7 +2,7 @@
 //!
 //! The planner itself is pure; everything it is told stands in the store or comes from the hosts.
 
-use perigee_model::job::{Job, JobSpec};
+use perigee_model::job::{Job, JobSpec, Start};
 use perigee_model::plan::{Basis, Decision, Plan, Trigger};
 use perigee_model::vm::HostReport;
 use perigee_model::{HostId, JobId, Problem, VolumeName};
@@ -44,7 +44,8 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
             allocated_bytes: record.seen.map_or(0, |seen| seen.allocated_bytes),
         });
     }
-    let homes: Vec<HostId> = volumes.iter().map(|volume| volume.home.clone()).collect();
+    let mut homes: Vec<HostId> = volumes.iter().map(|volume| volume.home.clone()).collect();
+    homes.extend(possible_starts(cluster, &spec.start));
     links::ensure(cluster, &homes).await?;
     let history = history(cluster, spec).await?;
     let snapshot = Snapshot {
@@ -59,6 +60,17 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
         history: history.map(|h| h.profile),
     };
     Ok(perigee_planner::plan(&snapshot)?)
+}
+
+/// The hosts where the VM's root volume may come to stand.
+fn possible_starts(cluster: &Cluster, start: &Start) -> Vec<HostId> {
+    let mut hosts = cluster.hosts.up();
+    hosts.retain(|host| match start {
+        Start::Anywhere => true,
+        Start::Site(site) => host.addresses.site == *site,
+        Start::Host(id) => host.id == *id,
+    });
+    hosts.iter().map(|host| host.id.clone()).collect()
 }
 
 /// Whether a running job's VM moves now.
@@ -156,7 +168,6 @@ pub fn free_bytes(report: &HostReport, promised_bytes: u64) -> u64 {
 
 async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
     let links = links::list(cluster).await?;
-    let jobs = cluster.jobs().await?;
     let records: Vec<MigrationRecord> = cluster.records.list("migrations/").await?;
     let completed = records
         .iter()
@@ -166,9 +177,8 @@ async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
             let moved = &record.migration;
             // What flowed to the destination was probed by the destination.
             let link = links.iter().find(|l| l.from == moved.to && l.to == moved.from)?;
-            let job = jobs.iter().find(|job| job.job.vm.as_ref() == Some(&moved.vm))?;
             Some(PastMove {
-                memory_bytes: job.job.spec.memory_bytes,
+                memory_bytes: record.plan.as_ref()?.spec.memory_bytes,
                 bytes: moved.bytes,
                 total_s: seconds(moved.total_ms),
                 rate_bytes_per_s: link.probe.rate_bytes_per_s,
@@ -277,7 +287,8 @@ async fn measured(
     ended_ms: u64,
 ) -> Result<Measured, Problem> {
     let job: &Job = &record.job;
-    let work = record.meter.totals.since(&record.meter.at_command);
+    let meter = &record.meter;
+    let work = meter.at_exit.as_ref().unwrap_or(&meter.totals).since(&meter.at_command);
     let (started_ms, running_ms) =
         (job.started_ms.unwrap_or(ended_ms), job.running_ms.unwrap_or(ended_ms));
     let mut paused_ms = 0;

@@ -22,6 +22,9 @@ use crate::{catalog, migration};
 /// What the guest may take beyond the job's own timeout to say that it has ended.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
 
+/// For writing the outputs, from the command's end.
+const COLLECT_MS_MAX: u64 = 20 * 60 * 1000;
+
 /// After a migration that was aborted, the planner is asked again only later.
 const AFTER_ABORT_MS: u64 = 30_000;
 
@@ -55,7 +58,14 @@ impl Run {
             Err(problem) => return Err(problem),
         };
         self.cluster.hosts.remember_vm(&host.id, &report);
-        if report.last_seq > self.record.value.last_seq {
+        let has_news = report.last_seq > self.record.value.last_seq;
+        let figures_due =
+            self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
+        if has_news || figures_due {
+            // Before the news: the command's start and end take their figures from here.
+            self.read_figures(&report).await?;
+        }
+        if has_news {
             self.take_events(&host).await?;
         }
         if self.record.value.ending.is_some() {
@@ -72,9 +82,8 @@ impl Run {
             self.end(Ending::Failed, reason).await?;
             return Ok(Step::Again);
         }
-        if self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures) {
+        if figures_due {
             self.figures_read = Some(Instant::now());
-            self.read_figures(&report).await?;
             self.consider(moving).await?;
         }
         self.pause()
@@ -159,6 +168,13 @@ impl Run {
                 let late = Duration::from_millis(now.saturating_sub(started_ms)) > limit;
                 late.then(|| {
                     format!("the guest did not start the job within {} s", limit.as_secs())
+                })
+            }
+            (JobState::Collecting, Some(started_ms), _) => {
+                let ended_ms = started_ms + planning::milliseconds(job.measured_s?);
+                (now.saturating_sub(ended_ms) > COLLECT_MS_MAX).then(|| {
+                    let limit_s = COLLECT_MS_MAX / 1000;
+                    format!("the guest did not write its outputs within {limit_s} s")
                 })
             }
             (JobState::Running, _, Some(running_ms)) => {

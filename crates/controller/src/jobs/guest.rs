@@ -60,6 +60,7 @@ fn exited(record: &mut JobRecord, now_ms: u64, code: i32) -> Result<(), Refused>
         started(record, now_ms)?;
     }
     record.job.state = record.job.state.next(JobEvent::CommandEnded)?;
+    record.meter.command_ended();
     record.job.exit_code = Some(code);
     record.job.measured_s = record.job.started_ms.map(|ms| seconds(now_ms.saturating_sub(ms)));
     Ok(())

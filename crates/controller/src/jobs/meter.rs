@@ -27,6 +27,8 @@ pub struct Meter {
     pub totals: Totals,
     /// The totals when the command started.
     pub at_command: Totals,
+    /// The totals when the command had ended.
+    pub at_exit: Option<Totals>,
     /// The totals when the VM came to its present host or its command started there.
     pub at_arrival: Totals,
     /// Unix time of that moment.
@@ -71,6 +73,11 @@ impl Meter {
         self.at_command = self.totals.clone();
         self.at_arrival = self.totals.clone();
         self.arrived_ms = now_ms;
+    }
+
+    /// The command has ended; what the VM does from now on is not the job's work.
+    pub fn command_ended(&mut self) {
+        self.at_exit = Some(self.totals.clone());
     }
 
     /// The VM is at another host, whose counters stood at `before` when the VM was not there yet.

@@ -2,6 +2,7 @@
 
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::plan::Trigger;
 use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId};
 
@@ -79,6 +80,38 @@ async fn a_job_follows_its_vm_to_the_data() {
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
     assert_eq!(decisions.len(), 2, "placement and the move that was asked for");
     assert!(decisions.iter().all(|decision| decision.measured_s.is_some()));
+}
+
+/// The time lost is in the counters, so the test does not take that time.
+#[tokio::test]
+async fn a_job_that_loses_time_to_the_network_is_moved_to_its_data() {
+    let lab = Lab::up().await;
+    let mut moving = spec(Access::Read);
+    (moving.may_migrate, moving.memory_bytes) = (true, 64 << 20);
+    let id = lab.submit(moving).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    wait_for("the planner to move the VM", async || {
+        let mut home = lab.home.inside();
+        let io = &mut home.vms.get_mut(&vm).expect("VM").report.io[3];
+        io.reads += 1;
+        io.read_bytes += 8192;
+        io.network_requests += 1;
+        for ns in [&mut io.read_ns, &mut io.busy_ns, &mut io.network_ns, &mut io.network_busy_ns] {
+            *ns += 20_000_000;
+        }
+        home.vms.get(&vm).and_then(|vm| vm.asked.as_ref()).map(drop)
+    })
+    .await;
+    let job = lab.job(&id).await;
+    assert_eq!(job.migrations[0].to, lab.cloud.id);
+    assert!(job.migrations[0].predicted_total_ms.is_some());
+    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+    assert_eq!(decisions.last().expect("decisions").trigger, Trigger::TimeLost);
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The drivers against hosts made of memory: what a job and a migration go through, also when the
 //! controller stops in the middle or a host is away.
 
+mod api;
 mod fake;
 mod jobs;
 mod migrations;

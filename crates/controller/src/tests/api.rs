@@ -1,0 +1,110 @@
+//! The HTTP API from outside, with the client that everybody uses.
+
+use std::time::Duration;
+
+use perigee_http::{Client, Method};
+use perigee_model::ProblemKind;
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{
+    Access, Bundle, ClusterImage, ClusterVolume, Host, Job, JobState, Link, LogLine, Sample, Site,
+    Vm,
+};
+use perigee_model::plan::{Decision, Plan};
+
+use super::{Lab, finish, spec, vm_of};
+
+async fn client(lab: &Lab) -> Client {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    let router = crate::api::router(lab.cluster.clone());
+    lab.cluster.spawn(async move { axum::serve(listener, router).await.expect("serve") });
+    Client::new(&url, Duration::from_secs(10)).expect("client")
+}
+
+#[tokio::test]
+async fn a_job_is_submitted_watched_and_fetched() {
+    let lab = Lab::up().await;
+    let client = client(&lab).await;
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(2);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, "q.sql", &b"hi"[..]).expect("append");
+    let tar = tar.into_inner().expect("tar");
+    let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", tar).await.expect("bundle");
+    let mut spec = spec(Access::Clone);
+    spec.inputs = Some(bundle.sha256);
+    let plan: Plan = client.post("/v1/jobs/plan", &spec).await.expect("plan");
+    assert!(!plan.options.is_empty());
+    let job: Job = client.post("/v1/jobs", &spec).await.expect("submit");
+    let vm = vm_of(&job.id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    let seed = {
+        let inside = lab.home.inside();
+        let volume = inside.volumes.iter().find(|(name, _)| name.as_str().ends_with("-seed"));
+        volume.expect("seed volume").1.data.clone()
+    };
+    let mut seed = tar::Archive::new(&seed[..]);
+    let paths: Vec<_> = seed
+        .entries()
+        .expect("entries")
+        .map(|e| e.expect("entry").path().expect("path").to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(paths, ["job.json", "inputs/q.sql"]);
+    let vms: Vec<Vm> = client.get("/v1/vms").await.expect("vms");
+    assert_eq!(vms[0].job.as_ref(), Some(&job.id));
+    let console = client.get_bytes(&format!("/v1/vms/{vm}/console")).await.expect("console");
+    assert_eq!(&console[..], b"panic: no root");
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&job.id, JobState::Succeeded).await;
+    let path = |rest: &str| format!("/v1/jobs/{}{rest}", job.id);
+    let output = client.get_bytes(&path("/output")).await.expect("output");
+    assert_eq!(&output[..], b"the answers");
+    assert_eq!(client.get::<Vec<LogLine>>(&path("/log?after=0")).await.expect("log").len(), 0);
+    assert_eq!(client.get::<Vec<Decision>>(&path("/decisions")).await.expect("decisions").len(), 1);
+    assert!(!client.get::<Vec<Sample>>(&path("/samples")).await.expect("samples").is_empty());
+    client.delete(&path("")).await.expect("delete");
+    assert_eq!(client.get::<Vec<Job>>("/v1/jobs").await.expect("jobs").len(), 0);
+}
+
+#[tokio::test]
+async fn the_cluster_is_listed() {
+    let lab = Lab::up().await;
+    let client = client(&lab).await;
+    let hosts: Vec<Host> = client.get("/v1/hosts").await.expect("hosts");
+    assert_eq!(hosts.len(), 2);
+    assert_eq!(client.get::<Vec<Site>>("/v1/sites").await.expect("sites").len(), 2);
+    let links: Vec<Link> = client.post("/v1/links/probe", &()).await.expect("links");
+    assert_eq!(links.len(), 2);
+    assert!(links.iter().any(|link| link.blocks.is_some()), "cloud1 has something to read");
+    let images: Vec<ClusterImage> = client.get("/v1/images").await.expect("images");
+    assert_eq!(images[0].hosts.len(), 2);
+    let volumes: Vec<ClusterVolume> = client.get("/v1/volumes").await.expect("volumes");
+    assert_eq!((volumes.len(), &volumes[0].home), (1, &lab.cloud.id));
+    client.delete("/v1/volumes/tpch").await.expect("delete");
+    assert_eq!(client.get::<Vec<ClusterVolume>>("/v1/volumes").await.expect("volumes").len(), 0);
+}
+
+#[tokio::test]
+async fn a_wrong_request_is_answered_with_what_is_wrong() {
+    let lab = Lab::up().await;
+    let client = client(&lab).await;
+    let wrong = [
+        ("/v1/jobs/no-such-job", ProblemKind::NotFound),
+        ("/v1/jobs/NO%2F..", ProblemKind::Invalid),
+        ("/v1/volumes/none", ProblemKind::NotFound),
+        ("/v1/images/none", ProblemKind::NotFound),
+        ("/v1/vms/none", ProblemKind::NotFound),
+        ("/v1/hosts/none", ProblemKind::NotFound),
+        ("/v1/jobs/q-0001/log?after=x", ProblemKind::Invalid),
+        ("/v2/jobs", ProblemKind::NotFound),
+    ];
+    for (path, kind) in wrong {
+        let problem = client.get::<serde_json::Value>(path).await.expect_err(path);
+        assert_eq!(problem.kind, kind, "{path}: {problem}");
+    }
+    let body = serde_json::json!({"name": "q", "cpu": 1});
+    let problem = client.post::<Job>("/v1/jobs", &body).await.expect_err("not a job");
+    assert_eq!(problem.kind, ProblemKind::Invalid);
+}
