@@ -145,7 +145,7 @@ async fn a_killed_destination_changes_nothing(
     job: &perigee_model::job::Job,
 ) -> system::Checked<()> {
     let vm = job.vm.as_ref().expect("a running job has a VM");
-    let pid_file = system.host_file("home2", &format!("agent/vms/{vm}/qemu.pid"));
+    let pid_file = system.host_file("home2", &format!("agent/vms/{vm}/run/qemu.pid"));
     let migration = system.begin_move(job, "home2").await?;
     let pid = until("the destination's QEMU", async || {
         let job = system.job(&job.id).await?;
