@@ -24,11 +24,6 @@ pub fn observe(status: VmStatus, run_state: &str) -> VmStatus {
         return VmStatus::Incoming;
     }
     let Some(event) = event_of(run_state) else { return status };
-    // A paused VM whose state was sent is handed over; one that stands still for a disk is only
-    // paused by a command, and going on is tried again.
-    if (status, event) == (VmStatus::IoError, VmEvent::HandedOver) {
-        return VmStatus::Migrated;
-    }
     status.next(event).unwrap_or(status)
 }
 

@@ -51,7 +51,8 @@ pub struct Record {
     pub report: MigrationReport,
     /// From before the first raise until every epoch is back.
     raising: bool,
-    /// From before QEMU may send the last state.
+    /// From before QEMU may send the last state. On disk it is set with `raising`, in one write,
+    /// because the guest waits for it; a QEMU that is still before the switch tells the difference.
     let_go: bool,
 }
 
@@ -120,7 +121,8 @@ pub async fn run(
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
 ) {
-    let mut outgoing = Outgoing { vm, record, cancel, nudge };
+    let homes = record.order.epochs.iter().cloned().map(steps::Home::new).collect();
+    let mut outgoing = Outgoing { vm, record, homes, cancel, nudge };
     let end = match outgoing.send(resumed).await {
         Ok(()) => MigrationPhase::Completed,
         Err(stop) => outgoing.fall_back(stop).await,
@@ -131,6 +133,7 @@ pub async fn run(
 struct Outgoing {
     vm: Arc<Vm>,
     record: Record,
+    homes: Vec<steps::Home>,
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
 }
@@ -138,14 +141,14 @@ struct Outgoing {
 impl Outgoing {
     async fn send(&mut self, resumed: bool) -> Result<(), Stop> {
         if !resumed {
+            self.greet_homes().await?;
             self.begin().await?;
         }
         match self.copy().await? {
             Copying::Completed => return Ok(()),
             Copying::BehindSwitch => {}
             _ => {
-                self.record.raising = true;
-                self.enter(MigrationPhase::Switching)?;
+                self.note_switch()?;
                 self.raise_epochs().await?;
                 self.let_go().await?;
             }
@@ -186,13 +189,21 @@ impl Outgoing {
         }
     }
 
+    /// Writes down what comes now, before any of it is done.
+    fn note_switch(&mut self) -> Result<(), Stop> {
+        (self.record.raising, self.record.let_go) = (true, true);
+        let noted = self.enter(MigrationPhase::Switching);
+        self.record.raising = noted.is_ok();
+        self.record.let_go = false;
+        noted
+    }
+
     /// The point of no simple return.
     async fn let_go(&mut self) -> Result<(), Stop> {
         if self.is_cancelled() {
             return Err(Stop::Cancelled);
         }
         self.record.let_go = true;
-        self.record.save(&self.vm)?;
         self.execute("migrate-continue", json!({"state": "pre-switchover"})).await?;
         Ok(())
     }
@@ -257,7 +268,16 @@ impl Outgoing {
     /// Makes QEMU stop sending and waits until it has; a QEMU that has ended has stopped.
     async fn stop_sending(&mut self) -> Sending {
         loop {
-            let Ok(info) = self.look().await else { return Sending::Ended };
+            let info = match self.look().await {
+                Ok(info) => info,
+                Err(_) if !self.qemu_is_alive() => return Sending::Ended,
+                Err(stop) => {
+                    // A QEMU that waits for a disk does not answer, and may still be sending.
+                    tracing::warn!(vm = %self.vm.id(), %stop, "QEMU is asked again");
+                    self.pause().await;
+                    continue;
+                }
+            };
             match decide::while_stopping(&info.status) {
                 end @ (Sending::Completed | Sending::Ended) => return end,
                 Sending::Ending => {}
@@ -273,17 +293,23 @@ impl Outgoing {
     /// Makes the guest run, whatever state QEMU left it in.
     async fn run_again(&mut self) {
         let deadline = tokio::time::Instant::now() + RESUME_DEADLINE;
-        while tokio::time::Instant::now() < deadline {
-            let Ok(status) = self.execute("query-status", json!({})).await else { return };
+        while self.qemu_is_alive() {
+            let status = self.execute("query-status", json!({})).await.unwrap_or_default();
             let info: StatusInfo = serde_json::from_value(status).unwrap_or_default();
-            if matches!(info.status.as_str(), "running" | "shutdown") {
-                return;
+            match info.status.as_str() {
+                "running" | "shutdown" => return,
+                // From here on the owner tries, as with any disk error.
+                "io-error" if tokio::time::Instant::now() > deadline => return,
+                _ => {}
             }
             // Refused while QEMU is still on its way out of the migration.
             let _ = self.execute("cont", json!({})).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        tracing::error!(vm = %self.vm.id(), "the guest does not go on after its migration failed");
+    }
+
+    fn qemu_is_alive(&self) -> bool {
+        self.vm.observed(|seen| seen.process).is_some_and(|process| process.is_alive())
     }
 
     /// Makes sure that the guest does not run here.
@@ -340,15 +366,14 @@ impl Outgoing {
     async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let deadline = tokio::time::Instant::now() + RECONNECT_DEADLINE;
         loop {
-            let (qmp, process) = self.vm.observed(|seen| (seen.qmp.clone(), seen.process));
+            let qmp = self.vm.observed(|seen| seen.qmp.clone());
             if let Some(qmp) = qmp {
                 match qmp.execute(command, arguments.clone()).await {
                     Err(QmpError::Closed) => {}
                     other => return other,
                 }
             }
-            let is_alive = process.is_some_and(|process| process.is_alive());
-            if !is_alive || tokio::time::Instant::now() > deadline {
+            if !self.qemu_is_alive() || tokio::time::Instant::now() > deadline {
                 return Err(QmpError::Closed);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

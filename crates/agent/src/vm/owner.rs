@@ -25,8 +25,11 @@ use crate::qmp::{BlockIoError, Event, Qmp, QmpError, StatusInfo};
 use crate::{cgroup, files, guest};
 
 const TICK: Duration = Duration::from_secs(1);
-const CONSOLE_BYTES_MAX: u64 = 4 << 20;
-const CONSOLE_KEEP_BYTES: u64 = 1 << 20;
+/// For the console and for QEMU's stderr.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+const LOG_KEEP_BYTES: u64 = 1 << 20;
+/// A QEMU that hangs must not keep an agent from starting; the clock's tick tries again.
+const ADOPT_DEADLINE: Duration = Duration::from_secs(3);
 
 pub struct Owner {
     host: Arc<Host>,
@@ -110,7 +113,10 @@ impl Owner {
             Some(process) => {
                 tracing::info!(vm = %self.vm.id(), pid = process.pid, "adopted");
                 self.watch_process(process);
-                self.reconnect().await;
+                if tokio::time::timeout(ADOPT_DEADLINE, self.reconnect()).await.is_err() {
+                    tracing::warn!(vm = %self.vm.id(), "QEMU does not answer yet");
+                    self.disconnected();
+                }
             }
             None => self.gone(),
         }
@@ -266,10 +272,10 @@ impl Owner {
         if self.events.is_none() {
             self.reconnect().await;
         }
-        if let Err(error) =
-            files::bound(&self.vm.dir.console(), CONSOLE_BYTES_MAX, CONSOLE_KEEP_BYTES)
-        {
-            tracing::debug!(vm = %self.vm.id(), %error, "the console is not cut");
+        for path in [self.vm.dir.console(), self.vm.dir.log()] {
+            if let Err(error) = files::bound(&path, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
+                tracing::debug!(path = %path.display(), %error, "a long log is not cut");
+            }
         }
         if decide::may_retry(status, phase, self.fenced, self.vm.spec.incoming)
             && let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone())

@@ -52,12 +52,9 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// `node` is the blockdev named `blocks`.
-    pub fn serve(socket: &Path, node: &[&str]) -> Self {
+    pub fn serve(socket: &Path) -> Self {
         let mut command = Command::new("qemu-storage-daemon");
-        for option in node {
-            command.args(["--blockdev", option]);
-        }
+        command.args(["--blockdev", "null-co,node-name=blocks,size=67108864,read-zeroes=on"]);
         let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
         command.args(["--nbd-server", &address]);
         for epoch in 1..=2 {
@@ -104,6 +101,7 @@ impl Home {
             asked: watch::Sender::new(0),
         });
         let router = axum::Router::new()
+            .route("/v1/volumes/root", get(volume))
             .route("/v1/volumes/root/epoch", post(change_epoch))
             .route("/v1/stats", get(async || Json(Vec::<ExportStats>::new())))
             .with_state(inner.clone());
@@ -115,6 +113,10 @@ impl Home {
 
     pub fn epoch(&self) -> u64 {
         self.inner.epoch.lock().unwrap().0
+    }
+
+    pub fn set_epoch(&self, epoch: u64) {
+        *self.inner.epoch.lock().unwrap() = Epoch(epoch);
     }
 
     /// Lets requests wait, or go on.
@@ -146,16 +148,24 @@ async fn change_epoch(
     }
     let mut epoch = home.epoch.lock().unwrap();
     *epoch = change.apply(*epoch, Epoch(2)).map_err(|e: Refused| Failure(e.into()))?;
-    Ok(Json(VolumeInfo {
+    Ok(Json(info(*epoch)))
+}
+
+async fn volume(State(home): State<Arc<HomeInner>>) -> Reply<VolumeInfo> {
+    Ok(Json(info(*home.epoch.lock().unwrap())))
+}
+
+fn info(epoch: Epoch) -> VolumeInfo {
+    VolumeInfo {
         name: VolumeName::new("root").unwrap(),
         size_bytes: 0,
         head_bytes: 0,
         allocated_bytes: 0,
         chain: vec![],
-        epoch: *epoch,
+        epoch,
         health: VolumeHealth::Ok,
         sessions: 0,
-    }))
+    }
 }
 
 /// An agent with a runtime of its own: dropping that ends all its tasks at once, like a kill.

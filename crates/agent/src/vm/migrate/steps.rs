@@ -7,7 +7,7 @@ use futures_util::future::{join_all, try_join_all};
 use perigee_http::Client;
 use perigee_model::vm::EpochRaise;
 use perigee_model::volume::{EpochChange, VolumeInfo};
-use perigee_model::{Epoch, Problem, ProblemKind};
+use perigee_model::{Problem, ProblemKind};
 use tokio::time::{Instant, sleep};
 
 use super::{Outgoing, Stop};
@@ -18,47 +18,97 @@ const CALL_DEADLINE: Duration = Duration::from_secs(4);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// The home of one volume, with a connection that is kept: in the pause it is open already.
+pub(super) struct Home {
+    raise: EpochRaise,
+    client: Result<Client, Problem>,
+}
+
+impl Home {
+    pub(super) fn new(raise: EpochRaise) -> Self {
+        let client = Client::new(&raise.volume_url, CALL_DEADLINE);
+        Self { raise, client }
+    }
+
+    fn client(&self) -> Result<&Client, Problem> {
+        self.client.as_ref().map_err(Problem::clone)
+    }
+
+    /// Finds out, before anything is sent, whether the epoch can be raised.
+    async fn greet(&self) -> Result<(), Problem> {
+        let EpochRaise { volume, from, .. } = &self.raise;
+        let info: VolumeInfo = self.client()?.get(&format!("/v1/volumes/{volume}")).await?;
+        if info.epoch == *from {
+            return Ok(());
+        }
+        let why = format!("its epoch is {}, not {from}", info.epoch);
+        Err(Problem::conflict(format!("move the writer of {volume}"), why))
+    }
+
+    /// Changes the epoch; tries again while the home does not answer.
+    async fn change(&self, body: EpochChange, deadline: Instant) -> Result<(), Problem> {
+        let client = self.client()?;
+        let path = format!("/v1/volumes/{}/epoch", self.raise.volume);
+        let mut retry = RETRY_MIN;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let call = client.post::<VolumeInfo>(&path, &body);
+            let problem = match tokio::time::timeout(left, call).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(problem)) => problem,
+                Err(_) => Problem::unavailable(
+                    format!("change the epoch of {} at {}", self.raise.volume, client.address()),
+                    "no answer in time",
+                ),
+            };
+            if is_final(&problem) || Instant::now() + retry >= deadline {
+                return Err(problem);
+            }
+            sleep(retry).await;
+            retry = (retry * 2).min(RETRY_MAX);
+        }
+    }
+
+    async fn raise(&self, deadline: Instant) -> Result<(), Problem> {
+        self.change(EpochChange { from: self.raise.from, to: self.raise.to }, deadline).await
+    }
+
+    async fn flip_back(&self, deadline: Instant) -> Result<(), Problem> {
+        self.change(EpochChange { from: self.raise.to, to: self.raise.from }, deadline).await
+    }
+}
+
 impl Outgoing {
+    pub(super) async fn greet_homes(&self) -> Result<(), Stop> {
+        try_join_all(self.homes.iter().map(Home::greet)).await?;
+        Ok(())
+    }
+
     /// Gives the right to write to the destination, at all homes at once.
     pub(super) async fn raise_epochs(&self) -> Result<(), Stop> {
         let deadline = Instant::now() + RAISE_DEADLINE;
-        let changes = self
-            .record
-            .order
-            .epochs
-            .iter()
-            .map(|raise| change(raise, raise.from, raise.to, deadline));
-        try_join_all(changes).await?;
+        try_join_all(self.homes.iter().map(|home| home.raise(deadline))).await?;
         Ok(())
     }
 
     /// Takes the right to write back. Does not give up: without it the guest cannot go on.
     pub(super) async fn flip_back(&mut self, stop: &Stop) {
-        let mut left = self.record.order.epochs.clone();
         loop {
             let deadline = Instant::now() + CALL_DEADLINE;
-            let changes = left.iter().map(|raise| change(raise, raise.to, raise.from, deadline));
-            let results = join_all(changes).await;
-            let mut failed = Vec::new();
-            let mut why = String::new();
-            for (raise, result) in left.into_iter().zip(results) {
+            let changes = self.homes.iter().map(|home| home.flip_back(deadline));
+            let mut unanswered = None;
+            for result in join_all(changes).await {
                 match result {
-                    Ok(()) => {}
-                    // A volume that is no more, or has yet another writer, is nobody's to give.
                     Err(problem) if is_final(&problem) => {
+                        // A volume that is no more, or has yet another writer, is nobody's to give.
                         tracing::error!(%problem, "the epoch does not go back");
                     }
-                    Err(problem) => {
-                        why = problem.to_string();
-                        failed.push(raise);
-                    }
+                    Err(problem) => unanswered = Some(problem),
+                    Ok(()) => {}
                 }
             }
-            if failed.is_empty() {
-                return;
-            }
-            left = failed;
-            self.say(format!("{stop}; the VM stays paused until its volumes are back: {why}"));
+            let Some(problem) = unanswered else { return };
+            self.say(format!("{stop}; the VM stays paused until its volumes are back: {problem}"));
             self.hold().await;
             sleep(RETRY_MAX).await;
         }
@@ -86,36 +136,6 @@ impl Outgoing {
             }
             sleep(RETRY_MAX).await;
         }
-    }
-}
-
-/// Changes one epoch at the volume's home; tries again while the home does not answer.
-async fn change(
-    raise: &EpochRaise,
-    from: Epoch,
-    to: Epoch,
-    deadline: Instant,
-) -> Result<(), Problem> {
-    let client = Client::new(&raise.volume_url, CALL_DEADLINE)?;
-    let path = format!("/v1/volumes/{}/epoch", raise.volume);
-    let body = EpochChange { from, to };
-    let mut retry = RETRY_MIN;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let call = client.post::<VolumeInfo>(&path, &body);
-        let problem = match tokio::time::timeout(left, call).await {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(problem)) => problem,
-            Err(_) => Problem::unavailable(
-                format!("change the epoch of {} at {}", raise.volume, raise.volume_url),
-                "no answer in time",
-            ),
-        };
-        if is_final(&problem) || Instant::now() + retry >= deadline {
-            return Err(problem);
-        }
-        sleep(retry).await;
-        retry = (retry * 2).min(RETRY_MAX);
     }
 }
 
