@@ -87,23 +87,26 @@ impl Cluster {
             driven: Mutex::default(),
             unfinished: Mutex::default(),
         });
+        cluster.resume().await?;
         cluster.spawn(crate::hosts::monitor(Arc::clone(&cluster)));
         cluster.spawn(links::measure_new_links(Arc::clone(&cluster)));
         cluster.spawn(cleaner::run(Arc::clone(&cluster)));
-        cluster.resume().await?;
         Ok(cluster)
     }
 
     async fn resume(self: &Arc<Self>) -> Result<(), Problem> {
-        for record in self.records.list::<MigrationRecord>("migrations/").await? {
-            if !record.migration.state.is_final() {
-                self.drive_migration(&record);
-            }
+        let mut jobs = self.jobs().await?;
+        jobs.retain(|record| !record.job.state.is_final());
+        // All of them first: every driver counts what the others hold.
+        self.unfinished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(jobs.iter().map(|record| record.job.id.clone()));
+        for record in &jobs {
+            self.drive_job(&record.job.id);
         }
-        for record in self.jobs().await? {
-            if !record.job.state.is_final() {
-                self.drive_job(&record.job.id);
-            }
+        for record in self.unfinished_migrations().await? {
+            self.drive_migration(&record);
         }
         Ok(())
     }

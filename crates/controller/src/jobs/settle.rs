@@ -31,6 +31,10 @@ impl Run {
         match next.migration.state {
             MigrationState::Completed => self.follow_vm(&next).await?,
             MigrationState::Aborted => {
+                let name = format!("m{:04}", next.number);
+                let disks = &self.placement()?.disks;
+                let cleanup = Cleanup::of_host(&self.id, &name, &next.migration.to, disks);
+                cleaner::hand_over(&self.cluster, &cleanup).await?;
                 self.record.value.settled = next.number;
                 self.record.save().await?;
             }

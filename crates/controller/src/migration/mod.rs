@@ -23,7 +23,7 @@ use perigee_model::vm::{
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
-use crate::cleaner::{self, Cleanup};
+use crate::cleaner;
 use crate::cluster::{Cluster, now_ms};
 use crate::hosts::HostLink;
 use crate::jobs;
@@ -161,7 +161,8 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
         }
         let intent: Option<MigrationIntent> = cluster.records.read(&intent_key).await?;
         if intent.is_some_and(|intent| intent.abandon) {
-            return run.abandon().await;
+            // The job takes both VMs down itself.
+            return run.abort("its job ended".to_owned()).await;
         }
         let ended = tokio::select! {
             ended = run.phases() => ended,
@@ -434,27 +435,10 @@ impl Run {
         self.abort(format!("{}: {}", problem.what, problem.why)).await
     }
 
-    /// The one place where a migration fails: the VM is at the source, and the destination is
-    /// cleaned up.
+    /// The one place where a migration fails: the VM is at the source. What was made at the
+    /// destination is handed to the cleaner by the job's driver, when it sees the record.
     async fn abort(&mut self, why: String) -> Result<(), Problem> {
         tracing::warn!("{} is aborted: {why}", self.record.value.migration.id);
-        if let Some(job) = jobs::of_vm(&self.cluster, &self.vm).await?
-            && let Some(placement) = &job.placement
-        {
-            let to = &self.record.value.migration.to;
-            let name = format!("m{:04}", self.record.value.number);
-            let cleanup = Cleanup::of_host(&job.job.id, &name, to, &placement.disks);
-            cleaner::hand_over(&self.cluster, &cleanup).await?;
-        }
-        self.end_aborted(why).await
-    }
-
-    /// The job ends and takes both VMs down itself.
-    async fn abandon(&mut self) -> Result<(), Problem> {
-        self.end_aborted("its job ended".to_owned()).await
-    }
-
-    async fn end_aborted(&mut self, why: String) -> Result<(), Problem> {
         let migration = &mut self.record.value.migration;
         migration.state = migration.state.next(MigrationEvent::RolledBack(WriteRight::Source))?;
         migration.error = why;
