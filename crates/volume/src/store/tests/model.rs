@@ -4,19 +4,52 @@ use perigee_model::volume::{Snapshot, VolumeSource};
 use proptest::prelude::*;
 
 use super::*;
+use crate::store::layer::{data_name, map_name};
 use crate::store::sim::{Dice, SECTOR_BYTES, Versions};
 
 /// One step; indices are taken modulo what there is.
 #[derive(Debug, Clone)]
 enum Step {
-    Write { volume: usize, at: usize, length: usize, byte: u8, fua: bool },
-    Zero { volume: usize, at: usize, length: usize, how: Zeroing, fua: bool },
-    Read { volume: usize, at: usize, length: usize },
-    Flush { volume: usize },
-    Snapshot { volume: usize },
-    Clone { volume: usize, grow_blocks: u64 },
+    Write {
+        volume: usize,
+        at: usize,
+        length: usize,
+        byte: u8,
+        fua: bool,
+    },
+    Zero {
+        volume: usize,
+        at: usize,
+        length: usize,
+        how: Zeroing,
+        fua: bool,
+    },
+    Read {
+        volume: usize,
+        at: usize,
+        length: usize,
+    },
+    Flush {
+        volume: usize,
+    },
+    Snapshot {
+        volume: usize,
+    },
+    Clone {
+        volume: usize,
+        grow_blocks: u64,
+    },
     Kill,
-    PowerCut { seed: u64 },
+    PowerCut {
+        seed: u64,
+    },
+    /// The server dies within a flush, while it syncs the data or the map; with a seed, in a
+    /// power cut.
+    DieInFlush {
+        volume: usize,
+        in_map: bool,
+        power_cut: Option<u64>,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -37,6 +70,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(volume, grow_blocks)| Step::Clone { volume, grow_blocks }),
         1 => Just(Step::Kill),
         2 => any::<u64>().prop_map(|seed| Step::PowerCut { seed }),
+        2 => (any::<usize>(), any::<bool>(), any::<Option<u64>>()).prop_map(
+            |(volume, in_map, power_cut)| Step::DieInFlush { volume, in_map, power_cut }
+        ),
     ];
     prop::collection::vec(step, 1..50)
 }
@@ -181,20 +217,42 @@ impl World {
             }
             Step::Kill => {
                 drop(pool);
-                self.restart(None);
-                let pool = self.pool();
-                for twin in &mut self.volumes {
-                    twin.check(&pool).await;
-                }
+                self.restart_and_check(None).await;
             }
             Step::PowerCut { seed } => {
                 drop(pool);
-                self.restart(Some(seed));
-                let pool = self.pool();
-                for twin in &mut self.volumes {
-                    twin.check_after_power_cut(&pool).await;
-                }
+                self.restart_and_check(Some(seed)).await;
             }
+            Step::DieInFlush { volume, in_map, power_cut } => {
+                self.die_in_flush(pool, volume % count, in_map).await;
+                self.restart_and_check(power_cut).await;
+            }
+        }
+    }
+
+    async fn restart_and_check(&mut self, power_cut: Option<u64>) {
+        self.restart(power_cut);
+        let pool = self.pool();
+        for twin in &mut self.volumes {
+            match power_cut {
+                None => twin.check(&pool).await,
+                Some(_) => twin.check_after_power_cut(&pool).await,
+            }
+        }
+    }
+
+    async fn die_in_flush(&mut self, pool: Arc<Pool>, volume: usize, in_map: bool) {
+        let twin = &mut self.volumes[volume];
+        let device = twin.device(&pool).await;
+        let head = pool.volume_info(&twin.name).await.unwrap().chain[0];
+        let file = self.files.file(&if in_map { map_name(head) } else { data_name(head) });
+        *file.on_sync.lock().unwrap() = Some(Box::new(|| std::panic::resume_unwind(Box::new(0))));
+        let flushed = tokio::spawn(async move { device.flush().await }).await;
+        // It got to its end if there was nothing to sync in that file.
+        file.on_sync.lock().unwrap().take();
+        if let Ok(result) = flushed {
+            result.unwrap();
+            twin.unflushed.clear();
         }
     }
 

@@ -84,6 +84,24 @@ fn states_that_change_during_a_flush_belong_to_the_next_one() {
     assert_eq!(durable(3), [BlockState::Data, BlockState::Data]);
 }
 
+#[test]
+fn a_block_written_while_its_hole_is_about_to_be_punched_keeps_its_bytes() {
+    let files = SimFiles::default();
+    let id = LayerId(Uuid::from_u128(5));
+    let head = Arc::new(Head::create(&files, id, 8 * 4096, Uuid::from_u128(1)).unwrap());
+    head.write(&patch(0, 1)).unwrap();
+    head.flush_now().unwrap();
+    head.zero(0..2, Zeroing::FreeSpace).unwrap();
+    let meanwhile = Arc::clone(&head);
+    *files.file(&map_name(id)).on_sync.lock().unwrap() =
+        Some(Box::new(move || meanwhile.write(&patch(0, 2)).unwrap()));
+    head.flush_now().unwrap();
+    let mut found = [0; BLOCK];
+    head.layer.data.read_at(0, &mut found).unwrap();
+    assert_eq!(found, [2; BLOCK]);
+    assert_eq!(files.file(&data_name(id)).punched_bytes(), 4096, "the other block's hole");
+}
+
 #[tokio::test]
 async fn a_flush_without_new_blocks_leaves_the_map_alone() {
     let bench = Bench::new().await;
@@ -308,6 +326,34 @@ async fn raising_the_epoch_waits_for_a_write_in_flight() {
     raise.await.unwrap().unwrap();
     let late = bench.device.write(0, bytes(2, 1), false).await;
     assert!(matches!(late, Err(IoError::Fenced { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_while_the_head_is_sealed_goes_into_the_new_head() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), false).await.unwrap();
+    let (release, released) = mpsc::channel::<()>();
+    let (started, mut has_started) = tokio::sync::mpsc::channel(1);
+    *bench.file(data_name).await.on_sync.lock().unwrap() = Some(Box::new(move || {
+        started.try_send(()).unwrap();
+        released.recv_timeout(Duration::from_secs(30)).expect("released within 30 s");
+    }));
+    let pool = Arc::clone(&bench.pool);
+    let snapshot = tokio::spawn(async move {
+        let request = Snapshot { image: image_name("s") };
+        pool.snapshot(&volume_name("v"), request).await
+    });
+    has_started.recv().await.unwrap();
+    let device = Arc::clone(&bench.device);
+    let write = tokio::spawn(async move { device.write(0, bytes(2, BLOCK), false).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!write.is_finished(), "the head is being sealed");
+    release.send(()).unwrap();
+    snapshot.await.unwrap().unwrap();
+    write.await.unwrap().unwrap();
+    let image = bench.pool.open_image(&image_name("s")).await.unwrap();
+    assert_eq!(image.read(0, 4096).await.unwrap(), bytes(1, BLOCK));
+    assert_eq!(bench.device.read(0, 4096).await.unwrap(), bytes(2, BLOCK));
 }
 
 #[tokio::test]
