@@ -7,12 +7,12 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | what survives a power cut, and why | [`map`] (the durable map), [`head`] (the order of a flush) |
-//! | what survives a kill of this process | [`live`] |
-//! | who may write now | [`volume`] (epochs, snapshots under load) |
-//! | which layer answers a read | [`chain`] |
-//! | what exists | [`catalog`] |
-//! | creating, cloning, sealing, deleting | [`lifecycle`], [`import`] |
+//! | what survives a power cut, and why | `map` (the durable map), `head` (the order of a flush) |
+//! | what survives a kill of this process | `live` |
+//! | who may write now | `volume` (epochs, snapshots under load) |
+//! | which layer answers a read | `chain` |
+//! | what exists | `catalog` |
+//! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
 
 mod blocks;
 mod catalog;

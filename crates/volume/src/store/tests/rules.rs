@@ -102,6 +102,23 @@ fn a_block_written_while_its_hole_is_about_to_be_punched_keeps_its_bytes() {
     assert_eq!(files.file(&data_name(id)).punched_bytes(), 4096, "the other block's hole");
 }
 
+#[test]
+fn a_zero_that_came_during_a_flush_is_punched_after_the_next_one() {
+    let files = SimFiles::default();
+    let id = LayerId(Uuid::from_u128(5));
+    let head = Arc::new(Head::create(&files, id, 8 * 4096, Uuid::from_u128(1)).unwrap());
+    head.zero(0..1, Zeroing::FreeSpace).unwrap();
+    head.write(&patch(0, 1)).unwrap();
+    let meanwhile = Arc::clone(&head);
+    let data = files.file(&data_name(id));
+    *data.on_sync.lock().unwrap() =
+        Some(Box::new(move || meanwhile.zero(0..1, Zeroing::FreeSpace).unwrap()));
+    head.flush_now().unwrap();
+    assert_eq!(data.punched_bytes(), 0, "the map says data");
+    head.flush_now().unwrap();
+    assert_eq!(data.punched_bytes(), 4096);
+}
+
 #[tokio::test]
 async fn a_flush_without_new_blocks_leaves_the_map_alone() {
     let bench = Bench::new().await;
