@@ -1,6 +1,7 @@
 //! What all parts of the controller share: records, hosts, files, and the tasks that drive things.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,6 +57,8 @@ pub struct Cluster {
     /// Wakes the cleaner.
     pub clean_now: Notify,
     tasks: Mutex<JoinSet<()>>,
+    /// Keeps a second controller away from the state directory.
+    lock: Mutex<Option<File>>,
     driven: Mutex<BTreeSet<String>>,
     /// Jobs that have a driver: all that are not in a final state. Saves reading the ended ones.
     unfinished: Mutex<BTreeSet<JobId>>,
@@ -72,6 +75,7 @@ impl Cluster {
             std::fs::create_dir_all(&dir)
                 .map_err(|e| Problem::internal(format!("make {}", dir.display()), e))?;
         }
+        let lock = lock(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
         let hosts = Hosts::load(&records, timing.host_deadline).await?;
         let cluster = Arc::new(Self {
@@ -84,6 +88,7 @@ impl Cluster {
             cleaning: tokio::sync::Mutex::default(),
             clean_now: Notify::new(),
             tasks: Mutex::default(),
+            lock: Mutex::new(Some(lock)),
             driven: Mutex::default(),
             unfinished: Mutex::default(),
         });
@@ -180,7 +185,20 @@ impl Cluster {
         let mut tasks =
             std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.shutdown().await;
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
+}
+
+/// The kernel gives the lock back when the process ends, however it ends.
+fn lock(state_dir: &Path) -> Result<File, Problem> {
+    let path = state_dir.join("lock");
+    let file = File::create(&path)
+        .map_err(|e| Problem::internal(format!("make {}", path.display()), e))?;
+    file.try_lock().map_err(|e| {
+        Problem::conflict(format!("use the state directory {}", state_dir.display()), e)
+            .next("another controller uses it: stop that one, or choose another directory")
+    })?;
+    Ok(file)
 }
 
 pub fn now_ms() -> u64 {

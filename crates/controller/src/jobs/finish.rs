@@ -1,5 +1,7 @@
 //! The end of a job, however it came: migration, output, VM, volumes, and then the final state.
 
+use std::time::Duration;
+
 use perigee_model::Problem;
 use perigee_model::job::MigrationState;
 use perigee_model::states::JobEvent;
@@ -12,6 +14,9 @@ use crate::records::{
     vm_of,
 };
 use crate::{catalog, files, planning};
+
+/// Until the first byte of an output; the others have the deadline of every received file.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Run {
     /// Takes everything down that was made for the job. What a host that is away keeps stays with
@@ -62,7 +67,12 @@ impl Run {
         let Some(disk) = disk else { return Ok(()) };
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);
-        let body = home.volume.get_response(&path).await?.bytes_stream();
+        let answer = tokio::time::timeout(ANSWER_DEADLINE, home.volume.get_response(&path));
+        let answer = answer.await.map_err(|_| {
+            let why = format!("no answer within {} s", ANSWER_DEADLINE.as_secs());
+            Problem::unavailable(format!("read volume {}", disk.volume), why)
+        })??;
+        let body = answer.bytes_stream();
         let dir = &self.cluster.state_dir;
         files::store_output(dir, &self.id, body, output.bytes, &output.sha256).await?;
         self.record.value.job.output_bytes = Some(output.bytes);

@@ -68,6 +68,10 @@ impl Run {
         if has_news {
             self.take_events(&host).await?;
         }
+        if figures_due {
+            self.figures_read = Some(Instant::now());
+            self.take_sample().await?;
+        }
         if self.record.value.ending.is_some() {
             return Ok(Step::Again);
         }
@@ -83,7 +87,6 @@ impl Run {
             return Ok(Step::Again);
         }
         if figures_due {
-            self.figures_read = Some(Instant::now());
             self.consider(moving).await?;
         }
         self.pause()
@@ -206,9 +209,14 @@ impl Run {
             disks.push(Reading { client: *client, home });
         }
         self.record.value.meter.read(report.vcpu_ms, &disks);
+        Ok(())
+    }
+
+    async fn take_sample(&mut self) -> Result<(), Problem> {
+        let Some(host) = self.job().host.clone() else { return Ok(()) };
         self.samples.push(Sample {
             at_ms: now_ms(),
-            host: here,
+            host,
             progress: super::progress(self.job()),
             io: self.record.value.meter.io(),
             vcpu_ms: self.record.value.meter.totals.vcpu_ms,
@@ -253,6 +261,7 @@ impl Run {
 
     /// The guest's outputs stand on their disk: fetch them, then the job ends.
     async fn collected(&mut self) -> Result<Step, Problem> {
+        self.take_sample().await?;
         self.samples.store(&self.cluster, &self.id).await?;
         self.fetch_output().await?;
         let code = self.job().exit_code.unwrap_or_default();

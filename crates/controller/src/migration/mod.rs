@@ -287,9 +287,9 @@ impl Run {
 
     /// Looks at both agents until one of them says how it ended.
     async fn watch_over(&mut self) -> Result<(), Problem> {
-        let (source, destination) = (self.source()?, self.destination()?);
         let mut called_off = false;
         loop {
+            let (source, destination) = (self.source()?, self.destination()?);
             let at_source = self.look(&source).await;
             let at_destination = self.look(&destination).await;
             let id = self.record.value.migration.id.clone();

@@ -242,3 +242,10 @@ async fn a_plan_measures_the_links_it_needs() {
     assert!(plan.options.iter().any(|option| option.chosen), "{plan:?}");
     assert!(plan.figures.iter().any(|figure| figure.contains("16.0 ms")), "{:?}", plan.figures);
 }
+
+#[tokio::test]
+async fn a_state_directory_has_one_controller() {
+    let lab = Lab::up().await;
+    let second = crate::cluster::Cluster::start(lab.dir.path(), super::TIMING).await;
+    assert_eq!(second.err().expect("refused").kind, ProblemKind::Conflict);
+}
