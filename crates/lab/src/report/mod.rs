@@ -186,7 +186,7 @@ fn plan(page: &mut String, plan: &Plan) {
     }
     let _ = writeln!(
         page,
-        "</ul>\n<p class=\"soft\">Measured: {}</p>",
+        "</ul>\n<p class=\"soft\">Based on: {}.</p>",
         escape(&plan.figures.join("; "))
     );
 }
@@ -202,7 +202,7 @@ fn decisions(page: &mut String, run: &Run) {
                 .as_secs_f64();
         let measured = decision
             .measured_s
-            .map_or_else(String::new, |s| format!(" Measured afterwards: {s:.1} s."));
+            .map_or_else(String::new, |s| format!("; measured afterwards: {s:.1} s"));
         let _ = writeln!(
             page,
             "<li>{after_s:.1} s after the VM's start: {}{measured}</li>",
