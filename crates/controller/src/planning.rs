@@ -5,7 +5,7 @@
 use perigee_model::job::{Job, JobSpec, Start};
 use perigee_model::plan::{Basis, Decision, Plan, Trigger};
 use perigee_model::vm::HostReport;
-use perigee_model::{HostId, JobId, Problem, VolumeName};
+use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::{
     Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, PastMove, Running,
     Snapshot, Verdict, VolumeFacts, WorkProfile,
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, now_ms};
 use crate::jobs::Totals;
-use crate::records::{JobRecord, MigrationRecord, migration_prefix};
+use crate::records::{JobRecord, MigrationRecord, Placement, migration_prefix};
 use crate::{catalog, files, hosts, links};
 
 /// Boot times kept for each host.
@@ -85,7 +85,6 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
         Some(rate) => Some(rate),
         None => history(cluster, spec).await?.and_then(|h| h.dirty_bytes_per_s),
     };
-    let disks = placement.disks.iter().map(|disk| (disk.volume.clone(), disk.home.clone()));
     let running = Running {
         cluster: facts(cluster).await?,
         host: host.clone(),
@@ -96,7 +95,7 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
         dirty_bytes_per_s,
         wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
         vcpu_s: seconds(here.vcpu_ms),
-        disks: disk_facts(disks, &here),
+        disks: data_disks(placement, &here),
     };
     Ok(Some(perigee_planner::consider(&running)))
 }
@@ -115,17 +114,19 @@ pub async fn move_cost_s(
     Ok(cost.ok().map(|cost| cost.total_s))
 }
 
-fn disk_facts(
-    disks: impl Iterator<Item = (VolumeName, HostId)>,
-    totals: &Totals,
-) -> Vec<DiskFacts> {
+/// The data volumes' counters, by the names in the job file. The VM's own disks are left out: what
+/// the boot and the start of a program read of the root disk is in the guest's memory and is hardly
+/// read again, so it says nothing about what a move would cost or save.
+fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
+    let disks = placement.disks.iter().zip(&totals.disks);
     disks
-        .zip(&totals.disks)
-        .map(|((volume, home), stats)| DiskFacts {
-            volume,
-            home,
-            client: stats.client,
-            at_home: stats.home,
+        .filter_map(|(disk, stats)| {
+            Some(DiskFacts {
+                volume: disk.data_of.clone()?,
+                home: disk.home.clone(),
+                client: stats.client,
+                at_home: stats.home,
+            })
         })
         .collect()
 }
@@ -296,22 +297,13 @@ async fn measured(
         let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
         paused_ms = moves.iter().map(|m| m.migration.downtime_ms).sum();
     }
-    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    let data = disks.zip(&work.disks).filter_map(|(disk, stats)| {
-        Some(DiskFacts {
-            volume: disk.data_of.clone()?,
-            home: disk.home.clone(),
-            client: stats.client,
-            at_home: stats.home,
-        })
-    });
     Ok(Measured {
         boot_s: seconds(running_ms.saturating_sub(started_ms)),
         wall_s: seconds(ended_ms.saturating_sub(running_ms)),
         paused_s: seconds(paused_ms),
         vcpu_s: seconds(work.vcpu_ms),
         cpus: job.spec.cpus,
-        volumes: data.collect(),
+        volumes: record.placement.as_ref().map(|p| data_disks(p, &work)).unwrap_or_default(),
     })
 }
 
