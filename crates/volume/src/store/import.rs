@@ -29,6 +29,7 @@ use super::volume::io_problem;
 
 /// How long `qemu-img` may take to look at a source: another host may be gone.
 const INFO_DEADLINE: Duration = Duration::from_secs(60);
+const SECTOR_BYTES: u64 = 512;
 
 /// What `qemu-img info` says, as far as it matters here.
 #[derive(Debug, Deserialize)]
@@ -250,7 +251,26 @@ fn check_source(what: &str, source: &Source, info: &SourceInfo) -> Result<(), Pr
     if info.virtual_size == 0 {
         return Err(Problem::invalid(what, "it is no disk image: its size is 0"));
     }
-    Ok(())
+    match source {
+        Source::File(path) if info.format == "raw" => check_raw_file(what, path),
+        _ => Ok(()),
+    }
+}
+
+/// A raw image has no sign but its length; what is no image at all also looks raw to `qemu-img`.
+fn check_raw_file(what: &str, path: &Path) -> Result<(), Problem> {
+    let length_bytes = std::fs::metadata(path).map_err(|e| Problem::invalid(what, e))?.len();
+    if length_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Ok(());
+    }
+    Err(Problem::invalid(
+        what,
+        format!(
+            "it is no disk image: it has no format that qemu-img knows, and its length of \
+             {length_bytes} bytes is no whole number of {SECTOR_BYTES}-byte sectors"
+        ),
+    )
+    .next("`qemu-img info FILE` shows what it is taken for"))
 }
 
 async fn convert(what: &str, source: &Source, format: &str, to: &Path) -> Result<(), Problem> {

@@ -53,6 +53,7 @@ async fn what_is_no_image_of_its_own_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     std::fs::write(path("empty"), "").unwrap();
+    std::fs::write(path("notes"), "no disk image\n").unwrap();
     std::fs::write(path("secret"), [9; 4096]).unwrap();
     qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "secret", &text(&path("backed"))]);
     let with_data_file = format!("data_file={}", text(&path("data")));
@@ -67,6 +68,7 @@ async fn what_is_no_image_of_its_own_is_refused() {
         ("missing", ProblemKind::NotFound),
         ("pool", ProblemKind::Invalid),
         ("empty", ProblemKind::Invalid),
+        ("notes", ProblemKind::Invalid),
         ("backed", ProblemKind::Invalid),
         ("external", ProblemKind::Invalid),
         ("flat.vmdk", ProblemKind::Invalid),
