@@ -3,6 +3,7 @@
 //! Nothing here needs the supervisor, a complete lab or a readable `lab.json`; doing it twice is
 //! the same as once.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::state::{self, LabDir};
 
 const SUPERVISOR_DEADLINE: Duration = Duration::from_secs(15);
 const KILL_DEADLINE: Duration = Duration::from_secs(15);
+const CGROUPS: &str = "/sys/fs/cgroup/perigee";
 const NAMESPACES: &str = "/run/netns";
 
 /// Removes every process, namespace, mount and file of one lab; `false` when there was nothing.
@@ -84,6 +86,7 @@ async fn stop_supervisor(dir: &LabDir) -> Result<(), Problem> {
 async fn kill_processes(id: &LabId) -> Result<(), Problem> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let end = tokio::time::Instant::now() + KILL_DEADLINE;
+    let mut killed = BTreeSet::new();
     for namespace in namespaces(id) {
         loop {
             // A name whose namespace was never mounted has no processes, and `ip` refuses it.
@@ -96,11 +99,16 @@ async fn kill_processes(id: &LabId) -> Result<(), Problem> {
             for pid in &pids {
                 signal_pid(*pid, Signal::SIGKILL)?;
             }
+            killed.extend(pids.iter().copied());
             if tokio::time::Instant::now() >= end {
                 return Err(still_there(&format!("processes {pids:?} in {namespace}")));
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+    for pid in killed {
+        // The agent's group for a QEMU has its pid for a name; most processes have none.
+        let _ = std::fs::remove_dir(Path::new(CGROUPS).join(pid.to_string()));
     }
     Ok(())
 }
