@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
 use serde::{Deserialize, Serialize};
 
@@ -159,7 +160,8 @@ impl Sweep<'_> {
     /// Whether the thing is gone. A host that was removed from the cluster took it along.
     async fn delete(&mut self, host: &HostId, part: Part, path: &str) -> bool {
         let Ok(link) = self.cluster.hosts.get(host) else { return true };
-        if self.silent.contains(host) {
+        let is_up = self.cluster.hosts.state(host) == HostState::Up;
+        if !is_up || self.silent.contains(host) {
             return false;
         }
         let client = match part {

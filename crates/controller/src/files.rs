@@ -154,8 +154,12 @@ fn header_of_root(mode: u32, mtime_s: u64) -> tar::Header {
     header
 }
 
-/// Where an entry goes on the seed; `None` for the bundle's own top directory.
+/// Where an entry goes on the seed; `None` for the bundle's own top directory and for what is no
+/// file but a word about the archive.
 fn input_path<R: Read>(entry: &tar::Entry<'_, R>) -> Result<Option<PathBuf>, TarError> {
+    if entry.header().entry_type().is_pax_global_extensions() {
+        return Ok(None);
+    }
     let path = entry.path()?;
     let shown = || path.to_string_lossy().into_owned();
     let kind = entry.header().entry_type();

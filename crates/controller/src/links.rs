@@ -60,30 +60,56 @@ pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
 /// Measures what a plan about these homes needs: each host from and to each of them. What is known
 /// and old is measured again, but not while VMs use the links.
 ///
+/// A host that does not measure keeps no plan from the others: the first problem is given back.
+///
 /// # Errors
-/// When a host that is up does not measure.
-pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Result<(), Problem> {
+/// When the store fails.
+pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Result<Option<Problem>, Problem> {
     let _quiet = cluster.network.lock().await;
     let busy = cluster.unfinished_jobs().await?.iter().any(|record| record.vm_started);
     let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
     let hosts = cluster.hosts.up();
+    let mut failed = None;
     for home in hosts.iter().filter(|host| homes.contains(&host.id)) {
-        let readable = something_to_read(home).await?.is_some();
+        for host in &hosts {
+            if let Err(problem) = ensure_pair(cluster, host, home, oldest_ms).await {
+                tracing::warn!("measure between {} and {}: {problem}", host.id, home.id);
+                failed.get_or_insert(problem);
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// Both directions between a host and a home; the home itself when it is the host.
+async fn ensure_pair(
+    cluster: &Cluster,
+    host: &HostLink,
+    home: &HostLink,
+    oldest_ms: u64,
+) -> Result<(), Problem> {
+    let readable = async || Ok::<_, Problem>(something_to_read(home).await?.is_some());
+    if host.id == home.id {
         let local: Option<Local> = cluster.records.read(&local_key(&home.id)).await?;
-        let local_known = local.is_some_and(|local| {
-            local.measured_ms >= oldest_ms && (local.blocks.is_some() || !readable)
-        });
-        if !local_known {
-            probe_local(cluster, home).await?;
-        }
-        for host in hosts.iter().filter(|host| host.id != home.id) {
-            if !is_known(cluster, host, home, oldest_ms, readable).await? {
-                probe_link(cluster, host, home).await?;
-            }
-            if !is_known(cluster, home, host, oldest_ms, false).await? {
-                probe_link(cluster, home, host).await?;
-            }
-        }
+        let local = local.filter(|local| local.measured_ms >= oldest_ms);
+        let known = match local {
+            Some(Local { blocks: Some(_), .. }) => true,
+            Some(Local { blocks: None, .. }) => !readable().await?,
+            None => false,
+        };
+        return if known { Ok(()) } else { probe_local(cluster, home).await };
+    }
+    let link = known_link(cluster, host, home, oldest_ms).await?;
+    let known = match link {
+        Some(Link { blocks: Some(_), .. }) => true,
+        Some(Link { blocks: None, .. }) => !readable().await?,
+        None => false,
+    };
+    if !known {
+        probe_link(cluster, host, home).await?;
+    }
+    if known_link(cluster, home, host, oldest_ms).await?.is_none() {
+        probe_link(cluster, home, host).await?;
     }
     Ok(())
 }
@@ -116,17 +142,14 @@ async fn measure_one_new_link(cluster: &Cluster) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn is_known(
+async fn known_link(
     cluster: &Cluster,
     from: &HostLink,
     to: &HostLink,
     oldest_ms: u64,
-    with_blocks: bool,
-) -> Result<bool, Problem> {
+) -> Result<Option<Link>, Problem> {
     let link: Option<Link> = cluster.records.read(&key(&from.id, &to.id)).await?;
-    Ok(link.is_some_and(|link| {
-        link.measured_ms >= oldest_ms && (link.blocks.is_some() || !with_blocks)
-    }))
+    Ok(link.filter(|link| link.measured_ms >= oldest_ms))
 }
 
 async fn probe_link(cluster: &Cluster, from: &HostLink, to: &HostLink) -> Result<(), Problem> {

@@ -7,8 +7,8 @@ use perigee_model::plan::{Basis, Decision, Plan, Trigger};
 use perigee_model::vm::HostReport;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::{
-    Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, PastMove, Running,
-    Snapshot, Verdict, VolumeFacts, WorkProfile,
+    Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, PastMove, Refused,
+    Running, Snapshot, Verdict, VolumeFacts, WorkProfile,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -46,7 +46,7 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
     }
     let mut homes: Vec<HostId> = volumes.iter().map(|volume| volume.home.clone()).collect();
     homes.extend(possible_starts(cluster, &spec.start));
-    links::ensure(cluster, &homes).await?;
+    let not_measured = links::ensure(cluster, &homes).await?;
     let history = history(cluster, spec).await?;
     let snapshot = Snapshot {
         cluster: facts(cluster).await?,
@@ -59,7 +59,10 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
         },
         history: history.map(|h| h.profile),
     };
-    Ok(perigee_planner::plan(&snapshot)?)
+    perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
+        (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
+        (refused, _) => refused.into(),
+    })
 }
 
 /// The hosts where the VM's root volume may come to stand.

@@ -12,6 +12,7 @@ use axum::extract::State;
 use perigee_http::{Failure, Json};
 use perigee_model::Problem;
 use utoipa::OpenApi;
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -56,7 +57,26 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(jobs::decisions))
         .routes(routes!(jobs::samples))
         .routes(routes!(jobs::output));
-    OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1)
+    let mut router = OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1);
+    document_failures(router.get_openapi_mut());
+    router
+}
+
+/// Says of every operation that it may answer with a [`Problem`].
+fn document_failures(document: &mut utoipa::openapi::OpenApi) {
+    let problem = Ref::from_schema_name("Problem");
+    let content = ContentBuilder::new().schema(Some(problem)).build();
+    let failure = ResponseBuilder::new()
+        .description("What failed, why, and what to do next")
+        .content("application/json", content)
+        .build();
+    for item in document.paths.paths.values_mut() {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
+        for operation in operations.into_iter().flatten() {
+            let responses = &mut operation.responses.responses;
+            responses.insert("default".to_owned(), RefOr::T(failure.clone()));
+        }
+    }
 }
 
 pub fn router(cluster: Arc<Cluster>) -> Router {

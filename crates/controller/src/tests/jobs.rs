@@ -249,3 +249,14 @@ async fn a_state_directory_has_one_controller() {
     let second = crate::cluster::Cluster::start(lab.dir.path(), super::TIMING).await;
     assert_eq!(second.err().expect("refused").kind, ProblemKind::Conflict);
 }
+
+#[tokio::test]
+async fn a_host_that_does_not_measure_keeps_no_plan_from_the_others() {
+    let lab = Lab::up().await;
+    let broken = super::fake::FakeHost::start("home2", "home").await;
+    hosts::register(&lab.cluster, &broken.id, broken.addresses.clone()).await.expect("register");
+    broken.inside().down = true;
+    let plan = planning::plan(&lab.cluster, &spec(Access::Read)).await.expect("plan");
+    let chosen = plan.options.iter().find(|option| option.chosen).expect("chosen");
+    assert_eq!(chosen.start, lab.home.id);
+}
