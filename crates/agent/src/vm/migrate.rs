@@ -251,6 +251,7 @@ impl Outgoing {
 
     async fn finish(&mut self, end: MigrationPhase) {
         if end == MigrationPhase::Completed {
+            self.final_figures().await;
             // The guest runs elsewhere: also where this QEMU thinks that it failed.
             self.hold().await;
             self.vm.observed(|seen| {
@@ -334,6 +335,19 @@ impl Outgoing {
         }
         self.publish();
         Ok(info)
+    }
+
+    /// QEMU works out the times just after it has said that it completed.
+    async fn final_figures(&mut self) {
+        for _ in 0..50 {
+            match self.look().await {
+                Ok(info) if info.status == "completed" && info.total_time == 0 => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                // Also where QEMU thinks that it failed: there will be no others.
+                _ => return,
+            }
+        }
     }
 
     /// Until something may have changed.

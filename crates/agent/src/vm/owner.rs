@@ -175,7 +175,10 @@ impl Owner {
                     }
                 }
                 Wake::Event(Some(event)) => self.on_event(&event).await,
-                Wake::Event(None) => self.disconnected(),
+                Wake::Event(None) => {
+                    self.disconnected();
+                    self.look_at_process();
+                }
                 Wake::Tick => self.on_tick().await,
             }
         }
@@ -258,12 +261,10 @@ impl Owner {
     }
 
     async fn on_tick(&mut self) {
-        let (process, status, phase) = self.vm.observed(|seen| {
-            (seen.process, seen.status, seen.migration.as_ref().map(|report| report.phase))
-        });
-        let Some(process) = process.filter(|_| status != VmStatus::Gone) else { return };
-        if !process.is_alive() {
-            self.gone();
+        let (status, phase) = self
+            .vm
+            .observed(|seen| (seen.status, seen.migration.as_ref().map(|report| report.phase)));
+        if !self.look_at_process() {
             return;
         }
         if status == VmStatus::Running {
@@ -283,6 +284,16 @@ impl Owner {
             // What comes of it is told by events.
             let _ = qmp.execute("cont", json!({})).await;
         }
+    }
+
+    /// Whether there is one; notices when it has ended.
+    fn look_at_process(&mut self) -> bool {
+        let (process, status) = self.vm.observed(|seen| (seen.process, seen.status));
+        let is_alive = process.is_some_and(|process| process.is_alive());
+        if !is_alive && status != VmStatus::Gone {
+            self.gone();
+        }
+        is_alive
     }
 
     async fn reconnect(&mut self) {
