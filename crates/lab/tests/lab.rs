@@ -137,12 +137,12 @@ async fn a_killed_daemon_is_started_again() {
     let bench = Bench::new();
     let lab = bench.up().await;
     for daemon in ["volume", "agent"] {
-        let old = lab.host_pid(&host("home2"), daemon).expect("it runs");
+        // The stand-in for the controller says that all hosts are up before their daemons are.
+        let pid = || lab.host_pid(&host("home2"), daemon);
+        until(&format!("the first {daemon}"), || pid().is_ok()).await;
+        let old = pid().expect("it runs");
         kill(old);
-        until(&format!("a new {daemon}"), || {
-            lab.host_pid(&host("home2"), daemon).is_ok_and(|new| new != old)
-        })
-        .await;
+        until(&format!("a new {daemon}"), || pid().is_ok_and(|new| new != old)).await;
     }
     bench.down(&lab.definition.id).await;
 }
