@@ -60,6 +60,19 @@ impl Bench {
     }
 }
 
+/// A test that failed leaves no lab behind either.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let base = self.options.base.clone();
+        let down = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(perigee_lab::down_all(&base)).expect("lab down");
+        };
+        // A thread of its own, because a runtime cannot be made inside another.
+        let _ = std::thread::spawn(down).join();
+    }
+}
+
 fn namespaces(id: &LabId) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir("/run/netns") else { return Vec::new() };
     let names = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
