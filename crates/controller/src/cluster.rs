@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::hosts::Hosts;
 use crate::records::{JobRecord, MigrationRecord, Records, job_key};
 use crate::store::SqliteStore;
-use crate::{cleaner, jobs, links, migration};
+use crate::{cleaner, files, jobs, links, migration};
 
 /// How often and how long; the tests use shorter ones.
 #[derive(Debug, Clone, Copy)]
@@ -70,12 +70,10 @@ impl Cluster {
     /// # Errors
     /// When the state directory cannot be used.
     pub async fn start(state_dir: &Path, timing: Timing) -> Result<Arc<Self>, Problem> {
-        for dir in ["bundles", "outputs", "seeds"] {
-            let dir = state_dir.join(dir);
-            std::fs::create_dir_all(&dir)
-                .map_err(|e| Problem::internal(format!("make {}", dir.display()), e))?;
-        }
+        std::fs::create_dir_all(state_dir)
+            .map_err(|e| Problem::internal(format!("make {}", state_dir.display()), e))?;
         let lock = lock(state_dir)?;
+        files::prepare(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
         let hosts = Hosts::load(&records, timing.host_deadline).await?;
         let cluster = Arc::new(Self {

@@ -42,6 +42,27 @@ pub fn output_path(state_dir: &Path, job: &JobId) -> PathBuf {
     state_dir.join("outputs").join(format!("{job}.tar"))
 }
 
+pub fn seed_path(state_dir: &Path, job: &JobId) -> PathBuf {
+    state_dir.join("seeds").join(format!("{job}.tar"))
+}
+
+/// Makes the directories, and removes the halves that an earlier run left there.
+pub fn prepare(state_dir: &Path) -> Result<(), Problem> {
+    for name in ["bundles", "outputs", "seeds"] {
+        let dir = state_dir.join(name);
+        let fault = |e| Problem::internal(format!("prepare {}", dir.display()), e);
+        std::fs::create_dir_all(&dir).map_err(fault)?;
+        for entry in std::fs::read_dir(&dir).map_err(fault)? {
+            let path = entry.map_err(fault)?.path();
+            // A seed is built anew by the job that needs it.
+            if name == "seeds" || path.extension().is_some_and(|end| end == "part") {
+                std::fs::remove_file(&path).map_err(fault)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Whether a text is the name of a bundle; it becomes part of a path.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -101,7 +122,7 @@ pub async fn build_seed(
     seed: Seed,
     bundle: Option<&str>,
 ) -> Result<PathBuf, Problem> {
-    let path = state_dir.join("seeds").join(format!("{job}.tar"));
+    let path = seed_path(state_dir, job);
     let bundle = bundle.map(|sha256| bundle_path(state_dir, sha256));
     let target = path.clone();
     blocking("build a seed", move || {

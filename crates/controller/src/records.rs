@@ -13,7 +13,7 @@
 //! | `logs/JOB/SEQ` | a run of [`perigee_model::job::LogLine`] from that number on | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
 //! | `history/KEY`, `boots/HOST` | what earlier runs teach | the job's driver, at its end |
-//! | `cleanups/ID` | [`crate::jobs::Cleanup`] | the cleaner |
+//! | `cleanups/ID` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //!
 //! Intent (`intents/…`, placements), what was observed (job states, reports) and what is not known

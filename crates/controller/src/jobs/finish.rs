@@ -31,6 +31,7 @@ impl Run {
             cleaner::try_now(&self.cluster, &self.id).await?;
         }
         self.samples.store(&self.cluster, &self.id).await?;
+        super::remove_file(&files::seed_path(&self.cluster.state_dir, &self.id))?;
         let record = &mut self.record.value;
         let event = match record.ending {
             Some(Ending::Collected { exit_code }) => JobEvent::Collected { exit_code },

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The source's agent does the sending and the epochs; here its work is prepared and watched.
-//! What happened is judged from what both agents say ([`judge`]), so a controller that was away in
+//! What happened is judged from what both agents say ([`judge()`]), so a controller that was away in
 //! the middle judges as if it had been there.
 
 mod judge;

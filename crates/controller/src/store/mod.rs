@@ -2,7 +2,7 @@
 //!
 //! A write names the revision it expects and is refused when the key has moved on, so that two
 //! writers never overwrite each other unseen. A revision is never given out twice, also not after a
-//! key was deleted and made again. [`contract`] is the test suite every store must pass.
+//! key was deleted and made again. `contract.rs` is the test suite every store must pass.
 
 mod sqlite;
 

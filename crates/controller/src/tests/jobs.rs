@@ -70,16 +70,20 @@ async fn a_controller_restart_at_any_moment_of_staging_goes_on() {
     let mut lab = Lab::up().await;
     let id = lab.submit(spec(Access::Clone)).await;
     let vm = vm_of(&id);
+    let half = lab.dir.path().join("outputs/x-0001.part");
+    std::fs::write(&half, "half").expect("write");
     for _ in 0..10 {
         lab.restart_controller().await;
         tokio::time::sleep(std::time::Duration::from_millis(7)).await;
     }
+    assert!(!half.exists(), "a half file is removed at the start");
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     assert_eq!(lab.home.inside().starts[&vm], 1);
     lab.wait_for_clean_hosts().await;
+    assert!(!files::seed_path(lab.dir.path(), &id).exists());
 }
 
 #[tokio::test]
