@@ -180,7 +180,8 @@ async fn boot(
             let mut said = Vec::new();
             // An unreadable reason is an empty one.
             let _ = (&mut stderr).take(4096).read_to_end(&mut said).await;
-            Err(format!("a test guest did not boot: {}", String::from_utf8_lossy(&said).trim()))
+            let said = String::from_utf8_lossy(&said);
+            Err(format!("a test guest did not boot: {}", said.lines().next().unwrap_or_default()))
         }
         Err(_) => Err(format!("a test guest did not boot within {} s", deadline.as_secs())),
     };
