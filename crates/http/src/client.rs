@@ -40,9 +40,7 @@ impl Client {
                 "it is neither http://HOST:PORT nor unix:PATH",
             ));
         };
-        let http = builder
-            .build()
-            .map_err(|e| Problem::internal("HTTP client", chain(&e)))?;
+        let http = builder.build().map_err(|e| Problem::internal("HTTP client", chain(&e)))?;
         Ok(Self { http, base, address: address.to_owned() })
     }
 
@@ -96,8 +94,7 @@ impl Client {
 
     /// The answer's body unread, for streaming; a wrong status is already a [`Problem`].
     pub async fn get_response(&self, path: &str) -> Result<Response, Problem> {
-        let request =
-            self.http.get(self.url(path)).timeout(Duration::from_secs(24 * 3600));
+        let request = self.http.get(self.url(path)).timeout(Duration::from_secs(24 * 3600));
         self.check(self.run(request).await?).await
     }
 
@@ -133,8 +130,7 @@ impl Client {
     }
 
     async fn answer<T: DeserializeOwned>(&self, response: Response) -> Result<T, Problem> {
-        let body =
-            self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))?;
+        let body = self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))?;
         let text: &[u8] = if body.is_empty() { b"null" } else { &body };
         serde_json::from_slice(text).map_err(|e| {
             Problem::internal(format!("answer of {}", self.address), e)

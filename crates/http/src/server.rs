@@ -24,8 +24,8 @@ impl From<Problem> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.http_status())
-            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, axum::Json(self.0)).into_response()
     }
 }
@@ -96,9 +96,8 @@ pub async fn serve(router: Router, addresses: &[Listen]) -> Result<(), Problem> 
                         Problem::conflict(format!("replace socket {}", path.display()), e)
                     })?;
                 }
-                let listener = UnixListener::bind(path).map_err(|e| {
-                    Problem::conflict(format!("listen on {}", path.display()), e)
-                })?;
+                let listener = UnixListener::bind(path)
+                    .map_err(|e| Problem::conflict(format!("listen on {}", path.display()), e))?;
                 servers.spawn(async move { axum::serve(listener, router).await });
             }
         }

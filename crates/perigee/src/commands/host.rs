@@ -59,9 +59,10 @@ const HOST: &[Column<Host>] = &[
     ("warnings", |h| h.warnings.join("\n          ")),
 ];
 
-const SITES: &[Column<Site>] = &[("site", |s| s.id.to_string()), ("hosts", |s| {
-    s.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-})];
+const SITES: &[Column<Site>] = &[
+    ("site", |s| s.id.to_string()),
+    ("hosts", |s| s.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+];
 
 const LINKS: &[Column<Link>] = &[
     ("from", |l| l.from.to_string()),

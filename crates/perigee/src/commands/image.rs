@@ -77,8 +77,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             match pool.pool {
                 Some(pool) => {
                     let body = ImportImage { name, source, layer: None };
-                    let image: ImageInfo =
-                        pool_client(&pool)?.post("/v1/images", &body).await?;
+                    let image: ImageInfo = pool_client(&pool)?.post("/v1/images", &body).await?;
                     output::one(format, &image, LOCAL)
                 }
                 None => {
@@ -98,8 +97,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::list(format, &images, CLUSTER)
         }
         Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {
-            let image: ImageInfo =
-                pool_client(&pool)?.get(&format!("/v1/images/{name}")).await?;
+            let image: ImageInfo = pool_client(&pool)?.get(&format!("/v1/images/{name}")).await?;
             output::one(format, &image, LOCAL)
         }
         Verb::Info { name, .. } => {

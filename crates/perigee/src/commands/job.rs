@@ -239,11 +239,8 @@ fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
 
 /// Shows a job's state and progress until it has ended.
 async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
-    let bar = if std::io::stderr().is_terminal() {
-        ProgressBar::new(0)
-    } else {
-        ProgressBar::hidden()
-    };
+    let bar =
+        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     bar.set_style(
         ProgressStyle::with_template("{prefix} [{elapsed}] {bar:30} {pos}/{len} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -292,12 +289,16 @@ async fn log(client: &Client, id: &JobId, follow: bool) -> Result<(), Problem> {
 async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Problem> {
     let decisions: Vec<Decision> = client.get(&format!("/v1/jobs/{id}/decisions")).await?;
     if format != Format::Table {
-        return output::list(format, &decisions, &[
-            ("at_ms", |d| d.at_ms.to_string()),
-            ("trigger", |d| output::word(&d.trigger)),
-            ("summary", |d| d.summary.clone()),
-            ("measured_s", |d| d.measured_s.map_or_else(String::new, |s| s.to_string())),
-        ]);
+        return output::list(
+            format,
+            &decisions,
+            &[
+                ("at_ms", |d| d.at_ms.to_string()),
+                ("trigger", |d| output::word(&d.trigger)),
+                ("summary", |d| d.summary.clone()),
+                ("measured_s", |d| d.measured_s.map_or_else(String::new, |s| s.to_string())),
+            ],
+        );
     }
     let first_ms = decisions.first().map_or(0, |d| d.at_ms);
     for decision in &decisions {

@@ -124,7 +124,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::list(format, &volumes, LOCAL)
         }
         Verb::List { .. } => {
-            let volumes: Vec<ClusterVolume> = controller_client(context)?.get("/v1/volumes").await?;
+            let volumes: Vec<ClusterVolume> =
+                controller_client(context)?.get("/v1/volumes").await?;
             output::list(format, &volumes, CLUSTER)
         }
         Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {

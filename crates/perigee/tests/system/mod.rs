@@ -73,10 +73,7 @@ pub fn host(name: &str) -> HostId {
 }
 
 /// Asks until the answer is there.
-pub async fn until<T>(
-    what: &str,
-    mut ask: impl AsyncFnMut() -> Checked<Option<T>>,
-) -> Checked<T> {
+pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Checked<Option<T>>) -> Checked<T> {
     let deadline = Instant::now() + PATIENCE;
     let mut last = String::new();
     while Instant::now() < deadline {
@@ -158,9 +155,8 @@ impl System {
         until("the migration's end", async || {
             let job = self.job(id).await?;
             let found = job.migrations.into_iter().find(|m| m.id == migration.id);
-            Ok(found.filter(|m| {
-                matches!(m.state, MigrationState::Completed | MigrationState::Aborted)
-            }))
+            Ok(found
+                .filter(|m| matches!(m.state, MigrationState::Completed | MigrationState::Aborted)))
         })
         .await
     }
