@@ -193,7 +193,7 @@ async fn query(
     bundle: &str,
     steps: &Steps,
 ) -> Result<(Run, BTreeMap<String, String>), Problem> {
-    let spec = stage.query_job(name, bundle.to_owned());
+    let spec = stage.query_job(name, bundle.to_owned())?;
     let plan = cluster.plan(&spec).await?;
     print::plan(name, &plan);
     let mut step = steps.begin(format!("run {}", name.word()));

@@ -26,7 +26,7 @@ pub fn basis_words(basis: Basis) -> &'static str {
 
 /// What `job plan` says before a run.
 pub fn plan(name: RunName, plan: &Plan) {
-    println!("\n  plan for the run {}, from {}:", name.word(), basis_words(plan.basis));
+    println!("\n  job plan for the run {}, from {}:", name.word(), basis_words(plan.basis));
     for option in &plan.options {
         println!(
             "  {} {:<8} {} → {:<8} {:>6.1} s  {}",
@@ -49,7 +49,9 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
         "run", "predicted s", "measured s", "migration s", "downtime s", "moved"
     );
     for run in &outcome.runs {
-        let predicted = run.predicted_s.map_or_else(|| "-".to_owned(), |s| format!("{s:.1}"));
+        let unknown = run.plan.basis == Basis::OnePass;
+        let mark = if unknown { "*" } else { "" };
+        let predicted = run.predicted_s.map_or_else(|| "-".to_owned(), |s| format!("{mark}{s:.1}"));
         let moved = run.migrations.first().map_or_else(Default::default, |m| {
             let seconds =
                 |ms: u64| format!("{:.2}", std::time::Duration::from_millis(ms).as_secs_f64());
@@ -62,6 +64,9 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
             run.name.word(),
             run.measured_s
         );
+    }
+    if outcome.runs.iter().any(|run| run.plan.basis == Basis::OnePass) {
+        println!("  * before any run of this job: one pass over its data, its CPU time not known");
     }
     for run in &outcome.runs {
         for m in &run.migrations {

@@ -5,17 +5,17 @@ use std::fs::File;
 use std::path::Path;
 
 use perigee_model::job::{Access, JobSpec, JobVolume, Start};
-use perigee_model::{HostId, ImageName, Problem, SiteId, VolumeName};
+use perigee_model::{HostId, ImageName, Problem, SiteId, VolumeName, job_file};
 
 use super::outcome::RunName;
 use crate::tpch;
 
 const LOAD_SCRIPT: &str = include_str!("load.sh");
 const QUERY_SCRIPT: &str = include_str!("query.sh");
+const QUERY_JOB: &str = include_str!("tpch.yaml");
 const POSTGRES_CONF: &str = include_str!("postgresql.conf");
 
 const LOAD_MEMORY_BYTES: u64 = 512 << 20;
-const QUERY_MEMORY_BYTES: u64 = 256 << 20;
 const OUTPUT_BYTES: u64 = 64 << 20;
 const TIMEOUT_S: u64 = 900;
 
@@ -80,49 +80,39 @@ impl Stage {
     /// Loads the tables, beside the data volume.
     pub fn load_job(&self, bundle: String) -> JobSpec {
         JobSpec {
+            name: "tpch-load".to_owned(),
+            image: self.image.clone(),
+            command: vec!["sh".to_owned(), "inputs/load.sh".to_owned()],
+            env: BTreeMap::new(),
+            cpus: 1,
             memory_bytes: LOAD_MEMORY_BYTES,
-            volumes: vec![self.data(Access::Write)],
+            root_bytes: None,
+            output_bytes: OUTPUT_BYTES,
+            volumes: vec![JobVolume {
+                volume: self.volume.clone(),
+                mount: "/data".to_owned(),
+                access: Access::Write,
+            }],
+            outputs: vec!["/output".to_owned()],
             start: Start::Host(self.near.clone()),
-            ..self.job("tpch-load", "load.sh", bundle)
+            may_migrate: false,
+            timeout_s: Some(TIMEOUT_S),
+            inputs: Some(bundle),
         }
     }
 
     /// Asks the queries; the three runs differ only in where they start and whether they may move.
-    pub fn query_job(&self, run: RunName, bundle: String) -> JobSpec {
+    ///
+    /// # Errors
+    /// Never: the job file is part of this program, and a test reads it.
+    pub fn query_job(&self, run: RunName, bundle: String) -> Result<JobSpec, Problem> {
         let (start, may_migrate) = match run {
             RunName::Remote => (Start::Site(self.far.clone()), false),
             RunName::Beside => (Start::Host(self.near.clone()), false),
             RunName::Planned => (Start::Site(self.far.clone()), true),
         };
-        JobSpec {
-            volumes: vec![self.data(Access::Clone)],
-            start,
-            may_migrate,
-            ..self.job("tpch", "query.sh", bundle)
-        }
-    }
-
-    fn data(&self, access: Access) -> JobVolume {
-        JobVolume { volume: self.volume.clone(), mount: "/data".to_owned(), access }
-    }
-
-    fn job(&self, name: &str, script: &str, bundle: String) -> JobSpec {
-        JobSpec {
-            name: name.to_owned(),
-            image: self.image.clone(),
-            command: vec!["sh".to_owned(), format!("inputs/{script}")],
-            env: BTreeMap::new(),
-            cpus: 1,
-            memory_bytes: QUERY_MEMORY_BYTES,
-            root_bytes: None,
-            output_bytes: OUTPUT_BYTES,
-            volumes: Vec::new(),
-            outputs: vec!["/output".to_owned()],
-            start: Start::Anywhere,
-            may_migrate: false,
-            timeout_s: Some(TIMEOUT_S),
-            inputs: Some(bundle),
-        }
+        let spec = job_file::parse(QUERY_JOB, "tpch.yaml")?.spec;
+        Ok(JobSpec { start, may_migrate, inputs: Some(bundle), ..spec })
     }
 }
 
@@ -144,5 +134,23 @@ mod tests {
         for wanted in ["query.sh", "queries", "Q6.sql", "Q17.sql"] {
             assert!(names.iter().any(|n| n == wanted), "{wanted} is not in {names:?}");
         }
+    }
+
+    #[test]
+    fn the_job_file_is_one_and_names_the_stages_things() {
+        let name = |text: &str| VolumeName::new(text).expect("a name");
+        let stage = Stage {
+            image: ImageName::new("debian-pg").expect("a name"),
+            volume: name("tpch"),
+            far: SiteId::new("home").expect("a name"),
+            near: HostId::new("cloud1").expect("a name"),
+        };
+        let planned = stage.query_job(RunName::Planned, "bundle".to_owned()).expect("a job");
+        assert!(planned.may_migrate);
+        assert_eq!(planned.image, stage.image);
+        assert_eq!(planned.volumes[0].volume, stage.volume);
+        let beside = stage.query_job(RunName::Beside, "bundle".to_owned()).expect("a job");
+        assert_eq!(beside.start, Start::Host(stage.near));
+        assert!(!beside.may_migrate);
     }
 }
