@@ -1,7 +1,8 @@
 //! QEMU's monitor protocol: commands with ids, answers in any order, events in between.
 //!
 //! One task reads the socket; it ends with the connection, and then every waiting command fails
-//! with [`QmpError::Closed`] and the event channel ends. Every command has a deadline.
+//! with [`QmpError::Closed`] and the event channel ends. Every command has a deadline. QEMU serves
+//! one connection at a time, so one that nobody holds any more is closed at once.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,6 +17,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
 
 use crate::lines::next_line;
 
@@ -83,9 +85,19 @@ fn parse(line: &[u8]) -> Result<Message, serde_json::Error> {
     Ok(Message::Other)
 }
 
-type Waiting = HashMap<u64, oneshot::Sender<Result<Value, String>>>;
+/// The commands that wait for their answers; `None` once the connection has ended.
+#[derive(Debug)]
+struct Waiting(Mutex<Option<HashMap<u64, Waiter>>>);
 
-/// A connection to one QEMU; cheap to clone.
+type Waiter = oneshot::Sender<Result<Value, String>>;
+
+impl Waiting {
+    fn with<T>(&self, act: impl FnOnce(&mut Option<HashMap<u64, Waiter>>) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+/// A connection to one QEMU; cheap to clone. It is closed when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Qmp {
     inner: Arc<Inner>,
@@ -95,13 +107,13 @@ pub struct Qmp {
 struct Inner {
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
     next_id: AtomicU64,
-    /// `None` once the connection has ended.
-    waiting: Mutex<Option<Waiting>>,
+    waiting: Arc<Waiting>,
+    reader: AbortHandle,
 }
 
-impl Inner {
-    fn with_waiting<T>(&self, act: impl FnOnce(&mut Option<Waiting>) -> T) -> T {
-        act(&mut self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.reader.abort();
     }
 }
 
@@ -116,12 +128,14 @@ impl Qmp {
         let (reader, writer) = UnixStream::connect(path).await?.into_split();
         let (event_tx, event_rx) = mpsc::unbounded_channel();
         let (greeted_tx, greeted_rx) = oneshot::channel();
+        let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
+        let reader = tokio::spawn(read_all(reader, waiting.clone(), event_tx, greeted_tx));
         let inner = Arc::new(Inner {
             writer: tokio::sync::Mutex::new(writer),
             next_id: AtomicU64::new(1),
-            waiting: Mutex::new(Some(Waiting::new())),
+            waiting,
+            reader: reader.abort_handle(),
         });
-        tokio::spawn(read_all(reader, inner.clone(), event_tx, greeted_tx));
         let late = || std::io::Error::from(std::io::ErrorKind::TimedOut);
         match tokio::time::timeout(COMMAND_DEADLINE, greeted_rx).await {
             Ok(Ok(())) => {}
@@ -138,7 +152,7 @@ impl Qmp {
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer_tx, answer_rx) = oneshot::channel();
-        self.inner.with_waiting(|waiting| {
+        self.inner.waiting.with(|waiting| {
             waiting.as_mut().ok_or(QmpError::Closed)?.insert(id, answer_tx);
             Ok(())
         })?;
@@ -154,7 +168,7 @@ impl Qmp {
                 .map_err(|reason| QmpError::Refused { command: command.to_owned(), reason })
         };
         let answer = tokio::time::timeout(COMMAND_DEADLINE, exchange).await;
-        self.inner.with_waiting(|waiting| waiting.as_mut().map(|waiting| waiting.remove(&id)));
+        self.inner.waiting.with(|waiting| waiting.as_mut().map(|waiting| waiting.remove(&id)));
         answer.unwrap_or_else(|_| Err(QmpError::Late { command: command.to_owned() }))
     }
 
@@ -168,7 +182,7 @@ impl Qmp {
 
 async fn read_all(
     reader: OwnedReadHalf,
-    inner: Arc<Inner>,
+    waiting: Arc<Waiting>,
     events: mpsc::UnboundedSender<Event>,
     greeted: oneshot::Sender<()>,
 ) {
@@ -181,12 +195,12 @@ async fn read_all(
                 greeted.take().map(|greeted| greeted.send(()));
             }
             Ok(Message::Event(event)) => {
-                // Nobody listens any more: the connection is only kept for a command.
+                // Nobody listens any more: the connection is kept for a command.
                 let _ = events.send(event);
             }
             Ok(Message::Answer { id, result }) => {
                 let answer_tx =
-                    inner.with_waiting(|waiting| waiting.as_mut().and_then(|all| all.remove(&id)));
+                    waiting.with(|waiting| waiting.as_mut().and_then(|all| all.remove(&id)));
                 answer_tx.map(|answer_tx| answer_tx.send(result));
             }
             Ok(Message::Other) => {}
@@ -196,7 +210,7 @@ async fn read_all(
             }
         }
     }
-    inner.with_waiting(Option::take);
+    waiting.with(Option::take);
 }
 
 /// `query-status`.
@@ -335,5 +349,22 @@ mod tests {
         assert!(matches!(closed, Err(QmpError::Closed)), "{closed:?}");
         assert_eq!(events.recv().await, None);
         server.await.unwrap();
+    }
+
+    /// QEMU greets the next connection only when it has seen the end of this one.
+    #[tokio::test]
+    async fn a_connection_that_was_given_up_half_way_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let connecting = tokio::spawn(async move { Qmp::connect(&path).await.map(drop) });
+        let (stream, _) = listener.accept().await.unwrap();
+        let (reader, mut writer) = stream.into_split();
+        writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+        let mut lines = BufReader::new(reader).lines();
+        assert!(lines.next_line().await.unwrap().unwrap().contains("qmp_capabilities"));
+        connecting.abort();
+        let end = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await;
+        assert!(matches!(end, Ok(Ok(None))), "the connection stays open: {end:?}");
     }
 }
