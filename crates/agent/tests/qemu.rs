@@ -4,7 +4,7 @@ mod support;
 
 use perigee_model::ProblemKind;
 use perigee_model::vm::{MigrationPhase, VmStatus};
-use support::{Agent, Blocks, Home, directory, kill_9, spec};
+use support::{Agent, Blocks, Home, directory, kill_9, signal, spec, wait_for};
 use tokio::runtime::Runtime;
 
 /// Dropped from the top down: agents delete their VMs before the disks go away.
@@ -196,4 +196,22 @@ fn a_vm_that_was_to_come_is_deleted_when_it_did_not() {
     assert!(waiting.incoming_uri.is_some());
     agent.delete("?unless_ran=true").unwrap();
     assert!(!is_running(waiting.qemu_pid));
+}
+
+#[test]
+fn while_its_qemu_is_silent_nobody_says_that_a_vm_did_not_arrive() {
+    let mut scene = scene(&["a"]);
+    let agent = &mut scene.agents[0];
+    let pid = agent.put(&spec(2, true)).unwrap().qemu_pid;
+    agent.kill();
+    signal("-STOP", pid);
+    agent.run();
+    let silent = agent.delete("?unless_ran=true").unwrap_err();
+    assert_eq!(silent.kind, ProblemKind::Unavailable, "{silent}");
+    assert!(is_running(pid));
+    signal("-CONT", pid);
+    wait_for("QEMU to answer again", || {
+        agent.delete("?unless_ran=true").map_err(|problem| problem.to_string())
+    });
+    assert!(!is_running(pid));
 }

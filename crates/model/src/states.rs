@@ -11,6 +11,7 @@
 //!            ├─> running ─┤             ├─> running
 //! incoming ──┘            ├─> io_error ─┘
 //!                         └─> shutdown
+//! incoming ─> io_error, shutdown          (it was stopped so when its state was sent)
 //! running, paused, io_error ─> migrated   (its state is elsewhere: it never runs here again)
 //! everything ─> gone
 //! ```
@@ -154,6 +155,9 @@ impl VmStatus {
             }
             (Self::Shutdown, _) => Err(Refused::new("VM", self, event, "it is powered off")),
             (_, E::Resumed) => Ok(Self::Running),
+            // It arrives as it was when its state was sent.
+            (_, E::DiskError) => Ok(Self::IoError),
+            (_, E::PoweredOff) => Ok(Self::Shutdown),
             (Self::Incoming, _) => {
                 Err(Refused::new("VM", self, event, "its state has not arrived yet"))
             }
@@ -162,8 +166,6 @@ impl VmStatus {
             }
             (_, E::HandedOver) => Ok(Self::Migrated),
             (_, E::Stopped) => Ok(Self::Paused),
-            (_, E::DiskError) => Ok(Self::IoError),
-            (_, E::PoweredOff) => Ok(Self::Shutdown),
         }
     }
 }

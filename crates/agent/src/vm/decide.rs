@@ -27,6 +27,12 @@ pub fn observe(status: VmStatus, run_state: &str) -> VmStatus {
     status.next(event).unwrap_or(status)
 }
 
+/// Whether a VM that came by migration has its whole state here. One that a disk error had stopped,
+/// or that was powered off, arrives without running; from here it goes on.
+pub fn has_arrived(status: VmStatus) -> bool {
+    matches!(status, VmStatus::Running | VmStatus::IoError | VmStatus::Shutdown)
+}
+
 pub fn is_final(phase: MigrationPhase) -> bool {
     use MigrationPhase as P;
     matches!(phase, P::Completed | P::Failed | P::Cancelled)
@@ -199,6 +205,16 @@ mod tests {
         assert_eq!(waiting, VmStatus::Incoming);
         assert_eq!(observe(waiting, "inmigrate"), VmStatus::Incoming);
         assert_eq!(observe(waiting, "running"), VmStatus::Running);
+    }
+
+    #[test]
+    fn a_vm_that_a_disk_error_stopped_in_the_migration_arrives_and_is_tried_again() {
+        let arrived = observe(VmStatus::Incoming, "io-error");
+        assert_eq!(arrived, VmStatus::IoError);
+        assert!(has_arrived(arrived) && may_retry(arrived, None, false, true));
+        assert_eq!(observe(VmStatus::Incoming, "shutdown"), VmStatus::Shutdown);
+        assert_eq!(observe(VmStatus::Incoming, "paused"), VmStatus::Incoming);
+        assert!(!has_arrived(VmStatus::Incoming));
     }
 
     #[test]

@@ -28,8 +28,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// For the console and for QEMU's stderr.
 const LOG_BYTES_MAX: u64 = 4 << 20;
 const LOG_KEEP_BYTES: u64 = 1 << 20;
-/// A QEMU that hangs must not keep an agent from starting; the clock's tick tries again.
-const ADOPT_DEADLINE: Duration = Duration::from_secs(3);
+/// A QEMU that hangs must not keep an agent from starting or answering; the clock's tick tries again.
+const RECONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 pub struct Owner {
     host: Arc<Host>,
@@ -113,10 +113,7 @@ impl Owner {
             Some(process) => {
                 tracing::info!(vm = %self.vm.id(), pid = process.pid, "adopted");
                 self.watch_process(process);
-                if tokio::time::timeout(ADOPT_DEADLINE, self.reconnect()).await.is_err() {
-                    tracing::warn!(vm = %self.vm.id(), "QEMU does not answer yet");
-                    self.disconnected();
-                }
+                self.reconnect_soon().await;
             }
             None => self.gone(),
         }
@@ -216,7 +213,7 @@ impl Owner {
         }
     }
 
-    /// The guest runs here from now on. For a VM that came by migration this is written down: a
+    /// The guest is here from now on. For a VM that came by migration this is written down: a
     /// source that does not know how its migration ended asks for it.
     fn note_run(&self) {
         if self.vm.observed(|seen| std::mem::replace(&mut seen.ran, true)) {
@@ -242,7 +239,7 @@ impl Owner {
             }
             (before, seen.status)
         });
-        if after == VmStatus::Running {
+        if decide::has_arrived(after) {
             self.note_run();
         }
         if before != after && self.logged.is_empty() {
@@ -294,6 +291,13 @@ impl Owner {
             self.gone();
         }
         is_alive
+    }
+
+    async fn reconnect_soon(&mut self) {
+        if tokio::time::timeout(RECONNECT_DEADLINE, self.reconnect()).await.is_err() {
+            tracing::warn!(vm = %self.vm.id(), "QEMU does not answer yet");
+            self.disconnected();
+        }
     }
 
     async fn reconnect(&mut self) {
@@ -372,6 +376,13 @@ impl Owner {
             format!("delete the VM {} that was to come here", self.vm.id()),
             "it has arrived and has run here",
         );
+        if unless_ran && self.events.is_none() && self.look_at_process() {
+            self.reconnect_soon().await;
+            if self.events.is_none() {
+                let why = "its QEMU does not answer: whether it has run here is not known";
+                return Err(Problem::unavailable(ran_here.what, why));
+            }
+        }
         if unless_ran && self.vm.observed(|seen| seen.ran) {
             return Err(ran_here);
         }

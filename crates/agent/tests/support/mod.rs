@@ -301,6 +301,10 @@ pub fn spec(epoch: u64, incoming: bool) -> VmSpec {
 }
 
 pub fn kill_9(pid: u32) {
-    let status = Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
-    assert!(status.success(), "kill -9 {pid}");
+    signal("-KILL", pid);
+}
+
+pub fn signal(name: &str, pid: u32) {
+    let status = Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
+    assert!(status.success(), "kill {name} {pid}");
 }
