@@ -213,3 +213,54 @@ fn a_killed_daemon_costs_no_job() {
         Ok(())
     });
 }
+
+#[test]
+fn a_full_pool_stops_the_vm_until_there_is_room_and_loses_nothing() {
+    with_system(async |system| {
+        let pool = system.host_file("cloud1", "pool");
+        mount_tmpfs(&pool, "size=48m")?;
+        system.kill_daemon("volume", Some("cloud1")).await?;
+        until("the volume server on the small pool", async || {
+            system.volume("data", "cloud1", 256 * MIB).await.map(Some)
+        })
+        .await?;
+        let job = system
+            .submit(
+                "name: fill\nimage: debian\nmemory: 256MiB\nvolumes: [{volume: data}]\n\
+                 placement: {host: home1, move: never}\n\
+                 command: |\n\
+                 \x20 set -eu\n\
+                 \x20 dd if=/dev/urandom of=/tmp/part bs=1M count=16 2>/dev/null\n\
+                 \x20 for i in 1 2 3 4 5 6; do cp /tmp/part /data/$i; sync; done\n\
+                 \x20 echo 3 > /proc/sys/vm/drop_caches\n\
+                 \x20 for i in 1 2 3 4 5 6; do cmp /tmp/part /data/$i; done\n\
+                 \x20 echo all is there\n",
+            )
+            .await?;
+        let said = until("the VM to stop for want of space", async || {
+            let job = system.job(&job.id).await?;
+            ensure!(!job.state.is_final(), "it ended: {:?} {}", job.state, job.reason);
+            let output = system.perigee(&["vm", "list", "-f", "json"]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            Ok(text.contains("io_error").then_some(text))
+        })
+        .await?;
+        ensure!(said.contains("space"), "it is not said why the VM stands: {said}");
+        mount_tmpfs(&pool, "remount,size=512m")?;
+        let ended = system.ended(&job.id).await?;
+        let log = system.log(&job.id).await?;
+        ensure!(ended.state == JobState::Succeeded, "{:?} {} {log:?}", ended.state, ended.reason);
+        ensure!(log.iter().any(|l| l == "all is there"), "{log:?}");
+        Ok(())
+    });
+}
+
+fn mount_tmpfs(at: &std::path::Path, options: &str) -> system::Checked<()> {
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+        .arg(at)
+        .status()
+        .expect("mount runs");
+    ensure!(mounted.success(), "tmpfs with {options} at {}", at.display());
+    Ok(())
+}
