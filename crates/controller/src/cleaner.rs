@@ -145,12 +145,13 @@ impl Sweep<'_> {
     /// Removes an attachment unless another VM there needs it.
     async fn detach(&mut self, host: &HostId, volume: &VolumeName) -> Result<bool, Problem> {
         let _placing = self.cluster.placing.lock().await;
-        let moving = self.cluster.unfinished_migrations().await?;
-        let needed = self.cluster.unfinished_jobs().await?.iter().any(|record| {
-            let comes = moving.iter().any(|moved| {
+        let jobs = self.cluster.unfinished_jobs().await?;
+        let moves = self.cluster.unsettled_migrations(&jobs).await?;
+        let needed = jobs.iter().filter(|record| record.ending.is_none()).any(|record| {
+            let comes = moves.iter().any(|moved| {
                 Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
             });
-            let is_there = record.job.host.as_ref() == Some(host) && record.ending.is_none();
+            let is_there = record.job.host.as_ref() == Some(host);
             let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
             (is_there || comes) && disks.any(|disk| disk.volume == *volume)
         });

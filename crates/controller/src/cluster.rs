@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use perigee_model::job::MigrationState;
 use perigee_model::{JobId, Problem};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -137,6 +138,22 @@ impl Cluster {
     pub async fn unfinished_migrations(&self) -> Result<Vec<MigrationRecord>, Problem> {
         let mut all: Vec<MigrationRecord> = self.records.list("migrations/").await?;
         all.retain(|record| !record.migration.state.is_final());
+        Ok(all)
+    }
+
+    /// Migrations that their jobs have not taken into account: the VM is on its way, or at the
+    /// destination already while its job's record still names the source.
+    pub async fn unsettled_migrations(
+        &self,
+        jobs: &[JobRecord],
+    ) -> Result<Vec<MigrationRecord>, Problem> {
+        let mut all: Vec<MigrationRecord> = self.records.list("migrations/").await?;
+        all.retain(|record| {
+            let vm = Some(&record.migration.vm);
+            let job = jobs.iter().find(|job| job.job.vm.as_ref() == vm);
+            record.migration.state != MigrationState::Aborted
+                && job.is_some_and(|job| record.number > job.settled)
+        });
         Ok(all)
     }
 

@@ -13,7 +13,7 @@ use perigee_model::vm::{HostAddresses, HostReport, VmReport};
 use perigee_model::{HostId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
-use crate::records::{HostRecord, Records};
+use crate::records::{HostRecord, MigrationRecord, Records};
 
 /// How to talk to one host. Every client has its deadline.
 #[derive(Debug, Clone)]
@@ -233,7 +233,7 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
     }
 }
 
-/// Memory promised to VMs: where each job's VM is or will be, and where one is moving to.
+/// Memory promised to VMs: where each job's VM is or will be, and where one is moving or has come to.
 pub async fn memory_used(cluster: &Cluster) -> Result<BTreeMap<HostId, u64>, Problem> {
     let mut used = BTreeMap::new();
     let jobs = cluster.unfinished_jobs().await?;
@@ -242,7 +242,7 @@ pub async fn memory_used(cluster: &Cluster) -> Result<BTreeMap<HostId, u64>, Pro
             *used.entry(host.clone()).or_default() += record.job.spec.memory_bytes;
         }
     }
-    for record in cluster.unfinished_migrations().await? {
+    for record in cluster.unsettled_migrations(&jobs).await? {
         let job = jobs.iter().find(|j| j.job.vm.as_ref() == Some(&record.migration.vm));
         let memory_bytes = job.map_or(0, |j| j.job.spec.memory_bytes);
         *used.entry(record.migration.to).or_default() += memory_bytes;
@@ -279,6 +279,11 @@ pub async fn remove(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
         let placed = record.placement.iter().flat_map(|p| &p.disks).any(|d| d.home == *id);
         if placed || record.job.host.as_ref() == Some(id) {
             return refuse(format!("job {} is on it", record.job.id));
+        }
+    }
+    for MigrationRecord { migration, .. } in cluster.unfinished_migrations().await? {
+        if migration.from == *id || migration.to == *id {
+            return refuse(format!("migration {} is not over", migration.id));
         }
     }
     let volumes: Vec<crate::records::VolumeRecord> = cluster.records.list("volumes/").await?;

@@ -1,13 +1,16 @@
 //! Live migrations, and what interrupts them.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::job::{Access, HostState, Job, JobState, MigrationState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId};
 
-use super::{Lab, finish, spec, vm_of, wait_for};
-use crate::{jobs, planning, vms};
+use super::fake::FakeHost;
+use super::{Lab, TIMING, finish, spec, vm_of, wait_for};
+use crate::cleaner::{self, Cleanup};
+use crate::cluster::{Cluster, Timing};
+use crate::{hosts, jobs, migration, planning, vms};
 
 /// A running job whose VM is being copied from `home1` to `cloud1`.
 async fn copying() -> (Lab, JobId, VmId) {
@@ -216,4 +219,78 @@ async fn a_vm_moves_only_once_at_a_time_and_only_elsewhere() {
         assert_eq!(again.kind, ProblemKind::Conflict);
     }
     assert_eq!(lab.job(&id).await.migrations.len(), 1);
+}
+
+/// The job learns that its VM has arrived only when the source has given its last words.
+#[tokio::test]
+async fn what_an_arrived_vm_needs_is_not_detached_before_its_job_knows() {
+    let (mut lab, id, vm) = copying().await;
+    lab.cluster.stop().await;
+    switch(&lab, &vm);
+    lab.home.inside().down = true;
+    let patient = Timing { host_deadline: std::time::Duration::from_secs(3600), ..TIMING };
+    lab.cluster = Cluster::start(lab.dir.path(), patient).await.expect("start again");
+    let arrived = |job: &Job| job.migrations[0].state == MigrationState::Completed;
+    let job = lab.wait_for_job(&id, "at the destination", arrived).await;
+    assert_eq!(job.host.as_ref(), Some(&lab.home.id));
+    let used = hosts::memory_used(&lab.cluster).await.expect("memory");
+    assert_eq!(used.get(&lab.cloud.id), Some(&job.spec.memory_bytes));
+
+    let disks = jobs::record(&lab.cluster, &id).await.expect("job").placement.expect("disks").disks;
+    let other = JobId::new("other-0001").expect("name");
+    let cleanup = Cleanup::of_host(&other, "end", &lab.cloud.id, &disks);
+    cleaner::hand_over(&lab.cluster, &cleanup).await.expect("hand over");
+    cleaner::try_now(&lab.cluster, &other).await.expect("clean");
+    assert!(!cleaner::is_pending(&lab.cluster, &other, &lab.cloud.id).await.expect("pending"));
+    assert_eq!(lab.cloud.inside().attachments.len(), 3);
+
+    lab.home.inside().down = false;
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
+#[tokio::test]
+async fn a_vm_does_not_move_back_to_what_it_left_and_is_not_removed_yet() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    let mut record = jobs::record(&lab.cluster, &id).await.expect("job");
+    record.left = Some(lab.cloud.id.clone());
+    let wish = migration::Wish {
+        to: lab.cloud.id.clone(),
+        reason: "back".into(),
+        predicted_s: None,
+        job_progress: None,
+    };
+    let refused = migration::request(&lab.cluster, &record, wish).await.expect_err("refused");
+    assert!(refused.why.contains("not removed yet"), "{refused}");
+    assert!(lab.job(&id).await.migrations.is_empty());
+}
+
+#[tokio::test]
+async fn a_host_is_not_forgotten_while_a_vm_is_on_its_way_there() {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("cloud2", "cloud").await;
+    let register = hosts::register(&lab.cluster, &third.id, third.addresses.clone());
+    register.await.expect("register");
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    vms::move_to(&lab.cluster, &vm, third.id.clone()).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    third.inside().down = true;
+    wait_for("cloud2 to be unreachable", async || {
+        let host = hosts::info(&lab.cluster, &third.id).await.expect("host");
+        (host.state == HostState::Unreachable).then_some(())
+    })
+    .await;
+    let kept = hosts::remove(&lab.cluster, &third.id).await.expect_err("a VM may be there");
+    assert!(kept.why.contains("q-0001-m1"), "{kept}");
 }
