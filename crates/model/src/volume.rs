@@ -133,7 +133,8 @@ pub struct EpochIssued {
 }
 
 /// Compare-and-swap of the writer's epoch. Refused with a conflict unless the volume's
-/// epoch is `from` (or already `to`: a repeated call succeeds) and `to` was issued.
+/// epoch is `from` (or already `to`: a repeated call succeeds) and `to` was issued. A change to
+/// an older epoch gives `from` back for good, so that a raise to it that comes late is refused.
 /// Writes in flight with the old epoch have ended when this answers.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 pub struct EpochChange {

@@ -34,6 +34,10 @@ CREATE TABLE IF NOT EXISTS volumes (
     epoch INTEGER NOT NULL,
     epoch_issued_max INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS returned_epochs (
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    epoch_max INTEGER NOT NULL          -- the highest one that was given back for an older one
+) STRICT;
 CREATE TABLE IF NOT EXISTS attachments (
     volume TEXT PRIMARY KEY,
     nbd_addr TEXT NOT NULL
@@ -70,8 +74,14 @@ pub(super) struct VolumeRow {
 /// Why an epoch stays as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EpochRefused {
-    NotIssued { issued_max: Epoch },
-    NotFrom { epoch: Epoch },
+    NotIssued {
+        issued_max: Epoch,
+    },
+    NotFrom {
+        epoch: Epoch,
+    },
+    /// A migration gave it up: this is its raise, which comes late.
+    Returned,
 }
 
 pub(super) struct Catalog {
@@ -110,6 +120,18 @@ fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
     u64::try_from(value).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, Box::new(error))
     })
+}
+
+fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
+    let sql = "SELECT epoch_max FROM returned_epochs WHERE volume = ?1";
+    let found = tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0)).optional()?;
+    Ok(Epoch(found.unwrap_or(0)))
+}
+
+fn return_epoch(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> Result<()> {
+    let sql = "INSERT INTO returned_epochs VALUES (?1, ?2)
+               ON CONFLICT (volume) DO UPDATE SET epoch_max = max(epoch_max, excluded.epoch_max)";
+    tx.execute(sql, params![volume.as_str(), signed(epoch.0)?]).map(drop)
 }
 
 fn signed(value: u64) -> Result<i64> {
@@ -283,6 +305,11 @@ impl Catalog {
             }
             if epoch != change.from && epoch != change.to {
                 return Ok(Err(EpochRefused::NotFrom { epoch }));
+            }
+            if change.to < change.from {
+                return_epoch(tx, volume, change.from.min(issued_max))?;
+            } else if epoch != change.to && change.to <= returned_max(tx, volume)? {
+                return Ok(Err(EpochRefused::Returned));
             }
             let sql = "UPDATE volumes SET epoch = ?2 WHERE name = ?1";
             tx.execute(sql, params![volume.as_str(), signed(change.to.0)?])?;

@@ -114,7 +114,7 @@ impl Volume {
     /// As [`EpochChange`] says: once it returns, no write of the old epoch is in flight.
     ///
     /// # Errors
-    /// A conflict unless the volume's epoch is `from` or `to`, and `to` was issued.
+    /// A conflict unless the volume's epoch is `from` or `to`, and `to` was issued and not given back.
     pub async fn change_epoch(self: &Arc<Self>, change: EpochChange) -> Result<(), Problem> {
         let gate = Arc::clone(&self.gate).write_owned().await;
         let volume = Arc::clone(self);
@@ -133,6 +133,9 @@ impl Volume {
                 Ok(Err(EpochRefused::NotFrom { epoch })) => {
                     let why = format!("its epoch is {epoch}, not {}", change.from);
                     Err(Problem::conflict(what, why))
+                }
+                Ok(Err(EpochRefused::Returned)) => {
+                    Err(Problem::conflict(what, "this epoch was given back before"))
                 }
                 Err(error) => Err(Problem::internal(what, error)),
             }

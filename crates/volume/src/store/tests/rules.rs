@@ -345,6 +345,27 @@ async fn raising_the_epoch_waits_for_a_write_in_flight() {
     assert!(matches!(late, Err(IoError::Fenced { .. })));
 }
 
+#[tokio::test]
+async fn a_raise_that_comes_after_it_was_taken_back_is_refused() {
+    let bench = Bench::new().await;
+    let volume = bench.pool.volume(&volume_name("v")).await.unwrap();
+    let change = async |from, to| {
+        volume.change_epoch(EpochChange { from: Epoch(from), to: Epoch(to) }).await
+    };
+    volume.issue_epoch().await.unwrap();
+    // The raise to 2 is on its way and lost for now; its migration has given up.
+    change(2, 1).await.unwrap();
+    let late = change(1, 2).await.unwrap_err();
+    assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
+    bench.device.write(0, bytes(1, 1), false).await.expect("the writer is as before");
+    volume.issue_epoch().await.unwrap();
+    change(1, 3).await.expect("the next migration");
+    change(1, 3).await.expect("a repeated call");
+    change(3, 1).await.expect("back");
+    change(3, 1).await.expect("a repeated call");
+    assert_eq!(volume.epoch(), Epoch(1));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_while_the_head_is_sealed_goes_into_the_new_head() {
     let bench = Bench::new().await;
