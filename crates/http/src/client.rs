@@ -87,8 +87,9 @@ impl Client {
         self.answer(self.run(request).await?).await
     }
 
+    /// The whole answer, like every other within the client's deadline.
     pub async fn get_bytes(&self, path: &str) -> Result<Bytes, Problem> {
-        let response = self.get_response(path).await?;
+        let response = self.check(self.run(self.http.get(self.url(path))).await?).await?;
         response.bytes().await.map_err(|e| self.unavailable(&e))
     }
 
@@ -163,4 +164,19 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_that_do_not_come_are_not_waited_for_beyond_the_deadline() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let client = Client::new(&address, Duration::from_millis(100)).expect("a client");
+        let silent = tokio::time::timeout(Duration::from_secs(60), client.get_bytes("/v1/x"));
+        let problem = silent.await.expect("the client gives up").expect_err("nobody answers");
+        assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
+    }
 }
