@@ -31,6 +31,8 @@ type Answer = oneshot::Sender<Result<(), Problem>>;
 /// What the owner is asked to do.
 #[derive(Debug)]
 pub enum Request {
+    /// Answered when the VM has started, and not at all when it could not.
+    Started(Answer),
     Migrate(Box<MigrateOut>, Answer),
     CancelMigration(Answer),
     /// With `unless_ran`: refused when the guest has run here.

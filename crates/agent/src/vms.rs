@@ -65,11 +65,13 @@ impl Vms {
         command::check(&spec).map_err(|e| Problem::invalid(&what, e))?;
         let Some((vm, owner)) = self.enlist(&spec)? else {
             let vm = self.get(&spec.vm)?;
-            return if vm.spec == spec {
-                Ok(vm)
-            } else {
-                Err(Problem::conflict(what, "there is one of this name with another spec")
-                    .next("delete it first"))
+            if vm.spec != spec {
+                return Err(Problem::conflict(what, "there is one of this name with another spec")
+                    .next("delete it first"));
+            }
+            return match vm.ask(Request::Started).await {
+                Some(started) => started.map(|()| vm),
+                None => Err(Problem::unavailable(what, "an earlier try has just failed")),
             };
         };
         let (started, outcome) = oneshot::channel();

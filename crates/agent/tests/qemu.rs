@@ -215,3 +215,17 @@ fn while_its_qemu_is_silent_nobody_says_that_a_vm_did_not_arrive() {
     });
     assert!(!is_running(pid));
 }
+
+#[test]
+fn a_vm_asked_for_twice_has_not_started_for_the_second_one_when_it_fails() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    std::thread::scope(|scope| {
+        let asked = [0, 1].map(|_| scope.spawn(|| agent.put(&spec(9, false))));
+        for put in asked {
+            let problem = put.join().unwrap().unwrap_err();
+            let kinds = [ProblemKind::NotFound, ProblemKind::Unavailable];
+            assert!(kinds.contains(&problem.kind), "{problem}");
+        }
+    });
+}

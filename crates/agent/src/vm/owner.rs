@@ -159,6 +159,7 @@ impl Owner {
             match wake {
                 // Nobody can ask any more: the agent ends.
                 Wake::Request(None) => return None,
+                Wake::Request(Some(Request::Started(answer))) => drop(answer.send(Ok(()))),
                 Wake::Request(Some(Request::Migrate(order, answer))) => {
                     let _ = answer.send(self.migrate(*order));
                 }
