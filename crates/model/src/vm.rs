@@ -171,6 +171,23 @@ pub struct MigrationReport {
     pub rate_bytes_per_s: u64,
 }
 
+impl MigrationReport {
+    /// Nothing is sent yet.
+    pub fn new(migration: MigrationId, phase: MigrationPhase) -> Self {
+        Self {
+            migration,
+            phase,
+            reason: String::new(),
+            total_ms: 0,
+            downtime_ms: 0,
+            transferred_bytes: 0,
+            remaining_bytes: 0,
+            dirty_bytes_per_s: 0,
+            rate_bytes_per_s: 0,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ProbeLink {
     pub peer_agent_url: String,

@@ -172,17 +172,7 @@ mod tests {
     }
 
     fn report(name: &str, phase: MigrationPhase) -> MigrationReport {
-        MigrationReport {
-            migration: MigrationId::new(name).unwrap(),
-            phase,
-            reason: String::new(),
-            total_ms: 0,
-            downtime_ms: 0,
-            transferred_bytes: 0,
-            remaining_bytes: 0,
-            dirty_bytes_per_s: 0,
-            rate_bytes_per_s: 0,
-        }
+        MigrationReport::new(MigrationId::new(name).unwrap(), phase)
     }
 
     fn info(status: &str, error: &str) -> MigrateInfo {

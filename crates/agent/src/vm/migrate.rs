@@ -58,17 +58,7 @@ pub struct Record {
 
 impl Record {
     pub fn new(order: MigrateOut) -> Self {
-        let report = MigrationReport {
-            migration: order.migration.clone(),
-            phase: MigrationPhase::Setup,
-            reason: String::new(),
-            total_ms: 0,
-            downtime_ms: 0,
-            transferred_bytes: 0,
-            remaining_bytes: 0,
-            dirty_bytes_per_s: 0,
-            rate_bytes_per_s: 0,
-        };
+        let report = MigrationReport::new(order.migration.clone(), MigrationPhase::Setup);
         Self { order, report, raising: false, let_go: false }
     }
 

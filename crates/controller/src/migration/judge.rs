@@ -103,17 +103,7 @@ mod tests {
     }
 
     fn vm(status: VmStatus, phase: Option<MigrationPhase>) -> Seen {
-        let migration = phase.map(|phase| MigrationReport {
-            migration: id(),
-            phase,
-            reason: String::new(),
-            total_ms: 0,
-            downtime_ms: 0,
-            transferred_bytes: 0,
-            remaining_bytes: 0,
-            dirty_bytes_per_s: 0,
-            rate_bytes_per_s: 0,
-        });
+        let migration = phase.map(|phase| MigrationReport::new(id(), phase));
         Seen::Vm(Box::new(VmReport {
             spec: VmSpec {
                 vm: VmId::new("j-0001").expect("name"),

@@ -247,17 +247,8 @@ async fn migrate(
     }
     let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
     assert!(vm.asked.is_none(), "the source is asked once");
-    vm.report.migration = Some(MigrationReport {
-        migration: order.migration.clone(),
-        phase: MigrationPhase::Copying,
-        reason: String::new(),
-        total_ms: 0,
-        downtime_ms: 0,
-        transferred_bytes: 0,
-        remaining_bytes: 0,
-        dirty_bytes_per_s: 0,
-        rate_bytes_per_s: 0,
-    });
+    vm.report.migration =
+        Some(MigrationReport::new(order.migration.clone(), MigrationPhase::Copying));
     vm.asked = Some(order);
     Ok(Json(()))
 }
