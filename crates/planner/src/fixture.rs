@@ -93,7 +93,7 @@ pub(crate) fn history(reads: f64) -> WorkProfile {
         runs: 2,
         boot_s: 12.0,
         cpu_s: 20.0,
-        overlap_s: 0.0,
+        overlap_share: 0.0,
         other_s: 1.0,
         volumes: [(volume_name("data"), work)].into(),
     }

@@ -58,7 +58,7 @@ fn one_pass(snapshot: &Snapshot, figures: &mut Figures) -> Result<WorkProfile, R
         runs: 0,
         boot_s: 0.0,
         cpu_s: 0.0,
-        overlap_s: 0.0,
+        overlap_share: 0.0,
         other_s: 0.0,
         volumes: Default::default(),
     };
@@ -149,8 +149,12 @@ fn may_start(start: &Start, host: &HostFacts) -> bool {
     }
 }
 
-/// What stays hidden behind computing was hidden in the measured runs as well, so the disk time
-/// that exceeds `overlap_s` is waited for.
+/// Of the disk time, the share that was hidden behind computing in the measured runs is hidden
+/// again, as long as there is computing to hide behind; the rest is waited for:
+///
+/// ```text
+/// waited = io - min(io * overlap share, cpu)
+/// ```
 fn stay(
     snapshot: &Snapshot,
     work: &WorkProfile,
@@ -170,7 +174,7 @@ fn stay(
         io_home_s += on_volume.home_s();
         io_here_s += io_s(&snapshot.cluster, &host.id, &volume.home, on_volume, figures)?;
     }
-    let waited = |io_s: f64| (io_s - work.overlap_s).max(0.0);
+    let waited = |io_s: f64| io_s - (io_s * work.overlap_share).min(work.cpu_s);
     let boot_s = host.boot_s.unwrap_or(work.boot_s);
     if boot_s == 0.0 {
         figures.assumed("starting the VM takes no time (the same for every way)");
@@ -443,10 +447,11 @@ mod tests {
     #[test]
     fn what_overlapped_with_computing_stays_hidden() {
         let mut snapshot = snapshot(2500.0);
-        snapshot.history.as_mut().unwrap().overlap_s = 3.0;
+        snapshot.history.as_mut().unwrap().overlap_share = 1.0;
         let plan = plan(&snapshot).unwrap();
         assert_close(option(&plan, Way::Beside).predicted.local_io_s, 0.0);
-        assert_close(option(&plan, Way::Remote).predicted.network_s, 41.0 - 3.0);
+        // The computing of 20 s hides no more than 20 s.
+        assert_close(option(&plan, Way::Remote).predicted.network_s, 41.0 - 20.0);
     }
 
     #[test]
@@ -500,7 +505,7 @@ mod tests {
         fn parts_add_up_and_the_best_possible_is_chosen(
             reads in 0.0..1e6f64,
             cpu_s in 0.0..1e4f64,
-            overlap_s in 0.0..1e3f64,
+            overlap_share in 0.0..1.0f64,
             rtt_ms in 0.0..500.0f64,
             rate in 1u64..1 << 40,
             dirty in proptest::option::of(0u64..1 << 32),
@@ -511,7 +516,7 @@ mod tests {
                 link.probe = perigee_model::vm::LinkProbe { rtt_ms, rate_bytes_per_s: rate };
             }
             let history = snapshot.history.as_mut().unwrap();
-            (history.cpu_s, history.overlap_s) = (cpu_s, overlap_s);
+            (history.cpu_s, history.overlap_share) = (cpu_s, overlap_share);
             let plan = plan(&snapshot).unwrap();
             prop_assert_eq!(plan.options.iter().filter(|o| o.chosen).count(), 1);
             for option in &plan.options {

@@ -32,8 +32,9 @@ pub struct WorkProfile {
     pub boot_s: f64,
     /// Time in which the command computes.
     pub cpu_s: f64,
-    /// Disk time that passes while the command computes (read-ahead, several processes).
-    pub overlap_s: f64,
+    /// Share of the disk time that passes while the command computes (read-ahead, several
+    /// processes), 0 to 1.
+    pub overlap_share: f64,
     /// Time in which it neither computes nor waits for its data volumes.
     pub other_s: f64,
     pub volumes: BTreeMap<VolumeName, VolumeWork>,
@@ -90,7 +91,7 @@ impl WorkProfile {
             runs: 1,
             boot_s: run.boot_s,
             cpu_s: wall_s - waiting_s,
-            overlap_s: (busy_s - waiting_s).max(0.0),
+            overlap_share: if busy_s > 0.0 { (1.0 - waiting_s / busy_s).max(0.0) } else { 0.0 },
             other_s: (waiting_s - busy_s).max(0.0),
             volumes: run
                 .volumes
@@ -122,7 +123,7 @@ impl WorkProfile {
             runs: self.runs.saturating_add(1),
             boot_s: mean(self.boot_s, newest.boot_s),
             cpu_s: mean(self.cpu_s, newest.cpu_s),
-            overlap_s: mean(self.overlap_s, newest.overlap_s),
+            overlap_share: mean(self.overlap_share, newest.overlap_share),
             other_s: mean(self.other_s, newest.other_s),
             volumes: volumes.collect(),
         }
@@ -155,7 +156,7 @@ mod tests {
         let midway = WorkProfile::learn(&run(500, 13.3, 5.0));
         for profile in [local, remote, midway] {
             assert_close(profile.cpu_s, 5.0);
-            assert_close(profile.overlap_s, 0.0);
+            assert_close(profile.overlap_share, 0.0);
             assert_close(profile.other_s, 0.0);
             let work = profile.volumes[&volume_name("data")];
             assert_close(work.reads, 1000.0);
@@ -168,7 +169,8 @@ mod tests {
     #[test]
     fn disk_time_behind_computing_is_overlap() {
         let profile = WorkProfile::learn(&run(1000, 18.4, 5.0));
-        assert_close(profile.overlap_s, 3.0);
+        // 16.4 s of disk time, of which 13.4 s were waited for.
+        assert_close(profile.overlap_share, 3.0 / 16.4);
         assert_close(profile.other_s, 0.0);
     }
 
@@ -176,7 +178,7 @@ mod tests {
     fn time_without_computing_and_disk_is_other() {
         let profile = WorkProfile::learn(&run(0, 7.2, 5.0));
         assert_close(profile.other_s, 2.0);
-        assert_close(profile.overlap_s, 0.0);
+        assert_close(profile.overlap_share, 0.0);
     }
 
     #[test]
