@@ -1,6 +1,8 @@
 //! The server side, for axum.
 
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use axum::Router;
 use axum::extract::rejection::JsonRejection;
@@ -10,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use perigee_model::Problem;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 /// A [`Problem`] as an HTTP answer.
 #[derive(Debug)]
@@ -59,19 +61,74 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 pub enum Listen {
     /// `HOST:PORT`
     Tcp(String),
-    /// A socket file of an earlier run is replaced.
+    /// A socket file that nobody answers at any more is replaced.
     Unix(PathBuf),
 }
 
 impl std::str::FromStr for Listen {
-    type Err = std::convert::Infallible;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text.strip_prefix("unix:") {
-            Some(path) => Self::Unix(path.into()),
-            None => Self::Tcp(text.to_owned()),
-        })
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(path.into()));
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self::Tcp(text.to_owned()))
+            }
+            _ => Err(format!("{text:?} is neither unix:PATH nor HOST:PORT")),
+        }
     }
+}
+
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Binds a unix socket; a socket file that an ended process left is replaced.
+///
+/// # Errors
+/// `AddrInUse` when somebody answers there, `AlreadyExists` when the file is no socket: neither is touched.
+pub async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::symlink_metadata(path) {
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "there is a file of this name that is no socket",
+            ));
+        }
+        Ok(_) => match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+            }
+            _ => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "another process listens there",
+                ));
+            }
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    UnixListener::bind(path)
+}
+
+/// Why an address could not be bound, and what to do.
+pub fn cannot_listen(what: &str, address: &Listen, error: &io::Error) -> Problem {
+    let next = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+            "does the socket's directory exist, and may this user write it?"
+        }
+        io::ErrorKind::AddrNotAvailable => "choose an address of this machine",
+        _ => "choose another address, or stop what listens there",
+    };
+    Problem::conflict(format!("{what} {address}"), error).next(next)
 }
 
 /// Serves on every address until the future is dropped or a listener fails.
@@ -82,22 +139,14 @@ pub async fn serve(router: Router, addresses: &[Listen]) -> Result<(), Problem> 
     let mut servers = tokio::task::JoinSet::new();
     for address in addresses {
         let router = router.clone();
+        let refused = |e: io::Error| cannot_listen("listen on", address, &e);
         match address {
             Listen::Tcp(address) => {
-                let listener = TcpListener::bind(address).await.map_err(|e| {
-                    Problem::conflict(format!("listen on {address}"), e)
-                        .next("choose another address, or stop what listens there")
-                })?;
+                let listener = TcpListener::bind(address).await.map_err(refused)?;
                 servers.spawn(async move { axum::serve(listener, router).await });
             }
             Listen::Unix(path) => {
-                if path.exists() {
-                    std::fs::remove_file(path).map_err(|e| {
-                        Problem::conflict(format!("replace socket {}", path.display()), e)
-                    })?;
-                }
-                let listener = UnixListener::bind(path)
-                    .map_err(|e| Problem::conflict(format!("listen on {}", path.display()), e))?;
+                let listener = bind_unix(path).await.map_err(refused)?;
                 servers.spawn(async move { axum::serve(listener, router).await });
             }
         }
@@ -106,5 +155,37 @@ pub async fn serve(router: Router, addresses: &[Listen]) -> Result<(), Problem> 
         Some(Ok(Err(error))) => Err(Problem::internal("HTTP listener", error)),
         Some(Err(error)) => Err(Problem::internal("HTTP listener", error)),
         Some(Ok(Ok(()))) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_listener_takes_neither_a_live_socket_nor_a_file_away() {
+        let dir = std::env::temp_dir().join(format!("perigee-listen-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let (socket, file) = (dir.join("socket"), dir.join("file"));
+        std::fs::write(&file, "kept").expect("a file");
+        let live = bind_unix(&socket).await.expect("a new socket");
+        let refused = bind_unix(&socket).await.expect_err("somebody listens");
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        UnixStream::connect(&socket).await.expect("the first listener still answers");
+        drop(live);
+        bind_unix(&socket).await.expect("what an ended process left is replaced");
+        let refused = bind_unix(&file).await.expect_err("it is no socket");
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&file).expect("it is still there"), "kept");
+        std::fs::remove_dir_all(&dir).expect("tidy up");
+    }
+
+    #[test]
+    fn an_address_is_a_socket_or_a_host_and_port() {
+        assert_eq!("unix:/a/b".parse(), Ok(Listen::Unix("/a/b".into())));
+        assert_eq!("[::1]:10809".parse(), Ok(Listen::Tcp("[::1]:10809".to_owned())));
+        for bad in ["", "foo", "unix:", ":1", "/a/b", "a:b", "a:70000"] {
+            assert!(bad.parse::<Listen>().is_err(), "{bad:?}");
+        }
     }
 }

@@ -55,7 +55,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let control = Control { pool: pool.clone(), exports, stats };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
-        tracing::info!(pool = %config.pool.display(), nbd = ?config.nbd, control = ?config.control, "ready");
+        tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), control = addresses(&config.control), "ready");
         std::future::pending().await
     };
     // In this order: the API is bound before the log says that the server is ready.
@@ -74,6 +74,10 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     }
     flush_all(&pool).await?;
     ended
+}
+
+fn addresses(listen: &[Listen]) -> String {
+    listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn on(kind: SignalKind) -> Result<Signal, Problem> {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, ImageInfo, Snapshot, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::OwnedMutexGuard;
@@ -246,7 +247,8 @@ impl Pool {
                 })?;
             let children = pool.catalog.dependants(layer).map_err(failed(&what))?;
             if !children.is_empty() {
-                let why = format!("{} stand on it", children.join(", "));
+                let verb = if children.len() == 1 { "stands" } else { "stand" };
+                let why = format!("{} {verb} on it", children.join(", "));
                 return Err(Problem::conflict(what, why).next("delete them first"));
             }
             let unneeded = pool.catalog.delete_image(&name).map_err(failed(&what))?;
@@ -279,7 +281,8 @@ impl Pool {
 fn head_size(what: &str, base: &Base, asked_bytes: Option<u64>) -> Result<u64, Problem> {
     let size_bytes = Pool::layer_size(what, asked_bytes.unwrap_or(base.size_bytes))?;
     if size_bytes < base.size_bytes {
-        let why = format!("{size_bytes} bytes are less than the source's {}", base.size_bytes);
+        let [size, least] = [size_bytes, base.size_bytes].map(format_bytes);
+        let why = format!("a size of {size} is less than the source's {least}");
         return Err(Problem::invalid(what, why).next("leave the size out, or give a larger one"));
     }
     Ok(size_bytes)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
 use nix::fcntl::{Flock, FlockArg};
+use perigee_model::units::format_bytes;
 use perigee_model::volume::{BLOCK_BYTES, ImageInfo, PoolInfo, VolumeInfo};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::OnceCell;
@@ -382,8 +383,11 @@ impl Pool {
             Some(size_bytes) if (1..=LAYER_BYTES_MAX - BLOCK_BYTES).contains(&size_bytes) => {
                 Ok(size_bytes)
             }
-            _ => Err(Problem::invalid(what, format!("a size of {size_bytes} bytes"))
-                .next("give a size of 1 byte to 16 TiB")),
+            Some(0) => Err(Problem::invalid(what, "it has no size").next("give one, say 10GiB")),
+            _ => {
+                let why = format!("its size of {} is not below 16 TiB", format_bytes(size_bytes));
+                Err(Problem::invalid(what, why).next("give a smaller size"))
+            }
         }
     }
 }

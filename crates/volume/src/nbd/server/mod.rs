@@ -84,16 +84,11 @@ impl Listener {
     /// # Errors
     /// `Conflict` when the address can't be bound.
     pub async fn bind(address: &Listen) -> Result<Self, Problem> {
-        match address {
-            Listen::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp).map_err(|e| {
-                Problem::conflict(format!("NBD on {address}"), e)
-                    .next("choose another address, or stop what listens there")
-            }),
-            Listen::Unix(path) => bind_unix(path).map(Self::Unix).map_err(|e| {
-                Problem::conflict(format!("NBD on unix:{}", path.display()), e)
-                    .next("does the socket's directory exist, and may this user write it?")
-            }),
-        }
+        let bound = match address {
+            Listen::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            Listen::Unix(path) => bind_unix(path).await.map(Self::Unix),
+        };
+        bound.map_err(|e| perigee_http::cannot_listen("NBD on", address, &e))
     }
 
     async fn accept(&self) -> io::Result<Socket> {
@@ -104,13 +99,8 @@ impl Listener {
     }
 }
 
-/// The socket file of an earlier run is replaced: the pool's lock says that it has ended.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path)?;
+async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let listener = perigee_http::bind_unix(path).await?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     Ok(listener)
 }
