@@ -38,6 +38,12 @@ pub async fn image(cluster: &Cluster, name: &ImageName) -> Result<ClusterImage, 
     images(cluster).await?.into_iter().find(|i| i.name == *name).ok_or_else(|| no_image(name))
 }
 
+/// The hosts that have an image of this name, in words.
+async fn image_at(cluster: &Cluster, name: &ImageName) -> Result<Option<String>, Problem> {
+    let present = images(cluster).await?.into_iter().find(|i| i.name == *name);
+    Ok(present.map(|i| i.hosts.iter().map(HostId::as_str).collect::<Vec<_>>().join(", ")))
+}
+
 fn no_image(name: &ImageName) -> Problem {
     Problem::not_found(format!("image {name}"), "no host that is up has an image of this name")
         .next("`perigee image list` shows the images, `perigee image import` makes one")
@@ -54,8 +60,7 @@ fn image_view(info: &ImageInfo) -> ClusterImage {
 
 /// Imports on one host and copies to every other host that is up.
 pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Problem> {
-    if let Ok(present) = image(cluster, &new.name).await {
-        let place = present.hosts.iter().map(HostId::as_str).collect::<Vec<_>>().join(", ");
+    if let Some(place) = image_at(cluster, &new.name).await? {
         return Err(Problem::conflict(
             format!("import image {}", new.name),
             format!("there is an image of this name at {place}"),
@@ -120,12 +125,21 @@ pub async fn delete_image(cluster: &Cluster, name: &ImageName) -> Result<(), Pro
             return Err(Problem::conflict(format!("delete image {name}"), why));
         }
     }
+    // Where something stands on it first: what refuses does so before any copy is gone.
+    let path = format!("/v1/images/{name}");
+    let mut copies = Vec::new();
     for host in &present.hosts {
-        let deleted = cluster.hosts.get(host)?.volume.delete(&format!("/v1/images/{name}")).await;
-        if let Err(problem) = deleted
-            && problem.kind != ProblemKind::NotFound
-        {
-            return Err(problem);
+        let host = reachable(cluster, host)?;
+        match host.volume.get::<ImageInfo>(&path).await {
+            Err(problem) if problem.kind == ProblemKind::NotFound => {}
+            answer => copies.push((answer?.children, host)),
+        }
+    }
+    copies.sort_by_key(|(children, _)| std::cmp::Reverse(*children));
+    for (_, host) in copies {
+        match host.volume.delete(&path).await {
+            Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
+            _ => {}
         }
     }
     Ok(())
@@ -304,6 +318,12 @@ pub async fn snapshot(
     ask: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
     let home = reachable(cluster, &find(cluster, name).await?.home)?;
+    // One name, one content: an image of this name at another host is copied to where it is missing.
+    if let Some(place) = image_at(cluster, &ask.image).await? {
+        let why = format!("there is an image of this name at {place}");
+        return Err(Problem::conflict(format!("snapshot volume {name} as {}", ask.image), why)
+            .next("choose another name, or delete it first"));
+    }
     let path = format!("/v1/volumes/{name}/snapshot");
     let info: ImageInfo = home.volume_slow.post(&path, ask).await?;
     Ok(ClusterImage { hosts: vec![home.id.clone()], ..image_view(&info) })

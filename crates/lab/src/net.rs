@@ -31,7 +31,7 @@ const WIRE_QUEUE_BYTES: u32 = 64 << 20;
 /// Makes everything and gives back the switches and wires by name. They outlive their handles.
 ///
 /// # Errors
-/// Names the first step that failed; what was made until then stays for [`crate::down`].
+/// Names the first step that failed; what was made until then stays for [`crate::down()`].
 pub async fn create(
     definition: &Definition,
     dir: &LabDir,

@@ -1,7 +1,7 @@
 //! The process that makes a lab and keeps its daemons alive.
 //!
 //! It starts each daemon in its host's namespace and starts it again when it ends, after 0.2 s, or
-//! later when it keeps ending soon. It ends on SIGTERM and leaves the rest to [`crate::down`],
+//! later when it keeps ending soon. It ends on SIGTERM and leaves the rest to [`crate::down()`],
 //! which must be able to clean up without it anyway.
 
 use std::collections::BTreeMap;

@@ -98,11 +98,17 @@ pub async fn samples(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Ve
 #[utoipa::path(get, path = "/jobs/{job}/output", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "application/x-tar")))]
 pub async fn output(State(cluster): Shared, Name(job): Name<JobId>) -> Result<Response, Failure> {
-    jobs::record(&cluster, &job).await?;
+    let state = jobs::record(&cluster, &job).await?.job.state;
     let path = files::output_path(&cluster.state_dir, &job);
-    let file = tokio::fs::File::open(&path).await.map_err(|e| {
-        Problem::not_found(format!("output of job {job}"), e)
-            .next("a job has an output when its command has ended")
+    let what = format!("output of job {job}");
+    let file = tokio::fs::File::open(&path).await.map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound if state.is_final() => {
+            Problem::not_found(what, "its command did not end, so it has none")
+                .next(format!("`perigee job status {job}` says why"))
+        }
+        std::io::ErrorKind::NotFound => Problem::not_found(what, "the job has not ended")
+            .next("a job has an output when its command has ended"),
+        _ => Problem::internal(what, e),
     })?;
     let bytes = file.metadata().await.map_err(|e| Problem::internal("read an output", e))?.len();
     let body = Body::from_stream(tokio_util::io::ReaderStream::new(file));

@@ -265,8 +265,14 @@ impl Run {
         self.samples.store(&self.cluster, &self.id).await?;
         self.fetch_output().await?;
         let code = self.job().exit_code.unwrap_or_default();
-        let reason =
-            if code == 0 { String::new() } else { format!("the command ended with code {code}") };
+        let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
+            (0, ..) => String::new(),
+            // The guest ends a command at its timeout by a signal, and says so in the job's log.
+            (_, Some(timeout_s), Some(measured_s)) if measured_s >= timeout_s as f64 => {
+                format!("the command ended with code {code}; its timeout is {timeout_s} s")
+            }
+            _ => format!("the command ended with code {code}"),
+        };
         self.end(Ending::Collected { exit_code: code }, reason).await?;
         Ok(Step::Again)
     }
