@@ -1,7 +1,7 @@
 //! HTTP/JSON between Perigee's processes: one client, one way to listen, one error answer.
 //!
 //! An address is `http://HOST:PORT` or `unix:PATH`. Every wrong request answers with a
-//! [`Problem`] in JSON and its HTTP status; the client gives that same `Problem` back.
+//! [`perigee_model::Problem`] in JSON and its HTTP status; the client gives that same `Problem` back.
 
 mod client;
 mod server;
