@@ -267,8 +267,10 @@ impl Run {
         let code = self.job().exit_code.unwrap_or_default();
         let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
             (0, ..) => String::new(),
-            // The guest ends a command at its timeout by a signal, and says so in the job's log.
-            (_, Some(timeout_s), Some(measured_s)) if measured_s >= timeout_s as f64 => {
+            // How the guest ends a command at its timeout; the job's log says so too.
+            (124 | 137 | 143, Some(timeout_s), Some(measured_s))
+                if measured_s >= timeout_s as f64 =>
+            {
                 format!("the command ended with code {code}; its timeout is {timeout_s} s")
             }
             _ => format!("the command ended with code {code}"),

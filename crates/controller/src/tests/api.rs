@@ -108,3 +108,27 @@ async fn a_wrong_request_is_answered_with_what_is_wrong() {
     let problem = client.post::<Job>("/v1/jobs", &body).await.expect_err("not a job");
     assert_eq!(problem.kind, ProblemKind::Invalid);
 }
+
+#[tokio::test]
+async fn an_image_in_use_at_one_host_is_deleted_at_none() {
+    let lab = Lab::up().await;
+    let client = client(&lab).await;
+    for (used, free) in [(&lab.home, &lab.cloud), (&lab.cloud, &lab.home)] {
+        used.inside().image_children = 1;
+        let problem = client.delete("/v1/images/debian").await.expect_err("it is in use");
+        assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
+        assert!(!free.inside().image_deleted, "the copy at {} is kept", free.id);
+        used.inside().image_children = 0;
+    }
+    client.delete("/v1/images/debian").await.expect("nothing stands on it");
+    assert!(lab.home.inside().image_deleted && lab.cloud.inside().image_deleted);
+}
+
+#[tokio::test]
+async fn a_snapshot_does_not_take_the_name_of_another_hosts_image() {
+    let lab = Lab::up().await;
+    let ask = serde_json::json!({"image": "debian"});
+    let answer = client(&lab).await.post::<ClusterImage>("/v1/volumes/tpch/snapshot", &ask).await;
+    let problem = answer.expect_err("two contents of one name");
+    assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
+}

@@ -41,6 +41,9 @@ pub struct Inside {
     /// Nothing answers.
     pub down: bool,
     pub refuse_migration: bool,
+    /// What stands on its image.
+    pub image_children: u64,
+    pub image_deleted: bool,
     pub volumes: BTreeMap<VolumeName, Volume>,
     pub attachments: BTreeMap<VolumeName, String>,
     pub vms: BTreeMap<VmId, FakeVm>,
@@ -143,7 +146,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
 fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/images", get(async || Json(vec![image()])))
-        .route("/v1/images/{image}", get(one_image))
+        .route("/v1/images/{image}", get(one_image).delete(delete_image))
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
         .route("/v1/volumes/{volume}/data", put(write).get(read))
@@ -268,11 +271,21 @@ pub fn image() -> ImageInfo {
     }
 }
 
-async fn one_image(Path(name): Path<ImageName>) -> Reply<ImageInfo> {
+async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<ImageInfo> {
     if name == image().name {
-        return Ok(Json(image()));
+        let children = inside.lock().expect("lock").image_children;
+        return Ok(Json(ImageInfo { children, ..image() }));
     }
     Err(Problem::not_found("image", "there is none").into())
+}
+
+async fn delete_image(State(inside): Shared) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    if inside.image_children > 0 {
+        return Err(Problem::conflict("delete the image", "a volume stands on it").into());
+    }
+    inside.image_deleted = true;
+    Ok(Json(()))
 }
 
 fn no_volume() -> Failure {
