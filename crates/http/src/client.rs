@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::Problem;
 use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,6 +16,8 @@ pub struct Client {
     base: String,
     /// What to call the server in an error.
     address: String,
+    /// What a person can do when there is no connection.
+    hint: String,
 }
 
 impl Client {
@@ -41,7 +43,14 @@ impl Client {
             ));
         };
         let http = builder.build().map_err(|e| Problem::internal("HTTP client", chain(&e)))?;
-        Ok(Self { http, base, address: address.to_owned() })
+        Ok(Self { http, base, address: address.to_owned(), hint: String::new() })
+    }
+
+    /// Says in an error what a person can do when there is no connection.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
     }
 
     pub fn address(&self) -> &str {
@@ -144,12 +153,21 @@ impl Client {
     }
 
     fn unavailable(&self, error: &reqwest::Error) -> Problem {
-        Problem::new(
-            ProblemKind::Unavailable,
-            format!("no answer from {}", self.address),
-            chain(error),
-        )
+        let what = format!("no answer from {}", self.address);
+        if error.is_connect() {
+            // Only why: the address is said already.
+            return Problem::unavailable(what, root(error)).next(&self.hint);
+        }
+        Problem::unavailable(what, chain(error))
     }
+}
+
+fn root(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
 }
 
 /// An error with its sources, each said once.
@@ -168,7 +186,17 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::ProblemKind;
+
     use super::*;
+
+    #[tokio::test]
+    async fn who_does_not_listen_is_named_with_the_reason_and_what_to_do() {
+        let client = Client::new("http://127.0.0.1:1", Duration::from_secs(5)).expect("address");
+        let problem = client.hint("start it").get::<()>("/").await.expect_err("nobody is there");
+        let expected = "no answer from http://127.0.0.1:1: Connection refused (os error 111)";
+        assert_eq!(problem.to_string(), format!("{expected}\n  start it"));
+    }
 
     #[tokio::test]
     async fn bytes_that_do_not_come_are_not_waited_for_beyond_the_deadline() {

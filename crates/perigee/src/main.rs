@@ -64,7 +64,10 @@ enum Noun {
     #[command(subcommand)]
     Controller(controller::Verb),
     /// Print completions for a shell
-    Completion { shell: clap_complete::Shell },
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// What every command gets.
@@ -112,7 +115,9 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Agent(verb) => agent::run(verb).await?,
         Noun::Controller(verb) => controller::run(verb).await?,
         Noun::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "perigee", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "perigee", &mut script);
+            output::put(&script);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,6 @@
 //! Printing: one value or a list, as a table, JSON, YAML or CSV.
-#![expect(clippy::print_stdout, reason = "this is where the CLI prints")]
+
+use std::io::{self, Write};
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
@@ -34,7 +35,7 @@ pub fn list<T: Serialize>(
     }
 }
 
-/// Prints one thing; the table has a line a field.
+/// Prints one thing; the table has a line a field, or a line a line of the field.
 pub fn one<T: Serialize>(format: Format, value: &T, fields: &[Column<T>]) -> Result<(), Problem> {
     match format {
         Format::Json => print_json(value),
@@ -42,9 +43,9 @@ pub fn one<T: Serialize>(format: Format, value: &T, fields: &[Column<T>]) -> Res
         Format::Table => {
             let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
             for (name, show) in fields {
-                let text = show(value);
-                if !text.is_empty() {
-                    println!("{name:width$}  {text}");
+                for (number, line) in show(value).lines().enumerate() {
+                    let name = if number == 0 { name } else { "" };
+                    text(&format!("{name:width$}  {line}"));
                 }
             }
             Ok(())
@@ -55,19 +56,31 @@ pub fn one<T: Serialize>(format: Format, value: &T, fields: &[Column<T>]) -> Res
 
 /// Plain text, as it is.
 pub fn text(text: &str) {
-    println!("{text}");
+    put(format!("{text}\n").as_bytes());
+}
+
+/// Writes to standard output. A reader that has gone, as `head` does, ends the program quietly.
+pub fn put(bytes: &[u8]) {
+    let mut stdout = io::stdout().lock();
+    if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            std::process::exit(128 + 13); // as a shell reports SIGPIPE
+        }
+        eprintln!("perigee: write to standard output: {error}");
+        std::process::exit(1);
+    }
 }
 
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Problem> {
     let text =
         serde_json::to_string_pretty(value).map_err(|e| Problem::internal("print JSON", e))?;
-    println!("{text}");
+    self::text(&text);
     Ok(())
 }
 
 fn print_yaml<T: Serialize>(value: &T) -> Result<(), Problem> {
     let text = serde_saphyr::to_string(value).map_err(|e| Problem::internal("print YAML", e))?;
-    print!("{text}");
+    put(text.as_bytes());
     Ok(())
 }
 
@@ -79,18 +92,19 @@ fn print_table<T>(rows: &[T], columns: &[Column<T>]) {
         table.add_row(columns.iter().map(|(_, show)| show(row)));
     }
     for line in table.to_string().lines() {
-        println!("{}", line.trim_end());
+        text(line.trim_end());
     }
 }
 
 fn print_csv<T>(rows: &[T], columns: &[Column<T>]) -> Result<(), Problem> {
-    let mut writer = csv::Writer::from_writer(std::io::stdout());
+    let mut writer = csv::Writer::from_writer(Vec::new());
     let problem = |e: csv::Error| Problem::internal("print CSV", e);
     writer.write_record(columns.iter().map(|(head, _)| *head)).map_err(problem)?;
     for row in rows {
         writer.write_record(columns.iter().map(|(_, show)| show(row))).map_err(problem)?;
     }
-    writer.flush().map_err(|e| Problem::internal("print CSV", e))
+    put(&writer.into_inner().map_err(|e| Problem::internal("print CSV", e))?);
+    Ok(())
 }
 
 /// `1.5 GiB`; exact below 1 KiB.

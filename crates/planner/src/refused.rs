@@ -21,8 +21,9 @@ pub enum Refused {
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Self {
         let next = match &refused {
-            Refused::NoHost(_) => "see `perigee host list` for free memory",
-            Refused::HostNotUp(_) | Refused::HomeNotUp { .. } => "see `perigee host list`",
+            Refused::NoHost(_) | Refused::HostNotUp(_) | Refused::HomeNotUp { .. } => {
+                "`perigee host list` shows the hosts, their sites and their memory"
+            }
             Refused::LinkNotMeasured { .. } => {
                 "links are measured within a minute of a host's start: see `perigee link list`"
             }

@@ -14,7 +14,10 @@ pub enum HostVerb {
     #[command(visible_alias = "ls")]
     List,
     /// Show one host
-    Info { host: HostId },
+    Info {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -56,7 +59,7 @@ const HOST: &[Column<Host>] = &[
     ("agent", |h| h.addresses.agent_url.clone()),
     ("volumes", |h| h.addresses.volume_url.clone()),
     ("nbd", |h| h.addresses.nbd_addr.clone()),
-    ("warnings", |h| h.warnings.join("\n          ")),
+    ("warnings", |h| h.warnings.join("\n")),
 ];
 
 const SITES: &[Column<Site>] = &[

@@ -18,8 +18,8 @@ pub enum Verb {
         name: ImageName,
         /// The file; with a controller, a path on the host that imports it
         file: String,
-        /// Import on this host first
-        #[arg(long)]
+        /// Import on this host first [default: the one with the most room]
+        #[arg(long, conflicts_with = "pool")]
         host: Option<HostId>,
         #[command(flatten)]
         pool: PoolOption,
@@ -32,6 +32,7 @@ pub enum Verb {
     },
     /// Show one image
     Info {
+        /// The image's name
         name: ImageName,
         #[command(flatten)]
         pool: PoolOption,
@@ -39,6 +40,7 @@ pub enum Verb {
     /// Delete an image that no volume stands on
     #[command(visible_alias = "rm")]
     Delete {
+        /// The image's name
         name: ImageName,
         #[command(flatten)]
         pool: PoolOption,

@@ -23,6 +23,7 @@ use crate::output::{self, Column, Format};
 pub enum Verb {
     /// Submit a job file
     Submit {
+        /// The job file: YAML, as the README shows
         file: PathBuf,
         /// Wait until it has ended; the exit code is then the job's
         #[arg(long, short)]
@@ -31,25 +32,39 @@ pub enum Verb {
     /// Predict what a job would take, and where it would run.
     ///
     /// Exit code 0: nothing would move; 1: something would; 255: error.
-    Plan { file: PathBuf },
+    Plan {
+        /// The job file
+        file: PathBuf,
+    },
     /// List jobs
     #[command(visible_alias = "ls")]
     List,
     /// Show one job
-    Status { job: JobId },
-    /// Print what a job wrote
+    Status {
+        /// The job's name, as `perigee job list` shows it
+        job: JobId,
+    },
+    /// Print what a job wrote; with -f json, yaml or csv both streams, in order
     Log {
+        /// The job's name, as `perigee job list` shows it
         job: JobId,
         /// Go on until the job has ended
         #[arg(long)]
         follow: bool,
     },
     /// Stop a job
-    Cancel { job: JobId },
+    Cancel {
+        /// The job's name, as `perigee job list` shows it
+        job: JobId,
+    },
     /// Show every decision on a job: options, predictions, choice, reason, measurement
-    Explain { job: JobId },
+    Explain {
+        /// The job's name, as `perigee job list` shows it
+        job: JobId,
+    },
     /// Fetch a job's output files
     Output {
+        /// The job's name, as `perigee job list` shows it
         job: JobId,
         /// Unpack into this directory [default: ./JOB]; `-` writes the tar to standard output
         #[arg(long, value_name = "DIR")]
@@ -57,7 +72,10 @@ pub enum Verb {
     },
     /// Forget an ended job and its output
     #[command(visible_alias = "rm")]
-    Delete { job: JobId },
+    Delete {
+        /// The job's name, as `perigee job list` shows it
+        job: JobId,
+    },
 }
 
 const JOBS: &[Column<Job>] = &[
@@ -83,9 +101,13 @@ const JOB: &[Column<Job>] = &[
     ("predicted", |j| output::seconds(j.predicted_s)),
     ("measured", |j| output::seconds(j.measured_s)),
     ("output", |j| j.output_bytes.map_or_else(String::new, output::bytes)),
-    ("migrations", |j| {
-        j.migrations.iter().map(migration_line).collect::<Vec<_>>().join("\n            ")
-    }),
+    ("migrations", |j| j.migrations.iter().map(migration_line).collect::<Vec<_>>().join("\n")),
+];
+
+const LOG: &[Column<LogLine>] = &[
+    ("seq", |l| l.seq.to_string()),
+    ("stream", |l| output::word(&l.stream)),
+    ("line", |l| l.line.clone()),
 ];
 
 const OPTIONS: &[Column<PlanOption>] = &[
@@ -144,7 +166,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let job: Job = client.get(&format!("/v1/jobs/{job}")).await?;
             output::one(context.format, &job, JOB)?;
         }
-        Verb::Log { job, follow } => log(&client, &job, follow).await?,
+        Verb::Log { job, follow } => log(&client, &job, follow, context.format).await?,
         Verb::Cancel { job } => {
             let _: serde_json::Value =
                 client.post(&format!("/v1/jobs/{job}/cancel"), &serde_json::json!({})).await?;
@@ -157,8 +179,13 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
 }
 
 fn read_job_file(file: &Path) -> Result<JobFile, Problem> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|e| Problem::invalid(format!("job file {}", file.display()), e))?;
+    let text = std::fs::read_to_string(file).map_err(|e| {
+        let what = format!("job file {}", file.display());
+        match e.kind() {
+            std::io::ErrorKind::NotFound => Problem::not_found(what, "there is no such file"),
+            _ => Problem::invalid(what, e),
+        }
+    })?;
     job_file::parse(&text, &file.display().to_string())
 }
 
@@ -173,6 +200,8 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
     match format {
         Format::Json | Format::Yaml => output::one(format, plan, &[]),
         Format::Csv => output::list(format, &plan.options, OPTIONS),
+        // A person's move has no options.
+        Format::Table if plan.options.is_empty() => Ok(()),
         Format::Table => {
             output::list(format, &plan.options, OPTIONS)?;
             output::text(&format!("\nwork known from: {}", output::word(&plan.basis)));
@@ -228,8 +257,12 @@ fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
             tar.append_path_with_name(&from, &input.to)
         };
         result.map_err(|e| {
-            Problem::invalid(format!("input {}", from.display()), e)
-                .next("paths in a job file are relative to the job file")
+            let what = format!("input {}", from.display());
+            match e.kind() {
+                std::io::ErrorKind::NotFound => Problem::not_found(what, "there is no such file"),
+                _ => Problem::invalid(what, e),
+            }
+            .next("paths in a job file are relative to the job file")
         })?;
     }
     let mut file = tar.into_inner().map_err(|e| Problem::internal("pack the inputs", e))?;
@@ -246,6 +279,7 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
     bar.set_prefix(id.to_string());
+    let mut said = String::new();
     loop {
         let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
         let host = output::or_dash(job.host.as_ref());
@@ -254,8 +288,14 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
             bar.set_position(progress.done);
         }
         let label = job.progress.as_ref().map_or("", |p| p.label.as_str());
-        bar.set_message(format!("{} on {host} {label} {}", output::word(&job.state), job.reason));
+        let state = output::word(&job.state);
+        bar.set_message(format!("{state} on {host} {label} {}", job.reason));
         bar.tick();
+        if bar.is_hidden() && said != format!("{state}{}", job.reason) {
+            let colon = if job.reason.is_empty() { "" } else { ": " };
+            eprintln!("{id} {state} on {host}{colon}{}", job.reason);
+            said = format!("{state}{}", job.reason);
+        }
         if job.state.is_final() {
             bar.finish_and_clear();
             return Ok(job);
@@ -264,23 +304,26 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     }
 }
 
-async fn log(client: &Client, id: &JobId, follow: bool) -> Result<(), Problem> {
+async fn log(client: &Client, id: &JobId, follow: bool, format: Format) -> Result<(), Problem> {
     let mut after = 0;
+    let mut kept = Vec::new();
     loop {
         // The state first: what was written before it ended is then in the lines that follow.
         let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
         let lines: Vec<LogLine> = client.get(&format!("/v1/jobs/{id}/log?after={after}")).await?;
-        for line in &lines {
-            match line.stream {
-                LogStream::Stdout => output::text(&line.line),
-                LogStream::Stderr => eprintln!("{}", line.line),
-            }
+        let none = lines.is_empty();
+        for line in lines {
             after = after.max(line.seq);
+            match (format, line.stream) {
+                (Format::Table, LogStream::Stdout) => output::text(&line.line),
+                (Format::Table, LogStream::Stderr) => eprintln!("{}", line.line),
+                _ => kept.push(line),
+            }
         }
-        if lines.is_empty() && (!follow || job.state.is_final()) {
-            return Ok(());
+        if none && (!follow || job.state.is_final()) {
+            return if format == Format::Table { Ok(()) } else { output::list(format, &kept, LOG) };
         }
-        if lines.is_empty() {
+        if none {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     }
@@ -329,7 +372,7 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
             .map_err(|e| Problem::unavailable(format!("output of {id}"), e))?;
         let Some(chunk) = chunk else { break };
         if to_stdout {
-            std::io::Write::write_all(&mut std::io::stdout(), &chunk).map_err(internal)?;
+            output::put(&chunk);
         } else {
             std::io::Write::write_all(&mut scratch, &chunk).map_err(internal)?;
         }
@@ -339,12 +382,16 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
     }
     std::io::Seek::rewind(&mut scratch).map_err(internal)?;
     let to = to.unwrap_or_else(|| PathBuf::from(id.as_str()));
-    std::fs::create_dir_all(&to).map_err(internal)?;
+    let unpack = |e: std::io::Error| {
+        Problem::conflict(format!("unpack the output of {id} into {}", to.display()), e)
+            .next("name another directory with --to")
+    };
+    std::fs::create_dir_all(&to).map_err(unpack)?;
     let mut tar = tar::Archive::new(scratch);
     // The guest wrote this: `unpack` refuses paths that lead out of the directory.
     tar.set_preserve_permissions(false);
     tar.set_preserve_ownerships(false);
-    tar.unpack(&to).map_err(internal)?;
+    tar.unpack(&to).map_err(unpack)?;
     output::text(&to.display().to_string());
     Ok(())
 }

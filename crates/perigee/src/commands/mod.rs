@@ -26,25 +26,29 @@ pub fn controller_client(context: &Context) -> Result<Client, Problem> {
             "reach the controller",
             format!("there is no socket {path}"),
         )
-        .next("start one (perigee controller run, or perigee lab up), or name it with --api or PERIGEE_API"));
+        .next(NO_CONTROLLER));
     }
-    Client::new(&context.api, Duration::from_secs(120))
+    Ok(Client::new(&context.api, Duration::from_secs(120))?.hint(NO_CONTROLLER))
 }
+
+const NO_CONTROLLER: &str =
+    "start one (perigee controller run, or perigee lab up), or name it with --api or PERIGEE_API";
 
 /// A client of the volume server that has a pool open, without any controller.
 pub fn pool_client(pool: &Path) -> Result<Client, Problem> {
     let socket = pool.join(CONTROL_SOCKET);
+    let next = format!(
+        "start it: perigee volume serve --pool {} --nbd unix:/run/perigee.sock",
+        pool.display()
+    );
     if !socket.exists() {
         return Err(Problem::unavailable(
             format!("reach the volume server of {}", pool.display()),
             format!("there is no socket {}", socket.display()),
         )
-        .next(format!(
-            "start it: perigee volume serve --pool {} --nbd unix:/run/nbd.sock",
-            pool.display()
-        )));
+        .next(next));
     }
-    Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(3600))
+    Ok(Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(3600))?.hint(next))
 }
 
 /// Where a volume server listens for its control API when it is not told otherwise, in its pool.

@@ -14,13 +14,27 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List,
     /// Show one virtual machine
-    Info { vm: VmId },
+    Info {
+        /// The VM's name, as `perigee vm list` shows it
+        vm: VmId,
+    },
     /// Stop a virtual machine at once
-    Stop { vm: VmId },
+    Stop {
+        /// The VM's name; its job fails
+        vm: VmId,
+    },
     /// Migrate a running virtual machine to another host
-    Move { vm: VmId, host: HostId },
+    Move {
+        /// The VM's name
+        vm: VmId,
+        /// Where it goes
+        host: HostId,
+    },
     /// Show the end of the serial console
-    Console { vm: VmId },
+    Console {
+        /// The VM's name
+        vm: VmId,
+    },
 }
 
 const COLUMNS: &[Column<Vm>] = &[

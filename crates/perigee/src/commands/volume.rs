@@ -18,6 +18,7 @@ use crate::output::{self, Column};
 pub enum Verb {
     /// Make a volume: empty, or a copy-on-write clone of an image
     Create {
+        /// The new volume's name
         name: VolumeName,
         /// Its size, for example 10GiB; with --image at least the image's size
         #[arg(long, value_parser = size)]
@@ -25,22 +26,26 @@ pub enum Verb {
         /// Start as a clone of this image or snapshot
         #[arg(long)]
         image: Option<ImageName>,
-        /// The host whose pool it goes to
-        #[arg(long)]
+        /// The host whose pool it goes to [default: the one with the most room]
+        #[arg(long, conflicts_with = "pool")]
         host: Option<HostId>,
         #[command(flatten)]
         pool: PoolOption,
     },
     /// Make a copy-on-write clone of a volume as it is now
     Clone {
+        /// The volume to clone
         source: VolumeName,
+        /// The new volume's name
         name: VolumeName,
         #[command(flatten)]
         pool: PoolOption,
     },
     /// Keep a volume's present content as a named image
     Snapshot {
+        /// The volume
         volume: VolumeName,
+        /// The new image's name
         image: ImageName,
         #[command(flatten)]
         pool: PoolOption,
@@ -53,6 +58,7 @@ pub enum Verb {
     },
     /// Show one volume
     Info {
+        /// The volume's name
         name: VolumeName,
         #[command(flatten)]
         pool: PoolOption,
@@ -60,6 +66,7 @@ pub enum Verb {
     /// Delete a volume that is not in use
     #[command(visible_alias = "rm")]
     Delete {
+        /// The volume's name
         name: VolumeName,
         #[command(flatten)]
         pool: PoolOption,
