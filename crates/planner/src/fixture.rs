@@ -85,7 +85,6 @@ pub(crate) fn history(reads: f64) -> WorkProfile {
     let work = VolumeWork {
         reads,
         bytes: reads * 8192.0,
-        queue_depth: 1.0,
         home_latency_us: LOCAL_US as f64,
         ..VolumeWork::default()
     };
@@ -93,7 +92,7 @@ pub(crate) fn history(reads: f64) -> WorkProfile {
         runs: 2,
         boot_s: 12.0,
         cpu_s: 20.0,
-        overlap_share: 0.0,
+        overlap_s: 0.0,
         other_s: 1.0,
         volumes: [(volume_name("data"), work)].into(),
     }

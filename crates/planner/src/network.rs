@@ -47,7 +47,7 @@ pub(crate) fn io_s(
     let longer_bytes = work.bytes / requests - cluster.probe_request_bytes as f64;
     let latency_us =
         (work.home_latency_us + extra_us + longer_bytes / rate * 1e6).max(work.home_latency_us);
-    let in_flight = work.queue_depth.max(1.0);
+    let in_flight = work.queue_depth();
     Ok((requests * latency_us / 1e6 / in_flight).max(work.bytes / rate))
 }
 
@@ -143,7 +143,7 @@ mod tests {
         let mut work = history(1000.0).volumes[&volume_name("data")];
         assert_close(io_at("cloud1", &work), 0.2);
         assert_close(io_at("home1", &work), 16.4);
-        work.queue_depth = 4.0;
+        (work.latencies_s, work.busy_s) = (4.0, 1.0);
         assert_close(io_at("home1", &work), 4.1);
     }
 
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn io_is_never_faster_than_the_link() {
         let mut work = history(1000.0).volumes[&volume_name("data")];
-        work.queue_depth = 64.0;
+        (work.latencies_s, work.busy_s) = (64.0, 1.0);
         work.bytes = 256.0 * MIB as f64;
         assert_close(io_at("home1", &work), 2.0);
     }

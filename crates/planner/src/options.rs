@@ -58,7 +58,7 @@ fn one_pass(snapshot: &Snapshot, figures: &mut Figures) -> Result<WorkProfile, R
         runs: 0,
         boot_s: 0.0,
         cpu_s: 0.0,
-        overlap_share: 0.0,
+        overlap_s: 0.0,
         other_s: 0.0,
         volumes: Default::default(),
     };
@@ -76,7 +76,6 @@ fn one_pass(snapshot: &Snapshot, figures: &mut Figures) -> Result<WorkProfile, R
         let on_volume = VolumeWork {
             reads: volume.allocated_bytes.div_ceil(READ_AHEAD_BYTES) as f64,
             bytes: volume.allocated_bytes as f64,
-            queue_depth: 1.0,
             home_latency_us: home.local_blocks.map_or(0.0, |b| b.latency_median_us as f64),
             ..VolumeWork::default()
         };
@@ -174,7 +173,8 @@ fn stay(
         io_home_s += on_volume.home_s();
         io_here_s += io_s(&snapshot.cluster, &host.id, &volume.home, on_volume, figures)?;
     }
-    let waited = |io_s: f64| io_s - (io_s * work.overlap_share).min(work.cpu_s);
+    let overlap_share = work.overlap_share();
+    let waited = |io_s: f64| io_s - (io_s * overlap_share).min(work.cpu_s);
     let boot_s = host.boot_s.unwrap_or(work.boot_s);
     if boot_s == 0.0 {
         figures.assumed("starting the VM takes no time (the same for every way)");
@@ -447,7 +447,9 @@ mod tests {
     #[test]
     fn what_overlapped_with_computing_stays_hidden() {
         let mut snapshot = snapshot(2500.0);
-        snapshot.history.as_mut().unwrap().overlap_share = 1.0;
+        let history = snapshot.history.as_mut().unwrap();
+        history.overlap_s = 0.5;
+        history.volumes.get_mut(&volume_name("data")).unwrap().busy_s = 0.5;
         let plan = plan(&snapshot).unwrap();
         assert_close(option(&plan, Way::Beside).predicted.local_io_s, 0.0);
         // The computing of 20 s hides no more than 20 s.
@@ -505,7 +507,8 @@ mod tests {
         fn parts_add_up_and_the_best_possible_is_chosen(
             reads in 0.0..1e6f64,
             cpu_s in 0.0..1e4f64,
-            overlap_share in 0.0..1.0f64,
+            overlap_s in 0.0..1e3f64,
+            busy_s in 0.0..1e3f64,
             rtt_ms in 0.0..500.0f64,
             rate in 1u64..1 << 40,
             dirty in proptest::option::of(0u64..1 << 32),
@@ -516,7 +519,8 @@ mod tests {
                 link.probe = perigee_model::vm::LinkProbe { rtt_ms, rate_bytes_per_s: rate };
             }
             let history = snapshot.history.as_mut().unwrap();
-            (history.cpu_s, history.overlap_share) = (cpu_s, overlap_share);
+            (history.cpu_s, history.overlap_s) = (cpu_s, overlap_s);
+            history.volumes.values_mut().for_each(|work| work.busy_s = busy_s);
             let plan = plan(&snapshot).unwrap();
             prop_assert_eq!(plan.options.iter().filter(|o| o.chosen).count(), 1);
             for option in &plan.options {

@@ -32,9 +32,8 @@ pub struct WorkProfile {
     pub boot_s: f64,
     /// Time in which the command computes.
     pub cpu_s: f64,
-    /// Share of the disk time that passes while the command computes (read-ahead, several
-    /// processes), 0 to 1.
-    pub overlap_share: f64,
+    /// Disk time that passed while the command computed (read-ahead, several processes).
+    pub overlap_s: f64,
     /// Time in which it neither computes nor waits for its data volumes.
     pub other_s: f64,
     pub volumes: BTreeMap<VolumeName, VolumeWork>,
@@ -47,8 +46,11 @@ pub struct VolumeWork {
     pub writes: f64,
     pub flushes: f64,
     pub bytes: f64,
-    /// Mean requests in flight while there is at least one.
-    pub queue_depth: f64,
+    /// Sum of the requests' times, and time with at least one in flight, as measured wherever the
+    /// VM was. Their ratio over all runs is the queue depth: a run at a slow disk, which shows how
+    /// many requests the job keeps in flight, counts by its time.
+    pub latencies_s: f64,
+    pub busy_s: f64,
     /// Mean time of a request at the volume's home.
     pub home_latency_us: f64,
 }
@@ -58,20 +60,25 @@ impl VolumeWork {
         self.reads + self.writes + self.flushes
     }
 
+    /// Mean requests in flight while there is at least one; 1 when nothing was measured.
+    pub fn queue_depth(&self) -> f64 {
+        if self.busy_s > 0.0 { (self.latencies_s / self.busy_s).max(1.0) } else { 1.0 }
+    }
+
     /// Seconds in which a request is in flight when the VM runs at the volume's home.
     pub(crate) fn home_s(&self) -> f64 {
-        self.requests() * self.home_latency_us / 1e6 / self.queue_depth.max(1.0)
+        self.requests() * self.home_latency_us / 1e6 / self.queue_depth()
     }
 
     pub(crate) fn learn(disk: &DiskFacts) -> Self {
         let client = &disk.client;
-        let busy_s = seconds(client.busy_ns);
         Self {
             reads: client.reads as f64,
             writes: client.writes as f64,
             flushes: client.flushes as f64,
             bytes: (client.read_bytes + client.write_bytes) as f64,
-            queue_depth: if busy_s > 0.0 { (latencies_s(client) / busy_s).max(1.0) } else { 1.0 },
+            latencies_s: latencies_s(client),
+            busy_s: seconds(client.busy_ns),
             home_latency_us: mean_latency_us(&disk.at_home),
         }
     }
@@ -91,7 +98,7 @@ impl WorkProfile {
             runs: 1,
             boot_s: run.boot_s,
             cpu_s: wall_s - waiting_s,
-            overlap_share: if busy_s > 0.0 { (1.0 - waiting_s / busy_s).max(0.0) } else { 0.0 },
+            overlap_s: (busy_s - waiting_s).max(0.0),
             other_s: (waiting_s - busy_s).max(0.0),
             volumes: run
                 .volumes
@@ -99,6 +106,12 @@ impl WorkProfile {
                 .map(|disk| (disk.volume.clone(), VolumeWork::learn(disk)))
                 .collect(),
         }
+    }
+
+    /// Share of the disk time that passes while the command computes, 0 to 1.
+    pub(crate) fn overlap_share(&self) -> f64 {
+        let busy_s: f64 = self.volumes.values().map(|work| work.busy_s).sum();
+        if busy_s > 0.0 { (self.overlap_s / busy_s).min(1.0) } else { 0.0 }
     }
 
     /// With one more run: a mean that gives the newest run at least a quarter, so that a job that
@@ -114,7 +127,8 @@ impl WorkProfile {
                 writes: mean(old.writes, new.writes),
                 flushes: mean(old.flushes, new.flushes),
                 bytes: mean(old.bytes, new.bytes),
-                queue_depth: mean(old.queue_depth, new.queue_depth),
+                latencies_s: mean(old.latencies_s, new.latencies_s),
+                busy_s: mean(old.busy_s, new.busy_s),
                 home_latency_us: mean(old.home_latency_us, new.home_latency_us),
             };
             (name.clone(), work)
@@ -123,7 +137,7 @@ impl WorkProfile {
             runs: self.runs.saturating_add(1),
             boot_s: mean(self.boot_s, newest.boot_s),
             cpu_s: mean(self.cpu_s, newest.cpu_s),
-            overlap_share: mean(self.overlap_share, newest.overlap_share),
+            overlap_s: mean(self.overlap_s, newest.overlap_s),
             other_s: mean(self.other_s, newest.other_s),
             volumes: volumes.collect(),
         }
@@ -156,12 +170,12 @@ mod tests {
         let midway = WorkProfile::learn(&run(500, 13.3, 5.0));
         for profile in [local, remote, midway] {
             assert_close(profile.cpu_s, 5.0);
-            assert_close(profile.overlap_share, 0.0);
+            assert_close(profile.overlap_share(), 0.0);
             assert_close(profile.other_s, 0.0);
             let work = profile.volumes[&volume_name("data")];
             assert_close(work.reads, 1000.0);
             assert_close(work.home_latency_us, LOCAL_US as f64);
-            assert_close(work.queue_depth, 1.0);
+            assert_close(work.queue_depth(), 1.0);
             assert_close(work.home_s(), 0.2);
         }
     }
@@ -170,7 +184,7 @@ mod tests {
     fn disk_time_behind_computing_is_overlap() {
         let profile = WorkProfile::learn(&run(1000, 18.4, 5.0));
         // 16.4 s of disk time, of which 13.4 s were waited for.
-        assert_close(profile.overlap_share, 3.0 / 16.4);
+        assert_close(profile.overlap_share(), 3.0 / 16.4);
         assert_close(profile.other_s, 0.0);
     }
 
@@ -178,7 +192,7 @@ mod tests {
     fn time_without_computing_and_disk_is_other() {
         let profile = WorkProfile::learn(&run(0, 7.2, 5.0));
         assert_close(profile.other_s, 2.0);
-        assert_close(profile.overlap_share, 0.0);
+        assert_close(profile.overlap_share(), 0.0);
     }
 
     #[test]
@@ -194,6 +208,19 @@ mod tests {
         let measured = Measured { volumes: vec![nothing], ..run(0, 0.0, 0.0) };
         let profile = WorkProfile::learn(&measured);
         assert_close(profile.volumes[&volume_name("data")].home_s(), 0.0);
+    }
+
+    #[test]
+    fn the_queue_depth_is_that_of_the_slow_run() {
+        let with_depth = |latency_s: f64, busy_s: f64| {
+            let mut profile = history(1000.0);
+            for work in profile.volumes.values_mut() {
+                (work.latencies_s, work.busy_s) = (latency_s, busy_s);
+            }
+            profile
+        };
+        let both = with_depth(0.2, 0.2).with(&with_depth(16.0, 8.0));
+        assert_close(both.volumes[&volume_name("data")].queue_depth(), 16.2 / 8.2);
     }
 
     #[test]
