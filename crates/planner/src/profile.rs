@@ -214,6 +214,7 @@ mod tests {
     fn the_queue_depth_is_that_of_the_slow_run() {
         let with_depth = |latency_s: f64, busy_s: f64| {
             let mut profile = history(1000.0);
+            profile.runs = 1;
             for work in profile.volumes.values_mut() {
                 (work.latencies_s, work.busy_s) = (latency_s, busy_s);
             }
