@@ -80,7 +80,7 @@ pub async fn find(
         return Found { kind: Accelerator::Kvm, warning: None };
     }
     let Some(kernel) = kernel.map(Path::to_path_buf).or_else(newest_kernel) else {
-        return Found::tcg("there is no kernel in /boot to try it with");
+        return Found::tcg("there is no kernel in /boot to try it with: name one with --kernel");
     };
     let key = cache_key(qemu_version, &kernel, &device);
     let cache = state.join("accelerator.json");

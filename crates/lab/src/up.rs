@@ -304,7 +304,11 @@ pub async fn run(
             .env("PERIGEE_LAB", lab.definition.id.to_string())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|e| cannot_start(&program, &e))?;
+            .map_err(|e| match e.kind() {
+                // The user's own program: no package of ours is missing.
+                std::io::ErrorKind::NotFound => Problem::not_found(format!("start {program}"), e),
+                _ => Problem::invalid(format!("start {program}"), e),
+            })?;
         let status =
             child.wait().await.map_err(|e| Problem::internal(format!("wait for {program}"), e))?;
         Ok(status

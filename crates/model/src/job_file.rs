@@ -158,7 +158,11 @@ fn read_command(field: &Field<'_>) -> Result<Vec<String>, Problem> {
     let words = if field.is_list() {
         texts(field)?
     } else {
-        vec!["/bin/sh".to_owned(), "-c".to_owned(), field.text()?.to_owned()]
+        let script = field.text()?;
+        if script.trim().is_empty() {
+            return Err(field.problem("it is empty"));
+        }
+        vec!["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()]
     };
     match words.first() {
         Some(program) if !program.is_empty() => {}
@@ -223,7 +227,7 @@ fn read_volumes(field: &Field<'_>) -> Result<Vec<JobVolume>, Problem> {
         let volume = volume.ok_or_else(|| missing(item, "volume", "volume: NAME"))?;
         let name = volume.parse(VolumeName::new)?;
         let default_mount = if index == 0 { "/data".to_owned() } else { format!("/data{index}") };
-        let mount_path = read(mount, read_guest_path)?.unwrap_or(default_mount);
+        let mount_path = read(mount, read_mount)?.unwrap_or(default_mount);
         if volumes.iter().any(|v| v.volume == name) {
             return Err(volume.problem(format!("volume {name} is named twice")));
         }
@@ -243,6 +247,16 @@ fn read_access(field: &Field<'_>) -> Result<Access, Problem> {
         "clone" => Ok(Access::Clone),
         _ => Err(format!("{text:?} is not an access: use write, read or clone")),
     })
+}
+
+/// Where a volume may be mounted: not over what the guest's system itself mounts.
+fn read_mount(field: &Field<'_>) -> Result<String, Problem> {
+    let path = read_guest_path(field)?;
+    let top = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
+    if ["dev", "proc", "run", "sys"].contains(&top) {
+        return Err(field.problem(format!("/{top} belongs to the VM's system: mount it elsewhere")));
+    }
+    Ok(path)
 }
 
 fn read_guest_path(field: &Field<'_>) -> Result<String, Problem> {
@@ -446,6 +460,7 @@ timeout: 1h30m
             ("cpus: two\n", "3: cpus: \"two\" is not a number of CPUs"),
             ("volumes: a\n", "3: volumes: a list is wanted"),
             ("env: [a]\n", "3: env: fields are wanted"),
+            ("volumes: [{volume: a, mount: //proc/1}]\n", "3: volumes[0].mount: /proc belongs"),
             ("outputs: [out]\n", "3: outputs[0]: \"out\" is not an absolute path"),
             ("inputs: [{from: a, to: ../b}]\n", "3: inputs[0].to: \"../b\" is not a path below"),
             ("placement:\n  move: no\n", "4: placement.move: \"no\" is not known"),
@@ -458,6 +473,8 @@ timeout: 1h30m
 
     #[test]
     fn a_missing_field_says_what_to_add() {
+        let text = parse("image: a\ncommand: ' '\n", "a.yaml").unwrap_err().to_string();
+        assert_eq!(text, "a.yaml:2: command: it is empty");
         let text = parse("command: x\n", "a.yaml").unwrap_err().to_string();
         assert_eq!(text, "a.yaml:1: the field \"image\" is missing\n  add a line `image: debian`");
     }

@@ -8,7 +8,7 @@ use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps};
 use perigee_model::Problem;
 
 use crate::Context;
-use crate::output::{self, Column};
+use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -19,6 +19,7 @@ pub enum Verb {
     },
     /// Remove a lab and everything that carries its id, also after a crash
     Down {
+        /// The lab's id, as `perigee lab list` shows it
         #[arg(required_unless_present = "all")]
         lab: Option<LabId>,
         /// Every lab on this machine
@@ -37,6 +38,7 @@ pub enum Verb {
     Run {
         #[command(flatten)]
         shape: Shape,
+        /// The command and its arguments, after `--` [default: your shell]
         #[arg(last = true)]
         command: Vec<String>,
     },
@@ -114,7 +116,13 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Up { shape } => {
             let (definition, options) = shape.lab()?;
             let lab = perigee_lab::up(definition, &options, &steps).await?;
-            output::text(&format!("export PERIGEE_API={}", lab.api));
+            if context.format == Format::Table {
+                output::text(&format!("export PERIGEE_API={}", lab.api));
+            } else {
+                let labs = perigee_lab::list(&options.base)?;
+                let up = labs.into_iter().filter(|l| l.id == lab.definition.id).collect::<Vec<_>>();
+                output::list(context.format, &up, LABS)?;
+            }
             eprintln!("remove it with: perigee lab down {}", lab.definition.id);
         }
         Verb::Down { lab: Some(lab), base, .. } => {
