@@ -226,7 +226,7 @@ impl Volume {
             let open = volume.open_sessions();
             if open > 0 {
                 let what = format!("can't delete volume {}", volume.name);
-                let problem = Problem::conflict(what, format!("it has {open} open sessions"));
+                let problem = Problem::conflict(what, format!("open sessions: {open}"));
                 return Err(problem.next("stop what uses it"));
             }
             forget()?;
