@@ -66,7 +66,7 @@ impl Run {
             self.read_figures(&report).await?;
         }
         if has_news {
-            self.take_events(&host).await?;
+            self.take_events(&host, report.last_seq).await?;
         }
         if figures_due {
             self.figures_read = Some(Instant::now());
@@ -121,17 +121,25 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// Fetches what the guest said since the last look, and stores it before it counts as seen.
-    pub(super) async fn take_events(&mut self, host: &HostLink) -> Result<(), Problem> {
-        let record = &mut self.record.value;
-        let path = format!("/v1/vms/{}/events?after={}", vm_of(&self.id), record.last_seq);
-        let messages: Vec<GuestMessage> = host.agent.get(&path).await?;
-        if messages.is_empty() {
-            return Ok(());
+    /// Fetches what the guest said since the last look, up to this message at least, and stores it
+    /// before it counts as seen. An answer holds a part only where there is much.
+    pub(super) async fn take_events(
+        &mut self,
+        host: &HostLink,
+        up_to_seq: u64,
+    ) -> Result<(), Problem> {
+        while self.record.value.last_seq < up_to_seq {
+            let record = &mut self.record.value;
+            let path = format!("/v1/vms/{}/events?after={}", vm_of(&self.id), record.last_seq);
+            let messages: Vec<GuestMessage> = host.agent.get(&path).await?;
+            if messages.is_empty() {
+                return Ok(());
+            }
+            let lines = guest::apply(record, now_ms(), messages)?;
+            guest::store_lines(&self.cluster, &self.id, &lines).await?;
+            self.record.save().await?;
         }
-        let lines = guest::apply(record, now_ms(), messages)?;
-        guest::store_lines(&self.cluster, &self.id, &lines).await?;
-        self.record.save().await
+        Ok(())
     }
 
     /// A host that is silent for a moment is asked again; one that is unreachable is named.

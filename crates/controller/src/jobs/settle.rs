@@ -48,7 +48,8 @@ impl Run {
     /// The VM runs at the destination: its words at the source first, then everything there.
     async fn follow_vm(&mut self, moved: &MigrationRecord) -> Result<(), Problem> {
         let source = self.cluster.hosts.get(&moved.migration.from)?;
-        match self.take_events(&source).await {
+        // The VM stands still there: what it said has an end.
+        match self.take_events(&source, u64::MAX).await {
             Ok(()) => {}
             Err(problem) if problem.kind == ProblemKind::NotFound => {}
             Err(problem) if self.cluster.hosts.state(&source.id) == HostState::Unreachable => {

@@ -66,6 +66,25 @@ async fn a_controller_restart_in_the_middle_of_a_job_does_nothing_twice_and_lose
 }
 
 #[tokio::test]
+async fn a_guest_that_said_much_and_powered_off_has_not_lost_its_job() {
+    let mut lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.cluster.stop().await;
+    lab.home.say(&vm, GuestBody::Started);
+    for number in 0..10 {
+        let line = format!("line {number}");
+        lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line });
+    }
+    finish(&lab.home, &lab.home, &vm);
+    lab.home.inside().vms.get_mut(&vm).expect("the VM").report.status = VmStatus::Shutdown;
+    lab.restart_controller().await;
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(jobs::log(&lab.cluster, &id, 0).await.expect("log").len(), 10);
+}
+
+#[tokio::test]
 async fn a_controller_restart_at_any_moment_of_staging_goes_on() {
     let mut lab = Lab::up().await;
     let id = lab.submit(spec(Access::Clone)).await;
