@@ -235,7 +235,7 @@ done
 sync
 for sum in /data/*.sum; do
   read -r expected file < "$sum"
-  found=$(dd if="$file" bs=16k iflag=direct 2>/dev/null | sha256sum | cut -d' ' -f1)
+  found=$(dd if="$file" bs=128k iflag=direct 2>/dev/null | sha256sum | cut -d' ' -f1)
   [ "$found" = "$expected" ] || { echo "$file differs"; exit 1; }
 done
 echo "checked $(ls /data/*.sum | wc -l) files of $count" | tee /output/result.txt
