@@ -219,7 +219,7 @@ pub fn kill_9(pid: i32) {
 }
 
 /// A guest that writes files with checksums until the first byte of its seed disk is an `S`, then
-/// reads every file from the disk, past its cache, and checks it. Its progress counts the files.
+/// drops its caches and checks every file. Its progress counts the files.
 pub const WRITER: &str = r#"
 set -eu
 seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)
@@ -233,11 +233,8 @@ while [ "$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)
   echo "$count/1000000 files" > "$PERIGEE_PROGRESS"
 done
 sync
-for sum in /data/*.sum; do
-  read -r expected file < "$sum"
-  found=$(dd if="$file" bs=128k iflag=direct 2>/dev/null | sha256sum | cut -d' ' -f1)
-  [ "$found" = "$expected" ] || { echo "$file differs"; exit 1; }
-done
+echo 3 > /proc/sys/vm/drop_caches
+for sum in /data/*.sum; do sha256sum --quiet -c "$sum"; done
 echo "checked $(ls /data/*.sum | wc -l) files of $count" | tee /output/result.txt
 "#;
 
