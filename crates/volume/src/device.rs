@@ -67,6 +67,18 @@ pub trait Device: Send + Sync + 'static {
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
 
+    /// Fills `buffer` from `offset` on if nothing has to be waited for: every byte is in memory,
+    /// or known to be zero. `None`: use [`Device::read`]; `buffer` may hold anything then.
+    fn try_read(&self, _offset: u64, _buffer: &mut [u8]) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    /// Writes if nothing has to be waited for but the copy into the page cache. `None`: nothing
+    /// was written; use [`Device::write`].
+    fn try_write(&self, _offset: u64, _data: &[u8]) -> Option<Result<(), IoError>> {
+        None
+    }
+
     /// With `fua`, durable when it returns.
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>>;
 
