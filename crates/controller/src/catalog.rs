@@ -256,11 +256,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         let why = "somebody else is making a volume of this name";
         return Err(Problem::conflict(format!("create volume {}", new.name), why));
     }
-    let ask = CreateVolume {
-        name: new.name.clone(),
-        size_bytes: new.size_bytes,
-        source: new.source.clone(),
-    };
+    let ask = CreateVolume::new(new.name.clone(), new.size_bytes, new.source.clone());
     match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
         Ok(info) => {
             record.seen = Some(seen(&info));

@@ -86,12 +86,21 @@ name_type!(/// A volume's name, unique in the cluster. It is also the NBD export
     VolumeName);
 name_type!(/// The name of a sealed layer: an imported image or a snapshot.
     ImageName);
+name_type!(/// Whose a volume is, for accounting.
+    TenantName);
 name_type!(/// A job, `NAME-NNNN`: the name in the job file and a number.
     JobId);
 name_type!(/// A virtual machine.
     VmId);
 name_type!(/// One attempt to move a VM.
     MigrationId);
+
+impl Default for TenantName {
+    /// Who has what nobody else was named for.
+    fn default() -> Self {
+        Self("default".to_owned())
+    }
+}
 
 /// A layer's UUID: the same on every host that holds a copy of that sealed layer.
 #[derive(

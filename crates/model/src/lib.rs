@@ -15,6 +15,7 @@ pub mod volume;
 mod yaml;
 
 pub use ids::{
-    BadName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, VmId, VolumeName,
+    BadName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, TenantName, VmId,
+    VolumeName,
 };
 pub use problem::{Problem, ProblemKind};

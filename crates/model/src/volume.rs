@@ -27,7 +27,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Epoch, ImageName, LayerId, VolumeName};
+use crate::{Epoch, ImageName, LayerId, TenantName, VolumeName};
 
 /// The unit of a layer's map and of copy-on-write.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -39,6 +39,25 @@ pub struct PoolInfo {
     pub free_bytes: u64,
     pub images: u64,
     pub volumes: u64,
+    /// Version of the catalog's format.
+    pub format_version: u64,
+    /// Bytes of data in all layers, each counted once.
+    pub data_bytes: u64,
+    /// Bytes of data that images or more than one volume need, each layer counted once.
+    pub shared_bytes: u64,
+    /// By name.
+    pub tenants: Vec<TenantSpace>,
+}
+
+/// What a tenant's volumes have, and would give back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TenantSpace {
+    pub tenant: TenantName,
+    pub volumes: u64,
+    /// Sum of the volumes' sizes.
+    pub virtual_bytes: u64,
+    /// Bytes that only this tenant's volumes need, each needed by one of them.
+    pub own_bytes: u64,
 }
 
 /// A named sealed layer with its chain: an imported image or a snapshot.
@@ -93,6 +112,56 @@ pub struct CreateVolume {
     #[serde(default)]
     pub size_bytes: Option<u64>,
     pub source: VolumeSource,
+    #[serde(default)]
+    pub tenant: TenantName,
+    #[serde(default)]
+    pub cache: CachePolicy,
+}
+
+impl CreateVolume {
+    /// Of the default tenant, with the default cache policy.
+    pub fn new(name: VolumeName, size_bytes: Option<u64>, source: VolumeSource) -> Self {
+        let (tenant, cache) = Default::default();
+        Self { name, size_bytes, source, tenant, cache }
+    }
+}
+
+/// How a volume's own data are read and written. Sealed layers always go through the page cache,
+/// which all clones share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CachePolicy {
+    /// Through the page cache.
+    #[default]
+    Shared,
+    /// Past the page cache.
+    Direct,
+}
+
+/// Neither `shared` nor `direct`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a cache policy: shared or direct")]
+pub struct BadCachePolicy(String);
+
+impl std::str::FromStr for CachePolicy {
+    type Err = BadCachePolicy;
+
+    fn from_str(text: &str) -> Result<Self, BadCachePolicy> {
+        match text {
+            "shared" => Ok(Self::Shared),
+            "direct" => Ok(Self::Direct),
+            _ => Err(BadCachePolicy(text.chars().take(80).collect())),
+        }
+    }
+}
+
+impl std::fmt::Display for CachePolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Shared => "shared",
+            Self::Direct => "direct",
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -108,16 +177,30 @@ pub enum VolumeHealth {
 pub struct VolumeInfo {
     pub name: VolumeName,
     pub size_bytes: u64,
-    /// Bytes of the head layer that are `data`.
+    /// Bytes of the head layer that are `data`; of a volume that is not open, what the head takes
+    /// on the disk.
     pub head_bytes: u64,
-    /// Bytes that are `data` in head and local chain together.
+    /// Bytes that are `data` in head and local chain together: own and shared ones.
     pub allocated_bytes: u64,
+    /// Bytes of layers that only this volume needs: deleting it gives them back.
+    #[serde(default)]
+    pub own_bytes: u64,
+    /// Bytes of layers that images or other volumes need too.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// Size of the other host's export below the local layers; 0 without one.
+    #[serde(default)]
+    pub remote_bytes: u64,
     /// Head first.
     pub chain: Vec<LayerId>,
     pub epoch: Epoch,
     pub health: VolumeHealth,
     /// Open NBD sessions.
     pub sessions: u64,
+    #[serde(default)]
+    pub tenant: TenantName,
+    #[serde(default)]
+    pub cache: CachePolicy,
 }
 
 /// Seals the head under a name and puts a new head on it.

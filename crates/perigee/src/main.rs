@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use perigee_model::Problem;
 
-use crate::commands::{agent, controller, host, image, job, lab, vm, volume};
+use crate::commands::{agent, controller, host, image, job, lab, pool, vm, volume};
 use crate::output::Format;
 
 /// Runs virtual-machine jobs where their data is.
@@ -42,6 +42,9 @@ enum Noun {
     /// Volumes, and the volume server
     #[command(subcommand)]
     Volume(volume::Verb),
+    /// Pools: where volumes and images are kept
+    #[command(subcommand)]
+    Pool(pool::Verb),
     /// Virtual machines
     #[command(subcommand)]
     Vm(vm::Verb),
@@ -107,6 +110,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Job(verb) => return job::run(verb, context).await,
         Noun::Image(verb) => image::run(verb, context).await?,
         Noun::Volume(verb) => volume::run(verb, context).await?,
+        Noun::Pool(verb) => pool::run(verb, context).await?,
         Noun::Vm(verb) => vm::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
         Noun::Site(verb) => host::run_site(verb, context).await?,

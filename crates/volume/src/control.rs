@@ -129,9 +129,8 @@ async fn volume_info(
 }
 
 async fn delete_volume(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
-    let opened = control.pool.volume(&volume).await?;
     let patience = Instant::now() + SESSION_END_MAX;
-    while opened.info().sessions > 0 && Instant::now() < patience {
+    while control.pool.open_sessions(&volume) > 0 && Instant::now() < patience {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     control.pool.delete_volume(&volume).await?;
@@ -159,9 +158,8 @@ async fn change_epoch(
     Named(volume): Named<VolumeName>,
     Json(change): Json<EpochChange>,
 ) -> Reply<VolumeInfo> {
-    let volume = control.pool.volume(&volume).await?;
-    volume.change_epoch(change).await?;
-    Ok(Json(volume.info()))
+    control.pool.volume(&volume).await?.change_epoch(change).await?;
+    Ok(Json(control.pool.volume_info(&volume).await?))
 }
 
 async fn list_attachments(State(control): Shared) -> Reply<Vec<Attachment>> {

@@ -68,11 +68,9 @@ impl PoolExports {
     }
 
     async fn list(&self) -> Result<Vec<String>, Problem> {
-        let mut names = Vec::new();
-        names.extend(self.pool.volumes().await?.into_iter().map(|v| v.name.to_string()));
-        names.extend(self.pool.attachments().await?.into_iter().map(|(v, _)| v.to_string()));
-        names.extend(self.pool.images().await?.into_iter().map(|i| format!("image:{}", i.name)));
-        Ok(names)
+        let (volumes, images) = self.pool.names().await?;
+        let volumes = volumes.iter().map(ToString::to_string);
+        Ok(volumes.chain(images.iter().map(|image| format!("image:{image}"))).collect())
     }
 
     async fn find(&self, name: &str, opener: Opener) -> Result<Export, Problem> {

@@ -72,7 +72,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         tracing::warn!("some NBD connections did not end in time; cutting them");
         nbd.abort();
     }
-    flush_all(&pool).await?;
+    pool.flush().await?;
     ended
 }
 
@@ -96,14 +96,4 @@ fn connector() -> Connector {
         }
         .boxed()
     })
-}
-
-async fn flush_all(pool: &Arc<Pool>) -> Result<(), Problem> {
-    let mut failed = Ok(());
-    for info in pool.volumes().await? {
-        if let Err(error) = pool.volume(&info.name).await?.flush().await {
-            failed = Err(Problem::internal(format!("flush volume {}", info.name), error));
-        }
-    }
-    failed
 }

@@ -14,8 +14,8 @@ use perigee_agent::Config;
 use perigee_http::{Client, Failure, Json, Listen, Reply};
 use perigee_model::states::Refused;
 use perigee_model::vm::{Disk, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec, VmStatus};
-use perigee_model::volume::{EpochChange, ExportStats, VolumeHealth, VolumeInfo};
-use perigee_model::{Epoch, HostId, MigrationId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::volume::{CachePolicy, EpochChange, ExportStats, VolumeHealth, VolumeInfo};
+use perigee_model::{Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VolumeName};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
@@ -161,10 +161,15 @@ fn info(epoch: Epoch) -> VolumeInfo {
         size_bytes: 0,
         head_bytes: 0,
         allocated_bytes: 0,
+        own_bytes: 0,
+        shared_bytes: 0,
+        remote_bytes: 0,
         chain: vec![],
         epoch,
         health: VolumeHealth::Ok,
         sessions: 0,
+        tenant: TenantName::default(),
+        cache: CachePolicy::default(),
     }
 }
 

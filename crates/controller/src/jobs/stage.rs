@@ -125,7 +125,7 @@ async fn create(
     size_bytes: Option<u64>,
     source: VolumeSource,
 ) -> Result<Epoch, Problem> {
-    let ask = CreateVolume { name: disk.volume.clone(), size_bytes, source };
+    let ask = CreateVolume::new(disk.volume.clone(), size_bytes, source);
     match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
         Ok(info) => Ok(info.epoch),
         // An earlier try made it: the name is this job's.

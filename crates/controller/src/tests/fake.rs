@@ -16,10 +16,12 @@ use perigee_model::vm::{
     VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CreateVolume, EpochChange, EpochIssued, ExportStats, ImageInfo,
-    IoStats, VolumeHealth, VolumeInfo, VolumeSource,
+    Attach, Attachment, BlockProbe, CachePolicy, CreateVolume, EpochChange, EpochIssued,
+    ExportStats, ImageInfo, IoStats, VolumeHealth, VolumeInfo, VolumeSource,
 };
-use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{
+    Epoch, HostId, ImageName, LayerId, Problem, SiteId, TenantName, VmId, VolumeName,
+};
 use tokio::task::JoinHandle;
 
 /// In one answer: as a real agent, it does not give everything at once.
@@ -321,10 +323,15 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
         size_bytes: new.size_bytes.unwrap_or(1 << 20),
         head_bytes: 0,
         allocated_bytes: 100 << 20,
+        own_bytes: 0,
+        shared_bytes: 100 << 20,
+        remote_bytes: 0,
         chain: Vec::new(),
         epoch: Epoch(1),
         health: VolumeHealth::Ok,
         sessions: 0,
+        tenant: TenantName::default(),
+        cache: CachePolicy::default(),
     };
     let volume =
         Volume { info: info.clone(), issued: 1, data: Vec::new(), stats: IoStats::default() };

@@ -6,8 +6,8 @@ use clap::Subcommand;
 use perigee_http::{Client, Listen};
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::parse_bytes;
-use perigee_model::volume::{CreateVolume, Snapshot, VolumeInfo, VolumeSource};
-use perigee_model::{HostId, ImageName, Problem, VolumeName};
+use perigee_model::volume::{CachePolicy, CreateVolume, Snapshot, VolumeInfo, VolumeSource};
+use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
 use crate::Context;
 use crate::commands::image::PoolOption;
@@ -29,6 +29,13 @@ pub enum Verb {
         /// The host whose pool it goes to [default: the one with the most room]
         #[arg(long, conflicts_with = "pool")]
         host: Option<HostId>,
+        /// Whose it is, for accounting [default: default]
+        #[arg(long, requires = "pool")]
+        tenant: Option<TenantName>,
+        /// How its own data are read and written: `shared` through the page cache, `direct` past it
+        /// [default: shared]
+        #[arg(long, requires = "pool")]
+        cache: Option<CachePolicy>,
         #[command(flatten)]
         pool: PoolOption,
     },
@@ -96,10 +103,13 @@ const CLUSTER: &[Column<ClusterVolume>] = &[
 
 const LOCAL: &[Column<VolumeInfo>] = &[
     ("name", |v| v.name.to_string()),
-    ("size", |v| output::bytes(v.size_bytes)),
-    ("head", |v| output::bytes(v.head_bytes)),
-    ("allocated", |v| output::bytes(v.allocated_bytes)),
+    ("virtual", |v| output::bytes(v.size_bytes)),
+    ("own", |v| output::bytes(v.own_bytes)),
+    ("shared", |v| output::bytes(v.shared_bytes)),
+    ("remote", |v| output::bytes(v.remote_bytes)),
     ("layers", |v| v.chain.len().to_string()),
+    ("tenant", |v| v.tenant.to_string()),
+    ("cache", |v| v.cache.to_string()),
     ("epoch", |v| v.epoch.to_string()),
     ("health", |v| output::word(&v.health)),
     ("sessions", |v| v.sessions.to_string()),
@@ -112,13 +122,16 @@ fn size(text: &str) -> Result<u64, String> {
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let format = context.format;
     match verb {
-        Verb::Create { name, size, image, host, pool } => {
+        Verb::Create { name, size, image, host, tenant, cache, pool } => {
             let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
-            create(context, pool, NewVolume { name, host, size_bytes: size, source }).await
+            let mut new = CreateVolume::new(name, size, source);
+            new.tenant = tenant.unwrap_or_default();
+            new.cache = cache.unwrap_or_default();
+            create(context, pool, host, new).await
         }
         Verb::Clone { source, name, pool } => {
             let source = VolumeSource::Volume(source);
-            create(context, pool, NewVolume { name, host: None, size_bytes: None, source }).await
+            create(context, pool, None, CreateVolume::new(name, None, source)).await
         }
         Verb::Snapshot { volume, image, pool } => {
             let path = format!("/v1/volumes/{volume}/snapshot");
@@ -159,15 +172,20 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     }
 }
 
-async fn create(context: &Context, pool: PoolOption, new: NewVolume) -> Result<(), Problem> {
+async fn create(
+    context: &Context,
+    pool: PoolOption,
+    host: Option<HostId>,
+    new: CreateVolume,
+) -> Result<(), Problem> {
     match pool.pool {
         Some(pool) => {
-            let NewVolume { name, size_bytes, source, .. } = new;
-            let body = CreateVolume { name, size_bytes, source };
-            let volume: VolumeInfo = pool_client(&pool)?.post("/v1/volumes", &body).await?;
+            let volume: VolumeInfo = pool_client(&pool)?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, LOCAL)
         }
         None => {
+            let CreateVolume { name, size_bytes, source, .. } = new;
+            let new = NewVolume { name, host, size_bytes, source };
             let volume: ClusterVolume =
                 controller_client(context)?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, CLUSTER)

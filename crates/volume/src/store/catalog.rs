@@ -1,48 +1,18 @@
 //! What exists in a pool: layers and what they stand on, images, volumes and their epochs, and
 //! attached volumes of other hosts. Every change is one SQLite transaction, durable when it returns.
 
+mod schema;
+
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
-use perigee_model::volume::EpochChange;
-use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
+use perigee_model::volume::{CachePolicy, EpochChange};
+use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
-const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS layers (
-    id TEXT PRIMARY KEY,
-    size_bytes INTEGER NOT NULL,
-    parent TEXT REFERENCES layers(id),
-    poisoned TEXT                       -- why it is read-only, if a flush failed
-) STRICT;
-CREATE INDEX IF NOT EXISTS layers_by_parent ON layers(parent);
-CREATE TABLE IF NOT EXISTS remote_parents (
-    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE,
-    nbd_addr TEXT NOT NULL,
-    export TEXT NOT NULL,
-    size_bytes INTEGER NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS images (
-    name TEXT PRIMARY KEY,
-    layer TEXT NOT NULL UNIQUE REFERENCES layers(id)
-) STRICT;
-CREATE TABLE IF NOT EXISTS volumes (
-    name TEXT PRIMARY KEY,
-    head TEXT NOT NULL UNIQUE REFERENCES layers(id),
-    size_bytes INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,
-    epoch_issued_max INTEGER NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS returned_epochs (
-    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
-    epoch_max INTEGER NOT NULL          -- the highest one that was given back for an older one
-) STRICT;
-CREATE TABLE IF NOT EXISTS attachments (
-    volume TEXT PRIMARY KEY,
-    nbd_addr TEXT NOT NULL
-) STRICT;
-";
+pub(super) use schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
 
@@ -61,6 +31,26 @@ pub(super) struct LayerRow {
     pub(super) parent: Option<LayerId>,
     pub(super) remote: Option<RemoteRow>,
     pub(super) poisoned: Option<String>,
+    /// How much of it is data: of a sealed layer, where it is known.
+    pub(super) data_bytes: Option<u64>,
+}
+
+impl LayerRow {
+    pub(super) fn new(id: LayerId, size_bytes: u64, parent: Option<LayerId>) -> Self {
+        Self { id, size_bytes, parent, remote: None, poisoned: None, data_bytes: None }
+    }
+}
+
+/// What a layer takes, and who needs it, as far as the catalog knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LayerSpace {
+    pub(super) parent: Option<LayerId>,
+    pub(super) data_bytes: Option<u64>,
+    pub(super) remote_bytes: u64,
+    pub(super) poisoned: bool,
+    /// Layers right above it; from 2 on not counted further.
+    pub(super) children: u64,
+    pub(super) named: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +59,26 @@ pub(super) struct VolumeRow {
     pub(super) head: LayerId,
     pub(super) size_bytes: u64,
     pub(super) epoch: Epoch,
+    pub(super) tenant: TenantName,
+    pub(super) cache: CachePolicy,
+}
+
+const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache";
+
+/// A volume to be, with an empty head.
+#[derive(Debug, Clone)]
+pub(super) struct NewVolume {
+    pub(super) name: VolumeName,
+    pub(super) head: LayerRow,
+    pub(super) tenant: TenantName,
+    pub(super) cache: CachePolicy,
+}
+
+/// A head that is sealed, and how much of it is data.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sealed {
+    pub(super) layer: LayerId,
+    pub(super) data_bytes: u64,
 }
 
 /// Why an epoch stays as it is.
@@ -115,11 +125,25 @@ where
     row.get::<_, Parsed<T>>(column).map(|parsed| parsed.0)
 }
 
+fn optional_parsed<T>(row: &Row<'_>, column: usize) -> Result<Option<T>>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    row.get::<_, Option<Parsed<T>>>(column).map(|found| found.map(|parsed| parsed.0))
+}
+
 fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
     let value: i64 = row.get(column)?;
     u64::try_from(value).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, Box::new(error))
     })
+}
+
+fn optional_unsigned(row: &Row<'_>, column: usize) -> Result<Option<u64>> {
+    match row.get_ref(column)? {
+        ValueRef::Null => Ok(None),
+        _ => unsigned(row, column).map(Some),
+    }
 }
 
 fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
@@ -139,12 +163,9 @@ fn signed(value: u64) -> Result<i64> {
 }
 
 impl Catalog {
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let connection = Connection::open(path)?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.pragma_update(None, "foreign_keys", true)?;
-        connection.execute_batch(SCHEMA)?;
+    pub(super) fn open(path: &Path) -> std::result::Result<Self, OpenError> {
+        let mut connection = Connection::open(path)?;
+        schema::upgrade(&mut connection)?;
         Ok(Self { connection: Mutex::new(connection) })
     }
 
@@ -158,6 +179,10 @@ impl Catalog {
         let result = work(&transaction)?;
         transaction.commit()?;
         Ok(result)
+    }
+
+    pub(super) fn format_version(&self) -> Result<u64> {
+        self.lock().pragma_query_value(None, "user_version", |row| unsigned(row, 0))
     }
 
     pub(super) fn image(&self, name: &ImageName) -> Result<Option<LayerId>> {
@@ -176,15 +201,56 @@ impl Catalog {
     }
 
     pub(super) fn volume(&self, name: &VolumeName) -> Result<Option<VolumeRow>> {
-        let sql = "SELECT name, head, size_bytes, epoch FROM volumes WHERE name = ?1";
-        self.lock().query_row(sql, [name.as_str()], volume_row).optional()
+        let sql = format!("SELECT {VOLUME_COLUMNS} FROM volumes WHERE name = ?1");
+        self.lock().query_row(&sql, [name.as_str()], volume_row).optional()
     }
 
     pub(super) fn volumes(&self) -> Result<Vec<VolumeRow>> {
         self.lock()
-            .prepare("SELECT name, head, size_bytes, epoch FROM volumes ORDER BY name")?
+            .prepare(&format!("SELECT {VOLUME_COLUMNS} FROM volumes ORDER BY name"))?
             .query_map([], volume_row)?
             .collect()
+    }
+
+    pub(super) fn volume_names(&self) -> Result<Vec<VolumeName>> {
+        self.lock()
+            .prepare("SELECT name FROM volumes ORDER BY name")?
+            .query_map([], |row| parsed(row, 0))?
+            .collect()
+    }
+
+    pub(super) fn image_names(&self) -> Result<Vec<ImageName>> {
+        self.lock()
+            .prepare("SELECT name FROM images ORDER BY name")?
+            .query_map([], |row| parsed(row, 0))?
+            .collect()
+    }
+
+    /// The layers of one chain, or with `None` all layers of the pool.
+    pub(super) fn layer_spaces(
+        &self,
+        top: Option<LayerId>,
+    ) -> Result<HashMap<LayerId, LayerSpace>> {
+        const ALL: &str = "
+            SELECT l.id, l.parent, l.data_bytes, coalesce(r.size_bytes, 0),
+                   l.poisoned IS NOT NULL,
+                   (SELECT count(*) FROM (SELECT 1 FROM layers c WHERE c.parent = l.id LIMIT 2)),
+                   EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
+            FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
+        const CHAIN: &str = "
+            WITH RECURSIVE chain(id) AS (
+                SELECT ?1
+                UNION ALL SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
+            )";
+        let connection = self.lock();
+        let space = |row: &Row<'_>| Ok((parsed(row, 0)?, layer_space(row)?));
+        match top {
+            None => connection.prepare(ALL)?.query_map([], space)?.collect(),
+            Some(top) => connection
+                .prepare(&format!("{CHAIN} {ALL} WHERE l.id IN chain"))?
+                .query_map([top.to_string()], space)?
+                .collect(),
+        }
     }
 
     pub(super) fn layer_ids(&self) -> Result<Vec<LayerId>> {
@@ -200,7 +266,8 @@ impl Catalog {
     pub(super) fn chain(&self, top: LayerId) -> Result<Vec<LayerRow>> {
         let connection = self.lock();
         let mut statement = connection.prepare(
-            "SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes
+            "SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
+                    l.data_bytes
              FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id WHERE l.id = ?1",
         )?;
         let mut chain = Vec::new();
@@ -235,46 +302,47 @@ impl Catalog {
         })
     }
 
-    /// A volume of epoch 1 with this head.
-    pub(super) fn add_volume(&self, name: &VolumeName, head: &LayerRow) -> Result<()> {
-        self.change(|tx| {
-            insert_layer(tx, head)?;
-            let sql = "INSERT INTO volumes VALUES (?1, ?2, ?3, 1, 1)";
-            let size_bytes = signed(head.size_bytes)?;
-            tx.execute(sql, params![name.as_str(), head.id.to_string(), size_bytes]).map(drop)
-        })
+    /// Volumes of epoch 1 with these heads, all of them or none.
+    pub(super) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
+        self.change(|tx| volumes.iter().try_for_each(|volume| insert_volume(tx, volume)))
     }
 
     /// Seals a volume's head, under a name if it gets one, and puts `head` on it.
     pub(super) fn seal(
         &self,
         volume: &VolumeName,
+        sealed: Sealed,
         head: &LayerRow,
-        image: Option<(&ImageName, LayerId)>,
+        image: Option<&ImageName>,
     ) -> Result<()> {
         self.change(|tx| {
+            let sql = "UPDATE layers SET data_bytes = ?2 WHERE id = ?1";
+            tx.execute(sql, params![sealed.layer.to_string(), signed(sealed.data_bytes)?])?;
             insert_layer(tx, head)?;
-            if let Some((name, layer)) = image {
-                insert_image(tx, name, layer)?;
+            if let Some(name) = image {
+                insert_image(tx, name, sealed.layer)?;
             }
-            let sql = "UPDATE volumes SET head = ?2 WHERE name = ?1";
-            tx.execute(sql, params![volume.as_str(), head.id.to_string()]).map(drop)
+            let sql = "UPDATE volumes SET head = ?2, size_bytes = ?3 WHERE name = ?1";
+            let size_bytes = signed(head.size_bytes)?;
+            tx.execute(sql, params![volume.as_str(), head.id.to_string(), size_bytes]).map(drop)
         })
     }
 
     /// Forgets the name; tells which layers nothing needs any more.
     pub(super) fn delete_image(&self, name: &ImageName) -> Result<Vec<LayerId>> {
         self.change(|tx| {
-            tx.execute("DELETE FROM images WHERE name = ?1", [name.as_str()])?;
-            delete_unreferenced(tx)
+            let sql = "DELETE FROM images WHERE name = ?1 RETURNING layer";
+            let layer = tx.query_row(sql, [name.as_str()], |row| parsed(row, 0)).optional()?;
+            layer.map_or(Ok(Vec::new()), |layer| delete_unneeded(tx, layer))
         })
     }
 
     /// As [`Self::delete_image`].
     pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
         self.change(|tx| {
-            tx.execute("DELETE FROM volumes WHERE name = ?1", [name.as_str()])?;
-            delete_unreferenced(tx)
+            let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head";
+            let head = tx.query_row(sql, [name.as_str()], |row| parsed(row, 0)).optional()?;
+            head.map_or(Ok(Vec::new()), |head| delete_unneeded(tx, head))
         })
     }
 
@@ -343,6 +411,20 @@ fn volume_row(row: &Row<'_>) -> Result<VolumeRow> {
         head: parsed(row, 1)?,
         size_bytes: unsigned(row, 2)?,
         epoch: Epoch(unsigned(row, 3)?),
+        tenant: parsed(row, 4)?,
+        cache: parsed(row, 5)?,
+    })
+}
+
+/// Columns 1 and up of [`Catalog::layer_spaces`].
+fn layer_space(row: &Row<'_>) -> Result<LayerSpace> {
+    Ok(LayerSpace {
+        parent: optional_parsed(row, 1)?,
+        data_bytes: optional_unsigned(row, 2)?,
+        remote_bytes: unsigned(row, 3)?,
+        poisoned: row.get(4)?,
+        children: unsigned(row, 5)?,
+        named: row.get(6)?,
     })
 }
 
@@ -356,18 +438,26 @@ fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
     Ok(LayerRow {
         id: parsed(row, 0)?,
         size_bytes: unsigned(row, 1)?,
-        parent: row.get::<_, Option<Parsed<LayerId>>>(2)?.map(|parent| parent.0),
+        parent: optional_parsed(row, 2)?,
         remote,
         poisoned: row.get(3)?,
+        data_bytes: optional_unsigned(row, 7)?,
     })
 }
 
 fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     let (id, parent) = (layer.id.to_string(), layer.parent.map(|parent| parent.to_string()));
-    tx.execute(
-        "INSERT INTO layers VALUES (?1, ?2, ?3, ?4)",
-        params![id, signed(layer.size_bytes)?, parent, layer.poisoned],
-    )?;
+    tx.prepare_cached(
+        "INSERT INTO layers (id, size_bytes, parent, poisoned, data_bytes)
+         VALUES (?1, ?2, ?3, ?4, ?5)",
+    )?
+    .execute(params![
+        id,
+        signed(layer.size_bytes)?,
+        parent,
+        layer.poisoned,
+        layer.data_bytes.map(signed).transpose()?
+    ])?;
     if let Some(remote) = &layer.remote {
         tx.execute(
             "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4)",
@@ -382,22 +472,40 @@ fn insert_image(tx: &Transaction<'_>, name: &ImageName, layer: LayerId) -> Resul
     tx.execute(sql, params![name.as_str(), layer.to_string()]).map(drop)
 }
 
-/// Deletes layers that no volume, image or layer needs, from the top of each chain down.
-fn delete_unreferenced(tx: &Transaction<'_>) -> Result<Vec<LayerId>> {
-    let mut statement = tx.prepare(
+fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
+    let NewVolume { name, head, tenant, cache } = volume;
+    insert_layer(tx, head)?;
+    tx.prepare_cached(
+        "INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache)
+         VALUES (?1, ?2, ?3, 1, 1, ?4, ?5)",
+    )?
+    .execute(params![
+        name.as_str(),
+        head.id.to_string(),
+        signed(head.size_bytes)?,
+        tenant.as_str(),
+        cache.to_string()
+    ])
+    .map(drop)
+}
+
+/// Deletes a layer and what it stands on, down to the first one that is still needed.
+fn delete_unneeded(tx: &Transaction<'_>, top: LayerId) -> Result<Vec<LayerId>> {
+    let mut delete = tx.prepare(
         "DELETE FROM layers
-         WHERE id NOT IN (SELECT head FROM volumes)
-           AND id NOT IN (SELECT layer FROM images)
-           AND id NOT IN (SELECT parent FROM layers WHERE parent IS NOT NULL)
-         RETURNING id",
+         WHERE id = ?1
+           AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)
+           AND NOT EXISTS (SELECT 1 FROM images WHERE layer = ?1)
+           AND NOT EXISTS (SELECT 1 FROM layers above WHERE above.parent = ?1)
+         RETURNING parent",
     )?;
     let mut deleted = Vec::new();
-    loop {
-        let layers: Vec<LayerId> =
-            statement.query_map([], |row| parsed(row, 0))?.collect::<Result<_>>()?;
-        if layers.is_empty() {
-            return Ok(deleted);
-        }
-        deleted.extend(layers);
+    let mut next = Some(top);
+    while let Some(id) = next {
+        let gone = delete.query_row([id.to_string()], |row| optional_parsed(row, 0));
+        let Some(parent) = gone.optional()? else { break };
+        deleted.push(id);
+        next = parent;
     }
+    Ok(deleted)
 }

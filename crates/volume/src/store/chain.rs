@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, try_join, try_join_all};
-use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OnceCell;
 
@@ -59,15 +58,6 @@ pub(super) struct Chain {
 type Span = Range<u64>;
 
 impl Chain {
-    pub(super) fn ids(&self) -> Vec<LayerId> {
-        self.layers.iter().map(|layer| layer.id).collect()
-    }
-
-    /// Bytes that are data in all local layers together.
-    pub(super) fn data_bytes(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.data_bytes()).sum()
-    }
-
     /// Runs of blocks in order, each with the topmost layer that has it. What lies beyond the
     /// end of a layer reads as zeros: nothing below it shows through.
     fn resolve(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Owner)> {

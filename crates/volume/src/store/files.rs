@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -46,6 +46,9 @@ pub(super) trait LayerFiles: Send + Sync {
     /// Nothing to remove is no error.
     fn remove(&self, name: &str) -> io::Result<()>;
 
+    /// What a file takes on the disk; one that is not there takes nothing.
+    fn allocated_bytes(&self, name: &str) -> io::Result<u64>;
+
     fn names(&self) -> io::Result<Vec<String>>;
 
     fn sync_names(&self) -> io::Result<()>;
@@ -86,6 +89,15 @@ impl LayerFiles for DiskFiles {
         match std::fs::remove_file(self.dir.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
+        }
+    }
+
+    fn allocated_bytes(&self, name: &str) -> io::Result<u64> {
+        const UNIT_BYTES: u64 = 512; // of st_blocks, whatever the filesystem's blocks are
+        match std::fs::metadata(self.dir.join(name)) {
+            Ok(found) => Ok(found.blocks() * UNIT_BYTES),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
         }
     }
 

@@ -151,7 +151,7 @@ impl Pool {
         name: &ImageName,
         layer: LayerId,
     ) -> Result<(), Problem> {
-        let made = || -> std::io::Result<()> {
+        let made = || -> std::io::Result<u64> {
             let data = File::options().read(true).write(true).open(&temp.0)?;
             data.set_len(size_bytes)?;
             let states = scan(&data, size_bytes)?;
@@ -160,12 +160,14 @@ impl Pool {
             let map = self.files.create(&map_name(layer), map_bytes, Space::Reserved)?;
             MapFile::create(map, layer, &states)?;
             std::fs::rename(&temp.0, self.layers_dir().join(data_name(layer)))?;
-            self.files.sync_names()
+            self.files.sync_names()?;
+            Ok(states.data_bytes())
         };
-        let row = LayerRow { id: layer, size_bytes, parent: None, remote: None, poisoned: None };
         made()
             .map_err(|error| io_problem(what, &error.into()))
-            .and_then(|()| {
+            .and_then(|data_bytes| {
+                let row = LayerRow::new(layer, size_bytes, None);
+                let row = LayerRow { data_bytes: Some(data_bytes), ..row };
                 self.catalog.add_image(name, &row).map_err(|error| catalog::problem(what, &error))
             })
             .inspect_err(|_| self.remove_layers(&[layer]))

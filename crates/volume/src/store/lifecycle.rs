@@ -6,18 +6,20 @@
 use std::sync::Arc;
 
 use perigee_model::units::format_bytes;
-use perigee_model::volume::{CreateVolume, ImageInfo, Snapshot, VolumeInfo, VolumeSource};
-use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use perigee_model::volume::{
+    CachePolicy, CreateVolume, ImageInfo, Snapshot, VolumeInfo, VolumeSource,
+};
+use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use super::blocking;
-use super::catalog::{self, LayerRow, RemoteRow};
+use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed};
 use super::chain::Chain;
 use super::head::Head;
 use super::layer::{self, live_name};
 use super::pool::Pool;
-use super::volume::{Stack, io_problem};
+use super::volume::{Stack, Volume, io_problem};
 
 /// What a new head stands on.
 struct Base {
@@ -61,7 +63,8 @@ impl Pool {
         let size_bytes = head_size(&what, &base, request.size_bytes)?;
         let pool = Arc::clone(self);
         let name = request.name.clone();
-        blocking(move || pool.add_volume(turn, &what, &name, size_bytes, base)).await?;
+        let owner = (request.tenant, request.cache);
+        blocking(move || pool.add_volume(turn, &what, &name, size_bytes, base, owner)).await?;
         self.volume_info(&request.name).await
     }
 
@@ -146,12 +149,15 @@ impl Pool {
         name: &VolumeName,
         size_bytes: u64,
         base: Base,
+        owner: (TenantName, CachePolicy),
     ) -> Result<(), Problem> {
         let Base { parent, remote, .. } = base;
         let id = LayerId(Uuid::new_v4());
-        let row = LayerRow { id, size_bytes, parent, remote, poisoned: None };
+        let row = LayerRow { remote, ..LayerRow::new(id, size_bytes, parent) };
         self.make_head(what, &row)?;
-        self.catalog.add_volume(name, &row).map_err(|error| self.give_up(what, id, error))
+        let (tenant, cache) = owner;
+        let volume = NewVolume { name: name.clone(), head: row, tenant, cache };
+        self.catalog.add_volumes(&[volume]).map_err(|error| self.give_up(what, id, error))
     }
 
     /// Makes the files of an empty head; nothing stays when that fails.
@@ -190,13 +196,13 @@ impl Pool {
     ) -> Result<Stack, Problem> {
         let sealed = &stack.head.layer;
         let id = LayerId(Uuid::new_v4());
-        let row =
-            LayerRow { id, size_bytes, parent: Some(sealed.id), remote: None, poisoned: None };
+        let row = LayerRow::new(id, size_bytes, Some(sealed.id));
         let head = self.make_head(what, &row)?;
+        let figures = Sealed { layer: sealed.id, data_bytes: sealed.data_bytes() };
         self.catalog
-            .seal(volume, &row, image.map(|name| (name, sealed.id)))
+            .seal(volume, figures, &row, image)
             .map_err(|error| self.give_up(what, id, error))?;
-        self.share_layer(sealed);
+        self.share_layer(&head.layer);
         if let Err(error) = self.files.remove(&live_name(sealed.id)) {
             tracing::warn!(layer = %sealed.id, %error, "can't remove a sealed layer's live map");
         }
@@ -262,7 +268,9 @@ impl Pool {
     /// A conflict while sessions are open.
     pub async fn delete_volume(self: &Arc<Self>, name: &VolumeName) -> Result<(), Problem> {
         let turn = Arc::clone(&self.changes).lock_owned().await;
-        let volume = self.volume(name).await?;
+        let (pool, closed) = (Arc::clone(self), name.clone());
+        let opened = blocking(move || pool.delete_closed(&closed)).await?;
+        let Some(volume) = opened else { return Ok(()) };
         let (pool, name) = (Arc::clone(self), name.clone());
         volume
             .delete_with(move || {
@@ -274,6 +282,22 @@ impl Pool {
                 Ok(())
             })
             .await
+    }
+}
+
+impl Pool {
+    /// Deletes a volume that is not open, without opening it: one whose files are damaged can be
+    /// deleted too. Gives back the volume if it is open.
+    fn delete_closed(&self, name: &VolumeName) -> Result<Option<Arc<Volume>>, Problem> {
+        let what = format!("can't delete volume {name}");
+        self.unless_opened(name, || {
+            if self.catalog.volume(name).map_err(failed(&what))?.is_none() {
+                return Err(Problem::not_found(&what, "there is no such volume in this pool"));
+            }
+            let unneeded = self.catalog.delete_volume(name).map_err(failed(&what))?;
+            self.remove_layers(&unneeded);
+            Ok(())
+        })
     }
 }
 

@@ -13,6 +13,7 @@
 //! | which layer answers a read | `chain` |
 //! | what exists | `catalog` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
+//! | what it takes on the disk, and for whom | `space` |
 
 mod blocks;
 mod catalog;
@@ -28,6 +29,7 @@ mod map;
 mod pool;
 #[cfg(test)]
 mod sim;
+mod space;
 #[cfg(test)]
 mod tests;
 mod volume;

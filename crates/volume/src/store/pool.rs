@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, Weak};
 
 use nix::fcntl::{Flock, FlockArg};
 use perigee_model::units::format_bytes;
-use perigee_model::volume::{BLOCK_BYTES, ImageInfo, PoolInfo, VolumeInfo};
+use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use super::blocking;
-use super::catalog::{Catalog, LayerRow};
+use super::catalog::{self, Catalog, LayerRow, OpenError};
 use super::chain::{Chain, Connector, RemoteParent};
 use super::files::{DiskFiles, LayerFiles};
 use super::head::Head;
 use super::layer::{Layer, live_name};
-use super::volume::{SealedDevice, Stack, Volume};
+use super::volume::{SealedDevice, Stack, Volume, io_problem};
 use crate::device::Device;
 
 /// Where a pool is, and how it reaches remote parents.
@@ -91,8 +91,11 @@ impl Pool {
                     error => Problem::internal(&what, error),
                 }
             })?;
-        let catalog = Catalog::open(&dir.join("catalog.sqlite"))
-            .map_err(|error| Problem::internal(&what, error))?;
+        let catalog = Catalog::open(&dir.join("catalog.sqlite")).map_err(|error| match error {
+            OpenError::Newer { .. } => Problem::conflict(&what, error)
+                .next("open it with the version of perigee that wrote it, or a newer one"),
+            OpenError::Sqlite(error) => catalog::problem(&what, &error),
+        })?;
         let pool = Self {
             dir,
             catalog: Arc::new(catalog),
@@ -122,27 +125,6 @@ impl Pool {
             }
         }
         Ok(())
-    }
-
-    /// # Errors
-    /// When the catalog or the filesystem can't be asked.
-    pub async fn info(self: &Arc<Self>) -> Result<PoolInfo, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
-            let what = "can't tell the state of the pool";
-            let space = nix::sys::statvfs::statvfs(&pool.dir)
-                .map_err(|error| Problem::internal(what, error))?;
-            let images = pool.catalog.images().map_err(|error| Problem::internal(what, error))?;
-            let volumes = pool.catalog.volumes().map_err(|error| Problem::internal(what, error))?;
-            Ok(PoolInfo {
-                path: pool.dir.display().to_string(),
-                total_bytes: space.blocks() * space.fragment_size(),
-                free_bytes: space.blocks_available() * space.fragment_size(),
-                images: images.len() as u64,
-                volumes: volumes.len() as u64,
-            })
-        })
-        .await
     }
 
     /// A volume of this pool, opened if it is not yet.
@@ -178,6 +160,7 @@ impl Pool {
         let catalog = Arc::clone(&self.catalog);
         let volume = Volume::new(name.clone(), row.size_bytes, row.epoch, stack, catalog);
         let volume = Arc::new(volume);
+        open.layers.insert(row.head, Arc::downgrade(&volume.stack().head.layer));
         open.volumes.insert(name.clone(), Arc::clone(&volume));
         Ok(volume)
     }
@@ -222,33 +205,48 @@ impl Pool {
         self.open.lock().expect("no holder panics").volumes.remove(name);
     }
 
-    /// Volumes by name. One whose layers can't be read is left out, and the log says why.
-    ///
-    /// # Errors
-    /// When the catalog can't be read.
-    pub async fn volumes(self: &Arc<Self>) -> Result<Vec<VolumeInfo>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
-            let rows = pool
-                .catalog
-                .volumes()
-                .map_err(|error| Problem::internal("can't list the volumes", error))?;
-            let mut infos = Vec::new();
-            for row in rows {
-                match pool.volume_now(&row.name) {
-                    Ok(volume) => infos.push(volume.info()),
-                    Err(problem) => tracing::error!(volume = %row.name, %problem, "left out"),
-                }
-            }
-            Ok(infos)
-        })
-        .await
+    /// The volume, if it is open.
+    pub(super) fn opened(&self, name: &VolumeName) -> Option<Arc<Volume>> {
+        self.open.lock().expect("no holder panics").volumes.get(name).map(Arc::clone)
     }
 
+    /// Sessions of a volume that are open.
+    pub fn open_sessions(&self, name: &VolumeName) -> u64 {
+        self.opened(name).map_or(0, |volume| volume.open_sessions())
+    }
+
+    /// Gives the volume if it is open, or else does `work` while it can't be opened.
+    pub(super) fn unless_opened(
+        &self,
+        name: &VolumeName,
+        work: impl FnOnce() -> Result<(), Problem>,
+    ) -> Result<Option<Arc<Volume>>, Problem> {
+        let open = self.open.lock().expect("no holder panics");
+        match open.volumes.get(name) {
+            Some(volume) => Ok(Some(Arc::clone(volume))),
+            None => work().map(|()| None),
+        }
+    }
+
+    /// The layer, if it is the head of an open volume or below one.
+    pub(super) fn opened_layer(&self, id: LayerId) -> Option<Arc<Layer>> {
+        self.open.lock().expect("no holder panics").layers.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Flushes what is open. All are tried.
+    ///
     /// # Errors
-    /// As [`Self::volume`].
-    pub async fn volume_info(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeInfo, Problem> {
-        Ok(self.volume(name).await?.info())
+    /// The last one that failed.
+    pub async fn flush(&self) -> Result<(), Problem> {
+        let open: Vec<_> =
+            self.open.lock().expect("no holder panics").volumes.values().map(Arc::clone).collect();
+        let mut flushed = Ok(());
+        for volume in open {
+            if let Err(error) = volume.flush().await {
+                flushed = Err(io_problem(&format!("flush volume {}", volume.name()), &error));
+            }
+        }
+        flushed
     }
 
     /// A sealed layer by name, read-only.
@@ -260,10 +258,10 @@ impl Pool {
         name: &ImageName,
     ) -> Result<Arc<dyn Device>, Problem> {
         let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || Ok(Arc::new(pool.image_now(&name)?.1) as Arc<dyn Device>)).await
+        blocking(move || Ok(Arc::new(pool.image_now(&name)?) as Arc<dyn Device>)).await
     }
 
-    fn image_now(&self, name: &ImageName) -> Result<(LayerId, SealedDevice), Problem> {
+    fn image_now(&self, name: &ImageName) -> Result<SealedDevice, Problem> {
         let what = format!("can't open image {name}");
         let layer = self
             .catalog
@@ -274,52 +272,7 @@ impl Pool {
         let mut open = self.open.lock().expect("no holder panics");
         let chain =
             self.chain(&mut open, None, &rows).map_err(|error| Problem::internal(&what, error))?;
-        Ok((layer, SealedDevice { size_bytes: rows[0].size_bytes, chain }))
-    }
-
-    /// # Errors
-    /// As [`Self::open_image`].
-    pub async fn image_info(self: &Arc<Self>, name: &ImageName) -> Result<ImageInfo, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.image_info_now(&name)).await
-    }
-
-    fn image_info_now(&self, name: &ImageName) -> Result<ImageInfo, Problem> {
-        let (layer, device) = self.image_now(name)?;
-        let children = self.catalog.dependants(layer).map_err(|error| {
-            Problem::internal(format!("can't tell what stands on image {name}"), error)
-        })?;
-        Ok(ImageInfo {
-            name: name.clone(),
-            layer,
-            size_bytes: device.size_bytes,
-            allocated_bytes: device.chain.data_bytes(),
-            chain: device.chain.ids(),
-            children: children.len() as u64,
-        })
-    }
-
-    /// Images by name. One whose layers can't be read is left out, and the log says why.
-    ///
-    /// # Errors
-    /// When the catalog can't be read.
-    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageInfo>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
-            let rows = pool
-                .catalog
-                .images()
-                .map_err(|error| Problem::internal("can't list the images", error))?;
-            let mut infos = Vec::new();
-            for (name, _) in rows {
-                match pool.image_info_now(&name) {
-                    Ok(info) => infos.push(info),
-                    Err(problem) => tracing::error!(image = %name, %problem, "left out"),
-                }
-            }
-            Ok(infos)
-        })
-        .await
+        Ok(SealedDevice { size_bytes: rows[0].size_bytes, chain })
     }
 
     /// Volumes of other hosts that are reachable through this one: name and `HOST:PORT`.

@@ -93,6 +93,13 @@ impl SimFile {
         }
     }
 
+    /// In blocks that are not all zeros, as a sparse file's.
+    fn used_bytes(&self) -> u64 {
+        let content = self.content.lock().unwrap();
+        let blocks = content.bytes.chunks(4096);
+        blocks.filter(|block| block.iter().any(|byte| *byte != 0)).count() as u64 * 4096
+    }
+
     pub(super) fn punched_bytes(&self) -> u64 {
         self.content.lock().unwrap().punched_bytes
     }
@@ -194,6 +201,11 @@ impl LayerFiles for SimFiles {
     fn remove(&self, name: &str) -> io::Result<()> {
         self.0.lock().unwrap().remove(name);
         Ok(())
+    }
+
+    fn allocated_bytes(&self, name: &str) -> io::Result<u64> {
+        let file = self.0.lock().unwrap().get(name).map(Arc::clone);
+        Ok(file.map_or(0, |file| file.used_bytes()))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {

@@ -11,7 +11,7 @@ use std::sync::{Arc, RwLock};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
-use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued, VolumeHealth, VolumeInfo};
+use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Problem, VolumeName};
 use tokio::sync::OwnedRwLockReadGuard;
 
@@ -143,22 +143,8 @@ impl Volume {
         .await
     }
 
-    pub fn info(&self) -> VolumeInfo {
-        let stack = self.stack();
-        let health = match stack.head.poisoned() {
-            None => VolumeHealth::Ok,
-            Some(_) => VolumeHealth::Poisoned,
-        };
-        VolumeInfo {
-            name: self.name.clone(),
-            size_bytes: self.size_bytes,
-            head_bytes: stack.head.layer.data_bytes(),
-            allocated_bytes: stack.chain.data_bytes(),
-            chain: stack.chain.ids(),
-            epoch: self.epoch(),
-            health,
-            sessions: self.open_sessions(),
-        }
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.stack().head.poisoned().is_some()
     }
 
     /// Every write that returned before this call is durable when it returns well.

@@ -138,7 +138,7 @@ impl Server {
         size_bytes: Option<u64>,
     ) -> VolumeInfo {
         let name = VolumeName::new(name).expect("a name");
-        let request = CreateVolume { name, size_bytes, source };
+        let request = CreateVolume::new(name, size_bytes, source);
         self.control.post("/v1/volumes", &request).await.expect("a volume")
     }
 

@@ -6,6 +6,7 @@ mod map;
 mod model;
 mod pool;
 mod rules;
+mod space;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -88,7 +89,7 @@ fn image_name(text: &str) -> ImageName {
 }
 
 fn create(name: &str, size_bytes: Option<u64>, source: VolumeSource) -> CreateVolume {
-    CreateVolume { name: volume_name(name), size_bytes, source }
+    CreateVolume::new(volume_name(name), size_bytes, source)
 }
 
 /// An empty volume and a session of it.

@@ -1,0 +1,234 @@
+//! What a pool, its volumes and its images take: from the catalog, with the figures of what is
+//! open now. Nothing is opened for it; the head of a volume that is not open is measured by what
+//! its file takes on the disk.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use perigee_model::volume::{ImageInfo, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo};
+use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
+
+use super::blocking;
+use super::catalog::{self, LayerSpace, VolumeRow};
+use super::layer::data_name;
+use super::pool::Pool;
+
+type Spaces = HashMap<LayerId, LayerSpace>;
+
+/// What the layers of a chain take together.
+#[derive(Debug, Default)]
+struct ChainSpace {
+    chain: Vec<LayerId>,
+    head_bytes: u64,
+    /// Of layers that nothing else needs: of the topmost ones, down to the first that something does.
+    own_bytes: u64,
+    shared_bytes: u64,
+    remote_bytes: u64,
+    poisoned: bool,
+}
+
+impl LayerSpace {
+    /// Whether more than the one thing right above it needs the layer.
+    fn is_shared(&self) -> bool {
+        self.named || self.children > 1
+    }
+}
+
+impl Pool {
+    /// # Errors
+    /// When the catalog or the filesystem can't be asked.
+    pub async fn info(self: &Arc<Self>) -> Result<PoolInfo, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || pool.info_now()).await
+    }
+
+    fn info_now(&self) -> Result<PoolInfo, Problem> {
+        let what = "can't tell the state of the pool";
+        let failed = |error| catalog::problem(what, &error);
+        let disk = nix::sys::statvfs::statvfs(&self.dir)
+            .map_err(|error| Problem::internal(what, error))?;
+        let spaces = self.catalog.layer_spaces(None).map_err(failed)?;
+        let volumes = self.catalog.volumes().map_err(failed)?;
+        let mut tenants = BTreeMap::<TenantName, TenantSpace>::new();
+        let mut own_bytes = 0;
+        for row in &volumes {
+            let space = self.chain_space(&spaces, row.head);
+            own_bytes += space.own_bytes;
+            let tenant = tenants.entry(row.tenant.clone()).or_insert_with(|| TenantSpace {
+                tenant: row.tenant.clone(),
+                volumes: 0,
+                virtual_bytes: 0,
+                own_bytes: 0,
+            });
+            tenant.volumes += 1;
+            tenant.virtual_bytes += row.size_bytes;
+            tenant.own_bytes += space.own_bytes;
+        }
+        let data_bytes = spaces.iter().map(|(id, space)| self.layer_bytes(*id, space)).sum();
+        Ok(PoolInfo {
+            path: self.dir.display().to_string(),
+            total_bytes: disk.blocks() * disk.fragment_size(),
+            free_bytes: disk.blocks_available() * disk.fragment_size(),
+            images: self.catalog.image_names().map_err(failed)?.len() as u64,
+            volumes: volumes.len() as u64,
+            format_version: self.catalog.format_version().map_err(failed)?,
+            data_bytes,
+            shared_bytes: data_bytes.saturating_sub(own_bytes),
+            tenants: tenants.into_values().collect(),
+        })
+    }
+
+    /// Volumes by name.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn volumes(self: &Arc<Self>) -> Result<Vec<VolumeInfo>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let failed = |error| catalog::problem("can't list the volumes", &error);
+            let rows = pool.catalog.volumes().map_err(failed)?;
+            let spaces = pool.catalog.layer_spaces(None).map_err(failed)?;
+            Ok(rows.into_iter().map(|row| pool.describe(row, &spaces)).collect())
+        })
+        .await
+    }
+
+    /// # Errors
+    /// Not found; or the catalog can't be read.
+    pub async fn volume_info(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeInfo, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = format!("can't describe volume {name}");
+            let failed = |error| catalog::problem(&what, &error);
+            let row =
+                pool.catalog.volume(&name).map_err(failed)?.ok_or_else(|| {
+                    Problem::not_found(&what, "there is no such volume in this pool")
+                })?;
+            let spaces = pool.catalog.layer_spaces(Some(row.head)).map_err(failed)?;
+            Ok(pool.describe(row, &spaces))
+        })
+        .await
+    }
+
+    fn describe(&self, row: VolumeRow, spaces: &Spaces) -> VolumeInfo {
+        let space = self.chain_space(spaces, row.head);
+        let open = self.opened(&row.name);
+        let poisoned = space.poisoned || open.as_ref().is_some_and(|volume| volume.is_poisoned());
+        VolumeInfo {
+            name: row.name,
+            size_bytes: row.size_bytes,
+            head_bytes: space.head_bytes,
+            allocated_bytes: space.own_bytes + space.shared_bytes,
+            own_bytes: space.own_bytes,
+            shared_bytes: space.shared_bytes,
+            remote_bytes: space.remote_bytes,
+            chain: space.chain,
+            epoch: row.epoch,
+            health: if poisoned { VolumeHealth::Poisoned } else { VolumeHealth::Ok },
+            sessions: open.map_or(0, |volume| volume.open_sessions()),
+            tenant: row.tenant,
+            cache: row.cache,
+        }
+    }
+
+    /// What stands below and at `top`. A layer that `spaces` lacks ends the chain.
+    fn chain_space(&self, spaces: &Spaces, top: LayerId) -> ChainSpace {
+        let mut found = ChainSpace::default();
+        let mut shared = false;
+        let mut next = Some(top);
+        while let Some((id, space)) = next.and_then(|id| Some((id, spaces.get(&id)?))) {
+            let bytes = self.layer_bytes(id, space);
+            shared |= space.is_shared();
+            if shared {
+                found.shared_bytes += bytes;
+            } else {
+                found.own_bytes += bytes;
+            }
+            if found.chain.is_empty() {
+                found.head_bytes = bytes;
+                found.poisoned = space.poisoned;
+            }
+            found.remote_bytes += space.remote_bytes;
+            found.chain.push(id);
+            next = space.parent;
+        }
+        found
+    }
+
+    fn layer_bytes(&self, id: LayerId, space: &LayerSpace) -> u64 {
+        if let Some(bytes) = space.data_bytes {
+            return bytes;
+        }
+        if let Some(layer) = self.opened_layer(id) {
+            return layer.data_bytes();
+        }
+        self.files.allocated_bytes(&data_name(id)).unwrap_or_else(|error| {
+            tracing::warn!(layer = %id, %error, "can't tell how much space it takes");
+            0
+        })
+    }
+
+    /// # Errors
+    /// Not found; or the catalog can't be read.
+    pub async fn image_info(self: &Arc<Self>, name: &ImageName) -> Result<ImageInfo, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = format!("can't describe image {name}");
+            let failed = |error| catalog::problem(&what, &error);
+            let layer =
+                pool.catalog.image(&name).map_err(failed)?.ok_or_else(|| {
+                    Problem::not_found(&what, "there is no such image in this pool")
+                })?;
+            pool.describe_image(name.clone(), layer).map_err(failed)
+        })
+        .await
+    }
+
+    fn describe_image(&self, name: ImageName, layer: LayerId) -> rusqlite::Result<ImageInfo> {
+        let rows = self.catalog.chain(layer)?;
+        let spaces = self.catalog.layer_spaces(Some(layer))?;
+        let space = self.chain_space(&spaces, layer);
+        Ok(ImageInfo {
+            name,
+            layer,
+            size_bytes: rows[0].size_bytes,
+            allocated_bytes: space.own_bytes + space.shared_bytes,
+            chain: space.chain,
+            children: self.catalog.dependants(layer)?.len() as u64,
+        })
+    }
+
+    /// Images by name.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageInfo>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let images = pool.catalog.images().map(|images| {
+                images.into_iter().map(|(name, layer)| pool.describe_image(name, layer)).collect()
+            });
+            images
+                .and_then(|infos| infos)
+                .map_err(|error| catalog::problem("can't list the images", &error))
+        })
+        .await
+    }
+
+    /// Names of volumes, attached volumes and images: what can be exported.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn names(self: &Arc<Self>) -> Result<(Vec<VolumeName>, Vec<ImageName>), Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let read = || -> rusqlite::Result<_> {
+                let mut volumes = pool.catalog.volume_names()?;
+                volumes.extend(pool.catalog.attachments()?.into_iter().map(|(name, _)| name));
+                Ok((volumes, pool.catalog.image_names()?))
+            };
+            read().map_err(|error| catalog::problem("can't list the pool's names", &error))
+        })
+        .await
+    }
+}
