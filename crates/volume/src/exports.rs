@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::device::{Device, Extent, IoError, Zeroing};
 use crate::nbd::{Export, Exports, NbdDevice, Opener, RemoteExport};
-use crate::stats::{Metered, StatsTable};
+use crate::stats::{Counters, StatsTable};
 use crate::store::Pool;
 
 /// As many names as an error lists.
@@ -78,9 +78,8 @@ impl PoolExports {
             Some(Wanted::Image(image)) => self.image(&image).await,
             Some(Wanted::Volume(volume, epoch)) => match self.pool.volume(&volume).await {
                 Ok(opened) => {
-                    let session = opened.session(epoch);
-                    let device = Arc::new(Metered::new(session, self.stats.of(&volume)));
-                    Ok(Export { device, read_only: false })
+                    let (device, counters) = (opened.session(epoch), self.stats.of(&volume));
+                    Ok(Export { device, read_only: false, counters })
                 }
                 Err(problem) if problem.kind == ProblemKind::NotFound => {
                     match self.attachment(&volume).await? {
@@ -103,7 +102,8 @@ impl PoolExports {
     }
 
     async fn image(&self, image: &ImageName) -> Result<Export, Problem> {
-        Ok(Export { device: self.pool.open_image(image).await?, read_only: true })
+        let device = self.pool.open_image(image).await?;
+        Ok(Export { device, read_only: true, counters: Arc::new(Counters::default()) })
     }
 
     async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
@@ -124,8 +124,8 @@ impl PoolExports {
         remote.counters = Some(counters.clone());
         let upstream = NbdDevice::open(remote).await?;
         let read_only = upstream.read_only();
-        let session = Arc::new(ProxySession { upstream, _slot: slot });
-        Ok(Export { device: Arc::new(Metered::new(session, counters)), read_only })
+        let device = Arc::new(ProxySession { upstream, _slot: slot });
+        Ok(Export { device, read_only, counters })
     }
 }
 

@@ -5,12 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use perigee_model::VolumeName;
 use perigee_model::volume::{ExportStats, IoStats};
 
-use crate::device::{Device, Extent, IoError, Zeroing};
+use crate::device::IoError;
 
 /// Counters of every volume that was opened since the server started.
 #[derive(Default)]
@@ -53,9 +51,48 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Times a request to another host.
-    pub fn network(&self) -> Timer<'_> {
-        Timer::start(&self.network, &self.network_busy)
+    /// Times a request that began at `started`.
+    pub fn time(self: &Arc<Self>, kind: Kind, started: Instant) -> Timer {
+        self.busy(kind).begin(started);
+        Timer { counters: Arc::clone(self), kind, started, bytes: 0 }
+    }
+
+    fn class(&self, kind: Kind) -> &Class {
+        match kind {
+            Kind::Read => &self.reads,
+            Kind::Write => &self.writes,
+            Kind::Flush => &self.flushes,
+            Kind::Network => &self.network,
+        }
+    }
+
+    fn busy(&self, kind: Kind) -> &Busy {
+        match kind {
+            Kind::Read | Kind::Write | Kind::Flush => &self.busy,
+            Kind::Network => &self.network_busy,
+        }
+    }
+
+    /// Begins a batch of requests that are answered at once, one after the other.
+    pub fn begin_batch(&self) -> Instant {
+        let now = Instant::now();
+        self.busy.begin(now);
+        now
+    }
+
+    /// Counts a batch. Its time is shared out evenly: asking the clock for each request would
+    /// cost more than most of them.
+    pub fn end_batch(&self, started: Instant, counts: &BatchCounts) {
+        let now = Instant::now();
+        let requests = counts.reads + counts.writes;
+        if requests == 0 {
+            return self.busy.forget();
+        }
+        self.busy.end(now);
+        let elapsed_ns = nanoseconds(now.saturating_duration_since(started));
+        let read_ns = elapsed_ns * counts.reads / requests;
+        self.reads.add(counts.reads, counts.read_bytes, read_ns);
+        self.writes.add(counts.writes, counts.write_bytes, elapsed_ns - read_ns);
     }
 
     pub fn snapshot(&self) -> IoStats {
@@ -77,7 +114,8 @@ impl Counters {
         }
     }
 
-    fn note(&self, result: &Result<(), IoError>) {
+    /// Counts a change that was refused because another writer has the volume.
+    pub fn note(&self, result: &Result<(), IoError>) {
         if let Err(IoError::Fenced { .. } | IoError::Refused(_)) = result {
             self.fenced.fetch_add(1, Ordering::Relaxed);
         }
@@ -90,6 +128,16 @@ struct Class {
     requests: AtomicU64,
     bytes: AtomicU64,
     latency_ns: AtomicU64,
+}
+
+impl Class {
+    fn add(&self, requests: u64, bytes: u64, latency_ns: u64) {
+        if requests > 0 {
+            self.requests.fetch_add(requests, Ordering::Relaxed);
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.latency_ns.fetch_add(latency_ns, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The time during which at least one request was in flight.
@@ -123,41 +171,53 @@ impl Busy {
         }
     }
 
+    /// Ends what turned out to be no request.
+    fn forget(&self) {
+        let mut state = lock(&self.0);
+        state.in_flight -= 1;
+        if state.in_flight == 0 {
+            state.since = None;
+        }
+    }
+
     fn total_ns(&self) -> u64 {
         let state = lock(&self.0);
         state.ended_ns + state.since.map_or(0, |since| nanoseconds(since.elapsed()))
     }
 }
 
+/// What a request is counted as.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    Read,
+    /// Trims and zeroes too; they carry no bytes.
+    Write,
+    Flush,
+    /// To another host on behalf of the volume.
+    Network,
+}
+
 /// One request in flight. It counts when it is dropped, however the request ended.
-pub struct Timer<'a> {
-    class: &'a Class,
-    busy: &'a Busy,
+pub struct Timer {
+    counters: Arc<Counters>,
+    kind: Kind,
     started: Instant,
     bytes: u64,
 }
 
-impl<'a> Timer<'a> {
-    fn start(class: &'a Class, busy: &'a Busy) -> Self {
-        let started = Instant::now();
-        busy.begin(started);
-        Self { class, busy, started, bytes: 0 }
-    }
-
+impl Timer {
     /// Bytes of payload that were carried.
     pub fn carried(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 }
 
-impl Drop for Timer<'_> {
+impl Drop for Timer {
     fn drop(&mut self) {
         let now = Instant::now();
-        self.busy.end(now);
-        self.class.requests.fetch_add(1, Ordering::Relaxed);
-        self.class.bytes.fetch_add(self.bytes, Ordering::Relaxed);
+        self.counters.busy(self.kind).end(now);
         let latency_ns = nanoseconds(now.saturating_duration_since(self.started));
-        self.class.latency_ns.fetch_add(latency_ns, Ordering::Relaxed);
+        self.counters.class(self.kind).add(1, self.bytes, latency_ns);
     }
 }
 
@@ -173,77 +233,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device whose requests are counted. Trims and zeroes count as writes that carry no bytes.
-pub struct Metered {
-    inner: Arc<dyn Device>,
-    counters: Arc<Counters>,
+/// What one batch of requests came to that were answered at once.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct BatchCounts {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    write_bytes: u64,
 }
 
-impl Metered {
-    pub fn new(inner: Arc<dyn Device>, counters: Arc<Counters>) -> Self {
-        Self { inner, counters }
-    }
-}
-
-impl Device for Metered {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
+impl BatchCounts {
+    pub fn read(&mut self, bytes: usize) {
+        self.reads += 1;
+        self.read_bytes += bytes as u64;
     }
 
-    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        Box::pin(async move {
-            let mut timer = Timer::start(&self.counters.reads, &self.counters.busy);
-            let data = self.inner.read(offset, length_bytes).await?;
-            timer.carried(data.len());
-            Ok(data)
-        })
-    }
-
-    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async move {
-            let mut timer = Timer::start(&self.counters.writes, &self.counters.busy);
-            let length = data.len();
-            let result = self.inner.write(offset, data, fua).await;
-            self.counters.note(&result);
-            if result.is_ok() {
-                timer.carried(length);
-            }
-            result
-        })
-    }
-
-    fn zero(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-        how: Zeroing,
-        fua: bool,
-    ) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async move {
-            let _timer = Timer::start(&self.counters.writes, &self.counters.busy);
-            let result = self.inner.zero(offset, length_bytes, how, fua).await;
-            self.counters.note(&result);
-            result
-        })
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async move {
-            let _timer = Timer::start(&self.counters.flushes, &self.counters.busy);
-            self.inner.flush().await
-        })
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        self.inner.extents(offset, length_bytes)
-    }
-
-    fn hang_up(&self) {
-        self.inner.hang_up();
+    pub fn write(&mut self, bytes: usize) {
+        self.writes += 1;
+        self.write_bytes += bytes as u64;
     }
 }
 
@@ -267,8 +274,8 @@ mod tests {
 
     #[test]
     fn a_request_in_flight_counts_as_busy_already() {
-        let counters = Counters::default();
-        let _timer = counters.network();
+        let counters = Arc::new(Counters::default());
+        let _timer = counters.time(Kind::Network, Instant::now());
         std::thread::sleep(Duration::from_millis(2));
         let stats = counters.snapshot();
         assert!(stats.network_busy_ns >= 2_000_000);

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::client::{NbdDevice, RemoteExport};
 use super::server::{self, Export, Exports, Listener, Opener};
-use super::wire::{self, GoOption, Request, command, option};
+use super::wire::{self, Dialect, GoOption, Request, command, option};
 use crate::device::{Device, Extent, IoError, Zeroing};
 
 const SIZE_BYTES: usize = 1 << 20;
@@ -80,7 +80,7 @@ impl Exports for One {
     fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if name == "data" {
-                Ok(Export { device: self.0.clone(), read_only: false })
+                Ok(Export { device: self.0.clone(), read_only: false, counters: Arc::default() })
             } else {
                 Err(Problem::not_found(format!("export {name:?}"), "this server has: data"))
             }
@@ -276,9 +276,14 @@ async fn bytes_that_are_no_request_drop_the_connection_and_only_that() {
     stream.write_all(&wire::encode_option(option::GO, &go.encode())).await.expect("GO");
     let mut replies = [0; 20 + 12 + 20];
     stream.read_exact(&mut replies).await.expect("an info and an acknowledgement");
-    let too_long =
-        Request { flags: 0, command: command::WRITE, cookie: 1, offset: 0, length_bytes: u32::MAX };
-    stream.write_all(&too_long.encode()).await.expect("a request");
+    let too_long = Request {
+        flags: 0,
+        command: command::WRITE,
+        cookie: 1,
+        offset: 0,
+        length_bytes: u32::MAX.into(),
+    };
+    stream.write_all(&too_long.encode(Dialect::Structured)).await.expect("a request");
     assert!(rest(stream).await.is_empty());
     within("a flush of another client", other.flush()).await.expect("a flush");
     server.stop().await;
@@ -294,7 +299,7 @@ async fn an_old_client_gets_simple_replies() {
     stream.read_u16().await.expect("the flags");
     let read =
         Request { flags: 0, command: command::READ, cookie: 5, offset: 0, length_bytes: 512 };
-    stream.write_all(&read.encode()).await.expect("a read");
+    stream.write_all(&read.encode(Dialect::Simple)).await.expect("a read");
     let mut reply = [0; 16 + 512];
     within("the reply", stream.read_exact(&mut reply)).await.expect("the reply");
     assert_eq!(&reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);

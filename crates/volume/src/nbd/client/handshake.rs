@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::super::socket::Socket;
 use super::super::wire::{
-    self, CONTEXT_ALLOCATION, FramingError, GoOption, MetaContextOption, OptionReplyHead,
+    self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, MetaContextOption, OptionReplyHead,
     PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
 };
 
@@ -23,6 +23,8 @@ pub struct ExportInfo {
     pub request_bytes_max: u32,
     /// It answers `BLOCK_STATUS`.
     pub allocation: bool,
+    /// How this connection's requests and replies look.
+    pub dialect: Dialect,
 }
 
 impl ExportInfo {
@@ -92,9 +94,15 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     stream
         .write_u32((flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES)).into())
         .await?;
-    let structured = ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok();
+    let dialect = if ask(stream, option::EXTENDED_HEADERS, &[]).await?.is_ok() {
+        Dialect::Extended
+    } else if ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok() {
+        Dialect::Structured
+    } else {
+        Dialect::Simple
+    };
     let mut allocation = false;
-    if structured {
+    if dialect != Dialect::Simple {
         let contexts =
             MetaContextOption { name: name.to_owned(), queries: vec![CONTEXT_ALLOCATION.into()] };
         allocation = ask(stream, option::SET_META_CONTEXT, &contexts.encode())
@@ -108,13 +116,17 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let go = GoOption { name: name.to_owned(), infos: vec![info::BLOCK_SIZE] };
     match ask(stream, option::GO, &go.encode()).await? {
-        Ok(infos) => export_info(infos, allocation),
+        Ok(infos) => export_info(infos, allocation, dialect),
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
         Err((_, text)) => Err(HandshakeError::Refused(text)),
     }
 }
 
-fn export_info(infos: Vec<Bytes>, allocation: bool) -> Result<ExportInfo, HandshakeError> {
+fn export_info(
+    infos: Vec<Bytes>,
+    allocation: bool,
+    dialect: Dialect,
+) -> Result<ExportInfo, HandshakeError> {
     const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
     let mut export = None;
     let mut request_bytes_max = PAYLOAD_BYTES_MAX;
@@ -135,7 +147,7 @@ fn export_info(infos: Vec<Bytes>, allocation: bool) -> Result<ExportInfo, Handsh
     if flags & export_flag::HAS_FLAGS == 0 {
         return Err(FramingError::Malformed("the export has no flags").into());
     }
-    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation })
+    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, dialect })
 }
 
 /// The data of each informing reply, or the kind and text of the error.

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::super::socket::Socket;
-use super::super::wire::{Chunk, FramingError, ReplyHead, Request, command};
+use super::super::wire::{Chunk, Dialect, FramingError, ReplyHead, Request, command};
 use super::handshake::{self, ExportInfo, HandshakeError};
 use super::pending::{Outgoing, PendingTable};
 
@@ -78,9 +78,9 @@ impl Link {
     /// Returns without an error when the device was dropped.
     async fn transmit(&mut self, stream: Stream) -> Result<(), Lost> {
         let (reader, writer) = tokio::io::split(stream);
-        let Self { requests, table, .. } = self;
+        let Self { requests, table, info, .. } = self;
         tokio::select! {
-            ended = send(writer, requests, table) => ended,
+            ended = send(writer, info.dialect, requests, table) => ended,
             ended = receive(reader, table) => ended,
         }
     }
@@ -101,6 +101,8 @@ impl Link {
             match self.wait_for(attempt, &why).await? {
                 Ok((stream, info)) if info.size_bytes == self.info.size_bytes => {
                     tracing::info!(export = self.name, "connected to the NBD server again");
+                    // It may be another version of the server.
+                    self.info = info;
                     return Some(stream);
                 }
                 Ok((_, info)) => why = format!("the export has {} bytes now", info.size_bytes),
@@ -145,35 +147,37 @@ fn lock(table: &Mutex<PendingTable>) -> MutexGuard<'_, PendingTable> {
 /// First what an earlier connection left unanswered, then new requests as they come.
 async fn send(
     writer: WriteHalf<Stream>,
+    dialect: Dialect,
     requests: &mut mpsc::UnboundedReceiver<Outgoing>,
     table: &Mutex<PendingTable>,
 ) -> Result<(), Lost> {
     let mut writer = BufWriter::with_capacity(64 << 10, writer);
     let again = lock(table).resend();
     for (request, payload) in again {
-        send_one(&mut writer, request, payload).await?;
+        send_one(&mut writer, dialect, request, payload).await?;
     }
     writer.flush().await?;
     while let Some(outgoing) = requests.recv().await {
         let payload = outgoing.payload.clone();
         let request = lock(table).insert(outgoing, Instant::now());
-        send_one(&mut writer, request, payload).await?;
+        send_one(&mut writer, dialect, request, payload).await?;
         if requests.is_empty() {
             writer.flush().await?;
         }
     }
     let goodbye =
         Request { flags: 0, command: command::DISCONNECT, cookie: 0, offset: 0, length_bytes: 0 };
-    send_one(&mut writer, goodbye, Bytes::new()).await?;
+    send_one(&mut writer, dialect, goodbye, Bytes::new()).await?;
     Ok(writer.flush().await?)
 }
 
 async fn send_one(
     writer: &mut BufWriter<WriteHalf<Stream>>,
+    dialect: Dialect,
     request: Request,
     payload: Bytes,
 ) -> Result<(), Lost> {
-    writer.write_all(&request.encode()).await?;
+    writer.write_all(&request.encode(dialect)).await?;
     Ok(writer.write_all(&payload).await?)
 }
 
@@ -182,10 +186,9 @@ async fn receive(mut reader: ReadHalf<Stream>, table: &Mutex<PendingTable>) -> R
     loop {
         let mut head = [0; ReplyHead::BYTES];
         reader.read_exact(&mut head).await?;
-        let mut more = [0; ReplyHead::CHUNK_MORE_BYTES];
-        if ReplyHead::is_chunk(&head) {
-            reader.read_exact(&mut more).await?;
-        }
+        let mut more = [0; ReplyHead::MORE_BYTES_MAX];
+        let more = &mut more[..ReplyHead::more_bytes(&head)];
+        reader.read_exact(more).await?;
         match ReplyHead::parse(&head, more)? {
             ReplyHead::Simple { cookie, error } => {
                 let expected = lock(table).simple_payload_bytes(cookie)?;

@@ -9,7 +9,7 @@ mod link;
 mod pending;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
 use crate::device::{Device, Extent, IoError, Zeroing};
-use crate::stats::Counters;
+use crate::stats::{Counters, Kind};
 use handshake::ExportInfo;
 use link::{Address, Link};
 use pending::{Outgoing, PendingTable};
@@ -100,9 +100,10 @@ impl NbdDevice {
         length_bytes: u32,
         payload: Bytes,
     ) -> Result<Answer, IoError> {
-        let mut timer = self.counters.network();
+        let mut timer = self.counters.time(Kind::Network, Instant::now());
         let (reply, answer) = oneshot::channel();
         let sent_bytes = payload.len();
+        let length_bytes = length_bytes.into();
         let request = Request { flags, command, cookie: 0, offset, length_bytes };
         let gone = || IoError::Unreachable("the connection was given up".into());
         self.requests.send(Outgoing { request, payload, reply }).map_err(|_| gone())?;

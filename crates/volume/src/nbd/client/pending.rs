@@ -68,7 +68,7 @@ impl PendingTable {
     pub fn simple_payload_bytes(&self, cookie: u64) -> Result<usize, FramingError> {
         let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
         let request = pending.outgoing.request;
-        Ok(if request.command == command::READ { request.length_bytes as usize } else { 0 })
+        Ok(if request.command == command::READ { data_bytes(&request) } else { 0 })
     }
 
     /// A simple reply is complete.
@@ -122,6 +122,11 @@ impl PendingTable {
     }
 }
 
+/// How long the data of a read is.
+fn data_bytes(request: &Request) -> usize {
+    usize::try_from(request.length_bytes).expect("the device bounds its reads")
+}
+
 const UNKNOWN_COOKIE: FramingError = FramingError::Malformed("a reply to no request of ours");
 
 impl Pending {
@@ -145,14 +150,14 @@ impl Pending {
         let start = offset.checked_sub(request.offset).ok_or(OUTSIDE)?;
         let start = usize::try_from(start).map_err(|_| OUTSIDE)?;
         let end = start.checked_add(length).ok_or(OUTSIDE)?;
-        if end > request.length_bytes as usize {
+        if end > data_bytes(request) {
             return Err(OUTSIDE);
         }
         Ok(start..end)
     }
 
     fn gather(&mut self, chunk: Chunk) -> Result<(), FramingError> {
-        let length = self.outgoing.request.length_bytes as usize;
+        let length = data_bytes(&self.outgoing.request);
         match chunk {
             Chunk::Nothing => {}
             Chunk::Data { offset, data } => {
@@ -184,7 +189,7 @@ impl Pending {
             return Ok(Answer::Error(errno, message));
         }
         match request.command {
-            command::READ if gathered.parts_bytes != u64::from(request.length_bytes) => {
+            command::READ if gathered.parts_bytes != request.length_bytes => {
                 Err(FramingError::Malformed("a read's reply has not all of its data"))
             }
             command::READ => {
@@ -212,7 +217,8 @@ mod tests {
         length_bytes: u32,
     ) -> (u64, oneshot::Receiver<Result<Answer, IoError>>) {
         let (reply, receiver) = oneshot::channel();
-        let request = Request { flags: 0, command, cookie: 0, offset, length_bytes };
+        let request =
+            Request { flags: 0, command, cookie: 0, offset, length_bytes: length_bytes.into() };
         let outgoing = Outgoing { request, payload: Bytes::new(), reply };
         (table.insert(outgoing, Instant::now()).cookie, receiver)
     }

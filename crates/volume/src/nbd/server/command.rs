@@ -1,10 +1,10 @@
 //! Frame to command: what a request asks for, or why it is refused. Pure.
 
-use super::super::wire::{Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
+use super::super::wire::{Dialect, Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
 use crate::device::Zeroing;
 
 /// Longest range of one block status; a client asks again for the rest.
-const STATUS_RANGE_BYTES_MAX: u32 = 1 << 30;
+const STATUS_RANGE_BYTES_MAX: u64 = 1 << 30;
 
 /// A request that may run: within the export, and allowed on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,16 +12,15 @@ pub enum Command {
     Read { offset: u64, length_bytes: u32 },
     Write { offset: u64, fua: bool },
     Flush,
-    Zero { offset: u64, length_bytes: u32, how: Zeroing, fua: bool },
-    Status { offset: u64, length_bytes: u32, only_one: bool },
+    Zero { offset: u64, length_bytes: u64, how: Zeroing, fua: bool },
+    Status { offset: u64, length_bytes: u64, only_one: bool },
 }
 
-/// What a refusal depends on besides the request.
+/// What a refusal depends on besides the request and the export's size.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    pub size_bytes: u64,
     pub read_only: bool,
-    pub structured: bool,
+    pub dialect: Dialect,
     /// The client chose `base:allocation`.
     pub allocation: bool,
 }
@@ -37,32 +36,35 @@ fn refuse<T>(errno: Errno, message: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal { errno, message: message.into() })
 }
 
-pub fn check(request: &Request, rules: &Rules) -> Result<Command, Refusal> {
+/// `size_bytes` is the export's size at this moment.
+pub fn check(request: &Request, rules: &Rules, size_bytes: u64) -> Result<Command, Refusal> {
     check_flags(request, rules)?;
     let Request { offset, length_bytes, .. } = *request;
     let fua = request.flags & command_flag::FUA != 0;
     match request.command {
         command::READ => {
-            if length_bytes > PAYLOAD_BYTES_MAX {
-                return refuse(
-                    Errno::Invalid,
-                    format!("a read of {length_bytes} bytes is too long"),
-                );
+            check_range(request, size_bytes, Errno::Invalid)?;
+            match u32::try_from(length_bytes) {
+                Ok(length_bytes) if length_bytes <= PAYLOAD_BYTES_MAX => {
+                    Ok(Command::Read { offset, length_bytes })
+                }
+                _ => {
+                    let message = format!("a read of {length_bytes} bytes is too long");
+                    refuse(Errno::Invalid, message)
+                }
             }
-            check_range(request, rules, Errno::Invalid)?;
-            Ok(Command::Read { offset, length_bytes })
         }
         command::WRITE => {
-            check_change(request, rules)?;
+            check_change(request, rules, size_bytes)?;
             Ok(Command::Write { offset, fua })
         }
         command::FLUSH => Ok(Command::Flush),
         command::TRIM => {
-            check_change(request, rules)?;
+            check_change(request, rules, size_bytes)?;
             Ok(Command::Zero { offset, length_bytes, how: Zeroing::FreeSpace, fua })
         }
         command::WRITE_ZEROES => {
-            check_change(request, rules)?;
+            check_change(request, rules, size_bytes)?;
             let keep = request.flags & command_flag::NO_HOLE != 0;
             let how = if keep { Zeroing::KeepSpace } else { Zeroing::FreeSpace };
             Ok(Command::Zero { offset, length_bytes, how, fua })
@@ -71,7 +73,7 @@ pub fn check(request: &Request, rules: &Rules) -> Result<Command, Refusal> {
             if !rules.allocation || length_bytes == 0 {
                 return refuse(Errno::Invalid, "no context was chosen, or the range is empty");
             }
-            check_range(request, rules, Errno::Invalid)?;
+            check_range(request, size_bytes, Errno::Invalid)?;
             let only_one = request.flags & command_flag::REQ_ONE != 0;
             let length_bytes = length_bytes.min(STATUS_RANGE_BYTES_MAX);
             Ok(Command::Status { offset, length_bytes, only_one })
@@ -84,7 +86,8 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
     // The protocol wants FUA to be taken, and ignored, where it means nothing.
     let allowed = command_flag::FUA
         | match request.command {
-            command::READ if rules.structured => command_flag::DF,
+            command::READ if rules.dialect != Dialect::Simple => command_flag::DF,
+            command::WRITE if rules.dialect == Dialect::Extended => command_flag::PAYLOAD_LEN,
             command::WRITE_ZEROES => command_flag::NO_HOLE,
             command::BLOCK_STATUS => command_flag::REQ_ONE,
             _ => 0,
@@ -93,14 +96,16 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
         let message = format!("flags {:#x} on command {}", request.flags, request.command);
         return refuse(Errno::Invalid, message);
     }
+    if request.command == command::WRITE && !request.has_payload(rules.dialect) {
+        return refuse(Errno::Invalid, "a write without the flag that announces its payload");
+    }
     Ok(())
 }
 
-fn check_range(request: &Request, rules: &Rules, beyond: Errno) -> Result<(), Refusal> {
-    let end = request.offset.checked_add(request.length_bytes.into());
-    if end.is_none_or(|end| end > rules.size_bytes) {
+fn check_range(request: &Request, size_bytes: u64, beyond: Errno) -> Result<(), Refusal> {
+    let end = request.offset.checked_add(request.length_bytes);
+    if end.is_none_or(|end| end > size_bytes) {
         let Request { offset, length_bytes, .. } = request;
-        let size_bytes = rules.size_bytes;
         let message =
             format!("{length_bytes} bytes at {offset} end beyond the export's {size_bytes}");
         return refuse(beyond, message);
@@ -108,33 +113,33 @@ fn check_range(request: &Request, rules: &Rules, beyond: Errno) -> Result<(), Re
     Ok(())
 }
 
-fn check_change(request: &Request, rules: &Rules) -> Result<(), Refusal> {
+fn check_change(request: &Request, rules: &Rules, size_bytes: u64) -> Result<(), Refusal> {
     if rules.read_only {
         return refuse(Errno::Perm, "the export is read-only");
     }
-    check_range(request, rules, Errno::NoSpace)
+    check_range(request, size_bytes, Errno::NoSpace)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const RULES: Rules =
-        Rules { size_bytes: 1 << 20, read_only: false, structured: true, allocation: true };
+    const SIZE_BYTES: u64 = 1 << 20;
+    const RULES: Rules = Rules { read_only: false, dialect: Dialect::Structured, allocation: true };
 
-    fn request(command: u16, flags: u16, offset: u64, length_bytes: u32) -> Request {
+    fn request(command: u16, flags: u16, offset: u64, length_bytes: u64) -> Request {
         Request { flags, command, cookie: 0, offset, length_bytes }
     }
 
     fn refused(request: Request, rules: Rules) -> Errno {
-        check(&request, &rules).expect_err("it must be refused").errno
+        check(&request, &rules, SIZE_BYTES).expect_err("it must be refused").errno
     }
 
     #[test]
     fn a_request_that_ends_at_the_end_is_allowed() {
         let read = request(command::READ, 0, (1 << 20) - 512, 512);
         assert_eq!(
-            check(&read, &RULES),
+            check(&read, &RULES, SIZE_BYTES),
             Ok(Command::Read { offset: (1 << 20) - 512, length_bytes: 512 })
         );
     }
@@ -156,7 +161,10 @@ mod tests {
         for change in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             assert_eq!(refused(request(change, 0, 0, 512), rules), Errno::Perm);
         }
-        assert_eq!(check(&request(command::FLUSH, 0, 0, 0), &rules), Ok(Command::Flush));
+        assert_eq!(
+            check(&request(command::FLUSH, 0, 0, 0), &rules, SIZE_BYTES),
+            Ok(Command::Flush)
+        );
     }
 
     #[test]
@@ -164,7 +172,7 @@ mod tests {
         let zero = request(command::WRITE_ZEROES, command_flag::NO_HOLE, 0, 4096);
         let want =
             Command::Zero { offset: 0, length_bytes: 4096, how: Zeroing::KeepSpace, fua: false };
-        assert_eq!(check(&zero, &RULES), Ok(want));
+        assert_eq!(check(&zero, &RULES, SIZE_BYTES), Ok(want));
     }
 
     #[test]
@@ -174,6 +182,22 @@ mod tests {
             refused(request(command::WRITE_ZEROES, fast_zero, 0, 512), RULES),
             Errno::Invalid
         );
+    }
+
+    #[test]
+    fn an_extended_write_must_announce_its_payload() {
+        let rules = Rules { dialect: Dialect::Extended, ..RULES };
+        assert_eq!(refused(request(command::WRITE, 0, 0, 512), rules), Errno::Invalid);
+        let write = request(command::WRITE, command_flag::PAYLOAD_LEN, 0, 512);
+        let want = Command::Write { offset: 0, fua: false };
+        assert_eq!(check(&write, &rules, SIZE_BYTES), Ok(want));
+    }
+
+    #[test]
+    fn a_read_of_more_than_32_bits_is_refused() {
+        let long = request(command::READ, 0, 0, 1 << 33);
+        let error = check(&long, &RULES, 1 << 40).expect_err("it must be refused");
+        assert_eq!(error.errno, Errno::Invalid);
     }
 
     #[test]

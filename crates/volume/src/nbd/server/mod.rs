@@ -21,7 +21,6 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use perigee_http::Listen;
 use perigee_model::Problem;
-use tokio::io::BufReader;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::socket::Socket;
 use super::wire::FramingError;
 use crate::device::Device;
+use crate::stats::Counters;
 use sessions::SessionTable;
 
 /// A client that has not picked an export by then is dropped.
@@ -40,6 +40,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Export {
     pub device: Arc<dyn Device>,
     pub read_only: bool,
+    /// Where its requests are counted.
+    pub counters: Arc<Counters>,
 }
 
 /// Who wants to open an export.
@@ -69,6 +71,8 @@ enum ConnectionError {
     Framing(#[from] FramingError),
     #[error("{0}")]
     Refused(String),
+    #[error("{0} panicked")]
+    Panicked(String),
 }
 
 /// An address that is bound but not served yet.
@@ -150,7 +154,7 @@ async fn accept(listener: Listener, shared: Arc<Shared>, stop: CancellationToken
 }
 
 async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut stream = BufReader::with_capacity(64 << 10, socket);
+    let mut stream = socket;
     let mut negotiation = negotiation::Negotiation::new(&shared, stop.clone());
     let negotiated = tokio::select! {
         () = stop.cancelled() => return,

@@ -6,9 +6,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
 use super::super::wire::{
-    self, CONTEXT_ALLOCATION, CONTEXT_ALLOCATION_ID, FramingError, GoOption, MetaContextOption,
-    OptionHead, PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, export_flag, handshake_flag, info, option,
-    reply,
+    self, CONTEXT_ALLOCATION, CONTEXT_ALLOCATION_ID, Dialect, FramingError, GoOption,
+    MetaContextOption, OptionHead, PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, export_flag,
+    handshake_flag, info, option, reply,
 };
 use super::command::Rules;
 use super::sessions::Claim;
@@ -186,9 +186,8 @@ impl<'a> Negotiation<'a> {
 
     fn agree(&mut self, name: &str, export: Export) -> Agreed {
         let rules = Rules {
-            size_bytes: export.device.size_bytes(),
             read_only: export.read_only,
-            structured: self.structured,
+            dialect: if self.structured { Dialect::Structured } else { Dialect::Simple },
             allocation: self.allocation_of.as_deref() == Some(name),
         };
         Agreed { export, rules, claim: self.claim.take() }

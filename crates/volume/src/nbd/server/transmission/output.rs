@@ -1,0 +1,126 @@
+//! Replies on their way to the socket, gathered so that one write sends many.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::AsyncWrite;
+
+use super::buffers::{BUFFER_BYTES, Buffer};
+
+/// As many pieces as one write takes.
+const PIECES_MAX: usize = 8;
+
+#[derive(Default)]
+pub struct Output {
+    buffer: Option<Buffer>,
+    /// What of the buffer is not sent yet.
+    start: usize,
+    end: usize,
+    /// Sent after the buffer. While something is here, nothing is added.
+    rest: VecDeque<Bytes>,
+    /// Something was written and the stream was not flushed since.
+    unflushed: bool,
+}
+
+impl Output {
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end && self.rest.is_empty()
+    }
+
+    /// Whether a reply may be added: one of any length, but no more than one beyond the buffer.
+    pub fn accepts(&self) -> bool {
+        self.rest.is_empty() && self.end < BUFFER_BYTES
+    }
+
+    /// Room for a reply of so many bytes, which may hold anything; [`Self::commit`] adds it.
+    pub fn room(&mut self, length: usize) -> Option<&mut [u8]> {
+        if !self.rest.is_empty() || length > BUFFER_BYTES - self.end {
+            return None;
+        }
+        let buffer = self.buffer.get_or_insert_with(Buffer::borrow);
+        Some(&mut buffer[self.end..self.end + length])
+    }
+
+    pub fn commit(&mut self, length: usize) {
+        self.end += length;
+    }
+
+    /// Adds a reply. What does not fit the buffer is sent from where it is.
+    pub fn push(&mut self, head: Bytes, payload: Bytes) {
+        let length = head.len() + payload.len();
+        match self.room(length) {
+            Some(room) => {
+                let (front, back) = room.split_at_mut(head.len());
+                front.copy_from_slice(&head);
+                back.copy_from_slice(&payload);
+                self.commit(length);
+            }
+            None => self.rest.extend([head, payload].into_iter().filter(|piece| !piece.is_empty())),
+        }
+    }
+
+    /// Ready when all is sent. A buffer is held only while something in it is not sent.
+    pub fn poll_send<S: AsyncWrite>(
+        &mut self,
+        mut stream: Pin<&mut S>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            let sent = ready!(self.poll_write(stream.as_mut(), cx))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.unflushed = true;
+            self.advance(sent);
+        }
+        // Room that was asked for and not used.
+        self.buffer = None;
+        if self.unflushed {
+            ready!(stream.poll_flush(cx))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write<S: AsyncWrite>(
+        &self,
+        stream: Pin<&mut S>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let buffered = self.buffer.as_ref().map_or(&[][..], |b| &b[self.start..self.end]);
+        if self.rest.is_empty() {
+            return stream.poll_write(cx, buffered);
+        }
+        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        let sources = std::iter::once(buffered).chain(self.rest.iter().map(|piece| &piece[..]));
+        let mut count = 0;
+        for source in sources.filter(|source| !source.is_empty()).take(PIECES_MAX) {
+            pieces[count] = IoSlice::new(source);
+            count += 1;
+        }
+        stream.poll_write_vectored(cx, &pieces[..count])
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        let buffered = sent.min(self.end - self.start);
+        self.start += buffered;
+        sent -= buffered;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            self.buffer = None;
+        }
+        while let Some(piece) = self.rest.front_mut()
+            && sent > 0
+        {
+            let taken = sent.min(piece.len());
+            piece.advance(taken);
+            sent -= taken;
+            if piece.is_empty() {
+                self.rest.pop_front();
+            }
+        }
+    }
+}
