@@ -1,8 +1,25 @@
 //! The state of every block of a layer, 2 bits each, in memory as on disk.
+//!
+//! Pages of states are made when their first block gets a state; a page that is not there is all
+//! absent. Reading takes no lock. Changes of one page happen one after the other, under
+//! [`StatePage::change`].
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::BLOCK_BYTES;
+
+use super::sparse::Sparse;
+
+/// Bytes of packed states in a page: what a page of the durable map carries.
+pub(super) const PAGE_STATE_BYTES: usize = 4064;
+/// Blocks of one page of states, 63.5 MiB of the layer.
+pub(super) const PAGE_BLOCKS: u64 = PAGE_STATE_BYTES as u64 * 4;
+const PAGE_WORDS: usize = PAGE_STATE_BYTES / 8;
+const WORD_BLOCKS: u64 = 32;
+/// Bit 0 of every block in a word.
+const LOW_BITS: u64 = 0x5555_5555_5555_5555;
 
 /// What a layer has to say about one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +33,7 @@ pub(super) enum BlockState {
 }
 
 impl BlockState {
-    fn from_bits(bits: u8) -> Self {
+    fn from_bits(bits: u64) -> Self {
         match bits & 3 {
             0 => Self::Absent,
             1 => Self::Data,
@@ -24,9 +41,9 @@ impl BlockState {
         }
     }
 
-    /// Four blocks of this state.
-    fn pattern(self) -> u8 {
-        self as u8 * 0x55
+    /// A word of blocks of this state.
+    fn pattern(self) -> u64 {
+        self as u64 * LOW_BITS
     }
 }
 
@@ -46,10 +63,108 @@ pub(super) fn overlap(a: &Range<u64>, b: &Range<u64>) -> Range<u64> {
     start..a.end.min(b.end).max(start)
 }
 
-/// Packed states: block `n` is bits `2 * (n % 4)` and up of byte `n / 4`.
-#[derive(Clone, PartialEq, Eq)]
+/// Bytes of packed states of so many blocks, without a page's padding.
+pub(super) fn packed_bytes(blocks: u64) -> u64 {
+    blocks.div_ceil(4)
+}
+
+/// Pages of states of so many blocks.
+pub(super) fn page_count(blocks: u64) -> usize {
+    index(blocks.div_ceil(PAGE_BLOCKS))
+}
+
+/// A range of blocks as one part per page of states.
+pub(super) fn by_page(blocks: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
+    let mut at = blocks.start;
+    std::iter::from_fn(move || {
+        (at < blocks.end).then(|| {
+            let page = at / PAGE_BLOCKS;
+            let part = at..blocks.end.min((page + 1) * PAGE_BLOCKS);
+            at = part.end;
+            (index(page), part)
+        })
+    })
+}
+
+/// The states of [`PAGE_BLOCKS`] blocks: block `n` of it is bits `2 * (n % 32)` and up of word
+/// `n / 32`. On disk the words are little endian.
+pub(super) struct StatePage {
+    words: [AtomicU64; PAGE_WORDS],
+    changing: Mutex<()>,
+}
+
+/// The bits of the blocks of `range` in word `word`.
+fn mask(word: u64, range: &Range<u64>) -> u64 {
+    let first = word * WORD_BLOCKS;
+    let bits_below = |block: u64| match block.clamp(first, first + WORD_BLOCKS) - first {
+        WORD_BLOCKS => u64::MAX,
+        blocks => (1 << (2 * blocks)) - 1,
+    };
+    bits_below(range.end) & !bits_below(range.start)
+}
+
+impl StatePage {
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            words: [const { AtomicU64::new(0) }; PAGE_WORDS],
+            changing: Mutex::new(()),
+        })
+    }
+
+    fn word(&self, word: u64) -> u64 {
+        self.words[index(word)].load(Ordering::Acquire)
+    }
+
+    fn get(&self, block: u64) -> BlockState {
+        BlockState::from_bits(self.word(block / WORD_BLOCKS) >> (2 * (block % WORD_BLOCKS)))
+    }
+
+    /// Where the run of `state` from `range.start` on ends within `range`.
+    fn run_end(&self, range: &Range<u64>, state: BlockState) -> u64 {
+        let mut at = range.start;
+        while at < range.end {
+            let differing =
+                (self.word(at / WORD_BLOCKS) ^ state.pattern()) >> (2 * (at % WORD_BLOCKS));
+            if differing != 0 {
+                return range.end.min(at + u64::from(differing.trailing_zeros() / 2));
+            }
+            at = (at / WORD_BLOCKS + 1) * WORD_BLOCKS;
+        }
+        range.end
+    }
+
+    /// Each word that blocks of `range` are in, as it is once they have `state`.
+    fn words_with(
+        &self,
+        range: &Range<u64>,
+        state: BlockState,
+    ) -> impl Iterator<Item = (u64, u64)> {
+        (range.start / WORD_BLOCKS..range.end.div_ceil(WORD_BLOCKS)).map(move |word| {
+            let mask = mask(word, range);
+            (word, self.word(word) & !mask | state.pattern() & mask)
+        })
+    }
+
+    /// Lets nobody else change the page meanwhile.
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().expect("no holder panics")
+    }
+
+    fn payload(&self) -> Vec<u8> {
+        self.words.iter().flat_map(|word| word.load(Ordering::Acquire).to_le_bytes()).collect()
+    }
+
+    fn data_blocks(&self) -> u64 {
+        let data = |word: u64| word & LOW_BITS & !(word >> 1);
+        self.words
+            .iter()
+            .map(|word| u64::from(data(word.load(Ordering::Relaxed)).count_ones()))
+            .sum()
+    }
+}
+
 pub(super) struct BlockStates {
-    packed: Vec<u8>,
+    pages: Sparse<Box<StatePage>>,
     blocks: u64,
 }
 
@@ -63,57 +178,89 @@ impl std::fmt::Debug for BlockStates {
 impl BlockStates {
     /// All absent.
     pub(super) fn new(blocks: u64) -> Self {
-        Self { packed: vec![0; index(blocks.div_ceil(4))], blocks }
-    }
-
-    /// `None` when the bytes are no states of that many blocks.
-    pub(super) fn from_packed(packed: Vec<u8>, blocks: u64) -> Option<Self> {
-        let tail_bits = 2 * (blocks % 4);
-        let tail_ok = tail_bits == 0 || packed.last().is_some_and(|last| last >> tail_bits == 0);
-        let no_fourth_state = packed.iter().all(|byte| byte & (byte >> 1) & 0x55 == 0);
-        (packed.len() == index(blocks.div_ceil(4)) && tail_ok && no_fourth_state)
-            .then_some(Self { packed, blocks })
+        Self { pages: Sparse::new(page_count(blocks)), blocks }
     }
 
     pub(super) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    pub(super) fn packed(&self) -> &[u8] {
-        &self.packed
+    pub(super) fn has_page(&self, page: usize) -> bool {
+        self.pages.get(page).is_some()
+    }
+
+    /// Pages that have memory; the others are all absent.
+    pub(super) fn pages_in_use(&self) -> impl Iterator<Item = usize> {
+        self.pages.in_use().map(|(page, _)| page)
+    }
+
+    /// The packed states of a page.
+    pub(super) fn payload(&self, page: usize) -> Vec<u8> {
+        self.pages.get(page).map_or_else(|| vec![0; PAGE_STATE_BYTES], |page| page.payload())
+    }
+
+    /// Takes the states of a page that nothing uses yet. `false` when the bytes are no states,
+    /// or of blocks beyond the end.
+    pub(super) fn load(&self, page: usize, payload: &[u8]) -> bool {
+        let blocks_left = self.blocks.saturating_sub(page as u64 * PAGE_BLOCKS);
+        let words = payload.chunks(8).map(|bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        });
+        let valid = |(at, word): (u64, u64)| {
+            let beyond = !mask(at, &(0..blocks_left));
+            word & beyond == 0 && word & (word >> 1) & LOW_BITS == 0
+        };
+        if payload.len() > PAGE_STATE_BYTES || !(0..).zip(words.clone()).all(valid) {
+            return false;
+        }
+        let to = self.pages.get_or_init(page, StatePage::new);
+        for (to, word) in to.words.iter().zip(words) {
+            to.store(word, Ordering::Release);
+        }
+        true
     }
 
     pub(super) fn get(&self, block: u64) -> BlockState {
-        BlockState::from_bits(self.packed[index(block / 4)] >> (2 * (block % 4)))
+        let page = self.pages.get(index(block / PAGE_BLOCKS));
+        page.map_or(BlockState::Absent, |page| page.get(block % PAGE_BLOCKS))
     }
 
     /// The state at `range.start` and where the run of it ends within `range`.
     pub(super) fn run(&self, range: &Range<u64>) -> (BlockState, u64) {
         let state = self.get(range.start);
-        let mut block = range.start;
-        while block < range.end {
-            if block.is_multiple_of(4)
-                && block + 4 <= range.end
-                && self.packed[index(block / 4)] == state.pattern()
-            {
-                block += 4;
-            } else if self.get(block) == state {
-                block += 1;
+        let mut at = range.start;
+        while at < range.end {
+            let number = at / PAGE_BLOCKS;
+            let first = number * PAGE_BLOCKS;
+            let page_end = range.end.min(first + PAGE_BLOCKS);
+            if let Some(page) = self.pages.get(index(number)) {
+                let end = first + page.run_end(&(at - first..page_end - first), state);
+                if end < page_end {
+                    return (state, end);
+                }
+                at = end;
+            } else if state == BlockState::Absent {
+                let next = self.pages.next_in_use(index(number) + 1);
+                at = next.map_or(range.end, |page| range.end.min(page as u64 * PAGE_BLOCKS));
             } else {
-                break;
+                return (state, at);
             }
         }
-        (state, block)
+        (state, range.end)
     }
 
-    /// Runs of equal state that together are `range`.
+    /// Runs of equal state that together are `range`. Neighbours may be of one state when blocks
+    /// change meanwhile.
     pub(super) fn runs(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, BlockState)> {
         let mut at = range.start;
         std::iter::from_fn(move || {
             (at < range.end).then(|| {
                 let (state, end) = self.run(&(at..range.end));
-                let run = at..end;
-                at = end;
+                // The block may have changed between the two looks at it.
+                let run = at..end.max(at + 1);
+                at = run.end;
                 (run, state)
             })
         })
@@ -123,43 +270,52 @@ impl BlockStates {
         range.is_empty() || self.run(range) == (state, range.end)
     }
 
-    /// The bytes, and where they start, that hold `range` once its blocks have `state`.
-    pub(super) fn preview(&self, range: &Range<u64>, state: BlockState) -> (usize, Vec<u8>) {
-        let first_byte = range.start / 4;
-        let mut bytes = self.packed[index(first_byte)..index(range.end.div_ceil(4))].to_vec();
-        let mut block = range.start;
-        while block < range.end {
-            let byte = &mut bytes[index(block / 4 - first_byte)];
-            if block.is_multiple_of(4) && block + 4 <= range.end {
-                *byte = state.pattern();
-                block += 4;
-            } else {
-                let shift = 2 * (block % 4);
-                *byte = *byte & !(3 << shift) | (state as u8) << shift;
-                block += 1;
-            }
+    /// Gives blocks of one page a state. In between, `write_down` gets the place and the bytes of
+    /// the packed states that change; if it fails, nothing changed.
+    pub(super) fn change<E>(
+        &self,
+        blocks: &Range<u64>,
+        state: BlockState,
+        write_down: impl FnOnce(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let number = blocks.start / PAGE_BLOCKS;
+        let page = self.pages.get_or_init(index(number), StatePage::new);
+        let first = number * PAGE_BLOCKS;
+        let blocks = blocks.start - first..blocks.end - first;
+        let _turn = page.change();
+        let bytes: Vec<u8> =
+            page.words_with(&blocks, state).flat_map(|(_, word)| word.to_le_bytes()).collect();
+        let byte_of_first_word = blocks.start / WORD_BLOCKS * 8;
+        let from = blocks.start / 4;
+        let part =
+            index(from - byte_of_first_word)..index(blocks.end.div_ceil(4) - byte_of_first_word);
+        write_down(number * PAGE_STATE_BYTES as u64 + from, &bytes[part])?;
+        for (word, value) in page.words_with(&blocks, state) {
+            page.words[index(word)].store(value, Ordering::Release);
         }
-        (index(first_byte), bytes)
+        Ok(())
     }
 
-    /// Puts what [`Self::preview`] made in place.
-    pub(super) fn apply(&mut self, first_byte: usize, bytes: &[u8]) {
-        self.packed[first_byte..first_byte + bytes.len()].copy_from_slice(bytes);
-    }
-
-    pub(super) fn set(&mut self, range: &Range<u64>, state: BlockState) {
-        let (first_byte, bytes) = self.preview(range, state);
-        self.apply(first_byte, &bytes);
+    /// As [`Self::change`], written down nowhere.
+    pub(super) fn set(&self, blocks: Range<u64>, state: BlockState) {
+        for (_, part) in by_page(blocks) {
+            let set: Result<(), std::convert::Infallible> =
+                self.change(&part, state, |_, _| Ok(()));
+            set.expect("it can't fail");
+        }
     }
 
     /// How many bytes of the layer are data.
     pub(super) fn data_bytes(&self) -> u64 {
-        let data_blocks: u64 = self
-            .packed
-            .iter()
-            .map(|byte| u64::from((byte & 0x55 & !(byte >> 1)).count_ones()))
-            .sum();
-        data_blocks * BLOCK_BYTES
+        let blocks: u64 = self.pages.in_use().map(|(_, page)| page.data_blocks()).sum();
+        blocks * BLOCK_BYTES
+    }
+}
+
+#[cfg(test)]
+impl PartialEq for BlockStates {
+    fn eq(&self, other: &Self) -> bool {
+        self.blocks == other.blocks && self.runs(0..self.blocks).eq(other.runs(0..self.blocks))
     }
 }
 
@@ -169,28 +325,68 @@ mod tests {
 
     #[test]
     fn setting_a_range_leaves_its_neighbours() {
-        let mut states = BlockStates::new(23);
-        states.set(&(3..18), BlockState::Zero);
-        states.set(&(5..6), BlockState::Data);
-        let found: Vec<_> = states.runs(0..23).collect();
+        let states = BlockStates::new(123);
+        states.set(3..98, BlockState::Zero);
+        states.set(5..6, BlockState::Data);
+        states.set(64..96, BlockState::Data);
+        let found: Vec<_> = states.runs(0..123).collect();
         assert_eq!(
             found,
             [
                 (0..3, BlockState::Absent),
                 (3..5, BlockState::Zero),
                 (5..6, BlockState::Data),
-                (6..18, BlockState::Zero),
-                (18..23, BlockState::Absent),
+                (6..64, BlockState::Zero),
+                (64..96, BlockState::Data),
+                (96..98, BlockState::Zero),
+                (98..123, BlockState::Absent),
             ]
         );
-        assert_eq!(states.data_bytes(), BLOCK_BYTES);
+        assert_eq!(states.data_bytes(), 33 * BLOCK_BYTES);
+    }
+
+    #[test]
+    fn runs_go_on_over_pages_and_over_pages_that_are_not_there() {
+        let blocks = (16 << 40) / BLOCK_BYTES;
+        let states = BlockStates::new(blocks);
+        let middle = 1000 * PAGE_BLOCKS;
+        states.set(middle - 2..middle + PAGE_BLOCKS + 7, BlockState::Data);
+        let found: Vec<_> = states.runs(0..blocks).collect();
+        let data = middle - 2..middle + PAGE_BLOCKS + 7;
+        assert_eq!(
+            found,
+            [
+                (0..data.start, BlockState::Absent),
+                (data.clone(), BlockState::Data),
+                (data.end..blocks, BlockState::Absent),
+            ]
+        );
+        assert_eq!(states.pages_in_use().collect::<Vec<_>>(), [999, 1000, 1001]);
+    }
+
+    #[test]
+    fn what_is_written_down_are_the_bytes_of_the_changed_blocks() {
+        let states = BlockStates::new(2 * PAGE_BLOCKS);
+        states.set(PAGE_BLOCKS + 40..PAGE_BLOCKS + 41, BlockState::Data);
+        let range = PAGE_BLOCKS + 42..PAGE_BLOCKS + 49;
+        let mut written = None;
+        let changed: Result<(), ()> = states.change(&range, BlockState::Zero, |at, bytes| {
+            written = Some((at, bytes.to_vec()));
+            Ok(())
+        });
+        changed.expect("it can't fail");
+        assert_eq!(written, Some((4064 + 10, vec![0b1010_0001, 0b1010_1010, 0b0000_0010])));
+        let failed = states.change(&range, BlockState::Data, |_, _| Err(()));
+        assert!(failed.is_err() && states.all_are(&range, BlockState::Zero));
     }
 
     #[test]
     fn bytes_that_are_no_states_are_refused() {
-        assert!(BlockStates::from_packed(vec![0b0110_0000], 4).is_some());
-        assert!(BlockStates::from_packed(vec![0b1100_0000], 4).is_none(), "there is no state 3");
-        assert!(BlockStates::from_packed(vec![0b0100_0000], 3).is_none(), "beyond the end");
-        assert!(BlockStates::from_packed(vec![0, 0], 4).is_none(), "too long");
+        let load = |blocks, payload: &[u8]| BlockStates::new(blocks).load(0, payload);
+        assert!(load(4, &[0b0110_0000]));
+        assert!(!load(4, &[0b1100_0000]), "there is no state 3");
+        assert!(!load(3, &[0b0100_0000]), "beyond the end");
+        assert!(!load(4, &[0, 1]), "beyond the end");
+        assert!(!load(PAGE_BLOCKS * 2, &[0; PAGE_STATE_BYTES + 1]), "too long");
     }
 }

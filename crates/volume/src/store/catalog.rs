@@ -11,6 +11,7 @@ use perigee_model::volume::{CachePolicy, EpochChange};
 use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use uuid::Uuid;
 
 pub(super) use schema::OpenError;
 
@@ -33,11 +34,19 @@ pub(super) struct LayerRow {
     pub(super) poisoned: Option<String>,
     /// How much of it is data: of a sealed layer, where it is known.
     pub(super) data_bytes: Option<u64>,
+    /// No flush of it is known to be durable: it may have no files yet.
+    pub(super) untouched: bool,
 }
 
 impl LayerRow {
     pub(super) fn new(id: LayerId, size_bytes: u64, parent: Option<LayerId>) -> Self {
-        Self { id, size_bytes, parent, remote: None, poisoned: None, data_bytes: None }
+        let (remote, poisoned, data_bytes) = (None, None, None);
+        Self { id, size_bytes, parent, remote, poisoned, data_bytes, untouched: false }
+    }
+
+    /// A head that nothing was written to.
+    pub(super) fn new_head(size_bytes: u64, parent: Option<LayerId>) -> Self {
+        Self { untouched: true, ..Self::new(LayerId(Uuid::new_v4()), size_bytes, parent) }
     }
 }
 
@@ -104,6 +113,15 @@ pub(super) fn problem(what: &str, error: &rusqlite::Error) -> Problem {
         Problem::no_space(what, error).next("free space in the pool")
     } else {
         Problem::internal(what, error)
+    }
+}
+
+/// A catalog error as one of the disk.
+pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
+    if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
+        nix::Error::ENOSPC.into()
+    } else {
+        std::io::Error::other(error)
     }
 }
 
@@ -267,7 +285,7 @@ impl Catalog {
         let connection = self.lock();
         let mut statement = connection.prepare(
             "SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
-                    l.data_bytes
+                    l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id)
              FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id WHERE l.id = ?1",
         )?;
         let mut chain = Vec::new();
@@ -344,6 +362,12 @@ impl Catalog {
             let head = tx.query_row(sql, [name.as_str()], |row| parsed(row, 0)).optional()?;
             head.map_or(Ok(Vec::new()), |head| delete_unneeded(tx, head))
         })
+    }
+
+    /// A layer has files from now on.
+    pub(super) fn touched(&self, layer: LayerId) -> Result<()> {
+        let sql = "DELETE FROM untouched WHERE layer = ?1";
+        self.lock().execute(sql, [layer.to_string()]).map(drop)
     }
 
     pub(super) fn poison(&self, layer: LayerId, why: &str) -> Result<()> {
@@ -442,6 +466,7 @@ fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
         remote,
         poisoned: row.get(3)?,
         data_bytes: optional_unsigned(row, 7)?,
+        untouched: row.get(8)?,
     })
 }
 
@@ -458,6 +483,9 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
         layer.poisoned,
         layer.data_bytes.map(signed).transpose()?
     ])?;
+    if layer.untouched {
+        tx.prepare_cached("INSERT INTO untouched VALUES (?1)")?.execute([&id])?;
+    }
     if let Some(remote) = &layer.remote {
         tx.execute(
             "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4)",

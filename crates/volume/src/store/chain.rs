@@ -1,4 +1,9 @@
 //! Layers on top of each other: which one answers for a block, and reading from it.
+//!
+//! The sealed layers below a head are one object, [`Sealed`], which all volumes over the same
+//! layer share. It knows the owner of every block in an index that is made region by region when
+//! a read first comes there, so that 32 layers are read like one. A head is looked at first, in
+//! its own states: it alone changes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,8 +14,13 @@ use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OnceCell;
 
 use super::blocks::{BlockState, blocks_of, index, overlap};
+use super::files::BlockFile;
 use super::layer::Layer;
+use super::sparse::Sparse;
 use crate::device::{Device, Extent, IoError};
+
+/// Blocks whose owners are looked up together, 16 MiB.
+const REGION_BLOCKS: u64 = 4096;
 
 /// Opens an export of another host: its `HOST:PORT`, its name.
 pub type Connector = Arc<
@@ -44,20 +54,65 @@ impl RemoteParent {
 enum Owner {
     Zeros,
     /// The layer at this place in the chain.
-    Layer(usize),
+    Layer(u16),
     Remote,
 }
 
-/// Layers from the top down, and perhaps an export of another host below them.
-pub(super) struct Chain {
-    pub(super) layers: Vec<Arc<Layer>>,
-    pub(super) remote: Option<Arc<RemoteParent>>,
+/// The owners in one region.
+enum Region {
+    Uniform(Owner),
+    /// Where each run starts in the region, in order; the first one at 0.
+    Runs(Box<[(u16, Owner)]>),
+}
+
+/// Sealed layers from the top down, and perhaps an export of another host below them.
+pub(super) struct Sealed {
+    layers: Vec<Arc<Layer>>,
+    remote: Option<Arc<RemoteParent>>,
+    owners: Sparse<Region>,
+}
+
+/// Where a run of blocks is read from.
+enum Source<'a> {
+    Zeros,
+    Layer(&'a Layer),
+    Remote(&'a RemoteParent),
 }
 
 /// A part of a request: bytes of the device.
 type Span = Range<u64>;
 
-impl Chain {
+impl Sealed {
+    pub(super) fn new(layers: Vec<Arc<Layer>>, remote: Option<Arc<RemoteParent>>) -> Self {
+        assert!(layers.len() <= usize::from(u16::MAX), "a chain of less than 65536 layers");
+        let blocks = match (layers.first(), &remote) {
+            (Some(top), _) => top.blocks(),
+            (None, Some(remote)) => remote.blocks(),
+            (None, None) => 0,
+        };
+        let regions = index(blocks.div_ceil(REGION_BLOCKS));
+        Self { layers, remote, owners: Sparse::new(regions) }
+    }
+
+    /// These layers with another one on top.
+    pub(super) fn under(&self, top: &Arc<Layer>) -> Self {
+        let layers = std::iter::once(top).chain(&self.layers).map(Arc::clone).collect();
+        Self::new(layers, self.remote.clone())
+    }
+
+    pub(super) fn layers(&self) -> &[Arc<Layer>] {
+        &self.layers
+    }
+
+    /// Where the layer at `depth`, or what is below the last one, ends.
+    fn end(&self, depth: usize) -> u64 {
+        match (self.layers.get(depth), &self.remote) {
+            (Some(layer), _) => layer.blocks(),
+            (None, Some(remote)) => remote.blocks(),
+            (None, None) => 0,
+        }
+    }
+
     /// Runs of blocks in order, each with the topmost layer that has it. What lies beyond the
     /// end of a layer reads as zeros: nothing below it shows through.
     fn resolve(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Owner)> {
@@ -75,17 +130,13 @@ impl Chain {
         if blocks.is_empty() {
             return;
         }
-        let end = match (self.layers.get(depth), &self.remote) {
-            (Some(layer), _) => layer.blocks(),
-            (None, Some(remote)) => remote.blocks(),
-            (None, None) => 0,
-        };
-        let inside = overlap(&blocks, &(0..end));
+        let inside = overlap(&blocks, &(0..self.end(depth)));
         match self.layers.get(depth) {
             Some(layer) => {
-                for (run, state) in layer.runs(inside.clone()) {
+                let place = u16::try_from(depth).expect("checked when it was made");
+                for (run, state) in layer.states.runs(inside.clone()) {
                     match state {
-                        BlockState::Data => push(found, run, Owner::Layer(depth)),
+                        BlockState::Data => push(found, run, Owner::Layer(place)),
                         BlockState::Zero => push(found, run, Owner::Zeros),
                         BlockState::Absent => self.resolve_below(depth + 1, run, found),
                     }
@@ -96,71 +147,124 @@ impl Chain {
         push(found, inside.end.max(blocks.start)..blocks.end, Owner::Zeros);
     }
 
-    /// The request's bytes by who answers for them.
-    fn spans(&self, offset: u64, length_bytes: u64) -> Vec<(Span, Owner)> {
-        let request = offset..offset + length_bytes;
-        self.resolve(blocks_of(offset, length_bytes))
-            .into_iter()
-            .map(|(run, owner)| {
-                (overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request), owner)
-            })
-            .collect()
-    }
-
-    pub(super) async fn read(&self, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
-        let spans = self.spans(offset, length_bytes.into());
-        let local = self.read_local(offset, length_bytes, &spans);
-        if !spans.iter().any(|(_, owner)| *owner == Owner::Remote) {
-            return Ok(local.await?.into());
-        }
-        let (mut buffer, remote) = try_join(local, self.read_remote(&spans)).await?;
-        for (at, bytes) in remote {
-            let from = index(at - offset);
-            buffer[from..from + bytes.len()].copy_from_slice(&bytes);
-        }
-        Ok(buffer.into())
-    }
-
-    /// A buffer of the whole request with the local layers' bytes in place.
-    async fn read_local(
-        &self,
-        offset: u64,
-        length_bytes: u32,
-        spans: &[(Span, Owner)],
-    ) -> Result<Vec<u8>, IoError> {
-        let mut buffer = vec![0; index(length_bytes.into())];
-        let parts: Vec<_> = spans
-            .iter()
-            .filter_map(|(span, owner)| match owner {
-                Owner::Layer(depth) => Some((span.clone(), Arc::clone(&self.layers[*depth].data))),
-                Owner::Zeros | Owner::Remote => None,
-            })
-            .collect();
-        if parts.is_empty() {
-            return Ok(buffer);
-        }
-        super::blocking(move || {
-            for (span, data) in parts {
-                let part = index(span.start - offset)..index(span.end - offset);
-                data.read_at(span.start, &mut buffer[part])?;
+    fn make_region(&self, region: u64) -> Region {
+        let first = region * REGION_BLOCKS;
+        let runs = self.resolve(first..first + REGION_BLOCKS);
+        match runs[..] {
+            [(_, owner)] => Region::Uniform(owner),
+            _ => {
+                let start = |run: &Range<u64>| {
+                    u16::try_from(run.start - first).expect("a region has 4096 blocks")
+                };
+                Region::Runs(runs.iter().map(|(run, owner)| (start(run), *owner)).collect())
             }
-            Ok(buffer)
-        })
-        .await
+        }
     }
 
-    async fn read_remote(&self, spans: &[(Span, Owner)]) -> Result<Vec<(u64, Bytes)>, IoError> {
-        let Some(remote) = &self.remote else { return Ok(Vec::new()) };
-        let device = remote.device().await?;
-        let remote_spans = spans.iter().filter(|(_, owner)| *owner == Owner::Remote);
-        // The last block of the remote may be a partial one; the rest of it reads as zeros.
-        let within = remote_spans.map(|(span, _)| overlap(span, &(0..remote.size_bytes)));
-        let reads = within.filter(|span| !span.is_empty()).map(|span| async move {
-            let length_bytes =
-                u32::try_from(span.end - span.start).expect("within a request of 32 bits");
-            Ok((span.start, device.read(span.start, length_bytes).await?))
-        });
-        try_join_all(reads).await
+    /// The owner of the block at `range.start`, and up to where it is known to own all blocks of
+    /// `range`.
+    fn owner(&self, range: &Range<u64>) -> (Owner, u64) {
+        if range.start >= self.end(0) {
+            return (Owner::Zeros, range.end);
+        }
+        let number = range.start / REGION_BLOCKS;
+        let first = number * REGION_BLOCKS;
+        let region = self.owners.get_or_init(index(number), || self.make_region(number));
+        match region {
+            Region::Uniform(owner) => (*owner, range.end.min(first + REGION_BLOCKS)),
+            Region::Runs(runs) => {
+                let at = range.start - first;
+                let next = runs.partition_point(|(start, _)| u64::from(*start) <= at);
+                let end = runs.get(next).map_or(REGION_BLOCKS, |(start, _)| u64::from(*start));
+                (runs[next - 1].1, range.end.min(first + end))
+            }
+        }
+    }
+
+    fn source(&self, owner: Owner) -> Source<'_> {
+        match (owner, &self.remote) {
+            (Owner::Layer(place), _) => Source::Layer(&self.layers[usize::from(place)]),
+            (Owner::Remote, Some(remote)) => Source::Remote(remote),
+            (Owner::Remote, None) | (Owner::Zeros, _) => Source::Zeros,
+        }
+    }
+
+    /// Whether every block of the range reads as zeros without a look at any data.
+    pub(super) fn is_blank(&self, blocks: Range<u64>) -> bool {
+        blocks.start >= self.end(0)
+            || self.resolve(blocks).iter().all(|(_, owner)| *owner == Owner::Zeros)
+    }
+}
+
+/// A head, if there is one, over sealed layers.
+#[derive(Clone, Copy)]
+pub(super) struct Chain<'a> {
+    pub(super) head: Option<&'a Layer>,
+    pub(super) below: &'a Sealed,
+}
+
+impl<'a> Chain<'a> {
+    /// The source of the block at `range.start`, and up to where it answers for all of `range`.
+    fn source(&self, range: &Range<u64>) -> (Source<'a>, u64) {
+        let mut absent = range.clone();
+        if let Some(head) = self.head {
+            let (state, end) = head.states.run(range);
+            // The block may have changed between the two looks at it.
+            let end = end.max(range.start + 1);
+            match state {
+                BlockState::Data => return (Source::Layer(head), end),
+                BlockState::Zero => return (Source::Zeros, end),
+                BlockState::Absent => absent.end = end,
+            }
+        }
+        let (owner, end) = self.below.owner(&absent);
+        (self.below.source(owner), end)
+    }
+
+    /// The request's bytes by where they are read from.
+    fn spans(&self, offset: u64, length_bytes: u64) -> impl Iterator<Item = (Span, Source<'a>)> {
+        let request = offset..offset + length_bytes;
+        let mut blocks = blocks_of(offset, length_bytes);
+        std::iter::from_fn(move || {
+            (!blocks.is_empty()).then(|| {
+                let (source, end) = self.source(&blocks);
+                let span = overlap(&(blocks.start * BLOCK_BYTES..end * BLOCK_BYTES), &request);
+                blocks.start = end;
+                (span, source)
+            })
+        })
+    }
+
+    /// Fills the buffer if nothing has to be waited for.
+    pub(super) fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
+        let length_bytes = buffer.len() as u64;
+        let mut rest = buffer;
+        for (span, source) in self.spans(offset, length_bytes) {
+            let (part, after) = rest.split_at_mut(index(span.end - span.start));
+            match source {
+                Source::Zeros => part.fill(0),
+                Source::Layer(layer) => match layer.data().try_read_at(span.start, part)? {
+                    Ok(()) => {}
+                    Err(error) => return Some(Err(error.into())),
+                },
+                Source::Remote(_) => return None,
+            }
+            rest = after;
+        }
+        Some(Ok(()))
+    }
+
+    /// What a read has to fetch: from which file, and from the other host. The rest is zeros.
+    pub(super) fn plan(&self, offset: u64, length_bytes: u32) -> Plan {
+        let mut plan = Plan { offset, length_bytes, local: Vec::new(), remote: Vec::new() };
+        for (span, source) in self.spans(offset, length_bytes.into()) {
+            match source {
+                Source::Zeros => {}
+                Source::Layer(layer) => plan.local.push((span, Arc::clone(layer.data()))),
+                Source::Remote(_) => plan.remote.push(span),
+            }
+        }
+        plan
     }
 
     /// Extents from `offset` on, as [`Device::extents`] says.
@@ -169,23 +273,104 @@ impl Chain {
         offset: u64,
         length_bytes: u64,
     ) -> Result<Vec<Extent>, IoError> {
+        let request = offset..offset + length_bytes;
         let mut extents = Vec::new();
-        for (span, owner) in self.spans(offset, length_bytes) {
+        for (run, source) in self.runs(blocks_of(offset, length_bytes)) {
+            let span = overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request);
             let length_bytes = span.end - span.start;
-            match (owner, &self.remote) {
-                (Owner::Zeros, _) => {
+            match source {
+                Source::Zeros => {
                     join(&mut extents, Extent { length_bytes, hole: true, zero: true });
                 }
-                (Owner::Remote, Some(remote)) => {
-                    remote_extents(remote, span, &mut extents).await?;
-                }
-                (Owner::Layer(_) | Owner::Remote, _) => {
+                Source::Layer(_) => {
                     join(&mut extents, Extent { length_bytes, hole: false, zero: false });
                 }
+                Source::Remote(remote) => remote_extents(remote, span, &mut extents).await?,
             }
         }
         Ok(extents)
     }
+
+    /// All runs of a range that may be long: past the index, which would grow by all of it.
+    fn runs(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Source<'a>)> {
+        let mut found = Vec::new();
+        let below = |run, found: &mut Vec<_>| {
+            let runs = self.below.resolve(run).into_iter();
+            found.extend(runs.map(|(run, owner)| (run, self.below.source(owner))));
+        };
+        let Some(head) = self.head else {
+            below(blocks, &mut found);
+            return found;
+        };
+        for (run, state) in head.states.runs(blocks) {
+            match state {
+                BlockState::Data => found.push((run, Source::Layer(head))),
+                BlockState::Zero => found.push((run, Source::Zeros)),
+                BlockState::Absent => below(run, &mut found),
+            }
+        }
+        found
+    }
+}
+
+/// A read, taken apart.
+pub(super) struct Plan {
+    offset: u64,
+    length_bytes: u32,
+    local: Vec<(Span, Arc<dyn BlockFile>)>,
+    remote: Vec<Span>,
+}
+
+impl Plan {
+    /// `below` is what the plan was made over.
+    pub(super) async fn read(self, below: &Sealed) -> Result<Bytes, IoError> {
+        let Self { offset, length_bytes, local, remote } = self;
+        let local = read_local(offset, length_bytes, local);
+        let Some(parent) = below.remote.as_ref().filter(|_| !remote.is_empty()) else {
+            return Ok(local.await?.into());
+        };
+        let (mut buffer, fetched) = try_join(local, read_remote(parent, remote)).await?;
+        for (at, bytes) in fetched {
+            let from = index(at - offset);
+            buffer[from..from + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(buffer.into())
+    }
+}
+
+/// A buffer of the whole request with the local layers' bytes in place.
+async fn read_local(
+    offset: u64,
+    length_bytes: u32,
+    parts: Vec<(Span, Arc<dyn BlockFile>)>,
+) -> Result<Vec<u8>, IoError> {
+    let mut buffer = vec![0; index(length_bytes.into())];
+    if parts.is_empty() {
+        return Ok(buffer);
+    }
+    super::blocking(move || {
+        for (span, data) in parts {
+            let part = index(span.start - offset)..index(span.end - offset);
+            data.read_at(span.start, &mut buffer[part])?;
+        }
+        Ok(buffer)
+    })
+    .await
+}
+
+async fn read_remote(
+    remote: &RemoteParent,
+    spans: Vec<Span>,
+) -> Result<Vec<(u64, Bytes)>, IoError> {
+    let device = remote.device().await?;
+    // The last block of the remote may be a partial one; the rest of it reads as zeros.
+    let within = spans.into_iter().map(|span| overlap(&span, &(0..remote.size_bytes)));
+    let reads = within.filter(|span| !span.is_empty()).map(|span| async move {
+        let length_bytes =
+            u32::try_from(span.end - span.start).expect("within a request of 32 bits");
+        Ok((span.start, device.read(span.start, length_bytes).await?))
+    });
+    try_join_all(reads).await
 }
 
 /// Adds a run, as part of the last one if it goes on.

@@ -2,17 +2,27 @@
 //! writes, tear pages, fail a sync or run out of space.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{Whence, lseek};
+use rustix::io::{Errno, ReadWriteFlags};
 
 /// A file of fixed length.
 pub(super) trait BlockFile: Send + Sync {
     /// Fills the whole buffer or fails.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+
+    /// As [`BlockFile::read_at`] if all of it is in memory. Otherwise `None`, and the buffer may
+    /// hold anything.
+    fn try_read_at(&self, _offset: u64, _buffer: &mut [u8]) -> Option<io::Result<()>> {
+        None
+    }
 
     /// Writes all of it or fails; after a failure any part may have been written.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
@@ -20,26 +30,33 @@ pub(super) trait BlockFile: Send + Sync {
     /// Gives the space back; the range then reads as zeros.
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()>;
 
+    /// A later write into the range does not fail for want of space.
+    fn reserve(&self, _offset: u64, _length_bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The next range from `from` on that may hold something else than zeros.
+    fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let end = self.len()?;
+        Ok((from < end).then_some(from..end))
+    }
+
     /// Every write that returned before is durable when this returns well.
     fn sync(&self) -> io::Result<()>;
+
+    /// As [`BlockFile::sync`], and the file's length too: once after its creation.
+    fn sync_created(&self) -> io::Result<()> {
+        self.sync()
+    }
 
     fn len(&self) -> io::Result<u64>;
 }
 
-/// Whether a new file's space is there before it is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Space {
-    OnDemand,
-    /// A later write into the file does not fail for want of space.
-    Reserved,
-}
-
 /// The directory that holds the files of a pool's layers.
 pub(super) trait LayerFiles: Send + Sync {
-    /// A file of zeros; one of that name is replaced. Its length is durable when this returns,
-    /// its name after [`LayerFiles::sync_names`].
-    fn create(&self, name: &str, length_bytes: u64, space: Space)
-    -> io::Result<Arc<dyn BlockFile>>;
+    /// A file of zeros that takes no space; one of that name is replaced. Nothing of it is durable
+    /// before [`BlockFile::sync_created`] and [`LayerFiles::sync_names`].
+    fn create(&self, name: &str, length_bytes: u64) -> io::Result<Arc<dyn BlockFile>>;
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn BlockFile>>;
 
@@ -60,12 +77,7 @@ pub(super) struct DiskFiles {
 }
 
 impl LayerFiles for DiskFiles {
-    fn create(
-        &self,
-        name: &str,
-        length_bytes: u64,
-        space: Space,
-    ) -> io::Result<Arc<dyn BlockFile>> {
+    fn create(&self, name: &str, length_bytes: u64) -> io::Result<Arc<dyn BlockFile>> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -73,16 +85,12 @@ impl LayerFiles for DiskFiles {
             .truncate(true)
             .open(self.dir.join(name))?;
         file.set_len(length_bytes)?;
-        if space == Space::Reserved {
-            reserve(&file, length_bytes)?;
-        }
-        file.sync_all()?;
-        Ok(Arc::new(file))
+        Ok(Arc::new(DiskFile::from(file)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn BlockFile>> {
         let file = OpenOptions::new().read(true).write(true).open(self.dir.join(name))?;
-        Ok(Arc::new(file))
+        Ok(Arc::new(DiskFile::from(file)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -112,41 +120,88 @@ impl LayerFiles for DiskFiles {
     }
 }
 
+/// A real file.
+pub(super) struct DiskFile {
+    file: File,
+    /// The filesystem can't tell whether a read would wait.
+    always_waits: AtomicBool,
+}
+
+impl From<File> for DiskFile {
+    fn from(file: File) -> Self {
+        Self { file, always_waits: AtomicBool::new(false) }
+    }
+}
+
 fn signed(n: u64) -> io::Result<i64> {
     i64::try_from(n).map_err(io::Error::other)
 }
 
-/// A filesystem that can't reserve space is taken as it is.
-fn reserve(file: &File, length_bytes: u64) -> io::Result<()> {
-    match fallocate(file, FallocateFlags::empty(), 0, signed(length_bytes)?) {
-        Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-impl BlockFile for File {
+impl BlockFile for DiskFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        FileExt::read_exact_at(self, buffer, offset)
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn try_read_at(&self, offset: u64, buffer: &mut [u8]) -> Option<io::Result<()>> {
+        if self.always_waits.load(Ordering::Relaxed) {
+            return None;
+        }
+        let length = buffer.len();
+        let into = &mut [IoSliceMut::new(buffer)];
+        match rustix::io::preadv2(&self.file, into, offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) => (read == length).then_some(Ok(())),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                self.always_waits.store(true, Ordering::Relaxed);
+                None
+            }
+            Err(error) => Some(Err(error.into())),
+        }
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        FileExt::write_all_at(self, data, offset)
+        self.file.write_all_at(data, offset)
     }
 
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        match fallocate(self, flags, signed(offset)?, signed(length_bytes)?) {
+        match fallocate(&self.file, flags, signed(offset)?, signed(length_bytes)?) {
             // Without holes the blocks keep their space; their state already says zero.
             Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
+    fn reserve(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
+        let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        match fallocate(&self.file, flags, signed(offset)?, signed(length_bytes)?) {
+            // A filesystem that can't reserve space is taken as it is.
+            Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let seek = |from: u64, whence| -> nix::Result<u64> {
+            let from = i64::try_from(from).map_err(|_| nix::Error::EOVERFLOW)?;
+            lseek(&self.file, from, whence).map(i64::cast_unsigned)
+        };
+        match seek(from, Whence::SeekData) {
+            Ok(start) => Ok(Some(start..seek(start, Whence::SeekHole)?)),
+            Err(nix::Error::ENXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
-        self.sync_data()
+        self.file.sync_data()
+    }
+
+    fn sync_created(&self) -> io::Result<()> {
+        self.file.sync_all()
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 }

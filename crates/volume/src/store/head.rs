@@ -6,11 +6,27 @@
 //! 1. take the set of dirty map pages, with their states as they are now;
 //! 2. sync the data file: every state taken in 1 had its bytes written before;
 //! 3. write exactly the pages taken, and sync the map; skipped when no block changed state;
-//! 4. punch holes for blocks that 1 took as zero and that still are.
+//! 4. at the first flush, sync the names of the files, and record in the catalog that the layer
+//!    was touched;
+//! 5. punch holes for blocks that 1 took as zero and that still are.
 //!
 //! States that change after 1 belong to the next flush. A failed sync is never tried again,
 //! since the kernel reports a lost write once: the head is poisoned, reads go on, writes are
 //! refused.
+//!
+//! **A head gets its files with its first write**, so that a clone is one catalog transaction. The
+//! catalog calls a layer untouched from its creation until 4. What the next server finds of an
+//! untouched head:
+//!
+//! | what happened | what is found |
+//! |---|---|
+//! | nothing was written | no files: an empty head |
+//! | a kill while the files were made | no live map (its header comes last): an empty head, whose first write makes the files anew |
+//! | a kill after that | this boot's live map: the truth, as for every head |
+//! | a power cut before 3 | no live map of this boot and no durable one (its header comes with the first flush): an empty head |
+//! | a power cut in 3 or 4, or 4 found the disk full | a durable map, as after every flush, or no files, and then no flush was acknowledged |
+//!
+//! A touched layer whose files are missing is an error, never an empty head.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,25 +34,25 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use bytes::Bytes;
 use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
 use uuid::Uuid;
 
-use super::blocks::{BlockState, BlockStates, blocks_of, index};
-use super::files::{LayerFiles, Space};
-use super::layer::{Layer, LayerError, data_name, live_name, map_name};
+use super::blocks::{BlockState, BlockStates, blocks_of, by_page, index};
+use super::files::{BlockFile, LayerFiles};
+use super::layer::{self, Layer, LayerError, data_name, live_name, map_name};
 use super::live::LiveMap;
 use super::locks::RangeLocks;
-use super::map::{self, MapError, MapFile, PAYLOAD_BYTES, StoreError};
+use super::map::{self, MapError, MapFile, StoreError};
 use crate::device::{IoError, Zeroing};
 
-/// Bytes from `offset` on. Where they end within a block, that block is data already: whoever
-/// makes a patch fills up the other blocks. They go to the file in one write, so that no sector
-/// is ever half filled up.
-pub(super) struct Patch {
-    pub(super) offset: u64,
-    pub(super) data: Bytes,
+/// Where heads are kept.
+pub(super) struct HeadHome {
+    pub(super) files: Arc<dyn LayerFiles>,
+    /// The kernel's id of this boot.
+    pub(super) boot: Uuid,
+    /// Records durably that a layer was touched.
+    pub(super) record_touched: Box<dyn Fn(LayerId) -> io::Result<()> + Send + Sync>,
 }
 
 /// What changed since the last flush took it.
@@ -53,13 +69,29 @@ struct Taken {
     zeroed: Vec<Range<u64>>,
 }
 
+/// What a head has on disk besides its data.
+struct Files {
+    live: LiveMap,
+    map: Arc<dyn BlockFile>,
+}
+
+/// What a flush writes to.
+struct Durable {
+    /// `None` until the head has files.
+    map: Option<MapFile>,
+    /// The names of the files are durable, and the catalog knows that the layer was touched.
+    recorded: bool,
+}
+
 pub(super) struct Head {
     pub(super) layer: Arc<Layer>,
     pub(super) locks: Arc<RangeLocks>,
-    live: LiveMap,
+    home: Arc<HeadHome>,
+    files: OnceLock<Files>,
     /// Held for the length of a flush.
-    map: Mutex<MapFile>,
-    /// Locked only while `layer.states` is, so that a flush takes states and set together.
+    durable: Mutex<Durable>,
+    /// A change of states is entered here after it was made. A flush takes it before it looks at
+    /// the states, so what it takes is whole.
     dirty: Mutex<Dirty>,
     /// Something was written that no flush has taken yet.
     unsynced: AtomicBool,
@@ -68,78 +100,102 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Makes the files of an empty head; durable once the names are synced.
-    pub(super) fn create(
-        files: &dyn LayerFiles,
-        id: LayerId,
-        size_bytes: u64,
-        boot: Uuid,
-    ) -> io::Result<Self> {
-        let states = BlockStates::new(size_bytes / BLOCK_BYTES);
-        let data = files.create(&data_name(id), size_bytes, Space::OnDemand)?;
-        let map_bytes = map::file_bytes(states.blocks());
-        let map = files.create(&map_name(id), map_bytes, Space::Reserved)?;
-        let map = MapFile::create(map, id, &states)?;
-        let live = LiveMap::create(files, &live_name(id), id, boot, &states)?;
-        let layer = Layer { id, data, states: states.into() };
-        Ok(Self::assemble(layer, map, live, Dirty::default(), false))
+    /// An empty head without files.
+    pub(super) fn new(home: &Arc<HeadHome>, id: LayerId, size_bytes: u64) -> Self {
+        let durable = Durable { map: None, recorded: false };
+        Self::assemble(home, Layer::empty(id, size_bytes), OnceLock::new(), durable)
     }
 
     /// Opens a head as the last process of this boot left it, or else as the last flush did.
+    /// `untouched` is what the catalog calls it.
     pub(super) fn open(
-        files: &dyn LayerFiles,
+        home: &Arc<HeadHome>,
         id: LayerId,
         size_bytes: u64,
-        boot: Uuid,
+        untouched: bool,
     ) -> Result<Self, LayerError> {
-        Self::try_open(files, id, size_bytes, boot)
-            .map_err(|source| LayerError { layer: id, source })
+        let opened = if untouched && !layer::was_flushed(&*home.files, id, size_bytes)? {
+            Self::open_unflushed(home, id, size_bytes)
+        } else {
+            Self::open_flushed(home, id, size_bytes, !untouched)
+        };
+        opened.map_err(|source| LayerError { layer: id, source })
     }
 
-    fn try_open(
-        files: &dyn LayerFiles,
+    fn open_unflushed(
+        home: &Arc<HeadHome>,
         id: LayerId,
         size_bytes: u64,
-        boot: Uuid,
     ) -> Result<Self, MapError> {
         let blocks = size_bytes / BLOCK_BYTES;
-        let data = files.open(&data_name(id))?;
-        let map = files.open(&map_name(id))?;
-        // A killed process may have left pages that were written and not synced.
-        map.sync()?;
-        let (map, durable) = MapFile::load(map, id, blocks)?;
-        let left = match files.open(&live_name(id)) {
-            Ok(file) => LiveMap::load(file, id, boot, blocks)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error.into()),
+        let Some((live, states)) = load_live(home, id, blocks)? else {
+            return Ok(Self::new(home, id, size_bytes));
         };
-        let (live, states, map_pages) = match left {
+        // They were made before the live map's header.
+        let data = home.files.open(&data_name(id))?;
+        let map = home.files.open(&map_name(id))?;
+        let dirty = Dirty {
+            map_pages: states.pages_in_use().collect(),
+            zeroed: zero_runs(&states, 0..blocks),
+        };
+        let new_map = MapFile::new(Arc::clone(&map), id, blocks);
+        let durable = Durable { map: Some(new_map), recorded: false };
+        let layer = Layer::new(id, data, states);
+        Ok(Self::assemble(home, layer, Files { live, map }.into(), durable).with(dirty))
+    }
+
+    fn open_flushed(
+        home: &Arc<HeadHome>,
+        id: LayerId,
+        size_bytes: u64,
+        recorded: bool,
+    ) -> Result<Self, MapError> {
+        let blocks = size_bytes / BLOCK_BYTES;
+        let data = home.files.open(&data_name(id))?;
+        let map = home.files.open(&map_name(id))?;
+        // A killed process may have left pages that were written and not synced.
+        map.sync_created()?;
+        let (durable, flushed) = MapFile::load(Arc::clone(&map), id, blocks)?;
+        let durable = Durable { map: Some(durable), recorded };
+        let (live, states, map_pages) = match load_live(home, id, blocks)? {
             Some((live, states)) => {
-                let pages = differing_pages(&durable, &states);
+                let pages = differing_pages(&flushed, &states);
                 (live, states, pages)
             }
             None => {
-                let live = LiveMap::create(files, &live_name(id), id, boot, &durable)?;
-                (live, durable, BTreeSet::new())
+                let name = live_name(id);
+                let live = LiveMap::create(&*home.files, &name, id, home.boot, &flushed)?;
+                (live, flushed, BTreeSet::new())
             }
         };
         // Which holes were punched is not recorded; punching one twice costs little.
-        let zeroed = zero_runs(&states, 0..blocks);
-        let layer = Layer { id, data, states: states.into() };
-        Ok(Self::assemble(layer, map, live, Dirty { map_pages, zeroed }, true))
+        let dirty = Dirty { map_pages, zeroed: zero_runs(&states, 0..blocks) };
+        let layer = Layer::new(id, data, states);
+        Ok(Self::assemble(home, layer, Files { live, map }.into(), durable).with(dirty))
     }
 
-    fn assemble(layer: Layer, map: MapFile, live: LiveMap, dirty: Dirty, unsynced: bool) -> Self {
+    fn assemble(
+        home: &Arc<HeadHome>,
+        layer: Layer,
+        files: OnceLock<Files>,
+        durable: Durable,
+    ) -> Self {
         Self {
             layer: Arc::new(layer),
             locks: Arc::default(),
-            live,
-            map: Mutex::new(map),
-            dirty: Mutex::new(dirty),
-            unsynced: AtomicBool::new(unsynced),
+            home: Arc::clone(home),
+            files,
+            durable: Mutex::new(durable),
+            dirty: Mutex::default(),
+            unsynced: AtomicBool::new(false),
             poisoned: OnceLock::new(),
             flush_turn: Arc::default(),
         }
+    }
+
+    /// What the first flush has to do.
+    fn with(self, dirty: Dirty) -> Self {
+        Self { dirty: Mutex::new(dirty), unsynced: AtomicBool::new(true), ..self }
     }
 
     /// Why it is read-only, if it is.
@@ -157,48 +213,84 @@ impl Head {
 
     /// Whether nothing was ever written or zeroed here.
     pub(super) fn is_untouched(&self) -> bool {
-        let states = self.layer.states.read().expect("no holder panics");
-        states.all_are(&(0..states.blocks()), BlockState::Absent)
+        self.layer.states.all_are(&(0..self.layer.blocks()), BlockState::Absent)
     }
 
-    /// The caller holds the locks of the patch's blocks.
-    pub(super) fn write(&self, patch: &Patch) -> Result<(), IoError> {
+    /// Whether a write of these blocks finds its files and its page of states made.
+    pub(super) fn is_prepared(&self, blocks: &Range<u64>) -> bool {
+        self.files.get().is_some()
+            && by_page(blocks.clone()).all(|(page, _)| self.layer.states.has_page(page))
+    }
+
+    /// The files, made now if this is the first write. Nothing of them is durable yet.
+    fn files(&self) -> io::Result<&Files> {
+        if let Some(files) = self.files.get() {
+            return Ok(files);
+        }
+        let mut durable = self.durable.lock().expect("no holder panics");
+        if let Some(files) = self.files.get() {
+            return Ok(files);
+        }
+        let (id, blocks) = (self.layer.id, self.layer.blocks());
+        let files = &*self.home.files;
+        let data = files.create(&data_name(id), blocks * BLOCK_BYTES)?;
+        let map = files.create(&map_name(id), map::file_bytes(blocks))?;
+        // So that even a flush without blocks finds space.
+        map::reserve_header(&*map)?;
+        let live = LiveMap::create(files, &live_name(id), id, self.home.boot, &self.layer.states)?;
+        self.layer.set_data(data);
+        durable.map = Some(MapFile::new(Arc::clone(&map), id, blocks));
+        Ok(self.files.get_or_init(|| Files { live, map }))
+    }
+
+    /// Bytes from `offset` on. Where they end within a block, that block is data already: the
+    /// caller fills up the other blocks. They go to the file in one write, so that no sector is
+    /// ever half filled up. The caller holds the locks of the blocks.
+    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         self.check_writable()?;
-        self.layer.data.write_at(patch.offset, &patch.data)?;
-        self.mark(blocks_of(patch.offset, patch.data.len() as u64), BlockState::Data, None)
+        let files = self.files()?;
+        self.layer.data().write_at(offset, data)?;
+        self.mark(files, blocks_of(offset, data.len() as u64), BlockState::Data, None)
     }
 
     /// Makes whole blocks zero. The caller holds their locks.
     pub(super) fn zero(&self, blocks: Range<u64>, how: Zeroing) -> Result<(), IoError> {
         self.check_writable()?;
+        let files = self.files()?;
         let punch = (how == Zeroing::FreeSpace).then(|| blocks.clone());
-        self.mark(blocks, BlockState::Zero, punch)
+        self.mark(files, blocks, BlockState::Zero, punch)
     }
 
     /// Gives blocks a state, for a kill of this process at once, for a power cut with a flush.
     fn mark(
         &self,
+        files: &Files,
         blocks: Range<u64>,
         state: BlockState,
         punch: Option<Range<u64>>,
     ) -> Result<(), IoError> {
-        let same = self.layer.states.read().expect("no holder panics").all_are(&blocks, state);
-        if !same || punch.is_some() {
-            let mut states = self.layer.states.write().expect("no holder panics");
-            let (first_byte, bytes) = states.preview(&blocks, state);
-            if !same {
-                self.live.write(first_byte, &bytes)?;
-                states.apply(first_byte, &bytes);
+        let states = &self.layer.states;
+        for (page, part) in by_page(blocks) {
+            if states.all_are(&part, state) {
+                continue;
             }
+            if !states.has_page(page) {
+                map::reserve(&*files.map, page)?;
+            }
+            states.change(&part, state, |first_byte, bytes| files.live.write(first_byte, bytes))?;
+            self.dirty.lock().expect("no holder panics").map_pages.insert(page);
+        }
+        if let Some(punch) = punch {
             let mut dirty = self.dirty.lock().expect("no holder panics");
-            if !same {
-                let last_byte = first_byte + bytes.len() - 1;
-                dirty.map_pages.extend(first_byte / PAYLOAD_BYTES..=last_byte / PAYLOAD_BYTES);
+            match dirty.zeroed.last_mut() {
+                Some(last) if last.end == punch.start => last.end = punch.end,
+                _ => dirty.zeroed.push(punch),
             }
-            dirty.zeroed.extend(punch);
         }
         // After the bytes are written: a flush that clears this before its sync covers them.
-        self.unsynced.store(true, Ordering::SeqCst);
+        if !self.unsynced.load(Ordering::SeqCst) {
+            self.unsynced.store(true, Ordering::SeqCst);
+        }
         Ok(())
     }
 
@@ -215,17 +307,18 @@ impl Head {
 
     /// The flush itself; blocks.
     pub(super) fn flush_now(&self) -> Result<(), IoError> {
-        let mut map = self.map.lock().expect("no holder panics");
+        let mut durable = self.durable.lock().expect("no holder panics");
         self.check_writable()?;
         if !self.unsynced.swap(false, Ordering::SeqCst) {
             return Ok(());
         }
+        let Durable { map, recorded } = &mut *durable;
+        let map = map.as_mut().expect("a head is written after its files are made");
         let taken = self.take_dirty();
-        self.layer
-            .data
-            .sync()
-            .map_err(|error| self.poison(format!("can't sync its data: {error}")))?;
-        if !taken.pages.is_empty() {
+        let data = self.layer.data();
+        let synced = if *recorded { data.sync() } else { data.sync_created() };
+        synced.map_err(|error| self.poison(format!("can't sync its data: {error}")))?;
+        if !taken.pages.is_empty() || map.is_new() {
             match map.store(&taken.pages) {
                 Ok(()) => {}
                 Err(StoreError::Write(error)) => {
@@ -235,28 +328,39 @@ impl Head {
                 Err(error @ StoreError::Sync(_)) => return Err(self.poison(error.to_string())),
             }
         }
+        if !*recorded {
+            *recorded = self.record_touched()?;
+        }
         self.punch(taken.zeroed);
         Ok(())
     }
 
+    /// The flush is durable with the names of the files. Where the catalog can't be written now, a
+    /// later flush records it.
+    fn record_touched(&self) -> Result<bool, IoError> {
+        let named = self.home.files.sync_names();
+        named.map_err(|error| self.poison(format!("can't sync its files' names: {error}")))?;
+        let recorded = (self.home.record_touched)(self.layer.id);
+        if let Err(error) = &recorded {
+            tracing::warn!(layer = %self.layer.id, %error, "can't record that it has files");
+        }
+        Ok(recorded.is_ok())
+    }
+
     fn take_dirty(&self) -> Taken {
-        let states = self.layer.states.read().expect("no holder panics");
+        let states = &self.layer.states;
         let dirty = std::mem::take(&mut *self.dirty.lock().expect("no holder panics"));
-        let packed = states.packed();
-        let pages = dirty
-            .map_pages
-            .into_iter()
-            .map(|page| (page, packed[map::payload_range(page, packed.len())].to_vec()))
-            .collect();
-        let zeroed = dirty.zeroed.into_iter().flat_map(|range| zero_runs(&states, range)).collect();
+        // Before the pages: a block that becomes zero in between waits for the next flush.
+        let zeroed = dirty.zeroed.into_iter().flat_map(|range| zero_runs(states, range)).collect();
+        let pages = dirty.map_pages.into_iter().map(|page| (page, states.payload(page))).collect();
         Taken { pages, zeroed }
     }
 
     fn put_back(&self, taken: Taken) {
-        let _states = self.layer.states.read().expect("no holder panics");
         let mut dirty = self.dirty.lock().expect("no holder panics");
         dirty.map_pages.extend(taken.pages.into_iter().map(|(page, _)| page));
         dirty.zeroed.extend(taken.zeroed);
+        drop(dirty);
         self.unsynced.store(true, Ordering::SeqCst);
     }
 
@@ -269,13 +373,9 @@ impl Head {
                 later.push(range);
                 continue;
             };
-            let runs = {
-                let states = self.layer.states.read().expect("no holder panics");
-                zero_runs(&states, range)
-            };
-            for run in runs {
+            for run in zero_runs(&self.layer.states, range) {
                 let (at, length) = (run.start * BLOCK_BYTES, (run.end - run.start) * BLOCK_BYTES);
-                if let Err(error) = self.layer.data.punch_hole(at, length) {
+                if let Err(error) = self.layer.data().punch_hole(at, length) {
                     tracing::warn!(layer = %self.layer.id, %error, "can't give space back");
                     later.push(run);
                 }
@@ -285,14 +385,27 @@ impl Head {
     }
 }
 
+/// What this boot's kernel knows of a head, if a server has made it a live map since.
+fn load_live(
+    home: &HeadHome,
+    id: LayerId,
+    blocks: u64,
+) -> Result<Option<(LiveMap, BlockStates)>, MapError> {
+    match home.files.open(&live_name(id)) {
+        Ok(file) => LiveMap::load(file, id, home.boot, blocks),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn zero_runs(states: &BlockStates, range: Range<u64>) -> Vec<Range<u64>> {
     states.runs(range).filter(|(_, state)| *state == BlockState::Zero).map(|(run, _)| run).collect()
 }
 
 /// The map pages in which two sets of states differ.
 fn differing_pages(a: &BlockStates, b: &BlockStates) -> BTreeSet<usize> {
-    let pages = a.packed().chunks(PAYLOAD_BYTES).zip(b.packed().chunks(PAYLOAD_BYTES));
-    pages.enumerate().filter(|(_, (a, b))| a != b).map(|(page, _)| page).collect()
+    let used: BTreeSet<usize> = a.pages_in_use().chain(b.pages_in_use()).collect();
+    used.into_iter().filter(|page| a.payload(*page) != b.payload(*page)).collect()
 }
 
 /// Where a partial first and last block of a range lie: `(block, bytes of it in the range)`.

@@ -5,13 +5,11 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::unistd::{Whence, lseek};
 use perigee_model::volume::{BLOCK_BYTES, ImageInfo, ImportImage};
 use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
 use serde::Deserialize;
@@ -21,7 +19,7 @@ use uuid::Uuid;
 use super::blocking;
 use super::blocks::{BlockState, BlockStates, index};
 use super::catalog::{self, LayerRow};
-use super::files::{BlockFile, Space};
+use super::files::{BlockFile, DiskFile};
 use super::layer::{data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
@@ -154,10 +152,10 @@ impl Pool {
         let made = || -> std::io::Result<u64> {
             let data = File::options().read(true).write(true).open(&temp.0)?;
             data.set_len(size_bytes)?;
+            let data = DiskFile::from(data);
             let states = scan(&data, size_bytes)?;
-            data.sync_all()?;
-            let map_bytes = map::file_bytes(states.blocks());
-            let map = self.files.create(&map_name(layer), map_bytes, Space::Reserved)?;
+            data.sync_created()?;
+            let map = self.files.create(&map_name(layer), map::file_bytes(states.blocks()))?;
             MapFile::create(map, layer, &states)?;
             std::fs::rename(&temp.0, self.layers_dir().join(data_name(layer)))?;
             self.files.sync_names()?;
@@ -298,43 +296,30 @@ fn said(output: &Output) -> String {
 
 /// Which blocks of a sparse file are data. Zeros that take space are given back: there is nothing
 /// below an image, so absent reads the same.
-fn scan(file: &File, size_bytes: u64) -> std::io::Result<BlockStates> {
-    let mut states = BlockStates::new(size_bytes / BLOCK_BYTES);
+fn scan(file: &DiskFile, size_bytes: u64) -> std::io::Result<BlockStates> {
+    let states = BlockStates::new(size_bytes / BLOCK_BYTES);
     let mut at = 0;
-    while let Some(extent) = next_data(file, at)? {
+    while let Some(extent) = file.next_data(at)? {
         let start = extent.start - extent.start % BLOCK_BYTES;
         let end = extent.end.next_multiple_of(BLOCK_BYTES).min(size_bytes);
-        scan_extent(file, start..end, &mut states)?;
+        scan_extent(file, start..end, &states)?;
         at = end;
     }
     Ok(states)
 }
 
-/// The next range of the file that is not a hole.
-fn next_data(file: &File, from: u64) -> std::io::Result<Option<Range<u64>>> {
-    let seek = |from: u64, whence| -> nix::Result<u64> {
-        let from = i64::try_from(from).map_err(|_| nix::Error::EOVERFLOW)?;
-        lseek(file, from, whence).map(i64::cast_unsigned)
-    };
-    match seek(from, Whence::SeekData) {
-        Ok(start) => Ok(Some(start..seek(start, Whence::SeekHole)?)),
-        Err(nix::Error::ENXIO) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn scan_extent(file: &File, extent: Range<u64>, states: &mut BlockStates) -> std::io::Result<()> {
+fn scan_extent(file: &DiskFile, extent: Range<u64>, states: &BlockStates) -> std::io::Result<()> {
     const CHUNK_BYTES: u64 = 1 << 20;
     const ZEROS: [u8; 4096] = [0; 4096];
     let mut buffer = vec![0; index(CHUNK_BYTES)];
     for start in (extent.start..extent.end).step_by(index(CHUNK_BYTES)) {
         let chunk = &mut buffer[..index(CHUNK_BYTES.min(extent.end - start))];
-        FileExt::read_exact_at(file, chunk, start)?;
+        file.read_at(start, chunk)?;
         for (block, bytes) in (start / BLOCK_BYTES..).zip(chunk.chunks(ZEROS.len())) {
             if bytes == ZEROS {
                 file.punch_hole(block * BLOCK_BYTES, BLOCK_BYTES)?;
             } else {
-                states.set(&(block..block + 1), BlockState::Data);
+                states.set(block..block + 1, BlockState::Data);
             }
         }
     }

@@ -2,15 +2,14 @@
 //! object, hence one file, one inode and one page cache.
 
 use std::io;
-use std::ops::Range;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
 
-use super::blocks::{BlockState, BlockStates};
+use super::blocks::BlockStates;
 use super::files::{BlockFile, LayerFiles};
-use super::map::{MapError, MapFile};
+use super::map::{self, MapError, MapFile};
 
 /// Why a layer can't be opened.
 #[derive(Debug, thiserror::Error)]
@@ -22,9 +21,10 @@ pub(super) struct LayerError {
 
 pub(super) struct Layer {
     pub(super) id: LayerId,
-    pub(super) data: Arc<dyn BlockFile>,
+    /// Not there yet in a layer that has no blocks.
+    data: OnceLock<Arc<dyn BlockFile>>,
     /// Changed only by the [`super::head::Head`] that has this layer, never after sealing.
-    pub(super) states: RwLock<BlockStates>,
+    pub(super) states: BlockStates,
 }
 
 pub(super) fn data_name(layer: LayerId) -> String {
@@ -46,32 +46,69 @@ pub(super) fn remove(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     files.remove(&data_name(layer))
 }
 
+/// Whether an untouched layer has what a flush makes durable: both files in their length, and a
+/// map's header. A power cut may have left any part of that while no flush was acknowledged.
+pub(super) fn was_flushed(
+    files: &dyn LayerFiles,
+    id: LayerId,
+    size_bytes: u64,
+) -> Result<bool, LayerError> {
+    let found = || -> io::Result<bool> {
+        let (data, map) = (files.open(&data_name(id))?, files.open(&map_name(id))?);
+        Ok(data.len()? == size_bytes
+            && map.len()? == map::file_bytes(size_bytes / BLOCK_BYTES)
+            && map::has_header(&*map)?)
+    };
+    match found() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map_err(|error| LayerError { layer: id, source: error.into() }),
+    }
+}
+
 impl Layer {
-    /// Opens a sealed layer.
+    /// A layer without blocks and without files.
+    pub(super) fn empty(id: LayerId, size_bytes: u64) -> Self {
+        Self { id, data: OnceLock::new(), states: BlockStates::new(size_bytes / BLOCK_BYTES) }
+    }
+
+    pub(super) fn new(id: LayerId, data: Arc<dyn BlockFile>, states: BlockStates) -> Self {
+        Self { id, data: data.into(), states }
+    }
+
+    /// Opens a sealed layer. `untouched` is what the catalog calls it.
     pub(super) fn open(
         files: &dyn LayerFiles,
         id: LayerId,
         size_bytes: u64,
+        untouched: bool,
     ) -> Result<Self, LayerError> {
+        if untouched && !was_flushed(files, id, size_bytes)? {
+            return Ok(Self::empty(id, size_bytes));
+        }
         let open = || {
             let data = files.open(&data_name(id))?;
             let map = files.open(&map_name(id))?;
             let (_, states) = MapFile::load(map, id, size_bytes / BLOCK_BYTES)?;
-            Ok(Self { id, data, states: RwLock::new(states) })
+            Ok(Self::new(id, data, states))
         };
         open().map_err(|source| LayerError { layer: id, source })
     }
 
-    pub(super) fn blocks(&self) -> u64 {
-        self.states.read().expect("no holder panics").blocks()
+    /// Its bytes; there are some once a block is data.
+    pub(super) fn data(&self) -> &Arc<dyn BlockFile> {
+        self.data.get().expect("a layer gets its data file before its first block")
     }
 
-    /// Runs of equal state that together are `range`, which lies within the layer.
-    pub(super) fn runs(&self, range: Range<u64>) -> Vec<(Range<u64>, BlockState)> {
-        self.states.read().expect("no holder panics").runs(range).collect()
+    /// Gives an empty layer its data file.
+    pub(super) fn set_data(&self, data: Arc<dyn BlockFile>) {
+        assert!(self.data.set(data).is_ok(), "a layer gets its data file once");
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.states.blocks()
     }
 
     pub(super) fn data_bytes(&self) -> u64 {
-        self.states.read().expect("no holder panics").data_bytes()
+        self.states.data_bytes()
     }
 }

@@ -1,7 +1,7 @@
 //! Creating, cloning, sealing and deleting.
 //!
-//! Each makes files first, makes them durable, and then changes the catalog in one transaction:
-//! a crash in between leaves files that no catalog entry names, and the next open removes them.
+//! Each is one transaction of the catalog: a new head has no files before its first write. What
+//! is deleted leaves the catalog first; after a crash the next open removes its files.
 
 use std::sync::Arc;
 
@@ -11,11 +11,9 @@ use perigee_model::volume::{
 };
 use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
 use tokio::sync::OwnedMutexGuard;
-use uuid::Uuid;
 
 use super::blocking;
 use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed};
-use super::chain::Chain;
 use super::head::Head;
 use super::layer::{self, live_name};
 use super::pool::Pool;
@@ -131,7 +129,7 @@ impl Pool {
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
         volume
             .replace_stack(what, move |stack| {
-                let below = stack.chain.layers.get(1).filter(|_| stack.head.is_untouched());
+                let below = stack.below.layers().first().filter(|_| stack.head.is_untouched());
                 if let Some(below) = below {
                     return Ok((None, Base { parent: Some(below.id), ..whole }));
                 }
@@ -152,27 +150,10 @@ impl Pool {
         owner: (TenantName, CachePolicy),
     ) -> Result<(), Problem> {
         let Base { parent, remote, .. } = base;
-        let id = LayerId(Uuid::new_v4());
-        let row = LayerRow { remote, ..LayerRow::new(id, size_bytes, parent) };
-        self.make_head(what, &row)?;
+        let row = LayerRow { remote, ..LayerRow::new_head(size_bytes, parent) };
         let (tenant, cache) = owner;
         let volume = NewVolume { name: name.clone(), head: row, tenant, cache };
-        self.catalog.add_volumes(&[volume]).map_err(|error| self.give_up(what, id, error))
-    }
-
-    /// Makes the files of an empty head; nothing stays when that fails.
-    fn make_head(&self, what: &str, row: &LayerRow) -> Result<Head, Problem> {
-        let made = Head::create(&*self.files, row.id, row.size_bytes, self.boot)
-            .and_then(|head| self.files.sync_names().map(|()| head));
-        made.map_err(|error| {
-            self.remove_layers(&[row.id]);
-            io_problem(what, &error.into())
-        })
-    }
-
-    fn give_up(&self, what: &str, layer: LayerId, error: rusqlite::Error) -> Problem {
-        self.remove_layers(&[layer]);
-        catalog::problem(what, &error)
+        self.catalog.add_volumes(&[volume]).map_err(failed(what))
     }
 
     /// Removes layers that the catalog does not name. What fails is tried again at the next open.
@@ -195,20 +176,16 @@ impl Pool {
         image: Option<&ImageName>,
     ) -> Result<Stack, Problem> {
         let sealed = &stack.head.layer;
-        let id = LayerId(Uuid::new_v4());
-        let row = LayerRow::new(id, size_bytes, Some(sealed.id));
-        let head = self.make_head(what, &row)?;
+        let row = LayerRow::new_head(size_bytes, Some(sealed.id));
         let figures = Sealed { layer: sealed.id, data_bytes: sealed.data_bytes() };
-        self.catalog
-            .seal(volume, figures, &row, image)
-            .map_err(|error| self.give_up(what, id, error))?;
-        self.share_layer(&head.layer);
+        self.catalog.seal(volume, figures, &row, image).map_err(failed(what))?;
+        let head = Head::new(&self.home, row.id, size_bytes);
+        let below = Arc::new(stack.below.under(sealed));
+        self.share(&head, &below);
         if let Err(error) = self.files.remove(&live_name(sealed.id)) {
             tracing::warn!(layer = %sealed.id, %error, "can't remove a sealed layer's live map");
         }
-        let layers = std::iter::once(&head.layer).chain(&stack.chain.layers).map(Arc::clone);
-        let chain = Chain { layers: layers.collect(), remote: stack.chain.remote.clone() };
-        Ok(Stack { head: Arc::new(head), chain: Arc::new(chain) })
+        Ok(Stack { head: Arc::new(head), below })
     }
 
     /// Seals the volume's head under a name, while it is in use.

@@ -5,8 +5,9 @@
 //! ([`super::map`]) knows of a block only after a flush. So every change of a block's state is
 //! also written here, without a sync, after the block's data and before the acknowledgement.
 //!
-//! File `UUID.live`: a header page as the durable map's, with magic `PERIGEEL` and the kernel's
-//! boot id in bytes 40..56, then the packed states. The header is written last at creation.
+//! File `UUID.live`, sparse: a header page as the durable map's, with magic `PERIGEEL` and the
+//! kernel's boot id in bytes 40..56, then the packed states. The header is written last at
+//! creation.
 //!
 //! **What it means.** While the kernel that wrote it runs, the page cache is whole, and this file
 //! has the truth. After another boot nothing is known about which of its pages reached the disk:
@@ -21,12 +22,23 @@ use std::sync::Arc;
 use perigee_model::LayerId;
 use uuid::Uuid;
 
-use super::blocks::BlockStates;
-use super::files::{BlockFile, LayerFiles, Space};
-use super::map::{self, Magic, PAGE_BYTES};
+use super::blocks::{BlockStates, PAGE_STATE_BYTES, index, packed_bytes, page_count};
+use super::files::{BlockFile, LayerFiles};
+use super::map::{self, Magic, MapError, PAGE_BYTES};
 
 pub(super) struct LiveMap {
     file: Arc<dyn BlockFile>,
+}
+
+fn file_bytes(blocks: u64) -> u64 {
+    PAGE_BYTES as u64 + packed_bytes(blocks)
+}
+
+/// Where the packed states of a page begin, and their length: the last page's may be shorter.
+fn place(page: usize, blocks: u64) -> (u64, usize) {
+    let first_byte = (page * PAGE_STATE_BYTES) as u64;
+    let length = index(packed_bytes(blocks) - first_byte).min(PAGE_STATE_BYTES);
+    (first_byte, length)
 }
 
 impl LiveMap {
@@ -37,10 +49,11 @@ impl LiveMap {
         boot: Uuid,
         states: &BlockStates,
     ) -> io::Result<Self> {
-        let length_bytes = (PAGE_BYTES + states.packed().len()) as u64;
-        let file = files.create(name, length_bytes, Space::Reserved)?;
-        let live = Self { file };
-        live.write(0, states.packed())?;
+        let live = Self { file: files.create(name, file_bytes(states.blocks()))? };
+        for page in states.pages_in_use() {
+            let (first_byte, length) = place(page, states.blocks());
+            live.write(first_byte, &states.payload(page)[..length])?;
+        }
         let header = map::header(Magic::Live, layer, states.blocks(), boot.as_bytes());
         live.file.write_at(0, &header)?;
         Ok(live)
@@ -52,9 +65,8 @@ impl LiveMap {
         layer: LayerId,
         boot: Uuid,
         blocks: u64,
-    ) -> io::Result<Option<(Self, BlockStates)>> {
-        let mut packed = vec![0; BlockStates::new(blocks).packed().len()];
-        if file.len()? != (PAGE_BYTES + packed.len()) as u64 {
+    ) -> Result<Option<(Self, BlockStates)>, MapError> {
+        if file.len()? != file_bytes(blocks) {
             return Ok(None);
         }
         let mut header = vec![0; PAGE_BYTES];
@@ -62,12 +74,29 @@ impl LiveMap {
         if header != map::header(Magic::Live, layer, blocks, boot.as_bytes()) {
             return Ok(None);
         }
-        file.read_at(PAGE_BYTES as u64, &mut packed)?;
-        Ok(BlockStates::from_packed(packed, blocks).map(|states| (Self { file }, states)))
+        let states = BlockStates::new(blocks);
+        let live = Self { file };
+        let mut next_page = 0;
+        while let Some(data) =
+            live.file.next_data((PAGE_BYTES + next_page * PAGE_STATE_BYTES) as u64)?
+        {
+            let page_of = |offset: u64| (index(offset) - PAGE_BYTES) / PAGE_STATE_BYTES;
+            let first = page_of(data.start).max(next_page);
+            next_page = page_of(data.end - 1) + 1;
+            for page in first..next_page.min(page_count(blocks)) {
+                let (first_byte, length) = place(page, blocks);
+                let mut payload = vec![0; length];
+                live.file.read_at(PAGE_BYTES as u64 + first_byte, &mut payload)?;
+                if payload.iter().any(|byte| *byte != 0) && !states.load(page, &payload) {
+                    return Err(MapError::States);
+                }
+            }
+        }
+        Ok(Some((live, states)))
     }
 
     /// Writes packed states from byte `first_byte` of them on.
-    pub(super) fn write(&self, first_byte: usize, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_at((PAGE_BYTES + first_byte) as u64, bytes)
+    pub(super) fn write(&self, first_byte: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_at(PAGE_BYTES as u64 + first_byte, bytes)
     }
 }

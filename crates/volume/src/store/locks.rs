@@ -1,53 +1,79 @@
 //! Locks on ranges of blocks: writes to one block happen one after the other.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
 /// Ranges in use. There are as many as requests in flight, so a list is enough.
 #[derive(Default)]
 pub(super) struct RangeLocks {
-    held: Mutex<Vec<Range<u64>>>,
+    held: Mutex<Held>,
     released: Notify,
 }
 
-/// Holds its range until dropped.
-pub(super) struct RangeGuard {
-    locks: Arc<RangeLocks>,
+#[derive(Default)]
+struct Held {
+    ranges: Vec<Range<u64>>,
+    /// Somebody found a range taken since the last release.
+    wanted: bool,
+}
+
+/// Holds its range until dropped. `L` is how it reaches the locks.
+pub(super) struct RangeGuard<L: AsRef<RangeLocks> = Arc<RangeLocks>> {
+    locks: L,
     range: Range<u64>,
 }
 
+impl AsRef<Self> for RangeLocks {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl RangeLocks {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().expect("no holder panics")
+    }
+
     pub(super) async fn lock(self: &Arc<Self>, range: Range<u64>) -> RangeGuard {
         loop {
             let released = self.released.notified();
             tokio::pin!(released);
             released.as_mut().enable();
-            if let Some(guard) = self.try_lock(range.clone()) {
-                return guard;
+            if self.take(&range, true) {
+                return RangeGuard { locks: Arc::clone(self), range };
             }
             released.await;
         }
     }
 
-    pub(super) fn try_lock(self: &Arc<Self>, range: Range<u64>) -> Option<RangeGuard> {
-        let mut held = self.held.lock().expect("no holder panics");
-        if held.iter().any(|other| other.start < range.end && range.start < other.end) {
-            return None;
+    pub(super) fn try_lock(&self, range: Range<u64>) -> Option<RangeGuard<&Self>> {
+        self.take(&range, false).then(|| RangeGuard { locks: self, range })
+    }
+
+    fn take(&self, range: &Range<u64>, will_wait: bool) -> bool {
+        let mut held = self.held();
+        if held.ranges.iter().any(|other| other.start < range.end && range.start < other.end) {
+            held.wanted |= will_wait;
+            return false;
         }
-        held.push(range.clone());
-        Some(RangeGuard { locks: Arc::clone(self), range })
+        held.ranges.push(range.clone());
+        true
     }
 }
 
-impl Drop for RangeGuard {
+impl<L: AsRef<RangeLocks>> Drop for RangeGuard<L> {
     fn drop(&mut self) {
-        let mut held = self.locks.held.lock().expect("no holder panics");
-        let at = held.iter().position(|range| *range == self.range).expect("it was held");
-        held.swap_remove(at);
+        let locks = self.locks.as_ref();
+        let mut held = locks.held();
+        let at = held.ranges.iter().position(|range| *range == self.range).expect("it was held");
+        held.ranges.swap_remove(at);
+        let wanted = std::mem::take(&mut held.wanted);
         drop(held);
-        self.locks.released.notify_waiters();
+        if wanted {
+            locks.released.notify_waiters();
+        }
     }
 }
 

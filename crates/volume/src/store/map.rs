@@ -25,24 +25,25 @@
 //! page is always written into the slot that does *not* hold the current states: a torn write
 //! fails its CRC, and the other slot still has everything that was flushed. A slot of zeros was
 //! never written; a page with no valid slot and one of zeros had its first write torn, and is
-//! all absent.
+//! all absent. The file is sparse: slots take space from the moment their page of states is used
+//! ([`reserve`]), so that a write, and never a flush, finds the disk full. The header is written
+//! with the first store.
 //!
 //! **Limits.** Rot of the current slot can't be told from a torn write and falls back to the
 //! states before it. Two slots that are both damaged are an error, never a guess. A torn slot
 //! that passes its CRC (1 in 2³²) is believed. The map says nothing about the bytes of a block.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
 use perigee_model::LayerId;
 
-use super::blocks::BlockStates;
+use super::blocks::{self, BlockStates, PAGE_STATE_BYTES};
 use super::files::BlockFile;
 
 pub(super) const PAGE_BYTES: usize = 4096;
-const SLOT_HEADER_BYTES: usize = 32;
-/// Bytes of packed states in one page.
-pub(super) const PAYLOAD_BYTES: usize = PAGE_BYTES - SLOT_HEADER_BYTES;
+const SLOT_HEADER_BYTES: usize = PAGE_BYTES - PAGE_STATE_BYTES;
 const VERSION: u32 = 1;
 
 /// Which of the two files of states a header belongs to.
@@ -95,26 +96,30 @@ struct Current {
 pub(super) struct MapFile {
     file: Arc<dyn BlockFile>,
     layer: LayerId,
-    current: Vec<Current>,
-}
-
-fn page_count(packed_bytes: usize) -> usize {
-    packed_bytes.div_ceil(PAYLOAD_BYTES)
+    blocks: u64,
+    /// Pages that were ever written.
+    current: HashMap<usize, Current>,
+    /// Nothing was stored yet, not even the header.
+    is_new: bool,
 }
 
 /// Length of the map file of a layer.
 pub(super) fn file_bytes(blocks: u64) -> u64 {
-    let packed_bytes = super::blocks::index(blocks.div_ceil(4));
-    (PAGE_BYTES * (1 + 2 * page_count(packed_bytes))) as u64
+    slot_offset(blocks::page_count(blocks), 0)
 }
 
 fn slot_offset(page: usize, slot: usize) -> u64 {
     (PAGE_BYTES * (1 + 2 * page + slot)) as u64
 }
 
-/// The bytes of the packed states that page `page` holds.
-pub(super) fn payload_range(page: usize, packed_bytes: usize) -> std::ops::Range<usize> {
-    page * PAYLOAD_BYTES..((page + 1) * PAYLOAD_BYTES).min(packed_bytes)
+/// Makes sure that the first store finds space for the header.
+pub(super) fn reserve_header(file: &dyn BlockFile) -> io::Result<()> {
+    file.reserve(0, PAGE_BYTES as u64)
+}
+
+/// Makes sure that the stores of a page find space.
+pub(super) fn reserve(file: &dyn BlockFile, page: usize) -> io::Result<()> {
+    file.reserve(slot_offset(page, 0), 2 * PAGE_BYTES as u64)
 }
 
 fn seal(page: &mut [u8]) {
@@ -138,21 +143,32 @@ pub(super) fn header(magic: Magic, layer: LayerId, blocks: u64, tag: &[u8; 16]) 
     page
 }
 
+/// Whether a map file was stored to: a file in which nothing was has no header.
+pub(super) fn has_header(file: &dyn BlockFile) -> io::Result<bool> {
+    let mut header = vec![0; PAGE_BYTES];
+    file.read_at(0, &mut header)?;
+    Ok(header.iter().any(|byte| *byte != 0))
+}
+
 impl MapFile {
+    /// The map of a layer without blocks, in a fresh file of [`file_bytes`].
+    pub(super) fn new(file: Arc<dyn BlockFile>, layer: LayerId, blocks: u64) -> Self {
+        Self { file, layer, blocks, current: HashMap::new(), is_new: true }
+    }
+
+    /// Nothing was stored yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// Writes a map with these states into a fresh file of [`file_bytes`], durably.
     pub(super) fn create(
         file: Arc<dyn BlockFile>,
         layer: LayerId,
         states: &BlockStates,
     ) -> io::Result<Self> {
-        file.write_at(0, &header(Magic::Durable, layer, states.blocks(), &[0; 16]))?;
-        let packed = states.packed();
-        let pages = page_count(packed.len());
-        let mut map = Self { file, layer, current: vec![Current::default(); pages] };
-        let used: Vec<_> = (0..pages)
-            .map(|page| (page, packed[payload_range(page, packed.len())].to_vec()))
-            .filter(|(_, payload)| payload.iter().any(|byte| *byte != 0))
-            .collect();
+        let mut map = Self::new(file, layer, states.blocks());
+        let used: Vec<_> = states.pages_in_use().map(|page| (page, states.payload(page))).collect();
         match map.store(&used) {
             Ok(()) => Ok(map),
             Err(StoreError::Write(error) | StoreError::Sync(error)) => Err(error),
@@ -174,33 +190,38 @@ impl MapFile {
         if found != header(Magic::Durable, layer, blocks, &[0; 16]) {
             return Err(MapError::Header);
         }
-        let mut states = BlockStates::new(blocks);
-        let packed_bytes = states.packed().len();
-        let mut current = Vec::new();
+        let states = BlockStates::new(blocks);
+        let mut map = Self { is_new: false, ..Self::new(file, layer, blocks) };
         let mut slots = vec![0; 2 * PAGE_BYTES];
-        for page in 0..page_count(packed_bytes) {
-            file.read_at(slot_offset(page, 0), &mut slots)?;
-            let chosen = choose(&slots, layer, page)?;
-            if chosen.generation > 0 {
-                let from = chosen.slot * PAGE_BYTES + SLOT_HEADER_BYTES;
-                let range = payload_range(page, packed_bytes);
-                states.apply(range.start, &slots[from..from + range.len()]);
+        let mut next_page = 0;
+        // What is not data was never written, and neither was its page.
+        while let Some(data) = map.file.next_data(slot_offset(next_page, 0))? {
+            let page_of = |offset: u64| (blocks::index(offset) / PAGE_BYTES - 1) / 2;
+            let first = page_of(data.start).max(next_page);
+            next_page = page_of(data.end - 1) + 1;
+            for page in first..next_page.min(blocks::page_count(blocks)) {
+                map.file.read_at(slot_offset(page, 0), &mut slots)?;
+                let chosen = choose(&slots, layer, page)?;
+                if chosen.generation > 0 {
+                    let from = chosen.slot * PAGE_BYTES + SLOT_HEADER_BYTES;
+                    if !states.load(page, &slots[from..from + PAGE_STATE_BYTES]) {
+                        return Err(MapError::States);
+                    }
+                    map.current.insert(page, chosen);
+                }
             }
-            current.push(chosen);
         }
-        let states =
-            BlockStates::from_packed(states.packed().to_vec(), blocks).ok_or(MapError::States)?;
-        Ok((Self { file, layer, current }, states))
+        Ok((map, states))
     }
 
     /// Writes pages of states and makes them durable. Their data must be durable already.
     pub(super) fn store(&mut self, pages: &[(usize, Vec<u8>)]) -> Result<(), StoreError> {
-        let next = |current: &Current| Current {
-            slot: 1 - current.slot,
-            generation: current.generation + 1,
-        };
+        if self.is_new {
+            let header = header(Magic::Durable, self.layer, self.blocks, &[0; 16]);
+            self.file.write_at(0, &header).map_err(StoreError::Write)?;
+        }
         for (page, payload) in pages {
-            let to = next(&self.current[*page]);
+            let to = self.next(*page);
             let mut slot = vec![0; PAGE_BYTES];
             let number = u32::try_from(*page).expect("a map of less than 2^32 pages");
             slot[4..8].copy_from_slice(&number.to_le_bytes());
@@ -210,11 +231,20 @@ impl MapFile {
             seal(&mut slot);
             self.file.write_at(slot_offset(*page, to.slot), &slot).map_err(StoreError::Write)?;
         }
-        self.file.sync().map_err(StoreError::Sync)?;
+        let synced = if self.is_new { self.file.sync_created() } else { self.file.sync() };
+        synced.map_err(StoreError::Sync)?;
+        self.is_new = false;
         for (page, _) in pages {
-            self.current[*page] = next(&self.current[*page]);
+            let stored = self.next(*page);
+            self.current.insert(*page, stored);
         }
         Ok(())
+    }
+
+    /// Where the next store of a page goes.
+    fn next(&self, page: usize) -> Current {
+        let current = self.current.get(&page).copied().unwrap_or_default();
+        Current { slot: 1 - current.slot, generation: current.generation + 1 }
     }
 }
 

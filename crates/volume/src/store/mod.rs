@@ -10,6 +10,7 @@
 //! | what survives a power cut, and why | `map` (the durable map), `head` (the order of a flush) |
 //! | what survives a kill of this process | `live` |
 //! | who may write now | `volume` (epochs, snapshots under load) |
+//! | what one request does | `session` |
 //! | which layer answers a read | `chain` |
 //! | what exists | `catalog` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
@@ -27,9 +28,11 @@ mod live;
 mod locks;
 mod map;
 mod pool;
+mod session;
 #[cfg(test)]
 mod sim;
 mod space;
+mod sparse;
 #[cfg(test)]
 mod tests;
 mod volume;

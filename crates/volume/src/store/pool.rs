@@ -1,6 +1,6 @@
 //! A pool: one directory with a catalog and the layers' files, open in one process at a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
@@ -13,12 +13,13 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use super::blocking;
-use super::catalog::{self, Catalog, LayerRow, OpenError};
-use super::chain::{Chain, Connector, RemoteParent};
+use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
+use super::chain::{Connector, RemoteParent, Sealed};
 use super::files::{DiskFiles, LayerFiles};
-use super::head::Head;
-use super::layer::{Layer, live_name};
-use super::volume::{SealedDevice, Stack, Volume, io_problem};
+use super::head::{Head, HeadHome};
+use super::layer::{Layer, LayerError, live_name};
+use super::session::SealedDevice;
+use super::volume::{Stack, Volume, io_problem};
 use crate::device::Device;
 
 /// Where a pool is, and how it reaches remote parents.
@@ -32,6 +33,8 @@ pub struct PoolConfig {
 struct Open {
     volumes: HashMap<VolumeName, Arc<Volume>>,
     layers: HashMap<LayerId, Weak<Layer>>,
+    /// By their topmost layer.
+    sealed: HashMap<LayerId, Weak<Sealed>>,
 }
 
 /// One directory of layers, images and volumes.
@@ -40,7 +43,7 @@ pub struct Pool {
     pub(super) catalog: Arc<Catalog>,
     pub(super) files: Arc<dyn LayerFiles>,
     pub(super) connect: Connector,
-    pub(super) boot: Uuid,
+    pub(super) home: Arc<HeadHome>,
     open: Mutex<Open>,
     /// Creating, sealing and deleting happen one after the other.
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
@@ -52,6 +55,12 @@ pub struct Pool {
 fn boot_id() -> std::io::Result<Uuid> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     text.trim().parse().map_err(std::io::Error::other)
+}
+
+fn head_home(files: &Arc<dyn LayerFiles>, boot: Uuid, catalog: &Arc<Catalog>) -> HeadHome {
+    let catalog = Arc::clone(catalog);
+    let record_touched = move |layer| catalog.touched(layer).map_err(catalog::io_error);
+    HeadHome { files: Arc::clone(files), boot, record_touched: Box::new(record_touched) }
 }
 
 impl Pool {
@@ -96,12 +105,13 @@ impl Pool {
                 .next("open it with the version of perigee that wrote it, or a newer one"),
             OpenError::Sqlite(error) => catalog::problem(&what, &error),
         })?;
+        let catalog = Arc::new(catalog);
         let pool = Self {
             dir,
-            catalog: Arc::new(catalog),
+            home: Arc::new(head_home(&files, boot, &catalog)),
+            catalog,
             files,
             connect,
-            boot,
             open: Mutex::default(),
             changes: Arc::default(),
             _lock: lock,
@@ -112,8 +122,8 @@ impl Pool {
 
     /// Removes what a killed server was still making, and live maps of layers sealed since.
     fn remove_leftovers(&self) -> Result<(), Box<dyn std::error::Error>> {
-        let layers = self.catalog.layer_ids()?;
-        let heads: Vec<LayerId> =
+        let layers: HashSet<LayerId> = self.catalog.layer_ids()?.into_iter().collect();
+        let heads: HashSet<LayerId> =
             self.catalog.volumes()?.into_iter().map(|volume| volume.head).collect();
         for name in self.files.names()? {
             let layer = name.split('.').next().and_then(|stem| stem.parse::<LayerId>().ok());
@@ -148,15 +158,15 @@ impl Pool {
             .map_err(|error| Problem::internal(&what, error))?
             .ok_or_else(|| Problem::not_found(&what, "there is no such volume in this pool"))?;
         let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(&what, error))?;
-        let head = Head::open(&*self.files, row.head, row.size_bytes, self.boot)
+        let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
             .map_err(|error| Problem::internal(&what, error))?;
         if let Some(why) = &rows[0].poisoned {
             head.poison(why.clone());
         }
-        let chain = self
-            .chain(&mut open, Some(&head.layer), &rows)
+        let below = self
+            .sealed(&mut open, &rows[1..], rows[0].remote.clone())
             .map_err(|error| Problem::internal(&what, error))?;
-        let stack = Stack { head: Arc::new(head), chain: Arc::new(chain) };
+        let stack = Stack { head: Arc::new(head), below };
         let catalog = Arc::clone(&self.catalog);
         let volume = Volume::new(name.clone(), row.size_bytes, row.epoch, stack, catalog);
         let volume = Arc::new(volume);
@@ -165,25 +175,32 @@ impl Pool {
         Ok(volume)
     }
 
-    /// Opens the layers of a chain; `head` is the first one where it is open already.
-    fn chain(
+    /// The sealed layers of a chain as one, shared by all that stand on the topmost of them.
+    /// `remote` is what a chain without any stands on.
+    fn sealed(
         &self,
         open: &mut Open,
-        head: Option<&Arc<Layer>>,
         rows: &[LayerRow],
-    ) -> Result<Chain, super::layer::LayerError> {
-        let mut layers: Vec<Arc<Layer>> = head.into_iter().map(Arc::clone).collect();
-        for row in &rows[layers.len()..] {
+        remote: Option<RemoteRow>,
+    ) -> Result<Arc<Sealed>, LayerError> {
+        let top = rows.first().map(|row| row.id);
+        if let Some(shared) = top.and_then(|top| open.sealed.get(&top)).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        let mut layers = Vec::new();
+        for row in rows {
             let shared = open.layers.get(&row.id).and_then(Weak::upgrade);
             let layer = match shared {
                 Some(layer) => layer,
-                None => Arc::new(Layer::open(&*self.files, row.id, row.size_bytes)?),
+                None => {
+                    let size_bytes = row.size_bytes;
+                    Arc::new(Layer::open(&*self.files, row.id, size_bytes, row.untouched)?)
+                }
             };
             open.layers.insert(row.id, Arc::downgrade(&layer));
             layers.push(layer);
         }
-        open.layers.retain(|_, layer| layer.strong_count() > 0);
-        let remote = rows.last().and_then(|row| row.remote.clone()).map(|row| {
+        let remote = rows.last().map_or(remote, |row| row.remote.clone()).map(|row| {
             Arc::new(RemoteParent {
                 nbd_addr: row.nbd_addr,
                 export: row.export,
@@ -192,13 +209,25 @@ impl Pool {
                 device: OnceCell::new(),
             })
         });
-        Ok(Chain { layers, remote })
+        let sealed = Arc::new(Sealed::new(layers, remote));
+        if let Some(top) = top {
+            open.sealed.insert(top, Arc::downgrade(&sealed));
+        }
+        open.layers.retain(|_, layer| layer.strong_count() > 0);
+        open.sealed.retain(|_, sealed| sealed.strong_count() > 0);
+        Ok(sealed)
     }
 
-    /// A head became a sealed layer: who opens it from now on shares it.
-    pub(super) fn share_layer(&self, layer: &Arc<Layer>) {
+    /// A head became the topmost of these layers and has a new one above it: who opens them from
+    /// now on shares them.
+    pub(super) fn share(&self, head: &Head, below: &Arc<Sealed>) {
         let mut open = self.open.lock().expect("no holder panics");
-        open.layers.insert(layer.id, Arc::downgrade(layer));
+        for layer in std::iter::once(&head.layer).chain(below.layers()) {
+            open.layers.insert(layer.id, Arc::downgrade(layer));
+        }
+        if let Some(top) = below.layers().first() {
+            open.sealed.insert(top.id, Arc::downgrade(below));
+        }
     }
 
     pub(super) fn forget_volume(&self, name: &VolumeName) {
@@ -270,9 +299,9 @@ impl Pool {
             .ok_or_else(|| Problem::not_found(&what, "there is no such image in this pool"))?;
         let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(&what, error))?;
         let mut open = self.open.lock().expect("no holder panics");
-        let chain =
-            self.chain(&mut open, None, &rows).map_err(|error| Problem::internal(&what, error))?;
-        Ok(SealedDevice { size_bytes: rows[0].size_bytes, chain })
+        let layers =
+            self.sealed(&mut open, &rows, None).map_err(|error| Problem::internal(&what, error))?;
+        Ok(SealedDevice { size_bytes: rows[0].size_bytes, layers })
     }
 
     /// Volumes of other hosts that are reachable through this one: name and `HOST:PORT`.

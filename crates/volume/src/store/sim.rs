@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::blocks::index;
-use super::files::{BlockFile, LayerFiles, Space};
+use super::files::{BlockFile, LayerFiles};
 
 pub(super) const SECTOR_BYTES: usize = 512;
 
@@ -134,6 +134,10 @@ impl BlockFile for SimFile {
         Ok(())
     }
 
+    fn try_read_at(&self, offset: u64, buffer: &mut [u8]) -> Option<io::Result<()>> {
+        Some(self.read_at(offset, buffer))
+    }
+
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         run(&self.on_write);
         if self.full.load(Ordering::SeqCst) {
@@ -181,13 +185,17 @@ impl SimFiles {
         }
     }
 
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.lock().unwrap().contains_key(name)
+    }
+
     pub(super) fn file(&self, name: &str) -> Arc<SimFile> {
         Arc::clone(&self.0.lock().unwrap()[name])
     }
 }
 
 impl LayerFiles for SimFiles {
-    fn create(&self, name: &str, length_bytes: u64, _: Space) -> io::Result<Arc<dyn BlockFile>> {
+    fn create(&self, name: &str, length_bytes: u64) -> io::Result<Arc<dyn BlockFile>> {
         let file = Arc::new(SimFile::new(length_bytes));
         self.0.lock().unwrap().insert(name.to_owned(), Arc::clone(&file));
         Ok(file)

@@ -7,28 +7,30 @@
 //! the work: a client that goes away leaves no half-guarded write behind.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
 
-use bytes::{Bytes, BytesMut};
-use futures_util::future::BoxFuture;
-use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
+use perigee_model::volume::{EpochChange, EpochIssued};
 use perigee_model::{Epoch, Problem, VolumeName};
-use tokio::sync::OwnedRwLockReadGuard;
 
-use super::blocks::{BlockState, blocks_of};
+use super::blocking;
 use super::catalog::{Catalog, EpochRefused};
-use super::chain::Chain;
-use super::head::{Head, Patch, partial_edges};
-use super::locks::RangeGuard;
-use super::{blocking, check_range};
-use crate::device::{Device, Extent, IoError, Zeroing};
+use super::chain::{Chain, Sealed};
+use super::head::Head;
+use super::session::Session;
+use crate::device::{Device, IoError};
 
 /// The layers of a volume at one moment. A snapshot replaces it whole.
 #[derive(Clone)]
 pub(super) struct Stack {
     pub(super) head: Arc<Head>,
-    /// The head's layer first.
-    pub(super) chain: Arc<Chain>,
+    /// Shared by all volumes over the same layer.
+    pub(super) below: Arc<Sealed>,
+}
+
+impl Stack {
+    pub(super) fn chain(&self) -> Chain<'_> {
+        Chain { head: Some(&self.head.layer), below: &self.below }
+    }
 }
 
 /// A volume whose head is in this pool.
@@ -36,19 +38,13 @@ pub struct Volume {
     name: VolumeName,
     size_bytes: u64,
     catalog: Arc<Catalog>,
-    gate: Arc<tokio::sync::RwLock<()>>,
+    pub(super) gate: Arc<tokio::sync::RwLock<()>>,
     /// Changed only under the gate's write side.
     epoch: AtomicU64,
     /// Set once, under the gate's write side.
     deleted: AtomicBool,
     stack: RwLock<Stack>,
     sessions: AtomicU64,
-}
-
-/// What a write holds until its bytes are in the file.
-struct Admitted {
-    _gate: OwnedRwLockReadGuard<()>,
-    _blocks: RangeGuard,
 }
 
 impl Volume {
@@ -87,7 +83,24 @@ impl Volume {
     /// A session of a writer epoch; `None` takes the volume's epoch of this moment.
     pub fn session(self: &Arc<Self>, epoch: Option<Epoch>) -> Arc<dyn Device> {
         self.sessions.fetch_add(1, Ordering::SeqCst);
-        Arc::new(Session { epoch: epoch.unwrap_or_else(|| self.epoch()), volume: Arc::clone(self) })
+        Arc::new(Session::new(Arc::clone(self), epoch.unwrap_or_else(|| self.epoch())))
+    }
+
+    pub(super) fn session_ended(&self) {
+        self.sessions.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a session of this epoch may write. The caller holds the gate's read side, so the
+    /// answer stays true until it lets go.
+    pub(super) fn check_writer(&self, session: Epoch) -> Result<(), IoError> {
+        let volume = self.epoch();
+        if session != volume {
+            return Err(IoError::Fenced { session, volume });
+        }
+        if self.deleted.load(Ordering::SeqCst) {
+            return Err(IoError::Invalid(format!("volume {} was deleted", self.name)));
+        }
+        Ok(())
     }
 
     pub(super) fn open_sessions(&self) -> u64 {
@@ -95,7 +108,12 @@ impl Volume {
     }
 
     pub(super) fn stack(&self) -> Stack {
-        self.stack.read().expect("no holder panics").clone()
+        self.stack_ref().clone()
+    }
+
+    /// Not to be held for longer than a request takes that waits for nothing.
+    pub(super) fn stack_ref(&self) -> RwLockReadGuard<'_, Stack> {
+        self.stack.read().expect("no holder panics")
     }
 
     /// # Errors
@@ -236,196 +254,5 @@ pub(crate) fn io_problem(what: &str, error: &IoError) -> Problem {
         IoError::Invalid(_) => Problem::invalid(what, error),
         IoError::Unreachable(_) => Problem::unavailable(what, error),
         IoError::Io(_) => Problem::internal(what, error),
-    }
-}
-
-/// One client's view of a volume.
-struct Session {
-    volume: Arc<Volume>,
-    epoch: Epoch,
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.volume.sessions.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Session {
-    /// Waits for its turn on the blocks, with the epoch checked and kept as it is.
-    async fn admit(&self, offset: u64, length_bytes: u64) -> Result<(Stack, Admitted), IoError> {
-        check_range(self.volume.size_bytes, offset, length_bytes)?;
-        let gate = Arc::clone(&self.volume.gate).read_owned().await;
-        let epoch = self.volume.epoch();
-        if self.epoch != epoch {
-            return Err(IoError::Fenced { session: self.epoch, volume: epoch });
-        }
-        if self.volume.deleted.load(Ordering::SeqCst) {
-            return Err(IoError::Invalid(format!("volume {} was deleted", self.volume.name)));
-        }
-        let stack = self.volume.stack();
-        stack.head.check_writable()?;
-        let blocks = stack.head.locks.lock(blocks_of(offset, length_bytes)).await;
-        Ok((stack, Admitted { _gate: gate, _blocks: blocks }))
-    }
-
-    async fn write_admitted(&self, offset: u64, data: Bytes) -> Result<(), IoError> {
-        if data.is_empty() {
-            return Ok(());
-        }
-        let (stack, admitted) = self.admit(offset, data.len() as u64).await?;
-        let patch = patch(&stack, offset, data).await?;
-        blocking(move || {
-            let _admitted = admitted;
-            stack.head.write(&patch)
-        })
-        .await
-    }
-
-    async fn zero_admitted(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-        how: Zeroing,
-    ) -> Result<(), IoError> {
-        if length_bytes == 0 {
-            return Ok(());
-        }
-        let (stack, admitted) = self.admit(offset, length_bytes).await?;
-        let mut patches = Vec::new();
-        let mut whole = blocks_of(offset, length_bytes);
-        for (block, bytes) in partial_edges(offset, length_bytes) {
-            if block == whole.start {
-                whole.start += 1;
-            } else {
-                whole.end -= 1;
-            }
-            let zeros = BytesMut::zeroed(bytes.len()).freeze();
-            patches.push(patch(&stack, block * BLOCK_BYTES + bytes.start as u64, zeros).await?);
-        }
-        blocking(move || {
-            let _admitted = admitted;
-            for patch in &patches {
-                stack.head.write(patch)?;
-            }
-            if whole.is_empty() { Ok(()) } else { stack.head.zero(whole, how) }
-        })
-        .await
-    }
-}
-
-/// Fills up the blocks that a write covers in part and that the head does not have yet.
-/// The caller holds their locks.
-async fn patch(stack: &Stack, offset: u64, data: Bytes) -> Result<Patch, IoError> {
-    let mut start = offset;
-    let (mut before, mut after) = (Bytes::new(), Bytes::new());
-    for (block, bytes) in partial_edges(offset, data.len() as u64) {
-        let state = stack.head.layer.runs(block..block + 1)[0].1;
-        if state == BlockState::Data {
-            continue;
-        }
-        let at = block * BLOCK_BYTES;
-        let old = stack.chain.read(at, BLOCK_BYTES_U32).await?;
-        if bytes.start > 0 {
-            start = at;
-            before = old.slice(..bytes.start);
-        }
-        after = old.slice(bytes.end..);
-    }
-    if before.is_empty() && after.is_empty() {
-        return Ok(Patch { offset, data });
-    }
-    Ok(Patch { offset: start, data: [before, data, after].concat().into() })
-}
-
-const BLOCK_BYTES_U32: u32 = 4096;
-
-impl Device for Session {
-    fn size_bytes(&self) -> u64 {
-        self.volume.size_bytes
-    }
-
-    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        Box::pin(async move {
-            check_range(self.volume.size_bytes, offset, length_bytes.into())?;
-            self.volume.stack().chain.read(offset, length_bytes).await
-        })
-    }
-
-    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async move {
-            self.write_admitted(offset, data).await?;
-            if fua { self.volume.flush().await } else { Ok(()) }
-        })
-    }
-
-    fn zero(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-        how: Zeroing,
-        fua: bool,
-    ) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async move {
-            self.zero_admitted(offset, length_bytes, how).await?;
-            if fua { self.volume.flush().await } else { Ok(()) }
-        })
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(self.volume.flush())
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        Box::pin(async move {
-            check_range(self.volume.size_bytes, offset, length_bytes)?;
-            self.volume.stack().chain.extents(offset, length_bytes).await
-        })
-    }
-}
-
-/// A sealed layer with its chain, read-only.
-pub(super) struct SealedDevice {
-    pub(super) size_bytes: u64,
-    pub(super) chain: Chain,
-}
-
-impl Device for SealedDevice {
-    fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        Box::pin(async move {
-            check_range(self.size_bytes, offset, length_bytes.into())?;
-            self.chain.read(offset, length_bytes).await
-        })
-    }
-
-    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        Box::pin(async move {
-            check_range(self.size_bytes, offset, length_bytes)?;
-            self.chain.extents(offset, length_bytes).await
-        })
     }
 }

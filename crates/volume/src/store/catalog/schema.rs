@@ -53,6 +53,9 @@ CREATE TABLE stores (                   -- directories of layers beside the pool
 ALTER TABLE layers ADD COLUMN data_bytes INTEGER;   -- of a sealed layer, once it is known
 ALTER TABLE volumes ADD COLUMN tenant TEXT NOT NULL DEFAULT 'default';
 ALTER TABLE volumes ADD COLUMN cache TEXT NOT NULL DEFAULT 'shared';
+CREATE TABLE untouched (                -- layers of which no flush is known to be durable
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
 CREATE TABLE pool (id TEXT NOT NULL) STRICT;        -- one row
 INSERT INTO pool VALUES (lower(hex(randomblob(16))));
 ",

@@ -7,11 +7,9 @@ use perigee_model::LayerId;
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use crate::store::blocks::{BlockState, BlockStates};
+use crate::store::blocks::{BlockState, BlockStates, PAGE_STATE_BYTES};
 use crate::store::files::BlockFile;
-use crate::store::map::{
-    MapError, MapFile, PAGE_BYTES, PAYLOAD_BYTES, StoreError, file_bytes, payload_range,
-};
+use crate::store::map::{MapError, MapFile, PAGE_BYTES, StoreError, file_bytes};
 use crate::store::sim::{Dice, SimFile};
 
 const LAYER: LayerId = LayerId(Uuid::from_u128(7));
@@ -29,7 +27,7 @@ fn load(file: &Arc<SimFile>) -> Result<(MapFile, BlockStates), MapError> {
 }
 
 fn page(states: &BlockStates, page: usize) -> (usize, Vec<u8>) {
-    (page, states.packed()[payload_range(page, states.packed().len())].to_vec())
+    (page, states.payload(page))
 }
 
 fn slot(page: usize, slot: usize) -> u64 {
@@ -39,8 +37,8 @@ fn slot(page: usize, slot: usize) -> u64 {
 #[test]
 fn a_torn_page_costs_nothing_that_was_flushed() {
     let (file, mut map) = create();
-    let mut states = BlockStates::new(BLOCKS);
-    states.set(&(3..9), BlockState::Data);
+    let states = BlockStates::new(BLOCKS);
+    states.set(3..9, BlockState::Data);
     map.store(&[page(&states, 0)]).unwrap();
     // The next store of page 0 goes into its other slot and is torn.
     file.write_at(slot(0, 0) + 512, &[0xff; 512]).unwrap();
@@ -57,8 +55,8 @@ fn a_first_store_that_was_torn_leaves_the_page_absent() {
 #[test]
 fn a_page_damaged_in_both_slots_is_an_error_and_no_guess() {
     let (file, mut map) = create();
-    let mut states = BlockStates::new(BLOCKS);
-    states.set(&(0..1), BlockState::Data);
+    let states = BlockStates::new(BLOCKS);
+    states.set(0..1, BlockState::Data);
     map.store(&[page(&states, 0)]).unwrap();
     map.store(&[page(&states, 0)]).unwrap();
     for damaged in 0..2 {
@@ -80,11 +78,12 @@ fn a_map_of_another_layer_is_refused() {
 #[test]
 fn a_store_that_found_no_space_may_be_repeated() {
     let (file, mut map) = create();
-    let mut states = BlockStates::new(BLOCKS);
-    states.set(&(0..16256), BlockState::Data);
+    let states = BlockStates::new(BLOCKS);
+    states.set(0..16256, BlockState::Data);
     map.store(&[page(&states, 0)]).unwrap();
-    let flushed = states.clone();
-    states.set(&(0..16256), BlockState::Zero);
+    let flushed = BlockStates::new(BLOCKS);
+    flushed.set(0..16256, BlockState::Data);
+    states.set(0..16256, BlockState::Zero);
     file.full.store(true, std::sync::atomic::Ordering::SeqCst);
     let failed = map.store(&[page(&states, 0)]);
     assert!(matches!(failed, Err(StoreError::Write(_))));
@@ -116,9 +115,10 @@ proptest! {
                 .filter(|number| pages & 1 << number != 0)
                 .map(|number| {
                     // Valid states only, and none beyond the last block.
-                    let length = current[&number].len();
-                    let fill = value & 0x55;
-                    (number, vec![fill; length])
+                    let used_bytes = if number < 2 { PAGE_STATE_BYTES } else { 250 };
+                    let mut payload = vec![0; PAGE_STATE_BYTES];
+                    payload[..used_bytes].fill(value & 0x55);
+                    (number, payload)
                 })
                 .collect();
             file.fail_sync.store(cut, std::sync::atomic::Ordering::SeqCst);
@@ -141,5 +141,5 @@ proptest! {
 
 #[test]
 fn a_page_holds_what_the_format_says() {
-    assert_eq!(PAYLOAD_BYTES * 4, 16256);
+    assert_eq!(PAGE_STATE_BYTES * 4, 16256);
 }

@@ -245,11 +245,18 @@ impl World {
         let twin = &mut self.volumes[volume];
         let device = twin.device(&pool).await;
         let head = pool.volume_info(&twin.name).await.unwrap().chain[0];
-        let file = self.files.file(&if in_map { map_name(head) } else { data_name(head) });
-        *file.on_sync.lock().unwrap() = Some(Box::new(|| std::panic::resume_unwind(Box::new(0))));
+        let name = if in_map { map_name(head) } else { data_name(head) };
+        // A head that was never written has no files.
+        let file = self.files.has(&name).then(|| self.files.file(&name));
+        if let Some(file) = &file {
+            *file.on_sync.lock().unwrap() =
+                Some(Box::new(|| std::panic::resume_unwind(Box::new(0))));
+        }
         let flushed = tokio::spawn(async move { device.flush().await }).await;
         // It got to its end if there was nothing to sync in that file.
-        file.on_sync.lock().unwrap().take();
+        if let Some(file) = &file {
+            file.on_sync.lock().unwrap().take();
+        }
         if let Ok(result) = flushed {
             result.unwrap();
             twin.unflushed.clear();

@@ -108,6 +108,8 @@ async fn deleting_everything_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let pool = open_real(dir.path()).await;
     let device = empty(&pool, "v", 4096).await;
+    assert_eq!(layer_files(dir.path()), 0, "a head has no files before its first write");
+    device.write(0, bytes(1, 1), false).await.unwrap();
     pool.snapshot(&volume_name("v"), Snapshot { image: image_name("s") }).await.unwrap();
     device.write(0, bytes(1, 1), false).await.unwrap();
     let clone = create("c", None, VolumeSource::Volume(volume_name("v")));

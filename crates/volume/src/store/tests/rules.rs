@@ -9,7 +9,8 @@ use perigee_model::{Epoch, LayerId, ProblemKind};
 
 use super::*;
 use crate::store::blocks::BlockState;
-use crate::store::head::{Head, Patch};
+use crate::store::files::LayerFiles;
+use crate::store::head::{Head, HeadHome};
 use crate::store::layer::{data_name, live_name, map_name};
 use crate::store::sim::{Dice, SimFile};
 
@@ -60,24 +61,36 @@ impl Bench {
     }
 }
 
-fn patch(block: u64, byte: u8) -> Patch {
-    Patch { offset: block * 4096, data: bytes(byte, BLOCK) }
+fn home(files: &Arc<SimFiles>, boot: u128) -> Arc<HeadHome> {
+    let boot = Uuid::from_u128(boot);
+    Arc::new(HeadHome { files: files.clone(), boot, record_touched: Box::new(|_| Ok(())) })
+}
+
+const ID: LayerId = LayerId(Uuid::from_u128(5));
+
+/// A head of eight blocks whose first one has been written.
+fn written_head(files: &Arc<SimFiles>) -> Arc<Head> {
+    let head = Arc::new(Head::new(&home(files, 1), ID, 8 * 4096));
+    write(&head, 0, 1);
+    head
+}
+
+fn write(head: &Head, block: u64, byte: u8) {
+    head.write(block * 4096, &[byte; BLOCK]).unwrap();
 }
 
 #[test]
 fn states_that_change_during_a_flush_belong_to_the_next_one() {
-    let files = SimFiles::default();
-    let id = LayerId(Uuid::from_u128(5));
-    let head = Arc::new(Head::create(&files, id, 8 * 4096, Uuid::from_u128(1)).unwrap());
-    head.write(&patch(0, 1)).unwrap();
+    let files = Arc::default();
+    let head = written_head(&files);
     let meanwhile = Arc::clone(&head);
-    *files.file(&data_name(id)).on_sync.lock().unwrap() =
-        Some(Box::new(move || meanwhile.write(&patch(1, 2)).unwrap()));
+    *files.file(&data_name(ID)).on_sync.lock().unwrap() =
+        Some(Box::new(move || write(&meanwhile, 1, 2)));
     head.flush_now().unwrap();
 
     let durable = |boot| {
-        let head = Head::open(&files, id, 8 * 4096, Uuid::from_u128(boot)).unwrap();
-        [0, 1].map(|block| head.layer.states.read().unwrap().get(block))
+        let head = Head::open(&home(&files, boot), ID, 8 * 4096, false).unwrap();
+        [0, 1].map(|block| head.layer.states.get(block))
     };
     assert_eq!(durable(2), [BlockState::Data, BlockState::Absent]);
     head.flush_now().unwrap();
@@ -86,31 +99,26 @@ fn states_that_change_during_a_flush_belong_to_the_next_one() {
 
 #[test]
 fn a_block_written_while_its_hole_is_about_to_be_punched_keeps_its_bytes() {
-    let files = SimFiles::default();
-    let id = LayerId(Uuid::from_u128(5));
-    let head = Arc::new(Head::create(&files, id, 8 * 4096, Uuid::from_u128(1)).unwrap());
-    head.write(&patch(0, 1)).unwrap();
+    let files = Arc::default();
+    let head = written_head(&files);
     head.flush_now().unwrap();
     head.zero(0..2, Zeroing::FreeSpace).unwrap();
     let meanwhile = Arc::clone(&head);
-    *files.file(&map_name(id)).on_sync.lock().unwrap() =
-        Some(Box::new(move || meanwhile.write(&patch(0, 2)).unwrap()));
+    *files.file(&map_name(ID)).on_sync.lock().unwrap() =
+        Some(Box::new(move || write(&meanwhile, 0, 2)));
     head.flush_now().unwrap();
     let mut found = [0; BLOCK];
-    head.layer.data.read_at(0, &mut found).unwrap();
+    head.layer.data().read_at(0, &mut found).unwrap();
     assert_eq!(found, [2; BLOCK]);
-    assert_eq!(files.file(&data_name(id)).punched_bytes(), 4096, "the other block's hole");
+    assert_eq!(files.file(&data_name(ID)).punched_bytes(), 4096, "the other block's hole");
 }
 
 #[test]
 fn a_zero_that_came_during_a_flush_is_punched_after_the_next_one() {
-    let files = SimFiles::default();
-    let id = LayerId(Uuid::from_u128(5));
-    let head = Arc::new(Head::create(&files, id, 8 * 4096, Uuid::from_u128(1)).unwrap());
-    head.zero(0..1, Zeroing::FreeSpace).unwrap();
-    head.write(&patch(0, 1)).unwrap();
+    let files = Arc::default();
+    let head = written_head(&files);
     let meanwhile = Arc::clone(&head);
-    let data = files.file(&data_name(id));
+    let data = files.file(&data_name(ID));
     *data.on_sync.lock().unwrap() =
         Some(Box::new(move || meanwhile.zero(0..1, Zeroing::FreeSpace).unwrap()));
     head.flush_now().unwrap();
@@ -186,6 +194,8 @@ async fn a_full_disk_fails_that_request_and_nothing_else() {
     let bench = Bench::new().await;
     bench.device.write(0, bytes(1, 2 * BLOCK), true).await.unwrap();
     bench.snapshot("s").await;
+    // The new head has its files from now on.
+    bench.device.write(7 * 4096, bytes(0, 1), false).await.unwrap();
     for name in [data_name, live_name] {
         let file = bench.file(name).await;
         file.full.store(true, Ordering::SeqCst);
@@ -269,7 +279,7 @@ async fn clones_share_the_open_layer_below() {
     let bench = Bench::new().await;
     bench.device.write(0, bytes(1, BLOCK), false).await.unwrap();
     bench.snapshot("s").await;
-    let below = |volume: Arc<crate::store::Volume>| Arc::clone(&volume.stack().chain.layers[1]);
+    let below = |volume: Arc<crate::store::Volume>| volume.stack().below;
     let own = below(bench.pool.volume(&volume_name("v")).await.unwrap());
     for name in ["a", "b"] {
         let clone = create(name, None, VolumeSource::Image(image_name("s")));
@@ -319,6 +329,7 @@ async fn extents_tell_data_from_holes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn raising_the_epoch_waits_for_a_write_in_flight() {
     let bench = Bench::new().await;
+    bench.device.write(0, bytes(0, 1), false).await.unwrap();
     let (release, released) = mpsc::channel::<()>();
     let (started, mut has_started) = tokio::sync::mpsc::channel(1);
     *bench.file(data_name).await.on_write.lock().unwrap() = Some(Box::new(move || {
@@ -404,4 +415,93 @@ async fn a_request_beyond_the_end_is_refused() {
         assert!(matches!(zero, Err(IoError::Invalid(_))));
     }
     bench.device.write(8 * 4096, Bytes::new(), false).await.expect("nothing is nothing");
+}
+
+#[tokio::test]
+async fn what_needs_no_waiting_is_done_at_once_and_reads_as_ever() {
+    let bench = Bench::new().await;
+    let mut found = vec![9; 3 * BLOCK];
+    bench.device.try_read(100, &mut found).expect("zeros are known").unwrap();
+    assert_eq!(found, [0; 3 * BLOCK]);
+    assert!(bench.device.try_write(0, &[1; BLOCK]).is_none(), "there are no files yet");
+    bench.device.write(0, bytes(1, BLOCK), false).await.unwrap();
+    bench.device.try_write(4096, &[2; 2 * BLOCK]).expect("whole blocks").unwrap();
+    bench.device.try_write(4000, &[3; 200]).expect("parts of blocks that are there").unwrap();
+    assert!(bench.device.try_write(12288, &[4; 100]).is_none(), "it would have to be filled up");
+    let expected = [vec![1; 4000], vec![3; 200], vec![2; 2 * BLOCK - 104], vec![0; 96]].concat();
+    let mut found = vec![9; expected.len()];
+    bench.device.try_read(0, &mut found).expect("it is all in memory").unwrap();
+    assert_eq!(found, expected);
+    let bench = bench.kill_and_restart().await;
+    assert_eq!(bench.device.read(0, 3 * 4096 + 96).await.unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_write_at_once_is_refused_as_any_other() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    let volume = bench.pool.volume(&volume_name("v")).await.unwrap();
+    let other = volume.session(Some(Epoch(2)));
+    let fenced = other.try_write(0, &[2; BLOCK]).expect("an answer");
+    assert!(matches!(fenced, Err(IoError::Fenced { .. })));
+    let beyond = bench.device.try_write(8 * 4096 - 1, &[2; 2]).expect("an answer");
+    assert!(matches!(beyond, Err(IoError::Invalid(_))));
+    bench.device.write(0, bytes(2, 1), false).await.unwrap();
+    bench.file(data_name).await.fail_sync.store(true, Ordering::SeqCst);
+    assert!(bench.device.flush().await.is_err());
+    let poisoned = bench.device.try_write(0, &[3; BLOCK]).expect("an answer");
+    assert!(matches!(poisoned, Err(IoError::Poisoned(_))));
+}
+
+#[tokio::test]
+async fn an_untouched_head_is_empty_whatever_a_crash_left_of_its_files() {
+    for seed in 0..8 {
+        let bench = Bench::new().await;
+        bench.device.write(0, bytes(1, 3 * BLOCK), false).await.unwrap();
+        let bench = bench.power_cut(seed).await;
+        assert_eq!(all(&bench.device).await, [0; 8 * BLOCK], "nothing was flushed");
+        bench.device.write(4096, bytes(2, BLOCK), true).await.unwrap();
+        let bench = bench.power_cut(seed).await;
+        assert_eq!(bench.device.read(0, 8192).await.unwrap(), [[0; BLOCK], [2; BLOCK]].concat());
+    }
+    // Files that were made and not written to, then none but one.
+    let bench = Bench::new().await;
+    let head = bench.head().await;
+    for name in [data_name(head), map_name(head), live_name(head)] {
+        bench.files.create(&name, 4096).unwrap();
+    }
+    let bench = bench.kill_and_restart().await;
+    assert_eq!(all(&bench.device).await, [0; 8 * BLOCK]);
+    for name in [data_name(head), live_name(head)] {
+        bench.files.remove(&name).unwrap();
+    }
+    let bench = bench.kill_and_restart().await;
+    assert_eq!(all(&bench.device).await, [0; 8 * BLOCK]);
+    bench.device.write(0, bytes(3, BLOCK), true).await.expect("the files are made anew");
+}
+
+#[tokio::test]
+async fn a_head_that_was_flushed_is_never_taken_for_an_empty_one() {
+    let bench = Bench::new().await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    let head = bench.head().await;
+    for name in [map_name(head), data_name(head)] {
+        bench.files.remove(&name).unwrap();
+    }
+    let Bench { dir, files, pool, device, .. } = bench;
+    drop((pool, device));
+    let pool = open_sim(dir.path(), &files, 1);
+    let Err(problem) = pool.volume(&volume_name("v")).await else { panic!("its files are gone") };
+    assert!(problem.why.contains(&head.to_string()), "{problem}");
+}
+
+#[tokio::test]
+async fn an_untouched_head_can_be_sealed() {
+    let bench = Bench::new().await;
+    bench.snapshot("s").await;
+    bench.device.write(0, bytes(1, BLOCK), true).await.unwrap();
+    let bench = bench.power_cut(1).await;
+    let image = bench.pool.open_image(&image_name("s")).await.unwrap();
+    assert_eq!(all(&image).await, [0; 8 * BLOCK]);
+    assert_eq!(bench.device.read(0, 4096).await.unwrap(), bytes(1, BLOCK));
 }
