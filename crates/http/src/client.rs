@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use perigee_model::Problem;
+use perigee_model::volume::{Progress, Step};
 use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -108,6 +109,31 @@ impl Client {
         self.check(self.run(request).await?).await
     }
 
+    /// Sends a request that may take long, and tells its progress until it is done.
+    pub async fn post_long<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        mut told: impl FnMut(Progress),
+    ) -> Result<T, Problem> {
+        let request = self.http.post(self.url(path)).timeout(Duration::from_secs(24 * 3600));
+        let mut response = self.check(self.run(request.json(body)).await?).await?;
+        let mut text = Vec::new();
+        while let Some(received) = response.chunk().await.map_err(|e| self.unavailable(&e))? {
+            text.extend_from_slice(&received);
+            while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = text.drain(..=end).collect();
+                match serde_json::from_slice(&line).map_err(|e| self.unread(&e))? {
+                    Step::Progress(progress) => told(progress),
+                    Step::Done(result) => return Ok(result),
+                    Step::Failed(problem) => return Err(problem),
+                }
+            }
+        }
+        let what = format!("no answer from {}", self.address);
+        Err(Problem::unavailable(what, "it ended before the work was done").next(&self.hint))
+    }
+
     async fn json<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -142,10 +168,12 @@ impl Client {
     async fn answer<T: DeserializeOwned>(&self, response: Response) -> Result<T, Problem> {
         let body = self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))?;
         let text: &[u8] = if body.is_empty() { b"null" } else { &body };
-        serde_json::from_slice(text).map_err(|e| {
-            Problem::internal(format!("answer of {}", self.address), e)
-                .next("are both ends the same version of perigee?")
-        })
+        serde_json::from_slice(text).map_err(|e| self.unread(&e))
+    }
+
+    fn unread(&self, error: &serde_json::Error) -> Problem {
+        Problem::internal(format!("answer of {}", self.address), error)
+            .next("are both ends the same version of perigee?")
     }
 
     fn url(&self, path: &str) -> String {

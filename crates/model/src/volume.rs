@@ -21,6 +21,10 @@
 //! | `DELETE /attachments/{volume}` | | |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
+//! | `POST /check` | [`CheckScope`] | lines of [`Step`] of [`CheckReport`] |
+//!
+//! What may take long answers with lines of JSON, each a [`Step`]: progress, and at last the
+//! result. A client that hangs up stops the work.
 //!
 //! A wrong request answers with a [`crate::Problem`].
 
@@ -288,4 +292,77 @@ pub struct BlockProbe {
     pub latency_p95_us: u64,
     /// With 16 requests in flight.
     pub rate_bytes_per_s: u64,
+}
+
+/// One line of a long answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step<T> {
+    Progress(Progress),
+    Done(T),
+    Failed(crate::Problem),
+}
+
+/// How far long work is. The total may grow while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// What to check: the layers of one volume or image, or everything.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckScope {
+    Pool,
+    Volume(VolumeName),
+    Image(ImageName),
+}
+
+/// What a check found. Without faults the layers that were looked at are sound.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct CheckReport {
+    pub layers: u64,
+    /// Data that were read and compared with their checksums.
+    pub compared_bytes: u64,
+    pub faults: Vec<Fault>,
+    /// Sealed layers that have no checksums yet; the volume server makes them in the background.
+    pub without_sums: Vec<LayerId>,
+    /// Files that nothing needs. The volume server removes them when it starts.
+    pub leftovers: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultKind {
+    /// SQLite finds the catalog damaged.
+    Catalog,
+    /// A layer's file is not there.
+    Missing,
+    /// Which blocks a layer has is not known.
+    Map,
+    /// Data are not what was sealed, or can't be read.
+    Data,
+    /// The checksums themselves are damaged.
+    Sums,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    pub kind: FaultKind,
+    /// In plain words.
+    pub what: String,
+    pub layer: Option<LayerId>,
+    /// The bytes of the layer that are concerned, where it is not all of them.
+    pub range: Option<ByteRange>,
+    /// Some of the volumes and images that have the layer in their chain: `volume NAME`, `image NAME`.
+    pub used_by: Vec<String>,
+    /// How many they are.
+    pub users: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByteRange {
+    pub offset: u64,
+    pub length_bytes: u64,
 }

@@ -108,8 +108,8 @@ fn main() -> ExitCode {
 async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
     match noun {
         Noun::Job(verb) => return job::run(verb, context).await,
-        Noun::Image(verb) => image::run(verb, context).await?,
-        Noun::Volume(verb) => volume::run(verb, context).await?,
+        Noun::Image(verb) => return image::run(verb, context).await,
+        Noun::Volume(verb) => return volume::run(verb, context).await,
         Noun::Pool(verb) => pool::run(verb, context).await?,
         Noun::Vm(verb) => vm::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,

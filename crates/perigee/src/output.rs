@@ -4,7 +4,9 @@ use std::io::{self, Write};
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use indicatif::{ProgressBar, ProgressStyle};
 use perigee_model::Problem;
+use perigee_model::volume::Progress;
 use serde::Serialize;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -105,6 +107,22 @@ fn print_csv<T>(rows: &[T], columns: &[Column<T>]) -> Result<(), Problem> {
     }
     put(&writer.into_inner().map_err(|e| Problem::internal("print CSV", e))?);
     Ok(())
+}
+
+/// How far long work is: a line on the terminal, and nothing anywhere else.
+pub fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:40} {binary_bytes} of {binary_total_bytes}  {elapsed}")
+    {
+        bar.set_style(style);
+    }
+    bar
+}
+
+pub fn show_progress(bar: &ProgressBar, progress: Progress) {
+    bar.set_length(progress.total_bytes.max(progress.done_bytes));
+    bar.set_position(progress.done_bytes);
 }
 
 /// `1.5 GiB`; exact below 1 KiB.

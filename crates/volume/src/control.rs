@@ -1,5 +1,7 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
+mod long;
+
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +17,8 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CreateVolume, EpochChange, EpochIssued, ExportStats, ImageInfo,
-    ImportImage, PoolInfo, ProbeBlocks, Snapshot, VolumeInfo,
+    Attach, Attachment, BlockProbe, CheckScope, CreateVolume, EpochChange, EpochIssued,
+    ExportStats, ImageInfo, ImportImage, PoolInfo, ProbeBlocks, Snapshot, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, Problem, VolumeName};
 use serde::Deserialize;
@@ -58,7 +60,8 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/attachments", get(list_attachments))
         .route("/attachments/{volume}", put(attach).delete(detach))
         .route("/stats", get(list_stats))
-        .route("/probe", post(probe_blocks));
+        .route("/probe", post(probe_blocks))
+        .route("/check", post(check));
     Router::new()
         .nest("/v1", v1)
         .fallback(no_such_path)
@@ -203,6 +206,11 @@ async fn list_stats(State(control): Shared) -> Reply<Vec<ExportStats>> {
 
 async fn probe_blocks(Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
     Ok(Json(probe(&ask).await?))
+}
+
+async fn check(State(control): Shared, Json(scope): Json<CheckScope>) -> Result<Response, Failure> {
+    let pool = control.pool.clone();
+    long::follow(move |work| async move { pool.check(scope, work).await })
 }
 
 /// Writes the body from offset 0, at the volume's epoch of this moment, and flushes.

@@ -7,14 +7,17 @@
 //! | which device an export name means; proxying to a volume's home | `exports` |
 //! | the control API | `control` |
 //! | starting and stopping | `serve` |
+//! | the control API without a server, for one command | `offline` |
 
 mod control;
 pub mod device;
 mod exports;
 pub mod nbd;
+mod offline;
 mod probe;
 mod serve;
 mod stats;
 pub mod store;
 
+pub use offline::Offline;
 pub use serve::{Config, serve};

@@ -52,6 +52,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     }
     let stop = CancellationToken::new();
     let mut nbd = tokio::spawn(server::serve(exports.clone(), listeners, stop.clone()));
+    let keeper = tokio::spawn(pool.clone().keep());
     let control = Control { pool: pool.clone(), exports, stats };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
@@ -67,6 +68,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         _ = interrupt.recv() => Ok(()),
     };
     tracing::info!("stopping");
+    keeper.abort();
     stop.cancel();
     if tokio::time::timeout(DRAIN_MAX, &mut nbd).await.is_err() {
         tracing::warn!("some NBD connections did not end in time; cutting them");
@@ -85,7 +87,7 @@ fn on(kind: SignalKind) -> Result<Signal, Problem> {
 }
 
 /// How the pool's layers reach a remote parent.
-fn connector() -> Connector {
+pub(crate) fn connector() -> Connector {
     Arc::new(|nbd_addr, export| {
         async move {
             let remote = RemoteExport::new(Listen::Tcp(nbd_addr), export);

@@ -1,14 +1,15 @@
 //! `perigee image`
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_model::job::{ClusterImage, NewImage};
-use perigee_model::volume::{ImageInfo, ImportImage};
+use perigee_model::volume::{CheckScope, ImageInfo, ImportImage};
 use perigee_model::{HostId, ImageName, Problem};
 
 use crate::Context;
-use crate::commands::{controller_client, pool_client};
+use crate::commands::{Server, check, controller_client, pool_server};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -37,6 +38,14 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
+    /// Look for damage in the layers of an image: exit code 0 when all is sound, 1 when there are
+    /// faults
+    Check {
+        /// The image's name
+        name: ImageName,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
     /// Delete an image that no volume stands on
     #[command(visible_alias = "rm")]
     Delete {
@@ -50,7 +59,7 @@ pub enum Verb {
 /// For use without a controller.
 #[derive(Debug, clap::Args)]
 pub struct PoolOption {
-    /// Talk to the volume server of this pool, without a controller
+    /// Use this pool, without a controller: through its volume server if one runs
     #[arg(long, value_name = "DIR")]
     pub pool: Option<PathBuf>,
 }
@@ -71,15 +80,19 @@ const LOCAL: &[Column<ImageInfo>] = &[
     ("layer", |i| i.layer.to_string()),
 ];
 
-pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let format = context.format;
-    match verb {
+    let done = match verb {
+        Verb::Check { name, pool } => {
+            return check::run(CheckScope::Image(name), pool, context).await;
+        }
         Verb::Import { name, file, host, pool } => {
             let source = absolute(&file)?;
             match pool.pool {
                 Some(pool) => {
                     let body = ImportImage { name, source, layer: None };
-                    let image: ImageInfo = pool_client(&pool)?.post("/v1/images", &body).await?;
+                    let image: ImageInfo =
+                        pool_server(&pool).await?.post("/v1/images", &body).await?;
                     output::one(format, &image, LOCAL)
                 }
                 None => {
@@ -91,7 +104,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             }
         }
         Verb::List { pool: PoolOption { pool: Some(pool) } } => {
-            let images: Vec<ImageInfo> = pool_client(&pool)?.get("/v1/images").await?;
+            let images: Vec<ImageInfo> = pool_server(&pool).await?.get("/v1/images").await?;
             output::list(format, &images, LOCAL)
         }
         Verb::List { .. } => {
@@ -99,7 +112,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::list(format, &images, CLUSTER)
         }
         Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {
-            let image: ImageInfo = pool_client(&pool)?.get(&format!("/v1/images/{name}")).await?;
+            let image: ImageInfo =
+                pool_server(&pool).await?.get(&format!("/v1/images/{name}")).await?;
             output::one(format, &image, LOCAL)
         }
         Verb::Info { name, .. } => {
@@ -108,12 +122,17 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::one(format, &image, CLUSTER)
         }
         Verb::Delete { name, pool } => {
-            let client = match pool.pool {
-                Some(pool) => pool_client(&pool)?,
-                None => controller_client(context)?,
-            };
-            client.delete(&format!("/v1/images/{name}")).await
+            server(context, pool).await?.delete(&format!("/v1/images/{name}")).await
         }
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// The pool's server, or else the controller.
+pub async fn server(context: &Context, pool: PoolOption) -> Result<Server, Problem> {
+    match pool.pool {
+        Some(pool) => pool_server(&pool).await,
+        None => Ok(controller_client(context)?.into()),
     }
 }
 

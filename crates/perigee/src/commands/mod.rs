@@ -1,6 +1,7 @@
 //! One file a noun; the verbs are its enum.
 
 pub mod agent;
+pub mod check;
 pub mod controller;
 pub mod host;
 pub mod image;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 use perigee_http::Client;
 use perigee_model::Problem;
+use perigee_volume::Offline;
+use tokio::net::UnixStream;
 
 use crate::Context;
 
@@ -35,21 +38,38 @@ pub fn controller_client(context: &Context) -> Result<Client, Problem> {
 const NO_CONTROLLER: &str =
     "start one (perigee controller run, or perigee lab up), or name it with --api or PERIGEE_API";
 
-/// A client of the volume server that has a pool open, without any controller.
-pub fn pool_client(pool: &Path) -> Result<Client, Problem> {
-    let socket = pool.join(CONTROL_SOCKET);
-    let next = format!(
-        "start it: perigee volume serve --pool {} --nbd unix:/run/perigee.sock",
-        pool.display()
-    );
-    if !socket.exists() {
-        return Err(Problem::unavailable(
-            format!("reach the volume server of {}", pool.display()),
-            format!("there is no socket {}", socket.display()),
-        )
-        .next(next));
+/// Who is asked: a controller, the volume server of a pool, or the pool itself.
+pub struct Server {
+    client: Client,
+    /// Holds the pool open while it is asked.
+    _offline: Option<Offline>,
+}
+
+impl std::ops::Deref for Server {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
     }
-    Ok(Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(3600))?.hint(next))
+}
+
+impl From<Client> for Server {
+    fn from(client: Client) -> Self {
+        Self { client, _offline: None }
+    }
+}
+
+/// The volume server that has a pool open; without one the pool is opened here.
+pub async fn pool_server(pool: &Path) -> Result<Server, Problem> {
+    let client = |socket: &Path| {
+        Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(3600))
+    };
+    let socket = pool.join(CONTROL_SOCKET);
+    if UnixStream::connect(&socket).await.is_ok() {
+        return Ok(client(&socket)?.into());
+    }
+    let offline = Offline::open(pool).await?;
+    Ok(Server { client: client(offline.socket())?, _offline: Some(offline) })
 }
 
 /// Where a volume server listens for its control API when it is not told otherwise, in its pool.

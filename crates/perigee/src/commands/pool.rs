@@ -5,13 +5,20 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use perigee_model::Problem;
 use perigee_model::volume::{PoolInfo, TenantSpace};
+use perigee_volume::Offline;
 
 use crate::Context;
-use crate::commands::pool_client;
+use crate::commands::pool_server;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// Make an empty pool
+    Create {
+        /// The pool's directory
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
     /// Show a pool: its space, and what each tenant has
     Info {
         /// The pool's directory
@@ -39,8 +46,13 @@ const TENANTS: &[Column<TenantSpace>] = &[
 ];
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
-    let Verb::Info { pool } = verb;
-    let info: PoolInfo = pool_client(&pool)?.get("/v1/pool").await?;
+    let info: PoolInfo = match verb {
+        Verb::Create { pool } => {
+            drop(Offline::open_or_make(&pool).await?);
+            return Ok(());
+        }
+        Verb::Info { pool } => pool_server(&pool).await?.get("/v1/pool").await?,
+    };
     output::one(context.format, &info, POOL)?;
     if context.format == Format::Table && !info.tenants.is_empty() {
         output::text("");

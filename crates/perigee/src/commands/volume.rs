@@ -1,17 +1,20 @@
 //! `perigee volume`
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::Subcommand;
-use perigee_http::{Client, Listen};
+use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::parse_bytes;
-use perigee_model::volume::{CachePolicy, CreateVolume, Snapshot, VolumeInfo, VolumeSource};
+use perigee_model::volume::{
+    CachePolicy, CheckScope, CreateVolume, Snapshot, VolumeInfo, VolumeSource,
+};
 use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
 use crate::Context;
-use crate::commands::image::PoolOption;
-use crate::commands::{CONTROL_SOCKET, controller_client, pool_client};
+use crate::commands::image::{PoolOption, server};
+use crate::commands::{CONTROL_SOCKET, check, controller_client, pool_server};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -78,6 +81,14 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
+    /// Look for damage in the layers of a volume, or of the whole pool: exit code 0 when all is
+    /// sound, 1 when there are faults
+    Check {
+        /// The volume [default: everything in the pool]
+        name: Option<VolumeName>,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
     /// Serve a pool's volumes and images over NBD
     Serve {
         /// The pool's directory; made when it is missing
@@ -119,9 +130,13 @@ fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|e| e.to_string())
 }
 
-pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let format = context.format;
-    match verb {
+    let done = match verb {
+        Verb::Check { name, pool } => {
+            let scope = name.map_or(CheckScope::Pool, CheckScope::Volume);
+            return check::run(scope, pool, context).await;
+        }
         Verb::Create { name, size, image, host, tenant, cache, pool } => {
             let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
             let mut new = CreateVolume::new(name, size, source);
@@ -136,11 +151,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Snapshot { volume, image, pool } => {
             let path = format!("/v1/volumes/{volume}/snapshot");
             let body = Snapshot { image };
-            let _: serde_json::Value = client(context, pool)?.post(&path, &body).await?;
+            let _: serde_json::Value = server(context, pool).await?.post(&path, &body).await?;
             Ok(())
         }
         Verb::List { pool: PoolOption { pool: Some(pool) } } => {
-            let volumes: Vec<VolumeInfo> = pool_client(&pool)?.get("/v1/volumes").await?;
+            let volumes: Vec<VolumeInfo> = pool_server(&pool).await?.get("/v1/volumes").await?;
             output::list(format, &volumes, LOCAL)
         }
         Verb::List { .. } => {
@@ -150,7 +165,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         }
         Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {
             let volume: VolumeInfo =
-                pool_client(&pool)?.get(&format!("/v1/volumes/{name}")).await?;
+                pool_server(&pool).await?.get(&format!("/v1/volumes/{name}")).await?;
             output::one(format, &volume, LOCAL)
         }
         Verb::Info { name, .. } => {
@@ -159,7 +174,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::one(format, &volume, CLUSTER)
         }
         Verb::Delete { name, pool } => {
-            client(context, pool)?.delete(&format!("/v1/volumes/{name}")).await
+            server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
         Verb::Serve { pool, nbd, control } => {
             let control = if control.is_empty() {
@@ -169,7 +184,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             };
             perigee_volume::serve(perigee_volume::Config { pool, nbd, control }).await
         }
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 async fn create(
@@ -180,7 +196,7 @@ async fn create(
 ) -> Result<(), Problem> {
     match pool.pool {
         Some(pool) => {
-            let volume: VolumeInfo = pool_client(&pool)?.post("/v1/volumes", &new).await?;
+            let volume: VolumeInfo = pool_server(&pool).await?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, LOCAL)
         }
         None => {
@@ -190,12 +206,5 @@ async fn create(
                 controller_client(context)?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, CLUSTER)
         }
-    }
-}
-
-fn client(context: &Context, pool: PoolOption) -> Result<Client, Problem> {
-    match pool.pool {
-        Some(pool) => pool_client(&pool),
-        None => controller_client(context),
     }
 }

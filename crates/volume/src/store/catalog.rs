@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 use perigee_model::volume::{CachePolicy, EpochChange};
 use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
 pub(super) use schema::OpenError;
@@ -72,6 +72,12 @@ pub(super) struct VolumeRow {
     pub(super) cache: CachePolicy,
 }
 
+/// The columns of [`layer_row`], then whether it is a head.
+const LAYER_ROWS: &str = "
+    SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
+           l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id),
+           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id)
+    FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
 const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache";
 
 /// A volume to be, with an empty head.
@@ -109,10 +115,13 @@ pub(super) struct Catalog {
 
 /// A catalog error as the control API tells it.
 pub(super) fn problem(what: &str, error: &rusqlite::Error) -> Problem {
-    if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
-        Problem::no_space(what, error).next("free space in the pool")
-    } else {
-        Problem::internal(what, error)
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Problem::no_space(what, error).next("free space in the pool"),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            Problem::internal(what, format!("the pool's catalog is damaged: {error}"))
+                .next("put back a copy of catalog.sqlite that fits the pool's layers")
+        }
+        _ => Problem::internal(what, error),
     }
 }
 
@@ -271,8 +280,35 @@ impl Catalog {
         }
     }
 
-    pub(super) fn layer_ids(&self) -> Result<Vec<LayerId>> {
-        self.lock().prepare("SELECT id FROM layers")?.query_map([], |row| parsed(row, 0))?.collect()
+    /// All layers, and whether they are heads.
+    pub(super) fn layers(&self) -> Result<Vec<(LayerRow, bool)>> {
+        let sql = format!("{LAYER_ROWS} ORDER BY l.id");
+        self.lock()
+            .prepare(&sql)?
+            .query_map([], |row| Ok((layer_row(row)?, row.get(9)?)))?
+            .collect()
+    }
+
+    /// What SQLite finds damaged in the catalog, in its words.
+    pub(super) fn damage(&self) -> Result<Vec<String>> {
+        let connection = self.lock();
+        let mut found: Vec<String> = connection
+            .prepare("PRAGMA integrity_check")?
+            .query_map([], |row| row.get(0))?
+            .collect::<Result<_>>()?;
+        found.retain(|line| line != "ok");
+        let mut foreign = connection.prepare("PRAGMA foreign_key_check")?;
+        let rows = foreign.query_map([], |row| {
+            Ok(format!(
+                "a row of table {} names a row of table {} that is not there",
+                row.get::<_, String>(0)?,
+                row.get::<_, String>(2)?
+            ))
+        })?;
+        for row in rows {
+            found.push(row?);
+        }
+        Ok(found)
     }
 
     pub(super) fn has_layer(&self, id: LayerId) -> Result<bool> {
@@ -283,11 +319,7 @@ impl Catalog {
     /// The layer and all that it stands on in this pool, from the top down.
     pub(super) fn chain(&self, top: LayerId) -> Result<Vec<LayerRow>> {
         let connection = self.lock();
-        let mut statement = connection.prepare(
-            "SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
-                    l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id)
-             FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id WHERE l.id = ?1",
-        )?;
+        let mut statement = connection.prepare(&format!("{LAYER_ROWS} WHERE l.id = ?1"))?;
         let mut chain = Vec::new();
         let mut next = Some(top);
         while let Some(id) = next {
@@ -300,15 +332,25 @@ impl Catalog {
 
     /// What stands on a layer, itself left out: `volume NAME`, `image NAME`.
     pub(super) fn dependants(&self, layer: LayerId) -> Result<Vec<String>> {
+        self.names_above("SELECT id FROM layers WHERE parent = ?1", layer)
+    }
+
+    /// What has a layer in its chain: `volume NAME`, `image NAME`.
+    pub(super) fn users(&self, layer: LayerId) -> Result<Vec<String>> {
+        self.names_above("SELECT ?1", layer)
+    }
+
+    fn names_above(&self, start: &str, layer: LayerId) -> Result<Vec<String>> {
         self.lock()
-            .prepare(
+            .prepare(&format!(
                 "WITH RECURSIVE above(id) AS (
-                     SELECT id FROM layers WHERE parent = ?1
+                     {start}
                      UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
                  )
                  SELECT 'volume ' || name FROM volumes WHERE head IN above
-                 UNION ALL SELECT 'image ' || name FROM images WHERE layer IN above",
-            )?
+                 UNION ALL SELECT 'image ' || name FROM images WHERE layer IN above
+                 ORDER BY 1"
+            ))?
             .query_map([layer.to_string()], |row| row.get(0))?
             .collect()
     }

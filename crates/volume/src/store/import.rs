@@ -168,6 +168,7 @@ impl Pool {
                 let row = LayerRow { data_bytes: Some(data_bytes), ..row };
                 self.catalog.add_image(name, &row).map_err(|error| catalog::problem(what, &error))
             })
+            .inspect(|()| self.note_sealed())
             .inspect_err(|_| self.remove_layers(&[layer]))
     }
 }

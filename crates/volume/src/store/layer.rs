@@ -10,6 +10,7 @@ use perigee_model::volume::BLOCK_BYTES;
 use super::blocks::BlockStates;
 use super::files::{BlockFile, LayerFiles};
 use super::map::{self, MapError, MapFile};
+use super::sums::sum_name;
 
 /// Why a layer can't be opened.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,7 @@ pub(super) fn live_name(layer: LayerId) -> String {
 /// Removes what a layer has on disk.
 pub(super) fn remove(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     files.remove(&live_name(layer))?;
+    files.remove(&sum_name(layer))?;
     files.remove(&map_name(layer))?;
     files.remove(&data_name(layer))
 }
@@ -92,6 +94,11 @@ impl Layer {
             Ok(Self::new(id, data, states))
         };
         open().map_err(|source| LayerError { layer: id, source })
+    }
+
+    /// A layer that nothing was ever written to has none.
+    pub(super) fn has_files(&self) -> bool {
+        self.data.get().is_some()
     }
 
     /// Its bytes; there are some once a block is data.

@@ -182,6 +182,7 @@ impl Pool {
         let head = Head::new(&self.home, row.id, size_bytes);
         let below = Arc::new(stack.below.under(sealed));
         self.share(&head, &below);
+        self.note_sealed();
         if let Err(error) = self.files.remove(&live_name(sealed.id)) {
             tracing::warn!(layer = %sealed.id, %error, "can't remove a sealed layer's live map");
         }

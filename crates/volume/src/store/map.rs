@@ -46,11 +46,12 @@ pub(super) const PAGE_BYTES: usize = 4096;
 const SLOT_HEADER_BYTES: usize = PAGE_BYTES - PAGE_STATE_BYTES;
 const VERSION: u32 = 1;
 
-/// Which of the two files of states a header belongs to.
+/// Which of a layer's files a header belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Magic {
     Durable,
     Live,
+    Sums,
 }
 
 impl Magic {
@@ -58,6 +59,7 @@ impl Magic {
         match self {
             Self::Durable => *b"PERIGEEM",
             Self::Live => *b"PERIGEEL",
+            Self::Sums => *b"PERIGEES",
         }
     }
 }
@@ -122,12 +124,12 @@ pub(super) fn reserve(file: &dyn BlockFile, page: usize) -> io::Result<()> {
     file.reserve(slot_offset(page, 0), 2 * PAGE_BYTES as u64)
 }
 
-fn seal(page: &mut [u8]) {
+pub(super) fn seal(page: &mut [u8]) {
     let crc = crc32c::crc32c(&page[4..]);
     page[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-fn is_sealed(page: &[u8]) -> bool {
+pub(super) fn is_sealed(page: &[u8]) -> bool {
     page[..4] == crc32c::crc32c(&page[4..]).to_le_bytes()
 }
 
@@ -148,6 +150,60 @@ pub(super) fn has_header(file: &dyn BlockFile) -> io::Result<bool> {
     let mut header = vec![0; PAGE_BYTES];
     file.read_at(0, &mut header)?;
     Ok(header.iter().any(|byte| *byte != 0))
+}
+
+fn check_header(file: &dyn BlockFile, layer: LayerId, blocks: u64) -> Result<(), MapError> {
+    if file.len()? != file_bytes(blocks) {
+        return Err(MapError::Header);
+    }
+    let mut found = vec![0; PAGE_BYTES];
+    file.read_at(0, &mut found)?;
+    if found == header(Magic::Durable, layer, blocks, &[0; 16]) {
+        Ok(())
+    } else {
+        Err(MapError::Header)
+    }
+}
+
+/// The slots of the pages that were ever written, in order.
+fn read_slots(
+    file: &dyn BlockFile,
+    blocks: u64,
+    mut each: impl FnMut(usize, &[u8]) -> Result<(), MapError>,
+) -> Result<(), MapError> {
+    let mut slots = vec![0; 2 * PAGE_BYTES];
+    let mut next_page = 0;
+    // What is not data was never written, and neither was its page.
+    while let Some(data) = file.next_data(slot_offset(next_page, 0))? {
+        let page_of = |offset: u64| (blocks::index(offset) / PAGE_BYTES - 1) / 2;
+        let first = page_of(data.start).max(next_page);
+        next_page = page_of(data.end - 1) + 1;
+        for page in first..next_page.min(blocks::page_count(blocks)) {
+            file.read_at(slot_offset(page, 0), &mut slots)?;
+            each(page, &slots)?;
+        }
+    }
+    Ok(())
+}
+
+/// The pages whose states are not known, because both copies are damaged.
+///
+/// # Errors
+/// When the header is damaged, or the file can't be read.
+pub(super) fn damaged_pages(
+    file: &dyn BlockFile,
+    layer: LayerId,
+    blocks: u64,
+) -> Result<Vec<usize>, MapError> {
+    check_header(file, layer, blocks)?;
+    let mut damaged = Vec::new();
+    read_slots(file, blocks, |page, slots| {
+        if choose(slots, layer, page).is_err() {
+            damaged.push(page);
+        }
+        Ok(())
+    })?;
+    Ok(damaged)
 }
 
 impl MapFile {
@@ -182,35 +238,21 @@ impl MapFile {
         layer: LayerId,
         blocks: u64,
     ) -> Result<(Self, BlockStates), MapError> {
-        if file.len()? != file_bytes(blocks) {
-            return Err(MapError::Header);
-        }
-        let mut found = vec![0; PAGE_BYTES];
-        file.read_at(0, &mut found)?;
-        if found != header(Magic::Durable, layer, blocks, &[0; 16]) {
-            return Err(MapError::Header);
-        }
+        check_header(&*file, layer, blocks)?;
         let states = BlockStates::new(blocks);
-        let mut map = Self { is_new: false, ..Self::new(file, layer, blocks) };
-        let mut slots = vec![0; 2 * PAGE_BYTES];
-        let mut next_page = 0;
-        // What is not data was never written, and neither was its page.
-        while let Some(data) = map.file.next_data(slot_offset(next_page, 0))? {
-            let page_of = |offset: u64| (blocks::index(offset) / PAGE_BYTES - 1) / 2;
-            let first = page_of(data.start).max(next_page);
-            next_page = page_of(data.end - 1) + 1;
-            for page in first..next_page.min(blocks::page_count(blocks)) {
-                map.file.read_at(slot_offset(page, 0), &mut slots)?;
-                let chosen = choose(&slots, layer, page)?;
-                if chosen.generation > 0 {
-                    let from = chosen.slot * PAGE_BYTES + SLOT_HEADER_BYTES;
-                    if !states.load(page, &slots[from..from + PAGE_STATE_BYTES]) {
-                        return Err(MapError::States);
-                    }
-                    map.current.insert(page, chosen);
+        let mut current = HashMap::new();
+        read_slots(&*file, blocks, |page, slots| {
+            let chosen = choose(slots, layer, page)?;
+            if chosen.generation > 0 {
+                let from = chosen.slot * PAGE_BYTES + SLOT_HEADER_BYTES;
+                if !states.load(page, &slots[from..from + PAGE_STATE_BYTES]) {
+                    return Err(MapError::States);
                 }
+                current.insert(page, chosen);
             }
-        }
+            Ok(())
+        })?;
+        let map = Self { is_new: false, current, ..Self::new(file, layer, blocks) };
         Ok((map, states))
     }
 

@@ -14,14 +14,17 @@
 //! | which layer answers a read | `chain` |
 //! | what exists | `catalog` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
+//! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
 //! | what it takes on the disk, and for whom | `space` |
 
 mod blocks;
 mod catalog;
 mod chain;
+mod check;
 mod files;
 mod head;
 mod import;
+mod keeper;
 mod layer;
 mod lifecycle;
 mod live;
@@ -33,14 +36,18 @@ mod session;
 mod sim;
 mod space;
 mod sparse;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod volume;
+mod work;
 
 pub use chain::Connector;
 pub use pool::{Pool, PoolConfig};
 pub use volume::Volume;
 pub(crate) use volume::io_problem;
+pub(crate) use work::StopOnDrop;
+pub use work::Work;
 
 use crate::device::IoError;
 

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -9,7 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
-use tokio::sync::OnceCell;
+use tokio::sync::{Notify, OnceCell};
 use uuid::Uuid;
 
 use super::blocking;
@@ -47,6 +48,8 @@ pub struct Pool {
     open: Mutex<Open>,
     /// Creating, sealing and deleting happen one after the other.
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
+    /// Told when there is a layer without checksums.
+    pub(super) sealed: Notify,
     /// Keeps other servers out.
     _lock: Flock<File>,
 }
@@ -70,21 +73,51 @@ impl Pool {
     /// A conflict when another process has it open.
     pub async fn open(config: PoolConfig) -> Result<Arc<Self>, Problem> {
         blocking(move || {
-            let what = format!("can't open the pool {}", config.dir.display());
-            let files = DiskFiles { dir: config.dir.join("layers") };
-            std::fs::create_dir_all(&files.dir).map_err(|error| Problem::invalid(&what, error))?;
-            let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
-            Self::open_with(config, Arc::new(files), boot)
+            let pool = Self::open_dir(config)?;
+            pool.tidy()?;
+            Ok(Arc::new(pool))
         })
         .await
     }
 
+    /// As [`Self::open`], and leaves files that nothing needs.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_as_is(config: PoolConfig) -> Result<Arc<Self>, Problem> {
+        blocking(move || Self::open_dir(config).map(Arc::new)).await
+    }
+
+    fn open_dir(config: PoolConfig) -> Result<Self, Problem> {
+        let what = format!("can't open the pool {}", config.dir.display());
+        let files = DiskFiles { dir: config.dir.join("layers") };
+        std::fs::create_dir_all(&files.dir).map_err(|error| Problem::invalid(&what, error))?;
+        let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
+        Self::assemble(config, Arc::new(files), boot)
+    }
+
     /// As [`Self::open`], with the layers' files and the boot given.
+    #[cfg(test)]
     pub(super) fn open_with(
         config: PoolConfig,
         files: Arc<dyn LayerFiles>,
         boot: Uuid,
     ) -> Result<Arc<Self>, Problem> {
+        let pool = Self::assemble(config, files, boot)?;
+        pool.tidy()?;
+        Ok(Arc::new(pool))
+    }
+
+    fn tidy(&self) -> Result<(), Problem> {
+        let what = || format!("can't tidy up the pool {}", self.dir.display());
+        self.remove_leftovers().map_err(|error| Problem::internal(what(), error))
+    }
+
+    fn assemble(
+        config: PoolConfig,
+        files: Arc<dyn LayerFiles>,
+        boot: Uuid,
+    ) -> Result<Self, Problem> {
         let PoolConfig { dir, connect } = config;
         let what = format!("can't open the pool {}", dir.display());
         let lock_file =
@@ -106,7 +139,7 @@ impl Pool {
             OpenError::Sqlite(error) => catalog::problem(&what, &error),
         })?;
         let catalog = Arc::new(catalog);
-        let pool = Self {
+        Ok(Self {
             dir,
             home: Arc::new(head_home(&files, boot, &catalog)),
             catalog,
@@ -114,27 +147,29 @@ impl Pool {
             connect,
             open: Mutex::default(),
             changes: Arc::default(),
+            sealed: Notify::new(),
             _lock: lock,
-        };
-        pool.remove_leftovers().map_err(|why| Problem::internal(&what, why))?;
-        Ok(Arc::new(pool))
+        })
     }
 
     /// Removes what a killed server was still making, and live maps of layers sealed since.
-    fn remove_leftovers(&self) -> Result<(), Box<dyn std::error::Error>> {
-        let layers: HashSet<LayerId> = self.catalog.layer_ids()?.into_iter().collect();
-        let heads: HashSet<LayerId> =
-            self.catalog.volumes()?.into_iter().map(|volume| volume.head).collect();
-        for name in self.files.names()? {
+    fn remove_leftovers(&self) -> io::Result<()> {
+        self.unneeded_files()?.iter().try_for_each(|name| self.files.remove(name))
+    }
+
+    /// Files that no layer of the catalog has.
+    pub(super) fn unneeded_files(&self) -> io::Result<HashSet<String>> {
+        // Listed first: what is sealed or made meanwhile has its files before it is in the catalog.
+        let names = self.files.names()?;
+        let layers = self.catalog.layers().map_err(io::Error::other)?;
+        let heads: HashMap<LayerId, bool> =
+            layers.into_iter().map(|(row, head)| (row.id, head)).collect();
+        let unneeded = |name: &String| {
             let layer = name.split('.').next().and_then(|stem| stem.parse::<LayerId>().ok());
-            let needed = layer.is_some_and(|layer| {
-                layers.contains(&layer) && (heads.contains(&layer) || name != live_name(layer))
-            });
-            if !needed {
-                self.files.remove(&name)?;
-            }
-        }
-        Ok(())
+            let head = layer.and_then(|layer| Some((layer, heads.get(&layer)?)));
+            head.is_none_or(|(layer, head)| !head && *name == live_name(layer))
+        };
+        Ok(names.into_iter().filter(unneeded).collect())
     }
 
     /// A volume of this pool, opened if it is not yet.
@@ -192,10 +227,7 @@ impl Pool {
             let shared = open.layers.get(&row.id).and_then(Weak::upgrade);
             let layer = match shared {
                 Some(layer) => layer,
-                None => {
-                    let size_bytes = row.size_bytes;
-                    Arc::new(Layer::open(&*self.files, row.id, size_bytes, row.untouched)?)
-                }
+                None => Arc::new(self.open_sealed(row)?),
             };
             open.layers.insert(row.id, Arc::downgrade(&layer));
             layers.push(layer);
@@ -216,6 +248,11 @@ impl Pool {
         open.layers.retain(|_, layer| layer.strong_count() > 0);
         open.sealed.retain(|_, sealed| sealed.strong_count() > 0);
         Ok(sealed)
+    }
+
+    /// A sealed layer's files, opened for themselves.
+    pub(super) fn open_sealed(&self, row: &LayerRow) -> Result<Layer, LayerError> {
+        Layer::open(&*self.files, row.id, row.size_bytes, row.untouched)
     }
 
     /// A head became the topmost of these layers and has a new one above it: who opens them from

@@ -1,5 +1,6 @@
 //! Tests of the store as a whole. `model` compares it with a plain array through crashes.
 
+mod check;
 mod full;
 mod images;
 mod map;

@@ -1,0 +1,67 @@
+//! What a volume server does for its pool when nobody waits for it: checksums of sealed layers.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use perigee_model::LayerId;
+
+use super::blocking;
+use super::catalog::LayerRow;
+use super::pool::Pool;
+use super::sums;
+use super::work::{StopOnDrop, Work};
+
+impl Pool {
+    /// Works until it is dropped: at once, and whenever a layer was sealed or imported.
+    pub async fn keep(self: Arc<Self>) {
+        let mut summed = HashSet::new();
+        loop {
+            self.make_missing_sums(&mut summed).await;
+            self.sealed.notified().await;
+        }
+    }
+
+    /// A layer was sealed or imported.
+    pub(super) fn note_sealed(&self) {
+        self.sealed.notify_one();
+    }
+
+    async fn make_missing_sums(self: &Arc<Self>, summed: &mut HashSet<LayerId>) {
+        let layers = match self.catalog.layers() {
+            Ok(layers) => layers,
+            Err(error) => return tracing::error!(%error, "can't tell which layers are sealed"),
+        };
+        for (row, head) in layers {
+            let id = row.id;
+            if head || summed.contains(&id) {
+                continue;
+            }
+            let (pool, work) = (Arc::clone(self), Arc::new(Work::gentle()));
+            let _stop = StopOnDrop(Arc::clone(&work));
+            let made = blocking(move || pool.make_sums(&row, &work)).await;
+            match made {
+                Ok(()) => {
+                    summed.insert(id);
+                }
+                Err(why) => tracing::error!(layer = %id, why, "can't make its checksums"),
+            }
+        }
+    }
+
+    /// Makes a sealed layer's sums unless they are there.
+    pub(super) fn make_sums(&self, row: &LayerRow, work: &Work) -> Result<(), String> {
+        if sums::are_made(&*self.files, row.id).map_err(|error| error.to_string())? {
+            return Ok(());
+        }
+        let layer = self.open_sealed(row).map_err(|error| error.to_string())?;
+        if !layer.has_files() {
+            return Ok(());
+        }
+        let made = sums::make(&*self.files, &layer, work).map_err(|error| error.to_string());
+        if let Ok(false) = self.catalog.has_layer(row.id) {
+            // It was deleted meanwhile.
+            self.remove_layers(&[row.id]);
+        }
+        made
+    }
+}
