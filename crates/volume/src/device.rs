@@ -8,6 +8,9 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_model::Epoch;
 
+/// What is brought closer passes through memory in pieces of this size.
+const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
+
 /// Why a request failed. Each has one NBD error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum IoError {
@@ -47,6 +50,26 @@ pub struct Extent {
     pub hole: bool,
     /// It reads as zeros (NBD_STATE_ZERO).
     pub zero: bool,
+}
+
+/// Who has the bytes of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It reads as zeros.
+    Nobody,
+    /// The volume's own layer.
+    Head,
+    /// A sealed layer of this pool.
+    Source,
+    /// Another host.
+    Remote,
+}
+
+/// A run of bytes of one origin, for NBD's `perigee:origin`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OriginRun {
+    pub length_bytes: u64,
+    pub origin: Origin,
 }
 
 /// How a range is made to read as zeros.
@@ -99,6 +122,29 @@ pub trait Device: Send + Sync + 'static {
         offset: u64,
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>>;
+
+    /// As [`Device::extents`], who has the bytes. A device that knows no better is another host's.
+    fn origins(
+        &self,
+        _offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<OriginRun>, IoError>> {
+        Box::pin(async move { Ok(vec![OriginRun { length_bytes, origin: Origin::Remote }]) })
+    }
+
+    /// Brings bytes closer, so that a read of them that comes soon need not wait.
+    fn prefetch(&self, offset: u64, length_bytes: u64) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async move {
+            let mut done = 0;
+            while done < length_bytes {
+                let piece = u32::try_from(length_bytes - done).unwrap_or(u32::MAX);
+                let piece = piece.min(PREFETCH_PIECE_BYTES);
+                self.read(offset + done, piece).await?;
+                done += u64::from(piece);
+            }
+            Ok(())
+        })
+    }
 
     /// Nobody waits for answers any more: requests that wait for another host fail now.
     fn hang_up(&self) {}

@@ -19,5 +19,6 @@ mod serve;
 mod stats;
 pub mod store;
 
+pub use nbd::{ServerOptions, TlsFiles};
 pub use offline::Offline;
 pub use serve::{Config, serve};

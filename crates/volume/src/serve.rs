@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::control::{self, Control};
 use crate::device::{Device, IoError};
 use crate::exports::{self, PoolExports};
-use crate::nbd::server::{self, Listener};
-use crate::nbd::{NbdDevice, RemoteExport};
+use crate::nbd::server::{Listener, Server};
+use crate::nbd::{NbdDevice, RemoteExport, ServerOptions};
 use crate::stats::StatsTable;
 use crate::store::{Connector, Pool, PoolConfig};
 
@@ -27,6 +27,7 @@ pub struct Config {
     /// Made if it does not exist.
     pub pool: PathBuf,
     pub nbd: Vec<Listen>,
+    pub clients: ServerOptions,
     /// The control API; may be empty.
     pub control: Vec<Listen>,
 }
@@ -46,12 +47,13 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let stats = Arc::new(StatsTable::default());
     let server_id = exports::server_id(&config.pool)?;
     let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id));
+    let server = Server::new(exports.clone(), config.clients.clone())?;
     let mut listeners = Vec::new();
     for address in &config.nbd {
         listeners.push(Listener::bind(address).await?);
     }
     let stop = CancellationToken::new();
-    let mut nbd = tokio::spawn(server::serve(exports.clone(), listeners, stop.clone()));
+    let mut nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let keeper = tokio::spawn(pool.clone().keep());
     let control = Control { pool: pool.clone(), exports, stats };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);

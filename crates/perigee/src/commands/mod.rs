@@ -7,6 +7,7 @@ pub mod host;
 pub mod image;
 pub mod job;
 pub mod lab;
+pub mod nbd_clients;
 pub mod pool;
 pub mod vm;
 pub mod volume;

@@ -8,12 +8,13 @@ use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
-    CachePolicy, CheckScope, CreateVolume, CreateVolumes, Snapshot, VolumeInfo, VolumeSource,
+    CachePolicy, CheckScope, CreateVolume, Snapshot, VolumeInfo, VolumeSource,
 };
 use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
 use crate::Context;
 use crate::commands::image::{PoolOption, server};
+use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::{CONTROL_SOCKET, check, controller_client, pool_server};
 use crate::output::{self, Column};
 
@@ -23,9 +24,6 @@ pub enum Verb {
     Create {
         /// The new volume's name
         name: VolumeName,
-        /// Make so many, NAME-0001 and up, all of them or none
-        #[arg(long, requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
-        count: Option<u32>,
         /// Its size, for example 10GiB; with --image at least the image's size
         #[arg(long, value_parser = size)]
         size: Option<u64>,
@@ -51,9 +49,6 @@ pub enum Verb {
         source: VolumeName,
         /// The new volume's name
         name: VolumeName,
-        /// Make so many, NAME-0001 and up, all of them or none
-        #[arg(long, requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
-        count: Option<u32>,
         #[command(flatten)]
         pool: PoolOption,
     },
@@ -106,6 +101,8 @@ pub enum Verb {
         /// Where the control API listens [default: unix:DIR/control.sock]
         #[arg(long, value_name = "ADDRESS")]
         control: Vec<Listen>,
+        #[command(flatten)]
+        clients: ClientOptions,
     },
 }
 
@@ -132,15 +129,6 @@ const LOCAL: &[Column<VolumeInfo>] = &[
     ("sessions", |v| v.sessions.to_string()),
 ];
 
-/// `NAME-0001` and up, with as many digits as the last one needs.
-fn numbered(name: &VolumeName, count: u32) -> Result<Vec<VolumeName>, Problem> {
-    let digits = count.to_string().len().max(4);
-    (1..=count)
-        .map(|number| VolumeName::new(format!("{name}-{number:0digits$}")))
-        .collect::<Result<_, _>>()
-        .map_err(|error| Problem::invalid(format!("name {count} volumes like {name}"), error))
-}
-
 fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|e| e.to_string())
 }
@@ -152,16 +140,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let scope = name.map_or(CheckScope::Pool, CheckScope::Volume);
             return check::run(scope, pool, context).await;
         }
-        Verb::Create { name, count, size, image, host, tenant, cache, pool } => {
+        Verb::Create { name, size, image, host, tenant, cache, pool } => {
             let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
             let mut new = CreateVolume::new(name, size, source);
             new.tenant = tenant.unwrap_or_default();
             new.cache = cache.unwrap_or_default();
-            create(context, pool, host, new, count).await
+            create(context, pool, host, new).await
         }
-        Verb::Clone { source, name, count, pool } => {
+        Verb::Clone { source, name, pool } => {
             let source = VolumeSource::Volume(source);
-            create(context, pool, None, CreateVolume::new(name, None, source), count).await
+            create(context, pool, None, CreateVolume::new(name, None, source)).await
         }
         Verb::Snapshot { volume, image, pool } => {
             let path = format!("/v1/volumes/{volume}/snapshot");
@@ -191,13 +179,19 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
-        Verb::Serve { pool, nbd, control } => {
+        Verb::Serve { pool, nbd, control, clients } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
             } else {
                 control
             };
-            perigee_volume::serve(perigee_volume::Config { pool, nbd, control }).await
+            perigee_volume::serve(perigee_volume::Config {
+                pool,
+                nbd,
+                clients: clients.into(),
+                control,
+            })
+            .await
         }
     };
     done.map(|()| ExitCode::SUCCESS)
@@ -208,16 +202,8 @@ async fn create(
     pool: PoolOption,
     host: Option<HostId>,
     new: CreateVolume,
-    count: Option<u32>,
 ) -> Result<(), Problem> {
     match pool.pool {
-        Some(pool) if count.is_some() => {
-            let names = numbered(&new.name, count.unwrap_or(1))?;
-            let many = CreateVolumes { names, ..new.into() };
-            let server = pool_server(&pool).await?;
-            let volumes: Vec<VolumeInfo> = server.post("/v1/batch/volumes", &many).await?;
-            output::list(context.format, &volumes, LOCAL)
-        }
         Some(pool) => {
             let volume: VolumeInfo = pool_server(&pool).await?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, LOCAL)

@@ -14,7 +14,7 @@ mod socket;
 pub mod wire;
 
 pub use client::{NbdDevice, RemoteExport};
-pub use server::{Export, Exports, Opener};
+pub use server::{Export, Exports, Opener, ServerOptions, TlsFiles};
 
 #[cfg(test)]
 mod tests;

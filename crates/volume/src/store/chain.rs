@@ -17,7 +17,7 @@ use super::blocks::{BlockState, blocks_of, index, overlap};
 use super::files::BlockFile;
 use super::layer::Layer;
 use super::sparse::Sparse;
-use crate::device::{Device, Extent, IoError};
+use crate::device::{Device, Extent, IoError, Origin, OriginRun};
 
 /// Blocks whose owners are looked up together, 16 MiB.
 const REGION_BLOCKS: u64 = 4096;
@@ -289,6 +289,26 @@ impl<'a> Chain<'a> {
             }
         }
         Ok(extents)
+    }
+
+    /// Who has the bytes, run by run, as [`Device::origins`] says.
+    pub(super) fn origins(&self, offset: u64, length_bytes: u64) -> Vec<OriginRun> {
+        let request = offset..offset + length_bytes;
+        let origin = |source| match source {
+            Source::Zeros => Origin::Nobody,
+            Source::Layer(layer) if self.head.is_some_and(|head| std::ptr::eq(head, layer)) => {
+                Origin::Head
+            }
+            Source::Layer(_) => Origin::Source,
+            Source::Remote(_) => Origin::Remote,
+        };
+        self.runs(blocks_of(offset, length_bytes))
+            .into_iter()
+            .map(|(run, source)| {
+                let span = overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request);
+                OriginRun { length_bytes: span.end - span.start, origin: origin(source) }
+            })
+            .collect()
     }
 
     /// All runs of a range that may be long: past the index, which would grow by all of it.

@@ -19,7 +19,7 @@ use super::head::partial_edges;
 use super::locks::RangeGuard;
 use super::volume::{Stack, Volume};
 use super::{blocking, check_range};
-use crate::device::{Device, Extent, IoError, Zeroing};
+use crate::device::{Device, Extent, IoError, OriginRun, Zeroing};
 
 const BLOCK_BYTES_U32: u32 = 4096;
 
@@ -227,6 +227,17 @@ impl Device for Session {
             self.volume.stack().chain().extents(offset, length_bytes).await
         })
     }
+
+    fn origins(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<OriginRun>, IoError>> {
+        Box::pin(async move {
+            check_range(self.volume.size_bytes(), offset, length_bytes)?;
+            Ok(self.volume.stack().chain().origins(offset, length_bytes))
+        })
+    }
 }
 
 /// A sealed layer with its chain, read-only.
@@ -280,6 +291,17 @@ impl Device for SealedDevice {
         Box::pin(async move {
             check_range(self.size_bytes, offset, length_bytes)?;
             self.chain().extents(offset, length_bytes).await
+        })
+    }
+
+    fn origins(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<OriginRun>, IoError>> {
+        Box::pin(async move {
+            check_range(self.size_bytes, offset, length_bytes)?;
+            Ok(self.chain().origins(offset, length_bytes))
         })
     }
 }

@@ -37,8 +37,12 @@ async fn a_write_that_was_answered_survives_a_kill_before_any_flush() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_is_open_in_one_server_only() {
     let server = Server::start().await;
-    let config =
-        perigee_volume::Config { pool: server.pool.clone(), nbd: Vec::new(), control: Vec::new() };
+    let config = perigee_volume::Config {
+        pool: server.pool.clone(),
+        nbd: Vec::new(),
+        clients: perigee_volume::ServerOptions::default(),
+        control: Vec::new(),
+    };
     let problem: Problem = perigee_volume::serve(config).await.expect_err("it is open already");
     assert_eq!(problem.kind, ProblemKind::Conflict);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use perigee_http::{Client, Listen};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
-use perigee_volume::{Config, serve};
+use perigee_volume::{Config, ServerOptions, serve};
 use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -25,6 +25,7 @@ fn server_process() {
             Listen::Unix(sockets(&pool).join("nbd.sock")),
             Listen::Tcp(std::env::var("PERIGEE_TEST_NBD").expect("an address")),
         ],
+        clients: ServerOptions::default(),
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
         pool,
     };

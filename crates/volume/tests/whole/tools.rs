@@ -139,6 +139,34 @@ async fn libnbd_s_tools_list_describe_and_copy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_clone_tells_where_its_blocks_come_from() {
+    let server = Server::start().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("sample.raw").display().to_string();
+    std::fs::write(&file, sample(8 * MIB)).expect("a file");
+    import(&server, "sample", &file).await;
+    server.clone_image("copy", "sample").await;
+    assert_io(&server.qemu_io("copy", &["write 1M 64k", "write -z 6M 1M"]));
+    let origins = ["nbdinfo", "--map=perigee:origin", "--json", &server.uri("copy")];
+    let map: Vec<Value> = serde_json::from_str(&run(&origins)).expect("JSON");
+    let runs: Vec<(u64, u64)> = map
+        .iter()
+        .map(|run| (run["offset"].as_u64().expect("bytes"), run["type"].as_u64().expect("flags")))
+        .collect();
+    let (source, head, nobody) = (2, 1, 0);
+    let want = [
+        (0, source),
+        (MIB, head),
+        (MIB + 65536, source),
+        (2 * MIB, nobody),
+        (4 * MIB, source),
+        (6 * MIB, nobody),
+        (7 * MIB, source),
+    ];
+    assert_eq!(runs, want);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn fio_verifies_what_it_wrote() {
     let server = Server::start().await;
     server.create("data", 64 * MIB).await;

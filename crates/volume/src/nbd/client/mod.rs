@@ -125,7 +125,7 @@ impl NbdDevice {
             Errno::NoSpace => IoError::NoSpace,
             Errno::Perm if self.read_only() => IoError::ReadOnly,
             Errno::Perm => IoError::Refused(message),
-            Errno::Invalid => IoError::Invalid(message),
+            Errno::Invalid | Errno::NotSupported => IoError::Invalid(message),
             Errno::Io | Errno::Shutdown => IoError::from(std::io::Error::other(message)),
         }
     }
@@ -239,7 +239,10 @@ impl Device for NbdDevice {
             }
             let length = u32_of(length_bytes.min(RANGE_BYTES_MAX));
             match self.ask(command::BLOCK_STATUS, 0, offset, length, Bytes::new()).await? {
-                Answer::Extents(extents) => Ok(cut(extents, length_bytes)),
+                Answer::Status(contexts) => {
+                    let runs = contexts.into_iter().flat_map(|context| context.runs);
+                    Ok(cut(runs.map(Extent::from), length_bytes))
+                }
                 _ => Err(IoError::from(std::io::Error::other("a block status without extents"))),
             }
         })
@@ -251,9 +254,9 @@ impl Device for NbdDevice {
 }
 
 /// The last extent of a block status may end beyond what was asked for.
-fn cut(extents: Vec<Extent>, length_bytes: u64) -> Vec<Extent> {
+fn cut(extents: impl Iterator<Item = Extent>, length_bytes: u64) -> Vec<Extent> {
     let mut left = length_bytes;
-    let mut kept = Vec::with_capacity(extents.len());
+    let mut kept = Vec::new();
     for mut extent in extents {
         extent.length_bytes = extent.length_bytes.min(left);
         left -= extent.length_bytes;
@@ -275,6 +278,7 @@ mod tests {
     #[test]
     fn extents_end_where_the_question_ended() {
         let extent = |length_bytes| Extent { length_bytes, hole: false, zero: false };
-        assert_eq!(cut(vec![extent(4096), extent(8192)], 6144), [extent(4096), extent(2048)]);
+        let told = [extent(4096), extent(8192)].into_iter();
+        assert_eq!(cut(told, 6144), [extent(4096), extent(2048)]);
     }
 }

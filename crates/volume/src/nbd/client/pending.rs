@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 
-use super::super::wire::{Answer, Chunk, Errno, FramingError, Request, command};
-use crate::device::{Extent, IoError};
+use super::super::wire::{Answer, Chunk, ContextRuns, Errno, FramingError, Request, command};
+use crate::device::IoError;
 
 /// A request on its way from the device to the link. The link gives it its cookie.
 pub struct Outgoing {
@@ -29,7 +29,7 @@ struct Gathered {
     whole: Option<Bytes>,
     parts: Option<BytesMut>,
     parts_bytes: u64,
-    extents: Vec<Extent>,
+    status: Vec<ContextRuns>,
     error: Option<(Errno, String)>,
 }
 
@@ -176,7 +176,7 @@ impl Pending {
                 // New memory is zeros already, and chunks of one reply never overlap.
                 self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
             }
-            Chunk::Extents(extents) => self.gathered.extents = extents,
+            Chunk::Status(runs) => self.gathered.status.push(runs),
             Chunk::Error { errno, message } => self.gathered.error = Some((errno, message)),
         }
         Ok(())
@@ -197,10 +197,10 @@ impl Pending {
                     gathered.whole.or(gathered.parts.map(BytesMut::freeze)).unwrap_or_default();
                 Ok(Answer::Data { offset: request.offset, data })
             }
-            command::BLOCK_STATUS if gathered.extents.is_empty() => {
+            command::BLOCK_STATUS if gathered.status.is_empty() => {
                 Err(FramingError::Malformed("a block status without an extent"))
             }
-            command::BLOCK_STATUS => Ok(Answer::Extents(gathered.extents)),
+            command::BLOCK_STATUS => Ok(Answer::Status(gathered.status)),
             _ => Ok(Answer::Done),
         }
     }

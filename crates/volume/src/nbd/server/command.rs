@@ -1,10 +1,13 @@
 //! Frame to command: what a request asks for, or why it is refused. Pure.
 
+use perigee_model::volume::BLOCK_BYTES;
+
 use super::super::wire::{Dialect, Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
+use super::contexts::{self, Contexts};
 use crate::device::Zeroing;
 
-/// Longest range of one block status; a client asks again for the rest.
-const STATUS_RANGE_BYTES_MAX: u64 = 1 << 30;
+/// More is not brought closer for one request: it is only a wish, and might keep a disk busy.
+const CACHE_BYTES_MAX: u64 = 64 << 20;
 
 /// A request that may run: within the export, and allowed on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +16,8 @@ pub enum Command {
     Write { offset: u64, fua: bool },
     Flush,
     Zero { offset: u64, length_bytes: u64, how: Zeroing, fua: bool },
-    Status { offset: u64, length_bytes: u64, only_one: bool },
+    Status { offset: u64, length_bytes: u64, only_one: bool, contexts: Contexts },
+    Cache { offset: u64, length_bytes: u64 },
 }
 
 /// What a refusal depends on besides the request and the export's size.
@@ -21,8 +25,7 @@ pub enum Command {
 pub struct Rules {
     pub read_only: bool,
     pub dialect: Dialect,
-    /// The client chose `base:allocation`.
-    pub allocation: bool,
+    pub contexts: Contexts,
 }
 
 /// The error to answer with.
@@ -65,18 +68,24 @@ pub fn check(request: &Request, rules: &Rules, size_bytes: u64) -> Result<Comman
         }
         command::WRITE_ZEROES => {
             check_change(request, rules, size_bytes)?;
+            check_fast(request, size_bytes)?;
             let keep = request.flags & command_flag::NO_HOLE != 0;
             let how = if keep { Zeroing::KeepSpace } else { Zeroing::FreeSpace };
             Ok(Command::Zero { offset, length_bytes, how, fua })
         }
         command::BLOCK_STATUS => {
-            if !rules.allocation || length_bytes == 0 {
+            let contexts = rules.contexts;
+            if contexts.is_empty() || length_bytes == 0 {
                 return refuse(Errno::Invalid, "no context was chosen, or the range is empty");
             }
             check_range(request, size_bytes, Errno::Invalid)?;
             let only_one = request.flags & command_flag::REQ_ONE != 0;
-            let length_bytes = length_bytes.min(STATUS_RANGE_BYTES_MAX);
-            Ok(Command::Status { offset, length_bytes, only_one })
+            let length_bytes = contexts::cut(length_bytes, rules.dialect);
+            Ok(Command::Status { offset, length_bytes, only_one, contexts })
+        }
+        command::CACHE => {
+            check_range(request, size_bytes, Errno::Invalid)?;
+            Ok(Command::Cache { offset, length_bytes: length_bytes.min(CACHE_BYTES_MAX) })
         }
         other => refuse(Errno::Invalid, format!("unknown command {other}")),
     }
@@ -88,7 +97,7 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
         | match request.command {
             command::READ if rules.dialect != Dialect::Simple => command_flag::DF,
             command::WRITE if rules.dialect == Dialect::Extended => command_flag::PAYLOAD_LEN,
-            command::WRITE_ZEROES => command_flag::NO_HOLE,
+            command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
             command::BLOCK_STATUS => command_flag::REQ_ONE,
             _ => 0,
         };
@@ -120,12 +129,26 @@ fn check_change(request: &Request, rules: &Rules, size_bytes: u64) -> Result<(),
     check_range(request, size_bytes, Errno::NoSpace)
 }
 
+/// Whole blocks become zero by a mark in the map. A part of one has to be read and written.
+fn check_fast(request: &Request, size_bytes: u64) -> Result<(), Refusal> {
+    let end = request.offset + request.length_bytes;
+    let whole = request.offset.is_multiple_of(BLOCK_BYTES)
+        && (end.is_multiple_of(BLOCK_BYTES) || end == size_bytes);
+    if request.flags & command_flag::FAST_ZERO != 0 && !whole {
+        return refuse(Errno::NotSupported, "parts of blocks are not zeroed any faster");
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SIZE_BYTES: u64 = 1 << 20;
-    const RULES: Rules = Rules { read_only: false, dialect: Dialect::Structured, allocation: true };
+
+    fn rules() -> Rules {
+        Rules { read_only: false, dialect: Dialect::Structured, contexts: Contexts::all() }
+    }
 
     fn request(command: u16, flags: u16, offset: u64, length_bytes: u64) -> Request {
         Request { flags, command, cookie: 0, offset, length_bytes }
@@ -139,25 +162,25 @@ mod tests {
     fn a_request_that_ends_at_the_end_is_allowed() {
         let read = request(command::READ, 0, (1 << 20) - 512, 512);
         assert_eq!(
-            check(&read, &RULES, SIZE_BYTES),
+            check(&read, &rules(), SIZE_BYTES),
             Ok(Command::Read { offset: (1 << 20) - 512, length_bytes: 512 })
         );
     }
 
     #[test]
     fn a_write_beyond_the_end_has_no_space_and_a_read_is_invalid() {
-        assert_eq!(refused(request(command::WRITE, 0, 1 << 20, 1), RULES), Errno::NoSpace);
-        assert_eq!(refused(request(command::READ, 0, 1 << 20, 1), RULES), Errno::Invalid);
+        assert_eq!(refused(request(command::WRITE, 0, 1 << 20, 1), rules()), Errno::NoSpace);
+        assert_eq!(refused(request(command::READ, 0, 1 << 20, 1), rules()), Errno::Invalid);
     }
 
     #[test]
     fn an_offset_that_overflows_is_refused() {
-        assert_eq!(refused(request(command::TRIM, 0, u64::MAX, 2), RULES), Errno::NoSpace);
+        assert_eq!(refused(request(command::TRIM, 0, u64::MAX, 2), rules()), Errno::NoSpace);
     }
 
     #[test]
     fn a_read_only_export_takes_no_change_but_a_flush() {
-        let rules = Rules { read_only: true, ..RULES };
+        let rules = Rules { read_only: true, ..rules() };
         for change in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             assert_eq!(refused(request(change, 0, 0, 512), rules), Errno::Perm);
         }
@@ -172,21 +195,39 @@ mod tests {
         let zero = request(command::WRITE_ZEROES, command_flag::NO_HOLE, 0, 4096);
         let want =
             Command::Zero { offset: 0, length_bytes: 4096, how: Zeroing::KeepSpace, fua: false };
-        assert_eq!(check(&zero, &RULES, SIZE_BYTES), Ok(want));
+        assert_eq!(check(&zero, &rules(), SIZE_BYTES), Ok(want));
     }
 
     #[test]
     fn a_flag_that_was_not_offered_is_refused() {
-        let fast_zero = 1 << 4;
+        let unknown = 1 << 9;
         assert_eq!(
-            refused(request(command::WRITE_ZEROES, fast_zero, 0, 512), RULES),
+            refused(request(command::WRITE_ZEROES, unknown, 0, 512), rules()),
             Errno::Invalid
         );
     }
 
     #[test]
+    fn zeroing_is_fast_for_whole_blocks_only() {
+        let fast = |offset, length| {
+            request(command::WRITE_ZEROES, command_flag::FAST_ZERO, offset, length)
+        };
+        assert!(check(&fast(4096, 8192), &rules(), SIZE_BYTES).is_ok());
+        assert!(check(&fast(4096, 8192 + 512), &rules(), 4096 + 8192 + 512).is_ok());
+        assert_eq!(refused(fast(512, 8192), rules()), Errno::NotSupported);
+        assert_eq!(refused(fast(0, 4097), rules()), Errno::NotSupported);
+    }
+
+    #[test]
+    fn a_wish_to_cache_everything_is_cut() {
+        let all = request(command::CACHE, 0, 0, 1 << 40);
+        let want = Command::Cache { offset: 0, length_bytes: CACHE_BYTES_MAX };
+        assert_eq!(check(&all, &rules(), 1 << 40), Ok(want));
+    }
+
+    #[test]
     fn an_extended_write_must_announce_its_payload() {
-        let rules = Rules { dialect: Dialect::Extended, ..RULES };
+        let rules = Rules { dialect: Dialect::Extended, ..rules() };
         assert_eq!(refused(request(command::WRITE, 0, 0, 512), rules), Errno::Invalid);
         let write = request(command::WRITE, command_flag::PAYLOAD_LEN, 0, 512);
         let want = Command::Write { offset: 0, fua: false };
@@ -196,13 +237,13 @@ mod tests {
     #[test]
     fn a_read_of_more_than_32_bits_is_refused() {
         let long = request(command::READ, 0, 0, 1 << 33);
-        let error = check(&long, &RULES, 1 << 40).expect_err("it must be refused");
+        let error = check(&long, &rules(), 1 << 40).expect_err("it must be refused");
         assert_eq!(error.errno, Errno::Invalid);
     }
 
     #[test]
     fn a_status_needs_the_context() {
-        let rules = Rules { allocation: false, ..RULES };
+        let rules = Rules { contexts: Contexts::default(), ..rules() };
         assert_eq!(refused(request(command::BLOCK_STATUS, 0, 0, 512), rules), Errno::Invalid);
     }
 }

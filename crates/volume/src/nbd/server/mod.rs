@@ -7,14 +7,17 @@
 //! A connection always ends drained: when its socket is closed, no request of it runs any more. A
 //! proxy that comes back after a lost connection relies on this (see `sessions`).
 
+mod access;
 mod command;
+mod contexts;
 mod negotiation;
 mod sessions;
+mod tls;
 mod transmission;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,17 +25,24 @@ use futures_util::future::BoxFuture;
 use perigee_http::Listen;
 use perigee_model::Problem;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::socket::Socket;
 use super::wire::FramingError;
 use crate::device::Device;
 use crate::stats::Counters;
+use access::{Access, Peer};
+use negotiation::{Agreed, Negotiation, Outcome};
 use sessions::SessionTable;
+use tls::Tls;
+pub use tls::TlsFiles;
 
 /// A client that has not picked an export by then is dropped.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
+const CLIENTS_MAX_DEFAULT: usize = 4096;
 /// After a failed accept (out of file descriptors) the listener waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -109,21 +119,56 @@ async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// How the server meets its clients.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    pub tls: Option<TlsFiles>,
+    /// Which exports a client that comes over TCP may see; all without it. See [`access`].
+    pub access_list: Option<PathBuf>,
+    /// Clients can ask for a list of what they may see.
+    pub listing: bool,
+    /// A client beyond that is hung up on.
+    pub clients_max: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { tls: None, access_list: None, listing: true, clients_max: CLIENTS_MAX_DEFAULT }
+    }
+}
+
 struct Shared {
     exports: Arc<dyn Exports>,
     sessions: SessionTable,
+    tls: Option<Tls>,
+    access: Access,
+    clients: Arc<Semaphore>,
 }
 
-/// Serves until `stop`; returns when every connection is drained.
-pub async fn serve(exports: Arc<dyn Exports>, listeners: Vec<Listener>, stop: CancellationToken) {
-    let shared = Arc::new(Shared { exports, sessions: SessionTable::default() });
-    let mut accepting = JoinSet::new();
-    for listener in listeners {
-        accepting.spawn(accept(listener, shared.clone(), stop.clone()));
+pub struct Server(Arc<Shared>);
+
+impl Server {
+    /// # Errors
+    /// When a file that the options name can't be used.
+    pub fn new(exports: Arc<dyn Exports>, options: ServerOptions) -> Result<Self, Problem> {
+        let access = Access { listing: options.listing, list: options.access_list };
+        access.view(&Peer::default())?;
+        let tls = options.tls.as_ref().map(Tls::load).transpose()?;
+        let clients = Arc::new(Semaphore::new(options.clients_max));
+        let sessions = SessionTable::default();
+        Ok(Self(Arc::new(Shared { exports, sessions, tls, access, clients })))
     }
-    while let Some(ended) = accepting.join_next().await {
-        if let Err(error) = ended {
-            tracing::error!(%error, "an NBD listener ended");
+
+    /// Serves until `stop`; returns when every connection is drained.
+    pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
+        let mut accepting = JoinSet::new();
+        for listener in listeners {
+            accepting.spawn(accept(listener, self.0.clone(), stop.clone()));
+        }
+        while let Some(ended) = accepting.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "an NBD listener ended");
+            }
         }
     }
 }
@@ -139,9 +184,16 @@ async fn accept(listener: Listener, shared: Arc<Shared>, stop: CancellationToken
                 }
             }
             accepted = listener.accept() => match accepted {
-                Ok(socket) => {
-                    connections.spawn(connection(socket, shared.clone(), stop.child_token()));
-                }
+                Ok(socket) => match shared.clients.clone().try_acquire_owned() {
+                    Ok(place) => {
+                        let connection = connection(socket, shared.clone(), stop.child_token());
+                        connections.spawn(async move {
+                            connection.await;
+                            drop(place);
+                        });
+                    }
+                    Err(_) => tracing::warn!("there are too many NBD clients; refused one"),
+                },
                 Err(error) => {
                     tracing::warn!(%error, "NBD accept");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -154,19 +206,51 @@ async fn accept(listener: Listener, shared: Arc<Shared>, stop: CancellationToken
 }
 
 async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut stream = socket;
-    let mut negotiation = negotiation::Negotiation::new(&shared, stop.clone());
     let negotiated = tokio::select! {
         () = stop.cancelled() => return,
-        ended = tokio::time::timeout(NEGOTIATION_MAX, negotiation.run(&mut stream)) => ended,
+        ended = tokio::time::timeout(NEGOTIATION_MAX, negotiate(socket, &shared, &stop)) => ended,
     };
     let ended = match negotiated {
-        Ok(Ok(Some(agreed))) => transmission::run(stream, agreed, stop).await,
+        Ok(Ok(Some((Stream::Plain(socket), agreed)))) => {
+            transmission::run(socket, agreed, stop).await
+        }
+        Ok(Ok(Some((Stream::Encrypted(stream), agreed)))) => {
+            transmission::run(*stream, agreed, stop).await
+        }
         Ok(Ok(None)) => Ok(()),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(ConnectionError::Refused("no export was picked in time".into())),
     };
     if let Err(error) = ended {
         tracing::info!(%error, "NBD connection dropped");
+    }
+}
+
+enum Stream {
+    Plain(Socket),
+    Encrypted(Box<TlsStream<Socket>>),
+}
+
+/// `None` when the client went away or gave up.
+async fn negotiate(
+    mut socket: Socket,
+    shared: &Shared,
+    stop: &CancellationToken,
+) -> Result<Option<(Stream, Agreed)>, ConnectionError> {
+    let peer = Peer { local: matches!(socket, Socket::Unix(_)), ..Peer::default() };
+    let mut negotiation = Negotiation::new(shared, peer, stop.clone());
+    if !negotiation.greet(&mut socket).await? {
+        return Ok(None);
+    }
+    let tls = match (negotiation.options(&mut socket).await?, &shared.tls) {
+        (Outcome::Agreed(agreed), _) => return Ok(Some((Stream::Plain(socket), agreed))),
+        (Outcome::StartTls, Some(tls)) => tls,
+        (Outcome::StartTls, None) | (Outcome::End, _) => return Ok(None),
+    };
+    let mut stream = tls.acceptor.accept(socket).await?;
+    let mut negotiation = negotiation.encrypted(tls::common_name(&stream));
+    match negotiation.options(&mut stream).await? {
+        Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream)), agreed))),
+        Outcome::StartTls | Outcome::End => Ok(None),
     }
 }

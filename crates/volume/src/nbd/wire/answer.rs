@@ -3,8 +3,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
-    CHUNK_DONE, CHUNK_MAGIC, CONTEXT_ALLOCATION_ID, Dialect, EXTENDED_CHUNK_MAGIC, Errno,
-    SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO, chunk, length_u32,
+    CHUNK_DONE, CHUNK_MAGIC, Dialect, EXTENDED_CHUNK_MAGIC, Errno, SIMPLE_REPLY_MAGIC, STATE_HOLE,
+    STATE_ZERO, chunk, length_u32,
 };
 use crate::device::Extent;
 
@@ -15,9 +15,43 @@ const ERROR_TEXT_BYTES_MAX: usize = 1024;
 #[derive(Debug, Clone)]
 pub enum Answer {
     Done,
-    Data { offset: u64, data: Bytes },
-    Extents(Vec<Extent>),
+    Data {
+        offset: u64,
+        data: Bytes,
+    },
+    /// One for each context that the client chose; at least one.
+    Status(Vec<ContextRuns>),
     Error(Errno, String),
+}
+
+/// What a block status says of one context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextRuns {
+    /// The number that the handshake gave the context.
+    pub context: u32,
+    pub runs: Vec<Run>,
+}
+
+/// Bytes with the same flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub length_bytes: u64,
+    pub flags: u64,
+}
+
+impl From<Extent> for Run {
+    fn from(extent: Extent) -> Self {
+        let hole = if extent.hole { STATE_HOLE } else { 0 };
+        let zero = if extent.zero { STATE_ZERO } else { 0 };
+        Self { length_bytes: extent.length_bytes, flags: hole | zero }
+    }
+}
+
+impl From<Run> for Extent {
+    fn from(run: Run) -> Self {
+        let (hole, zero) = (run.flags & STATE_HOLE != 0, run.flags & STATE_ZERO != 0);
+        Self { length_bytes: run.length_bytes, hole, zero }
+    }
 }
 
 /// Which request an answer belongs to.
@@ -75,31 +109,36 @@ impl Dialect {
                 payload = data;
             }
             Answer::Done | Answer::Data { .. } => self.put_done(&mut out, to),
-            Answer::Extents(extents) => self.put_extents(&mut out, to, &extents),
+            Answer::Status(contexts) => self.put_status(&mut out, to, &contexts),
             Answer::Error(errno, text) => self.put_error(&mut out, to, errno, &text),
         }
         (out.freeze(), payload)
     }
 
-    fn put_extents(self, out: &mut BytesMut, to: AnswerTo, extents: &[Extent]) {
-        match self {
-            // Nobody can ask for extents without structured replies.
-            Self::Simple => put_simple_head(out, to, Errno::Invalid.code()),
-            Self::Structured => {
-                self.put_chunk_head(out, chunk::BLOCK_STATUS, to, 4 + 8 * extents.len());
-                out.put_u32(CONTEXT_ALLOCATION_ID);
-                for extent in extents {
-                    out.put_u32(u32::try_from(extent.length_bytes).unwrap_or(u32::MAX));
-                    out.put_u32(u32::try_from(state(extent)).expect("only two bits are used"));
+    fn put_status(self, out: &mut BytesMut, to: AnswerTo, contexts: &[ContextRuns]) {
+        let run_bytes = if self == Self::Extended { 16 } else { 8 };
+        let head_bytes = if self == Self::Extended { 8 } else { 4 };
+        for (left, ContextRuns { context, runs }) in (0..contexts.len()).rev().zip(contexts) {
+            let length = head_bytes + run_bytes * runs.len();
+            let flags = if left == 0 { CHUNK_DONE } else { 0 };
+            let kind = match self {
+                // Nobody can ask without structured replies.
+                Self::Simple => return put_simple_head(out, to, Errno::Invalid.code()),
+                Self::Structured => chunk::BLOCK_STATUS,
+                Self::Extended => chunk::BLOCK_STATUS_EXT,
+            };
+            self.put_chunk_head_with(out, flags, kind, to, length);
+            out.put_u32(*context);
+            if self == Self::Extended {
+                out.put_u32(length_u32(runs.len()));
+                for run in runs {
+                    out.put_u64(run.length_bytes);
+                    out.put_u64(run.flags);
                 }
-            }
-            Self::Extended => {
-                self.put_chunk_head(out, chunk::BLOCK_STATUS_EXT, to, 8 + 16 * extents.len());
-                out.put_u32(CONTEXT_ALLOCATION_ID);
-                out.put_u32(length_u32(extents.len()));
-                for extent in extents {
-                    out.put_u64(extent.length_bytes);
-                    out.put_u64(state(extent));
+            } else {
+                for run in runs {
+                    out.put_u32(u32::try_from(run.length_bytes).expect("the range was cut"));
+                    out.put_u32(u32::try_from(run.flags).expect("only a few bits are used"));
                 }
             }
         }
@@ -116,10 +155,22 @@ impl Dialect {
         out.put_slice(text);
     }
 
+    /// The head of a reply's only chunk.
     fn put_chunk_head(self, out: &mut impl BufMut, kind: u16, to: AnswerTo, length: usize) {
+        self.put_chunk_head_with(out, CHUNK_DONE, kind, to, length);
+    }
+
+    fn put_chunk_head_with(
+        self,
+        out: &mut impl BufMut,
+        flags: u16,
+        kind: u16,
+        to: AnswerTo,
+        length: usize,
+    ) {
         let extended = self == Self::Extended;
         out.put_u32(if extended { EXTENDED_CHUNK_MAGIC } else { CHUNK_MAGIC });
-        out.put_u16(CHUNK_DONE);
+        out.put_u16(flags);
         out.put_u16(kind);
         out.put_u64(to.cookie);
         if extended {
@@ -135,8 +186,4 @@ fn put_simple_head(out: &mut impl BufMut, to: AnswerTo, error: u32) {
     out.put_u32(SIMPLE_REPLY_MAGIC);
     out.put_u32(error);
     out.put_u64(to.cookie);
-}
-
-fn state(extent: &Extent) -> u64 {
-    (if extent.hole { STATE_HOLE } else { 0 }) | if extent.zero { STATE_ZERO } else { 0 }
 }

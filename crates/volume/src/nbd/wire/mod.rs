@@ -15,7 +15,7 @@ mod options;
 mod replies;
 mod request;
 
-pub use answer::{Answer, AnswerTo};
+pub use answer::{Answer, AnswerTo, ContextRuns, Run};
 pub use options::{
     GoOption, MetaContextOption, OptionHead, OptionReplyHead, encode_option, encode_option_reply,
     put_string, take_string,
@@ -68,6 +68,7 @@ pub mod option {
     pub const EXPORT_NAME: u32 = 1;
     pub const ABORT: u32 = 2;
     pub const LIST: u32 = 3;
+    pub const STARTTLS: u32 = 5;
     pub const INFO: u32 = 6;
     pub const GO: u32 = 7;
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -88,8 +89,9 @@ pub mod reply {
     pub const ERR_UNSUP: u32 = ERROR + 1;
     pub const ERR_POLICY: u32 = ERROR + 2;
     pub const ERR_INVALID: u32 = ERROR + 3;
+    pub const ERR_TLS_REQD: u32 = ERROR + 5;
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
-    pub const ERR_TOO_BIG: u32 = ERROR + 9;
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
 
     pub fn is_error(kind: u32) -> bool {
         kind & ERROR != 0
@@ -111,6 +113,8 @@ pub mod export_flag {
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     pub const SEND_DF: u16 = 1 << 7;
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    pub const SEND_CACHE: u16 = 1 << 10;
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
 pub mod command {
@@ -119,6 +123,7 @@ pub mod command {
     pub const DISCONNECT: u16 = 2;
     pub const FLUSH: u16 = 3;
     pub const TRIM: u16 = 4;
+    pub const CACHE: u16 = 5;
     pub const WRITE_ZEROES: u16 = 6;
     pub const BLOCK_STATUS: u16 = 7;
 }
@@ -128,6 +133,7 @@ pub mod command_flag {
     pub const NO_HOLE: u16 = 1 << 1;
     pub const DF: u16 = 1 << 2;
     pub const REQ_ONE: u16 = 1 << 3;
+    pub const FAST_ZERO: u16 = 1 << 4;
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -143,11 +149,11 @@ mod chunk {
     pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
 }
 
+/// Flags of `base:allocation`.
 const STATE_HOLE: u64 = 1;
 const STATE_ZERO: u64 = 2;
 
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
-pub const CONTEXT_ALLOCATION_ID: u32 = 1;
 
 /// The bytes are not NBD, or break one of its bounds. The connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -167,6 +173,8 @@ pub enum Errno {
     Io,
     Invalid,
     NoSpace,
+    /// Only where asked for: the fast way that a client wanted does not exist.
+    NotSupported,
     Shutdown,
 }
 
@@ -177,6 +185,7 @@ impl Errno {
             Self::Io => 5,
             Self::Invalid => 22,
             Self::NoSpace => 28,
+            Self::NotSupported => 95,
             Self::Shutdown => 108,
         }
     }
@@ -184,7 +193,8 @@ impl Errno {
     pub fn from_code(code: u32) -> Self {
         match code {
             1 => Self::Perm,
-            22 | 75 | 95 => Self::Invalid,
+            22 | 75 => Self::Invalid,
+            95 => Self::NotSupported,
             28 => Self::NoSpace,
             108 => Self::Shutdown,
             _ => Self::Io,

@@ -3,10 +3,9 @@
 use bytes::{Buf, Bytes};
 
 use super::{
-    CHUNK_DONE, CHUNK_MAGIC, EXTENDED_CHUNK_MAGIC, Errno, FramingError, OPTION_BYTES_MAX,
-    PAYLOAD_BYTES_MAX, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO, STATUS_BYTES_MAX, bound, chunk,
+    CHUNK_DONE, CHUNK_MAGIC, ContextRuns, EXTENDED_CHUNK_MAGIC, Errno, FramingError,
+    OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX, Run, SIMPLE_REPLY_MAGIC, STATUS_BYTES_MAX, bound, chunk,
 };
-use crate::device::Extent;
 
 /// The head of what a server sends in transmission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +69,7 @@ pub enum Chunk {
     Nothing,
     Data { offset: u64, data: Bytes },
     Zeros { offset: u64, length_bytes: u32 },
-    Extents(Vec<Extent>),
+    Status(ContextRuns),
     Error { errno: Errno, message: String },
 }
 
@@ -86,8 +85,8 @@ impl Chunk {
                 offset: data.try_get_u64().map_err(|_| SHORT)?,
                 length_bytes: data.try_get_u32().map_err(|_| SHORT)?,
             }),
-            chunk::BLOCK_STATUS => parse_extents(data),
-            chunk::BLOCK_STATUS_EXT => parse_extents_ext(data),
+            chunk::BLOCK_STATUS => parse_runs(data, false),
+            chunk::BLOCK_STATUS_EXT => parse_runs(data, true),
             chunk::ERROR | chunk::ERROR_OFFSET => {
                 let code = data.try_get_u32().map_err(|_| SHORT)?;
                 let length = usize::from(data.try_get_u16().map_err(|_| SHORT)?);
@@ -106,45 +105,32 @@ impl Chunk {
     }
 }
 
-/// Only one context is ever negotiated, so its number says nothing.
-fn parse_extents(mut data: Bytes) -> Result<Chunk, FramingError> {
-    if data.remaining() < 12 || data.remaining() % 8 != 4 {
-        return Err(FramingError::Malformed("a block status has no whole extents"));
-    }
-    data.advance(4);
-    let mut extents = Vec::with_capacity(data.remaining() / 8);
-    while data.has_remaining() {
-        let length_bytes = data.get_u32().into();
-        extents.push(extent(length_bytes, data.get_u32().into())?);
-    }
-    Ok(Chunk::Extents(extents))
-}
-
-/// As [`parse_extents`], with numbers of 64 bits and a count.
-fn parse_extents_ext(mut data: Bytes) -> Result<Chunk, FramingError> {
-    const BAD: FramingError = FramingError::Malformed("a block status has no whole extents");
-    if data.remaining() < 24 || data.remaining() % 16 != 8 {
+/// With `extended`, lengths and flags of 64 bits after a count.
+fn parse_runs(mut data: Bytes, extended: bool) -> Result<Chunk, FramingError> {
+    const BAD: FramingError = FramingError::Malformed("a block status has no whole runs");
+    let context = data.try_get_u32().map_err(|_| BAD)?;
+    let run_bytes = if extended { 16 } else { 8 };
+    let count = if extended {
+        data.try_get_u32().map_err(|_| BAD)? as usize
+    } else {
+        data.remaining() / run_bytes
+    };
+    if count == 0 || data.remaining() != count * run_bytes {
         return Err(BAD);
     }
-    data.advance(4);
-    let count = data.get_u32() as usize;
-    if count != data.remaining() / 16 {
-        return Err(BAD);
-    }
-    let mut extents = Vec::with_capacity(count);
+    let mut runs = Vec::with_capacity(count);
     while data.has_remaining() {
-        let length_bytes = data.get_u64();
-        extents.push(extent(length_bytes, data.get_u64())?);
+        let run = if extended {
+            Run { length_bytes: data.get_u64(), flags: data.get_u64() }
+        } else {
+            Run { length_bytes: data.get_u32().into(), flags: data.get_u32().into() }
+        };
+        if run.length_bytes == 0 {
+            return Err(FramingError::Malformed("a block status has an empty run"));
+        }
+        runs.push(run);
     }
-    Ok(Chunk::Extents(extents))
-}
-
-fn extent(length_bytes: u64, state: u64) -> Result<Extent, FramingError> {
-    if length_bytes == 0 {
-        return Err(FramingError::Malformed("a block status has an empty extent"));
-    }
-    let (hole, zero) = (state & STATE_HOLE != 0, state & STATE_ZERO != 0);
-    Ok(Extent { length_bytes, hole, zero })
+    Ok(Chunk::Status(ContextRuns { context, runs }))
 }
 
 #[cfg(test)]
@@ -157,14 +143,16 @@ mod tests {
     const TO: AnswerTo = AnswerTo { cookie: 9, offset: 4096 };
 
     #[test]
-    fn extents_survive_a_reply() {
-        let extents = vec![
-            Extent { length_bytes: 4096, hole: false, zero: false },
-            Extent { length_bytes: 8192, hole: true, zero: true },
-        ];
+    fn the_runs_of_each_context_survive_a_reply() {
+        let runs = vec![Run { length_bytes: 4096, flags: 0 }, Run { length_bytes: 8192, flags: 3 }];
+        let first = ContextRuns { context: 1, runs };
+        let second = ContextRuns { context: 2, ..first.clone() };
         for dialect in [Dialect::Structured, Dialect::Extended] {
-            let (head, _) = dialect.encode_answer(TO, Answer::Extents(extents.clone()));
-            assert_eq!(parse_whole(&head), (9, Chunk::Extents(extents.clone())));
+            let answer = Answer::Status(vec![first.clone(), second.clone()]);
+            let (bytes, _) = dialect.encode_answer(TO, answer);
+            let (one, two) = bytes.split_at(bytes.len() / 2);
+            assert_eq!(parse_one(one), (9, Chunk::Status(first.clone()), false));
+            assert_eq!(parse_one(two), (9, Chunk::Status(second.clone()), true));
         }
     }
 
@@ -174,7 +162,7 @@ mod tests {
             let answer = Answer::Error(Errno::NoSpace, "the pool is full".into());
             let (head, _) = dialect.encode_answer(TO, answer);
             let want = Chunk::Error { errno: Errno::NoSpace, message: "the pool is full".into() };
-            assert_eq!(parse_whole(&head), (9, want));
+            assert_eq!(parse_one(&head), (9, want, true));
         }
     }
 
@@ -201,15 +189,15 @@ mod tests {
         assert_eq!(out, want);
     }
 
-    fn parse_whole(bytes: &[u8]) -> (u64, Chunk) {
+    /// The cookie, the content, and whether it is the reply's last chunk.
+    fn parse_one(bytes: &[u8]) -> (u64, Chunk, bool) {
         let head: [u8; 16] = bytes[..16].try_into().expect("16 bytes");
         let end = 16 + ReplyHead::more_bytes(&head);
         match ReplyHead::parse(&head, &bytes[16..end]).expect("a chunk") {
             ReplyHead::Chunk { cookie, kind, length_bytes, done } => {
-                assert!(done);
                 assert_eq!(length_bytes as usize, bytes.len() - end);
                 let data = Bytes::copy_from_slice(&bytes[end..]);
-                (cookie, Chunk::parse(kind, data).expect("a chunk's content"))
+                (cookie, Chunk::parse(kind, data).expect("a chunk's content"), done)
             }
             ReplyHead::Simple { .. } => panic!("a simple reply"),
         }

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use super::super::super::wire::{AnswerTo, Dialect, Request, command, command_flag};
 use super::super::Export;
 use super::super::command::Rules;
+use super::super::contexts::Contexts;
 use super::*;
 use crate::device::{Device, Extent, IoError, Zeroing};
 
@@ -203,7 +204,7 @@ async fn serve(
     dialect: Dialect,
     stop: CancellationToken,
 ) -> Result<(), ConnectionError> {
-    let rules = Rules { read_only: false, dialect, allocation: false };
+    let rules = Rules { read_only: false, dialect, contexts: Contexts::default() };
     let export = Export { device: disk.clone(), read_only: false, counters: Arc::default() };
     let agreed = Agreed { export, rules, claim: None };
     within("the connection to end", run(stream.clone(), agreed, stop)).await

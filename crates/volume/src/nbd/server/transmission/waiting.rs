@@ -10,14 +10,13 @@ use tokio::task::JoinSet;
 use super::super::super::wire::{Answer, AnswerTo, Dialect, Errno};
 use super::super::ConnectionError;
 use super::super::command::Command;
-use crate::device::{Device, Extent, IoError};
+use super::super::contexts::describe;
+use crate::device::{Device, IoError};
 use crate::stats::{Counters, Kind, Timer};
 
 const REQUESTS_MAX: usize = 64;
 /// No request is begun while so many bytes of payload are in flight.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
-/// Extents in one reply.
-const EXTENTS_MAX: usize = 1 << 16;
 
 pub struct Reply {
     pub head: Bytes,
@@ -101,10 +100,12 @@ async fn execute(
         Command::Zero { offset, length_bytes, how, fua } => {
             done(counters, device.zero(offset, length_bytes, how, fua).await)
         }
-        Command::Status { offset, length_bytes, only_one } => {
-            let max = if only_one { 1 } else { EXTENTS_MAX };
-            let extents = device.extents(offset, length_bytes).await;
-            extents.map(|extents| Answer::Extents(merge(extents, max)))
+        Command::Status { offset, length_bytes, only_one, contexts } => {
+            let told = describe(device, contexts, offset, length_bytes, only_one).await;
+            told.map(Answer::Status)
+        }
+        Command::Cache { offset, length_bytes } => {
+            device.prefetch(offset, length_bytes).await.map(|()| Answer::Done)
         }
     };
     if let (Some(timer), Ok(answer)) = (timer, &result) {
@@ -128,47 +129,10 @@ fn kind(command: Command) -> Option<Kind> {
         Command::Read { .. } => Some(Kind::Read),
         Command::Write { .. } | Command::Zero { .. } => Some(Kind::Write),
         Command::Flush => Some(Kind::Flush),
-        Command::Status { .. } => None,
+        Command::Status { .. } | Command::Cache { .. } => None,
     }
 }
 
 pub fn refusal(error: &IoError) -> Answer {
     Answer::Error(Errno::from(error), error.to_string())
-}
-
-/// Neighbours of one kind become one extent; of these the first `max`.
-fn merge(extents: Vec<Extent>, max: usize) -> Vec<Extent> {
-    let mut merged: Vec<Extent> = Vec::new();
-    for extent in extents {
-        let full = merged.len() == max;
-        match merged.last_mut() {
-            Some(last) if last.hole == extent.hole && last.zero == extent.zero => {
-                last.length_bytes += extent.length_bytes;
-            }
-            _ if full => break,
-            _ => merged.push(extent),
-        }
-    }
-    merged
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extent(length_bytes: u64, hole: bool) -> Extent {
-        Extent { length_bytes, hole, zero: hole }
-    }
-
-    #[test]
-    fn neighbours_of_one_kind_are_one_extent() {
-        let extents = vec![extent(4096, true), extent(4096, true), extent(4096, false)];
-        assert_eq!(merge(extents, 9), [extent(8192, true), extent(4096, false)]);
-    }
-
-    #[test]
-    fn the_first_extent_alone_is_as_long_as_it_can_be() {
-        let extents = vec![extent(4096, true), extent(4096, true), extent(4096, false)];
-        assert_eq!(merge(extents, 1), [extent(8192, true)]);
-    }
 }

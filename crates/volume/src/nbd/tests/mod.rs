@@ -1,5 +1,7 @@
 //! Server and client against each other, over a device in memory.
 
+mod tls;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{NbdDevice, RemoteExport};
-use super::server::{self, Export, Exports, Listener, Opener};
+use super::server::{Export, Exports, Listener, Opener, Server, ServerOptions};
 use super::wire::{self, Dialect, GoOption, Request, command, option};
 use crate::device::{Device, Extent, IoError, Zeroing};
 
@@ -95,10 +97,16 @@ struct Running {
 
 impl Running {
     async fn start(memory: &Arc<Memory>, path: &Path) -> Self {
-        let listener = Listener::bind(&Listen::Unix(path.into())).await.expect("a listener");
+        let address = Listen::Unix(path.into());
+        Self::start_with(memory, &address, ServerOptions::default()).await
+    }
+
+    async fn start_with(memory: &Arc<Memory>, address: &Listen, options: ServerOptions) -> Self {
+        let listener = Listener::bind(address).await.expect("a listener");
         let stop = CancellationToken::new();
         let exports = Arc::new(One(memory.clone()));
-        let task = tokio::spawn(server::serve(exports, vec![listener], stop.clone()));
+        let server = Server::new(exports, options).expect("a server");
+        let task = tokio::spawn(server.serve(vec![listener], stop.clone()));
         Self { stop, task }
     }
 

@@ -1,0 +1,51 @@
+//! How `perigee volume serve` meets its NBD clients.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use perigee_volume::{ServerOptions, TlsFiles};
+
+#[derive(Debug, Args)]
+pub struct ClientOptions {
+    /// Certificate for TLS, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Clients that use TLS need a certificate of this authority, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// Whether TCP clients may do without TLS; a unix socket is guarded by its directory
+    #[arg(long, value_name = "WHEN", default_value = "required", requires = "tls_cert")]
+    tls: TlsWhen,
+    /// Which TCP clients see which exports: lines of EXPORT and certificates' common names
+    #[arg(long, value_name = "FILE")]
+    access_list: Option<PathBuf>,
+    /// Do not tell clients which exports there are
+    #[arg(long)]
+    no_list: bool,
+    /// Hang up on clients beyond this number
+    #[arg(long, value_name = "N", default_value_t = ServerOptions::default().clients_max)]
+    max_clients: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TlsWhen {
+    Required,
+    Optional,
+}
+
+impl From<ClientOptions> for ServerOptions {
+    fn from(options: ClientOptions) -> Self {
+        let ClientOptions { tls_cert, tls_key, tls_ca, tls, .. } = options;
+        let required = tls == TlsWhen::Required;
+        let files = tls_cert.zip(tls_key);
+        Self {
+            tls: files.map(|(cert, key)| TlsFiles { cert, key, ca: tls_ca, required }),
+            access_list: options.access_list,
+            listing: !options.no_list,
+            clients_max: options.max_clients,
+        }
+    }
+}

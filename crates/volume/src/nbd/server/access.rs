@@ -1,0 +1,149 @@
+//! Which exports a client may see. To others they do not exist.
+//!
+//! The list is a small file that is read whenever a client asks, so that a change counts at once:
+//!
+//! ```text
+//! # export      common names of client certificates
+//! data          host-a host-b
+//! image:*       *
+//! ```
+//!
+//! A name or an export may end in `*`, which stands for anything. `data` means `data@4` as well.
+//! A client on a unix socket sees everything: the directory of the socket guards it.
+
+use std::path::PathBuf;
+
+use perigee_model::Problem;
+
+/// What the server's options say.
+#[derive(Debug, Default)]
+pub struct Access {
+    /// Whether clients can list exports.
+    pub listing: bool,
+    /// Without a list every client sees every export.
+    pub list: Option<PathBuf>,
+}
+
+/// Who asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// It came through a unix socket.
+    pub local: bool,
+    pub encrypted: bool,
+    /// Of its certificate.
+    pub common_name: Option<String>,
+}
+
+/// What one client may see at this moment.
+#[derive(Debug, PartialEq, Eq)]
+pub enum View {
+    Everything,
+    Only(AccessList),
+}
+
+impl View {
+    pub fn shows(&self, export: &str, peer: &Peer) -> bool {
+        match self {
+            Self::Everything => true,
+            Self::Only(list) => list.allows(export, peer.common_name.as_deref()),
+        }
+    }
+}
+
+impl Access {
+    /// # Errors
+    /// When the list can't be read or understood: then nobody sees anything.
+    pub fn view(&self, peer: &Peer) -> Result<View, Problem> {
+        let Some(path) = self.list.as_ref().filter(|_| !peer.local) else {
+            return Ok(View::Everything);
+        };
+        let what = format!("can't use the access list {}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|e| Problem::invalid(&what, e))?;
+        AccessList::parse(&text).map(View::Only).map_err(|line| {
+            Problem::invalid(what, format!("line {line} names no client"))
+                .next("each line is an export and the common names that may see it")
+        })
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct AccessList {
+    lines: Vec<(String, Vec<String>)>,
+}
+
+impl AccessList {
+    /// The error is the number of the line that is wrong.
+    fn parse(text: &str) -> Result<Self, usize> {
+        let mut lines = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split_once('#').map_or(line, |(before, _)| before);
+            let mut words = line.split_whitespace().map(str::to_owned);
+            let Some(export) = words.next() else { continue };
+            let names: Vec<String> = words.collect();
+            if names.is_empty() {
+                return Err(number + 1);
+            }
+            lines.push((export, names));
+        }
+        Ok(Self { lines })
+    }
+
+    fn allows(&self, export: &str, common_name: Option<&str>) -> bool {
+        let volume = export.split_once('@').map_or(export, |(volume, _)| volume);
+        self.lines.iter().any(|(pattern, names)| {
+            matches(pattern, volume)
+                && names.iter().any(|name| {
+                    common_name.map_or(name == "*", |common_name| matches(name, common_name))
+                })
+        })
+    }
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => text.starts_with(prefix),
+        None => pattern == text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list() -> AccessList {
+        AccessList::parse("# who sees what\ndata host-a host-b # two\n\nimage:* *\nall-* host-a\n")
+            .expect("a list")
+    }
+
+    #[test]
+    fn an_export_is_seen_by_those_whom_its_line_names() {
+        assert!(list().allows("data", Some("host-a")));
+        assert!(list().allows("data@7", Some("host-b")));
+        assert!(!list().allows("data", Some("host-c")));
+        assert!(!list().allows("data", None));
+        assert!(!list().allows("other", Some("host-a")));
+    }
+
+    #[test]
+    fn a_star_stands_for_anything() {
+        assert!(list().allows("image:debian", Some("host-c")));
+        assert!(list().allows("image:debian", None));
+        assert!(list().allows("all-mine", Some("host-a")));
+        assert!(!list().allows("image", Some("host-a")));
+    }
+
+    #[test]
+    fn a_line_that_names_nobody_is_wrong() {
+        assert_eq!(AccessList::parse("data a\nother\n"), Err(2));
+    }
+
+    #[test]
+    fn without_a_list_and_on_a_unix_socket_everything_is_seen() {
+        let open = Access { listing: true, list: None };
+        assert_eq!(open.view(&Peer::default()).expect("a view"), View::Everything);
+        let listed = Access { listing: true, list: Some("/nonexistent".into()) };
+        assert!(listed.view(&Peer::default()).is_err());
+        let local = Peer { local: true, ..Peer::default() };
+        assert_eq!(listed.view(&local).expect("a view"), View::Everything);
+    }
+}
