@@ -10,6 +10,7 @@
 //! | `DELETE /images/{image}` | | |
 //! | `GET /volumes`, `GET /volumes/{volume}` | | [`VolumeInfo`] |
 //! | `POST /volumes` | [`CreateVolume`] | [`VolumeInfo`] |
+//! | `POST /batch/volumes` | [`CreateVolumes`] | [`VolumeInfo`], all of them or none |
 //! | `DELETE /volumes/{volume}` | | |
 //! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
 //! | `PUT /volumes/{volume}/data` | bytes, written from offset 0 | |
@@ -120,6 +121,27 @@ pub struct CreateVolume {
     pub tenant: TenantName,
     #[serde(default)]
     pub cache: CachePolicy,
+}
+
+/// Many volumes from one source, in one transaction. The clones of a volume are all of one moment.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CreateVolumes {
+    pub names: Vec<VolumeName>,
+    /// Of each, as in [`CreateVolume`].
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    pub source: VolumeSource,
+    #[serde(default)]
+    pub tenant: TenantName,
+    #[serde(default)]
+    pub cache: CachePolicy,
+}
+
+impl From<CreateVolume> for CreateVolumes {
+    fn from(one: CreateVolume) -> Self {
+        let CreateVolume { name, size_bytes, source, tenant, cache } = one;
+        Self { names: vec![name], size_bytes, source, tenant, cache }
+    }
 }
 
 impl CreateVolume {

@@ -17,8 +17,8 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CheckScope, CreateVolume, EpochChange, EpochIssued,
-    ExportStats, ImageInfo, ImportImage, PoolInfo, ProbeBlocks, Snapshot, VolumeInfo,
+    Attach, Attachment, BlockProbe, CheckScope, CreateVolume, CreateVolumes, EpochChange,
+    EpochIssued, ExportStats, ImageInfo, ImportImage, PoolInfo, ProbeBlocks, Snapshot, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, Problem, VolumeName};
 use serde::Deserialize;
@@ -52,6 +52,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/images", get(list_images).post(import_image))
         .route("/images/{image}", get(image_info).delete(delete_image))
         .route("/volumes", get(list_volumes).post(create_volume))
+        .route("/batch/volumes", post(create_volumes))
         .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
         .route("/volumes/{volume}/snapshot", post(snapshot))
         .route("/volumes/{volume}/data", put(write_data).get(read_data))
@@ -122,6 +123,13 @@ async fn create_volume(
     Json(request): Json<CreateVolume>,
 ) -> Reply<VolumeInfo> {
     Ok(Json(control.pool.create_volume(request).await?))
+}
+
+async fn create_volumes(
+    State(control): Shared,
+    Json(request): Json<CreateVolumes>,
+) -> Reply<Vec<VolumeInfo>> {
+    Ok(Json(control.pool.create_volumes(request).await?))
 }
 
 async fn volume_info(

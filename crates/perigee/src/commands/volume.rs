@@ -8,7 +8,7 @@ use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
-    CachePolicy, CheckScope, CreateVolume, Snapshot, VolumeInfo, VolumeSource,
+    CachePolicy, CheckScope, CreateVolume, CreateVolumes, Snapshot, VolumeInfo, VolumeSource,
 };
 use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
@@ -24,6 +24,9 @@ pub enum Verb {
     Create {
         /// The new volume's name
         name: VolumeName,
+        /// Make so many, NAME-0001 and up, all of them or none
+        #[arg(long, requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
+        count: Option<u32>,
         /// Its size, for example 10GiB; with --image at least the image's size
         #[arg(long, value_parser = size)]
         size: Option<u64>,
@@ -49,6 +52,9 @@ pub enum Verb {
         source: VolumeName,
         /// The new volume's name
         name: VolumeName,
+        /// Make so many, NAME-0001 and up, all of them or none
+        #[arg(long, requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
+        count: Option<u32>,
         #[command(flatten)]
         pool: PoolOption,
     },
@@ -129,6 +135,15 @@ const LOCAL: &[Column<VolumeInfo>] = &[
     ("sessions", |v| v.sessions.to_string()),
 ];
 
+/// `NAME-0001` and up, with as many digits as the last one needs.
+fn numbered(name: &VolumeName, count: u32) -> Result<Vec<VolumeName>, Problem> {
+    let digits = count.to_string().len().max(4);
+    (1..=count)
+        .map(|number| VolumeName::new(format!("{name}-{number:0digits$}")))
+        .collect::<Result<_, _>>()
+        .map_err(|error| Problem::invalid(format!("name {count} volumes like {name}"), error))
+}
+
 fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|e| e.to_string())
 }
@@ -140,16 +155,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let scope = name.map_or(CheckScope::Pool, CheckScope::Volume);
             return check::run(scope, pool, context).await;
         }
-        Verb::Create { name, size, image, host, tenant, cache, pool } => {
+        Verb::Create { name, count, size, image, host, tenant, cache, pool } => {
             let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
             let mut new = CreateVolume::new(name, size, source);
             new.tenant = tenant.unwrap_or_default();
             new.cache = cache.unwrap_or_default();
-            create(context, pool, host, new).await
+            create(context, pool, host, new, count).await
         }
-        Verb::Clone { source, name, pool } => {
+        Verb::Clone { source, name, count, pool } => {
             let source = VolumeSource::Volume(source);
-            create(context, pool, None, CreateVolume::new(name, None, source)).await
+            create(context, pool, None, CreateVolume::new(name, None, source), count).await
         }
         Verb::Snapshot { volume, image, pool } => {
             let path = format!("/v1/volumes/{volume}/snapshot");
@@ -202,8 +217,16 @@ async fn create(
     pool: PoolOption,
     host: Option<HostId>,
     new: CreateVolume,
+    count: Option<u32>,
 ) -> Result<(), Problem> {
     match pool.pool {
+        Some(pool) if count.is_some() => {
+            let names = numbered(&new.name, count.unwrap_or(1))?;
+            let many = CreateVolumes { names, ..new.into() };
+            let server = pool_server(&pool).await?;
+            let volumes: Vec<VolumeInfo> = server.post("/v1/batch/volumes", &many).await?;
+            output::list(context.format, &volumes, LOCAL)
+        }
         Some(pool) => {
             let volume: VolumeInfo = pool_server(&pool).await?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, LOCAL)

@@ -214,9 +214,8 @@ impl Catalog {
 
     pub(super) fn image(&self, name: &ImageName) -> Result<Option<LayerId>> {
         self.lock()
-            .query_row("SELECT layer FROM images WHERE name = ?1", [name.as_str()], |row| {
-                parsed(row, 0)
-            })
+            .prepare_cached("SELECT layer FROM images WHERE name = ?1")?
+            .query_row([name.as_str()], |row| parsed(row, 0))
             .optional()
     }
 
@@ -229,7 +228,7 @@ impl Catalog {
 
     pub(super) fn volume(&self, name: &VolumeName) -> Result<Option<VolumeRow>> {
         let sql = format!("SELECT {VOLUME_COLUMNS} FROM volumes WHERE name = ?1");
-        self.lock().query_row(&sql, [name.as_str()], volume_row).optional()
+        self.lock().prepare_cached(&sql)?.query_row([name.as_str()], volume_row).optional()
     }
 
     pub(super) fn volumes(&self) -> Result<Vec<VolumeRow>> {
@@ -274,7 +273,7 @@ impl Catalog {
         match top {
             None => connection.prepare(ALL)?.query_map([], space)?.collect(),
             Some(top) => connection
-                .prepare(&format!("{CHAIN} {ALL} WHERE l.id IN chain"))?
+                .prepare_cached(&format!("{CHAIN} {ALL} WHERE l.id IN chain"))?
                 .query_map([top.to_string()], space)?
                 .collect(),
         }
@@ -319,7 +318,7 @@ impl Catalog {
     /// The layer and all that it stands on in this pool, from the top down.
     pub(super) fn chain(&self, top: LayerId) -> Result<Vec<LayerRow>> {
         let connection = self.lock();
-        let mut statement = connection.prepare(&format!("{LAYER_ROWS} WHERE l.id = ?1"))?;
+        let mut statement = connection.prepare_cached(&format!("{LAYER_ROWS} WHERE l.id = ?1"))?;
         let mut chain = Vec::new();
         let mut next = Some(top);
         while let Some(id) = next {

@@ -3,14 +3,14 @@
 //! Each is one transaction of the catalog: a new head has no files before its first write. What
 //! is deleted leaves the catalog first; after a crash the next open removes its files.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    CachePolicy, CreateVolume, ImageInfo, Snapshot, VolumeInfo, VolumeSource,
+    CreateVolume, CreateVolumes, ImageInfo, Snapshot, VolumeInfo, VolumeSource,
 };
-use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
-use tokio::sync::OwnedMutexGuard;
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
 use super::blocking;
 use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed};
@@ -26,6 +26,18 @@ struct Base {
     remote: Option<RemoteRow>,
 }
 
+impl Base {
+    fn volume(&self, name: &VolumeName, size_bytes: u64, request: &CreateVolumes) -> NewVolume {
+        let remote = self.remote.clone();
+        NewVolume {
+            name: name.clone(),
+            head: LayerRow { remote, ..LayerRow::new_head(size_bytes, self.parent) },
+            tenant: request.tenant.clone(),
+            cache: request.cache,
+        }
+    }
+}
+
 fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
     move |error| catalog::problem(what, &error)
 }
@@ -38,7 +50,32 @@ impl Pool {
         self: &Arc<Self>,
         request: CreateVolume,
     ) -> Result<VolumeInfo, Problem> {
-        let what = format!("can't create volume {}", request.name);
+        let name = request.name.clone();
+        self.make_volumes(request.into()).await?;
+        self.volume_info(&name).await
+    }
+
+    /// Many volumes in one transaction.
+    ///
+    /// # Errors
+    /// As [`Self::create_volume`]; then there is none of them.
+    pub async fn create_volumes(
+        self: &Arc<Self>,
+        request: CreateVolumes,
+    ) -> Result<Vec<VolumeInfo>, Problem> {
+        let names: HashSet<_> = request.names.iter().cloned().collect();
+        self.make_volumes(request).await?;
+        let mut infos = self.volumes().await?;
+        infos.retain(|info| names.contains(&info.name));
+        Ok(infos)
+    }
+
+    async fn make_volumes(self: &Arc<Self>, request: CreateVolumes) -> Result<(), Problem> {
+        let what = match &request.names[..] {
+            [] => return Err(Problem::invalid("can't create volumes", "no name is given")),
+            [name] => format!("can't create volume {name}"),
+            [first, ..] => format!("can't create {} volumes like {first}", request.names.len()),
+        };
         // Before taking the turn: the other host may be slow.
         let remote = match &request.source {
             VolumeSource::Remote { nbd_addr, export } => {
@@ -47,23 +84,26 @@ impl Pool {
             _ => None,
         };
         let turn = Arc::clone(&self.changes).lock_owned().await;
-        self.check_name_free(&what, &request.name).await?;
-        let base = match (request.source, remote) {
+        self.check_names_free(&what, &request.names).await?;
+        let base = match (&request.source, remote) {
             (_, Some(row)) => Base { size_bytes: row.size_bytes, parent: None, remote: Some(row) },
-            (VolumeSource::Image(image), _) => self.image_base(&what, &image).await?,
+            (VolumeSource::Image(image), _) => self.image_base(&what, image).await?,
             (VolumeSource::Volume(source), _) => {
-                self.volume_base(&what, &source, request.size_bytes).await?
+                self.volume_base(&what, source, request.size_bytes).await?
             }
             (VolumeSource::Empty | VolumeSource::Remote { .. }, None) => {
                 Base { size_bytes: 0, parent: None, remote: None }
             }
         };
         let size_bytes = head_size(&what, &base, request.size_bytes)?;
+        let volumes: Vec<_> =
+            request.names.iter().map(|name| base.volume(name, size_bytes, &request)).collect();
         let pool = Arc::clone(self);
-        let name = request.name.clone();
-        let owner = (request.tenant, request.cache);
-        blocking(move || pool.add_volume(turn, &what, &name, size_bytes, base, owner)).await?;
-        self.volume_info(&request.name).await
+        blocking(move || {
+            let _turn = turn;
+            pool.catalog.add_volumes(&volumes).map_err(failed(&what))
+        })
+        .await
     }
 
     async fn remote_row(
@@ -82,19 +122,27 @@ impl Pool {
         })
     }
 
-    async fn check_name_free(
+    async fn check_names_free(
         self: &Arc<Self>,
         what: &str,
-        name: &VolumeName,
+        names: &[VolumeName],
     ) -> Result<(), Problem> {
-        let (pool, what, name) = (Arc::clone(self), what.to_owned(), name.clone());
+        let (pool, what, names) = (Arc::clone(self), what.to_owned(), names.to_vec());
         blocking(move || {
-            if pool.catalog.volume(&name).map_err(failed(&what))?.is_some() {
-                return Err(Problem::conflict(what, "there is a volume of that name"));
-            }
             let attached = pool.catalog.attachments().map_err(failed(&what))?;
-            if attached.iter().any(|(attached, _)| *attached == name) {
-                return Err(Problem::conflict(what, "a volume of that name is attached here"));
+            let attached: HashSet<_> = attached.into_iter().map(|(name, _)| name).collect();
+            let mut asked = HashSet::new();
+            for name in names {
+                if pool.catalog.volume(&name).map_err(failed(&what))?.is_some() {
+                    return Err(Problem::conflict(what, format!("there is a volume {name}")));
+                }
+                if attached.contains(&name) {
+                    let why = format!("a volume {name} is attached here");
+                    return Err(Problem::conflict(what, why));
+                }
+                if let Some(name) = asked.replace(name) {
+                    return Err(Problem::invalid(what, format!("{name} is named twice")));
+                }
             }
             Ok(())
         })
@@ -138,22 +186,6 @@ impl Pool {
                 Ok((Some(new), Base { parent: Some(sealed), ..whole }))
             })
             .await
-    }
-
-    fn add_volume(
-        &self,
-        _turn: OwnedMutexGuard<()>,
-        what: &str,
-        name: &VolumeName,
-        size_bytes: u64,
-        base: Base,
-        owner: (TenantName, CachePolicy),
-    ) -> Result<(), Problem> {
-        let Base { parent, remote, .. } = base;
-        let row = LayerRow { remote, ..LayerRow::new_head(size_bytes, parent) };
-        let (tenant, cache) = owner;
-        let volume = NewVolume { name: name.clone(), head: row, tenant, cache };
-        self.catalog.add_volumes(&[volume]).map_err(failed(what))
     }
 
     /// Removes layers that the catalog does not name. What fails is tried again at the next open.

@@ -1,6 +1,6 @@
 //! Creating, sealing, cloning and deleting in a real directory.
 
-use perigee_model::volume::{EpochChange, Snapshot, VolumeHealth, VolumeSource};
+use perigee_model::volume::{CreateVolumes, EpochChange, Snapshot, VolumeHealth, VolumeSource};
 use perigee_model::{Epoch, ProblemKind};
 
 use super::*;
@@ -88,6 +88,46 @@ async fn clones_of_a_quiet_volume_make_no_deeper_chain() {
         assert_eq!(info.chain.len(), 2, "clone {name}");
     }
     assert_eq!(pool.volume_info(&volume_name("v")).await.unwrap().chain.len(), 2);
+}
+
+fn many(names: &[String], source: VolumeSource) -> CreateVolumes {
+    let mut request = CreateVolumes::from(create("x", None, source));
+    request.names = names.iter().map(|name| volume_name(name)).collect();
+    request
+}
+
+#[tokio::test]
+async fn a_thousand_clones_are_one_change_and_no_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    empty(&pool, "v", 1 << 20).await.write(0, bytes(1, 4096), false).await.unwrap();
+    pool.snapshot(&volume_name("v"), Snapshot { image: image_name("s") }).await.unwrap();
+    let before = layer_files(dir.path());
+    let names: Vec<String> = (0..1000).map(|n| format!("c{n}")).collect();
+    let image = || VolumeSource::Image(image_name("s"));
+    let made = pool.create_volumes(many(&names, image())).await.unwrap();
+    assert_eq!(made.len(), 1000);
+    assert_eq!(layer_files(dir.path()), before, "a clone has no files before its first write");
+    drop(pool);
+    let pool = open_real(dir.path()).await;
+    assert_eq!(pool.volumes().await.unwrap().len(), 1001);
+    assert_eq!(session(&pool, "c999").await.read(0, 1).await.unwrap()[..], [1]);
+}
+
+#[tokio::test]
+async fn of_many_volumes_there_are_all_or_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    empty(&pool, "b", 4096).await;
+    let from = || VolumeSource::Volume(volume_name("b"));
+    let name = |names: [&str; 2]| names.map(str::to_owned);
+    let taken = pool.create_volumes(many(&name(["a", "b"]), from())).await.unwrap_err();
+    assert_eq!(taken.kind, ProblemKind::Conflict);
+    let twice = pool.create_volumes(many(&name(["a", "a"]), from())).await.unwrap_err();
+    assert_eq!(twice.kind, ProblemKind::Invalid);
+    let none = pool.create_volumes(many(&[], from())).await.unwrap_err();
+    assert_eq!(none.kind, ProblemKind::Invalid);
+    assert_eq!(pool.volumes().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
