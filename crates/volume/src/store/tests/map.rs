@@ -17,7 +17,7 @@ const LAYER: LayerId = LayerId(Uuid::from_u128(7));
 const BLOCKS: u64 = 2 * 16256 + 1000;
 
 fn create() -> (Arc<SimFile>, MapFile) {
-    let file = Arc::new(SimFile::new(file_bytes(BLOCKS)));
+    let file = Arc::new(SimFile::alone(file_bytes(BLOCKS)));
     let map = MapFile::create(Arc::clone(&file) as _, LAYER, &BlockStates::new(BLOCKS)).unwrap();
     (file, map)
 }

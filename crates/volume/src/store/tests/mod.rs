@@ -1,11 +1,11 @@
-//! Tests of the store as a whole. `model` compares it with a plain array through crashes.
+//! Tests of the store as a whole. `power` compares it with plain arrays through crashes.
 
 mod check;
 mod full;
 mod images;
 mod map;
-mod model;
 mod pool;
+mod power;
 mod rules;
 mod space;
 

@@ -1,0 +1,124 @@
+//! A power cut and a kill at every point of a workload.
+
+use proptest::prelude::*;
+
+use super::cases;
+use super::check::{check, check_disk, say_if_it_fails};
+use super::run::World;
+use super::steps::*;
+use crate::store::sim::{Cut, Dice, Disk};
+
+/// Runs the workload once, then looks at the disk after each of its operations.
+async fn survives_cuts_at_every_point(steps: &[Step], seed: u64) {
+    let mut world = World::new().await;
+    world.record();
+    let (mut disk, mut expected) = (world.files.disk(), world.expected());
+    world.run(steps).await;
+    let (log, history) = world.take_history();
+    let mut events = history.iter().peekable();
+    let mut dice = Dice(seed);
+    for at in 0..=log.len() {
+        while let Some((_, event)) = events.next_if(|(position, _)| *position <= at) {
+            expected.apply(event);
+        }
+        let next = log.get(at);
+        let until = disk.operations().saturating_sub(dice.below(12) as u64);
+        let seeds = [dice.below(usize::MAX) as u64, dice.below(usize::MAX) as u64];
+        let cuts =
+            [Cut::Nothing, Cut::Before(until), Cut::ByFile(seeds[0]), Cut::BySector(seeds[1])];
+        let mut outcomes: Vec<(String, Disk, bool)> =
+            cuts.iter().map(|cut| (format!("{cut:?}"), disk.after(*cut), true)).collect();
+        outcomes.push(("a kill".to_owned(), disk.clone(), false));
+        if let Some(torn) = next.and_then(|op| op.torn()) {
+            let mut within = disk.clone();
+            within.apply(&torn);
+            outcomes.push(("a kill within it".to_owned(), within, false));
+        }
+        for (how, left, power_cut) in outcomes {
+            let checked = check_disk(left, &expected, power_cut, seeds[1]);
+            let what = || {
+                let before = next.map_or("the end".to_owned(), |op| disk.describe(op));
+                format!("{}\n{how} before operation {at}: {before}", world.story())
+            };
+            say_if_it_fails(what, checked).await;
+        }
+        if let Some(op) = next {
+            disk.apply(op);
+        }
+    }
+}
+
+fn run(steps: &[Step], seed: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(survives_cuts_at_every_point(steps, seed));
+}
+
+#[test]
+fn writes_flushes_and_discards_survive_a_cut_at_every_point() {
+    let steps = [
+        write(1, 0, 8192),
+        flush(1),
+        write(1, 4096, 8192),
+        write(1, 100, 1000),
+        discard(1, 4096, 4096),
+        flush(1),
+        write(1, 5000, 100),
+        zero(1, 8192, 8192),
+        write_fua(1, 12_288, 4096),
+        Step::Kill,
+        flush(1),
+        write(0, 3000, 9000),
+        discard(0, 0, 4096),
+        flush(0),
+        write(2, 0, 40_000),
+        write(2, 12_000, 60_000),
+        flush(2),
+        discard(2, 4096, 20_000),
+        flush(2),
+    ];
+    run(&steps, 1);
+}
+
+#[test]
+fn snapshots_clones_and_deletions_survive_a_cut_at_every_point() {
+    let steps = [
+        write(1, 0, 8192),
+        Step::Snapshot { volume: 1 },
+        write(1, 4096, 8192),
+        Step::Clone { volume: 1, grow_blocks: 1 },
+        write(0, 0, 5000),
+        Step::CloneImage { image: 0 },
+        discard(1, 0, 8192),
+        flush(1),
+        Step::Delete { volume: 0 },
+        Step::PowerCut { seed: 3 },
+        write(0, 0, 5000),
+        Step::Delete { volume: 1 },
+        Step::DeleteImage { image: 0 },
+    ];
+    run(&steps, 2);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: cases(6),
+        max_shrink_iters: 150,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_long_workload_equals_its_reference(steps in workload(60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut world = World::new().await;
+            world.run(&steps).await;
+            check(&world.pool(), &world.expected(), false).await;
+        });
+    }
+
+    #[test]
+    fn any_workload_survives_a_cut_at_every_point(steps in workload(14), seed in any::<u64>()) {
+        run(&steps, seed);
+    }
+}
