@@ -13,6 +13,7 @@
 //! | `POST /batch/volumes` | [`CreateVolumes`] | [`VolumeInfo`], all of them or none |
 //! | `DELETE /volumes/{volume}` | | |
 //! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
+//! | `POST /volumes/{volume}/resize` | [`Resize`] | [`VolumeInfo`] |
 //! | `PUT /volumes/{volume}/data` | bytes, written from offset 0 | |
 //! | `GET /volumes/{volume}/data?length_bytes=N` | | the first N bytes |
 //! | `POST /volumes/{volume}/epoch/issue` | | [`EpochIssued`] |
@@ -233,6 +234,16 @@ pub struct VolumeInfo {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Snapshot {
     pub image: ImageName,
+}
+
+/// Gives a volume another size while it is in use; what is new reads as zeros. A client sees the
+/// new size when it connects again.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Resize {
+    pub size_bytes: u64,
+    /// What is beyond a smaller size may be lost. Only while no session is open.
+    #[serde(default)]
+    pub shrink: bool,
 }
 
 /// An epoch that was never given out before; nobody may write with it until it is raised.

@@ -18,7 +18,8 @@ use futures_util::{StreamExt, stream};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CheckScope, CreateVolume, CreateVolumes, EpochChange,
-    EpochIssued, ExportStats, ImageInfo, ImportImage, PoolInfo, ProbeBlocks, Snapshot, VolumeInfo,
+    EpochIssued, ExportStats, ImageInfo, ImportImage, PoolInfo, ProbeBlocks, Resize, Snapshot,
+    VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, Problem, VolumeName};
 use serde::Deserialize;
@@ -55,6 +56,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/batch/volumes", post(create_volumes))
         .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
         .route("/volumes/{volume}/snapshot", post(snapshot))
+        .route("/volumes/{volume}/resize", post(resize))
         .route("/volumes/{volume}/data", put(write_data).get(read_data))
         .route("/volumes/{volume}/epoch/issue", post(issue_epoch))
         .route("/volumes/{volume}/epoch", post(change_epoch))
@@ -155,6 +157,14 @@ async fn snapshot(
     Json(request): Json<Snapshot>,
 ) -> Reply<ImageInfo> {
     Ok(Json(control.pool.snapshot(&volume, request).await?))
+}
+
+async fn resize(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(request): Json<Resize>,
+) -> Reply<VolumeInfo> {
+    Ok(Json(control.pool.resize_volume(&volume, request).await?))
 }
 
 async fn issue_epoch(

@@ -8,7 +8,8 @@ use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
-    CachePolicy, CheckScope, CreateVolume, CreateVolumes, Snapshot, VolumeInfo, VolumeSource,
+    CachePolicy, CheckScope, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
+    VolumeSource,
 };
 use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
@@ -66,6 +67,20 @@ pub enum Verb {
         image: ImageName,
         #[command(flatten)]
         pool: PoolOption,
+    },
+    /// Give a volume another size, while it is in use
+    Resize {
+        /// The volume's name
+        name: VolumeName,
+        /// Its new size, for example 20GiB; what is new reads as zeros
+        #[arg(long, value_parser = size)]
+        size: u64,
+        /// Allow a smaller size: what is beyond it is lost. Only while nothing uses the volume
+        #[arg(long)]
+        shrink: bool,
+        /// The pool's directory
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
     },
     /// List volumes
     #[command(visible_alias = "ls")]
@@ -171,6 +186,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let body = Snapshot { image };
             let _: serde_json::Value = server(context, pool).await?.post(&path, &body).await?;
             Ok(())
+        }
+        Verb::Resize { name, size, shrink, pool } => {
+            let body = Resize { size_bytes: size, shrink };
+            let path = format!("/v1/volumes/{name}/resize");
+            let volume: VolumeInfo = pool_server(&pool).await?.post(&path, &body).await?;
+            output::one(format, &volume, LOCAL)
         }
         Verb::List { pool: PoolOption { pool: Some(pool) } } => {
             let volumes: Vec<VolumeInfo> = pool_server(&pool).await?.get("/v1/volumes").await?;

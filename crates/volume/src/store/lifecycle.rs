@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    CreateVolume, CreateVolumes, ImageInfo, Snapshot, VolumeInfo, VolumeSource,
+    CreateVolume, CreateVolumes, ImageInfo, Resize, Snapshot, VolumeInfo, VolumeSource,
 };
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
@@ -172,12 +172,16 @@ impl Pool {
     ) -> Result<Base, Problem> {
         let volume = self.volume(source).await?;
         // Refused before the source is touched.
+        // The volume can't be resized meanwhile: the caller has the turn.
         let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None };
         head_size(what, &whole, size_bytes)?;
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
         volume
             .replace_stack(what, move |stack| {
-                let below = stack.below.layers().first().filter(|_| stack.head.is_untouched());
+                // A layer that is larger than the volume shows nothing beyond the volume's end.
+                let below = stack.below.layers().first().filter(|below| {
+                    stack.head.is_untouched() && below.blocks() <= stack.head.layer.blocks()
+                });
                 if let Some(below) = below {
                     return Ok((None, Base { parent: Some(below.id), ..whole }));
                 }
@@ -249,6 +253,39 @@ impl Pool {
         self.image_info(&request.image).await
     }
 
+    /// Gives a volume another size, while it is in use: its head is sealed, and a head of the new
+    /// size put on it. Beyond the end of a sealed layer nothing below shows through, so what is
+    /// new reads as zeros.
+    ///
+    /// # Errors
+    /// Shrinking is invalid unless it is asked for, and a conflict while sessions are open.
+    pub async fn resize_volume(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        request: Resize,
+    ) -> Result<VolumeInfo, Problem> {
+        let what = format!("can't resize volume {name} to {}", format_bytes(request.size_bytes));
+        let size_bytes = Self::layer_size(&what, request.size_bytes)?;
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let volume = self.volume(name).await?;
+        let (pool, resized, now) = (Arc::clone(self), Arc::clone(&volume), what.clone());
+        volume
+            .replace_stack(&what, move |stack| {
+                let _turn = turn;
+                let old_bytes = stack.size_bytes();
+                if size_bytes == old_bytes {
+                    return Ok((None, ()));
+                }
+                if size_bytes < old_bytes {
+                    check_shrink(&now, old_bytes, request.shrink, resized.open_sessions())?;
+                }
+                let new = pool.seal(&now, resized.name(), size_bytes, stack, None)?;
+                Ok((Some(new), ()))
+            })
+            .await?;
+        self.volume_info(name).await
+    }
+
     /// # Errors
     /// A conflict, with their names, when volumes or images stand on it.
     pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
@@ -309,6 +346,21 @@ impl Pool {
             Ok(())
         })
     }
+}
+
+fn check_shrink(what: &str, old_bytes: u64, shrink: bool, sessions: u64) -> Result<(), Problem> {
+    if !shrink {
+        let why =
+            format!("it has {}: what is beyond the new end would be lost", format_bytes(old_bytes));
+        return Err(
+            Problem::invalid(what, why).next("shrink what is in it first, then use --shrink")
+        );
+    }
+    if sessions > 0 {
+        let why = format!("it can't shrink under its users; open sessions: {sessions}");
+        return Err(Problem::conflict(what, why).next("stop what uses it"));
+    }
+    Ok(())
 }
 
 /// The size of a head: at least its base's.

@@ -203,7 +203,7 @@ impl Pool {
             .map_err(|error| Problem::internal(&what, error))?;
         let stack = Stack { head: Arc::new(head), below };
         let catalog = Arc::clone(&self.catalog);
-        let volume = Volume::new(name.clone(), row.size_bytes, row.epoch, stack, catalog);
+        let volume = Volume::new(name.clone(), row.epoch, stack, catalog);
         let volume = Arc::new(volume);
         open.layers.insert(row.head, Arc::downgrade(&volume.stack().head.layer));
         open.volumes.insert(name.clone(), Arc::clone(&volume));

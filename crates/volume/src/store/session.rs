@@ -54,10 +54,10 @@ impl Session {
 
     /// Waits for its turn on the blocks, with the epoch checked and kept as it is.
     async fn admit(&self, offset: u64, length_bytes: u64) -> Result<(Stack, Admitted), IoError> {
-        check_range(self.volume.size_bytes(), offset, length_bytes)?;
         let gate = Arc::clone(&self.volume.gate).read_owned().await;
         self.volume.check_writer(self.epoch)?;
         let stack = self.volume.stack();
+        check_range(stack.size_bytes(), offset, length_bytes)?;
         stack.head.check_writable()?;
         let blocks = stack.head.locks.lock(blocks_of(offset, length_bytes)).await;
         Ok((stack, Admitted { _gate: gate, _blocks: blocks }))
@@ -80,14 +80,15 @@ impl Session {
     /// system calls.
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let length_bytes = data.len() as u64;
-        if let Err(error) = check_range(self.volume.size_bytes(), offset, length_bytes) {
-            return Some(Err(error));
-        }
         let _gate = self.volume.gate.try_read().ok()?;
-        if let Err(error) = self.volume.check_writer(self.epoch) {
+        let stack = self.volume.stack_ref();
+        let admitted = self
+            .volume
+            .check_writer(self.epoch)
+            .and_then(|()| check_range(stack.size_bytes(), offset, length_bytes));
+        if let Err(error) = admitted {
             return Some(Err(error));
         }
-        let stack = self.volume.stack_ref();
         let head = &*stack.head;
         let blocks = blocks_of(offset, length_bytes);
         if !head.is_prepared(&blocks) {
@@ -176,15 +177,16 @@ impl Device for Session {
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         Box::pin(async move {
-            check_range(self.volume.size_bytes(), offset, length_bytes.into())?;
             let stack = self.volume.stack();
+            check_range(stack.size_bytes(), offset, length_bytes.into())?;
             stack.chain().plan(offset, length_bytes).read(&stack.below).await
         })
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
-        match check_range(self.volume.size_bytes(), offset, buffer.len() as u64) {
-            Ok(()) => self.volume.stack_ref().chain().try_read(offset, buffer),
+        let stack = self.volume.stack_ref();
+        match check_range(stack.size_bytes(), offset, buffer.len() as u64) {
+            Ok(()) => stack.chain().try_read(offset, buffer),
             Err(error) => Some(Err(error)),
         }
     }
@@ -223,8 +225,9 @@ impl Device for Session {
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
         Box::pin(async move {
-            check_range(self.volume.size_bytes(), offset, length_bytes)?;
-            self.volume.stack().chain().extents(offset, length_bytes).await
+            let stack = self.volume.stack();
+            check_range(stack.size_bytes(), offset, length_bytes)?;
+            stack.chain().extents(offset, length_bytes).await
         })
     }
 

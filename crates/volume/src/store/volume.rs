@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
-use perigee_model::volume::{EpochChange, EpochIssued};
+use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Problem, VolumeName};
 
 use super::blocking;
@@ -28,6 +28,11 @@ pub(super) struct Stack {
 }
 
 impl Stack {
+    /// The volume's size.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.head.layer.blocks() * BLOCK_BYTES
+    }
+
     pub(super) fn chain(&self) -> Chain<'_> {
         Chain { head: Some(&self.head.layer), below: &self.below }
     }
@@ -36,7 +41,6 @@ impl Stack {
 /// A volume whose head is in this pool.
 pub struct Volume {
     name: VolumeName,
-    size_bytes: u64,
     catalog: Arc<Catalog>,
     pub(super) gate: Arc<tokio::sync::RwLock<()>>,
     /// Changed only under the gate's write side.
@@ -48,16 +52,9 @@ pub struct Volume {
 }
 
 impl Volume {
-    pub(super) fn new(
-        name: VolumeName,
-        size_bytes: u64,
-        epoch: Epoch,
-        stack: Stack,
-        catalog: Arc<Catalog>,
-    ) -> Self {
+    pub(super) fn new(name: VolumeName, epoch: Epoch, stack: Stack, catalog: Arc<Catalog>) -> Self {
         Self {
             name,
-            size_bytes,
             catalog,
             gate: Arc::default(),
             epoch: AtomicU64::new(epoch.0),
@@ -71,8 +68,9 @@ impl Volume {
         &self.name
     }
 
+    /// As it is at this moment.
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.stack_ref().size_bytes()
     }
 
     /// The epoch whose sessions may write now.
@@ -193,13 +191,15 @@ impl Volume {
         }
     }
 
-    /// Drains writes, flushes, and lets `replace` put other layers in place of the present ones
-    /// while nothing writes. `None` leaves them.
+    /// Flushes, drains writes, flushes what came meanwhile, and lets `replace` put other layers in
+    /// place of the present ones while nothing writes. `None` leaves them. So clients wait for a
+    /// flush of what was written during a flush, and for `replace`.
     pub(super) async fn replace_stack<T: Send + 'static>(
         self: &Arc<Self>,
         what: &str,
         replace: impl FnOnce(&Stack) -> Result<(Option<Stack>, T), Problem> + Send + 'static,
     ) -> Result<T, Problem> {
+        self.flush().await.map_err(|error| io_problem(what, &error))?;
         let gate = Arc::clone(&self.gate).write_owned().await;
         let (volume, what) = (Arc::clone(self), what.to_owned());
         blocking(move || {

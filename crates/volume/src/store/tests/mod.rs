@@ -6,8 +6,10 @@ mod images;
 mod map;
 mod pool;
 mod power;
+mod resize;
 mod rules;
 mod space;
+mod under_load;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -383,9 +383,15 @@ async fn a_write_while_the_head_is_sealed_goes_into_the_new_head() {
     bench.device.write(0, bytes(1, BLOCK), false).await.unwrap();
     let (release, released) = mpsc::channel::<()>();
     let (started, mut has_started) = tokio::sync::mpsc::channel(1);
-    *bench.file(data_name).await.on_sync.lock().unwrap() = Some(Box::new(move || {
-        started.try_send(()).unwrap();
-        released.recv_timeout(Duration::from_secs(30)).expect("released within 30 s");
+    let data = bench.file(data_name).await;
+    let (second, writer) = (Arc::clone(&data), Arc::clone(&bench.device));
+    // The flush that writers wait for is the second one, of what came during the first.
+    *data.on_sync.lock().unwrap() = Some(Box::new(move || {
+        assert!(matches!(writer.try_write(0, &[1; BLOCK]), Some(Ok(()))), "nobody waits yet");
+        *second.on_sync.lock().unwrap() = Some(Box::new(move || {
+            started.try_send(()).unwrap();
+            released.recv_timeout(Duration::from_secs(30)).expect("released within 30 s");
+        }));
     }));
     let pool = Arc::clone(&bench.pool);
     let snapshot = tokio::spawn(async move {
