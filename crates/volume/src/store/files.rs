@@ -13,6 +13,8 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::blocks::index;
+
 /// A file of fixed length.
 pub(super) trait BlockFile: Send + Sync {
     /// Fills the whole buffer or fails.
@@ -120,6 +122,11 @@ impl LayerFiles for DiskFiles {
     }
 }
 
+/// Long writes go to the kernel in pieces: ext4 keeps in memory as one unit what came in as one, and
+/// then walks through all of it for every later write of 4 KiB (measured, 10 µs in units of 1 MiB,
+/// 2.6 µs in these). In a fragmented memory finding a place for large units is slower, too.
+const PIECE_BYTES: u64 = 16 << 10;
+
 /// A real file.
 pub(super) struct DiskFile {
     file: File,
@@ -160,7 +167,14 @@ impl BlockFile for DiskFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
+        let mut at = 0;
+        while at < data.len() {
+            let rest = PIECE_BYTES - (offset + at as u64) % PIECE_BYTES;
+            let end = data.len().min(at + index(rest));
+            self.file.write_all_at(&data[at..end], offset + at as u64)?;
+            at = end;
+        }
+        Ok(())
     }
 
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
