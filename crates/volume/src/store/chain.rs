@@ -14,6 +14,7 @@ use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OnceCell;
 
 use super::blocks::{BlockState, blocks_of, index, overlap};
+use super::cold;
 use super::files::BlockFile;
 use super::layer::Layer;
 use super::sparse::Sparse;
@@ -362,20 +363,25 @@ impl Plan {
 async fn read_local(
     offset: u64,
     length_bytes: u32,
-    parts: Vec<(Span, Arc<dyn BlockFile>)>,
+    mut parts: Vec<(Span, Arc<dyn BlockFile>)>,
 ) -> Result<Vec<u8>, IoError> {
-    let mut buffer = vec![0; index(length_bytes.into())];
-    if parts.is_empty() {
-        return Ok(buffer);
+    let length = index(length_bytes.into());
+    let part_length = |span: &Span| index(span.end - span.start);
+    if let [(span, _)] = &parts[..]
+        && part_length(span) == length
+        && let Some((_, file)) = parts.pop()
+    {
+        return Ok(cold::read(file, offset, length).await?);
     }
-    super::blocking(move || {
-        for (span, data) in parts {
-            let part = index(span.start - offset)..index(span.end - offset);
-            data.read_at(span.start, &mut buffer[part])?;
-        }
-        Ok(buffer)
-    })
-    .await
+    let mut buffer = vec![0; length];
+    let reads = parts.into_iter().map(|(span, file)| async move {
+        Ok::<_, IoError>((span.start, cold::read(file, span.start, part_length(&span)).await?))
+    });
+    for (at, bytes) in try_join_all(reads).await? {
+        let from = index(at - offset);
+        buffer[from..from + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(buffer)
 }
 
 async fn read_remote(

@@ -4,6 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +24,11 @@ pub(super) trait BlockFile: Send + Sync {
     /// As [`BlockFile::read_at`] if all of it is in memory. Otherwise `None`, and the buffer may
     /// hold anything.
     fn try_read_at(&self, _offset: u64, _buffer: &mut [u8]) -> Option<io::Result<()>> {
+        None
+    }
+
+    /// What the kernel reads from, if it is a real file.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
@@ -164,6 +170,10 @@ impl BlockFile for DiskFile {
             }
             Err(error) => Some(Err(error.into())),
         }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {

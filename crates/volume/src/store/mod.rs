@@ -12,6 +12,7 @@
 //! | who may write now | `volume` (epochs, snapshots under load) |
 //! | what one request does | `session` |
 //! | which layer answers a read | `chain` |
+//! | how a read waits for the disk | `cold` |
 //! | what exists | `catalog` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
 //! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
@@ -21,6 +22,7 @@ mod blocks;
 mod catalog;
 mod chain;
 mod check;
+mod cold;
 mod files;
 mod head;
 mod import;
