@@ -14,6 +14,7 @@
 //! | `DELETE /volumes/{volume}` | | |
 //! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
 //! | `POST /volumes/{volume}/resize` | [`Resize`] | [`VolumeInfo`] |
+//! | `POST /volumes/{volume}/compact` | | lines of [`Step`] of [`Compacted`] |
 //! | `PUT /volumes/{volume}/data` | bytes, written from offset 0 | |
 //! | `GET /volumes/{volume}/data?length_bytes=N` | | the first N bytes |
 //! | `POST /volumes/{volume}/epoch/issue` | | [`EpochIssued`] |
@@ -341,6 +342,15 @@ pub enum Step<T> {
 pub struct Progress {
     pub done_bytes: u64,
     pub total_bytes: u64,
+}
+
+/// What merging the layers of a chain came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compacted {
+    /// Layers of the chain, the head counted.
+    pub layers_before: u64,
+    pub layers_after: u64,
+    pub copied_bytes: u64,
 }
 
 /// What to check: the layers of one volume or image, or everything.

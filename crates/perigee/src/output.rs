@@ -109,21 +109,29 @@ fn print_csv<T>(rows: &[T], columns: &[Column<T>]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// How far long work is: a line on the terminal, and nothing anywhere else.
-pub fn progress_bar() -> ProgressBar {
+/// Runs long work with its progress on the terminal: a line that goes again, and nothing where
+/// there is no terminal.
+pub async fn with_progress<T, F>(work: impl FnOnce(Tell) -> F) -> T
+where
+    F: Future<Output = T>,
+{
     let bar = ProgressBar::new(0);
     if let Ok(style) =
         ProgressStyle::with_template("{bar:40} {binary_bytes} of {binary_total_bytes}  {elapsed}")
     {
         bar.set_style(style);
     }
-    bar
+    let shown = bar.clone();
+    let result = work(Box::new(move |progress: Progress| {
+        shown.set_length(progress.total_bytes.max(progress.done_bytes));
+        shown.set_position(progress.done_bytes);
+    }))
+    .await;
+    bar.finish_and_clear();
+    result
 }
 
-pub fn show_progress(bar: &ProgressBar, progress: Progress) {
-    bar.set_length(progress.total_bytes.max(progress.done_bytes));
-    bar.set_position(progress.done_bytes);
-}
+type Tell = Box<dyn FnMut(Progress) + Send>;
 
 /// `1.5 GiB`; exact below 1 KiB.
 pub fn bytes(bytes: u64) -> String {

@@ -57,6 +57,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
         .route("/volumes/{volume}/snapshot", post(snapshot))
         .route("/volumes/{volume}/resize", post(resize))
+        .route("/volumes/{volume}/compact", post(compact))
         .route("/volumes/{volume}/data", put(write_data).get(read_data))
         .route("/volumes/{volume}/epoch/issue", post(issue_epoch))
         .route("/volumes/{volume}/epoch", post(change_epoch))
@@ -224,6 +225,14 @@ async fn list_stats(State(control): Shared) -> Reply<Vec<ExportStats>> {
 
 async fn probe_blocks(Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
     Ok(Json(probe(&ask).await?))
+}
+
+async fn compact(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+) -> Result<Response, Failure> {
+    let pool = control.pool.clone();
+    long::follow(move |work| async move { pool.compact_volume(&volume, work).await })
 }
 
 async fn check(State(control): Shared, Json(scope): Json<CheckScope>) -> Result<Response, Failure> {

@@ -42,11 +42,8 @@ pub async fn run(
         return Err(Problem::invalid("check", "no pool is named").next("name one with --pool DIR"));
     };
     let server = pool_server(&pool).await?;
-    let bar = output::progress_bar();
-    let tell = |progress| output::show_progress(&bar, progress);
-    let checked = server.post_long("/v1/check", &scope, tell).await;
-    bar.finish_and_clear();
-    let report: CheckReport = checked?;
+    let report: CheckReport =
+        output::with_progress(|tell| server.post_long("/v1/check", &scope, tell)).await?;
     match context.format {
         Format::Table => print(&report)?,
         Format::Csv => output::list(context.format, &report.faults, FAULTS)?,

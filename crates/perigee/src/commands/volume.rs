@@ -8,7 +8,7 @@ use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
-    CachePolicy, CheckScope, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
+    CachePolicy, CheckScope, Compacted, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
     VolumeSource,
 };
 use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
@@ -103,6 +103,14 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
+    /// Merge the layers of a volume that nothing else needs, while it is in use
+    Compact {
+        /// The volume's name
+        name: VolumeName,
+        /// The pool's directory
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
     /// Look for damage in the layers of a volume, or of the whole pool: exit code 0 when all is
     /// sound, 1 when there are faults
     Check {
@@ -159,6 +167,12 @@ fn numbered(name: &VolumeName, count: u32) -> Result<Vec<VolumeName>, Problem> {
         .map_err(|error| Problem::invalid(format!("name {count} volumes like {name}"), error))
 }
 
+const COMPACTED: &[Column<Compacted>] = &[
+    ("layers before", |c| c.layers_before.to_string()),
+    ("layers after", |c| c.layers_after.to_string()),
+    ("copied", |c| output::bytes(c.copied_bytes)),
+];
+
 fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|e| e.to_string())
 }
@@ -166,6 +180,13 @@ fn size(text: &str) -> Result<u64, String> {
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let format = context.format;
     let done = match verb {
+        Verb::Compact { name, pool } => {
+            let path = format!("/v1/volumes/{name}/compact");
+            let server = pool_server(&pool).await?;
+            let done: Compacted =
+                output::with_progress(|tell| server.post_long(&path, &(), tell)).await?;
+            output::one(format, &done, COMPACTED)
+        }
         Verb::Check { name, pool } => {
             let scope = name.map_or(CheckScope::Pool, CheckScope::Volume);
             return check::run(scope, pool, context).await;

@@ -387,6 +387,39 @@ impl Catalog {
         })
     }
 
+    /// Puts a layer in the place of a run of layers, given from the top down. `false`, and nothing
+    /// changed, when something else than the next one of them stands on one of them.
+    pub(super) fn replace_layers(&self, run: &[LayerId], by: &LayerRow) -> Result<bool> {
+        self.change(|tx| {
+            let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
+                              EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id),
+                              EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id)
+                       FROM layers l WHERE id = ?1";
+            let mut statement = tx.prepare(sql)?;
+            for (at, id) in run.iter().enumerate() {
+                let found = statement.query_row([id.to_string()], |row| {
+                    let free = unsigned(row, 1)? == 1
+                        && !row.get::<_, bool>(2)?
+                        && !row.get::<_, bool>(3)?;
+                    Ok((optional_parsed::<LayerId>(row, 0)?, free))
+                });
+                let next = run.get(at + 1).copied().or(by.parent);
+                if !matches!(found.optional()?, Some((parent, true)) if parent == next) {
+                    return Ok(false);
+                }
+            }
+            insert_layer(tx, by)?;
+            tx.execute(
+                "UPDATE layers SET parent = ?2 WHERE parent = ?1",
+                params![run[0].to_string(), by.id.to_string()],
+            )?;
+            for id in run {
+                tx.execute("DELETE FROM layers WHERE id = ?1", [id.to_string()])?;
+            }
+            Ok(true)
+        })
+    }
+
     /// Forgets the name; tells which layers nothing needs any more.
     pub(super) fn delete_image(&self, name: &ImageName) -> Result<Vec<LayerId>> {
         self.change(|tx| {

@@ -161,15 +161,16 @@ impl Pool {
             self.files.sync_names()?;
             Ok(states.data_bytes())
         };
-        made()
-            .map_err(|error| io_problem(what, &error.into()))
-            .and_then(|data_bytes| {
-                let row = LayerRow::new(layer, size_bytes, None);
-                let row = LayerRow { data_bytes: Some(data_bytes), ..row };
-                self.catalog.add_image(name, &row).map_err(|error| catalog::problem(what, &error))
-            })
-            .inspect(|()| self.note_sealed())
-            .inspect_err(|_| self.remove_layers(&[layer]))
+        let data_bytes = made().map_err(|error| {
+            self.remove_layers(&[layer]);
+            io_problem(what, &error.into())
+        })?;
+        let row = LayerRow::new(layer, size_bytes, None);
+        let row = LayerRow { data_bytes: Some(data_bytes), ..row };
+        let added = self.catalog.add_image(name, &row);
+        added.map_err(|error| self.not_recorded(what, &[layer], &error))?;
+        self.note_sealed();
+        Ok(())
     }
 }
 

@@ -1,9 +1,10 @@
-//! What a volume server does for its pool when nobody waits for it: checksums of sealed layers.
+//! What a volume server does for its pool when nobody waits for it: checksums of sealed layers,
+//! and merging the layers of chains that have become deep.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use perigee_model::LayerId;
+use perigee_model::{LayerId, VolumeName};
 
 use super::blocking;
 use super::catalog::LayerRow;
@@ -11,11 +12,15 @@ use super::pool::Pool;
 use super::sums;
 use super::work::{StopOnDrop, Work};
 
+/// A chain with more sealed layers is merged, as far as nothing else needs them.
+pub(super) const SEALED_LAYERS_MAX: usize = 16;
+
 impl Pool {
     /// Works until it is dropped: at once, and whenever a layer was sealed or imported.
     pub async fn keep(self: Arc<Self>) {
         let mut summed = HashSet::new();
         loop {
+            self.compact_deep_chains().await;
             self.make_missing_sums(&mut summed).await;
             self.sealed.notified().await;
         }
@@ -24,6 +29,33 @@ impl Pool {
     /// A layer was sealed or imported.
     pub(super) fn note_sealed(&self) {
         self.sealed.notify_one();
+    }
+
+    async fn compact_deep_chains(self: &Arc<Self>) {
+        let pool = Arc::clone(self);
+        let deep = match blocking(move || pool.deep_chains()).await {
+            Ok(deep) => deep,
+            Err(error) => return tracing::error!(%error, "can't tell which chains are deep"),
+        };
+        for name in deep {
+            let work = Arc::new(Work::gentle());
+            let _stop = StopOnDrop(Arc::clone(&work));
+            if let Err(problem) = self.compact_volume(&name, work).await {
+                tracing::error!(%problem, "a chain stays deep");
+            }
+        }
+    }
+
+    /// Volumes with more than [`SEALED_LAYERS_MAX`] sealed layers.
+    fn deep_chains(&self) -> rusqlite::Result<Vec<VolumeName>> {
+        let spaces = self.catalog.layer_spaces(None)?;
+        let depth = |head: LayerId| {
+            let below = |id: &LayerId| spaces.get(id).and_then(|space| space.parent);
+            std::iter::successors(below(&head), below).count()
+        };
+        let volumes = self.catalog.volumes()?.into_iter();
+        let deep = volumes.filter(|volume| depth(volume.head) > SEALED_LAYERS_MAX);
+        Ok(deep.map(|volume| volume.name).collect())
     }
 
     async fn make_missing_sums(self: &Arc<Self>, summed: &mut HashSet<LayerId>) {

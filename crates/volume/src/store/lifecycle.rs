@@ -201,6 +201,20 @@ impl Pool {
         }
     }
 
+    /// Removes layers that the catalog failed to record, unless it may have recorded them: then
+    /// the next start tells.
+    pub(super) fn not_recorded(
+        &self,
+        what: &str,
+        layers: &[LayerId],
+        error: &rusqlite::Error,
+    ) -> Problem {
+        if error.sqlite_error_code() != Some(rusqlite::ErrorCode::SystemIoFailure) {
+            self.remove_layers(layers);
+        }
+        catalog::problem(what, error)
+    }
+
     /// Puts an empty head on a flushed one, which is a sealed layer from then on. Nothing may
     /// write the volume meanwhile.
     fn seal(
@@ -242,12 +256,12 @@ impl Pool {
         let what_now = what.clone();
         opened
             .replace_stack(&what, move |stack| {
-                let _turn = turn;
                 if pool.catalog.image(&image).map_err(failed(&what_now))?.is_some() {
                     return Err(Problem::conflict(what_now, "there is an image of that name"));
                 }
                 let new = pool.seal(&what_now, &name, size_bytes, stack, Some(&image))?;
-                Ok((Some(new), ()))
+                // The turn is over when the volume has its new layers.
+                Ok((Some(new), turn))
             })
             .await?;
         self.image_info(&request.image).await
@@ -271,16 +285,16 @@ impl Pool {
         let (pool, resized, now) = (Arc::clone(self), Arc::clone(&volume), what.clone());
         volume
             .replace_stack(&what, move |stack| {
-                let _turn = turn;
                 let old_bytes = stack.size_bytes();
                 if size_bytes == old_bytes {
-                    return Ok((None, ()));
+                    return Ok((None, turn));
                 }
                 if size_bytes < old_bytes {
                     check_shrink(&now, old_bytes, request.shrink, resized.open_sessions())?;
                 }
                 let new = pool.seal(&now, resized.name(), size_bytes, stack, None)?;
-                Ok((Some(new), ()))
+                // The turn is over when the volume has its new layers.
+                Ok((Some(new), turn))
             })
             .await?;
         self.volume_info(name).await

@@ -15,6 +15,7 @@
 //! | how a read waits for the disk | `cold` |
 //! | what exists | `catalog` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
+//! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
 //! | what it takes on the disk, and for whom | `space` |
 
@@ -23,6 +24,7 @@ mod catalog;
 mod chain;
 mod check;
 mod cold;
+mod compact;
 mod files;
 mod head;
 mod import;

@@ -250,6 +250,25 @@ impl Pool {
         Ok(sealed)
     }
 
+    /// Gives open volumes over layers that are in the catalog no more their chains anew. The caller
+    /// has the turn, so that no head is sealed meanwhile.
+    pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
+        let has_gone = |sealed: &Sealed| sealed.layers().iter().any(|l| gone.contains(&l.id));
+        let mut open = self.open.lock().expect("no holder panics");
+        open.layers.retain(|id, _| !gone.contains(id));
+        open.sealed.retain(|_, sealed| sealed.upgrade().is_some_and(|sealed| !has_gone(&sealed)));
+        let volumes: Vec<_> = open.volumes.values().map(Arc::clone).collect();
+        for volume in volumes {
+            let stack = volume.stack();
+            if has_gone(&stack.below) {
+                let rows = self.catalog.chain(stack.head.layer.id)?;
+                let below = self.sealed(&mut open, &rows[1..], rows[0].remote.clone())?;
+                volume.replace_below(below);
+            }
+        }
+        Ok(())
+    }
+
     /// A sealed layer's files, opened for themselves.
     pub(super) fn open_sealed(&self, row: &LayerRow) -> Result<Layer, LayerError> {
         Layer::open(&*self.files, row.id, row.size_bytes, row.untouched)

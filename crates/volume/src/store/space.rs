@@ -29,7 +29,7 @@ struct ChainSpace {
 
 impl LayerSpace {
     /// Whether more than the one thing right above it needs the layer.
-    fn is_shared(&self) -> bool {
+    pub(super) fn is_shared(&self) -> bool {
         self.named || self.children > 1
     }
 }

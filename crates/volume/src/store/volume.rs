@@ -218,6 +218,11 @@ impl Volume {
         .await
     }
 
+    /// Puts layers of the same content below the head. The caller has the pool's turn.
+    pub(super) fn replace_below(&self, below: Arc<Sealed>) {
+        self.stack.write().expect("no holder panics").below = below;
+    }
+
     /// Runs `forget` while nothing writes and no session is open; after it no write succeeds.
     pub(super) async fn delete_with(
         self: &Arc<Self>,

@@ -1,0 +1,246 @@
+//! Merging the sealed layers of a chain that nothing else needs.
+//!
+//! A run of layers that have no name, and nothing on them but the next one up, becomes one layer:
+//!
+//! 1. the layers are compared with their checksums, so that rot is not sealed anew;
+//! 2. the blocks that show through are copied into a new layer's files, which are made durable;
+//! 3. one catalog transaction puts the new layer in the place of the run, unless somebody has
+//!    named or cloned a layer of it meanwhile;
+//! 4. open volumes get the new chain, with clients at work, and the files of the run go.
+//!
+//! A crash before 3 leaves the old chain and files that the next server removes; a crash after it
+//! leaves the new chain. A read that began before 4 ends in the old files, which are still open.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use perigee_model::volume::{BLOCK_BYTES, Compacted};
+use perigee_model::{LayerId, Problem, VolumeName};
+use uuid::Uuid;
+
+use super::blocking;
+use super::blocks::{BlockState, BlockStates, by_page, index, overlap};
+use super::catalog::{self, LayerRow};
+use super::layer::{Layer, data_name, map_name};
+use super::map::{self, MapFile};
+use super::pool::Pool;
+use super::sums::{self, Compared};
+use super::volume::io_problem;
+use super::work::Work;
+
+/// Bytes are copied in pieces of this size.
+const PIECE_BLOCKS: u64 = 256;
+
+/// Layers of one chain that become one, from the top down.
+struct Run {
+    rows: Vec<LayerRow>,
+    /// Where what is below ends, in blocks.
+    below_blocks: u64,
+}
+
+impl Pool {
+    /// Merges what can be merged in a volume's chain. Nothing to merge is no error.
+    ///
+    /// # Errors
+    /// Not found; a conflict when a layer is damaged or the chain changed meanwhile; no space;
+    /// unavailable when the work was stopped. What was merged until then stays merged.
+    pub async fn compact_volume(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: Arc<Work>,
+    ) -> Result<Compacted, Problem> {
+        let what = format!("can't compact volume {name}");
+        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
+        let (runs, layers) = blocking(move || pool.runs(&now, &named)).await?;
+        let mut done = Compacted { layers_before: layers, layers_after: layers, copied_bytes: 0 };
+        for run in runs {
+            let merged = run.rows.len() as u64;
+            let (pool, now, work) = (Arc::clone(self), what.clone(), Arc::clone(&work));
+            let (row, run) = blocking(move || pool.merge(&now, run, &work)).await?;
+            let copied_bytes = row.data_bytes.unwrap_or(0);
+            // Nothing seals, clones or names a layer meanwhile.
+            let turn = Arc::clone(&self.changes).lock_owned().await;
+            let (pool, now) = (Arc::clone(self), what.clone());
+            blocking(move || {
+                let _turn = turn;
+                pool.put_in_place(&now, &run, &row)
+            })
+            .await?;
+            done.layers_after -= merged - 1;
+            done.copied_bytes += copied_bytes;
+        }
+        Ok(done)
+    }
+
+    /// The runs of a volume's chain from the top down, and how many layers it has.
+    fn runs(&self, what: &str, name: &VolumeName) -> Result<(Vec<Run>, u64), Problem> {
+        let failed = |error| catalog::problem(what, &error);
+        let volume = self
+            .catalog
+            .volume(name)
+            .map_err(failed)?
+            .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
+        let rows = self.catalog.chain(volume.head).map_err(failed)?;
+        let spaces = self.catalog.layer_spaces(Some(volume.head)).map_err(failed)?;
+        let own = |row: &LayerRow| spaces.get(&row.id).is_some_and(|space| !space.is_shared());
+        let sealed = &rows[1..];
+        let mut runs = Vec::new();
+        let mut at = 0;
+        while at < sealed.len() {
+            let end = at + sealed[at..].iter().take_while(|row| own(row)).count();
+            if end - at > 1 {
+                let rows = sealed[at..end].to_vec();
+                let remote = rows.last().and_then(|row| row.remote.as_ref());
+                let below = sealed.get(end).map(|row| row.size_bytes);
+                let below_bytes = below.or(remote.map(|remote| remote.size_bytes)).unwrap_or(0);
+                runs.push(Run { rows, below_blocks: below_bytes.div_ceil(BLOCK_BYTES) });
+            }
+            at = end + 1;
+        }
+        Ok((runs, rows.len() as u64))
+    }
+
+    /// Makes the files of the layer that a run becomes.
+    fn merge(&self, what: &str, run: Run, work: &Work) -> Result<(LayerRow, Run), Problem> {
+        let mut layers = Vec::new();
+        for row in &run.rows {
+            let layer = self.open_sealed(row).map_err(|error| Problem::conflict(what, error))?;
+            // Read twice: to compare, and to copy.
+            work.expect(2 * layer.data_bytes());
+            layers.push(layer);
+        }
+        for layer in &layers {
+            self.check_before_merge(what, layer, work)?;
+        }
+        let id = LayerId(Uuid::new_v4());
+        let made = self.copy(id, &layers, run.below_blocks, work);
+        let states = made.map_err(|error| {
+            self.remove_layers(&[id]);
+            stopped_or_failed(what, error)
+        })?;
+        let (top, bottom) = (&run.rows[0], &run.rows[run.rows.len() - 1]);
+        let row = LayerRow {
+            remote: bottom.remote.clone(),
+            data_bytes: Some(states.data_bytes()),
+            ..LayerRow::new(id, top.size_bytes, bottom.parent)
+        };
+        Ok((row, run))
+    }
+
+    fn check_before_merge(&self, what: &str, layer: &Layer, work: &Work) -> Result<(), Problem> {
+        if !layer.has_files() {
+            return Ok(());
+        }
+        let compared = sums::compare(&*self.files, layer, work);
+        match compared.map_err(|error| stopped_or_failed(what, error))? {
+            Compared::WithoutSums => work.step(layer.data_bytes()),
+            Compared::Data { findings, .. } if findings.is_empty() => Ok(()),
+            Compared::Data { .. } | Compared::DamagedSums(_) => {
+                let why = format!("layer {} is damaged", layer.id);
+                return Err(Problem::conflict(what, why)
+                    .next("`perigee volume check` shows what is damaged"));
+            }
+        }
+        .map_err(|error| stopped_or_failed(what, error))
+    }
+
+    /// Writes what shows through of these layers into a new layer, durably.
+    fn copy(
+        &self,
+        id: LayerId,
+        layers: &[Layer],
+        below_blocks: u64,
+        work: &Work,
+    ) -> io::Result<BlockStates> {
+        let blocks = layers[0].blocks();
+        let states = BlockStates::new(blocks);
+        let data = self.files.create(&data_name(id), blocks * BLOCK_BYTES)?;
+        let mut buffer = vec![0; index(PIECE_BLOCKS * BLOCK_BYTES)];
+        for (_, part) in by_page(0..blocks) {
+            for (run, shown) in showing(layers, part) {
+                match shown {
+                    Shown::Nothing => {}
+                    // What nothing is below needs no zeros.
+                    Shown::Zeros => states.set(overlap(&run, &(0..below_blocks)), BlockState::Zero),
+                    Shown::Data(layer) => {
+                        for start in (run.start..run.end).step_by(index(PIECE_BLOCKS)) {
+                            let length = (run.end - start).min(PIECE_BLOCKS) * BLOCK_BYTES;
+                            let piece = &mut buffer[..index(length)];
+                            layer.data().read_at(start * BLOCK_BYTES, piece)?;
+                            data.write_at(start * BLOCK_BYTES, piece)?;
+                            work.step(length)?;
+                        }
+                        states.set(run, BlockState::Data);
+                    }
+                }
+            }
+        }
+        data.sync_created()?;
+        let map = self.files.create(&map_name(id), map::file_bytes(blocks))?;
+        MapFile::create(map, id, &states)?;
+        self.files.sync_names()?;
+        Ok(states)
+    }
+
+    /// Puts the new layer in the place of the run, on the disk and in what is open. The caller has
+    /// the turn.
+    fn put_in_place(&self, what: &str, run: &Run, row: &LayerRow) -> Result<(), Problem> {
+        let old: Vec<LayerId> = run.rows.iter().map(|row| row.id).collect();
+        let replaced = self.catalog.replace_layers(&old, row);
+        match replaced {
+            Ok(true) => {}
+            Ok(false) => {
+                self.remove_layers(&[row.id]);
+                let why = "a layer of it was named, cloned or deleted meanwhile";
+                return Err(Problem::conflict(what, why).next("compact it again"));
+            }
+            Err(error) => return Err(self.not_recorded(what, &[row.id], &error)),
+        }
+        if let Err(error) = self.reopen_chains(&old) {
+            // Their chains as they are in memory have the same bytes, in files that stay open.
+            tracing::error!(%error, "volumes keep their old chains until the next start");
+        }
+        self.remove_layers(&old);
+        self.note_sealed();
+        Ok(())
+    }
+}
+
+fn stopped_or_failed(what: &str, error: io::Error) -> Problem {
+    if error.kind() == io::ErrorKind::Interrupted {
+        Problem::unavailable(what, error)
+    } else {
+        io_problem(what, &error.into())
+    }
+}
+
+/// What layers on top of each other show of a block.
+enum Shown<'a> {
+    /// What is below them shows through.
+    Nothing,
+    Zeros,
+    Data(&'a Layer),
+}
+
+/// Runs of blocks in order, with what shows.
+fn showing(layers: &[Layer], blocks: Range<u64>) -> Vec<(Range<u64>, Shown<'_>)> {
+    let Some((top, below)) = layers.split_first() else {
+        return vec![(blocks, Shown::Nothing)];
+    };
+    let mut found = Vec::new();
+    let inside = overlap(&blocks, &(0..top.blocks()));
+    for (run, state) in top.states.runs(inside.clone()) {
+        match state {
+            BlockState::Data => found.push((run, Shown::Data(top))),
+            BlockState::Zero => found.push((run, Shown::Zeros)),
+            BlockState::Absent => found.extend(showing(below, run)),
+        }
+    }
+    let beyond = inside.end.max(blocks.start)..blocks.end;
+    if !beyond.is_empty() {
+        // Nothing shows through beyond the end of a layer.
+        found.push((beyond, Shown::Zeros));
+    }
+    found
+}
