@@ -5,6 +5,7 @@
 //! a read first comes there, so that 32 layers are read like one. A head is looked at first, in
 //! its own states: it alone changes.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use futures_util::future::{BoxFuture, try_join, try_join_all};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OnceCell;
 
-use super::blocks::{BlockState, blocks_of, index, overlap};
+use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap, page_count};
 use super::cold;
 use super::files::BlockFile;
 use super::layer::Layer;
@@ -189,12 +190,6 @@ impl Sealed {
             (Owner::Remote, None) | (Owner::Zeros, _) => Source::Zeros,
         }
     }
-
-    /// Whether every block of the range reads as zeros without a look at any data.
-    pub(super) fn is_blank(&self, blocks: Range<u64>) -> bool {
-        blocks.start >= self.end(0)
-            || self.resolve(blocks).iter().all(|(_, owner)| *owner == Owner::Zeros)
-    }
 }
 
 /// A head, if there is one, over sealed layers.
@@ -310,6 +305,21 @@ impl<'a> Chain<'a> {
                 OriginRun { length_bytes: span.end - span.start, origin: origin(source) }
             })
             .collect()
+    }
+
+    /// The pages of states in which something of `blocks` has data, or has been made zero in the
+    /// head: in the others there is nothing to make zero.
+    pub(super) fn pages_in_use(&self, blocks: &Range<u64>) -> BTreeSet<usize> {
+        let pages = |run: &Range<u64>| index(run.start / PAGE_BLOCKS)..page_count(run.end);
+        let within = pages(blocks);
+        let own = self.head.into_iter().flat_map(|head| head.states.pages_in_use());
+        let mut used: BTreeSet<_> = own.filter(|page| within.contains(page)).collect();
+        for (run, source) in self.runs(blocks.clone()) {
+            if !matches!(source, Source::Zeros) {
+                used.extend(pages(&run));
+            }
+        }
+        used
     }
 
     /// All runs of a range that may be long: past the index, which would grow by all of it.

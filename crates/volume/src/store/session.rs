@@ -13,7 +13,7 @@ use perigee_model::Epoch;
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OwnedRwLockReadGuard;
 
-use super::blocks::{BlockState, blocks_of, by_page};
+use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, overlap};
 use super::chain::{Chain, Sealed};
 use super::head::partial_edges;
 use super::locks::RangeGuard;
@@ -130,7 +130,7 @@ impl Session {
             for patch in &patches {
                 stack.head.write(patch.offset, &patch.data)?;
             }
-            zero_blocks(&stack, whole, how)
+            if whole.is_empty() { Ok(()) } else { zero_blocks(&stack, &whole, how) }
         })
         .await
     }
@@ -138,11 +138,10 @@ impl Session {
 
 /// Makes whole blocks zero. Where nothing was ever written, and nothing below shows through, they
 /// are zero already: a discard of a large volume costs what is used of it.
-fn zero_blocks(stack: &Stack, blocks: Range<u64>, how: Zeroing) -> Result<(), IoError> {
-    for (page, part) in by_page(blocks) {
-        if stack.head.layer.states.has_page(page) || !stack.below.is_blank(part.clone()) {
-            stack.head.zero(part, how)?;
-        }
+fn zero_blocks(stack: &Stack, blocks: &Range<u64>, how: Zeroing) -> Result<(), IoError> {
+    for page in stack.chain().pages_in_use(blocks) {
+        let first = page as u64 * PAGE_BLOCKS;
+        stack.head.zero(overlap(blocks, &(first..first + PAGE_BLOCKS)), how)?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod check;
 mod compact;
+mod costs;
 mod full;
 mod images;
 mod map;
