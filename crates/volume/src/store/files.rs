@@ -7,14 +7,16 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
+use perigee_model::volume::CachePolicy;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::blocks::index;
+use super::direct::DirectFile;
 
 /// A file of fixed length.
 pub(super) trait BlockFile: Send + Sync {
@@ -27,13 +29,18 @@ pub(super) trait BlockFile: Send + Sync {
         None
     }
 
-    /// What the kernel reads from, if it is a real file.
+    /// What the kernel reads from into any buffer, if it is a real file.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
     /// Writes all of it or fails; after a failure any part may have been written.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Whether reads and writes go through the page cache from now on.
+    fn set_cache(&self, _policy: CachePolicy) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Gives the space back; the range then reads as zeros.
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()>;
@@ -138,11 +145,21 @@ pub(super) struct DiskFile {
     file: File,
     /// The filesystem can't tell whether a read would wait.
     always_waits: AtomicBool,
+    /// Reads and writes go past the page cache, through `direct`.
+    is_direct: AtomicBool,
+    direct: OnceLock<DirectFile>,
 }
 
 impl From<File> for DiskFile {
     fn from(file: File) -> Self {
-        Self { file, always_waits: AtomicBool::new(false) }
+        let (always_waits, is_direct) = Default::default();
+        Self { file, always_waits, is_direct, direct: OnceLock::new() }
+    }
+}
+
+impl DiskFile {
+    fn direct(&self) -> Option<&DirectFile> {
+        self.direct.get().filter(|_| self.is_direct.load(Ordering::Relaxed))
     }
 }
 
@@ -152,11 +169,14 @@ fn signed(n: u64) -> io::Result<i64> {
 
 impl BlockFile for DiskFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
+        match self.direct() {
+            Some(direct) => direct.read_at(offset, buffer),
+            None => self.file.read_exact_at(buffer, offset),
+        }
     }
 
     fn try_read_at(&self, offset: u64, buffer: &mut [u8]) -> Option<io::Result<()>> {
-        if self.always_waits.load(Ordering::Relaxed) {
+        if self.always_waits.load(Ordering::Relaxed) || self.is_direct.load(Ordering::Relaxed) {
             return None;
         }
         let length = buffer.len();
@@ -173,10 +193,13 @@ impl BlockFile for DiskFile {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.as_fd())
+        self.direct().is_none().then_some(self.file.as_fd())
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if let Some(direct) = self.direct() {
+            return direct.write_at(offset, data);
+        }
         let mut at = 0;
         while at < data.len() {
             let rest = PIECE_BYTES - (offset + at as u64) % PIECE_BYTES;
@@ -184,6 +207,15 @@ impl BlockFile for DiskFile {
             self.file.write_all_at(&data[at..end], offset + at as u64)?;
             at = end;
         }
+        Ok(())
+    }
+
+    fn set_cache(&self, policy: CachePolicy) -> io::Result<()> {
+        if policy == CachePolicy::Direct && self.direct.get().is_none() {
+            let direct = DirectFile::open(&self.file)?;
+            self.direct.get_or_init(|| direct);
+        }
+        self.is_direct.store(policy == CachePolicy::Direct, Ordering::Relaxed);
         Ok(())
     }
 

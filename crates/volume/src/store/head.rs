@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use perigee_model::LayerId;
-use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::volume::{BLOCK_BYTES, CachePolicy};
 use uuid::Uuid;
 
 use super::blocks::{BlockState, BlockStates, blocks_of, by_page, index};
@@ -86,6 +86,7 @@ struct Durable {
 pub(super) struct Head {
     pub(super) layer: Arc<Layer>,
     pub(super) locks: Arc<RangeLocks>,
+    pub(super) cache: CachePolicy,
     home: Arc<HeadHome>,
     files: OnceLock<Files>,
     /// Held for the length of a flush.
@@ -183,6 +184,7 @@ impl Head {
         Self {
             layer: Arc::new(layer),
             locks: Arc::default(),
+            cache: CachePolicy::Shared,
             home: Arc::clone(home),
             files,
             durable: Mutex::new(durable),
@@ -196,6 +198,12 @@ impl Head {
     /// What the first flush has to do.
     fn with(self, dirty: Dirty) -> Self {
         Self { dirty: Mutex::new(dirty), unsynced: AtomicBool::new(true), ..self }
+    }
+
+    /// How its data are read and written; else they go through the page cache.
+    pub(super) fn with_cache(self, cache: CachePolicy) -> Self {
+        self.layer.set_cache(cache);
+        Self { cache, ..self }
     }
 
     /// Why it is read-only, if it is.
@@ -216,9 +224,11 @@ impl Head {
         self.layer.states.all_are(&(0..self.layer.blocks()), BlockState::Absent)
     }
 
-    /// Whether a write of these blocks finds its files and its page of states made.
+    /// Whether a write of these blocks waits for nothing: it goes into the page cache, and finds
+    /// its files and its page of states made.
     pub(super) fn is_prepared(&self, blocks: &Range<u64>) -> bool {
         self.files.get().is_some()
+            && self.cache == CachePolicy::Shared
             && by_page(blocks.clone()).all(|(page, _)| self.layer.states.has_page(page))
     }
 
@@ -239,6 +249,7 @@ impl Head {
         map::reserve_header(&*map)?;
         let live = LiveMap::create(files, &live_name(id), id, self.home.boot, &self.layer.states)?;
         self.layer.set_data(data);
+        self.layer.set_cache(self.cache);
         durable.map = Some(MapFile::new(Arc::clone(&map), id, blocks));
         Ok(self.files.get_or_init(|| Files { live, map }))
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use perigee_model::LayerId;
-use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::volume::{BLOCK_BYTES, CachePolicy};
 
 use super::blocks::BlockStates;
 use super::files::{BlockFile, LayerFiles};
@@ -109,6 +109,14 @@ impl Layer {
     /// Gives an empty layer its data file.
     pub(super) fn set_data(&self, data: Arc<dyn BlockFile>) {
         assert!(self.data.set(data).is_ok(), "a layer gets its data file once");
+    }
+
+    /// Lets its bytes go through the page cache, or past it. A filesystem that knows no way past
+    /// it is taken as it is.
+    pub(super) fn set_cache(&self, policy: CachePolicy) {
+        if let Some(Err(error)) = self.data.get().map(|data| data.set_cache(policy)) {
+            tracing::warn!(layer = %self.id, %error, "its data go through the page cache");
+        }
     }
 
     pub(super) fn blocks(&self) -> u64 {

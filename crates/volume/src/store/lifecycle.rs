@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    CreateVolume, CreateVolumes, ImageInfo, Resize, Snapshot, VolumeInfo, VolumeSource,
+    CachePolicy, CreateVolume, CreateVolumes, ImageInfo, Resize, Snapshot, VolumeInfo, VolumeSource,
 };
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
@@ -229,7 +229,8 @@ impl Pool {
         let row = LayerRow::new_head(size_bytes, Some(sealed.id));
         let figures = Sealed { layer: sealed.id, data_bytes: sealed.data_bytes() };
         self.catalog.seal(volume, figures, &row, image).map_err(failed(what))?;
-        let head = Head::new(&self.home, row.id, size_bytes);
+        let head = Head::new(&self.home, row.id, size_bytes).with_cache(stack.head.cache);
+        sealed.set_cache(CachePolicy::Shared);
         let below = Arc::new(stack.below.under(sealed));
         self.share(&head, &below);
         self.note_sealed();

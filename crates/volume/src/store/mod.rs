@@ -25,6 +25,7 @@ mod chain;
 mod check;
 mod cold;
 mod compact;
+mod direct;
 mod files;
 mod head;
 mod import;

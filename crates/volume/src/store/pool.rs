@@ -194,7 +194,8 @@ impl Pool {
             .ok_or_else(|| Problem::not_found(&what, "there is no such volume in this pool"))?;
         let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(&what, error))?;
         let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
-            .map_err(|error| Problem::internal(&what, error))?;
+            .map_err(|error| Problem::internal(&what, error))?
+            .with_cache(row.cache);
         if let Some(why) = &rows[0].poisoned {
             head.poison(why.clone());
         }

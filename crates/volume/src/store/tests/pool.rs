@@ -1,6 +1,8 @@
 //! Creating, sealing, cloning and deleting in a real directory.
 
-use perigee_model::volume::{CreateVolumes, EpochChange, Snapshot, VolumeHealth, VolumeSource};
+use perigee_model::volume::{
+    CachePolicy, CreateVolumes, EpochChange, Snapshot, VolumeHealth, VolumeSource,
+};
 use perigee_model::{Epoch, ProblemKind};
 
 use super::*;
@@ -262,4 +264,34 @@ async fn attachments_are_kept_and_do_not_hide_a_volume() {
     pool.detach(&volume_name("away")).await.unwrap();
     let gone = pool.detach(&volume_name("away")).await.unwrap_err();
     assert_eq!(gone.kind, ProblemKind::NotFound);
+}
+
+#[tokio::test]
+async fn a_volume_past_the_page_cache_reads_what_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut expected = vec![0; 16 * 4096];
+    {
+        let pool = open_real(dir.path()).await;
+        let mut request = create("v", Some(16 * 4096), VolumeSource::Empty);
+        request.cache = CachePolicy::Direct;
+        pool.create_volume(request).await.unwrap();
+        let device = session(&pool, "v").await;
+        for (at, length, byte) in [(0, 8192, 1), (100, 5000, 2), (40_000, 1, 3), (20_480, 4096, 4)]
+        {
+            device.write(at as u64, bytes(byte, length), false).await.unwrap();
+            expected[at..at + length].fill(byte);
+        }
+        assert_eq!(all(&device).await, expected);
+        pool.snapshot(&volume_name("v"), Snapshot { image: image_name("s") }).await.unwrap();
+        let image = pool.open_image(&image_name("s")).await.unwrap();
+        assert_eq!(all(&image).await, expected);
+        device.write(4097, bytes(5, 7), true).await.unwrap();
+        expected[4097..4104].fill(5);
+    }
+    let pool = open_real(dir.path()).await;
+    assert_eq!(pool.volume_info(&volume_name("v")).await.unwrap().cache, CachePolicy::Direct);
+    let device = session(&pool, "v").await;
+    device.write(4100, bytes(6, 100), false).await.unwrap();
+    expected[4100..4200].fill(6);
+    assert_eq!(all(&device).await, expected);
 }
