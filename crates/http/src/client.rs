@@ -117,21 +117,57 @@ impl Client {
         mut told: impl FnMut(Progress),
     ) -> Result<T, Problem> {
         let request = self.http.post(self.url(path)).timeout(Duration::from_secs(24 * 3600));
-        let mut response = self.check(self.run(request.json(body)).await?).await?;
+        let response = self.check(self.run(request.json(body)).await?).await?;
+        let done = self.lines(response, |step| match step {
+            Step::Progress(progress) => {
+                told(progress);
+                None
+            }
+            Step::Done(result) => Some(Ok(result)),
+            Step::Failed(problem) => Some(Err(problem)),
+        });
+        done.await?.unwrap_or_else(|| {
+            let what = format!("no answer from {}", self.address);
+            Err(Problem::unavailable(what, "it ended before the work was done").next(&self.hint))
+        })
+    }
+
+    /// Takes an answer of many lines, each as it comes.
+    pub async fn get_lines<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        mut take: impl FnMut(T),
+    ) -> Result<(), Problem> {
+        let response = self.get_response(path).await?;
+        let taken = self.lines(response, |line| {
+            take(line);
+            None::<()>
+        });
+        taken.await.map(drop)
+    }
+
+    /// Each line of JSON, until one of them ends it.
+    async fn lines<T: DeserializeOwned, R>(
+        &self,
+        mut response: Response,
+        mut take: impl FnMut(T) -> Option<R>,
+    ) -> Result<Option<R>, Problem> {
         let mut text = Vec::new();
         while let Some(received) = response.chunk().await.map_err(|e| self.unavailable(&e))? {
             text.extend_from_slice(&received);
-            while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = text.drain(..=end).collect();
-                match serde_json::from_slice(&line).map_err(|e| self.unread(&e))? {
-                    Step::Progress(progress) => told(progress),
-                    Step::Done(result) => return Ok(result),
-                    Step::Failed(problem) => return Err(problem),
+            let mut done = 0;
+            while let Some(length) = text[done..].iter().position(|byte| *byte == b'\n') {
+                let line = &text[done..done + length];
+                done += length + 1;
+                if let Some(result) =
+                    take(serde_json::from_slice(line).map_err(|e| self.unread(&e))?)
+                {
+                    return Ok(Some(result));
                 }
             }
+            text.drain(..done);
         }
-        let what = format!("no answer from {}", self.address);
-        Err(Problem::unavailable(what, "it ended before the work was done").next(&self.hint))
+        Ok(None)
     }
 
     async fn json<T: DeserializeOwned>(

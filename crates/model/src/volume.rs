@@ -308,6 +308,30 @@ pub struct ExportStats {
     pub stats: IoStats,
 }
 
+/// One request of a client, as `GET /v1/volumes/VOLUME/trace` tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedRequest {
+    /// Microseconds since 1970.
+    pub ended_us: u64,
+    /// `read`, `write`, `flush`, `zero`, `status` or `cache`.
+    pub command: String,
+    pub offset: u64,
+    pub length_bytes: u64,
+    /// Nothing had to be waited for.
+    pub at_once: bool,
+    pub total_ns: u64,
+    /// What the time was spent on; parts that ran at the same time count in full.
+    pub stages: Vec<StageTime>,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageTime {
+    /// `queue`, `network`, `map`, `source_read`, `head_read`, `remote_read`, `write` or `flush`.
+    pub stage: String,
+    pub ns: u64,
+}
+
 /// Reads blocks of an export at random offsets, one at a time, and tells how long each took.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ProbeBlocks {

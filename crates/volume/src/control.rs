@@ -26,6 +26,7 @@ use serde::Deserialize;
 
 use crate::device::{Device, IoError};
 use crate::exports::PoolExports;
+use crate::observe;
 use crate::probe::probe;
 use crate::stats::StatsTable;
 use crate::store::{Pool, io_problem};
@@ -65,9 +66,11 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/attachments/{volume}", put(attach).delete(detach))
         .route("/stats", get(list_stats))
         .route("/probe", post(probe_blocks))
-        .route("/check", post(check));
+        .route("/check", post(check))
+        .merge(observe::trace());
     Router::new()
         .nest("/v1", v1)
+        .merge(observe::metrics())
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_path)
         .with_state(control)
@@ -79,7 +82,7 @@ async fn no_such_path(request: Request) -> Failure {
 }
 
 /// The name in a path; one that is no name answers with a [`Problem`] like every wrong request.
-struct Named<T>(T);
+pub struct Named<T>(pub T);
 
 impl<T: FromStr<Err = BadName>, S: Send + Sync> FromRequestParts<S> for Named<T> {
     type Rejection = Failure;

@@ -6,18 +6,22 @@
 //! | what an NBD client may say and gets | [`nbd`] |
 //! | which device an export name means; proxying to a volume's home | `exports` |
 //! | the control API | `control` |
+//! | where requests' time goes | `stats`, `trace`, `metrics` |
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
 
 mod control;
 pub mod device;
 mod exports;
+mod metrics;
 pub mod nbd;
+mod observe;
 mod offline;
 mod probe;
 mod serve;
 mod stats;
 pub mod store;
+mod trace;
 
 pub use nbd::{ServerOptions, TlsFiles};
 pub use offline::Offline;

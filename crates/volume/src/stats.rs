@@ -9,6 +9,7 @@ use perigee_model::VolumeName;
 use perigee_model::volume::{ExportStats, IoStats};
 
 use crate::device::IoError;
+use crate::trace::Tracing;
 
 /// Counters of every volume that was opened since the server started.
 #[derive(Default)]
@@ -31,6 +32,11 @@ impl StatsTable {
             .collect()
     }
 
+    pub fn all(&self) -> Vec<(VolumeName, Arc<Counters>)> {
+        let volumes = lock(&self.volumes);
+        volumes.iter().map(|(volume, counters)| (volume.clone(), Arc::clone(counters))).collect()
+    }
+
     /// A deleted volume's figures go with it; a new one of the same name starts from zero.
     pub fn forget(&self, volume: &VolumeName) {
         lock(&self.volumes).remove(volume);
@@ -48,6 +54,7 @@ pub struct Counters {
     network: Class,
     network_busy: Busy,
     fenced: AtomicU64,
+    pub tracing: Tracing,
 }
 
 impl Counters {

@@ -20,6 +20,7 @@ use super::files::BlockFile;
 use super::layer::Layer;
 use super::sparse::Sparse;
 use crate::device::{Device, Extent, IoError, Origin, OriginRun};
+use crate::trace::{self, Stage};
 
 /// Blocks whose owners are looked up together, 16 MiB.
 const REGION_BLOCKS: u64 = 4096;
@@ -231,6 +232,14 @@ impl<'a> Chain<'a> {
         })
     }
 
+    fn is_head(&self, layer: &Layer) -> bool {
+        self.head.is_some_and(|head| std::ptr::eq(head, layer))
+    }
+
+    fn stage(&self, layer: &Layer) -> Stage {
+        if self.is_head(layer) { Stage::HeadRead } else { Stage::SourceRead }
+    }
+
     /// Fills the buffer if nothing has to be waited for.
     pub(super) fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
         let length_bytes = buffer.len() as u64;
@@ -239,10 +248,13 @@ impl<'a> Chain<'a> {
             let (part, after) = rest.split_at_mut(index(span.end - span.start));
             match source {
                 Source::Zeros => part.fill(0),
-                Source::Layer(layer) => match layer.data().try_read_at(span.start, part)? {
-                    Ok(()) => {}
-                    Err(error) => return Some(Err(error.into())),
-                },
+                Source::Layer(layer) => {
+                    let _stage = trace::stage(self.stage(layer));
+                    match layer.data().try_read_at(span.start, part)? {
+                        Ok(()) => {}
+                        Err(error) => return Some(Err(error.into())),
+                    }
+                }
                 Source::Remote(_) => return None,
             }
             rest = after;
@@ -256,7 +268,9 @@ impl<'a> Chain<'a> {
         for (span, source) in self.spans(offset, length_bytes.into()) {
             match source {
                 Source::Zeros => {}
-                Source::Layer(layer) => plan.local.push((span, Arc::clone(layer.data()))),
+                Source::Layer(layer) => {
+                    plan.local.push((span, self.stage(layer), Arc::clone(layer.data())));
+                }
                 Source::Remote(_) => plan.remote.push(span),
             }
         }
@@ -292,9 +306,7 @@ impl<'a> Chain<'a> {
         let request = offset..offset + length_bytes;
         let origin = |source| match source {
             Source::Zeros => Origin::Nobody,
-            Source::Layer(layer) if self.head.is_some_and(|head| std::ptr::eq(head, layer)) => {
-                Origin::Head
-            }
+            Source::Layer(layer) if self.is_head(layer) => Origin::Head,
             Source::Layer(_) => Origin::Source,
             Source::Remote(_) => Origin::Remote,
         };
@@ -348,7 +360,7 @@ impl<'a> Chain<'a> {
 pub(super) struct Plan {
     offset: u64,
     length_bytes: u32,
-    local: Vec<(Span, Arc<dyn BlockFile>)>,
+    local: Vec<(Span, Stage, Arc<dyn BlockFile>)>,
     remote: Vec<Span>,
 }
 
@@ -373,18 +385,20 @@ impl Plan {
 async fn read_local(
     offset: u64,
     length_bytes: u32,
-    mut parts: Vec<(Span, Arc<dyn BlockFile>)>,
+    mut parts: Vec<(Span, Stage, Arc<dyn BlockFile>)>,
 ) -> Result<Vec<u8>, IoError> {
     let length = index(length_bytes.into());
     let part_length = |span: &Span| index(span.end - span.start);
-    if let [(span, _)] = &parts[..]
+    if let [(span, ..)] = &parts[..]
         && part_length(span) == length
-        && let Some((_, file)) = parts.pop()
+        && let Some((_, stage, file)) = parts.pop()
     {
+        let _stage = trace::stage(stage);
         return Ok(cold::read(file, offset, length).await?);
     }
     let mut buffer = vec![0; length];
-    let reads = parts.into_iter().map(|(span, file)| async move {
+    let reads = parts.into_iter().map(|(span, stage, file)| async move {
+        let _stage = trace::stage(stage);
         Ok::<_, IoError>((span.start, cold::read(file, span.start, part_length(&span)).await?))
     });
     for (at, bytes) in try_join_all(reads).await? {
@@ -398,6 +412,7 @@ async fn read_remote(
     remote: &RemoteParent,
     spans: Vec<Span>,
 ) -> Result<Vec<(u64, Bytes)>, IoError> {
+    let _stage = trace::stage(Stage::RemoteRead);
     let device = remote.device().await?;
     // The last block of the remote may be a partial one; the rest of it reads as zeros.
     let within = spans.into_iter().map(|span| overlap(&span, &(0..remote.size_bytes)));

@@ -45,6 +45,7 @@ use super::live::LiveMap;
 use super::locks::RangeLocks;
 use super::map::{self, MapError, MapFile, StoreError};
 use crate::device::{IoError, Zeroing};
+use crate::trace::{self, Stage};
 
 /// Where heads are kept.
 pub(super) struct HeadHome {
@@ -260,7 +261,10 @@ impl Head {
     pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         self.check_writable()?;
         let files = self.files()?;
-        self.layer.data().write_at(offset, data)?;
+        {
+            let _stage = trace::stage(Stage::Write);
+            self.layer.data().write_at(offset, data)?;
+        }
         self.mark(files, blocks_of(offset, data.len() as u64), BlockState::Data, None)
     }
 
@@ -285,6 +289,7 @@ impl Head {
             if states.all_are(&part, state) {
                 continue;
             }
+            let _stage = trace::stage(Stage::Map);
             if !states.has_page(page) {
                 map::reserve(&*files.map, page)?;
             }
@@ -327,9 +332,12 @@ impl Head {
         let map = map.as_mut().expect("a head is written after its files are made");
         let taken = self.take_dirty();
         let data = self.layer.data();
+        let syncing = trace::stage(Stage::Flush);
         let synced = if *recorded { data.sync() } else { data.sync_created() };
         synced.map_err(|error| self.poison(format!("can't sync its data: {error}")))?;
+        drop(syncing);
         if !taken.pages.is_empty() || map.is_new() {
+            let _stage = trace::stage(Stage::Map);
             match map.store(&taken.pages) {
                 Ok(()) => {}
                 Err(StoreError::Write(error)) => {

@@ -55,6 +55,7 @@ pub(crate) use work::StopOnDrop;
 pub use work::Work;
 
 use crate::device::IoError;
+use crate::trace;
 
 /// Runs blocking file or catalog work away from the async threads. It runs to its end even when
 /// the caller goes away, so what must not be torn apart is put into one such call.
@@ -63,7 +64,7 @@ where
     T: Send + 'static,
     E: Send + 'static,
 {
-    match tokio::task::spawn_blocking(work).await {
+    match tokio::task::spawn_blocking(trace::carry(work)).await {
         Ok(result) => result,
         Err(failed) => std::panic::resume_unwind(failed.into_panic()),
     }

@@ -2,7 +2,7 @@
 
 use perigee_http::Client;
 use perigee_model::volume::{
-    BlockProbe, ExportStats, ImageInfo, ImportImage, ProbeBlocks, Snapshot,
+    BlockProbe, ExportStats, ImageInfo, ImportImage, ProbeBlocks, Snapshot, TracedRequest,
 };
 use perigee_model::{ImageName, ProblemKind};
 use serde_json::Value;
@@ -268,4 +268,38 @@ async fn wrong_requests_are_answered_with_problems() {
     assert_eq!(method.kind, ProblemKind::NotFound);
     let body = control.post::<Value>("/v1/volumes", &7).await.expect_err("no request");
     assert_eq!(body.kind, ProblemKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_traced_and_their_stages_measured() {
+    let server = Server::start().await;
+    server.create("data", 4 * MIB).await;
+    let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let control = server.control.clone();
+    let following = tokio::spawn(async move {
+        let path = "/v1/volumes/data/trace?seconds=20";
+        let take = |request: TracedRequest| sender.send(request).expect("the test listens");
+        control.get_lines(path, take).await
+    });
+    // It may begin a little later than asked.
+    let mut write = None;
+    crate::server::until("a traced write", async || {
+        assert_io(&server.qemu_io("data", &["write 64k 4k", "flush", "read 64k 4k"]));
+        while let Ok(request) = requests.try_recv() {
+            write = write.take().or((request.command == "write").then_some(request));
+        }
+        write.is_some()
+    })
+    .await;
+    following.abort();
+    let write = write.expect("a write");
+    assert_eq!((write.offset, write.length_bytes, write.error), (65536, 4096, None));
+    assert!(write.stages.iter().any(|stage| stage.stage == "write"), "{:?}", write.stages);
+    let page = server.control.get_bytes("/metrics").await.expect("figures");
+    let page = String::from_utf8(page.to_vec()).expect("text");
+    let flushes = "perigee_volume_stage_seconds_count{volume=\"data\",stage=\"flush\"}";
+    assert!(page.contains(flushes), "{page}");
+    assert!(page.contains("perigee_volume_requests_total{volume=\"data\",kind=\"write\"} "));
+    let unknown = server.control.get_bytes("/v1/volumes/nothing/trace?seconds=1").await;
+    assert_eq!(unknown.expect_err("no such volume").kind, ProblemKind::NotFound);
 }

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
 use crate::device::{Device, Extent, IoError, Zeroing};
 use crate::stats::{Counters, Kind};
+use crate::trace::{self, Stage};
 use handshake::ExportInfo;
 use link::{Address, Link};
 use pending::{Outgoing, PendingTable};
@@ -101,6 +102,7 @@ impl NbdDevice {
         payload: Bytes,
     ) -> Result<Answer, IoError> {
         let mut timer = self.counters.time(Kind::Network, Instant::now());
+        let _stage = trace::stage(Stage::Network);
         let (reply, answer) = oneshot::channel();
         let sent_bytes = payload.len();
         let length_bytes = length_bytes.into();

@@ -12,8 +12,9 @@ use super::super::command::{Command, Refusal, Rules, check};
 use super::input::{Frame, Input};
 use super::output::Output;
 use super::waiting::{Waiting, refusal};
-use crate::device::Device;
+use crate::device::{Device, IoError};
 use crate::stats::{BatchCounts, Counters};
+use crate::trace::{Ended, SAMPLE, Span};
 
 /// What one request costs besides its bytes, in bytes: a turn's work is counted in these.
 const REQUEST_COST_BYTES: usize = 4 << 10;
@@ -44,6 +45,7 @@ pub struct Batch {
     turn_bytes: usize,
     /// When the requests of this batch were taken.
     taken: Instant,
+    sampler: Sampler,
 }
 
 impl Batch {
@@ -51,7 +53,8 @@ impl Batch {
         let waiting = Waiting::new(device.clone(), counters.clone(), rules.dialect);
         let (input, output) = (Input::new(rules.dialect), Output::default());
         let (turn_bytes, taken) = (TURN_BYTES, Instant::now());
-        Self { device, counters, rules, input, output, waiting, turn_bytes, taken }
+        let sampler = Sampler::default();
+        Self { device, counters, rules, input, output, waiting, turn_bytes, taken, sampler }
     }
 
     pub fn new_turn(&mut self) {
@@ -148,7 +151,8 @@ impl Batch {
             return false;
         };
         let (mut head, data) = room.split_at_mut(head_bytes);
-        match self.device.try_read(to.offset, data) {
+        let read = || self.device.try_read(to.offset, data);
+        match self.sampler.measure(&self.counters, command, to.offset, length, read) {
             Some(Ok(())) => {
                 dialect.put_data_head(&mut head, to, length);
                 self.output.commit(head_bytes + length);
@@ -172,7 +176,10 @@ impl Batch {
         let length = payload.len();
         let tried = match command {
             _ if payload.is_empty() => Some(Ok(())),
-            Command::Write { fua: false, .. } => self.device.try_write(to.offset, payload),
+            Command::Write { fua: false, .. } => {
+                let write = || self.device.try_write(to.offset, payload);
+                self.sampler.measure(&self.counters, command, to.offset, length, write)
+            }
             _ => None,
         };
         let Some(result) = tried else {
@@ -206,5 +213,35 @@ impl Batch {
     fn answer(&mut self, to: AnswerTo, answer: Answer) {
         let (head, payload) = self.rules.dialect.encode_answer(to, answer);
         self.output.push(head, payload);
+    }
+}
+
+/// Picks the requests that are looked at closely.
+#[derive(Default)]
+struct Sampler {
+    requests: u32,
+}
+
+impl Sampler {
+    fn measure(
+        &mut self,
+        counters: &Counters,
+        command: Command,
+        offset: u64,
+        length: usize,
+        work: impl FnOnce() -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
+        self.requests = self.requests.wrapping_add(1);
+        let sampled = self.requests.is_multiple_of(SAMPLE);
+        if !sampled && !counters.tracing.is_followed() {
+            return work();
+        }
+        let span = Span::new(Instant::now());
+        let result = span.enter(work)?;
+        let error = result.as_ref().err().map(ToString::to_string);
+        let (command, length_bytes) = (command.name(), length as u64);
+        let ended = Ended { command, offset, length_bytes, at_once: true, error };
+        counters.tracing.end(&span, ended, if sampled { SAMPLE } else { 0 });
+        Some(result)
     }
 }

@@ -13,6 +13,7 @@ use super::super::command::Command;
 use super::super::contexts::describe;
 use crate::device::{Device, IoError};
 use crate::stats::{Counters, Kind, Timer};
+use crate::trace::{Ended, Span, Stage};
 
 const REQUESTS_MAX: usize = 64;
 /// No request is begun while so many bytes of payload are in flight.
@@ -56,9 +57,20 @@ impl Waiting {
         let (device, counters) = (self.device.clone(), self.counters.clone());
         let dialect = self.dialect;
         let mut timer = kind(command).map(|kind| counters.time(kind, since));
+        let length_bytes = length_bytes(command, payload.len());
         self.tasks.spawn(async move {
-            let answer = execute(&*device, &counters, &mut timer, command, payload).await;
+            let span = Span::new(since);
+            span.add(Stage::Queue, since);
+            let work = execute(&*device, &counters, &mut timer, command, payload);
+            let answer = span.follow(work).await;
             drop(timer);
+            let error = match &answer {
+                Answer::Error(_, text) => Some(text.clone()),
+                _ => None,
+            };
+            let (command, offset) = (command.name(), to.offset);
+            let ended = Ended { command, offset, length_bytes, at_once: false, error };
+            counters.tracing.end(&span, ended, 1);
             let (head, payload) = dialect.encode_answer(to, answer);
             Reply { head, payload, share_bytes }
         });
@@ -121,6 +133,17 @@ async fn execute(
 fn done(counters: &Counters, result: Result<(), IoError>) -> Result<Answer, IoError> {
     counters.note(&result);
     result.map(|()| Answer::Done)
+}
+
+fn length_bytes(command: Command, payload: usize) -> u64 {
+    match command {
+        Command::Read { length_bytes, .. } => length_bytes.into(),
+        Command::Write { .. } => payload as u64,
+        Command::Flush => 0,
+        Command::Zero { length_bytes, .. }
+        | Command::Status { length_bytes, .. }
+        | Command::Cache { length_bytes, .. } => length_bytes,
+    }
 }
 
 /// What a command counts as.

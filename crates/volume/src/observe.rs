@@ -1,0 +1,79 @@
+//! The part of the control API that shows how the server does: figures for Prometheus, and the
+//! requests of one volume as they end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use axum::routing::get;
+use futures_util::stream;
+use perigee_http::Failure;
+use perigee_model::{Problem, ProblemKind, VolumeName};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use crate::control::{Control, Named};
+use crate::metrics;
+
+/// Longest time that one trace takes.
+const TRACE_SECONDS_MAX: u64 = 3600;
+
+pub fn metrics() -> Router<Arc<Control>> {
+    Router::new().route("/metrics", get(figures))
+}
+
+pub fn trace() -> Router<Arc<Control>> {
+    Router::new().route("/volumes/{volume}/trace", get(requests))
+}
+
+async fn figures(State(control): State<Arc<Control>>) -> Result<Response, Failure> {
+    answer("text/plain; version=0.0.4", Body::from(metrics::page(&control.stats)))
+}
+
+#[derive(Deserialize)]
+struct Span {
+    seconds: u64,
+}
+
+/// One line of JSON for each request that ends within so many seconds.
+async fn requests(
+    State(control): State<Arc<Control>>,
+    Named(volume): Named<VolumeName>,
+    span: Result<Query<Span>, QueryRejection>,
+) -> Result<Response, Failure> {
+    let what = format!("can't trace volume {volume}");
+    let Query(Span { seconds }) =
+        span.map_err(|error| Problem::invalid(&what, error.body_text()))?;
+    if !(1..=TRACE_SECONDS_MAX).contains(&seconds) {
+        let why = format!("it lasts from 1 to {TRACE_SECONDS_MAX} seconds");
+        return Err(Problem::invalid(what, why).into());
+    }
+    match control.pool.volume(&volume).await {
+        Err(problem) if problem.kind == ProblemKind::NotFound => {
+            let attachments = control.pool.attachments().await?;
+            if attachments.iter().all(|(name, _)| *name != volume) {
+                return Err(problem.into());
+            }
+        }
+        found => drop(found?),
+    }
+    let requests = control.stats.of(&volume).tracing.follow();
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let lines = stream::unfold(requests, move |mut requests| async move {
+        let request = tokio::time::timeout_at(end, requests.recv()).await.ok()??;
+        let line = serde_json::to_string(&request).map(|line| line + "\n");
+        Some((line, requests))
+    });
+    answer("application/jsonl", Body::from_stream(lines))
+}
+
+fn answer(kind: &str, body: Body) -> Result<Response, Failure> {
+    Response::builder()
+        .header("content-type", kind)
+        .body(body)
+        .map_err(|error| Failure(Problem::internal("answer with figures", error)))
+}

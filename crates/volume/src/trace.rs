@@ -1,0 +1,300 @@
+//! Where a request's time goes, from the socket to the disk and back.
+//!
+//! A request that is looked at closely carries a [`Span`]. Whoever does a part of its work measures
+//! that part with [`stage`], without knowing which request it is for; without a span that costs a
+//! look at a thread's variable. Threads that do work for a task get its span with [`carry`].
+//!
+//! What is looked at closely: every request that has to wait; of those that are answered at once,
+//! every [`SAMPLE`]th of a connection, which then counts as so many in the histograms; and with
+//! somebody following, all. Whether somebody follows is one relaxed load for each request.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use perigee_model::volume::{StageTime, TracedRequest};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+/// One of so many requests that are answered at once is measured.
+pub const SAMPLE: u32 = 64;
+/// Somebody who follows and is slow misses requests beyond these.
+const FOLLOWER_REQUESTS_MAX: usize = 4096;
+
+/// A part of a request's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// From the socket until a task takes it on.
+    Queue,
+    /// A request to the volume's home, there and back.
+    Network,
+    /// Writing down which blocks the head has.
+    Map,
+    SourceRead,
+    HeadRead,
+    /// From another host that has what was never written here.
+    RemoteRead,
+    Write,
+    /// Syncing the data.
+    Flush,
+}
+
+pub const STAGES: [Stage; 8] = [
+    Stage::Queue,
+    Stage::Network,
+    Stage::Map,
+    Stage::SourceRead,
+    Stage::HeadRead,
+    Stage::RemoteRead,
+    Stage::Write,
+    Stage::Flush,
+];
+
+impl Stage {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Network => "network",
+            Self::Map => "map",
+            Self::SourceRead => "source_read",
+            Self::HeadRead => "head_read",
+            Self::RemoteRead => "remote_read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+        }
+    }
+}
+
+/// One request's time so far.
+pub struct Span {
+    pub since: Instant,
+    stages_ns: [AtomicU64; STAGES.len()],
+}
+
+tokio::task_local! {
+    static CURRENT: Arc<Span>;
+}
+
+impl Span {
+    pub fn new(since: Instant) -> Arc<Self> {
+        Arc::new(Self { since, stages_ns: Default::default() })
+    }
+
+    /// What the work measures goes to this span.
+    pub fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(Arc::clone(self), work)
+    }
+
+    /// As [`Self::enter`], for work that waits.
+    pub async fn follow<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
+        CURRENT.scope(Arc::clone(self), work).await
+    }
+
+    /// Notes that a stage lasted from `since` until now.
+    pub fn add(&self, stage: Stage, since: Instant) {
+        self.stages_ns[stage as usize].fetch_add(elapsed_ns(since), Ordering::Relaxed);
+    }
+
+    fn stages(&self) -> impl Iterator<Item = (Stage, u64)> {
+        let times = self.stages_ns.iter().map(|ns| ns.load(Ordering::Relaxed));
+        STAGES.into_iter().zip(times).filter(|(_, ns)| *ns > 0)
+    }
+}
+
+fn elapsed_ns(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Measures a stage until it is dropped.
+pub struct StageTimer {
+    span: Arc<Span>,
+    stage: Stage,
+    since: Instant,
+}
+
+impl Drop for StageTimer {
+    fn drop(&mut self) {
+        self.span.add(self.stage, self.since);
+    }
+}
+
+/// Begins a stage of the request that this work is for, if it is looked at closely.
+pub fn stage(stage: Stage) -> Option<StageTimer> {
+    let span = CURRENT.try_with(Arc::clone).ok()?;
+    Some(StageTimer { span, stage, since: Instant::now() })
+}
+
+/// Takes the span along to another thread.
+pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let span = CURRENT.try_with(Arc::clone).ok();
+    move || match span {
+        Some(span) => CURRENT.sync_scope(span, work),
+        None => work(),
+    }
+}
+
+/// Buckets of a histogram; the last one is for everything longer.
+pub const BUCKETS: usize = 24;
+
+/// Durations; bucket `n` counts those below 2 to the n microseconds that are in no earlier one.
+#[derive(Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKETS],
+    sum_ns: AtomicU64,
+}
+
+impl Histogram {
+    pub fn record(&self, ns: u64, weight: u64) {
+        let bucket = (u64::BITS - (ns / 1000).leading_zeros()) as usize;
+        self.buckets[bucket.min(BUCKETS - 1)].fetch_add(weight, Ordering::Relaxed);
+        self.sum_ns.fetch_add(ns.saturating_mul(weight), Ordering::Relaxed);
+    }
+
+    pub fn counts(&self) -> [u64; BUCKETS] {
+        std::array::from_fn(|bucket| self.buckets[bucket].load(Ordering::Relaxed))
+    }
+
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns.load(Ordering::Relaxed)
+    }
+}
+
+/// What was done for a request that has ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    pub command: &'static str,
+    pub offset: u64,
+    pub length_bytes: u64,
+    pub at_once: bool,
+    pub error: Option<String>,
+}
+
+/// The stages of one volume's requests, and who follows them.
+#[derive(Default)]
+pub struct Tracing {
+    stages: [Histogram; STAGES.len()],
+    following: AtomicUsize,
+    followers: Mutex<Vec<mpsc::Sender<TracedRequest>>>,
+}
+
+impl Tracing {
+    pub fn histograms(&self) -> impl Iterator<Item = (Stage, &Histogram)> {
+        STAGES.into_iter().zip(&self.stages)
+    }
+
+    pub fn is_followed(&self) -> bool {
+        self.following.load(Ordering::Relaxed) > 0
+    }
+
+    /// Every request from now on, until the receiver is dropped.
+    pub fn follow(&self) -> mpsc::Receiver<TracedRequest> {
+        let (sender, receiver) = mpsc::channel(FOLLOWER_REQUESTS_MAX);
+        let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
+        followers.push(sender);
+        self.following.store(followers.len(), Ordering::Relaxed);
+        receiver
+    }
+
+    /// A request has ended; it counts as `weight` in the histograms.
+    pub fn end(&self, span: &Span, ended: Ended, weight: u32) {
+        if weight > 0 {
+            for (stage, ns) in span.stages() {
+                self.stages[stage as usize].record(ns, weight.into());
+            }
+        }
+        if self.is_followed() {
+            self.tell(span, ended);
+        }
+    }
+
+    fn tell(&self, span: &Span, ended: Ended) {
+        let total_ns = elapsed_ns(span.since);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let request = TracedRequest {
+            ended_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
+            command: ended.command.to_owned(),
+            offset: ended.offset,
+            length_bytes: ended.length_bytes,
+            at_once: ended.at_once,
+            total_ns,
+            stages: span
+                .stages()
+                .map(|(stage, ns)| StageTime { stage: stage.name().to_owned(), ns })
+                .collect(),
+            error: ended.error,
+        };
+        let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
+        followers.retain(|follower| {
+            // A full one misses this request and stays.
+            !matches!(follower.try_send(request.clone()), Err(TrySendError::Closed(_)))
+        });
+        self.following.store(followers.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended() -> Ended {
+        Ended { command: "read", offset: 0, length_bytes: 512, at_once: true, error: None }
+    }
+
+    #[test]
+    fn durations_fall_into_the_bucket_of_the_next_power_of_two() {
+        let histogram = Histogram::default();
+        for ns in [0, 999, 1_000, 1_999, 2_000, 4_000_000_000, u64::MAX / 4] {
+            histogram.record(ns, 1);
+        }
+        let counts = histogram.counts();
+        assert_eq!((counts[0], counts[1], counts[2]), (2, 2, 1));
+        assert_eq!((counts[22], counts[BUCKETS - 1]), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_stage_is_measured_in_another_thread_too() {
+        let span = Span::new(Instant::now());
+        let work = async {
+            let measured = carry(|| {
+                let _timer = stage(Stage::Write);
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            });
+            tokio::task::spawn_blocking(measured).await.expect("the work");
+        };
+        span.follow(work).await;
+        let stages: Vec<_> = span.stages().collect();
+        assert!(matches!(stages[..], [(Stage::Write, 1_000_000..)]), "{stages:?}");
+    }
+
+    #[test]
+    fn without_a_span_nothing_is_measured() {
+        assert!(stage(Stage::Write).is_none());
+        assert!(carry(|| stage(Stage::Map).is_none())());
+    }
+
+    #[test]
+    fn a_sampled_request_counts_as_many() {
+        let tracing = Tracing::default();
+        let span = Span::new(Instant::now());
+        span.enter(|| {
+            let _timer = stage(Stage::HeadRead);
+            std::thread::sleep(std::time::Duration::from_micros(10));
+        });
+        tracing.end(&span, ended(), SAMPLE);
+        let read = tracing.histograms().find(|(stage, _)| *stage == Stage::HeadRead);
+        let (_, histogram) = read.expect("the stage");
+        assert_eq!(histogram.counts().iter().sum::<u64>(), u64::from(SAMPLE));
+    }
+
+    #[test]
+    fn who_follows_hears_of_each_request_until_they_go() {
+        let tracing = Tracing::default();
+        assert!(!tracing.is_followed());
+        let mut follower = tracing.follow();
+        tracing.end(&Span::new(Instant::now()), ended(), 0);
+        assert_eq!(follower.try_recv().expect("a request").command, "read");
+        drop(follower);
+        tracing.end(&Span::new(Instant::now()), ended(), 0);
+        assert!(!tracing.is_followed());
+    }
+}
