@@ -13,6 +13,8 @@
 mod control;
 pub mod device;
 mod exports;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod metrics;
 pub mod nbd;
 mod observe;

@@ -14,6 +14,8 @@ mod socket;
 pub mod wire;
 
 pub use client::{NbdDevice, RemoteExport};
+#[cfg(feature = "fuzzing")]
+pub(crate) use server::fuzzing;
 pub use server::{Export, Exports, Opener, ServerOptions, TlsFiles};
 
 #[cfg(test)]

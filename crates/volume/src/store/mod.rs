@@ -27,6 +27,8 @@ mod cold;
 mod compact;
 mod direct;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod head;
 mod import;
 mod keeper;

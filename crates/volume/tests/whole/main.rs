@@ -2,6 +2,7 @@
 
 mod epochs;
 mod faults;
+mod kills;
 mod proxy;
 mod server;
 mod tools;

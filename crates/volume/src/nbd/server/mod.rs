@@ -10,6 +10,8 @@
 mod access;
 mod command;
 mod contexts;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod negotiation;
 mod sessions;
 mod tls;

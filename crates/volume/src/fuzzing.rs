@@ -1,0 +1,4 @@
+//! What the targets in `fuzz/` call. Only there with the feature `fuzzing`.
+
+pub use crate::nbd::fuzzing::{handshake, transmission};
+pub use crate::store::fuzzing::{catalog, map_files};
