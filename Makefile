@@ -2,7 +2,7 @@
 
 PERIGEE_SCALE ?= 0.1
 
-.PHONY: setup build image demo test lint bench clean
+.PHONY: setup build image demo test soak fuzz lint bench clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -28,6 +28,20 @@ test: setup
 	cargo build --locked --package perigee
 	image=$$(scripts/golden-image) && PERIGEE_TEST_IMAGE=$$image \
 	  cargo test --locked --package perigee -- --test-threads=1 --nocapture
+
+## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio
+soak: setup
+	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-volume --lib -- store::tests
+	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
+
+## Fuzz what reads bytes from a network or a damaged disk, each for FUZZ_SECONDS. Needs cargo-fuzz
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?= handshake transmission map_files catalog
+fuzz:
+	cd fuzz && for target in $(FUZZ_TARGETS); do \
+	  RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $$target corpus/$$target seeds/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 || exit 1; \
+	done
 
 ## Formatting and lints
 lint:

@@ -185,6 +185,12 @@ fn return_epoch(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> Resu
     tx.execute(sql, params![volume.as_str(), signed(epoch.0)?]).map(drop)
 }
 
+/// A damaged catalog: a chain that comes back to a layer of its own has no end.
+fn going_round(layer: LayerId) -> rusqlite::Error {
+    let why = format!("layer {layer} stands on a layer that stands on it");
+    rusqlite::Error::FromSqlConversionFailure(2, Type::Text, why.into())
+}
+
 fn signed(value: u64) -> Result<i64> {
     i64::try_from(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
@@ -266,7 +272,7 @@ impl Catalog {
         const CHAIN: &str = "
             WITH RECURSIVE chain(id) AS (
                 SELECT ?1
-                UNION ALL SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
+                UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
             )";
         let connection = self.lock();
         let space = |row: &Row<'_>| Ok((parsed(row, 0)?, layer_space(row)?));
@@ -325,6 +331,9 @@ impl Catalog {
             let row = statement.query_row([id.to_string()], layer_row)?;
             next = row.parent;
             chain.push(row);
+            if next.is_some_and(|next| chain.iter().any(|row| row.id == next)) {
+                return Err(going_round(id));
+            }
         }
         Ok(chain)
     }

@@ -150,7 +150,8 @@ impl Pool {
             }
             found.remote_bytes += space.remote_bytes;
             found.chain.push(id);
-            next = space.parent;
+            // In a damaged catalog a chain may come back to itself.
+            next = space.parent.filter(|_| found.chain.len() < spaces.len());
         }
         found
     }

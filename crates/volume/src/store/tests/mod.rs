@@ -3,6 +3,7 @@
 mod check;
 mod compact;
 mod costs;
+mod damaged;
 mod full;
 mod images;
 mod map;

@@ -80,6 +80,28 @@ fn writes_flushes_and_discards_survive_a_cut_at_every_point() {
 }
 
 #[test]
+fn resizes_and_merged_chains_survive_a_cut_at_every_point() {
+    let steps = [
+        write(1, 0, 12_288),
+        Step::Resize { volume: 1, blocks: 9 },
+        write(1, 24_576, 12_288),
+        Step::Resize { volume: 1, blocks: 2 },
+        write(1, 4096, 100),
+        Step::Resize { volume: 1, blocks: 4 },
+        discard(1, 0, 4096),
+        Step::Snapshot { volume: 1 },
+        write(1, 100, 5000),
+        Step::Resize { volume: 1, blocks: 5 },
+        write(1, 0, 600),
+        Step::Resize { volume: 1, blocks: 6 },
+        Step::Compact { volume: 1, ios: Vec::new() },
+        write(1, 0, 100),
+        Step::Kill,
+    ];
+    run(&steps, 4);
+}
+
+#[test]
 fn snapshots_clones_and_deletions_survive_a_cut_at_every_point() {
     let steps = [
         write(1, 0, 8192),

@@ -83,6 +83,8 @@ pub(super) enum Presence {
 pub(super) struct Twin {
     pub(super) presence: Presence,
     pub(super) size_bytes: u64,
+    /// What it is being resized to.
+    pub(super) next_size_bytes: Option<u64>,
     /// Where its requests and what is checked lie: all of a small one.
     pub(super) windows: Vec<Range<u64>>,
     /// Sectors that are not simply zeros.
@@ -106,7 +108,15 @@ impl Twin {
             .collect();
         let presence = Presence::Certain;
         let pending_copies = Vec::new();
-        Self { presence, size_bytes, windows, sectors, may_be_poisoned: false, pending_copies }
+        Self {
+            presence,
+            size_bytes,
+            next_size_bytes: None,
+            windows,
+            sectors,
+            may_be_poisoned: false,
+            pending_copies,
+        }
     }
 
     fn versions(&mut self, sector: u64) -> &mut Versions {
@@ -134,6 +144,13 @@ impl Twin {
             }
         }
         versions.live = vec![Arc::clone(found)];
+    }
+
+    /// Only volumes of one window are resized.
+    fn resized(&mut self, size_bytes: u64) {
+        self.size_bytes = size_bytes;
+        self.windows = std::iter::once(0..size_bytes).collect();
+        self.sectors.retain(|sector, _| sector * (SECTOR_BYTES as u64) < size_bytes);
     }
 
     /// A copy that is as this one is now.
@@ -195,9 +212,26 @@ pub(super) enum What {
         name: String,
         size_bytes: u64,
     },
+    Resize {
+        volume: String,
+        size_bytes: u64,
+    },
     Delete {
         name: String,
     },
+}
+
+impl What {
+    /// The volume that it flushes, or may have to.
+    fn flushes(&self) -> Option<&str> {
+        match self {
+            Self::Write { volume, .. } | Self::Flush { volume } | Self::Resize { volume, .. } => {
+                Some(volume)
+            }
+            Self::Copy { of, .. } => Some(of),
+            Self::Delete { .. } => None,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -281,6 +315,10 @@ impl Expected {
                 self.twin(of).pending_copies.push(name.clone());
                 self.twins.insert(name.clone(), copy);
             }
+            What::Resize { volume, size_bytes } => {
+                covered = self.cover(volume);
+                self.twin(volume).next_size_bytes = Some(*size_bytes);
+            }
             What::Delete { name } => self.twin(name).presence = Presence::Maybe,
         }
         self.running.insert(request, Running { started: now, what, new, covered });
@@ -322,14 +360,21 @@ impl Expected {
                     self.twin(name).presence = Presence::Certain;
                 }
             }
+            What::Resize { volume, size_bytes } => {
+                self.flushed(volume, started, covered, well);
+                let twin = self.twin(volume);
+                if well {
+                    twin.next_size_bytes = None;
+                    twin.resized(*size_bytes);
+                } else {
+                    // Either size; nobody works with it any more.
+                    twin.presence = Presence::Maybe;
+                }
+            }
             What::Delete { name } if well => drop(self.twins.remove(name)),
             What::Delete { .. } => {}
         }
-        if let (
-            false,
-            What::Write { volume, .. } | What::Flush { volume } | What::Copy { of: volume, .. },
-        ) = (well, &what)
-        {
+        if let (false, Some(volume)) = (well, what.flushes()) {
             self.twin(volume).may_be_poisoned = true;
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use futures_util::future::join_all;
-use perigee_model::volume::{Snapshot, VolumeSource};
+use perigee_model::volume::{Resize, Snapshot, VolumeSource};
 use perigee_model::{Problem, ProblemKind};
 
 use super::check;
@@ -188,6 +188,18 @@ impl World {
                 let source = VolumeSource::Image(image_name(of.trim_start_matches("image:")));
                 self.clone_of(of, source, 0).await;
             }
+            Step::Resize { volume, blocks } => {
+                let Some(name) = self.choose(*volume, false) else { return };
+                self.resize(name, blocks * BLOCK).await;
+            }
+            Step::Compact { volume, ios } => {
+                let Some(name) = self.choose(*volume, false) else { return };
+                if self.device(&name).await.is_none() {
+                    return;
+                }
+                let this = &*self;
+                tokio::join!(this.together_now(&name, ios), this.compact(&name));
+            }
             Step::Delete { volume } => {
                 let Some(name) = self.choose(*volume, false) else { return };
                 self.devices.remove(&name);
@@ -331,6 +343,26 @@ impl World {
         let ask = create(&name, Some(size_bytes), source);
         let result = self.pool().create_volume(ask).await.map(drop);
         self.end(request, &result);
+    }
+
+    async fn resize(&mut self, name: String, size_bytes: u64) {
+        if self.expected.borrow().twins[&name].windows.len() > 1 {
+            return;
+        }
+        // A volume in use does not shrink.
+        self.devices.remove(&name);
+        let request = self.start(What::Resize { volume: name.clone(), size_bytes });
+        let ask = Resize { size_bytes, shrink: true };
+        let result = self.pool().resize_volume(&volume_name(&name), ask).await.map(drop);
+        self.end(request, &result);
+    }
+
+    /// Changes nothing that anybody sees.
+    async fn compact(&self, name: &str) {
+        match self.pool().compact_volume(&volume_name(name), Arc::default()).await {
+            Err(_) if self.faulty => {}
+            result => drop(result.unwrap()),
+        }
     }
 
     async fn delete(&self, name: String) {

@@ -39,6 +39,15 @@ pub(super) enum Step {
     CloneImage {
         image: usize,
     },
+    Resize {
+        volume: usize,
+        blocks: u64,
+    },
+    /// Merges the layers below a volume while requests are in flight.
+    Compact {
+        volume: usize,
+        ios: Vec<Io>,
+    },
     Delete {
         volume: usize,
     },
@@ -102,6 +111,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (some(), 0..3_u64)
             .prop_map(|(volume, grow_blocks)| Step::Clone { volume, grow_blocks }),
         2 => some().prop_map(|image| Step::CloneImage { image }),
+        2 => (some(), 1..12_u64).prop_map(|(volume, blocks)| Step::Resize { volume, blocks }),
+        1 => (some(), ios()).prop_map(|(volume, ios)| Step::Compact { volume, ios }),
         1 => some().prop_map(|volume| Step::Delete { volume }),
         1 => some().prop_map(|image| Step::DeleteImage { image }),
         1 => Just(Step::Kill),
