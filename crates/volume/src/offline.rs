@@ -40,7 +40,7 @@ impl Offline {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_or_make(dir: &Path) -> Result<Self, Problem> {
-        let config = PoolConfig { dir: dir.to_owned(), connect: connector() };
+        let config = PoolConfig { private: None, dir: dir.to_owned(), connect: connector() };
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());
         let exports = PoolExports::new(pool.clone(), stats.clone(), exports::server_id(dir)?);

@@ -26,6 +26,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub struct Config {
     /// Made if it does not exist.
     pub pool: PathBuf,
+    /// A directory for the volumes' own data, if not the pool's.
+    pub private: Option<PathBuf>,
     pub nbd: Vec<Listen>,
     pub clients: ServerOptions,
     /// The control API; may be empty.
@@ -43,7 +45,12 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     std::fs::create_dir_all(&config.pool).map_err(|error| {
         Problem::invalid(format!("can't make the pool {}", config.pool.display()), error)
     })?;
-    let pool = Pool::open(PoolConfig { dir: config.pool.clone(), connect: connector() }).await?;
+    let pool = Pool::open(PoolConfig {
+        private: config.private.clone(),
+        dir: config.pool.clone(),
+        connect: connector(),
+    })
+    .await?;
     let stats = Arc::new(StatsTable::default());
     let server_id = exports::server_id(&config.pool)?;
     let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id));

@@ -135,6 +135,10 @@ pub enum Verb {
         /// The pool's directory; made when it is missing
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
+        /// Keep the volumes' own data in this directory, and only images in the pool's; what is
+        /// there already stays where it is
+        #[arg(long, value_name = "DIR")]
+        private: Option<PathBuf>,
         /// Where NBD clients connect: `unix:PATH` or `HOST:PORT`; may be given more than once
         #[arg(long, required = true, value_name = "ADDRESS")]
         nbd: Vec<Listen>,
@@ -250,7 +254,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Trace { name, seconds, pool } => {
             trace::run(&*pool_server(&pool).await?, &name, seconds, format).await
         }
-        Verb::Serve { pool, nbd, control, clients } => {
+        Verb::Serve { pool, private, nbd, control, clients } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
             } else {
@@ -258,6 +262,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             };
             perigee_volume::serve(perigee_volume::Config {
                 pool,
+                private,
                 nbd,
                 clients: clients.into(),
                 control,

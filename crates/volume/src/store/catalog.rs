@@ -4,7 +4,7 @@
 mod schema;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::{CachePolicy, EpochChange};
@@ -212,6 +212,23 @@ impl Catalog {
         let result = work(&transaction)?;
         transaction.commit()?;
         Ok(result)
+    }
+
+    pub(super) fn pool_id(&self) -> Result<String> {
+        self.lock().query_row("SELECT id FROM pool", [], |row| row.get(0))
+    }
+
+    /// Directories beside the pool's own that have files of its layers.
+    pub(super) fn places(&self) -> Result<Vec<PathBuf>> {
+        self.lock()
+            .prepare("SELECT dir FROM stores ORDER BY dir")?
+            .query_map([], |row| row.get::<_, String>(0).map(PathBuf::from))?
+            .collect()
+    }
+
+    pub(super) fn add_place(&self, dir: &Path) -> Result<()> {
+        let sql = "INSERT INTO stores VALUES (?1) ON CONFLICT DO NOTHING";
+        self.lock().execute(sql, [dir.to_string_lossy()]).map(drop)
     }
 
     pub(super) fn format_version(&self) -> Result<u64> {

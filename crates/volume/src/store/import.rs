@@ -155,9 +155,10 @@ impl Pool {
             let data = DiskFile::from(data);
             let states = scan(&data, size_bytes)?;
             data.sync_created()?;
+            // The map goes where the data are.
+            std::fs::rename(&temp.0, self.layers_dir().join(data_name(layer)))?;
             let map = self.files.create(&map_name(layer), map::file_bytes(states.blocks()))?;
             MapFile::create(map, layer, &states)?;
-            std::fs::rename(&temp.0, self.layers_dir().join(data_name(layer)))?;
             self.files.sync_names()?;
             Ok(states.data_bytes())
         };

@@ -14,6 +14,7 @@
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
 //! | what exists | `catalog` |
+//! | which directory has a layer's files | `places` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
 //! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
@@ -37,6 +38,7 @@ mod lifecycle;
 mod live;
 mod locks;
 mod map;
+mod places;
 mod pool;
 mod session;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -16,15 +16,18 @@ use uuid::Uuid;
 use super::blocking;
 use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
 use super::chain::{Connector, RemoteParent, Sealed};
-use super::files::{DiskFiles, LayerFiles};
+use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
 use super::layer::{Layer, LayerError, live_name};
+use super::places::Places;
 use super::session::SealedDevice;
 use super::volume::{Stack, Volume, io_problem};
 use crate::device::Device;
 
 /// Where a pool is, and how it reaches remote parents.
 pub struct PoolConfig {
+    /// Where new layers of volumes go, if not into the pool's directory.
+    pub private: Option<PathBuf>,
     pub dir: PathBuf,
     pub connect: Connector,
 }
@@ -66,6 +69,36 @@ fn head_home(files: &Arc<dyn LayerFiles>, boot: Uuid, catalog: &Arc<Catalog>) ->
     HeadHome { files: Arc::clone(files), boot, record_touched: Box::new(record_touched) }
 }
 
+/// A catalog that no other process has open.
+struct Locked {
+    catalog: Catalog,
+    lock: Flock<File>,
+}
+
+impl Locked {
+    fn open(what: &str, dir: &Path) -> Result<Self, Problem> {
+        let lock_file =
+            File::create(dir.join("lock")).map_err(|error| Problem::invalid(what, error))?;
+        let lock =
+            Flock::lock(lock_file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+                match error {
+                    nix::Error::EWOULDBLOCK => {
+                        Problem::conflict(what, "another process has it open").next(
+                            "stop the other volume server, or give this one a pool of its own",
+                        )
+                    }
+                    error => Problem::internal(what, error),
+                }
+            })?;
+        let catalog = Catalog::open(&dir.join("catalog.sqlite")).map_err(|error| match error {
+            OpenError::Newer { .. } => Problem::conflict(what, error)
+                .next("open it with the version of perigee that wrote it, or a newer one"),
+            OpenError::Sqlite(error) => catalog::problem(what, &error),
+        })?;
+        Ok(Self { catalog, lock })
+    }
+}
+
 impl Pool {
     /// Opens the pool in a directory, and makes one there if there is none.
     ///
@@ -90,10 +123,12 @@ impl Pool {
 
     fn open_dir(config: PoolConfig) -> Result<Self, Problem> {
         let what = format!("can't open the pool {}", config.dir.display());
-        let files = DiskFiles { dir: config.dir.join("layers") };
-        std::fs::create_dir_all(&files.dir).map_err(|error| Problem::invalid(&what, error))?;
+        let own = config.dir.join("layers");
+        std::fs::create_dir_all(&own).map_err(|error| Problem::invalid(&what, error))?;
         let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
-        Self::assemble(config, Arc::new(files), boot)
+        let locked = Locked::open(&what, &config.dir)?;
+        let places = Places::open(&what, own, &locked.catalog, config.private.as_deref())?;
+        Ok(Self::assemble(config, locked, Arc::new(places), boot))
     }
 
     /// As [`Self::open`], with the layers' files and the boot given.
@@ -103,7 +138,9 @@ impl Pool {
         files: Arc<dyn LayerFiles>,
         boot: Uuid,
     ) -> Result<Arc<Self>, Problem> {
-        let pool = Self::assemble(config, files, boot)?;
+        let what = format!("can't open the pool {}", config.dir.display());
+        let locked = Locked::open(&what, &config.dir)?;
+        let pool = Self::assemble(config, locked, files, boot);
         pool.tidy()?;
         Ok(Arc::new(pool))
     }
@@ -115,41 +152,22 @@ impl Pool {
 
     fn assemble(
         config: PoolConfig,
+        locked: Locked,
         files: Arc<dyn LayerFiles>,
         boot: Uuid,
-    ) -> Result<Self, Problem> {
-        let PoolConfig { dir, connect } = config;
-        let what = format!("can't open the pool {}", dir.display());
-        let lock_file =
-            File::create(dir.join("lock")).map_err(|error| Problem::invalid(&what, error))?;
-        let lock =
-            Flock::lock(lock_file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
-                match error {
-                    nix::Error::EWOULDBLOCK => {
-                        Problem::conflict(&what, "another process has it open").next(
-                            "stop the other volume server, or give this one a pool of its own",
-                        )
-                    }
-                    error => Problem::internal(&what, error),
-                }
-            })?;
-        let catalog = Catalog::open(&dir.join("catalog.sqlite")).map_err(|error| match error {
-            OpenError::Newer { .. } => Problem::conflict(&what, error)
-                .next("open it with the version of perigee that wrote it, or a newer one"),
-            OpenError::Sqlite(error) => catalog::problem(&what, &error),
-        })?;
-        let catalog = Arc::new(catalog);
-        Ok(Self {
-            dir,
+    ) -> Self {
+        let catalog = Arc::new(locked.catalog);
+        Self {
+            dir: config.dir,
             home: Arc::new(head_home(&files, boot, &catalog)),
             catalog,
             files,
-            connect,
+            connect: config.connect,
             open: Mutex::default(),
             changes: Arc::default(),
             sealed: Notify::new(),
-            _lock: lock,
-        })
+            _lock: locked.lock,
+        }
     }
 
     /// Removes what a killed server was still making, and live maps of layers sealed since.

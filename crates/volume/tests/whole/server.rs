@@ -25,6 +25,7 @@ fn server_process() {
             Listen::Unix(sockets(&pool).join("nbd.sock")),
             Listen::Tcp(std::env::var("PERIGEE_TEST_NBD").expect("an address")),
         ],
+        private: None,
         clients: ServerOptions::default(),
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
         pool,

@@ -144,7 +144,7 @@ impl Counted {
         let dir = crate::store::sim::scratch_dir();
         let meter = Arc::<Meter>::default();
         let files = CountedFiles { inner: SimFiles::default(), meter: Arc::clone(&meter) };
-        let config = PoolConfig { dir: dir.path().to_owned(), connect: connector() };
+        let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect: connector() };
         let pool = Pool::open_with(config, Arc::new(files), Uuid::from_u128(1)).unwrap();
         Self { pool, meter, _dir: dir }
     }

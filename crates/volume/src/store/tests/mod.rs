@@ -7,6 +7,7 @@ mod damaged;
 mod full;
 mod images;
 mod map;
+mod places;
 mod pool;
 mod power;
 mod resize;
@@ -78,11 +79,13 @@ fn connector() -> Connector {
 }
 
 async fn open_real(dir: &Path) -> Arc<Pool> {
-    Pool::open(PoolConfig { dir: dir.to_owned(), connect: connector() }).await.unwrap()
+    Pool::open(PoolConfig { private: None, dir: dir.to_owned(), connect: connector() })
+        .await
+        .unwrap()
 }
 
 fn open_sim(dir: &Path, files: &Arc<SimFiles>, boot: u128) -> Arc<Pool> {
-    let config = PoolConfig { dir: dir.to_owned(), connect: connector() };
+    let config = PoolConfig { private: None, dir: dir.to_owned(), connect: connector() };
     Pool::open_with(config, Arc::clone(files) as _, Uuid::from_u128(boot)).unwrap()
 }
 

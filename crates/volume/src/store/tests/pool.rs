@@ -33,7 +33,7 @@ async fn what_was_written_is_there_after_opening_again() {
 async fn a_second_server_is_kept_out() {
     let dir = tempfile::tempdir().unwrap();
     let _pool = open_real(dir.path()).await;
-    let config = PoolConfig { dir: dir.path().to_owned(), connect: connector() };
+    let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect: connector() };
     let Err(problem) = Pool::open(config).await else { panic!("two servers opened one pool") };
     assert_eq!(problem.kind, ProblemKind::Conflict);
 }

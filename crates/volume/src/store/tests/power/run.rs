@@ -389,7 +389,8 @@ impl World {
             self.happened(Event::Boot(boot));
         }
         let boot = self.expected.borrow().boot;
-        let config = || PoolConfig { dir: self.dir.path().to_owned(), connect: connector() };
+        let config =
+            || PoolConfig { private: None, dir: self.dir.path().to_owned(), connect: connector() };
         let open =
             || Pool::open_with(config(), Arc::clone(&self.files) as _, Uuid::from_u128(boot));
         let first = open();

@@ -1,0 +1,221 @@
+//! What an operator does with a pool, through the command line: with and without a server.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A pool, and perhaps a volume server; both go with it.
+struct Pool {
+    dir: PathBuf,
+    server: Option<Child>,
+}
+
+impl Pool {
+    fn new(name: &str) -> Self {
+        let dir =
+            std::env::temp_dir().join(format!("perigee-operator-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let pool = Self { dir, server: None };
+        pool.ok(&["pool", "create"]);
+        pool
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.join("pool")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg(DEADLINE.as_secs().to_string()).arg(env!("CARGO_BIN_EXE_perigee"));
+        command.args(["--format", "json"]).args(args).arg("--pool").arg(self.pool());
+        command.env("PERIGEE_LOG", "warn").stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("coreutils' timeout")
+    }
+
+    /// What a command that succeeds prints.
+    fn ok(&self, args: &[&str]) -> Value {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+    }
+
+    /// The exit code of a command that fails, and what it says.
+    fn fails(&self, args: &[&str]) -> (i32, String) {
+        let output = self.run(args);
+        let said = [output.stdout, output.stderr].concat();
+        let code = output.status.code().expect("an exit code");
+        assert_ne!(code, 0, "{args:?}");
+        (code, String::from_utf8_lossy(&said).into_owned())
+    }
+
+    fn import(&self, image: &str, size_bytes: usize) {
+        let bytes: Vec<u8> = (1..=251_u8).cycle().take(size_bytes).collect();
+        let file = self.dir.join(format!("{image}.raw"));
+        std::fs::write(&file, bytes).expect("a file");
+        self.ok(&["image", "import", image, file.to_str().expect("text")]);
+    }
+
+    fn serve(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
+        command.args(["volume", "serve", "--pool"]).arg(self.pool());
+        command.arg("--nbd").arg(format!("unix:{}", self.socket().display()));
+        command.env("PERIGEE_LOG", "warn");
+        self.server = Some(command.spawn().expect("a server"));
+        until("the server to answer", || {
+            std::os::unix::net::UnixStream::connect(self.pool().join("control.sock")).is_ok()
+        });
+    }
+
+    fn stop(&mut self) {
+        let Some(mut server) = self.server.take() else { return };
+        let pid = server.id().to_string();
+        assert!(Command::new("kill").arg(&pid).status().expect("kill").success());
+        until("the server to end", || server.try_wait().expect("its state").is_some());
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("nbd.sock")
+    }
+
+    fn qemu_io(&self, volume: &str, commands: &[&str]) -> String {
+        let uri = format!("nbd+unix:///{volume}?socket={}", self.socket().display());
+        let mut command = Command::new("timeout");
+        command.args(["60", "qemu-io", "-f", "raw", &uri]);
+        command.args(commands.iter().flat_map(|text| ["-c", text]));
+        let output = command.stdin(Stdio::null()).output().expect("coreutils' timeout");
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill().expect("a kill");
+            server.wait().expect("its end");
+        }
+        std::fs::remove_dir_all(&self.dir).expect("tidy up");
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn flip_a_byte(file: &Path, offset: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(file).expect("the file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).expect("a byte");
+    file.write_all_at(&[byte[0] ^ 1], offset).expect("another byte");
+}
+
+#[test]
+fn without_a_server_a_pool_is_made_filled_cloned_and_told() {
+    let pool = Pool::new("offline");
+    pool.import("gold", 4 << 20);
+    let clones = pool.ok(&["volume", "create", "c", "--image", "gold", "--count", "1000"]);
+    assert_eq!(clones.as_array().map(Vec::len), Some(1000));
+    assert_eq!((&clones[0]["name"], &clones[999]["name"]), (&"c-0001".into(), &"c-1000".into()));
+    let args = ["volume", "clone", "c-0007", "d", "--count", "2"];
+    assert_eq!(pool.ok(&args).as_array().map(Vec::len), Some(2));
+    let args = ["volume", "create", "e", "--size", "1GiB", "--tenant", "blue", "--cache", "direct"];
+    pool.ok(&args);
+
+    let info = pool.ok(&["volume", "info", "c-0001"]);
+    assert_eq!((&info["own_bytes"], &info["shared_bytes"]), (&0.into(), &(4 << 20).into()));
+    assert_eq!((&info["remote_bytes"], &info["tenant"]), (&0.into(), &"default".into()));
+    let info = pool.ok(&["pool", "info"]);
+    assert_eq!((&info["volumes"], &info["data_bytes"]), (&1003.into(), &(4 << 20).into()));
+    assert_eq!(info["tenants"][0]["tenant"], "blue");
+    assert_eq!(info["tenants"][0]["virtual_bytes"], 1_u64 << 30);
+
+    let (code, said) = pool.fails(&["volume", "create", "c", "--image", "gold", "--count", "3"]);
+    assert!(code == 5 && said.contains("c-0001"), "{code} {said}");
+    assert_eq!(pool.ok(&["pool", "info"])["volumes"], 1003, "all or none");
+}
+
+#[test]
+fn a_volume_in_use_grows_is_sealed_and_merged_and_keeps_its_bytes() {
+    let mut pool = Pool::new("online");
+    pool.import("gold", 4 << 20);
+    pool.serve();
+    pool.ok(&["volume", "create", "v", "--image", "gold"]);
+    let said = pool.qemu_io("v", &["write -P 1 0 64k", "flush"]);
+    assert!(!said.contains("failed"), "{said}");
+    for (number, image) in ["s1", "s2", "s3"].iter().enumerate() {
+        pool.ok(&["volume", "snapshot", "v", image]);
+        let write = format!("write -P {} {}k 64k", number + 2, 64 * (number + 1));
+        let said = pool.qemu_io("v", &[&write, "flush"]);
+        assert!(!said.contains("failed"), "{said}");
+    }
+    assert_eq!(pool.ok(&["volume", "resize", "v", "--size", "8MiB"])["size_bytes"], 8 << 20);
+    let (code, said) = pool.fails(&["volume", "resize", "v", "--size", "1MiB"]);
+    assert!(code == 3 && said.contains("--shrink"), "{code} {said}");
+    pool.ok(&["image", "delete", "s2"]);
+    pool.ok(&["volume", "resize", "v", "--size", "9MiB"]);
+    let done = pool.ok(&["volume", "compact", "v"]);
+    assert_eq!((&done["layers_before"], &done["layers_after"]), (&7.into(), &5.into()), "{done}");
+    let reads = [
+        "read -P 1 0 64k",
+        "read -P 2 64k 64k",
+        "read -P 3 128k 64k",
+        "read -P 4 192k 64k",
+        "read -P 0 4M 5M",
+    ];
+    let said = pool.qemu_io("v", &reads);
+    assert!(!said.contains("failed") && !said.contains("error"), "{said}");
+    pool.stop();
+    assert_eq!(pool.ok(&["volume", "check"])["faults"], Value::Array(vec![]));
+}
+
+#[test]
+fn a_check_tells_soundness_by_its_exit_code_and_names_the_damage() {
+    let mut pool = Pool::new("check");
+    pool.import("gold", 4 << 20);
+    pool.ok(&["volume", "create", "v", "--image", "gold"]);
+    pool.serve();
+    until("the checksums", || {
+        pool.ok(&["volume", "check"])["without_sums"] == Value::Array(vec![])
+    });
+    assert_eq!(pool.ok(&["volume", "check", "v"])["compared_bytes"], 4 << 20);
+    let layer = pool.ok(&["image", "info", "gold"])["layer"].as_str().expect("an id").to_owned();
+    flip_a_byte(&pool.pool().join("layers").join(format!("{layer}.data")), 1 << 20);
+    for online in [true, false] {
+        for args in [&["volume", "check"][..], &["image", "check", "gold"]] {
+            let (code, said) = pool.fails(args);
+            let named =
+                [&layer, "volume v", "image gold", "1048576"].iter().all(|w| said.contains(*w));
+            assert!(code == 1 && named, "online {online}: {code} {said}");
+        }
+        pool.stop();
+    }
+    assert_eq!(pool.fails(&["volume", "check", "nobody"]).0, 4);
+}
+
+#[test]
+fn a_pool_of_another_format_or_with_a_damaged_catalog_is_refused_in_plain_words() {
+    let pool = Pool::new("format");
+    let catalog = pool.pool().join("catalog.sqlite");
+    // The header's user_version, big endian.
+    let file = std::fs::File::options().write(true).open(&catalog).expect("the catalog");
+    file.write_all_at(&99_u32.to_be_bytes(), 60).expect("a version");
+    let (code, said) = pool.fails(&["volume", "list"]);
+    assert!(code == 5 && said.contains("version 99") && said.contains("newer"), "{code} {said}");
+    std::fs::write(&catalog, "no catalog at all, but long enough to be read as one")
+        .expect("damage");
+    let (code, said) = pool.fails(&["volume", "check"]);
+    assert!(code == 1 && said.contains("catalog is damaged"), "{code} {said}");
+}
