@@ -157,7 +157,7 @@ fn config(dir: &Path) -> PoolConfig {
         let gone = async { Err::<Arc<dyn Device>, _>(IoError::Unreachable(nbd_addr)) };
         Box::pin(gone) as futures_util::future::BoxFuture<'static, _>
     };
-    PoolConfig { dir: dir.to_owned(), connect: Arc::new(connect) }
+    PoolConfig { private: None, dir: dir.to_owned(), connect: Arc::new(connect) }
 }
 
 /// A healthy pool's files, by path below its directory.
