@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perigee_http::Listen;
 use perigee_model::Problem;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -40,6 +41,7 @@ pub struct Config {
 /// `Conflict` when the pool is open elsewhere or an address is taken; `Internal` when a volume
 /// could not be flushed at the end.
 pub async fn serve(config: Config) -> Result<(), Problem> {
+    allow_many_files();
     let mut terminate = on(SignalKind::terminate())?;
     let mut interrupt = on(SignalKind::interrupt())?;
     std::fs::create_dir_all(&config.pool).map_err(|error| {
@@ -85,6 +87,15 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     }
     pool.flush().await?;
     ended
+}
+
+/// Clients and volumes take a file descriptor or a few each; shells and service managers often
+/// allow only 1024 unless a program asks for what it may have.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE);
+    if let Err(error) = limit.and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard)) {
+        tracing::warn!(%error, "can't raise the limit of open files");
+    }
 }
 
 fn addresses(listen: &[Listen]) -> String {

@@ -11,6 +11,9 @@ use tokio::net::{TcpStream, UnixStream};
 /// A peer that acknowledges nothing for this long is gone: its host, or the way to it.
 const SILENCE_S_MAX: u32 = 20;
 const KEEPALIVE_IDLE_S: u32 = 5;
+/// A unix socket takes so much at once before its reader has to run. The default is less than two
+/// replies of 128 KiB. (TCP sizes its buffers itself.)
+const UNIX_SEND_BYTES: usize = 512 << 10;
 
 #[derive(Debug)]
 pub enum Socket {
@@ -28,6 +31,13 @@ impl Socket {
         setsockopt(&stream, sockopt::TcpKeepInterval, &KEEPALIVE_IDLE_S)?;
         setsockopt(&stream, sockopt::TcpUserTimeout, &(SILENCE_S_MAX * 1000))?;
         Ok(Self::Tcp(stream))
+    }
+
+    /// # Errors
+    /// When the kernel refuses a socket option; a buffer beyond its limit is cut to that.
+    pub fn unix(stream: UnixStream) -> io::Result<Self> {
+        setsockopt(&stream, sockopt::SndBuf, &UNIX_SEND_BYTES)?;
+        Ok(Self::Unix(stream))
     }
 }
 

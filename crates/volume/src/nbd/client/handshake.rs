@@ -67,7 +67,7 @@ pub async fn connect(
 ) -> Result<(BufReader<Socket>, ExportInfo), HandshakeError> {
     let socket = match address {
         Listen::Tcp(address) => Socket::tcp(TcpStream::connect(address).await?)?,
-        Listen::Unix(path) => Socket::Unix(UnixStream::connect(path).await?),
+        Listen::Unix(path) => Socket::unix(UnixStream::connect(path).await?)?,
     };
     let mut stream = BufReader::with_capacity(64 << 10, socket);
     let info = shake(&mut stream, name, session).await?;

@@ -110,7 +110,7 @@ impl Listener {
     async fn accept(&self) -> io::Result<Socket> {
         match self {
             Self::Tcp(listener) => Socket::tcp(listener.accept().await?.0),
-            Self::Unix(listener) => Ok(Socket::Unix(listener.accept().await?.0)),
+            Self::Unix(listener) => Socket::unix(listener.accept().await?.0),
         }
     }
 }
