@@ -123,7 +123,7 @@ async fn fio_does_not_notice_that_the_server_is_killed() {
     }
     let kills: u64 = std::env::var("PERIGEE_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
     let mut pauses = Pauses(std::process::id().into());
-    println!("pauses from {}", pauses.0);
+    eprintln!("pauses from {}", pauses.0);
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("sample.raw").display().to_string();
     std::fs::write(&file, sample(SIZE_BYTES)).expect("a file");
