@@ -1,6 +1,6 @@
 //! What a server that was stopped or killed, or a full disk, leaves behind.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use perigee_model::volume::VolumeInfo;
 use perigee_model::{Problem, ProblemKind};
@@ -56,11 +56,26 @@ struct Small {
 
 impl Small {
     fn mount() -> Option<Self> {
+        Self::mount_with(|_| Some("-t tmpfs -o size=24m perigee-test".to_owned()))
+    }
+
+    /// ext4 in a file. It reserves, delays and journals, as what pools are really on.
+    fn mount_ext4() -> Option<Self> {
+        Self::mount_with(|dir| {
+            let image = dir.join("ext4.img").display().to_string();
+            run(&["truncate", "--size=32M", &image]);
+            let made = try_run(&["mkfs.ext4", "-q", "-m", "0", &image]);
+            made.status.success().then(|| format!("-o loop {image}"))
+        })
+    }
+
+    fn mount_with(arguments: impl FnOnce(&Path) -> Option<String>) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("small");
         std::fs::create_dir(&path).expect("a directory");
-        let text = path.display().to_string();
-        let mounted = try_run(&["mount", "-t", "tmpfs", "-o", "size=24m", "perigee-test", &text]);
+        let (arguments, text) = (arguments(dir.path())?, path.display().to_string());
+        let args: Vec<&str> = arguments.split(' ').collect();
+        let mounted = try_run(&[&["mount"], &args[..], &[&text]].concat());
         mounted.status.success().then_some(Self { path, _dir: dir })
     }
 }
@@ -73,10 +88,21 @@ impl Drop for Small {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_pool_refuses_that_write_and_goes_on_when_there_is_space() {
-    let Some(small) = Small::mount() else {
-        eprintln!("skipped: only root can mount a small filesystem");
-        return;
-    };
+    match Small::mount() {
+        Some(small) => fill_and_go_on(small).await,
+        None => eprintln!("skipped: only root can mount a small filesystem"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_pool_on_ext4_refuses_that_write_and_goes_on_when_there_is_space() {
+    match Small::mount_ext4() {
+        Some(small) => fill_and_go_on(small).await,
+        None => eprintln!("skipped: only root with loop devices can mount a small ext4"),
+    }
+}
+
+async fn fill_and_go_on(small: Small) {
     let server = Server::start_in(small.path.join("pool")).await;
     server.create("data", 64 * MIB).await;
     assert_io(&server.qemu_io("data", &["write -P 1 0 4M", "flush"]));

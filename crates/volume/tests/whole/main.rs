@@ -3,6 +3,7 @@
 mod epochs;
 mod faults;
 mod kills;
+mod oracles;
 mod proxy;
 mod server;
 mod tools;
