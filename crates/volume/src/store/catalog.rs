@@ -1,6 +1,7 @@
 //! What exists in a pool: layers and what they stand on, images, volumes and their epochs, and
 //! attached volumes of other hosts. Every change is one SQLite transaction, durable when it returns.
 
+mod columns;
 mod schema;
 
 use std::collections::HashMap;
@@ -9,10 +10,13 @@ use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::{CachePolicy, EpochChange};
 use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
-use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
+use columns::{
+    going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
+    unsigned,
+};
 pub(super) use schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
@@ -134,45 +138,6 @@ pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
     }
 }
 
-/// A column whose text is parsed into one of our types.
-struct Parsed<T>(T);
-
-impl<T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>> rusqlite::types::FromSql
-    for Parsed<T>
-{
-    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
-        value.as_str()?.parse().map(Parsed).map_err(|error| FromSqlError::Other(Box::new(error)))
-    }
-}
-
-fn parsed<T>(row: &Row<'_>, column: usize) -> Result<T>
-where
-    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
-{
-    row.get::<_, Parsed<T>>(column).map(|parsed| parsed.0)
-}
-
-fn optional_parsed<T>(row: &Row<'_>, column: usize) -> Result<Option<T>>
-where
-    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
-{
-    row.get::<_, Option<Parsed<T>>>(column).map(|found| found.map(|parsed| parsed.0))
-}
-
-fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
-    let value: i64 = row.get(column)?;
-    u64::try_from(value).map_err(|error| {
-        rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, Box::new(error))
-    })
-}
-
-fn optional_unsigned(row: &Row<'_>, column: usize) -> Result<Option<u64>> {
-    match row.get_ref(column)? {
-        ValueRef::Null => Ok(None),
-        _ => unsigned(row, column).map(Some),
-    }
-}
-
 fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
     let sql = "SELECT epoch_max FROM returned_epochs WHERE volume = ?1";
     let found = tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0)).optional()?;
@@ -183,16 +148,6 @@ fn return_epoch(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> Resu
     let sql = "INSERT INTO returned_epochs VALUES (?1, ?2)
                ON CONFLICT (volume) DO UPDATE SET epoch_max = max(epoch_max, excluded.epoch_max)";
     tx.execute(sql, params![volume.as_str(), signed(epoch.0)?]).map(drop)
-}
-
-/// A damaged catalog: a chain that comes back to a layer of its own has no end.
-fn going_round(layer: LayerId) -> rusqlite::Error {
-    let why = format!("layer {layer} stands on a layer that stands on it");
-    rusqlite::Error::FromSqlConversionFailure(2, Type::Text, why.into())
-}
-
-fn signed(value: u64) -> Result<i64> {
-    i64::try_from(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
 impl Catalog {
@@ -533,7 +488,7 @@ fn volume_row(row: &Row<'_>) -> Result<VolumeRow> {
     Ok(VolumeRow {
         name: parsed(row, 0)?,
         head: parsed(row, 1)?,
-        size_bytes: unsigned(row, 2)?,
+        size_bytes: layer_bytes(row, 2)?,
         epoch: Epoch(unsigned(row, 3)?),
         tenant: parsed(row, 4)?,
         cache: parsed(row, 5)?,
@@ -555,13 +510,13 @@ fn layer_space(row: &Row<'_>) -> Result<LayerSpace> {
 fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
     let remote = match row.get(4)? {
         Some(nbd_addr) => {
-            Some(RemoteRow { nbd_addr, export: row.get(5)?, size_bytes: unsigned(row, 6)? })
+            Some(RemoteRow { nbd_addr, export: row.get(5)?, size_bytes: remote_bytes(row, 6)? })
         }
         None => None,
     };
     Ok(LayerRow {
         id: parsed(row, 0)?,
-        size_bytes: unsigned(row, 1)?,
+        size_bytes: layer_bytes(row, 1)?,
         parent: optional_parsed(row, 2)?,
         remote,
         poisoned: row.get(3)?,

@@ -12,6 +12,9 @@ use super::files::{BlockFile, LayerFiles};
 use super::map::{self, MapError, MapFile};
 use super::sums::sum_name;
 
+/// The largest file of ext4; a layer is smaller.
+pub(super) const LAYER_BYTES_MAX: u64 = 16 << 40;
+
 /// Why a layer can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("layer {layer}: {source}")]

@@ -18,7 +18,7 @@ use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
 use super::chain::{Connector, RemoteParent, Sealed};
 use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
-use super::layer::{Layer, LayerError, live_name};
+use super::layer::{LAYER_BYTES_MAX, Layer, LayerError, live_name};
 use super::places::Places;
 use super::session::SealedDevice;
 use super::volume::{Stack, Volume, io_problem};
@@ -434,8 +434,6 @@ impl Pool {
 
     /// Rounds up to whole blocks and refuses what no layer can have.
     pub(super) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
-        /// The largest file of ext4.
-        const LAYER_BYTES_MAX: u64 = 16 << 40;
         match size_bytes.checked_next_multiple_of(BLOCK_BYTES) {
             Some(size_bytes) if (1..=LAYER_BYTES_MAX - BLOCK_BYTES).contains(&size_bytes) => {
                 Ok(size_bytes)

@@ -38,3 +38,13 @@ async fn a_chain_that_goes_round_in_a_circle_is_refused_and_walked_once() {
     drop(pool.volumes().await);
     drop(pool.images().await);
 }
+
+#[tokio::test]
+async fn a_size_that_no_layer_has_takes_no_memory_and_is_refused() {
+    for size_bytes in [0_u64, 1, 16 << 40, 0x7869_6eff << 32] {
+        let change = format!("UPDATE volumes SET size_bytes = {size_bytes}");
+        let (_dir, pool) = pool_with(&change).await;
+        let why = problem_of_opening(&pool).await;
+        assert!(why.contains(&format!("no layer has {size_bytes} bytes")), "{why}");
+    }
+}
