@@ -1,0 +1,146 @@
+//! One workload on one server: started, measured, stopped.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+use crate::load::offsets::Pattern;
+use crate::load::{self, Load, Measured};
+use crate::process::{Usage, cpu_s, usage};
+use crate::results::Measurement;
+use crate::servers::{Fixtures, IMAGE_BYTES, Server, Started};
+use crate::workloads::{Order, Workload};
+
+const WARM_UP: Duration = Duration::from_millis(200);
+
+pub fn measure(
+    fixtures: &Fixtures,
+    workload: &Workload,
+    server: Server,
+    round: u32,
+    duration: Duration,
+) -> Result<Measurement> {
+    let started =
+        fixtures.start(server, workload.disk, workload.transport, workload.pin.server())?;
+    if workload.cold {
+        evict(&started.files(fixtures))?;
+    }
+    let mut load = load_of(workload, &started, duration);
+    load.seed = u64::from(round) + 1;
+    if workload.order == Order::Once {
+        load.warm_up = Duration::ZERO;
+    }
+    let (measured, before, after) = observe(&load, started.id())?;
+    started.stop(fixtures)?;
+    let mut measurement = record(workload.name, server, &load, &measured, (before, after));
+    measurement.transport = workload.transport.word().into();
+    measurement.round = round;
+    Ok(measurement)
+}
+
+/// Runs a load, with the server's usage as it begins and as it ends.
+pub fn observe(load: &Load, pid: u32) -> Result<(Measured, Usage, Usage)> {
+    let mut before = usage(pid)?;
+    let mut ended_cpu_s = Ok(0.0);
+    let began_cpu_s = &mut before.cpu_s;
+    let measured =
+        load::run(load, || *began_cpu_s = cpu_s(pid).unwrap_or(0.0), || ended_cpu_s = cpu_s(pid))
+            .context("the load failed")?;
+    let after = Usage { cpu_s: ended_cpu_s?, ..usage(pid)? };
+    Ok((measured, before, after))
+}
+
+/// The load of a workload on a started server.
+pub fn load_of(workload: &Workload, started: &Started, duration: Duration) -> Load {
+    let units = IMAGE_BYTES / u64::from(workload.request_bytes);
+    Load {
+        address: started.address.clone(),
+        exports: vec![started.export.clone()],
+        structured: workload.structured,
+        kind: workload.kind,
+        request_bytes: workload.request_bytes,
+        pattern: match workload.order {
+            Order::Random => Pattern::Random { units },
+            Order::Sequential => Pattern::Sequential { units },
+            Order::Once => Pattern::Once(Arc::new(Pattern::shuffled(units, 11))),
+        },
+        connections: workload.connections,
+        depth: workload.depth,
+        threads: 1,
+        warm_up: WARM_UP,
+        duration,
+        flush: workload.flush,
+        cpu: workload.pin.generator(),
+        seed: 1,
+    }
+}
+
+/// The figures of a run in the form in which they are kept.
+#[expect(clippy::cast_precision_loss, reason = "requests and bytes of a few seconds")]
+pub fn record(
+    workload: &str,
+    server: Server,
+    load: &Load,
+    measured: &Measured,
+    (before, after): (Usage, Usage),
+) -> Measurement {
+    let (iops, requests) = (measured.iops(), measured.requests as f64);
+    let read_bytes = after.device_read_bytes.saturating_sub(before.device_read_bytes);
+    let with_flush_s = measured.seconds + measured.flush_seconds;
+    Measurement {
+        workload: workload.into(),
+        server: server.name(),
+        generator: "own".into(),
+        iops: iops.round(),
+        mib_per_s: tenths(iops * f64::from(load.request_bytes) / f64::from(1 << 20)),
+        p50_us: tenths(measured.latencies.percentile_us(50)),
+        p99_us: tenths(measured.latencies.percentile_us(99)),
+        server_cpu_s_per_million: hundredths(
+            (after.cpu_s - before.cpu_s) * 1e6 / requests.max(1.0),
+        ),
+        server_rss_mib: tenths(after.rss_mib),
+        server_private_mib: tenths(after.private_mib),
+        iops_with_flush: load.flush.then(|| (requests / with_flush_s.max(1e-9)).round()),
+        device_read_mib: Some(tenths(read_bytes as f64 / f64::from(1 << 20))),
+        ..Measurement::default()
+    }
+}
+
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// Writes back what is dirty of these files and drops them from the page cache.
+pub fn evict(files: &[PathBuf]) -> Result<()> {
+    for path in files {
+        // A file may have gone since it was listed.
+        let Ok(file) = File::open(path) else { continue };
+        file.sync_data()?;
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+    }
+    Ok(())
+}
+
+/// Reads files into the page cache.
+pub fn warm(dir: &Path) -> Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            warm(&path)?;
+        } else if path.is_file() {
+            let mut file = File::open(path)?;
+            while file.read(&mut buffer)? > 0 {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! Rounds: within one, all servers take turns, so that a slow minute of the machine hits all alike.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::measure::measure;
+use crate::results::Measurement;
+use crate::servers::Fixtures;
+use crate::workloads::{WORKLOADS, Workload};
+
+/// How long and how often.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub rounds: u32,
+    pub duration: Duration,
+    /// Only workloads whose name contains this.
+    pub only: Option<String>,
+}
+
+impl Plan {
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|part| name.contains(part))
+    }
+}
+
+/// All workloads that are wanted: the warm ones or the cold ones.
+pub fn run(
+    fixtures: &Fixtures,
+    plan: &Plan,
+    cold: bool,
+    say: impl Fn(&str),
+) -> Result<Vec<Measurement>> {
+    let mut all = Vec::new();
+    for workload in WORKLOADS.iter().filter(|w| w.cold == cold && plan.wants(w.name)) {
+        say(&format!("{} over {}", workload.name, workload.transport.word()));
+        for round in 0..plan.rounds {
+            all.extend(round_of(fixtures, plan, workload, round)?);
+        }
+    }
+    Ok(all)
+}
+
+fn round_of(
+    fixtures: &Fixtures,
+    plan: &Plan,
+    workload: &Workload,
+    round: u32,
+) -> Result<Vec<Measurement>> {
+    let mut servers = workload.servers();
+    // Nobody is always first after the pause between two workloads.
+    let turn = usize::try_from(round).expect("a small number") % servers.len();
+    servers.rotate_left(turn);
+    let one = |server: crate::servers::Server| {
+        measure(fixtures, workload, server, round, plan.duration)
+            .with_context(|| format!("{} on {}", workload.name, server.name()))
+    };
+    servers.into_iter().map(one).collect()
+}

@@ -1,0 +1,142 @@
+//! The whole benchmark: set up, all rounds, curves, figures, then results and report.
+#![expect(clippy::print_stdout, reason = "this is where the benchmark prints")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::goals::{Goal, judge};
+use crate::measure::warm;
+use crate::process::first_line;
+use crate::results::{IOPS, Results};
+use crate::rounds::{self, Plan};
+use crate::servers::Fixtures;
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The program to measure
+    #[arg(long, default_value = "target/release/perigee")]
+    perigee: PathBuf,
+    /// How often everything is measured
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Only show that everything works: short runs, whose figures say little
+    #[arg(long)]
+    quick: bool,
+    /// Only workloads, curves and figures whose name contains this
+    #[arg(long)]
+    only: Option<String>,
+    /// Where results.json and report.html go
+    #[arg(long, default_value = "experiments/engine")]
+    out: PathBuf,
+    /// Where images, pools and sockets go while it runs: a directory on a real disk
+    #[arg(long, default_value = "out/bench")]
+    scratch: PathBuf,
+}
+
+pub fn run(arguments: &RunArgs) -> Result<()> {
+    let start = Instant::now();
+    let say = |what: &str| println!("{:6.1} s  {what}", start.elapsed().as_secs_f64());
+    std::fs::create_dir_all(&arguments.scratch).context("can't make the scratch directory")?;
+    let scratch = tempfile::Builder::new().prefix("run.").tempdir_in(&arguments.scratch)?;
+    let dir = scratch.path().canonicalize()?;
+    let perigee = arguments.perigee.canonicalize().context("the perigee binary")?;
+    let plan = Plan {
+        rounds: arguments.rounds,
+        duration: Duration::from_millis(if arguments.quick { 300 } else { 1000 }),
+        only: arguments.only.clone(),
+    };
+    let mut results = Results {
+        versions: versions(&perigee),
+        rounds: plan.rounds,
+        quick: arguments.quick,
+        ..Results::default()
+    };
+    let fixtures = Fixtures::make(&dir, &perigee, say)?;
+    warm(&dir)?;
+    results.results.extend(rounds::run(&fixtures, &plan, false, say)?);
+    results.results.extend(rounds::run(&fixtures, &plan, true, say)?);
+    results.goals = judge(&results);
+    print_medians(&results);
+    print_goals(&results.goals);
+    write(&arguments.out, &results)?;
+    say("done");
+    Ok(())
+}
+
+fn write(out: &Path, results: &Results) -> Result<()> {
+    std::fs::create_dir_all(out)?;
+    let mut text = serde_json::to_string_pretty(results)?;
+    text.push('\n');
+    std::fs::write(out.join("results.json"), text).context("can't write results.json")?;
+    Ok(())
+}
+
+fn versions(perigee: &Path) -> BTreeMap<String, String> {
+    let perigee = perigee.display().to_string();
+    let programs: [(&str, &str, &[&str]); 6] = [
+        ("perigee", &perigee, &["--version"]),
+        ("perigee commit", "git", &["describe", "--always", "--dirty"]),
+        ("qemu-nbd", "qemu-nbd", &["--version"]),
+        ("qemu-storage-daemon", "qemu-storage-daemon", &["--version"]),
+        ("nbdkit", "nbdkit", &["--version"]),
+        ("fio", "fio", &["--version"]),
+    ];
+    let mut versions: BTreeMap<String, String> = programs
+        .iter()
+        .filter_map(|(name, program, arguments)| {
+            Some(((*name).to_owned(), first_line(program, arguments)?))
+        })
+        .collect();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    versions.insert("Linux".into(), kernel.trim().to_owned());
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    versions.insert("CPUs".into(), cpus.to_string());
+    versions
+}
+
+fn print_medians(results: &Results) {
+    let mut cases: Vec<(String, String)> = Vec::new();
+    for m in results.results.iter().filter(|m| m.at.is_none() && m.generator == "own") {
+        let case = (m.workload.clone(), m.transport.clone());
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
+    }
+    for (workload, transport) in cases {
+        println!("\n{workload} over {transport}");
+        println!(
+            "  {:<36}{:>10}{:>10}{:>10}{:>10}{:>12}{:>10}",
+            "", "IOPS", "MiB/s", "p50 µs", "p99 µs", "CPU s/M", "RSS MiB"
+        );
+        for server in results.servers(&workload, &transport) {
+            let median =
+                |column| results.median(&workload, &transport, &server, column).unwrap_or(f64::NAN);
+            println!(
+                "  {server:<36}{:>10.0}{:>10.1}{:>10.1}{:>10.1}{:>12.2}{:>10.1}",
+                median(IOPS),
+                median(|m| Some(m.mib_per_s)),
+                median(|m| Some(m.p50_us)),
+                median(|m| Some(m.p99_us)),
+                median(|m| Some(m.server_cpu_s_per_million)),
+                median(|m| Some(m.server_rss_mib)),
+            );
+        }
+    }
+}
+
+fn print_goals(goals: &[Goal]) {
+    println!("\n{:<88}{:>10}{:>14}  met", "goal", "measured", "target");
+    for goal in goals {
+        let measured = goal.measured.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"));
+        let met = match goal.met {
+            Some(true) => "yes",
+            Some(false) => "NO",
+            None => "not measured",
+        };
+        println!("{:<88}{measured:>10}{:>14}  {met:<4} {}", goal.goal, goal.target, goal.how);
+    }
+}
