@@ -1,7 +1,10 @@
 //! The benchmark of the volume server beside its peers: `make bench`.
 
 mod control;
+mod curves;
 mod echo;
+mod figures;
+mod fio;
 mod goals;
 mod load;
 mod measure;

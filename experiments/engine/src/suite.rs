@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::curves::Curves;
+use crate::figures::Figures;
+use crate::fio;
 use crate::goals::{Goal, judge};
 use crate::measure::warm;
 use crate::process::first_line;
@@ -58,7 +61,14 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     let fixtures = Fixtures::make(&dir, &perigee, say)?;
     warm(&dir)?;
     results.results.extend(rounds::run(&fixtures, &plan, false, say)?);
+    if fio::is_there() {
+        results.results.extend(fio::run(&fixtures, &plan, say)?);
+    } else {
+        say("there is no fio with an nbd engine: its figures are left out");
+    }
+    Curves { fixtures: &fixtures, plan: &plan }.run(&mut results, say)?;
     results.results.extend(rounds::run(&fixtures, &plan, true, say)?);
+    results.figures.extend(Figures { fixtures: &fixtures, plan: &plan }.run(say)?);
     results.goals = judge(&results);
     print_medians(&results);
     print_goals(&results.goals);

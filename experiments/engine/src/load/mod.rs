@@ -89,6 +89,21 @@ const ENDING: u8 = 2;
 /// Read at once from a connection, and large enough for a queue of long reads.
 const BUFFER_BYTES: usize = 512 << 10;
 
+/// Only opens the connections of a load.
+///
+/// # Errors
+/// The server refused.
+pub fn connect(load: &Load) -> io::Result<Vec<Connection>> {
+    let sources = load.pattern.sources(load.connections, load.seed).into_iter();
+    sources
+        .enumerate()
+        .map(|(index, source)| {
+            let export = &load.exports[index % load.exports.len()];
+            Connection::open(load, export, source)
+        })
+        .collect()
+}
+
 /// Runs a load. `began` is called when counting begins, `ended` when it ends.
 ///
 /// # Errors
@@ -96,10 +111,8 @@ const BUFFER_BYTES: usize = 512 << 10;
 pub fn run(load: &Load, began: impl FnOnce(), ended: impl FnOnce()) -> io::Result<Measured> {
     let threads = load.threads.clamp(1, load.connections);
     let mut shares: Vec<Vec<Connection>> = (0..threads).map(|_| Vec::new()).collect();
-    for (index, source) in load.pattern.sources(load.connections, load.seed).into_iter().enumerate()
-    {
-        let export = &load.exports[index % load.exports.len()];
-        shares[index % threads].push(Connection::open(load, export, source)?);
+    for (index, connection) in connect(load)?.into_iter().enumerate() {
+        shares[index % threads].push(connection);
     }
     let phase = AtomicU8::new(WARMING);
     let start = Instant::now();

@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use perigee_model::volume::{BLOCK_BYTES, VolumeSource};
 
-use super::start::Started;
 use super::{Aio, Disk, Server, Transport};
 use crate::load::offsets::{Pattern, Random};
 use crate::load::{self, Address, Kind, Load};
@@ -107,6 +106,42 @@ impl Fixtures {
             let server = self.start(server, disk, Transport::Unix, None)?;
             self.fill(disk, &server.address, &server.export)?;
             server.stop(self)?;
+        }
+        Ok(())
+    }
+
+    /// A clone on so many layers, the golden image among them; all layers above it together have
+    /// as many blocks of their own as [`Disk::Mixed`] has in one.
+    pub fn make_chain(&self, layers: u32) -> Result<()> {
+        let disk = Disk::Chain(layers);
+        let name = Self::volume(disk);
+        let mut blocks = Pattern::shuffled(CLONE_BLOCKS, FILL_SEED);
+        blocks.truncate(blocks.len() / 2);
+        let share = blocks.len().div_ceil(layers as usize);
+        let shares: Vec<Vec<u64>> = blocks.chunks(share).map(<[u64]>::to_vec).collect();
+        let top = shares.len() - 1;
+        let server = self.start_pool("pool", Transport::Unix, None)?;
+        let control = server.control(self, "pool")?;
+        control.create(&name, VolumeSource::Image(GOLDEN.parse()?), None)?;
+        for (number, share) in shares.iter().enumerate() {
+            write_once(&server.address, &name, 4096, share.clone())?;
+            if number < top {
+                control.snapshot(&name, &format!("{name}-{number}"))?;
+            }
+        }
+        server.stop(self)?;
+        let (mut below, mut format) = (self.base(), "raw");
+        for (number, share) in shares.into_iter().enumerate() {
+            let overlay = if number == top {
+                self.overlay(disk, false)
+            } else {
+                self.path(&format!("{name}-{number}.qcow2"))
+            };
+            self.make_overlay(&overlay, (&below, format), IMAGE_BYTES, false)?;
+            let server = self.start_overlay(Server::QEMU, &overlay)?;
+            write_once(&server.address, &server.export, 4096, share)?;
+            server.stop(self)?;
+            (below, format) = (overlay, "qcow2");
         }
         Ok(())
     }

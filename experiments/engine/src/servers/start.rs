@@ -133,6 +133,16 @@ impl Fixtures {
         Ok(started)
     }
 
+    /// One of QEMU's servers on an overlay that is made already, at a socket beside it.
+    pub fn start_overlay(&self, server: Server, overlay: &Path) -> Result<Started> {
+        let address = free_address(Transport::Unix, overlay.with_extension("sock"))?;
+        let (program, arguments) = self.command(server, overlay, &address)?;
+        let log = overlay.with_extension("log");
+        let mut process = Process::start(&program, &arguments, None, &log)?;
+        process.wait_until("its socket", || listens(&address))?;
+        Ok(Started { process, address, export: "disk".into(), temporary: None })
+    }
+
     fn start_peer(
         &self,
         server: Server,
