@@ -110,13 +110,13 @@ impl Fixtures {
         Ok(())
     }
 
-    /// A clone on so many layers, the golden image among them; all layers above it together have
-    /// as many blocks of their own as [`Disk::Mixed`] has in one.
+    /// A clone on so many layers, the golden image among them. The layers above it share an eighth
+    /// of the blocks, so that most reads have to pass all of them.
     pub fn make_chain(&self, layers: u32) -> Result<()> {
         let disk = Disk::Chain(layers);
         let name = Self::volume(disk);
         let mut blocks = Pattern::shuffled(CLONE_BLOCKS, FILL_SEED);
-        blocks.truncate(blocks.len() / 2);
+        blocks.truncate(blocks.len() / 8);
         let share = blocks.len().div_ceil(layers as usize);
         let shares: Vec<Vec<u64>> = blocks.chunks(share).map(<[u64]>::to_vec).collect();
         let top = shares.len() - 1;
