@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use perigee_http::Client;
 use perigee_model::volume::{
-    CreateVolume, ImageInfo, ImportImage, PoolInfo, Snapshot, VolumeInfo, VolumeSource,
+    CreateVolume, CreateVolumes, ImageInfo, ImportImage, PoolInfo, Snapshot, VolumeInfo,
+    VolumeSource,
 };
 use tokio::runtime::Runtime;
 
@@ -39,40 +40,24 @@ impl Control {
         source: VolumeSource,
         size_bytes: Option<u64>,
     ) -> Result<()> {
-        let body = CreateVolume { name: volume.parse()?, size_bytes, source };
+        let body = CreateVolume::new(volume.parse()?, size_bytes, source);
         let _: VolumeInfo = self.runtime.block_on(self.client.post("/v1/volumes", &body))?;
         Ok(())
     }
 
-    /// Many clones of one image, with 16 calls in flight.
+    /// Many clones of one image, in one call.
     pub fn create_clones(&self, prefix: &str, count: u32, image: &str) -> Result<()> {
-        let image: perigee_model::ImageName = image.parse()?;
-        let mut bodies = Vec::new();
-        for number in 0..count {
-            let name = format!("{prefix}-{number}").parse()?;
-            let source = VolumeSource::Image(image.clone());
-            bodies.push(CreateVolume { name, size_bytes: None, source });
-        }
-        self.runtime.block_on(async {
-            let queue = std::sync::Arc::new(std::sync::Mutex::new(bodies.into_iter()));
-            let mut calls = tokio::task::JoinSet::new();
-            for _ in 0..16 {
-                let (queue, client) = (queue.clone(), self.client.clone());
-                calls.spawn(async move {
-                    loop {
-                        let body = queue.lock().expect("no holder panics").next();
-                        let Some(body) = body else { return Ok(()) };
-                        let made = client.post::<VolumeInfo>("/v1/volumes", &body).await;
-                        made.map(drop)?;
-                    }
-                });
-            }
-            while let Some(ended) = calls.join_next().await {
-                let ended: Result<(), perigee_model::Problem> = ended?;
-                ended?;
-            }
-            Ok(())
-        })
+        let names = (0..count).map(|number| format!("{prefix}-{number}").parse());
+        let body = CreateVolumes {
+            names: names.collect::<Result<_, _>>()?,
+            size_bytes: None,
+            source: VolumeSource::Image(image.parse()?),
+            tenant: Default::default(),
+            cache: Default::default(),
+        };
+        let _: Vec<VolumeInfo> =
+            self.runtime.block_on(self.client.post("/v1/batch/volumes", &body))?;
+        Ok(())
     }
 
     pub fn snapshot(&self, volume: &str, image: &str) -> Result<()> {

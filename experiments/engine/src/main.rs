@@ -9,6 +9,7 @@ mod goals;
 mod load;
 mod measure;
 mod process;
+mod report;
 mod results;
 mod rounds;
 mod servers;
@@ -47,6 +48,11 @@ enum Verb {
     Load(LoadArgs),
     /// Measure the volume server beside its peers
     Run(suite::RunArgs),
+    /// Judge results.json and draw report.html beside it again
+    Report {
+        #[arg(default_value = "experiments/engine")]
+        dir: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -104,6 +110,7 @@ fn run(verb: Verb) -> Result<()> {
         }
         Verb::Load(arguments) => drive(arguments),
         Verb::Run(arguments) => suite::run(&arguments),
+        Verb::Report { dir } => suite::report_again(&dir),
     }
 }
 

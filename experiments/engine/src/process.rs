@@ -1,7 +1,9 @@
 //! A process that was started here: stopped by its id, and measured through `/proc`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -177,11 +179,22 @@ fn mib(text: &str, key: &str) -> f64 {
     number(text, key) as f64 / 1024.0
 }
 
-/// The page cache of the whole machine.
-#[expect(clippy::cast_precision_loss, reason = "KiB of a machine")]
-pub fn page_cache_mib() -> io::Result<f64> {
-    let memory = fs::read_to_string("/proc/meminfo")?;
-    Ok(number(&memory, "Cached:") as f64 / 1024.0)
+/// How much of these files is in the page cache.
+#[expect(clippy::cast_precision_loss, reason = "bytes of a machine's memory")]
+pub fn cached_mib(files: &[PathBuf]) -> Result<f64> {
+    // One file may be listed under several names.
+    let mut seen = BTreeSet::new();
+    let mut bytes = 0;
+    for path in files {
+        let Ok(data) = fs::metadata(path) else { continue };
+        if seen.insert((data.dev(), data.ino())) {
+            let output =
+                Command::new("fincore").args(["-n", "-b", "-o", "RES"]).arg(path).output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            bytes += text.trim().parse::<u64>().context("fincore's figure")?;
+        }
+    }
+    Ok(bytes as f64 / f64::from(1 << 20))
 }
 
 /// The regular files that a process has open, by paths that work for deleted ones too.

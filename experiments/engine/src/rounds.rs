@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::measure::measure;
 use crate::results::Measurement;
-use crate::servers::Fixtures;
+use crate::servers::{Fixtures, Server};
 use crate::workloads::{WORKLOADS, Workload};
 
 /// How long and how often.
@@ -16,11 +16,21 @@ pub struct Plan {
     pub duration: Duration,
     /// Only workloads whose name contains this.
     pub only: Option<String>,
+    /// Only servers whose name contains one of these; all when there are none.
+    pub servers: Vec<String>,
+    /// Without the variants of a server.
+    pub few_servers: bool,
 }
 
 impl Plan {
     pub fn wants(&self, name: &str) -> bool {
         self.only.as_deref().is_none_or(|part| name.contains(part))
+    }
+
+    fn includes(&self, server: Server) -> bool {
+        let name = server.name();
+        (self.servers.is_empty() || self.servers.iter().any(|part| name.contains(part)))
+            && (!self.few_servers || Server::MAIN.contains(&server))
     }
 }
 
@@ -48,10 +58,14 @@ fn round_of(
     round: u32,
 ) -> Result<Vec<Measurement>> {
     let mut servers = workload.servers();
+    servers.retain(|server| plan.includes(*server));
+    if servers.is_empty() {
+        return Ok(Vec::new());
+    }
     // Nobody is always first after the pause between two workloads.
     let turn = usize::try_from(round).expect("a small number") % servers.len();
     servers.rotate_left(turn);
-    let one = |server: crate::servers::Server| {
+    let one = |server: Server| {
         measure(fixtures, workload, server, round, plan.duration)
             .with_context(|| format!("{} on {}", workload.name, server.name()))
     };

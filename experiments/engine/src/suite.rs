@@ -14,6 +14,7 @@ use crate::fio;
 use crate::goals::{Goal, judge};
 use crate::measure::warm;
 use crate::process::first_line;
+use crate::report;
 use crate::results::{IOPS, Results};
 use crate::rounds::{self, Plan};
 use crate::servers::Fixtures;
@@ -32,6 +33,9 @@ pub struct RunArgs {
     /// Only workloads, curves and figures whose name contains this
     #[arg(long)]
     only: Option<String>,
+    /// In the workloads, only servers whose name contains this; may be given more than once
+    #[arg(long)]
+    server: Vec<String>,
     /// Where results.json and report.html go
     #[arg(long, default_value = "experiments/engine")]
     out: PathBuf,
@@ -51,6 +55,8 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
         rounds: arguments.rounds,
         duration: Duration::from_millis(if arguments.quick { 300 } else { 1000 }),
         only: arguments.only.clone(),
+        servers: arguments.server.clone(),
+        few_servers: arguments.quick,
     };
     let mut results = Results {
         versions: versions(&perigee),
@@ -77,12 +83,23 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     Ok(())
 }
 
+/// Judges and draws what an earlier run has measured.
+pub fn report_again(dir: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(dir.join("results.json")).context("results.json")?;
+    let mut results: Results = serde_json::from_str(&text).context("results.json")?;
+    results.goals = judge(&results);
+    print_medians(&results);
+    print_goals(&results.goals);
+    write(dir, &results)
+}
+
 fn write(out: &Path, results: &Results) -> Result<()> {
     std::fs::create_dir_all(out)?;
     let mut text = serde_json::to_string_pretty(results)?;
     text.push('\n');
     std::fs::write(out.join("results.json"), text).context("can't write results.json")?;
-    Ok(())
+    std::fs::write(out.join("report.html"), report::html(results))
+        .context("can't write report.html")
 }
 
 fn versions(perigee: &Path) -> BTreeMap<String, String> {

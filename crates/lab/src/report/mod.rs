@@ -3,7 +3,8 @@
 //! A pure function of [`Outcome`], so that a report can be drawn again from `result.json`.
 
 mod charts;
-mod svg;
+pub mod page;
+pub mod svg;
 
 use std::fmt::Write;
 
@@ -12,17 +13,12 @@ use perigee_model::units;
 
 use crate::demo::outcome::{Outcome, Run, RunName};
 use crate::demo::{basis_words, way_word};
+use page::{figure, row};
 use svg::escape;
-
-const STYLE: &str = include_str!("style.css");
 
 /// The whole page.
 pub fn html(outcome: &Outcome) -> String {
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Perigee: a running VM goes to its data</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
-    );
+    let mut page = page::start("Perigee: a running VM goes to its data", "");
     head(&mut page, outcome);
     figure(
         &mut page,
@@ -34,7 +30,7 @@ pub fn html(outcome: &Outcome) -> String {
     time_lines(&mut page, outcome);
     reasons(&mut page, outcome);
     setting(&mut page, outcome);
-    page.push_str("</body>\n</html>\n");
+    page.push_str(page::END);
     page
 }
 
@@ -79,15 +75,6 @@ fn summary(outcome: &Outcome) -> String {
     )
 }
 
-fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {
-    let _ = writeln!(
-        page,
-        "<figure><h3>{}</h3><figcaption>{}</figcaption>\n{svg}</figure>",
-        escape(title),
-        escape(caption)
-    );
-}
-
 fn results(page: &mut String, outcome: &Outcome) {
     page.push_str(
         "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>run</th><th>predicted, s</th><th>measured, s</th>\
@@ -116,12 +103,6 @@ fn results(page: &mut String, outcome: &Outcome) {
         "The answers are not those that SQLite finds."
     };
     let _ = writeln!(page, "</table></div>\n<p class=\"soft\">{checked}</p>");
-}
-
-fn row(page: &mut String, class: &str, cells: &[String]) {
-    let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
-    let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
-    let _ = writeln!(page, "<tr{class}>{cells}</tr>");
 }
 
 fn time_lines(page: &mut String, outcome: &Outcome) {

@@ -1,0 +1,38 @@
+//! The frame of a report's page: one file with everything in it, no script.
+
+use std::fmt::Write;
+
+use super::svg::escape;
+
+const STYLE: &str = include_str!("style.css");
+
+/// Everything up to the first heading; `style` comes after the style that all reports share.
+pub fn start(title: &str, style: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{}</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n",
+        escape(title)
+    )
+}
+
+pub const END: &str = "</body>\n</html>\n";
+
+// Writing to a String cannot fail, so the results of `write!` below say nothing.
+
+/// A picture with its title and what it shows.
+pub fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {
+    let _ = writeln!(
+        page,
+        "<figure><h3>{}</h3><figcaption>{}</figcaption>\n{svg}</figure>",
+        escape(title),
+        escape(caption)
+    );
+}
+
+/// One row of a table; `class` may be empty.
+pub fn row(page: &mut String, class: &str, cells: &[String]) {
+    let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+    let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
+    let _ = writeln!(page, "<tr{class}>{cells}</tr>");
+}
