@@ -1,6 +1,7 @@
 # Everything a developer runs. `make demo` and `make test` work on a fresh Debian 12 machine, as root.
 
 PERIGEE_SCALE ?= 0.1
+ROUNDS ?= 5
 
 .PHONY: setup build image demo test soak fuzz lint bench clean
 
@@ -49,6 +50,9 @@ lint:
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
-## Our NBD server beside qemu-nbd, alternating: medians and ratios
+## The volume server beside its peers: experiments/engine/results.json and report.html. QUICK=1 only shows that it works
 bench: build
-	bench/nbd
+	experiments/engine/setup
+	cargo build --release --locked --package perigee-engine-bench
+	target/release/perigee-engine-bench run --rounds $(ROUNDS) \
+	  $(if $(QUICK),--quick --out out/bench,--out experiments/engine)

@@ -60,10 +60,10 @@ impl Curves<'_> {
                     results.results.extend(points);
                 }
             }
-            if self.plan.wants(SIZE_READ) {
-                say(SIZE_READ);
-                self.sizes(round, results).context("curve over the size of a volume")?;
-            }
+        }
+        if self.plan.wants(SIZE_READ) {
+            say(SIZE_READ);
+            self.sizes(results).context("curve over the size of a volume")?;
         }
         results.figures.extend(summary(results));
         Ok(())
@@ -96,7 +96,7 @@ impl Curves<'_> {
         for server in [Server::Perigee, Server::QEMU, Server::NbdkitCow, Server::Echo] {
             let started = self.fixtures.start(server, workload.disk, Transport::Unix, None)?;
             for clients in CLIENT_COUNTS {
-                let mut load = load_of(&workload, &started, self.short());
+                let mut load = load_of(self.fixtures, &workload, &started, self.short());
                 (load.connections, load.depth) = (clients as usize, 1);
                 points.push(self.point(
                     CLIENTS,
@@ -121,7 +121,7 @@ impl Curves<'_> {
             for name in &names {
                 control.create(name, VolumeSource::Image(GOLDEN.parse()?), None)?;
             }
-            let mut load = load_of(&read(), &started, self.short());
+            let mut load = load_of(self.fixtures, &read(), &started, self.short());
             (load.connections, load.depth) = (names.len(), 4);
             load.exports.clone_from(&names);
             let at = (round, count.into());
@@ -140,7 +140,7 @@ impl Curves<'_> {
             for server in [Server::Perigee, Server::QEMU] {
                 let disk = Disk::Chain(layers);
                 let started = self.fixtures.start(server, disk, Transport::Unix, None)?;
-                let load = load_of(&read(), &started, self.short());
+                let load = load_of(self.fixtures, &read(), &started, self.short());
                 points.push(self.point(CHAIN, server, &load, &started, (round, layers.into()))?);
                 started.stop(self.fixtures)?;
             }
@@ -148,15 +148,15 @@ impl Curves<'_> {
         Ok(points)
     }
 
-    /// Blocks spread over the whole of a sparse volume: written first, then read.
+    /// Blocks spread over the whole of a sparse volume: written once, then read.
     #[expect(clippy::cast_precision_loss, reason = "GiB on an axis")]
-    fn sizes(&self, round: u32, results: &mut Results) -> Result<()> {
+    fn sizes(&self, results: &mut Results) -> Result<()> {
         for size_bytes in SIZES {
-            let mut random = Random::new(u64::from(round) + 5);
+            let mut random = Random::new(5);
             let blocks = size_bytes / BLOCK_BYTES;
             let spread: Vec<u64> = (0..BLOCKS_IN_LARGE).map(|_| random.below(blocks)).collect();
             let spread = Arc::new(spread);
-            let at = (round, (size_bytes / GIB).max(1) as f64);
+            let at = (size_bytes as f64 / GIB as f64).round();
             let mut servers = vec![Server::Perigee, Server::QEMU];
             servers.retain(|server| *server == Server::Perigee || size_bytes <= QEMU_SIZE_MAX);
             for server in servers {
@@ -169,16 +169,19 @@ impl Curves<'_> {
                     server: server.name(),
                     value: began.elapsed().as_secs_f64() * 1000.0,
                     unit: "ms".into(),
-                    at: Some(at.1),
+                    at: Some(at),
                 });
-                let mut load = load_of(&read(), &started, Duration::from_secs(5));
+                let mut load = load_of(self.fixtures, &read(), &started, Duration::from_secs(5));
                 load.kind = Kind::Write;
                 load.warm_up = Duration::ZERO;
                 load.pattern = Pattern::Once(spread.clone());
-                results.results.push(self.point(SIZE_WRITE, server, &load, &started, at)?);
-                let mut load = load_of(&read(), &started, self.short());
-                load.pattern = Pattern::Among(spread.clone());
-                results.results.push(self.point(SIZE_READ, server, &load, &started, at)?);
+                results.results.push(self.point(SIZE_WRITE, server, &load, &started, (0, at))?);
+                for round in 0..self.plan.rounds.min(ROUNDS_MAX) {
+                    let mut load = load_of(self.fixtures, &read(), &started, self.short());
+                    load.pattern = Pattern::Among(spread.clone());
+                    let point = self.point(SIZE_READ, server, &load, &started, (round, at))?;
+                    results.results.push(point);
+                }
                 started.stop(self.fixtures)?;
             }
         }
@@ -193,7 +196,7 @@ fn read() -> Workload {
 /// What the goals ask of the curves.
 #[expect(clippy::cast_precision_loss, reason = "GiB on an axis")]
 fn summary(results: &Results) -> Vec<Figure> {
-    let at = |size: u64| Some((size / GIB).max(1) as f64);
+    let at = |size: u64| Some((size as f64 / GIB as f64).round());
     let (small, large) = (at(SIZES[0]), at(SIZES[2]));
     let iops = |workload: &str, at| results.median_at(workload, "unix", "perigee", at, IOPS);
     let attach = |at: Option<f64>| {

@@ -19,9 +19,7 @@ use crate::measure::{evict, load_of};
 use crate::process::{cached_mib, live_threads_cpu_ms, usage};
 use crate::results::Figure;
 use crate::rounds::Plan;
-use crate::servers::{
-    Disk, Fixtures, GOLDEN, IMAGE_BYTES, SECOND_POOL, Server, Started, Transport,
-};
+use crate::servers::{Disk, Fixtures, GOLDEN, SECOND_POOL, Server, Started, Transport};
 use crate::workloads::WORKLOADS;
 
 const CLONES: u32 = 64;
@@ -101,7 +99,12 @@ impl Figures<'_> {
         let mut servers = Vec::new();
         for number in 0..CLONES {
             let overlay = self.fixtures.path(&format!("memory-{number}.qcow2"));
-            self.fixtures.make_overlay(&overlay, (&base, "raw"), IMAGE_BYTES, false)?;
+            self.fixtures.make_overlay(
+                &overlay,
+                (&base, "raw"),
+                self.fixtures.image_bytes,
+                false,
+            )?;
             let started = self.fixtures.start_overlay(Server::QEMU, &overlay)?;
             load::run(&self.long_reads(&started, READ_BY_EACH_BYTES / 10), || (), || ())?;
             servers.push(started);
@@ -115,7 +118,8 @@ impl Figures<'_> {
     }
 
     fn long_reads(&self, started: &Started, bytes: u64) -> Load {
-        let mut load = load_of(&WORKLOADS[0], started, Duration::from_secs(120));
+        let bytes = bytes.min(self.fixtures.image_bytes);
+        let mut load = load_of(self.fixtures, &WORKLOADS[0], started, Duration::from_secs(120));
         load.request_bytes = LONG_READ_BYTES;
         let units = bytes / u64::from(LONG_READ_BYTES);
         load.pattern = Pattern::OnceEach(Arc::new((0..units).collect()));
@@ -128,9 +132,9 @@ impl Figures<'_> {
     fn single_flight(&self, server: Server) -> Result<Figure> {
         let started = self.fixtures.start(server, Disk::Fresh, Transport::Unix, None)?;
         evict(&started.files(self.fixtures))?;
-        let mut load = load_of(&WORKLOADS[0], &started, Duration::from_secs(60));
+        let mut load = load_of(self.fixtures, &WORKLOADS[0], &started, Duration::from_secs(60));
         // At the end of the image: read-ahead finds nothing behind it that nobody asked for.
-        let first = (IMAGE_BYTES - SHARED_BYTES) / BLOCK_BYTES;
+        let first = (self.fixtures.image_bytes - SHARED_BYTES) / BLOCK_BYTES;
         let mut blocks = Pattern::shuffled(SHARED_BYTES / BLOCK_BYTES, 13);
         blocks.iter_mut().for_each(|block| *block += first);
         load.pattern = Pattern::OnceEach(Arc::new(blocks));

@@ -52,7 +52,8 @@ fn one(
 ) -> Result<Measurement> {
     let started = fixtures.start(server, workload.disk, workload.transport, None)?;
     let before_s = cpu_s(started.id())?;
-    let output = command(workload, &started).output().context("can't start fio")?;
+    let output =
+        command(workload, &started, fixtures.image_bytes).output().context("can't start fio")?;
     if !output.status.success() {
         bail!("it ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     }
@@ -71,7 +72,7 @@ fn one(
     Ok(measurement)
 }
 
-fn command(workload: &Workload, started: &Started) -> Command {
+fn command(workload: &Workload, started: &Started, size_bytes: u64) -> Command {
     let uri = match &started.address {
         Address::Unix(path) => {
             format!("nbd+unix:///{}?socket={}", started.export, path.display())
@@ -82,7 +83,8 @@ fn command(workload: &Workload, started: &Started) -> Command {
     let mut command = Command::new("fio");
     command
         .args(["--name=bench", "--ioengine=nbd", "--output-format=json", "--thread"])
-        .args(["--time_based", "--runtime=1", "--group_reporting", "--size=512m"])
+        .args(["--time_based", "--runtime=1", "--group_reporting"])
+        .arg(format!("--size={size_bytes}"))
         .arg(format!("--uri={uri}"))
         .arg(format!("--rw={kind}"))
         .arg(format!("--bs={}", workload.request_bytes))

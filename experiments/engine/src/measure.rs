@@ -13,7 +13,7 @@ use crate::load::offsets::Pattern;
 use crate::load::{self, Load, Measured};
 use crate::process::{Usage, cpu_s, usage};
 use crate::results::Measurement;
-use crate::servers::{Fixtures, IMAGE_BYTES, Server, Started};
+use crate::servers::{Fixtures, Server, Started};
 use crate::workloads::{Order, Workload};
 
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -30,7 +30,7 @@ pub fn measure(
     if workload.cold {
         evict(&started.files(fixtures))?;
     }
-    let mut load = load_of(workload, &started, duration);
+    let mut load = load_of(fixtures, workload, &started, duration);
     load.seed = u64::from(round) + 1;
     if workload.order == Order::Once {
         load.warm_up = Duration::ZERO;
@@ -56,8 +56,13 @@ pub fn observe(load: &Load, pid: u32) -> Result<(Measured, Usage, Usage)> {
 }
 
 /// The load of a workload on a started server.
-pub fn load_of(workload: &Workload, started: &Started, duration: Duration) -> Load {
-    let units = IMAGE_BYTES / u64::from(workload.request_bytes);
+pub fn load_of(
+    fixtures: &Fixtures,
+    workload: &Workload,
+    started: &Started,
+    duration: Duration,
+) -> Load {
+    let units = fixtures.image_bytes / u64::from(workload.request_bytes);
     Load {
         address: started.address.clone(),
         exports: vec![started.export.clone()],

@@ -64,7 +64,8 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
         quick: arguments.quick,
         ..Results::default()
     };
-    let fixtures = Fixtures::make(&dir, &perigee, say)?;
+    let image_bytes = if arguments.quick { 64 << 20 } else { 512 << 20 };
+    let fixtures = Fixtures::make(&dir, &perigee, image_bytes, say)?;
     warm(&dir)?;
     results.results.extend(rounds::run(&fixtures, &plan, false, say)?);
     if fio::is_there() {
@@ -79,7 +80,9 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     print_medians(&results);
     print_goals(&results.goals);
     write(&arguments.out, &results)?;
-    say("done");
+    say("done; removing the scratch files");
+    scratch.close()?;
+    say("gone");
     Ok(())
 }
 

@@ -32,7 +32,7 @@ pub fn html(results: &Results) -> String {
     }
     goals(&mut page, results);
     page.push_str(
-        "<h2>Workloads</h2>\n<p>The volume server and QEMU's servers serve a clone of a 512 MiB golden image; nbdkit \
+        "<h2>Workloads</h2>\n<p>The volume server and QEMU's servers serve a clone of one golden image; nbdkit \
          serves the image itself (file) or its own overlay (cow), whose map is lost when it ends. Echo has no storage: it \
          answers with zeros, so it shows what the messages alone cost. Everything is in the page cache unless the \
          workload is called cold.</p>\n",

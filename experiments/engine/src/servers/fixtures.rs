@@ -14,9 +14,6 @@ use super::{Aio, Disk, Server, Transport};
 use crate::load::offsets::{Pattern, Random};
 use crate::load::{self, Address, Kind, Load};
 
-pub const IMAGE_BYTES: u64 = 512 << 20;
-/// Blocks of the image and of each clone.
-pub const CLONE_BLOCKS: u64 = IMAGE_BYTES / BLOCK_BYTES;
 /// The image's name in a pool.
 pub const GOLDEN: &str = "golden";
 /// A pool for what would be in the way of the others.
@@ -28,14 +25,16 @@ const FILL_SEED: u64 = 3;
 pub struct Fixtures {
     pub dir: PathBuf,
     pub perigee: PathBuf,
+    /// Size of the golden image and of most clones.
+    pub image_bytes: u64,
 }
 
 impl Fixtures {
     /// Makes image, pool and overlays in a directory.
-    pub fn make(dir: &Path, perigee: &Path, say: impl Fn(&str)) -> Result<Self> {
-        let fixtures = Self { dir: dir.to_owned(), perigee: perigee.to_owned() };
+    pub fn make(dir: &Path, perigee: &Path, image_bytes: u64, say: impl Fn(&str)) -> Result<Self> {
+        let fixtures = Self { dir: dir.to_owned(), perigee: perigee.to_owned(), image_bytes };
         say("golden image");
-        write_random(&fixtures.base()).context("can't write the golden image")?;
+        write_random(&fixtures.base(), image_bytes).context("can't write the golden image")?;
         for pool in ["pool", SECOND_POOL] {
             let server = fixtures.start_pool(pool, Transport::Unix, None)?;
             server.control(&fixtures, pool)?.import(GOLDEN, &fixtures.base())?;
@@ -101,7 +100,7 @@ impl Fixtures {
         for extended_l2 in [false, true] {
             say(&format!("clone {name} as a qcow2 overlay"));
             let overlay = self.overlay(disk, extended_l2);
-            self.make_overlay(&overlay, (&self.base(), "raw"), IMAGE_BYTES, extended_l2)?;
+            self.make_overlay(&overlay, (&self.base(), "raw"), self.image_bytes, extended_l2)?;
             let server = Server::QemuNbd { aio: Aio::Threads, extended_l2 };
             let server = self.start(server, disk, Transport::Unix, None)?;
             self.fill(disk, &server.address, &server.export)?;
@@ -115,7 +114,7 @@ impl Fixtures {
     pub fn make_chain(&self, layers: u32) -> Result<()> {
         let disk = Disk::Chain(layers);
         let name = Self::volume(disk);
-        let mut blocks = Pattern::shuffled(CLONE_BLOCKS, FILL_SEED);
+        let mut blocks = Pattern::shuffled(self.image_bytes / BLOCK_BYTES, FILL_SEED);
         blocks.truncate(blocks.len() / 8);
         let share = blocks.len().div_ceil(layers as usize);
         let shares: Vec<Vec<u64>> = blocks.chunks(share).map(<[u64]>::to_vec).collect();
@@ -137,7 +136,7 @@ impl Fixtures {
             } else {
                 self.path(&format!("{name}-{number}.qcow2"))
             };
-            self.make_overlay(&overlay, (&below, format), IMAGE_BYTES, false)?;
+            self.make_overlay(&overlay, (&below, format), self.image_bytes, false)?;
             let server = self.start_overlay(Server::QEMU, &overlay)?;
             write_once(&server.address, &server.export, 4096, share)?;
             server.stop(self)?;
@@ -150,11 +149,11 @@ impl Fixtures {
     pub fn fill(&self, disk: Disk, address: &Address, export: &str) -> Result<()> {
         let (request_bytes, units) = match disk {
             Disk::Runs => {
-                let runs = IMAGE_BYTES / u64::from(RUN_BYTES);
+                let runs = self.image_bytes / u64::from(RUN_BYTES);
                 (RUN_BYTES, (0..runs).step_by(2).collect())
             }
             _ => {
-                let mut blocks = Pattern::shuffled(CLONE_BLOCKS, FILL_SEED);
+                let mut blocks = Pattern::shuffled(self.image_bytes / BLOCK_BYTES, FILL_SEED);
                 blocks.truncate(blocks.len() / 2);
                 (4096, blocks)
             }
@@ -190,10 +189,10 @@ pub fn write_once(
     Ok(())
 }
 
-fn write_random(path: &Path) -> std::io::Result<()> {
+fn write_random(path: &Path, bytes: u64) -> std::io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut random = Random::new(1);
-    for _ in 0..IMAGE_BYTES / 8 {
+    for _ in 0..bytes / 8 {
         file.write_all(&random.next().to_ne_bytes())?;
     }
     file.into_inner()?.sync_all()

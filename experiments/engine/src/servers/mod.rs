@@ -3,7 +3,7 @@
 mod fixtures;
 mod start;
 
-pub use fixtures::{Fixtures, GOLDEN, IMAGE_BYTES, SECOND_POOL, write_once};
+pub use fixtures::{Fixtures, GOLDEN, SECOND_POOL, write_once};
 pub use start::Started;
 
 /// How QEMU's block layer does its file I/O.

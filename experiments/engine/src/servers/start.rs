@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use perigee_model::volume::VolumeSource;
 
-use super::fixtures::{Fixtures, GOLDEN, IMAGE_BYTES};
+use super::fixtures::{Fixtures, GOLDEN};
 use super::{Disk, Server, Transport};
 use crate::control::Control;
 use crate::load::Address;
@@ -18,7 +18,8 @@ pub struct Started {
     pub process: Process,
     pub address: Address,
     pub export: String,
-    /// A volume or file that goes when the server stops.
+    /// A volume or file that goes when the server stops. What has many small extents goes with the
+    /// scratch directory: to free them takes a minute where the filesystem discards each.
     temporary: Option<Temporary>,
 }
 
@@ -129,7 +130,9 @@ impl Fixtures {
         };
         let image = VolumeSource::Image(GOLDEN.parse()?);
         started.control(self, "pool")?.create(&started.export, image, size_bytes)?;
-        started.temporary = Some(Temporary::Volume(started.export.clone()));
+        if disk == Disk::Fresh {
+            started.temporary = Some(Temporary::Volume(started.export.clone()));
+        }
         Ok(started)
     }
 
@@ -153,7 +156,7 @@ impl Fixtures {
         let address = free_address(transport, self.path("peer.sock"))?;
         let (mut file, mut temporary) = (self.overlay(disk, server.extended_l2()), None);
         let new_bytes = match disk {
-            Disk::Fresh => Some(IMAGE_BYTES),
+            Disk::Fresh => Some(self.image_bytes),
             Disk::Large(bytes) => Some(bytes),
             Disk::Mixed | Disk::Runs | Disk::Chain(_) => None,
         };
@@ -162,7 +165,7 @@ impl Fixtures {
             file = self.base();
         } else if let Some(bytes) = new_bytes {
             self.make_overlay(&file, (&self.base(), "raw"), bytes, server.extended_l2())?;
-            temporary = Some(Temporary::File(file.clone()));
+            temporary = (disk == Disk::Fresh).then(|| Temporary::File(file.clone()));
         }
         let (program, arguments) = self.command(server, &file, &address)?;
         let mut process = Process::start(&program, &arguments, cpu, &self.path("peer.log"))?;
