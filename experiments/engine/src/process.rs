@@ -179,7 +179,10 @@ fn mib(text: &str, key: &str) -> f64 {
     number(text, key) as f64 / 1024.0
 }
 
-/// How much of these files is in the page cache.
+/// fincore looks at each page of a file's length, which takes hours for a sparse one of many TiB.
+const SPARSE_BYTES_MIN: u64 = 4 << 30;
+
+/// How much of these files is in the page cache; large sparse ones do not count.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a machine's memory")]
 pub fn cached_mib(files: &[PathBuf]) -> Result<f64> {
     // One file may be listed under several names.
@@ -187,7 +190,8 @@ pub fn cached_mib(files: &[PathBuf]) -> Result<f64> {
     let mut bytes = 0;
     for path in files {
         let Ok(data) = fs::metadata(path) else { continue };
-        if seen.insert((data.dev(), data.ino())) {
+        let sparse = data.len() > SPARSE_BYTES_MIN;
+        if !sparse && seen.insert((data.dev(), data.ino())) {
             let output =
                 Command::new("fincore").args(["-n", "-b", "-o", "RES"]).arg(path).output()?;
             let text = String::from_utf8_lossy(&output.stdout);
