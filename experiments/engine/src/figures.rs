@@ -166,6 +166,7 @@ impl Figures<'_> {
         let clone_kib = (space_bytes(&dir)? - space_before_bytes) / 1024.0 / 1000.0;
         started.stop(self.fixtures)?;
         let (started, thousand) = open(1000.0)?;
+        let control = started.control(self.fixtures, SECOND_POOL)?;
         control.create_clones("more", 9000, GOLDEN)?;
         started.stop(self.fixtures)?;
         let (started, ten_thousand) = open(10_000.0)?;

@@ -46,7 +46,8 @@ impl Output {
         let payload = if kind == Kind::Write { length_bytes as usize } else { 0 };
         let frame_bytes = REQUEST_BYTES + payload;
         // Twice the depth: there is always room behind a frame that is half sent.
-        let buffer = (0..frame_bytes * depth * 2).map(|i| (i * 7 % 251) as u8 | 1).collect();
+        let bytes = (1..=u8::MAX).cycle();
+        let buffer = bytes.take(frame_bytes * depth * 2).collect();
         Self { buffer, frame_bytes, start: 0, end: 0 }
     }
 

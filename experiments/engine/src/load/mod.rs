@@ -287,3 +287,55 @@ impl Worker {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// The generator against the echo server of this process.
+    fn against_echo(kind: Kind, structured: bool) -> Measured {
+        let dir = tempfile::tempdir().expect("a directory");
+        let address = Address::Unix(dir.path().join("echo.sock"));
+        let server = address.clone();
+        // It serves until the test's process ends.
+        std::thread::spawn(move || crate::echo::serve(&server, 1 << 30));
+        let load = Load {
+            address,
+            exports: vec!["any".into()],
+            structured,
+            kind,
+            request_bytes: 4096,
+            pattern: Pattern::Once(Arc::new(Pattern::shuffled(1000, 1))),
+            connections: 3,
+            depth: 7,
+            threads: 2,
+            warm_up: Duration::ZERO,
+            duration: Duration::from_secs(60),
+            flush: true,
+            cpu: None,
+            seed: 1,
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while connect(&load).is_err() {
+            assert!(Instant::now() < deadline, "waited 30 s for the echo server's socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        run(&load, || (), || ()).expect("every request is answered")
+    }
+
+    #[test]
+    fn every_read_and_write_is_answered_once() {
+        for kind in [Kind::Read, Kind::Write] {
+            // Some may have been answered before counting began.
+            let measured = against_echo(kind, false);
+            assert!((1..=1000).contains(&measured.requests), "{}", measured.requests);
+        }
+    }
+
+    #[test]
+    fn a_server_without_structured_replies_is_driven_with_simple_ones() {
+        assert!(against_echo(Kind::Read, true).requests > 0);
+    }
+}
