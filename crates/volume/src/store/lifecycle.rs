@@ -50,9 +50,8 @@ impl Pool {
         self: &Arc<Self>,
         request: CreateVolume,
     ) -> Result<VolumeInfo, Problem> {
-        let name = request.name.clone();
-        self.make_volumes(request.into()).await?;
-        self.volume_info(&name).await
+        let mut made = self.create_volumes(request.into()).await?;
+        Ok(made.remove(0))
     }
 
     /// Many volumes in one transaction.
@@ -63,14 +62,6 @@ impl Pool {
         self: &Arc<Self>,
         request: CreateVolumes,
     ) -> Result<Vec<VolumeInfo>, Problem> {
-        let names: HashSet<_> = request.names.iter().cloned().collect();
-        self.make_volumes(request).await?;
-        let mut infos = self.volumes().await?;
-        infos.retain(|info| names.contains(&info.name));
-        Ok(infos)
-    }
-
-    async fn make_volumes(self: &Arc<Self>, request: CreateVolumes) -> Result<(), Problem> {
         let what = match &request.names[..] {
             [] => return Err(Problem::invalid("can't create volumes", "no name is given")),
             [name] => format!("can't create volume {name}"),
@@ -84,24 +75,31 @@ impl Pool {
             _ => None,
         };
         let turn = Arc::clone(&self.changes).lock_owned().await;
-        self.check_names_free(&what, &request.names).await?;
-        let base = match (&request.source, remote) {
-            (_, Some(row)) => Base { size_bytes: row.size_bytes, parent: None, remote: Some(row) },
-            (VolumeSource::Image(image), _) => self.image_base(&what, image).await?,
-            (VolumeSource::Volume(source), _) => {
-                self.volume_base(&what, source, request.size_bytes).await?
+        let sealed = match &request.source {
+            VolumeSource::Volume(source) => {
+                let (pool, now, names) = (Arc::clone(self), what.clone(), request.names.clone());
+                blocking(move || pool.check_names_free(&now, &names)).await?;
+                Some(self.volume_base(&what, source, request.size_bytes).await?)
             }
-            (VolumeSource::Empty | VolumeSource::Remote { .. }, None) => {
-                Base { size_bytes: 0, parent: None, remote: None }
-            }
+            _ => None,
         };
-        let size_bytes = head_size(&what, &base, request.size_bytes)?;
-        let volumes: Vec<_> =
-            request.names.iter().map(|name| base.volume(name, size_bytes, &request)).collect();
         let pool = Arc::clone(self);
         blocking(move || {
             let _turn = turn;
-            pool.catalog.add_volumes(&volumes).map_err(failed(&what))
+            pool.check_names_free(&what, &request.names)?;
+            let base = match (&request.source, remote, sealed) {
+                (_, _, Some(base)) => base,
+                (_, Some(row), _) => {
+                    Base { size_bytes: row.size_bytes, parent: None, remote: Some(row) }
+                }
+                (VolumeSource::Image(image), ..) => pool.image_base(&what, image)?,
+                _ => Base { size_bytes: 0, parent: None, remote: None },
+            };
+            let size_bytes = head_size(&what, &base, request.size_bytes)?;
+            let volume = |name| base.volume(name, size_bytes, &request);
+            let volumes: Vec<_> = request.names.iter().map(volume).collect();
+            pool.catalog.add_volumes(&volumes).map_err(failed(&what))?;
+            pool.describe_new(&volumes).map_err(failed(&what))
         })
         .await
     }
@@ -122,44 +120,31 @@ impl Pool {
         })
     }
 
-    async fn check_names_free(
-        self: &Arc<Self>,
-        what: &str,
-        names: &[VolumeName],
-    ) -> Result<(), Problem> {
-        let (pool, what, names) = (Arc::clone(self), what.to_owned(), names.to_vec());
-        blocking(move || {
-            let attached = pool.catalog.attachments().map_err(failed(&what))?;
-            let attached: HashSet<_> = attached.into_iter().map(|(name, _)| name).collect();
-            let mut asked = HashSet::new();
-            for name in names {
-                if pool.catalog.volume(&name).map_err(failed(&what))?.is_some() {
-                    return Err(Problem::conflict(what, format!("there is a volume {name}")));
-                }
-                if attached.contains(&name) {
-                    let why = format!("a volume {name} is attached here");
-                    return Err(Problem::conflict(what, why));
-                }
-                if let Some(name) = asked.replace(name) {
-                    return Err(Problem::invalid(what, format!("{name} is named twice")));
-                }
+    fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
+        let attached = self.catalog.attachments().map_err(failed(what))?;
+        let attached: HashSet<_> = attached.into_iter().map(|(name, _)| name).collect();
+        let mut asked = HashSet::new();
+        for name in names {
+            if self.catalog.volume(name).map_err(failed(what))?.is_some() {
+                return Err(Problem::conflict(what, format!("there is a volume {name}")));
             }
-            Ok(())
-        })
-        .await
+            if attached.contains(name) {
+                return Err(Problem::conflict(what, format!("a volume {name} is attached here")));
+            }
+            if !asked.insert(name) {
+                return Err(Problem::invalid(what, format!("{name} is named twice")));
+            }
+        }
+        Ok(())
     }
 
-    async fn image_base(self: &Arc<Self>, what: &str, image: &ImageName) -> Result<Base, Problem> {
-        let (pool, what, image) = (Arc::clone(self), what.to_owned(), image.clone());
-        blocking(move || {
-            let layer = pool.catalog.image(&image).map_err(failed(&what))?.ok_or_else(|| {
-                Problem::not_found(&what, format!("there is no image {image} in this pool"))
-                    .next("import it first")
-            })?;
-            let rows = pool.catalog.chain(layer).map_err(failed(&what))?;
-            Ok(Base { size_bytes: rows[0].size_bytes, parent: Some(layer), remote: None })
-        })
-        .await
+    fn image_base(&self, what: &str, image: &ImageName) -> Result<Base, Problem> {
+        let layer = self.catalog.image(image).map_err(failed(what))?.ok_or_else(|| {
+            Problem::not_found(what, format!("there is no image {image} in this pool"))
+                .next("import it first")
+        })?;
+        let rows = self.catalog.chain(layer).map_err(failed(what))?;
+        Ok(Base { size_bytes: rows[0].size_bytes, parent: Some(layer), remote: None })
     }
 
     /// Seals the source's head without a name. A head that was never touched stays, and the

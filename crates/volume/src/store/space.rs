@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use perigee_model::volume::{ImageInfo, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo};
-use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
+use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 
 use super::blocking;
-use super::catalog::{self, LayerSpace, VolumeRow};
+use super::catalog::{self, LayerSpace, NewVolume, VolumeRow};
 use super::layer::data_name;
 use super::pool::Pool;
 
@@ -108,6 +108,26 @@ impl Pool {
             Ok(pool.describe(row, &spaces))
         })
         .await
+    }
+
+    /// Volumes that were just made, all from one source.
+    pub(super) fn describe_new(&self, volumes: &[NewVolume]) -> rusqlite::Result<Vec<VolumeInfo>> {
+        let mut spaces = Spaces::new();
+        let mut infos = Vec::new();
+        for volume in volumes {
+            let head = volume.head.id;
+            if spaces.is_empty() {
+                spaces = self.catalog.layer_spaces(Some(head))?;
+            } else {
+                let empty = spaces[&volumes[0].head.id].clone();
+                spaces.insert(head, empty);
+            }
+            let NewVolume { name, head, tenant, cache } = volume.clone();
+            let (head, size_bytes, epoch) = (head.id, head.size_bytes, Epoch(1));
+            let row = VolumeRow { name, head, size_bytes, epoch, tenant, cache };
+            infos.push(self.describe(row, &spaces));
+        }
+        Ok(infos)
     }
 
     fn describe(&self, row: VolumeRow, spaces: &Spaces) -> VolumeInfo {
