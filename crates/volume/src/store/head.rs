@@ -97,6 +97,9 @@ pub(super) struct Head {
     dirty: Mutex<Dirty>,
     /// Something was written that no flush has taken yet.
     unsynced: AtomicBool,
+    /// A write of the live map has failed and may have left a part there: from then on every write
+    /// writes its states down, also where they seem to be the same.
+    live_unsure: AtomicBool,
     poisoned: OnceLock<String>,
     flush_turn: Arc<tokio::sync::Mutex<()>>,
 }
@@ -191,6 +194,7 @@ impl Head {
             durable: Mutex::new(durable),
             dirty: Mutex::default(),
             unsynced: AtomicBool::new(false),
+            live_unsure: AtomicBool::new(false),
             poisoned: OnceLock::new(),
             flush_turn: Arc::default(),
         }
@@ -261,11 +265,16 @@ impl Head {
     pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         self.check_writable()?;
         let files = self.files()?;
-        {
+        let written = {
             let _stage = trace::stage(Stage::Write);
-            self.layer.data().write_at(offset, data)?;
-        }
-        self.mark(files, blocks_of(offset, data.len() as u64), BlockState::Data, None)
+            self.layer.data().write_at(offset, data)
+        };
+        let blocks = blocks_of(offset, data.len() as u64);
+        let result = written
+            .map_err(IoError::from)
+            .and_then(|()| self.mark(files, blocks, BlockState::Data, None));
+        self.set_unsynced();
+        result
     }
 
     /// Makes whole blocks zero. The caller holds their locks.
@@ -273,7 +282,18 @@ impl Head {
         self.check_writable()?;
         let files = self.files()?;
         let punch = (how == Zeroing::FreeSpace).then(|| blocks.clone());
-        self.mark(files, blocks, BlockState::Zero, punch)
+        let result = self.mark(files, blocks, BlockState::Zero, punch);
+        self.set_unsynced();
+        result
+    }
+
+    /// After the bytes are written: a flush that clears this before its sync covers them. A write
+    /// that failed may have changed any part of its blocks, so it counts too: what is read now must
+    /// not change with a power cut after a flush, or after the head is sealed.
+    fn set_unsynced(&self) {
+        if !self.unsynced.load(Ordering::SeqCst) {
+            self.unsynced.store(true, Ordering::SeqCst);
+        }
     }
 
     /// Gives blocks a state, for a kill of this process at once, for a power cut with a flush.
@@ -286,14 +306,16 @@ impl Head {
     ) -> Result<(), IoError> {
         let states = &self.layer.states;
         for (page, part) in by_page(blocks) {
-            if states.all_are(&part, state) {
+            if states.all_are(&part, state) && !self.live_unsure.load(Ordering::Relaxed) {
                 continue;
             }
             let _stage = trace::stage(Stage::Map);
             if !states.has_page(page) {
                 map::reserve(&*files.map, page)?;
             }
-            states.change(&part, state, |first_byte, bytes| files.live.write(first_byte, bytes))?;
+            states
+                .change(&part, state, |first_byte, bytes| files.live.write(first_byte, bytes))
+                .inspect_err(|_| self.live_unsure.store(true, Ordering::Relaxed))?;
             self.dirty.lock().expect("no holder panics").map_pages.insert(page);
         }
         if let Some(punch) = punch {
@@ -302,10 +324,6 @@ impl Head {
                 Some(last) if last.end == punch.start => last.end = punch.end,
                 _ => dirty.zeroed.push(punch),
             }
-        }
-        // After the bytes are written: a flush that clears this before its sync covers them.
-        if !self.unsynced.load(Ordering::SeqCst) {
-            self.unsynced.store(true, Ordering::SeqCst);
         }
         Ok(())
     }

@@ -86,6 +86,23 @@ fn a_disk_that_fails_from_any_operation_on_loses_nothing_flushed() {
     run(&mixed(), Fault::Io, u64::MAX);
 }
 
+/// The bytes of a failed write may be in the file. A clone seals them with the rest: what it reads
+/// must not change with a power cut.
+#[test]
+fn what_a_failed_write_left_is_durable_in_a_sealed_layer() {
+    let steps = [
+        write(0, 29_910, 123),
+        flush(0),
+        write(0, 28_448, 344),
+        Step::Clone { volume: 0, grow_blocks: 0 },
+        Step::Kill,
+    ];
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (at, seed) in (8..24).flat_map(|at| [1, 2].map(|seed| (at, seed))) {
+        runtime.block_on(survives(&steps, at, Fault::Io, 1, seed));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
