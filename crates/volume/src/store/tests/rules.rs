@@ -1,4 +1,27 @@
 //! The rules of the layer store, one by one, on files that fail when told to.
+//!
+//! Which test fails when a rule is broken; each line was seen to, with the code changed so. The
+//! tests of `power` are its workloads: `cuts` a power cut and a kill at every operation, `faults`
+//! every operation failing.
+//!
+//! | rule | broken how | what fails |
+//! |---|---|---|
+//! | 1 order of a flush | states taken after the data sync; the flag cleared after it | `states_that_change_during_a_flush_belong_to_the_next_one`, `power::faults` |
+//! | 1 | no data sync, no map sync, the new map's length not synced | `power::cuts`, `power::faults`, most tests here |
+//! | 1 no needless map write | | `a_flush_without_new_blocks_leaves_the_map_alone` |
+//! | 2 no state before its data | a live map of another boot believed | `a_live_map_of_another_boot_is_not_believed`, `power::cuts` |
+//! | 2 | pages that a killed server left believed without a sync | `power::cuts` |
+//! | a kill loses nothing answered | no live map; states written before the bytes | `what_was_acknowledged_outlives_a_kill_of_the_server`, `power::cuts` |
+//! | 3 two slots and a checksum | one slot only; no checksum | `map::a_torn_page_costs_nothing_that_was_flushed`, `map::every_page_is_as_flushed_or_newer` |
+//! | 4 a failed sync is final | the data's, the map's or the names' sync tried again | `a_failed_sync_makes_the_volume_read_only_for_good`, `power::faults` |
+//! | 5 a full disk fails one request | the pages of that flush forgotten; the volume poisoned | `a_full_disk_fails_that_request_and_nothing_else`, `power::faults`, `full` |
+//! | 6 zero, never absent | a discard makes a block absent | `zeros_hide_the_parent_and_the_hole_is_punched_after_the_flush`, `power` |
+//! | 6 zero first, then the hole | punched before the flush; punched what was written again | the same, `a_block_written_again_is_not_punched`, `a_block_written_while_its_hole_is_about_to_be_punched_keeps_its_bytes` |
+//! | 7 parts of blocks | stale bytes of a zero block; no block lock; a block not filled up | `a_small_write_into_a_zero_block_shows_no_stale_bytes`, `power`, `pool::no_write_is_lost_while_snapshots_are_taken` |
+//! | 8 sealing | no flush, not drained, names not synced | `a_write_while_the_head_is_sealed_goes_into_the_new_head`, `power::cuts` |
+//! | 9 hydration | there is none yet | |
+//! | 10 growing, shared sources | a parent shows beyond its end | `resize`, `pool::a_clone_is_the_source_at_that_moment_and_may_be_larger`, `clones_share_the_open_layer_below` |
+//! | 11 deep chains | the index names the wrong layer; a merge that is cut off | `compact`, `power::cuts::resizes_and_merged_chains_survive_a_cut_at_every_point` |
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
