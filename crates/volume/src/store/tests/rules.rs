@@ -1,7 +1,7 @@
 //! The rules of the layer store, one by one, on files that fail when told to.
 //!
-//! Which test fails when a rule is broken; each line was seen to, with the code changed so. The
-//! tests of `power` are its workloads: `cuts` a power cut and a kill at every operation, `faults`
+//! Which test fails when a rule is broken. Each line that says how was seen to fail, with the code
+//! changed so. The tests of `power` are its workloads: `cuts` a power cut and a kill at every operation, `faults`
 //! every operation failing.
 //!
 //! | rule | broken how | what fails |
@@ -20,8 +20,9 @@
 //! | 7 parts of blocks | stale bytes of a zero block; no block lock; a block not filled up | `a_small_write_into_a_zero_block_shows_no_stale_bytes`, `power`, `pool::no_write_is_lost_while_snapshots_are_taken` |
 //! | 8 sealing | no flush, not drained, names not synced | `a_write_while_the_head_is_sealed_goes_into_the_new_head`, `power::cuts` |
 //! | 9 hydration | there is none yet | |
-//! | 10 growing, shared sources | a parent shows beyond its end | `resize`, `pool::a_clone_is_the_source_at_that_moment_and_may_be_larger`, `clones_share_the_open_layer_below` |
-//! | 11 deep chains | the index names the wrong layer; a merge that is cut off | `compact`, `power::cuts::resizes_and_merged_chains_survive_a_cut_at_every_point` |
+//! | 10 growing | a parent shows beyond its end | `resize::what_a_shrunken_volume_had_does_not_come_back_when_it_grows`, `compact`, `power::cuts` |
+//! | 10 one inode for all clones | | `clones_share_the_open_layer_below` |
+//! | 11 deep chains | the index names the wrong layer | `compact`, `resize`, `power::cuts::resizes_and_merged_chains_survive_a_cut_at_every_point` |
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
