@@ -6,7 +6,8 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
-pub const BUFFER_BYTES: usize = 256 << 10;
+/// The reply to a read of 128 KiB, the longest that most clients send, with some room.
+pub const BUFFER_BYTES: usize = 160 << 10;
 /// So many are kept for the next borrower; what a burst needed beyond that is given back.
 const KEPT_MAX: usize = 16;
 
