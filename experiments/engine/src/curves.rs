@@ -33,7 +33,7 @@ const DEPTHS: [u32; 3] = [1, 8, 32];
 const BLOCKS_IN_LARGE: usize = 16 << 10;
 /// qcow2 writes a table of 64 KiB for nearly every block in a larger one: that takes minutes.
 const QEMU_SIZE_MAX: u64 = 1024 * GIB;
-const ROUNDS_MAX: u32 = 3;
+const ROUNDS_MAX: u32 = 2;
 
 pub struct Curves<'a> {
     pub fixtures: &'a Fixtures,

@@ -15,7 +15,7 @@ use crate::workloads::{WORKLOADS, Workload};
 const SERVERS: [Server; 5] =
     [Server::Perigee, Server::QEMU, Server::NbdkitFile, Server::NbdkitCow, Server::Echo];
 const NAMES: [&str; 3] = ["read-4k-qd32", "write-4k-qd32", "read-4k-64-clients"];
-const ROUNDS_MAX: u32 = 3;
+const ROUNDS_MAX: u32 = 1;
 
 /// Whether fio is there with its engine; without it the report shows our generator alone.
 pub fn is_there() -> bool {

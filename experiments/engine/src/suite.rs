@@ -53,7 +53,7 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     let perigee = arguments.perigee.canonicalize().context("the perigee binary")?;
     let plan = Plan {
         rounds: arguments.rounds,
-        duration: Duration::from_millis(if arguments.quick { 300 } else { 1000 }),
+        duration: Duration::from_millis(if arguments.quick { 300 } else { 500 }),
         only: arguments.only.clone(),
         servers: arguments.server.clone(),
         few_servers: arguments.quick,
@@ -68,13 +68,16 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     let fixtures = Fixtures::make(&dir, &perigee, image_bytes, say)?;
     warm(&dir)?;
     results.results.extend(rounds::run(&fixtures, &plan, false, say)?);
+    write(&arguments.out, &results)?;
     if fio::is_there() {
         results.results.extend(fio::run(&fixtures, &plan, say)?);
     } else {
         say("there is no fio with an nbd engine: its figures are left out");
     }
     Curves { fixtures: &fixtures, plan: &plan }.run(&mut results, say)?;
+    write(&arguments.out, &results)?;
     results.results.extend(rounds::run(&fixtures, &plan, true, say)?);
+    write(&arguments.out, &results)?;
     results.figures.extend(Figures { fixtures: &fixtures, plan: &plan }.run(say)?);
     results.goals = judge(&results);
     print_medians(&results);
