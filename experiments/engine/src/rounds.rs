@@ -44,7 +44,8 @@ pub fn run(
     let mut all = Vec::new();
     for workload in WORKLOADS.iter().filter(|w| w.cold == cold && plan.wants(w.name)) {
         say(&format!("{} over {}", workload.name, workload.transport.word()));
-        for round in 0..plan.rounds {
+        let rounds = if workload.once { 1 } else { plan.rounds };
+        for round in 0..rounds {
             all.extend(round_of(fixtures, plan, workload, round)?);
         }
     }

@@ -53,7 +53,7 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     let perigee = arguments.perigee.canonicalize().context("the perigee binary")?;
     let plan = Plan {
         rounds: arguments.rounds,
-        duration: Duration::from_millis(if arguments.quick { 300 } else { 500 }),
+        duration: Duration::from_millis(if arguments.quick { 300 } else { 400 }),
         only: arguments.only.clone(),
         servers: arguments.server.clone(),
         few_servers: arguments.quick,
@@ -67,22 +67,24 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     let image_bytes = if arguments.quick { 64 << 20 } else { 512 << 20 };
     let fixtures = Fixtures::make(&dir, &perigee, image_bytes, say)?;
     warm(&dir)?;
-    results.results.extend(rounds::run(&fixtures, &plan, false, say)?);
-    write(&arguments.out, &results)?;
+    // Each phase is kept as soon as it has ended.
+    for cold in [false, true] {
+        results.results.extend(rounds::run(&fixtures, &plan, cold, say)?);
+        keep(&arguments.out, &mut results)?;
+    }
+    results.figures.extend(Figures { fixtures: &fixtures, plan: &plan }.run(say)?);
+    keep(&arguments.out, &mut results)?;
+    warm(&dir)?;
+    Curves { fixtures: &fixtures, plan: &plan }.run(&mut results, say)?;
+    keep(&arguments.out, &mut results)?;
     if fio::is_there() {
         results.results.extend(fio::run(&fixtures, &plan, say)?);
     } else {
         say("there is no fio with an nbd engine: its figures are left out");
     }
-    Curves { fixtures: &fixtures, plan: &plan }.run(&mut results, say)?;
-    write(&arguments.out, &results)?;
-    results.results.extend(rounds::run(&fixtures, &plan, true, say)?);
-    write(&arguments.out, &results)?;
-    results.figures.extend(Figures { fixtures: &fixtures, plan: &plan }.run(say)?);
-    results.goals = judge(&results);
+    keep(&arguments.out, &mut results)?;
     print_medians(&results);
     print_goals(&results.goals);
-    write(&arguments.out, &results)?;
     say("done; removing the scratch files");
     scratch.close()?;
     say("gone");
@@ -93,13 +95,15 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
 pub fn report_again(dir: &Path) -> Result<()> {
     let text = std::fs::read_to_string(dir.join("results.json")).context("results.json")?;
     let mut results: Results = serde_json::from_str(&text).context("results.json")?;
-    results.goals = judge(&results);
+    keep(dir, &mut results)?;
     print_medians(&results);
     print_goals(&results.goals);
-    write(dir, &results)
+    Ok(())
 }
 
-fn write(out: &Path, results: &Results) -> Result<()> {
+/// Judges the results and writes them with their report.
+fn keep(out: &Path, results: &mut Results) -> Result<()> {
+    results.goals = judge(results);
     std::fs::create_dir_all(out)?;
     let mut text = serde_json::to_string_pretty(results)?;
     text.push('\n');

@@ -55,6 +55,8 @@ pub struct Workload {
     pub structured: bool,
     /// Also with the variants that hardly differ.
     pub all_servers: bool,
+    /// No goal asks for it, so one round is enough.
+    pub once: bool,
 }
 
 const READ: Workload = Workload {
@@ -72,6 +74,7 @@ const READ: Workload = Workload {
     flush: false,
     structured: false,
     all_servers: false,
+    once: false,
 };
 
 const WRITE: Workload = Workload {
@@ -124,6 +127,7 @@ pub const WORKLOADS: [Workload; 16] = [
         name: "read-4k-qd32-structured",
         title: "4 KiB random read, queue depth 32, structured replies",
         structured: true,
+        once: true,
         ..READ
     },
     CLIENTS,
@@ -141,6 +145,7 @@ pub const WORKLOADS: [Workload; 16] = [
         name: "read-128k-qd8-mixed",
         title: "128 KiB sequential read, queue depth 8; half of the 4 KiB blocks are the clone's own",
         disk: Disk::Mixed,
+        once: true,
         ..LONG
     },
     Workload { all_servers: true, ..WRITE },
@@ -150,6 +155,7 @@ pub const WORKLOADS: [Workload; 16] = [
         title: "128 KiB sequential overwrite, queue depth 8",
         kind: Kind::Write,
         flush: true,
+        once: true,
         ..LONG
     },
     Workload {
