@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what is on the disk, and what survives a crash | [`store`] |
 //! | what an NBD client may say and gets | [`nbd`] |
+//! | how frames come from and go to sockets, for every protocol | `stream` |
 //! | which device an export name means; proxying to a volume's home | `exports` |
 //! | the control API | `control` |
 //! | where requests' time goes | `stats`, `trace`, `metrics` |
@@ -23,6 +24,7 @@ mod probe;
 mod serve;
 mod stats;
 pub mod store;
+mod stream;
 mod trace;
 
 pub use nbd::{ServerOptions, TlsFiles};

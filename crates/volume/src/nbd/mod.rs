@@ -10,7 +10,6 @@
 
 pub mod client;
 pub mod server;
-mod socket;
 pub mod wire;
 
 pub use client::{NbdDevice, RemoteExport};

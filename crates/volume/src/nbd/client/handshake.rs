@@ -8,11 +8,11 @@ use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::super::socket::Socket;
 use super::super::wire::{
     self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, MetaContextOption, OptionReplyHead,
     PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
 };
+use crate::stream::socket::Socket;
 
 /// What the server says of the export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,10 +19,10 @@ use tokio::io::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::super::socket::Socket;
 use super::super::wire::{Chunk, Dialect, FramingError, ReplyHead, Request, command};
 use super::handshake::{self, ExportInfo, HandshakeError};
 use super::pending::{Outgoing, PendingTable};
+use crate::stream::socket::Socket;
 
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);

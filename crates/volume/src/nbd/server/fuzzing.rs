@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Export, Exports, Opener, Server, ServerOptions, connection};
 use crate::device::{Device, Extent, IoError, Zeroing};
-use crate::nbd::socket::Socket;
+use crate::stream::socket::Socket;
 
 const SIZE_BYTES: usize = 1 << 20;
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;

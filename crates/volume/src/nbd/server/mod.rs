@@ -32,10 +32,10 @@ use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use super::socket::Socket;
 use super::wire::FramingError;
 use crate::device::Device;
 use crate::stats::Counters;
+use crate::stream::socket::Socket;
 use access::{Access, Peer};
 use negotiation::{Agreed, Negotiation, Outcome};
 use sessions::SessionTable;

@@ -3,6 +3,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Dialect, FramingError, PAYLOAD_BYTES_MAX, bound, command, command_flag};
+use crate::stream::input::{Framing, Measured};
 
 const COMPACT_MAGIC: u32 = 0x2560_9513;
 const EXTENDED_MAGIC: u32 = 0x21e4_1c71;
@@ -16,6 +17,19 @@ pub struct Request {
     pub offset: u64,
     /// Of the payload, or of the range that the request is about.
     pub length_bytes: u64,
+}
+
+impl Framing for Dialect {
+    type Head = Request;
+    type Error = FramingError;
+
+    fn head(&self, bytes: &[u8]) -> Result<Option<Measured<Request>>, FramingError> {
+        Ok(Request::parse(*self, bytes)?.map(|head| Measured {
+            head,
+            head_bytes: self.request_head_bytes(),
+            payload_bytes: head.payload_bytes(*self),
+        }))
+    }
 }
 
 impl Request {

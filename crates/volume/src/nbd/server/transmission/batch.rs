@@ -6,20 +6,23 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::super::super::wire::{Answer, AnswerTo, command};
+use super::super::super::wire::{Answer, AnswerTo, Dialect, Request, command};
 use super::super::ConnectionError;
 use super::super::command::{Command, Refusal, Rules, check};
-use super::input::{Frame, Input};
-use super::output::Output;
 use super::waiting::{Waiting, refusal};
 use crate::device::{Device, IoError};
 use crate::stats::{BatchCounts, Counters};
+use crate::stream::input;
+use crate::stream::output::Output;
 use crate::trace::{Ended, SAMPLE, Span};
 
 /// What one request costs besides its bytes, in bytes: a turn's work is counted in these.
 const REQUEST_COST_BYTES: usize = 4 << 10;
 /// After so much work a connection lets others run.
 const TURN_BYTES: usize = 4 << 20;
+
+type Input = input::Input<Dialect>;
+type Frame = input::Frame<Request>;
 
 /// Why a batch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +95,7 @@ impl Batch {
 
     /// Takes one request, or says why not.
     fn one(&mut self, frame: Frame, counts: &mut BatchCounts) -> Option<BatchEnd> {
-        let request = frame.request;
+        let request = frame.head;
         if request.command == command::DISCONNECT {
             return Some(BatchEnd::Disconnect);
         }

@@ -8,10 +8,10 @@
 //!
 //! | stage | module |
 //! |---|---|
-//! | bytes to frames | `input` |
+//! | bytes to frames | [`crate::stream::input`] |
 //! | frames to answers, at once where nothing has to be waited for | `batch` |
 //! | requests that wait for a disk, another host or a lock | `waiting` |
-//! | answers to bytes, many in one write | `output` |
+//! | answers to bytes, many in one write | [`crate::stream::output`] |
 //!
 //! A batch is all the requests that one read of the socket brought; their answers leave with one
 //! write. When the client does not take its answers, no more requests are taken. What a connection
@@ -24,9 +24,6 @@
 //! the socket is closed, and the session's claim is given back.
 
 mod batch;
-mod buffers;
-mod input;
-mod output;
 mod waiting;
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::super::command::Rules;
 use super::super::contexts::Contexts;
 use super::*;
 use crate::device::{Device, Extent, IoError, Zeroing};
+use crate::stream::buffers;
 
 const SIZE_BYTES: usize = 4 << 20;
 const DEADLINE: Duration = Duration::from_secs(20);

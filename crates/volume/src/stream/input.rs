@@ -1,4 +1,4 @@
-//! Bytes to frames: what the socket has, taken at once, and the requests in it.
+//! Bytes to frames: what the socket has, taken at once, and the frames in it.
 
 use std::io;
 use std::ops::Range;
@@ -9,7 +9,6 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-use super::super::super::wire::{Dialect, FramingError, Request};
 use super::buffers::{BUFFER_BYTES, Buffer};
 
 /// A longer payload that is not whole yet is received straight into memory of its own.
@@ -17,60 +16,80 @@ const PAYLOAD_IN_BUFFER_MAX: usize = 64 << 10;
 /// With less room than this at its end, the buffer's content moves to its front.
 const ROOM_BYTES_MIN: usize = 64 << 10;
 
-/// A whole request at the front of the input, until [`Input::skip`] or [`Input::take`] removes it.
-pub struct Frame {
-    pub request: Request,
+/// How a protocol's frames lie in a stream: a head, then a payload whose length the head tells.
+pub trait Framing {
+    type Head: Copy;
+    type Error;
+
+    /// Takes a head from the front of `bytes`; `None` when not all of it is there yet.
+    ///
+    /// # Errors
+    /// When the bytes are no head, or the payload is longer than the protocol allows.
+    fn head(&self, bytes: &[u8]) -> Result<Option<Measured<Self::Head>>, Self::Error>;
+}
+
+/// A head, and how many bytes it and its payload take in the stream.
+pub struct Measured<H> {
+    pub head: H,
+    pub head_bytes: usize,
+    pub payload_bytes: usize,
+}
+
+/// A whole frame at the front of the input, until [`Input::skip`] or [`Input::take`] removes it.
+pub struct Frame<H> {
+    pub head: H,
     /// Where its payload is, in the buffer or in memory of its own.
     payload: Range<usize>,
 }
 
-/// A request whose payload has memory of its own, perhaps not all of it here yet.
-struct Large {
-    request: Request,
+/// A frame whose payload has memory of its own, perhaps not all of it here yet.
+struct Large<H> {
+    head: H,
     payload: BytesMut,
     missing_bytes: usize,
 }
 
-pub struct Input {
-    dialect: Dialect,
+pub struct Input<F: Framing> {
+    framing: F,
     buffer: Option<Buffer>,
     /// What of the buffer is not taken yet.
     start: usize,
     end: usize,
     /// It comes before what is in the buffer.
-    large: Option<Large>,
+    large: Option<Large<F::Head>>,
 }
 
-impl Input {
-    pub fn new(dialect: Dialect) -> Self {
-        Self { dialect, buffer: None, start: 0, end: 0, large: None }
+impl<F: Framing> Input<F> {
+    pub fn new(framing: F) -> Self {
+        Self { framing, buffer: None, start: 0, end: 0, large: None }
     }
 
-    /// The first request, if it is here whole.
+    /// The first frame, if it is here whole.
     ///
     /// # Errors
-    /// When the bytes are no request.
-    pub fn first(&mut self) -> Result<Option<Frame>, FramingError> {
+    /// As [`Framing::head`].
+    pub fn first(&mut self) -> Result<Option<Frame<F::Head>>, F::Error> {
         if let Some(large) = &self.large {
-            let frame = Frame { request: large.request, payload: 0..large.payload.len() };
+            let frame = Frame { head: large.head, payload: 0..large.payload.len() };
             return Ok((large.missing_bytes == 0).then_some(frame));
         }
         let Some(buffer) = &self.buffer else { return Ok(None) };
-        let Some(request) = Request::parse(self.dialect, &buffer[self.start..self.end])? else {
+        let Some(measured) = self.framing.head(&buffer[self.start..self.end])? else {
             return Ok(None);
         };
-        let at = self.start + self.dialect.request_head_bytes();
-        let payload = at..at + request.payload_bytes(self.dialect);
+        let Measured { head, head_bytes, payload_bytes } = measured;
+        let at = self.start + head_bytes;
+        let payload = at..at + payload_bytes;
         if payload.end <= self.end {
-            return Ok(Some(Frame { request, payload }));
+            return Ok(Some(Frame { head, payload }));
         }
         if payload.len() > PAYLOAD_IN_BUFFER_MAX {
-            self.begin_large(request, payload);
+            self.begin_large(head, payload);
         }
         Ok(None)
     }
 
-    pub fn payload(&self, frame: &Frame) -> &[u8] {
+    pub fn payload(&self, frame: &Frame<F::Head>) -> &[u8] {
         match (&self.large, &self.buffer) {
             (Some(large), _) => &large.payload,
             (None, Some(buffer)) => &buffer[frame.payload.clone()],
@@ -78,16 +97,16 @@ impl Input {
         }
     }
 
-    /// Removes the first request.
-    pub fn skip(&mut self, frame: Frame) {
+    /// Removes the first frame.
+    pub fn skip(&mut self, frame: Frame<F::Head>) {
         if self.large.take().is_none() {
             self.start = frame.payload.end;
             self.give_back_if_empty();
         }
     }
 
-    /// Removes the first request and keeps its payload.
-    pub fn take(&mut self, frame: Frame) -> Bytes {
+    /// Removes the first frame and keeps its payload.
+    pub fn take(&mut self, frame: Frame<F::Head>) -> Bytes {
         if let Some(large) = self.large.take() {
             return large.payload.freeze();
         }
@@ -130,12 +149,12 @@ impl Input {
         polled.map_ok(|()| read)
     }
 
-    fn begin_large(&mut self, request: Request, place: Range<usize>) {
+    fn begin_large(&mut self, head: F::Head, place: Range<usize>) {
         let Some(buffer) = &self.buffer else { return };
         let mut payload = BytesMut::with_capacity(place.len());
         payload.extend_from_slice(&buffer[place.start..self.end]);
         let missing_bytes = place.len() - payload.len();
-        self.large = Some(Large { request, payload, missing_bytes });
+        self.large = Some(Large { head, payload, missing_bytes });
         self.start = self.end;
         self.give_back_if_empty();
     }
