@@ -11,8 +11,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use perigee_model::volume::BLOCK_BYTES;
 
 use super::blocks::{blocks_of, index};
+use super::closing::ClosedLater;
 
-pub(super) struct DirectFile(File);
+pub(super) struct DirectFile(ClosedLater);
 
 /// Memory that begins at a multiple of a block.
 struct Aligned {
@@ -49,7 +50,7 @@ impl DirectFile {
             .write(true)
             .custom_flags(nix::libc::O_DIRECT)
             .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-            .map(Self)
+            .map(|file| Self(file.into()))
     }
 
     pub(super) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {

@@ -13,9 +13,11 @@ use std::sync::{Arc, OnceLock};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use perigee_model::volume::CachePolicy;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::blocks::index;
+use super::closing::{self, ClosedLater};
 use super::direct::DirectFile;
 
 /// A file of fixed length.
@@ -109,7 +111,7 @@ impl LayerFiles for DiskFiles {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        match std::fs::remove_file(self.dir.join(name)) {
+        match closing::remove(&self.dir.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         }
@@ -142,7 +144,7 @@ const PIECE_BYTES: u64 = 16 << 10;
 
 /// A real file.
 pub(super) struct DiskFile {
-    file: File,
+    file: ClosedLater,
     /// The filesystem can't tell whether a read would wait.
     always_waits: AtomicBool,
     /// Reads and writes go past the page cache, through `direct`.
@@ -152,8 +154,18 @@ pub(super) struct DiskFile {
 
 impl From<File> for DiskFile {
     fn from(file: File) -> Self {
+        forget_access_times(&file);
         let (always_waits, is_direct) = Default::default();
-        Self { file, always_waits, is_direct, direct: OnceLock::new() }
+        Self { file: file.into(), always_waits, is_direct, direct: OnceLock::new() }
+    }
+}
+
+/// Nobody asks when a layer was last read, and noting it costs each read. Who does not own the
+/// file may not ask for that; then it is noted.
+fn forget_access_times(file: &File) {
+    let flags = fcntl_getfl(file).map(|flags| flags | OFlags::NOATIME);
+    if let Err(error) = flags.and_then(|flags| fcntl_setfl(file, flags)) {
+        tracing::debug!(%error, "reads note their time in a layer's file");
     }
 }
 
@@ -181,7 +193,7 @@ impl BlockFile for DiskFile {
         }
         let length = buffer.len();
         let into = &mut [IoSliceMut::new(buffer)];
-        match rustix::io::preadv2(&self.file, into, offset, ReadWriteFlags::NOWAIT) {
+        match rustix::io::preadv2(&*self.file, into, offset, ReadWriteFlags::NOWAIT) {
             Ok(read) => (read == length).then_some(Ok(())),
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
@@ -221,7 +233,7 @@ impl BlockFile for DiskFile {
 
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        match fallocate(&self.file, flags, signed(offset)?, signed(length_bytes)?) {
+        match fallocate(&*self.file, flags, signed(offset)?, signed(length_bytes)?) {
             // Without holes the blocks keep their space; their state already says zero.
             Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
@@ -230,7 +242,7 @@ impl BlockFile for DiskFile {
 
     fn reserve(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        match fallocate(&self.file, flags, signed(offset)?, signed(length_bytes)?) {
+        match fallocate(&*self.file, flags, signed(offset)?, signed(length_bytes)?) {
             // A filesystem that can't reserve space is taken as it is.
             Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
@@ -240,7 +252,7 @@ impl BlockFile for DiskFile {
     fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>> {
         let seek = |from: u64, whence| -> nix::Result<u64> {
             let from = i64::try_from(from).map_err(|_| nix::Error::EOVERFLOW)?;
-            lseek(&self.file, from, whence).map(i64::cast_unsigned)
+            lseek(&*self.file, from, whence).map(i64::cast_unsigned)
         };
         match seek(from, Whence::SeekData) {
             Ok(start) => Ok(Some(start..seek(start, Whence::SeekHole)?)),

@@ -24,6 +24,7 @@ mod blocks;
 mod catalog;
 mod chain;
 mod check;
+mod closing;
 mod cold;
 mod compact;
 mod direct;
