@@ -9,6 +9,7 @@ pub mod job_file;
 pub mod plan;
 pub mod problem;
 pub mod states;
+pub mod trace;
 pub mod units;
 pub mod vm;
 pub mod volume;

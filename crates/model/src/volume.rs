@@ -24,12 +24,16 @@
 //! | `DELETE /attachments/{volume}` | | |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
+//! | `POST /trace/start` | [`StartTrace`] | |
+//! | `POST /trace/stop` | | [`TraceSummary`] |
 //! | `POST /check` | [`CheckScope`] | lines of [`Step`] of [`CheckReport`] |
 //!
 //! What may take long answers with lines of JSON, each a [`Step`]: progress, and at last the
 //! result. A client that hangs up stops the work.
 //!
 //! A wrong request answers with a [`crate::Problem`].
+
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -323,6 +327,23 @@ pub struct TracedRequest {
     /// What the time was spent on; parts that ran at the same time count in full.
     pub stages: Vec<StageTime>,
     pub error: Option<String>,
+}
+
+/// Begins a trace of all volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartTrace {
+    /// A new file on the volume server's machine, in the format of [`crate::trace`].
+    pub file: PathBuf,
+}
+
+/// What a trace came to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceSummary {
+    pub file: PathBuf,
+    pub clients: u64,
+    pub requests: u64,
+    /// Requests that came faster than the disk took them.
+    pub lost: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,6 +21,7 @@ pub mod nbd;
 mod observe;
 mod offline;
 mod probe;
+mod recording;
 mod serve;
 mod stats;
 pub mod store;

@@ -1,5 +1,5 @@
-//! The part of the control API that shows how the server does: figures for Prometheus, and the
-//! requests of one volume as they end.
+//! The part of the control API that shows how the server does: figures for Prometheus, the
+//! requests of one volume as they end, and those of all volumes in a file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,10 @@ use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{get, post};
 use futures_util::stream;
-use perigee_http::Failure;
+use perigee_http::{Failure, Json, Reply};
+use perigee_model::volume::{StartTrace, TraceSummary};
 use perigee_model::{Problem, ProblemKind, VolumeName};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -27,7 +28,10 @@ pub fn metrics() -> Router<Arc<Control>> {
 }
 
 pub fn trace() -> Router<Arc<Control>> {
-    Router::new().route("/volumes/{volume}/trace", get(requests))
+    Router::new()
+        .route("/volumes/{volume}/trace", get(requests))
+        .route("/trace/start", post(start_trace))
+        .route("/trace/stop", post(stop_trace))
 }
 
 async fn figures(State(control): State<Arc<Control>>) -> Result<Response, Failure> {
@@ -69,6 +73,18 @@ async fn requests(
         Some((line, requests))
     });
     answer("application/jsonl", Body::from_stream(lines))
+}
+
+async fn start_trace(
+    State(control): State<Arc<Control>>,
+    Json(request): Json<StartTrace>,
+) -> Reply<()> {
+    Ok(Json(control.stats.start_trace(request)?))
+}
+
+async fn stop_trace(State(control): State<Arc<Control>>) -> Reply<TraceSummary> {
+    let stopped = tokio::task::spawn_blocking(move || control.stats.stop_trace()).await;
+    Ok(Json(stopped.map_err(|error| Problem::internal("end a trace", error))??))
 }
 
 fn answer(kind: &str, body: Body) -> Result<Response, Failure> {

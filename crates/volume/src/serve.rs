@@ -64,7 +64,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let stop = CancellationToken::new();
     let mut nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let keeper = tokio::spawn(pool.clone().keep());
-    let control = Control { pool: pool.clone(), exports, stats };
+    let control = Control { pool: pool.clone(), exports, stats: stats.clone() };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), control = addresses(&config.control), "ready");
@@ -84,6 +84,9 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     if tokio::time::timeout(DRAIN_MAX, &mut nbd).await.is_err() {
         tracing::warn!("some NBD connections did not end in time; cutting them");
         nbd.abort();
+    }
+    if let Ok(trace) = stats.stop_trace() {
+        tracing::info!(file = %trace.file.display(), requests = trace.requests, "ended the trace");
     }
     pool.flush().await?;
     ended

@@ -5,21 +5,52 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_model::VolumeName;
-use perigee_model::volume::{ExportStats, IoStats};
+use perigee_model::volume::{ExportStats, IoStats, StartTrace, TraceSummary};
+use perigee_model::{Problem, VolumeName};
 
 use crate::device::IoError;
+use crate::recording::Recording;
 use crate::trace::Tracing;
 
 /// Counters of every volume that was opened since the server started.
 #[derive(Default)]
 pub struct StatsTable {
     volumes: Mutex<BTreeMap<VolumeName, Arc<Counters>>>,
+    recording: Recording,
 }
 
 impl StatsTable {
     pub fn of(&self, volume: &VolumeName) -> Arc<Counters> {
-        lock(&self.volumes).entry(volume.clone()).or_default().clone()
+        let mut volumes = lock(&self.volumes);
+        let counters = volumes.entry(volume.clone()).or_insert_with(|| {
+            let counters = Counters::default();
+            counters.tracing.record(self.recording.recorder(volume));
+            Arc::new(counters)
+        });
+        Arc::clone(counters)
+    }
+
+    /// Records the requests of all volumes from now on.
+    ///
+    /// # Errors
+    /// As [`Recording::start`].
+    pub fn start_trace(&self, request: StartTrace) -> Result<(), Problem> {
+        let volumes = lock(&self.volumes);
+        self.recording.start(request)?;
+        for (volume, counters) in &*volumes {
+            counters.tracing.record(self.recording.recorder(volume));
+        }
+        Ok(())
+    }
+
+    /// Waits until the file is written.
+    ///
+    /// # Errors
+    /// As [`Recording::stop`].
+    pub fn stop_trace(&self) -> Result<TraceSummary, Problem> {
+        let volumes = lock(&self.volumes);
+        volumes.values().for_each(|counters| counters.tracing.record(None));
+        self.recording.stop()
     }
 
     pub fn list(&self) -> Vec<ExportStats> {
@@ -39,7 +70,9 @@ impl StatsTable {
 
     /// A deleted volume's figures go with it; a new one of the same name starts from zero.
     pub fn forget(&self, volume: &VolumeName) {
-        lock(&self.volumes).remove(volume);
+        if let Some(counters) = lock(&self.volumes).remove(volume) {
+            counters.tracing.record(None);
+        }
     }
 }
 

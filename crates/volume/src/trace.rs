@@ -16,6 +16,8 @@ use perigee_model::volume::{StageTime, TracedRequest};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::recording::Recorder;
+
 /// One of so many requests that are answered at once is measured.
 pub const SAMPLE: u32 = 64;
 /// Somebody who follows and is slow misses requests beyond these.
@@ -95,7 +97,26 @@ impl Span {
         self.stages_ns[stage as usize].fetch_add(elapsed_ns(since), Ordering::Relaxed);
     }
 
-    fn stages(&self) -> impl Iterator<Item = (Stage, u64)> {
+    fn traced(&self, ended: Ended) -> TracedRequest {
+        let total_ns = elapsed_ns(self.since);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        TracedRequest {
+            ended_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
+            command: ended.command.to_owned(),
+            offset: ended.offset,
+            length_bytes: ended.length_bytes,
+            at_once: ended.at_once,
+            total_ns,
+            stages: self
+                .stages()
+                .map(|(stage, ns)| StageTime { stage: stage.name().to_owned(), ns })
+                .collect(),
+            error: ended.error,
+        }
+    }
+
+    /// The stages that took some of its time.
+    pub fn stages(&self) -> impl Iterator<Item = (Stage, u64)> {
         let times = self.stages_ns.iter().map(|ns| ns.load(Ordering::Relaxed));
         STAGES.into_iter().zip(times).filter(|(_, ns)| *ns > 0)
     }
@@ -174,7 +195,13 @@ pub struct Ended {
 pub struct Tracing {
     stages: [Histogram; STAGES.len()],
     following: AtomicUsize,
-    followers: Mutex<Vec<mpsc::Sender<TracedRequest>>>,
+    followers: Mutex<Followers>,
+}
+
+#[derive(Default)]
+struct Followers {
+    lines: Vec<mpsc::Sender<TracedRequest>>,
+    recorder: Option<Recorder>,
 }
 
 impl Tracing {
@@ -189,10 +216,21 @@ impl Tracing {
     /// Every request from now on, until the receiver is dropped.
     pub fn follow(&self) -> mpsc::Receiver<TracedRequest> {
         let (sender, receiver) = mpsc::channel(FOLLOWER_REQUESTS_MAX);
-        let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
-        followers.push(sender);
-        self.following.store(followers.len(), Ordering::Relaxed);
+        self.change(|followers| followers.lines.push(sender));
         receiver
+    }
+
+    /// Every request from now on goes into a trace file too, until there is another recorder or
+    /// none.
+    pub fn record(&self, recorder: Option<Recorder>) {
+        self.change(|followers| followers.recorder = recorder);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Followers)) {
+        let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut followers);
+        let following = followers.lines.len() + usize::from(followers.recorder.is_some());
+        self.following.store(following, Ordering::Relaxed);
     }
 
     /// A request has ended; it counts as `weight` in the histograms.
@@ -208,27 +246,19 @@ impl Tracing {
     }
 
     fn tell(&self, span: &Span, ended: Ended) {
-        let total_ns = elapsed_ns(span.since);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let request = TracedRequest {
-            ended_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
-            command: ended.command.to_owned(),
-            offset: ended.offset,
-            length_bytes: ended.length_bytes,
-            at_once: ended.at_once,
-            total_ns,
-            stages: span
-                .stages()
-                .map(|(stage, ns)| StageTime { stage: stage.name().to_owned(), ns })
-                .collect(),
-            error: ended.error,
-        };
-        let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
-        followers.retain(|follower| {
-            // A full one misses this request and stays.
-            !matches!(follower.try_send(request.clone()), Err(TrySendError::Closed(_)))
+        self.change(|followers| {
+            if let Some(recorder) = &followers.recorder {
+                recorder.record(span, &ended);
+            }
+            if followers.lines.is_empty() {
+                return;
+            }
+            let request = span.traced(ended);
+            followers.lines.retain(|follower| {
+                // A full one misses this request and stays.
+                !matches!(follower.try_send(request.clone()), Err(TrySendError::Closed(_)))
+            });
         });
-        self.following.store(followers.len(), Ordering::Relaxed);
     }
 }
 
@@ -291,6 +321,7 @@ mod tests {
         let tracing = Tracing::default();
         assert!(!tracing.is_followed());
         let mut follower = tracing.follow();
+        assert!(tracing.is_followed());
         tracing.end(&Span::new(Instant::now()), ended(), 0);
         assert_eq!(follower.try_recv().expect("a request").command, "read");
         drop(follower);

@@ -1,13 +1,145 @@
 //! `perigee volume trace`
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Subcommand;
 use perigee_http::Client;
-use perigee_model::volume::TracedRequest;
+use perigee_model::trace::{TraceRecord, read_trace};
+use perigee_model::volume::{StartTrace, TraceSummary, TracedRequest};
 use perigee_model::{Problem, VolumeName};
 
-use crate::output::{self, Format};
+use crate::commands::{CONTROL_SOCKET, pool_server};
+use crate::output::{self, Column, Format};
+
+#[derive(Debug, Subcommand)]
+pub enum TraceVerb {
+    /// Show each request to a volume as it ends, and where its time went
+    Follow {
+        /// The volume
+        name: VolumeName,
+        /// How long
+        #[arg(long, value_name = "N", default_value_t = 10)]
+        seconds: u64,
+        /// The pool directory of its volume server
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
+    /// Write the requests to all volumes into a file, until it is stopped
+    Start {
+        /// The file; there must be none yet
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// The pool directory of the volume server
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
+    /// End the trace that `start` began
+    Stop {
+        /// The pool directory of the volume server
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
+    /// Show what is in a trace's file
+    Show {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+/// Stopping writes what is left.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub async fn run(verb: TraceVerb, format: Format) -> Result<(), Problem> {
+    match verb {
+        TraceVerb::Follow { name, seconds, pool } => {
+            follow(&*pool_server(&pool).await?, &name, seconds, format).await
+        }
+        TraceVerb::Start { out, pool } => {
+            let what = format!("can't write a trace to {}", out.display());
+            let file = std::path::absolute(&out).map_err(|error| Problem::invalid(what, error))?;
+            running_server(&pool).await?.post("/v1/trace/start", &StartTrace { file }).await
+        }
+        TraceVerb::Stop { pool } => {
+            let summary: TraceSummary =
+                running_server(&pool).await?.post("/v1/trace/stop", &()).await?;
+            output::one(format, &summary, SUMMARY)
+        }
+        TraceVerb::Show { file } => show(&file, format),
+    }
+}
+
+const SUMMARY: &[Column<TraceSummary>] = &[
+    ("file", |t| t.file.display().to_string()),
+    ("clients", |t| t.clients.to_string()),
+    ("requests", |t| t.requests.to_string()),
+    ("lost", |t| t.lost.to_string()),
+];
+
+/// One line of a trace's file.
+#[derive(serde::Serialize)]
+struct Row {
+    at_us: u64,
+    client: String,
+    operation: &'static str,
+    offset: u64,
+    length_bytes: u32,
+    duration_us: u32,
+    served: String,
+}
+
+const ROWS: &[Column<Row>] = &[
+    ("at s", |r| format!("{}.{:06}", r.at_us / 1_000_000, r.at_us % 1_000_000)),
+    ("client", |r| r.client.clone()),
+    ("operation", |r| r.operation.to_owned()),
+    ("offset", |r| r.offset.to_string()),
+    ("bytes", |r| r.length_bytes.to_string()),
+    ("us", |r| r.duration_us.to_string()),
+    ("served", |r| if r.served.is_empty() { "-".to_owned() } else { r.served.clone() }),
+];
+
+fn show(file: &Path, format: Format) -> Result<(), Problem> {
+    let what = format!("can't show the trace {}", file.display());
+    let bytes = std::fs::read(file).map_err(|error| Problem::invalid(&what, error))?;
+    let records = read_trace(&bytes).map_err(|error| Problem::invalid(what, error))?;
+    output::list(format, &rows(records), ROWS)
+}
+
+fn rows(records: Vec<TraceRecord>) -> Vec<Row> {
+    let mut names = std::collections::HashMap::new();
+    let mut rows = Vec::new();
+    for record in records {
+        match record {
+            TraceRecord::Client(client) => {
+                names.insert(client.number, client.name);
+            }
+            TraceRecord::Request(request) => rows.push(Row {
+                at_us: request.at_ns / 1000,
+                client: names.get(&request.client).cloned().unwrap_or_else(|| "?".to_owned()),
+                operation: request.operation.name(),
+                offset: request.offset,
+                length_bytes: request.length_bytes,
+                duration_us: request.duration_us,
+                served: request.served.to_string(),
+            }),
+        }
+    }
+    rows
+}
+
+/// A trace is of a server that runs, not of a pool at rest.
+async fn running_server(pool: &Path) -> Result<Client, Problem> {
+    let socket = pool.join(CONTROL_SOCKET);
+    if !socket.exists() {
+        let what = format!("no volume server runs on the pool {}", pool.display());
+        return Err(Problem::unavailable(what, "there is no control socket in it")
+            .next("start one: perigee volume serve --pool DIR --nbd ADDRESS"));
+    }
+    Client::new(&format!("unix:{}", socket.display()), CALL_TIMEOUT)
+}
 
 /// Prints each request of a volume as it ends.
-pub async fn run(
+async fn follow(
     client: &Client,
     volume: &VolumeName,
     seconds: u64,

@@ -16,7 +16,8 @@ use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 use crate::Context;
 use crate::commands::image::{PoolOption, server};
 use crate::commands::nbd_clients::ClientOptions;
-use crate::commands::{CONTROL_SOCKET, check, controller_client, pool_server, trace};
+use crate::commands::trace::{self, TraceVerb};
+use crate::commands::{CONTROL_SOCKET, check, controller_client, pool_server};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -119,17 +120,9 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Show each request to a volume as it ends, and where its time went
-    Trace {
-        /// The volume
-        name: VolumeName,
-        /// How long
-        #[arg(long, value_name = "N", default_value_t = 10)]
-        seconds: u64,
-        /// The pool directory of its volume server
-        #[arg(long, value_name = "DIR")]
-        pool: PathBuf,
-    },
+    /// Look at the requests of clients, as they end or in a file
+    #[command(subcommand)]
+    Trace(TraceVerb),
     /// Serve a pool's volumes and images over NBD
     Serve {
         /// The pool's directory; made when it is missing
@@ -251,9 +244,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
-        Verb::Trace { name, seconds, pool } => {
-            trace::run(&*pool_server(&pool).await?, &name, seconds, format).await
-        }
+        Verb::Trace(verb) => trace::run(verb, format).await,
         Verb::Serve { pool, private, nbd, control, clients } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
