@@ -8,6 +8,9 @@
 //! | `GET /images`, `GET /images/{image}` | | [`ImageInfo`] |
 //! | `POST /images` | [`ImportImage`] | [`ImageInfo`] |
 //! | `DELETE /images/{image}` | | |
+//! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
+//! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
+//! | `POST /images/{image}/fill` | | lines of [`Step`] of [`ImageInfo`] |
 //! | `GET /volumes`, `GET /volumes/{volume}` | | [`VolumeInfo`] |
 //! | `POST /volumes` | [`CreateVolume`] | [`VolumeInfo`] |
 //! | `POST /batch/volumes` | [`CreateVolumes`] | [`VolumeInfo`], all of them or none |
@@ -84,6 +87,74 @@ pub struct ImageInfo {
     pub chain: Vec<LayerId>,
     /// Volumes and images that stand on it; it can be deleted only when there are none.
     pub children: u64,
+    /// Of a copy that is not complete: where the rest comes from.
+    #[serde(default)]
+    pub remote: Option<ImageSource>,
+}
+
+/// The export of another host that an image is a copy of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageSource {
+    pub nbd_addr: String,
+    pub export: String,
+    pub keep: Keep,
+    /// Bytes of which it is not known here what they are. They may be fewer than that in truth:
+    /// what is empty there is never fetched.
+    pub missing_bytes: u64,
+}
+
+/// What a copy keeps of what it reads from the other host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// Nothing: for data that may not leave its site.
+    Never,
+    /// What is read.
+    Read,
+    /// Everything: what nobody reads is fetched in the background.
+    #[default]
+    All,
+}
+
+/// None of the three.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not what a copy keeps: never, read or all")]
+pub struct BadKeep(String);
+
+impl std::str::FromStr for Keep {
+    type Err = BadKeep;
+
+    fn from_str(text: &str) -> Result<Self, BadKeep> {
+        match text {
+            "never" => Ok(Self::Never),
+            "read" => Ok(Self::Read),
+            "all" => Ok(Self::All),
+            _ => Err(BadKeep(text.chars().take(80).collect())),
+        }
+    }
+}
+
+impl std::fmt::Display for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Never => "never",
+            Self::Read => "read",
+            Self::All => "all",
+        })
+    }
+}
+
+/// Makes an image that is a copy of a sealed layer of another host, to be used at once: what is
+/// not here is read from there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CopyImage {
+    /// `HOST:PORT`.
+    pub nbd_addr: String,
+    /// An export that nobody writes. Default: the image of the same name.
+    #[serde(default)]
+    pub export: Option<String>,
+    #[serde(default)]
+    pub keep: Keep,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -220,7 +291,7 @@ pub struct VolumeInfo {
     /// Bytes of layers that images or other volumes need too.
     #[serde(default)]
     pub shared_bytes: u64,
-    /// Size of the other host's export below the local layers; 0 without one.
+    /// Bytes of another host's export below the local layers that are not here; 0 without one.
     #[serde(default)]
     pub remote_bytes: u64,
     /// Head first.

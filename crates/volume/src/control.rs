@@ -17,9 +17,9 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CheckScope, CreateVolume, CreateVolumes, EpochChange,
-    EpochIssued, ExportStats, ImageInfo, ImportImage, PoolInfo, ProbeBlocks, Resize, Snapshot,
-    VolumeInfo,
+    Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, Keep, PoolInfo, ProbeBlocks,
+    Resize, Snapshot, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, Problem, VolumeName};
 use serde::Deserialize;
@@ -53,6 +53,9 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/pool", get(pool_info))
         .route("/images", get(list_images).post(import_image))
         .route("/images/{image}", get(image_info).delete(delete_image))
+        .route("/images/{image}/copy", post(copy_image))
+        .route("/images/{image}/keep", put(keep_image))
+        .route("/images/{image}/fill", post(fill_image))
         .route("/volumes", get(list_volumes).post(create_volume))
         .route("/batch/volumes", post(create_volumes))
         .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
@@ -118,6 +121,31 @@ async fn image_info(State(control): Shared, Named(image): Named<ImageName>) -> R
 
 async fn delete_image(State(control): Shared, Named(image): Named<ImageName>) -> Reply<()> {
     Ok(Json(control.pool.delete_image(&image).await?))
+}
+
+async fn copy_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+    Json(request): Json<CopyImage>,
+) -> Reply<ImageInfo> {
+    check_address(&format!("can't copy image {image}"), &request.nbd_addr)?;
+    Ok(Json(control.pool.copy_image(&image, request).await?))
+}
+
+async fn keep_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+    Json(keep): Json<Keep>,
+) -> Reply<ImageInfo> {
+    Ok(Json(control.pool.keep_image(&image, keep).await?))
+}
+
+async fn fill_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+) -> Result<Response, Failure> {
+    let pool = control.pool.clone();
+    long::follow(move |work| async move { pool.fill_image(&image, work).await })
 }
 
 async fn list_volumes(State(control): Shared) -> Reply<Vec<VolumeInfo>> {
@@ -197,18 +225,15 @@ async fn attach(
     Named(volume): Named<VolumeName>,
     Json(Attach { nbd_addr }): Json<Attach>,
 ) -> Reply<Attachment> {
-    check_address(&volume, &nbd_addr)?;
+    check_address(&format!("can't attach volume {volume}"), &nbd_addr)?;
     control.pool.attach(&volume, &nbd_addr).await?;
     Ok(Json(attachment(&control, volume, nbd_addr)))
 }
 
-fn check_address(volume: &VolumeName, nbd_addr: &str) -> Result<(), Problem> {
+fn check_address(what: &str, nbd_addr: &str) -> Result<(), Problem> {
     match nbd_addr.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(()),
-        _ => Err(Problem::invalid(
-            format!("can't attach volume {volume}"),
-            format!("{nbd_addr:?} is not HOST:PORT"),
-        )),
+        _ => Err(Problem::invalid(what, format!("{nbd_addr:?} is not HOST:PORT"))),
     }
 }
 

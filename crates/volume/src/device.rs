@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use perigee_model::Epoch;
+use perigee_model::{Epoch, LayerId};
 
 /// What is brought closer passes through memory in pieces of this size.
 const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
@@ -87,6 +87,11 @@ pub enum Zeroing {
 /// bytes, sector by sector; anything else sees the last completed write.
 pub trait Device: Send + Sync + 'static {
     fn size_bytes(&self) -> u64;
+
+    /// Which sealed layer it is, if it is one: it never changes.
+    fn layer(&self) -> Option<LayerId> {
+        None
+    }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
 

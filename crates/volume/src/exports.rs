@@ -5,6 +5,7 @@
 //! | `VOLUME` | a volume, with the writer epoch it has at this moment |
 //! | `VOLUME@N` | the same, as a session of writer epoch N |
 //! | `image:NAME` | a sealed layer, read-only |
+//! | `layer:UUID` | the same, by what it is; never listed |
 //!
 //! A volume that is not in this pool but attached is proxied: its home gets the same export name,
 //! and so enforces the epoch.
@@ -16,10 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_http::Listen;
-use perigee_model::{Epoch, ImageName, Problem, ProblemKind, VolumeName};
+use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use uuid::Uuid;
 
 use crate::device::{Device, Extent, IoError, Zeroing};
+use crate::nbd::wire::LAYER_PREFIX;
 use crate::nbd::{Export, Exports, NbdDevice, Opener, RemoteExport};
 use crate::stats::{Counters, StatsTable};
 use crate::store::Pool;
@@ -32,12 +34,16 @@ const NAMES_IN_ERROR: usize = 20;
 enum Wanted {
     Volume(VolumeName, Option<Epoch>),
     Image(ImageName),
+    Layer(LayerId),
 }
 
 impl Wanted {
     fn parse(text: &str) -> Option<Self> {
         if let Some(image) = text.strip_prefix("image:") {
             return image.parse().ok().map(Self::Image);
+        }
+        if let Some(layer) = text.strip_prefix(LAYER_PREFIX) {
+            return layer.parse().ok().map(Self::Layer);
         }
         match text.split_once('@') {
             Some((volume, epoch)) => {
@@ -75,7 +81,8 @@ impl PoolExports {
 
     async fn find(&self, name: &str, opener: Opener) -> Result<Export, Problem> {
         let found = match Wanted::parse(name) {
-            Some(Wanted::Image(image)) => self.image(&image).await,
+            Some(Wanted::Image(image)) => self.pool.open_image(&image).await.map(sealed),
+            Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => match self.pool.volume(&volume).await {
                 Ok(opened) => {
                     let (device, counters) = (opened.session(epoch), self.stats.of(&volume));
@@ -101,11 +108,6 @@ impl PoolExports {
         }
     }
 
-    async fn image(&self, image: &ImageName) -> Result<Export, Problem> {
-        let device = self.pool.open_image(image).await?;
-        Ok(Export { device, read_only: true, counters: Arc::new(Counters::default()) })
-    }
-
     async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
         let attachments = self.pool.attachments().await?;
         Ok(attachments.into_iter().find(|(name, _)| name == volume).map(|(_, addr)| addr))
@@ -127,6 +129,10 @@ impl PoolExports {
         let device = Arc::new(ProxySession { upstream, _slot: slot });
         Ok(Export { device, read_only, counters })
     }
+}
+
+fn sealed(device: Arc<dyn Device>) -> Export {
+    Export { device, read_only: true, counters: Arc::new(Counters::default()) }
 }
 
 fn unknown(name: &str, names: &[String]) -> Problem {
@@ -285,7 +291,10 @@ mod tests {
         assert_eq!(Wanted::parse("data@12"), Some(Wanted::Volume(volume("data"), Some(Epoch(12)))));
         let image = ImageName::new("debian").expect("a name");
         assert_eq!(Wanted::parse("image:debian"), Some(Wanted::Image(image)));
-        for bad in ["", "data@", "data@x", "data@-1", "image:", "other:data", "../data"] {
+        let layer = LayerId(Uuid::from_u128(7));
+        assert_eq!(Wanted::parse(&format!("layer:{layer}")), Some(Wanted::Layer(layer)));
+        for bad in ["", "data@", "data@x", "data@-1", "image:", "layer:7", "other:data", "../data"]
+        {
             assert_eq!(Wanted::parse(bad), None, "{bad:?}");
         }
     }

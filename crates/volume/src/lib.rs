@@ -30,4 +30,4 @@ mod trace;
 
 pub use nbd::{ServerOptions, TlsFiles};
 pub use offline::Offline;
-pub use serve::{Config, serve};
+pub use serve::{Config, RemoteOptions, serve};

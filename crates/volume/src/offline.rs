@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::control::{self, Control};
 use crate::exports::{self, PoolExports};
-use crate::serve::connector;
+use crate::serve::{RemoteOptions, connector};
 use crate::stats::StatsTable;
 use crate::store::{Pool, PoolConfig};
 
@@ -40,7 +40,8 @@ impl Offline {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_or_make(dir: &Path) -> Result<Self, Problem> {
-        let config = PoolConfig { private: None, dir: dir.to_owned(), connect: connector() };
+        let connect = connector(&RemoteOptions::default());
+        let config = PoolConfig { private: None, dir: dir.to_owned(), connect };
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());
         let exports = PoolExports::new(pool.clone(), stats.clone(), exports::server_id(dir)?);

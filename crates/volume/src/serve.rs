@@ -31,8 +31,24 @@ pub struct Config {
     pub private: Option<PathBuf>,
     pub nbd: Vec<Listen>,
     pub clients: ServerOptions,
+    pub remotes: RemoteOptions,
     /// The control API; may be empty.
     pub control: Vec<Listen>,
+}
+
+/// How a volume server meets other hosts.
+#[derive(Debug, Clone)]
+pub struct RemoteOptions {
+    /// How long a read waits for a host that is away.
+    pub patience: Duration,
+    /// So much is fetched in a second for copies that are completed in the background.
+    pub fill_bytes_per_s: u64,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(60), fill_bytes_per_s: 100 << 20 }
+    }
 }
 
 /// Runs a volume server until SIGTERM or SIGINT; every volume is flushed when it returns.
@@ -50,7 +66,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let pool = Pool::open(PoolConfig {
         private: config.private.clone(),
         dir: config.pool.clone(),
-        connect: connector(),
+        connect: connector(&config.remotes),
     })
     .await?;
     let stats = Arc::new(StatsTable::default());
@@ -64,6 +80,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let stop = CancellationToken::new();
     let mut nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let keeper = tokio::spawn(pool.clone().keep());
+    let filler = tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s));
     let control = Control { pool: pool.clone(), exports, stats: stats.clone() };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
@@ -80,6 +97,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     };
     tracing::info!("stopping");
     keeper.abort();
+    filler.abort();
     stop.cancel();
     if tokio::time::timeout(DRAIN_MAX, &mut nbd).await.is_err() {
         tracing::warn!("some NBD connections did not end in time; cutting them");
@@ -110,15 +128,18 @@ fn on(kind: SignalKind) -> Result<Signal, Problem> {
 }
 
 /// How the pool's layers reach a remote parent.
-pub(crate) fn connector() -> Connector {
-    Arc::new(|nbd_addr, export| {
+pub(crate) fn connector(options: &RemoteOptions) -> Connector {
+    let patience = options.patience;
+    let connect = move |nbd_addr, export: String| {
         async move {
-            let remote = RemoteExport::new(Listen::Tcp(nbd_addr), export);
+            let mut remote = RemoteExport::new(Listen::Tcp(nbd_addr), export);
+            remote.patience = patience;
             match NbdDevice::open(remote).await {
                 Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
                 Err(problem) => Err(IoError::Unreachable(problem.to_string())),
             }
         }
         .boxed()
-    })
+    };
+    Connector { patience, connect: Arc::new(connect) }
 }

@@ -274,6 +274,7 @@ pub fn image() -> ImageInfo {
         allocated_bytes: 300 << 20,
         chain: Vec::new(),
         children: 0,
+        remote: None,
     }
 }
 

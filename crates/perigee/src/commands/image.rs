@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_model::job::{ClusterImage, NewImage};
-use perigee_model::volume::{CheckScope, ImageInfo, ImportImage};
+use perigee_model::volume::{CheckScope, CopyImage, ImageInfo, ImportImage, Keep};
 use perigee_model::{HostId, ImageName, Problem};
 
 use crate::Context;
@@ -24,6 +24,43 @@ pub enum Verb {
         host: Option<HostId>,
         #[command(flatten)]
         pool: PoolOption,
+    },
+    /// Make an image that is a copy of another host's, to be used at once: what is not here is
+    /// read from there
+    Copy {
+        /// The image's name
+        name: ImageName,
+        /// NBD address of the other host's volume server
+        #[arg(long, value_name = "HOST:PORT")]
+        from: String,
+        /// What to copy there; nobody may write it [default: the image of the same name]
+        #[arg(long)]
+        export: Option<String>,
+        /// What is kept here: `all`, in the background, only what is `read`, or `never` anything,
+        /// for data that may not leave its site
+        #[arg(long, default_value_t = Keep::All)]
+        keep: Keep,
+        /// The pool's directory
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
+    /// Complete a copy now, as fast as it goes
+    Fill {
+        /// The image's name
+        name: ImageName,
+        /// The pool's directory
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
+    },
+    /// Change what a copy keeps: `all` goes on completing it in the background, `read` stops that
+    Keep {
+        /// The image's name
+        name: ImageName,
+        /// `all` or `read`
+        keep: Keep,
+        /// The pool's directory
+        #[arg(long, value_name = "DIR")]
+        pool: PathBuf,
     },
     /// List images and snapshots
     #[command(visible_alias = "ls")]
@@ -77,6 +114,10 @@ const LOCAL: &[Column<ImageInfo>] = &[
     ("allocated", |i| output::bytes(i.allocated_bytes)),
     ("layers", |i| i.chain.len().to_string()),
     ("children", |i| i.children.to_string()),
+    ("missing", |i| {
+        output::or_dash(i.remote.as_ref().map(|r| output::bytes(r.missing_bytes)).as_ref())
+    }),
+    ("keeps", |i| output::or_dash(i.remote.as_ref().map(|r| &r.keep))),
     ("layer", |i| i.layer.to_string()),
 ];
 
@@ -102,6 +143,24 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                     output::one(format, &image, CLUSTER)
                 }
             }
+        }
+        Verb::Copy { name, from, export, keep, pool } => {
+            let body = CopyImage { nbd_addr: from, export, keep };
+            let path = format!("/v1/images/{name}/copy");
+            let image: ImageInfo = pool_server(&pool).await?.post(&path, &body).await?;
+            output::one(format, &image, LOCAL)
+        }
+        Verb::Fill { name, pool } => {
+            let path = format!("/v1/images/{name}/fill");
+            let server = pool_server(&pool).await?;
+            let image: ImageInfo =
+                output::with_progress(|tell| server.post_long(&path, &(), tell)).await?;
+            output::one(format, &image, LOCAL)
+        }
+        Verb::Keep { name, keep, pool } => {
+            let path = format!("/v1/images/{name}/keep");
+            let image: ImageInfo = pool_server(&pool).await?.put(&path, &keep).await?;
+            output::one(format, &image, LOCAL)
         }
         Verb::List { pool: PoolOption { pool: Some(pool) } } => {
             let images: Vec<ImageInfo> = pool_server(&pool).await?.get("/v1/images").await?;

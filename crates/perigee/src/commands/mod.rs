@@ -9,6 +9,7 @@ pub mod job;
 pub mod lab;
 pub mod nbd_clients;
 pub mod pool;
+pub mod remotes;
 pub mod trace;
 pub mod vm;
 pub mod volume;

@@ -16,6 +16,7 @@ use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 use crate::Context;
 use crate::commands::image::{PoolOption, server};
 use crate::commands::nbd_clients::ClientOptions;
+use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
 use crate::commands::{CONTROL_SOCKET, check, controller_client, pool_server};
 use crate::output::{self, Column};
@@ -140,6 +141,8 @@ pub enum Verb {
         control: Vec<Listen>,
         #[command(flatten)]
         clients: ClientOptions,
+        #[command(flatten)]
+        remotes: RemoteFlags,
     },
 }
 
@@ -181,7 +184,7 @@ const COMPACTED: &[Column<Compacted>] = &[
     ("copied", |c| output::bytes(c.copied_bytes)),
 ];
 
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|e| e.to_string())
 }
 
@@ -245,7 +248,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
         Verb::Trace(verb) => trace::run(verb, format).await,
-        Verb::Serve { pool, private, nbd, control, clients } => {
+        Verb::Serve { pool, private, nbd, control, clients, remotes } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
             } else {
@@ -256,6 +259,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 private,
                 nbd,
                 clients: clients.into(),
+                remotes: remotes.into(),
                 control,
             })
             .await

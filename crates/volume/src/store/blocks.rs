@@ -155,11 +155,17 @@ impl StatePage {
     }
 
     fn data_blocks(&self) -> u64 {
-        let data = |word: u64| word & LOW_BITS & !(word >> 1);
-        self.words
-            .iter()
-            .map(|word| u64::from(data(word.load(Ordering::Relaxed)).count_ones()))
-            .sum()
+        self.count(|word| word & LOW_BITS & !(word >> 1))
+    }
+
+    fn known_blocks(&self) -> u64 {
+        self.count(|word| (word | word >> 1) & LOW_BITS)
+    }
+
+    /// Counts the bits that `of` leaves of each word.
+    fn count(&self, of: impl Fn(u64) -> u64) -> u64 {
+        let words = self.words.iter();
+        words.map(|word| u64::from(of(word.load(Ordering::Relaxed)).count_ones())).sum()
     }
 }
 
@@ -303,6 +309,12 @@ impl BlockStates {
                 self.change(&part, state, |_, _| Ok(()));
             set.expect("it can't fail");
         }
+    }
+
+    /// How many bytes of the layer are not absent.
+    pub(super) fn known_bytes(&self) -> u64 {
+        let blocks: u64 = self.pages.in_use().map(|(_, page)| page.known_blocks()).sum();
+        blocks * BLOCK_BYTES
     }
 
     /// How many bytes of the layer are data.

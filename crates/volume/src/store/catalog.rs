@@ -1,14 +1,17 @@
 //! What exists in a pool: layers and what they stand on, images, volumes and their epochs, and
 //! attached volumes of other hosts. Every change is one SQLite transaction, durable when it returns.
 
+mod attachments;
 mod columns;
+mod copies;
+mod epochs;
 mod schema;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use perigee_model::volume::{CachePolicy, EpochChange};
+use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
@@ -17,6 +20,7 @@ use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
+pub(super) use epochs::EpochRefused;
 pub(super) use schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
@@ -26,6 +30,10 @@ pub(super) struct RemoteRow {
     pub(super) nbd_addr: String,
     pub(super) export: String,
     pub(super) size_bytes: u64,
+    /// What the layer on it keeps of what is read.
+    pub(super) keep: Keep,
+    /// Which sealed layer it is, where that is known.
+    pub(super) is_layer: Option<LayerId>,
 }
 
 /// A layer stands on a layer of this pool, on a remote parent, or on nothing.
@@ -48,6 +56,11 @@ impl LayerRow {
         Self { id, size_bytes, parent, remote, poisoned, data_bytes, untouched: false }
     }
 
+    /// Whether it gets its blocks from another host, one by one.
+    pub(super) fn is_copy(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.keep != Keep::Never)
+    }
+
     /// A head that nothing was written to.
     pub(super) fn new_head(size_bytes: u64, parent: Option<LayerId>) -> Self {
         Self { untouched: true, ..Self::new(LayerId(Uuid::new_v4()), size_bytes, parent) }
@@ -60,6 +73,8 @@ pub(super) struct LayerSpace {
     pub(super) parent: Option<LayerId>,
     pub(super) data_bytes: Option<u64>,
     pub(super) remote_bytes: u64,
+    /// It gets its blocks from another host, one by one.
+    pub(super) is_copy: bool,
     pub(super) poisoned: bool,
     /// Layers right above it; from 2 on not counted further.
     pub(super) children: u64,
@@ -76,11 +91,11 @@ pub(super) struct VolumeRow {
     pub(super) cache: CachePolicy,
 }
 
-/// The columns of [`layer_row`], then whether it is a head.
+/// The columns of [`layer_row`]; column 9 is whether it is a head.
 const LAYER_ROWS: &str = "
     SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
            l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id),
-           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id)
+           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id), r.keep, r.is_layer
     FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
 const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache";
 
@@ -98,19 +113,6 @@ pub(super) struct NewVolume {
 pub(super) struct Sealed {
     pub(super) layer: LayerId,
     pub(super) data_bytes: u64,
-}
-
-/// Why an epoch stays as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EpochRefused {
-    NotIssued {
-        issued_max: Epoch,
-    },
-    NotFrom {
-        epoch: Epoch,
-    },
-    /// A migration gave it up: this is its raise, which comes late.
-    Returned,
 }
 
 pub(super) struct Catalog {
@@ -136,18 +138,6 @@ pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
     } else {
         std::io::Error::other(error)
     }
-}
-
-fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
-    let sql = "SELECT epoch_max FROM returned_epochs WHERE volume = ?1";
-    let found = tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0)).optional()?;
-    Ok(Epoch(found.unwrap_or(0)))
-}
-
-fn return_epoch(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> Result<()> {
-    let sql = "INSERT INTO returned_epochs VALUES (?1, ?2)
-               ON CONFLICT (volume) DO UPDATE SET epoch_max = max(epoch_max, excluded.epoch_max)";
-    tx.execute(sql, params![volume.as_str(), signed(epoch.0)?]).map(drop)
 }
 
 impl Catalog {
@@ -239,7 +229,8 @@ impl Catalog {
             SELECT l.id, l.parent, l.data_bytes, coalesce(r.size_bytes, 0),
                    l.poisoned IS NOT NULL,
                    (SELECT count(*) FROM (SELECT 1 FROM layers c WHERE c.parent = l.id LIMIT 2)),
-                   EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
+                   EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id),
+                   coalesce(r.keep, 'never') <> 'never'
             FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
         const CHAIN: &str = "
             WITH RECURSIVE chain(id) AS (
@@ -290,6 +281,12 @@ impl Catalog {
 
     pub(super) fn has_layer(&self, id: LayerId) -> Result<bool> {
         let sql = "SELECT count(*) > 0 FROM layers WHERE id = ?1";
+        self.lock().query_row(sql, [id.to_string()], |row| row.get(0))
+    }
+
+    pub(super) fn is_sealed(&self, id: LayerId) -> Result<bool> {
+        let sql = "SELECT count(*) > 0 FROM layers
+                   WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)";
         self.lock().query_row(sql, [id.to_string()], |row| row.get(0))
     }
 
@@ -429,59 +426,6 @@ impl Catalog {
         let sql = "UPDATE layers SET poisoned = ?2 WHERE id = ?1";
         self.lock().execute(sql, params![layer.to_string(), why]).map(drop)
     }
-
-    pub(super) fn issue_epoch(&self, volume: &VolumeName) -> Result<Epoch> {
-        let sql = "UPDATE volumes SET epoch_issued_max = epoch_issued_max + 1 WHERE name = ?1
-                   RETURNING epoch_issued_max";
-        self.change(|tx| tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0).map(Epoch)))
-    }
-
-    /// Compare-and-swap; a repeated one succeeds.
-    pub(super) fn change_epoch(
-        &self,
-        volume: &VolumeName,
-        change: EpochChange,
-    ) -> Result<std::result::Result<(), EpochRefused>> {
-        self.change(|tx| {
-            let sql = "SELECT epoch, epoch_issued_max FROM volumes WHERE name = ?1";
-            let (epoch, issued_max) = tx.query_row(sql, [volume.as_str()], |row| {
-                Ok((Epoch(unsigned(row, 0)?), Epoch(unsigned(row, 1)?)))
-            })?;
-            if change.to.0 == 0 || change.to > issued_max {
-                return Ok(Err(EpochRefused::NotIssued { issued_max }));
-            }
-            if epoch != change.from && epoch != change.to {
-                return Ok(Err(EpochRefused::NotFrom { epoch }));
-            }
-            if change.to < change.from {
-                return_epoch(tx, volume, change.from.min(issued_max))?;
-            } else if epoch != change.to && change.to <= returned_max(tx, volume)? {
-                return Ok(Err(EpochRefused::Returned));
-            }
-            let sql = "UPDATE volumes SET epoch = ?2 WHERE name = ?1";
-            tx.execute(sql, params![volume.as_str(), signed(change.to.0)?])?;
-            Ok(Ok(()))
-        })
-    }
-
-    pub(super) fn attachments(&self) -> Result<Vec<(VolumeName, String)>> {
-        self.lock()
-            .prepare("SELECT volume, nbd_addr FROM attachments ORDER BY volume")?
-            .query_map([], |row| Ok((parsed(row, 0)?, row.get(1)?)))?
-            .collect()
-    }
-
-    pub(super) fn attach(&self, volume: &VolumeName, nbd_addr: &str) -> Result<()> {
-        let sql = "INSERT INTO attachments VALUES (?1, ?2)
-                   ON CONFLICT (volume) DO UPDATE SET nbd_addr = excluded.nbd_addr";
-        self.lock().execute(sql, params![volume.as_str(), nbd_addr]).map(drop)
-    }
-
-    /// Whether there was one.
-    pub(super) fn detach(&self, volume: &VolumeName) -> Result<bool> {
-        let sql = "DELETE FROM attachments WHERE volume = ?1";
-        self.lock().execute(sql, [volume.as_str()]).map(|rows| rows > 0)
-    }
 }
 
 fn volume_row(row: &Row<'_>) -> Result<VolumeRow> {
@@ -504,14 +448,19 @@ fn layer_space(row: &Row<'_>) -> Result<LayerSpace> {
         poisoned: row.get(4)?,
         children: unsigned(row, 5)?,
         named: row.get(6)?,
+        is_copy: row.get(7)?,
     })
 }
 
 fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
     let remote = match row.get(4)? {
-        Some(nbd_addr) => {
-            Some(RemoteRow { nbd_addr, export: row.get(5)?, size_bytes: remote_bytes(row, 6)? })
-        }
+        Some(nbd_addr) => Some(RemoteRow {
+            nbd_addr,
+            export: row.get(5)?,
+            size_bytes: remote_bytes(row, 6)?,
+            keep: parsed(row, 10)?,
+            is_layer: optional_parsed(row, 11)?,
+        }),
         None => None,
     };
     Ok(LayerRow {
@@ -543,8 +492,15 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     }
     if let Some(remote) = &layer.remote {
         tx.execute(
-            "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4)",
-            params![id, remote.nbd_addr, remote.export, signed(remote.size_bytes)?],
+            "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            params![
+                id,
+                remote.nbd_addr,
+                remote.export,
+                signed(remote.size_bytes)?,
+                remote.keep.to_string(),
+                remote.is_layer.map(|layer| layer.to_string())
+            ],
         )?;
     }
     Ok(())

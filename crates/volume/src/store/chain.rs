@@ -10,46 +10,29 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, try_join, try_join_all};
+use futures_util::future::{try_join, try_join_all};
 use perigee_model::volume::BLOCK_BYTES;
-use tokio::sync::OnceCell;
 
 use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap, page_count};
 use super::cold;
+use super::copy::LayerCopy;
 use super::files::BlockFile;
 use super::layer::Layer;
+use super::remote::RemoteParent;
 use super::sparse::Sparse;
-use crate::device::{Device, Extent, IoError, Origin, OriginRun};
+use crate::device::{Extent, IoError, Origin, OriginRun};
 use crate::trace::{self, Stage};
 
 /// Blocks whose owners are looked up together, 16 MiB.
 const REGION_BLOCKS: u64 = 4096;
 
-/// Opens an export of another host: its `HOST:PORT`, its name.
-pub type Connector = Arc<
-    dyn Fn(String, String) -> BoxFuture<'static, Result<Arc<dyn Device>, IoError>> + Send + Sync,
->;
-
-/// An export of another host that nobody writes, below the local layers. Connected when a read
-/// first needs it, so that a volume opens while the other host is away.
-pub(super) struct RemoteParent {
-    pub(super) nbd_addr: String,
-    pub(super) export: String,
-    pub(super) size_bytes: u64,
-    pub(super) connect: Connector,
-    pub(super) device: OnceCell<Arc<dyn Device>>,
-}
-
-impl RemoteParent {
-    async fn device(&self) -> Result<&Arc<dyn Device>, IoError> {
-        self.device
-            .get_or_try_init(|| (self.connect)(self.nbd_addr.clone(), self.export.clone()))
-            .await
-    }
-
-    fn blocks(&self) -> u64 {
-        self.size_bytes.div_ceil(BLOCK_BYTES)
-    }
+/// What is below the layers of this pool.
+#[derive(Clone)]
+pub(super) enum Bottom {
+    /// An export of another host, of which nothing is kept.
+    Remote(Arc<RemoteParent>),
+    /// The last one of the layers gets its blocks from another host, one by one.
+    Copy(Arc<LayerCopy>),
 }
 
 /// Who answers for a run of blocks.
@@ -58,7 +41,8 @@ enum Owner {
     Zeros,
     /// The layer at this place in the chain.
     Layer(u16),
-    Remote,
+    /// What is at the bottom, which tells more when it is asked: a copy's blocks come as they are read.
+    Bottom,
 }
 
 /// The owners in one region.
@@ -71,7 +55,7 @@ enum Region {
 /// Sealed layers from the top down, and perhaps an export of another host below them.
 pub(super) struct Sealed {
     layers: Vec<Arc<Layer>>,
-    remote: Option<Arc<RemoteParent>>,
+    bottom: Option<Bottom>,
     owners: Sparse<Region>,
 }
 
@@ -79,28 +63,57 @@ pub(super) struct Sealed {
 enum Source<'a> {
     Zeros,
     Layer(&'a Layer),
-    Remote(&'a RemoteParent),
+    /// Another host.
+    Remote(&'a Bottom),
 }
 
 /// A part of a request: bytes of the device.
 type Span = Range<u64>;
 
-impl Sealed {
-    pub(super) fn new(layers: Vec<Arc<Layer>>, remote: Option<Arc<RemoteParent>>) -> Self {
-        assert!(layers.len() <= usize::from(u16::MAX), "a chain of less than 65536 layers");
-        let blocks = match (layers.first(), &remote) {
-            (Some(top), _) => top.blocks(),
-            (None, Some(remote)) => remote.blocks(),
-            (None, None) => 0,
+impl Bottom {
+    fn remote(&self) -> &RemoteParent {
+        match self {
+            Self::Remote(remote) => remote,
+            Self::Copy(copy) => &copy.remote,
+        }
+    }
+
+    /// Where the block at `run.start` is, and up to where the others of the run are there too.
+    fn source(&self, run: &Range<u64>) -> (Source<'_>, u64) {
+        let Self::Copy(copy) = self else { return (Source::Remote(self), run.end) };
+        let (state, end) = copy.run(run);
+        let source = match state {
+            BlockState::Data => Source::Layer(copy.layer()),
+            BlockState::Zero => Source::Zeros,
+            BlockState::Absent => Source::Remote(self),
         };
-        let regions = index(blocks.div_ceil(REGION_BLOCKS));
-        Self { layers, remote, owners: Sparse::new(regions) }
+        (source, end)
+    }
+
+    async fn read(&self, spans: Vec<Span>) -> Result<Vec<(u64, Bytes)>, IoError> {
+        let reads = spans.into_iter().map(|span| async move {
+            let bytes = match self {
+                Self::Remote(remote) => remote.read(&span).await?,
+                Self::Copy(copy) => copy.read(&span).await?,
+            };
+            Ok((span.start, bytes))
+        });
+        try_join_all(reads).await
+    }
+}
+
+impl Sealed {
+    pub(super) fn new(layers: Vec<Arc<Layer>>, bottom: Option<Bottom>) -> Self {
+        assert!(layers.len() <= usize::from(u16::MAX), "a chain of less than 65536 layers");
+        let mut new = Self { layers, bottom, owners: Sparse::new(0) };
+        new.owners = Sparse::new(index(new.end(0).div_ceil(REGION_BLOCKS)));
+        new
     }
 
     /// These layers with another one on top.
     pub(super) fn under(&self, top: &Arc<Layer>) -> Self {
         let layers = std::iter::once(top).chain(&self.layers).map(Arc::clone).collect();
-        Self::new(layers, self.remote.clone())
+        Self::new(layers, self.bottom.clone())
     }
 
     pub(super) fn layers(&self) -> &[Arc<Layer>] {
@@ -109,11 +122,16 @@ impl Sealed {
 
     /// Where the layer at `depth`, or what is below the last one, ends.
     fn end(&self, depth: usize) -> u64 {
-        match (self.layers.get(depth), &self.remote) {
+        match (self.layers.get(depth), &self.bottom) {
             (Some(layer), _) => layer.blocks(),
-            (None, Some(remote)) => remote.blocks(),
+            (None, Some(bottom)) => bottom.remote().blocks(),
             (None, None) => 0,
         }
+    }
+
+    /// Whether what is at `depth` is a copy, whose states change.
+    fn is_copy(&self, depth: usize) -> bool {
+        matches!(self.bottom, Some(Bottom::Copy(_))) && depth + 1 == self.layers.len()
     }
 
     /// Runs of blocks in order, each with the topmost layer that has it. What lies beyond the
@@ -135,7 +153,7 @@ impl Sealed {
         }
         let inside = overlap(&blocks, &(0..self.end(depth)));
         match self.layers.get(depth) {
-            Some(layer) => {
+            Some(layer) if !self.is_copy(depth) => {
                 let place = u16::try_from(depth).expect("checked when it was made");
                 for (run, state) in layer.states.runs(inside.clone()) {
                     match state {
@@ -145,7 +163,7 @@ impl Sealed {
                     }
                 }
             }
-            None => push(found, inside.clone(), Owner::Remote),
+            _ => push(found, inside.clone(), Owner::Bottom),
         }
         push(found, inside.end.max(blocks.start)..blocks.end, Owner::Zeros);
     }
@@ -184,11 +202,13 @@ impl Sealed {
         }
     }
 
-    fn source(&self, owner: Owner) -> Source<'_> {
-        match (owner, &self.remote) {
-            (Owner::Layer(place), _) => Source::Layer(&self.layers[usize::from(place)]),
-            (Owner::Remote, Some(remote)) => Source::Remote(remote),
-            (Owner::Remote, None) | (Owner::Zeros, _) => Source::Zeros,
+    /// The source of the block at `run.start`, and up to where it is that of the run, which has
+    /// one owner.
+    fn source(&self, owner: Owner, run: &Range<u64>) -> (Source<'_>, u64) {
+        match (owner, &self.bottom) {
+            (Owner::Layer(place), _) => (Source::Layer(&self.layers[usize::from(place)]), run.end),
+            (Owner::Bottom, Some(bottom)) => bottom.source(run),
+            (Owner::Bottom, None) | (Owner::Zeros, _) => (Source::Zeros, run.end),
         }
     }
 }
@@ -215,7 +235,7 @@ impl<'a> Chain<'a> {
             }
         }
         let (owner, end) = self.below.owner(&absent);
-        (self.below.source(owner), end)
+        self.below.source(owner, &(absent.start..end))
     }
 
     /// The request's bytes by where they are read from.
@@ -295,7 +315,11 @@ impl<'a> Chain<'a> {
                 Source::Layer(_) => {
                     join(&mut extents, Extent { length_bytes, hole: false, zero: false });
                 }
-                Source::Remote(remote) => remote_extents(remote, span, &mut extents).await?,
+                Source::Remote(bottom) => {
+                    for extent in bottom.remote().extents(&span).await? {
+                        join(&mut extents, extent);
+                    }
+                }
             }
         }
         Ok(extents)
@@ -338,8 +362,13 @@ impl<'a> Chain<'a> {
     fn runs(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Source<'a>)> {
         let mut found = Vec::new();
         let below = |run, found: &mut Vec<_>| {
-            let runs = self.below.resolve(run).into_iter();
-            found.extend(runs.map(|(run, owner)| (run, self.below.source(owner))));
+            for (mut run, owner) in self.below.resolve(run) {
+                while !run.is_empty() {
+                    let (source, end) = self.below.source(owner, &run);
+                    found.push((run.start..end, source));
+                    run.start = end;
+                }
+            }
         };
         let Some(head) = self.head else {
             below(blocks, &mut found);
@@ -369,10 +398,10 @@ impl Plan {
     pub(super) async fn read(self, below: &Sealed) -> Result<Bytes, IoError> {
         let Self { offset, length_bytes, local, remote } = self;
         let local = read_local(offset, length_bytes, local);
-        let Some(parent) = below.remote.as_ref().filter(|_| !remote.is_empty()) else {
+        let Some(bottom) = below.bottom.as_ref().filter(|_| !remote.is_empty()) else {
             return Ok(local.await?.into());
         };
-        let (mut buffer, fetched) = try_join(local, read_remote(parent, remote)).await?;
+        let (mut buffer, fetched) = try_join(local, bottom.read(remote)).await?;
         for (at, bytes) in fetched {
             let from = index(at - offset);
             buffer[from..from + bytes.len()].copy_from_slice(&bytes);
@@ -408,22 +437,6 @@ async fn read_local(
     Ok(buffer)
 }
 
-async fn read_remote(
-    remote: &RemoteParent,
-    spans: Vec<Span>,
-) -> Result<Vec<(u64, Bytes)>, IoError> {
-    let _stage = trace::stage(Stage::RemoteRead);
-    let device = remote.device().await?;
-    // The last block of the remote may be a partial one; the rest of it reads as zeros.
-    let within = spans.into_iter().map(|span| overlap(&span, &(0..remote.size_bytes)));
-    let reads = within.filter(|span| !span.is_empty()).map(|span| async move {
-        let length_bytes =
-            u32::try_from(span.end - span.start).expect("within a request of 32 bits");
-        Ok((span.start, device.read(span.start, length_bytes).await?))
-    });
-    try_join_all(reads).await
-}
-
 /// Adds a run, as part of the last one if it goes on.
 fn push(found: &mut Vec<(Range<u64>, Owner)>, run: Range<u64>, owner: Owner) {
     match found.last_mut() {
@@ -441,32 +454,4 @@ fn join(extents: &mut Vec<Extent>, next: Extent) {
         }
         _ => extents.push(next),
     }
-}
-
-/// The other host's extents for a span, asked until they cover it.
-async fn remote_extents(
-    remote: &RemoteParent,
-    span: Span,
-    extents: &mut Vec<Extent>,
-) -> Result<(), IoError> {
-    let device = remote.device().await?;
-    let mut at = span.start;
-    while at < span.end.min(remote.size_bytes) {
-        let (before, wanted_bytes) = (at, span.end.min(remote.size_bytes) - at);
-        for extent in device.extents(at, wanted_bytes).await? {
-            let length_bytes = extent.length_bytes.min(span.end.min(remote.size_bytes) - at);
-            if length_bytes > 0 {
-                join(extents, Extent { length_bytes, ..extent });
-            }
-            at += length_bytes;
-        }
-        if at == before {
-            let why = format!("{} told no extents of {}", remote.nbd_addr, remote.export);
-            return Err(std::io::Error::other(why).into());
-        }
-    }
-    if at < span.end {
-        join(extents, Extent { length_bytes: span.end - at, hole: true, zero: true });
-    }
-    Ok(())
 }

@@ -25,7 +25,8 @@ const USERS_NAMED: usize = 10;
 /// A layer to look at.
 struct Suspect {
     row: LayerRow,
-    head: bool,
+    /// What is in it changes: only its map can be looked at.
+    changes: bool,
 }
 
 impl Pool {
@@ -63,7 +64,7 @@ impl Pool {
         };
         for suspect in &suspects {
             let bytes = self.files.allocated_bytes(&data_name(suspect.row.id));
-            work.expect(if suspect.head { 0 } else { bytes.unwrap_or(0) });
+            work.expect(if suspect.changes { 0 } else { bytes.unwrap_or(0) });
         }
         for suspect in &suspects {
             self.check_layer(suspect, work, &mut report).map_err(stopped)?;
@@ -84,7 +85,7 @@ impl Pool {
                     .catalog
                     .layers()?
                     .into_iter()
-                    .map(|(row, head)| Suspect { row, head })
+                    .map(|(row, head)| Suspect { changes: head || row.is_copy(), row })
                     .collect());
             }
             CheckScope::Volume(name) => self.catalog.volume(name)?.map(|row| row.head),
@@ -100,7 +101,8 @@ impl Pool {
         })?;
         let volume = matches!(scope, CheckScope::Volume(_));
         let rows = self.catalog.chain(top)?.into_iter().enumerate();
-        Ok(rows.map(|(depth, row)| Suspect { row, head: volume && depth == 0 }).collect())
+        let changes = |depth, row: &LayerRow| volume && depth == 0 || row.is_copy();
+        Ok(rows.map(|(depth, row)| Suspect { changes: changes(depth, &row), row }).collect())
     }
 
     /// # Errors
@@ -111,10 +113,10 @@ impl Pool {
         work: &Work,
         report: &mut CheckReport,
     ) -> io::Result<()> {
-        let Suspect { row, head } = suspect;
+        let Suspect { row, changes } = suspect;
         let id = row.id;
         let mut found = self.check_map(row);
-        if found.is_empty() && !head {
+        if found.is_empty() && !changes {
             match self.open_sealed(row) {
                 Ok(layer) if layer.has_files() => found = self.check_data(&layer, work, report)?,
                 Ok(_) => {}

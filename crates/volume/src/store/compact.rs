@@ -83,7 +83,10 @@ impl Pool {
             .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
         let rows = self.catalog.chain(volume.head).map_err(failed)?;
         let spaces = self.catalog.layer_spaces(Some(volume.head)).map_err(failed)?;
-        let own = |row: &LayerRow| spaces.get(&row.id).is_some_and(|space| !space.is_shared());
+        // What is not here is not merged.
+        let own = |row: &LayerRow| {
+            !row.is_copy() && spaces.get(&row.id).is_some_and(|space| !space.is_shared())
+        };
         let sealed = &rows[1..];
         let mut runs = Vec::new();
         let mut at = 0;

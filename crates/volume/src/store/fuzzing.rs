@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use perigee_model::volume::{CreateVolume, Snapshot, VolumeSource};
 use perigee_model::{ImageName, LayerId, VolumeName};
@@ -14,7 +15,7 @@ use super::blocks::{PAGE_BLOCKS, index};
 use super::files::BlockFile;
 use super::live::LiveMap;
 use super::map::{self, Magic, MapFile, PAGE_BYTES};
-use super::{Pool, PoolConfig};
+use super::{Connector, Pool, PoolConfig};
 use crate::device::{Device, IoError};
 
 const LAYER: LayerId = LayerId(Uuid::from_u128(7));
@@ -157,7 +158,8 @@ fn config(dir: &Path) -> PoolConfig {
         let gone = async { Err::<Arc<dyn Device>, _>(IoError::Unreachable(nbd_addr)) };
         Box::pin(gone) as futures_util::future::BoxFuture<'static, _>
     };
-    PoolConfig { private: None, dir: dir.to_owned(), connect: Arc::new(connect) }
+    let connect = Connector { patience: Duration::ZERO, connect: Arc::new(connect) };
+    PoolConfig { private: None, dir: dir.to_owned(), connect }
 }
 
 /// A healthy pool's files, by path below its directory.

@@ -118,7 +118,7 @@ impl Pool {
     }
 
     /// Whether this very image is here; a conflict when only its name or its layer is.
-    async fn is_imported(
+    pub(super) async fn is_imported(
         self: &Arc<Self>,
         what: &str,
         name: &ImageName,

@@ -65,7 +65,7 @@ impl Pool {
         };
         for (row, head) in layers {
             let id = row.id;
-            if head || summed.contains(&id) {
+            if head || row.is_copy() || summed.contains(&id) {
                 continue;
             }
             let (pool, work) = (Arc::clone(self), Arc::new(Work::gentle()));

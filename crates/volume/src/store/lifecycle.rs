@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    CachePolicy, CreateVolume, CreateVolumes, ImageInfo, Resize, Snapshot, VolumeInfo, VolumeSource,
+    CachePolicy, CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
+    VolumeSource,
 };
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
@@ -104,19 +105,21 @@ impl Pool {
         .await
     }
 
-    async fn remote_row(
+    /// An export of another host, of which nothing is kept.
+    pub(super) async fn remote_row(
         &self,
         what: &str,
         nbd_addr: &str,
         export: &str,
     ) -> Result<RemoteRow, Problem> {
-        let device = (self.connect)(nbd_addr.to_owned(), export.to_owned())
-            .await
-            .map_err(|error| io_problem(what, &error))?;
+        let connected = (self.connect.connect)(nbd_addr.to_owned(), export.to_owned());
+        let device = connected.await.map_err(|error| io_problem(what, &error))?;
         Ok(RemoteRow {
             nbd_addr: nbd_addr.to_owned(),
             export: export.to_owned(),
             size_bytes: device.size_bytes(),
+            keep: Keep::Never,
+            is_layer: device.layer(),
         })
     }
 
@@ -305,6 +308,7 @@ impl Pool {
                 return Err(Problem::conflict(what, why).next("delete them first"));
             }
             let unneeded = pool.catalog.delete_image(&name).map_err(failed(&what))?;
+            pool.drop_copies(&unneeded);
             pool.remove_layers(&unneeded);
             Ok(())
         })

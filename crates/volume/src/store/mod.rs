@@ -13,6 +13,7 @@
 //! | what one request does | `session` |
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
+//! | another host below the local layers; what is kept of it | `remote`, `copy`, `copies` |
 //! | what exists | `catalog` |
 //! | which directory has a layer's files | `places` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
@@ -20,6 +21,7 @@
 //! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
 //! | what it takes on the disk, and for whom | `space` |
 
+mod attach;
 mod blocks;
 mod catalog;
 mod chain;
@@ -27,6 +29,8 @@ mod check;
 mod closing;
 mod cold;
 mod compact;
+mod copies;
+mod copy;
 mod direct;
 mod files;
 #[cfg(feature = "fuzzing")]
@@ -41,6 +45,7 @@ mod locks;
 mod map;
 mod places;
 mod pool;
+mod remote;
 mod session;
 #[cfg(test)]
 mod sim;
@@ -52,8 +57,8 @@ mod tests;
 mod volume;
 mod work;
 
-pub use chain::Connector;
 pub use pool::{Pool, PoolConfig};
+pub use remote::Connector;
 pub use volume::Volume;
 pub(crate) use volume::io_problem;
 pub(crate) use work::StopOnDrop;

@@ -10,16 +10,18 @@ use nix::fcntl::{Flock, FlockArg};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::blocking;
 use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
-use super::chain::{Connector, RemoteParent, Sealed};
+use super::chain::{Bottom, Sealed};
+use super::copy::LayerCopy;
 use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
 use super::layer::{LAYER_BYTES_MAX, Layer, LayerError, live_name};
 use super::places::Places;
+use super::remote::{Connector, RemoteParent};
 use super::session::SealedDevice;
 use super::volume::{Stack, Volume, io_problem};
 use crate::device::Device;
@@ -39,6 +41,8 @@ struct Open {
     layers: HashMap<LayerId, Weak<Layer>>,
     /// By their topmost layer.
     sealed: HashMap<LayerId, Weak<Sealed>>,
+    /// Copies that are not complete.
+    copies: HashMap<LayerId, Arc<LayerCopy>>,
 }
 
 /// One directory of layers, images and volumes.
@@ -53,6 +57,8 @@ pub struct Pool {
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
     /// Told when there is a layer without checksums.
     pub(super) sealed: Notify,
+    /// Told when there is a copy to complete.
+    pub(super) to_fill: Notify,
     /// Keeps other servers out.
     _lock: Flock<File>,
 }
@@ -166,6 +172,7 @@ impl Pool {
             open: Mutex::default(),
             changes: Arc::default(),
             sealed: Notify::new(),
+            to_fill: Notify::new(),
             _lock: locked.lock,
         }
     }
@@ -181,7 +188,7 @@ impl Pool {
         let names = self.files.names()?;
         let layers = self.catalog.layers().map_err(io::Error::other)?;
         let heads: HashMap<LayerId, bool> =
-            layers.into_iter().map(|(row, head)| (row.id, head)).collect();
+            layers.into_iter().map(|(row, head)| (row.id, head || row.is_copy())).collect();
         let unneeded = |name: &String| {
             let layer = name.split('.').next().and_then(|stem| stem.parse::<LayerId>().ok());
             let head = layer.and_then(|layer| Some((layer, heads.get(&layer)?)));
@@ -242,31 +249,64 @@ impl Pool {
             return Ok(shared);
         }
         let mut layers = Vec::new();
+        let mut bottom = None;
         for row in rows {
             let shared = open.layers.get(&row.id).and_then(Weak::upgrade);
             let layer = match shared {
+                _ if row.is_copy() => {
+                    let copy = self.open_copy(open, row)?;
+                    bottom = Some(Bottom::Copy(Arc::clone(&copy)));
+                    Arc::clone(copy.layer())
+                }
                 Some(layer) => layer,
                 None => Arc::new(self.open_sealed(row)?),
             };
             open.layers.insert(row.id, Arc::downgrade(&layer));
             layers.push(layer);
         }
-        let remote = rows.last().map_or(remote, |row| row.remote.clone()).map(|row| {
-            Arc::new(RemoteParent {
-                nbd_addr: row.nbd_addr,
-                export: row.export,
-                size_bytes: row.size_bytes,
-                connect: Arc::clone(&self.connect),
-                device: OnceCell::new(),
-            })
-        });
-        let sealed = Arc::new(Sealed::new(layers, remote));
+        let remote = rows.last().map_or(remote, |row| row.remote.clone());
+        let through = |row| Bottom::Remote(Arc::new(RemoteParent::new(row, &self.connect)));
+        let bottom = bottom.or_else(|| remote.map(through));
+        let sealed = Arc::new(Sealed::new(layers, bottom));
         if let Some(top) = top {
             open.sealed.insert(top, Arc::downgrade(&sealed));
         }
         open.layers.retain(|_, layer| layer.strong_count() > 0);
         open.sealed.retain(|_, sealed| sealed.strong_count() > 0);
         Ok(sealed)
+    }
+
+    /// A layer that gets its blocks from another host: one object, that all share who read it.
+    fn open_copy(&self, open: &mut Open, row: &LayerRow) -> Result<Arc<LayerCopy>, LayerError> {
+        if let Some(copy) = open.copies.get(&row.id) {
+            return Ok(Arc::clone(copy));
+        }
+        let remote = row.remote.clone().expect("a copy has a remote parent");
+        let remote = Arc::new(RemoteParent::new(remote, &self.connect));
+        let copy = Arc::new(LayerCopy::new(self.copy_head(row)?, remote));
+        open.copies.insert(row.id, Arc::clone(&copy));
+        Ok(copy)
+    }
+
+    /// A copy, opened if it is not yet. `None` if it is none, or can't be opened.
+    pub(super) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
+        let mut open = self.open.lock().expect("no holder panics");
+        if let Some(copy) = open.copies.get(&id) {
+            return Some(Arc::clone(copy));
+        }
+        let row = self.catalog.chain(id).ok()?.into_iter().next().filter(LayerRow::is_copy)?;
+        let opened = self.open_copy(&mut open, &row);
+        opened.inspect_err(|error| tracing::error!(%error, "can't open a copy")).ok()
+    }
+
+    /// The copies that are open.
+    pub(super) fn open_copies(&self) -> Vec<Arc<LayerCopy>> {
+        self.open.lock().expect("no holder panics").copies.values().map(Arc::clone).collect()
+    }
+
+    /// A copy was deleted, or is complete.
+    pub(super) fn forget_copy(&self, id: LayerId) {
+        self.open.lock().expect("no holder panics").copies.remove(&id);
     }
 
     /// Gives open volumes over layers that are in the catalog no more their chains anew. The caller
@@ -341,16 +381,34 @@ impl Pool {
     ///
     /// # Errors
     /// The last one that failed.
-    pub async fn flush(&self) -> Result<(), Problem> {
+    pub async fn flush(self: &Arc<Self>) -> Result<(), Problem> {
         let open: Vec<_> =
             self.open.lock().expect("no holder panics").volumes.values().map(Arc::clone).collect();
-        let mut flushed = Ok(());
+        let mut flushed = self.flush_copies().await;
         for volume in open {
             if let Err(error) = volume.flush().await {
                 flushed = Err(io_problem(&format!("flush volume {}", volume.name()), &error));
             }
         }
         flushed
+    }
+
+    /// A sealed layer by its id, read-only.
+    ///
+    /// # Errors
+    /// Not found; or its layers can't be read.
+    pub async fn open_layer(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let what = format!("can't open layer {id}");
+            let is_sealed = pool.catalog.is_sealed(id).map_err(|e| catalog::problem(&what, &e))?;
+            if is_sealed {
+                Ok(Arc::new(pool.sealed_device(&what, id)?) as Arc<dyn Device>)
+            } else {
+                Err(Problem::not_found(what, "there is no such sealed layer in this pool"))
+            }
+        })
+        .await
     }
 
     /// A sealed layer by name, read-only.
@@ -372,64 +430,15 @@ impl Pool {
             .image(name)
             .map_err(|error| Problem::internal(&what, error))?
             .ok_or_else(|| Problem::not_found(&what, "there is no such image in this pool"))?;
-        let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(&what, error))?;
+        self.sealed_device(&what, layer)
+    }
+
+    fn sealed_device(&self, what: &str, layer: LayerId) -> Result<SealedDevice, Problem> {
         let mut open = self.open.lock().expect("no holder panics");
+        let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(what, error))?;
         let layers =
-            self.sealed(&mut open, &rows, None).map_err(|error| Problem::internal(&what, error))?;
+            self.sealed(&mut open, &rows, None).map_err(|error| Problem::internal(what, error))?;
         Ok(SealedDevice { size_bytes: rows[0].size_bytes, layers })
-    }
-
-    /// Volumes of other hosts that are reachable through this one: name and `HOST:PORT`.
-    ///
-    /// # Errors
-    /// When the catalog can't be read.
-    pub async fn attachments(self: &Arc<Self>) -> Result<Vec<(VolumeName, String)>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
-            pool.catalog
-                .attachments()
-                .map_err(|error| Problem::internal("can't list the attachments", error))
-        })
-        .await
-    }
-
-    /// Records where a volume of another host is; a repeated call changes the address.
-    ///
-    /// # Errors
-    /// A conflict when this pool has a volume of that name.
-    pub async fn attach(
-        self: &Arc<Self>,
-        volume: &VolumeName,
-        nbd_addr: &str,
-    ) -> Result<(), Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, volume, nbd_addr) = (Arc::clone(self), volume.clone(), nbd_addr.to_owned());
-        blocking(move || {
-            let _turn = turn;
-            let what = format!("can't attach volume {volume}");
-            let here =
-                pool.catalog.volume(&volume).map_err(|error| Problem::internal(&what, error))?;
-            if here.is_some() {
-                return Err(Problem::conflict(what, "this pool has a volume of that name"));
-            }
-            pool.catalog.attach(&volume, &nbd_addr).map_err(|error| Problem::internal(what, error))
-        })
-        .await
-    }
-
-    /// # Errors
-    /// Not found when it is not attached.
-    pub async fn detach(self: &Arc<Self>, volume: &VolumeName) -> Result<(), Problem> {
-        let (pool, volume) = (Arc::clone(self), volume.clone());
-        blocking(move || {
-            let what = format!("can't detach volume {volume}");
-            match pool.catalog.detach(&volume) {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(Problem::not_found(what, "it is not attached")),
-                Err(error) => Err(Problem::internal(what, error)),
-            }
-        })
-        .await
     }
 
     /// Rounds up to whole blocks and refuses what no layer can have.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
-use perigee_model::Epoch;
 use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::{Epoch, LayerId};
 use tokio::sync::OwnedRwLockReadGuard;
 
 use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, overlap};
@@ -257,6 +257,10 @@ impl SealedDevice {
 impl Device for SealedDevice {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        self.layers.layers().first().map(|top| top.id)
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {

@@ -5,7 +5,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use perigee_model::volume::{ImageInfo, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo};
+use perigee_model::volume::{
+    ImageInfo, ImageSource, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo,
+};
 use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 
 use super::blocking;
@@ -168,7 +170,7 @@ impl Pool {
                 found.head_bytes = bytes;
                 found.poisoned = space.poisoned;
             }
-            found.remote_bytes += space.remote_bytes;
+            found.remote_bytes += self.remote_bytes(id, space);
             found.chain.push(id);
             // In a damaged catalog a chain may come back to itself.
             next = space.parent.filter(|_| found.chain.len() < spaces.len());
@@ -187,6 +189,12 @@ impl Pool {
             tracing::warn!(layer = %id, %error, "can't tell how much space it takes");
             0
         })
+    }
+
+    /// What of the layer is on another host only.
+    fn remote_bytes(&self, id: LayerId, space: &LayerSpace) -> u64 {
+        let copy = if space.is_copy { self.layer_copy(id) } else { None };
+        copy.map_or(space.remote_bytes, |copy| copy.missing_bytes())
     }
 
     /// # Errors
@@ -209,7 +217,14 @@ impl Pool {
         let rows = self.catalog.chain(layer)?;
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);
+        let remote = rows[0].remote.clone().map(|remote| ImageSource {
+            nbd_addr: remote.nbd_addr,
+            export: remote.export,
+            keep: remote.keep,
+            missing_bytes: space.remote_bytes,
+        });
         Ok(ImageInfo {
+            remote,
             name,
             layer,
             size_bytes: rows[0].size_bytes,

@@ -41,6 +41,7 @@ async fn a_pool_is_open_in_one_server_only() {
         private: None,
         pool: server.pool.clone(),
         nbd: Vec::new(),
+        remotes: perigee_volume::RemoteOptions::default(),
         clients: perigee_volume::ServerOptions::default(),
         control: Vec::new(),
     };

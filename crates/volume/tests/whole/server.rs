@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use perigee_http::{Client, Listen};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
-use perigee_volume::{Config, ServerOptions, serve};
+use perigee_volume::{Config, RemoteOptions, ServerOptions, serve};
 use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -27,6 +27,7 @@ fn server_process() {
         ],
         private: None,
         clients: ServerOptions::default(),
+        remotes: RemoteOptions { patience: Duration::from_secs(3), ..RemoteOptions::default() },
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
         pool,
     };

@@ -4,13 +4,13 @@ use std::io;
 
 use bytes::{Buf, Bytes, BytesMut};
 use perigee_http::Listen;
-use perigee_model::Problem;
+use perigee_model::{LayerId, Problem};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::super::wire::{
-    self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, MetaContextOption, OptionReplyHead,
-    PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
+    self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, LAYER_PREFIX, MetaContextOption,
+    OptionReplyHead, PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
 };
 use crate::stream::socket::Socket;
 
@@ -23,6 +23,8 @@ pub struct ExportInfo {
     pub request_bytes_max: u32,
     /// It answers `BLOCK_STATUS`.
     pub allocation: bool,
+    /// The sealed layer that it is, if the server tells.
+    pub layer: Option<LayerId>,
     /// How this connection's requests and replies look.
     pub dialect: Dialect,
 }
@@ -30,6 +32,11 @@ pub struct ExportInfo {
 impl ExportInfo {
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether it seems to be the export that was there before.
+    pub fn is_still(&self, before: &Self) -> bool {
+        (self.size_bytes, self.layer) == (before.size_bytes, before.layer)
     }
 }
 
@@ -114,7 +121,7 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
         // has to be trusted not to.
         let _unknown_elsewhere = ask(stream, option::PERIGEE_SESSION, &key).await?;
     }
-    let go = GoOption { name: name.to_owned(), infos: vec![info::BLOCK_SIZE] };
+    let go = GoOption { name: name.to_owned(), infos: vec![info::BLOCK_SIZE, info::DESCRIPTION] };
     match ask(stream, option::GO, &go.encode()).await? {
         Ok(infos) => export_info(infos, allocation, dialect),
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
@@ -130,6 +137,7 @@ fn export_info(
     const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
     let mut export = None;
     let mut request_bytes_max = PAYLOAD_BYTES_MAX;
+    let mut layer = None;
     for mut data in infos {
         match data.try_get_u16().map_err(|_| SHORT)? {
             info::EXPORT => {
@@ -140,6 +148,10 @@ fn export_info(
                 data.advance(8);
                 request_bytes_max = data.get_u32().clamp(4096, PAYLOAD_BYTES_MAX);
             }
+            info::DESCRIPTION => {
+                let text = std::str::from_utf8(&data).unwrap_or_default();
+                layer = text.strip_prefix(LAYER_PREFIX).and_then(|id| id.parse().ok());
+            }
             _ => {}
         }
     }
@@ -147,7 +159,7 @@ fn export_info(
     if flags & export_flag::HAS_FLAGS == 0 {
         return Err(FramingError::Malformed("the export has no flags").into());
     }
-    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, dialect })
+    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, layer, dialect })
 }
 
 /// The data of each informing reply, or the kind and text of the error.

@@ -99,13 +99,13 @@ impl Link {
                 }
             };
             match self.wait_for(attempt, &why).await? {
-                Ok((stream, info)) if info.size_bytes == self.info.size_bytes => {
+                Ok((stream, info)) if info.is_still(&self.info) => {
                     tracing::info!(export = self.name, "connected to the NBD server again");
                     // It may be another version of the server.
                     self.info = info;
                     return Some(stream);
                 }
-                Ok((_, info)) => why = format!("the export has {} bytes now", info.size_bytes),
+                Ok(_) => why = "the export of that name is another one now".to_owned(),
                 Err(error) => why = error.to_string(),
             }
             pause = (pause * 2).clamp(Duration::from_millis(50), RETRY_PAUSE_MAX);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_http::Listen;
-use perigee_model::Problem;
+use perigee_model::{LayerId, Problem};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -176,6 +176,10 @@ impl NbdDevice {
 impl Device for NbdDevice {
     fn size_bytes(&self) -> u64 {
         self.info.size_bytes
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        self.info.layer
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {

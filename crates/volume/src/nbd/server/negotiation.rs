@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
 use super::super::wire::{
-    self, Dialect, FramingError, GoOption, MetaContextOption, OptionHead, PAYLOAD_BYTES_MAX,
-    STRING_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
+    self, Dialect, FramingError, GoOption, LAYER_PREFIX, MetaContextOption, OptionHead,
+    PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
 };
 use super::access::{Peer, View};
 use super::command::Rules;
@@ -325,6 +325,15 @@ impl<'a> Negotiation<'a> {
             let mut data = BytesMut::new();
             data.put_u16(info::NAME);
             data.put_slice(go.name.as_bytes());
+            self.answer(option, reply::INFO, &data);
+        }
+        if let Some(layer) = export.device.layer()
+            && go.infos.contains(&info::DESCRIPTION)
+        {
+            let mut data = BytesMut::new();
+            data.put_u16(info::DESCRIPTION);
+            // The name by which it is the same on every host that has it.
+            data.put_slice(format!("{LAYER_PREFIX}{layer}").as_bytes());
             self.answer(option, reply::INFO, &data);
         }
         if go.infos.contains(&info::BLOCK_SIZE) {

@@ -98,9 +98,13 @@ pub mod reply {
     }
 }
 
+/// The name of an export that is a sealed layer, before the layer's UUID.
+pub const LAYER_PREFIX: &str = "layer:";
+
 pub mod info {
     pub const EXPORT: u16 = 0;
     pub const NAME: u16 = 1;
+    pub const DESCRIPTION: u16 = 2;
     pub const BLOCK_SIZE: u16 = 3;
 }
 

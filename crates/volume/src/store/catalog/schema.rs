@@ -11,7 +11,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N leads from version N to N + 1.
-const STEPS: [&str; 2] = [
+const STEPS: [&str; 3] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -58,6 +58,10 @@ CREATE TABLE untouched (                -- layers of which no flush is known to 
 ) STRICT;
 CREATE TABLE pool (id TEXT NOT NULL) STRICT;        -- one row
 INSERT INTO pool VALUES (lower(hex(randomblob(16))));
+",
+    "
+ALTER TABLE remote_parents ADD COLUMN keep TEXT NOT NULL DEFAULT 'never';   -- or 'read' or 'all'
+ALTER TABLE remote_parents ADD COLUMN is_layer TEXT;    -- which sealed layer it is, where that is known
 ",
 ];
 

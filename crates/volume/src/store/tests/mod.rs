@@ -2,6 +2,7 @@
 
 mod check;
 mod compact;
+mod copies;
 mod costs;
 mod damaged;
 mod full;
@@ -17,6 +18,7 @@ mod under_load;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -67,15 +69,18 @@ fn remote_bytes() -> Vec<u8> {
 
 /// Reaches a [`FakeRemote`] at `there:1` and nothing else.
 fn connector() -> Connector {
-    Arc::new(|nbd_addr, _| {
+    reach(Arc::new(FakeRemote(remote_bytes())))
+}
+
+/// Reaches this device at `there:1` and nothing else.
+fn reach(device: Arc<dyn Device>) -> Connector {
+    let connect = move |nbd_addr: String, _| -> BoxFuture<'static, _> {
+        let device = Arc::clone(&device);
         Box::pin(async move {
-            if nbd_addr == "there:1" {
-                Ok(Arc::new(FakeRemote(remote_bytes())) as Arc<dyn Device>)
-            } else {
-                Err(IoError::Unreachable(nbd_addr))
-            }
+            if nbd_addr == "there:1" { Ok(device) } else { Err(IoError::Unreachable(nbd_addr)) }
         })
-    })
+    };
+    Connector { patience: Duration::from_secs(10), connect: Arc::new(connect) }
 }
 
 async fn open_real(dir: &Path) -> Arc<Pool> {

@@ -19,7 +19,8 @@
 //! | 6 zero first, then the hole | punched before the flush; punched what was written again | the same, `a_block_written_again_is_not_punched`, `a_block_written_while_its_hole_is_about_to_be_punched_keeps_its_bytes` |
 //! | 7 parts of blocks | stale bytes of a zero block; no block lock; a block not filled up | `a_small_write_into_a_zero_block_shows_no_stale_bytes`, `power`, `pool::no_write_is_lost_while_snapshots_are_taken` |
 //! | 8 sealing | no flush, not drained, names not synced | `a_write_while_the_head_is_sealed_goes_into_the_new_head`, `power::cuts` |
-//! | 9 hydration | there is none yet | |
+//! | 9 hydration under a lock, only what is absent | no lock; the states not looked at under it | `copies::however_many_clones_read_at_once_each_block_is_fetched_once` |
+//! | 9 serve first | answered after the write | `copies::who_reads_is_answered_before_it_is_written` |
 //! | 10 growing | a parent shows beyond its end | `resize::what_a_shrunken_volume_had_does_not_come_back_when_it_grows`, `compact`, `power::cuts` |
 //! | 10 one inode for all clones | | `clones_share_the_open_layer_below` |
 //! | 11 deep chains | the index names the wrong layer | `compact`, `resize`, `power::cuts::resizes_and_merged_chains_survive_a_cut_at_every_point` |

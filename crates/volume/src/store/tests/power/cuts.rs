@@ -49,7 +49,7 @@ async fn survives_cuts_at_every_point(steps: &[Step], seed: u64) {
 }
 
 fn run(steps: &[Step], seed: u64) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(survives_cuts_at_every_point(steps, seed));
 }
 
@@ -131,7 +131,7 @@ proptest! {
 
     #[test]
     fn a_long_workload_equals_its_reference(steps in workload(60)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let mut world = World::new().await;
             world.run(&steps).await;

@@ -44,7 +44,7 @@ async fn survives(steps: &[Step], at: u64, fault: Fault, lasts: u64, seed: u64) 
 }
 
 fn run(steps: &[Step], fault: Fault, lasts: u64) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let mut at = 0;
         while survives(steps, at, fault, lasts, at).await {
@@ -97,7 +97,7 @@ fn what_a_failed_write_left_is_durable_in_a_sealed_layer() {
         Step::Clone { volume: 0, grow_blocks: 0 },
         Step::Kill,
     ];
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for (at, seed) in (8..24).flat_map(|at| [1, 2].map(|seed| (at, seed))) {
         runtime.block_on(survives(&steps, at, Fault::Io, 1, seed));
     }
@@ -119,7 +119,7 @@ proptest! {
         lasts in prop_oneof![Just(1), 1..20_u64, Just(u64::MAX)],
         seed in any::<u64>(),
     ) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(survives(&steps, at, fault, lasts, seed));
     }
 }

@@ -1,0 +1,63 @@
+//! Volumes of other hosts that are reachable through this one.
+
+use std::sync::Arc;
+
+use perigee_model::{Problem, VolumeName};
+
+use super::blocking;
+use super::pool::Pool;
+
+impl Pool {
+    /// Volumes of other hosts that are reachable through this one: name and `HOST:PORT`.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn attachments(self: &Arc<Self>) -> Result<Vec<(VolumeName, String)>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            pool.catalog
+                .attachments()
+                .map_err(|error| Problem::internal("can't list the attachments", error))
+        })
+        .await
+    }
+
+    /// Records where a volume of another host is; a repeated call changes the address.
+    ///
+    /// # Errors
+    /// A conflict when this pool has a volume of that name.
+    pub async fn attach(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        nbd_addr: &str,
+    ) -> Result<(), Problem> {
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, volume, nbd_addr) = (Arc::clone(self), volume.clone(), nbd_addr.to_owned());
+        blocking(move || {
+            let _turn = turn;
+            let what = format!("can't attach volume {volume}");
+            let here =
+                pool.catalog.volume(&volume).map_err(|error| Problem::internal(&what, error))?;
+            if here.is_some() {
+                return Err(Problem::conflict(what, "this pool has a volume of that name"));
+            }
+            pool.catalog.attach(&volume, &nbd_addr).map_err(|error| Problem::internal(what, error))
+        })
+        .await
+    }
+
+    /// # Errors
+    /// Not found when it is not attached.
+    pub async fn detach(self: &Arc<Self>, volume: &VolumeName) -> Result<(), Problem> {
+        let (pool, volume) = (Arc::clone(self), volume.clone());
+        blocking(move || {
+            let what = format!("can't detach volume {volume}");
+            match pool.catalog.detach(&volume) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Problem::not_found(what, "it is not attached")),
+                Err(error) => Err(Problem::internal(what, error)),
+            }
+        })
+        .await
+    }
+}

@@ -1,0 +1,141 @@
+//! Images that are copies of another host's.
+
+use std::process::{Child, Command, Stdio};
+
+use perigee_model::ImageName;
+use perigee_model::volume::{
+    CheckReport, CheckScope, CopyImage, ExportStats, ImageInfo, ImportImage, IoStats, Keep,
+};
+
+use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
+
+const SIZE: u64 = 48 * MIB;
+
+/// A file and an image of it at the home.
+struct Source {
+    file: String,
+    image: ImageInfo,
+    _dir: tempfile::TempDir,
+}
+
+impl Source {
+    async fn at(home: &Server) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("sample.raw").display().to_string();
+        std::fs::write(&file, sample(SIZE)).expect("a file");
+        let name = ImageName::new("golden").expect("a name");
+        let request = ImportImage { name, source: file.clone(), layer: None };
+        let image = home.control.post("/v1/images", &request).await.expect("an image");
+        Self { file, image, _dir: dir }
+    }
+
+    fn equals(&self, uri: &str) {
+        run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &self.file, uri]);
+    }
+}
+
+async fn copy(host: &Server, home: &Server, export: Option<&str>, keep: Keep) -> ImageInfo {
+    let nbd_addr = home.nbd_addr.clone();
+    let request = CopyImage { nbd_addr, export: export.map(str::to_owned), keep };
+    host.control.post("/v1/images/golden/copy", &request).await.expect("a copy")
+}
+
+async fn info(host: &Server) -> ImageInfo {
+    host.control.get("/v1/images/golden").await.expect("an image")
+}
+
+async fn stats(server: &Server, volume: &str) -> IoStats {
+    let all: Vec<ExportStats> = server.control.get("/v1/stats").await.expect("figures");
+    all.iter().find(|s| s.volume.as_str() == volume).map(|s| s.stats).unwrap_or_default()
+}
+
+async fn no_faults(host: &Server) {
+    let report: CheckReport =
+        host.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await.expect("a report");
+    assert!(report.faults.is_empty() && report.leftovers.is_empty(), "{report:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_read_a_block_from_its_home_once() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    home.clone_image("data", "golden").await;
+    let made = copy(&host, &home, Some("data"), Keep::Read).await;
+    assert!(made.layer != source.image.layer, "a volume is no sealed layer");
+    let mut clients: Vec<Child> = Vec::new();
+    for n in 0..8 {
+        let name = format!("c{n}");
+        host.clone_image(&name, "golden").await;
+        let compare = ["60", "qemu-img", "compare", "-f", "raw", "-F", "raw", &source.file];
+        let client = Command::new("timeout")
+            .args(compare)
+            .arg(host.uri(&name))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("qemu-img");
+        clients.push(client);
+    }
+    for mut client in clients {
+        until("the clients to end", async || client.try_wait().expect("its state").is_some()).await;
+        assert!(client.wait().expect("its end").success(), "all read the same");
+    }
+    let figures = stats(&home, "data").await;
+    assert!(figures.read_bytes <= SIZE && figures.read_bytes >= SIZE / 4 * 3, "{figures:?}");
+    host.clone_image("late", "golden").await;
+    source.equals(&host.uri("late"));
+    assert_eq!(stats(&home, "data").await.read_bytes, figures.read_bytes, "nothing twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_of_either_server_loses_nothing_of_a_clone_over_a_copy() {
+    let (mut home, mut host) = (Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    let made = copy(&host, &home, None, Keep::Read).await;
+    assert_eq!(made.layer, source.image.layer, "it is the same layer");
+    host.clone_image("c", "golden").await;
+    assert_io(&host.qemu_io("c", &["write -P 7 1M 64k", "write -P 8 30000000 1000", "flush"]));
+    assert_io(&host.qemu_io("c", &["read 40M 4M"]));
+    host.kill();
+    home.kill();
+    host.start_process().await;
+    assert_io(&host.qemu_io("c", &["read -P 7 1M 64k", "read 40M 4M"]));
+    let away = host.qemu_io("c", &["read 4M 4k"]);
+    assert!(said(&away).contains("failed"), "nobody has it: {away:?}");
+    home.start_process().await;
+    assert_io(&host.qemu_io("c", &["read 4M 4k", "write -P 9 5M 64k"]));
+    let path = "/v1/images/golden/keep";
+    let _: ImageInfo = host.control.put(path, &Keep::All).await.expect("it goes on");
+    until("some of it", async || {
+        info(&host).await.remote.is_none_or(|remote| remote.missing_bytes < 40 * MIB)
+    })
+    .await;
+    host.kill();
+    host.start_process().await;
+    until("all of it", async || info(&host).await.remote.is_none()).await;
+    home.kill();
+    source.equals(&host.uri("image:golden"));
+    assert_io(&host.qemu_io("c", &["read -P 7 1M 64k", "read -P 8 30000000 1000"]));
+    assert_io(&host.qemu_io("c", &["read -P 9 5M 64k"]));
+    no_faults(&host).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_is_the_source_of_the_next_one() {
+    let (home, middle, host) =
+        (Server::start().await, Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    copy(&middle, &home, None, Keep::Read).await;
+    let made = copy(&host, &middle, None, Keep::Never).await;
+    assert_eq!(made.layer, source.image.layer);
+    host.clone_image("c", "golden").await;
+    run(&["nbdcopy", &host.uri("c"), "null:"]);
+    source.equals(&host.uri("c"));
+    source.equals(&host.tcp_uri(&format!("layer:{}", made.layer)));
+    let remote = info(&middle).await.remote.expect("it is not complete");
+    assert!(remote.missing_bytes < SIZE / 2, "what went through was kept: {remote:?}");
+    assert_eq!(info(&host).await.allocated_bytes, 0, "here nothing is");
+    let listed = run(&["nbdinfo", "--list", &host.uri("")]);
+    assert!(!listed.contains("export=\"layer:"), "{listed}");
+    let unknown = try_run(&["nbdinfo", &host.uri("layer:00000000-0000-0000-0000-000000000001")]);
+    assert!(!unknown.status.success());
+}
