@@ -2,6 +2,7 @@
 //!
 //! No I/O and no clock. Every daemon and every client speaks these types.
 
+pub mod client;
 pub mod guest;
 pub mod ids;
 pub mod job;
@@ -16,7 +17,7 @@ pub mod volume;
 mod yaml;
 
 pub use ids::{
-    BadName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, TenantName, VmId,
-    VolumeName,
+    BadName, ClientName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, TenantName,
+    VmId, VolumeName,
 };
 pub use problem::{Problem, ProblemKind};

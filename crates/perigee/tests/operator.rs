@@ -219,3 +219,35 @@ fn a_pool_of_another_format_or_with_a_damaged_catalog_is_refused_in_plain_words(
     let (code, said) = pool.fails(&["volume", "check"]);
     assert!(code == 1 && said.contains("catalog is damaged"), "{code} {said}");
 }
+
+#[test]
+fn clients_are_added_bound_and_shown_with_and_without_a_server() {
+    let mut pool = Pool::new("clients");
+    pool.import("gold", 4 << 20);
+    let secret = pool.dir.join("secret");
+    std::fs::write(&secret, "correct-horse\n").expect("a file");
+    let secret = secret.to_str().expect("text");
+    let chap = ["--chap-user", "c1", "--chap-secret", secret];
+    pool.ok(&[&["client", "add", "c1", "--mac", "52-54-00-00-00-01"][..], &chap].concat());
+    let bound = pool.ok(&["client", "bind", "c1", "--image", "gold", "--ephemeral"]);
+    assert_eq!(bound["binding"]["service"]["image"]["lifetime"], "ephemeral");
+    let (code, said) = pool.fails(&["client", "add", "c2", "--mac", "52:54:00:00:00:01"]);
+    assert!(code == 5 && said.contains("c1"), "{code} {said}");
+    let (code, said) = pool.fails(&["client", "bind", "c1", "--volume", "none"]);
+    assert!(code == 4 && said.contains("no such volume"), "{code} {said}");
+
+    pool.serve();
+    pool.ok(&["client", "add", "c2"]);
+    pool.ok(&["volume", "create", "v", "--size", "1MiB"]);
+    pool.ok(&["client", "bind", "c2", "--volume", "v", "--over", "nbd"]);
+    pool.ok(&["client", "unbind", "c1"]);
+    let shown = pool.ok(&["client", "list"]);
+    assert_eq!(
+        (&shown[0]["chap_user"], &shown[0]["mac"]),
+        (&"c1".into(), &"52:54:00:00:00:01".into())
+    );
+    assert_eq!((&shown[0]["binding"], &shown[1]["binding"]["over"]), (&Value::Null, &"nbd".into()));
+    assert!(!shown.to_string().contains("correct-horse"), "{shown}");
+    pool.ok(&["client", "remove", "c1"]);
+    assert_eq!(pool.fails(&["client", "remove", "c1"]).0, 4);
+}

@@ -1,5 +1,6 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
+mod clients;
 mod long;
 
 use std::str::FromStr;
@@ -70,6 +71,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/stats", get(list_stats))
         .route("/probe", post(probe_blocks))
         .route("/check", post(check))
+        .merge(clients::routes())
         .merge(observe::trace());
     Router::new()
         .nest("/v1", v1)

@@ -17,10 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_http::Listen;
+use perigee_model::client::Over;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use uuid::Uuid;
 
 use crate::device::{Device, Extent, IoError, Zeroing};
+use crate::logins::{LoginGuard, Logins};
 use crate::nbd::wire::LAYER_PREFIX;
 use crate::nbd::{Export, Exports, NbdDevice, Opener, RemoteExport};
 use crate::stats::{Counters, StatsTable};
@@ -61,11 +63,12 @@ pub struct PoolExports {
     proxies: Arc<ProxySlots>,
     /// Tells the homes of attached volumes which server asks. It outlives a restart.
     server_id: Uuid,
+    pub logins: Arc<Logins>,
 }
 
 impl PoolExports {
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid) -> Self {
-        Self { pool, stats, proxies: Arc::default(), server_id }
+        Self { pool, stats, proxies: Arc::default(), server_id, logins: Arc::default() }
     }
 
     /// Open sessions of an attached volume.
@@ -158,6 +161,15 @@ impl Exports for PoolExports {
 
     fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(self.find(name, opener))
+    }
+
+    fn log_in(&self, name: &str, peer: &str) -> Option<LoginGuard> {
+        match Wanted::parse(name) {
+            Some(Wanted::Volume(volume, _)) => {
+                Some(self.logins.enter(volume, Over::Nbd, peer.to_owned()))
+            }
+            _ => None,
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! | how frames come from and go to sockets, for every protocol | `stream` |
 //! | which device an export name means; proxying to a volume's home | `exports` |
 //! | the control API | `control` |
+//! | who uses which volume now | `logins` |
 //! | where requests' time goes | `stats`, `trace`, `metrics` |
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
@@ -16,6 +17,7 @@ pub mod device;
 mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod logins;
 mod metrics;
 pub mod nbd;
 mod observe;

@@ -82,6 +82,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let keeper = tokio::spawn(pool.clone().keep());
     let filler = tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s));
     let control = Control { pool: pool.clone(), exports, stats: stats.clone() };
+    let sweeper = tokio::spawn(pool.clone().keep_dropping_spent_clones());
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), control = addresses(&config.control), "ready");
@@ -98,6 +99,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     tracing::info!("stopping");
     keeper.abort();
     filler.abort();
+    sweeper.abort();
     stop.cancel();
     if tokio::time::timeout(DRAIN_MAX, &mut nbd).await.is_err() {
         tracing::warn!("some NBD connections did not end in time; cutting them");

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod check;
+pub mod client;
 pub mod controller;
 pub mod host;
 pub mod image;

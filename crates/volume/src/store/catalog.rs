@@ -2,6 +2,7 @@
 //! attached volumes of other hosts. Every change is one SQLite transaction, durable when it returns.
 
 mod attachments;
+mod clients;
 mod columns;
 mod copies;
 mod epochs;
@@ -16,6 +17,7 @@ use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
+pub(super) use clients::{ClientRow, CloneRow};
 use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
@@ -142,6 +144,7 @@ pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
 
 impl Catalog {
     pub(super) fn open(path: &Path) -> std::result::Result<Self, OpenError> {
+        schema::close_to_others(path)?;
         let mut connection = Connection::open(path)?;
         schema::upgrade(&mut connection)?;
         Ok(Self { connection: Mutex::new(connection) })

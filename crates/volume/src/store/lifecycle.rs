@@ -123,7 +123,7 @@ impl Pool {
         })
     }
 
-    fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
+    pub(super) fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
         let attached = self.catalog.attachments().map_err(failed(what))?;
         let attached: HashSet<_> = attached.into_iter().map(|(name, _)| name).collect();
         let mut asked = HashSet::new();
@@ -142,12 +142,22 @@ impl Pool {
     }
 
     fn image_base(&self, what: &str, image: &ImageName) -> Result<Base, Problem> {
+        let (layer, size_bytes) = self.image_layer(what, image)?;
+        Ok(Base { size_bytes, parent: Some(layer), remote: None })
+    }
+
+    /// An image's topmost layer, and its size.
+    pub(super) fn image_layer(
+        &self,
+        what: &str,
+        image: &ImageName,
+    ) -> Result<(LayerId, u64), Problem> {
         let layer = self.catalog.image(image).map_err(failed(what))?.ok_or_else(|| {
             Problem::not_found(what, format!("there is no image {image} in this pool"))
                 .next("import it first")
         })?;
         let rows = self.catalog.chain(layer).map_err(failed(what))?;
-        Ok(Base { size_bytes: rows[0].size_bytes, parent: Some(layer), remote: None })
+        Ok((layer, rows[0].size_bytes))
     }
 
     /// Seals the source's head without a name. A head that was never touched stays, and the

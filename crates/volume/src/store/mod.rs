@@ -26,6 +26,7 @@ mod blocks;
 mod catalog;
 mod chain;
 mod check;
+mod clients;
 mod closing;
 mod cold;
 mod compact;
@@ -57,6 +58,7 @@ mod tests;
 mod volume;
 mod work;
 
+pub use clients::Grant;
 pub use pool::{Pool, PoolConfig};
 pub use remote::Connector;
 pub use volume::Volume;

@@ -55,6 +55,8 @@ pub struct Pool {
     open: Mutex<Open>,
     /// Creating, sealing and deleting happen one after the other.
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
+    /// Clients are given their disks one after the other. Taken before `changes`.
+    pub(super) boots: tokio::sync::Mutex<()>,
     /// Told when there is a layer without checksums.
     pub(super) sealed: Notify,
     /// Told when there is a copy to complete.
@@ -100,6 +102,7 @@ impl Locked {
             OpenError::Newer { .. } => Problem::conflict(what, error)
                 .next("open it with the version of perigee that wrote it, or a newer one"),
             OpenError::Sqlite(error) => catalog::problem(what, &error),
+            OpenError::Io(error) => Problem::internal(what, error),
         })?;
         Ok(Self { catalog, lock })
     }
@@ -171,6 +174,7 @@ impl Pool {
             connect: config.connect,
             open: Mutex::default(),
             changes: Arc::default(),
+            boots: tokio::sync::Mutex::default(),
             sealed: Notify::new(),
             to_fill: Notify::new(),
             _lock: locked.lock,

@@ -33,6 +33,16 @@ impl Socket {
         Ok(Self::Tcp(stream))
     }
 
+    /// Where the other end is.
+    pub fn peer(&self) -> String {
+        match self {
+            Self::Tcp(stream) => {
+                stream.peer_addr().map_or_else(|_| "?".into(), |peer| peer.to_string())
+            }
+            Self::Unix(_) => "this host".into(),
+        }
+    }
+
     /// # Errors
     /// When the kernel refuses a socket option; a buffer beyond its limit is cut to that.
     pub fn unix(stream: UnixStream) -> io::Result<Self> {

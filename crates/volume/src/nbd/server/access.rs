@@ -29,6 +29,8 @@ pub struct Access {
 pub struct Peer {
     /// It came through a unix socket.
     pub local: bool,
+    /// Where it is.
+    pub address: String,
     pub encrypted: bool,
     /// Of its certificate.
     pub common_name: Option<String>,

@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::wire::FramingError;
 use crate::device::Device;
+use crate::logins::LoginGuard;
 use crate::stats::Counters;
 use crate::stream::socket::Socket;
 use access::{Access, Peer};
@@ -72,6 +73,11 @@ pub trait Exports: Send + Sync + 'static {
     /// # Errors
     /// `NotFound` when there is no such export; anything else is why it can't be opened now.
     fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>>;
+
+    /// A client has begun to use an export.
+    fn log_in(&self, _name: &str, _peer: &str) -> Option<LoginGuard> {
+        None
+    }
 }
 
 /// Why a connection ended before its client ended it.
@@ -239,7 +245,8 @@ async fn negotiate(
     shared: &Shared,
     stop: &CancellationToken,
 ) -> Result<Option<(Stream, Agreed)>, ConnectionError> {
-    let peer = Peer { local: matches!(socket, Socket::Unix(_)), ..Peer::default() };
+    let local = matches!(socket, Socket::Unix(_));
+    let peer = Peer { local, address: socket.peer(), ..Peer::default() };
     let mut negotiation = Negotiation::new(shared, peer, stop.clone());
     if !negotiation.greet(&mut socket).await? {
         return Ok(None);

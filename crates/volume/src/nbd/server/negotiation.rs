@@ -22,6 +22,7 @@ use super::command::Rules;
 use super::contexts::Contexts;
 use super::sessions::Claim;
 use super::{ConnectionError, Export, Opener, Shared};
+use crate::logins::LoginGuard;
 
 const PREFERRED_BYTES: u32 = 4096;
 
@@ -31,6 +32,7 @@ pub struct Agreed {
     pub rules: Rules,
     /// Kept until the connection is drained.
     pub claim: Option<Claim>,
+    pub login: Option<LoginGuard>,
 }
 
 /// How the options ended.
@@ -300,7 +302,9 @@ impl<'a> Negotiation<'a> {
             dialect: self.dialect,
             contexts: contexts.map(|(_, contexts)| contexts).unwrap_or_default(),
         };
-        Next::Ended(Outcome::Agreed(Agreed { export, rules, claim: self.claim.take() }))
+        let login = self.shared.exports.log_in(name, &self.peer.address);
+        let claim = self.claim.take();
+        Next::Ended(Outcome::Agreed(Agreed { export, rules, claim, login }))
     }
 
     async fn go(&mut self, option: u32, go: GoOption) -> Next {

@@ -5,6 +5,10 @@
 //! are one transaction: a crash leaves the old format or the new one. A newer format is refused
 //! before anything is written.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
 use rusqlite::Connection;
 
 /// The newest format, and the one that is written.
@@ -62,6 +66,27 @@ INSERT INTO pool VALUES (lower(hex(randomblob(16))));
     "
 ALTER TABLE remote_parents ADD COLUMN keep TEXT NOT NULL DEFAULT 'never';   -- or 'read' or 'all'
 ALTER TABLE remote_parents ADD COLUMN is_layer TEXT;    -- which sealed layer it is, where that is known
+CREATE TABLE clients (                  -- machines that boot from volumes
+    name TEXT PRIMARY KEY,
+    mac TEXT UNIQUE,
+    initiator TEXT NOT NULL UNIQUE,
+    chap_user TEXT,
+    chap_secret TEXT,                   -- as it is: CHAP can't be answered with a hash of it
+    target_user TEXT,
+    target_secret TEXT,
+    bound_volume TEXT,                  -- what it boots next: a volume,
+    bound_image TEXT,                   -- or a clone of an image
+    lifetime TEXT,                      -- of that clone
+    over TEXT NOT NULL DEFAULT 'iscsi',
+    volume TEXT,                        -- what it booted last
+    boots INTEGER NOT NULL DEFAULT 0,
+    booted_s INTEGER
+) STRICT;
+CREATE TABLE client_clones (            -- volumes that were made for clients, who may be gone
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    client TEXT NOT NULL,
+    lifetime TEXT NOT NULL
+) STRICT;
 ",
 ];
 
@@ -72,6 +97,14 @@ pub(in crate::store) enum OpenError {
     Newer { found: i64 },
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// The catalog has secrets. SQLite gives the files that it makes beside it the same mode.
+pub(super) fn close_to_others(path: &Path) -> std::io::Result<()> {
+    std::fs::File::options().append(true).create(true).mode(0o600).open(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
 }
 
 /// Brings the catalog to the present format.

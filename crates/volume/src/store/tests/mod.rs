@@ -1,6 +1,7 @@
 //! Tests of the store as a whole. `power` compares it with plain arrays through crashes.
 
 mod check;
+mod clients;
 mod compact;
 mod copies;
 mod costs;

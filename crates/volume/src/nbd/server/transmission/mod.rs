@@ -54,7 +54,7 @@ pub async fn run<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Agreed { export, rules, claim } = agreed;
+    let Agreed { export, rules, claim, login } = agreed;
     let device = export.device.clone();
     let batch = Batch::new(export.device, export.counters, rules);
     let mut connection = Connection { stream, batch, ended: false, hears: true };
@@ -67,7 +67,7 @@ where
     device.hang_up();
     connection.drain().await;
     drop(connection);
-    drop(claim);
+    drop((claim, login));
     ended
 }
 

@@ -207,7 +207,7 @@ async fn serve(
 ) -> Result<(), ConnectionError> {
     let rules = Rules { read_only: false, dialect, contexts: Contexts::default() };
     let export = Export { device: disk.clone(), read_only: false, counters: Arc::default() };
-    let agreed = Agreed { export, rules, claim: None };
+    let agreed = Agreed { export, rules, claim: None, login: None };
     within("the connection to end", run(stream.clone(), agreed, stop)).await
 }
 

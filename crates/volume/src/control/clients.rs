@@ -1,0 +1,68 @@
+//! The part of the control API that knows machines without disks: the table in
+//! [`perigee_model::client`], route by route.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::{get, post, put};
+use perigee_http::{Json, Reply};
+use perigee_model::ClientName;
+use perigee_model::client::{Binding, Boot, BootRequest, ClientInfo, Login, NewClient};
+
+use super::{Control, Named, Shared};
+
+pub fn routes() -> Router<Arc<Control>> {
+    Router::new()
+        .route("/clients", get(list).post(add))
+        .route("/clients/{client}", get(info).delete(remove))
+        .route("/clients/{client}/binding", put(bind).delete(unbind))
+        .route("/boot", post(boot))
+        .route("/logins", get(logins))
+}
+
+/// Adds who uses the client's volume now.
+fn with_logins(control: &Control, mut client: ClientInfo) -> ClientInfo {
+    if let Some(volume) = &client.volume {
+        client.sessions = control.exports.logins.list();
+        client.sessions.retain(|login| login.volume == *volume);
+    }
+    client
+}
+
+async fn list(State(control): Shared) -> Reply<Vec<ClientInfo>> {
+    let clients = control.pool.clients().await?.into_iter();
+    Ok(Json(clients.map(|client| with_logins(&control, client)).collect()))
+}
+
+async fn add(State(control): Shared, Json(new): Json<NewClient>) -> Reply<ClientInfo> {
+    Ok(Json(control.pool.add_client(new).await?))
+}
+
+async fn info(State(control): Shared, Named(client): Named<ClientName>) -> Reply<ClientInfo> {
+    Ok(Json(with_logins(&control, control.pool.client(&client).await?)))
+}
+
+async fn remove(State(control): Shared, Named(client): Named<ClientName>) -> Reply<()> {
+    Ok(Json(control.pool.remove_client(&client).await?))
+}
+
+async fn bind(
+    State(control): Shared,
+    Named(client): Named<ClientName>,
+    Json(binding): Json<Binding>,
+) -> Reply<ClientInfo> {
+    Ok(Json(with_logins(&control, control.pool.bind_client(&client, Some(binding)).await?)))
+}
+
+async fn unbind(State(control): Shared, Named(client): Named<ClientName>) -> Reply<ClientInfo> {
+    Ok(Json(with_logins(&control, control.pool.bind_client(&client, None).await?)))
+}
+
+async fn boot(State(control): Shared, Json(request): Json<BootRequest>) -> Reply<Boot> {
+    Ok(Json(control.pool.boot(&request.mac).await?))
+}
+
+async fn logins(State(control): Shared) -> Reply<Vec<Login>> {
+    Ok(Json(control.exports.logins.list()))
+}

@@ -1,0 +1,72 @@
+//! Who uses which volume now, over NBD and over iSCSI.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use perigee_model::VolumeName;
+use perigee_model::client::{Login, Over};
+
+#[derive(Default)]
+pub struct Logins {
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    logins: BTreeMap<u64, Login>,
+    next: u64,
+}
+
+/// Held as long as the session is open.
+pub struct LoginGuard {
+    logins: Arc<Logins>,
+    number: u64,
+}
+
+impl Logins {
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a session is open from now on.
+    pub fn enter(self: &Arc<Self>, volume: VolumeName, over: Over, peer: String) -> LoginGuard {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since_s = now.map_or(0, |since| since.as_secs());
+        let mut open = self.lock();
+        let number = open.next;
+        open.next += 1;
+        open.logins.insert(number, Login { volume, over, peer, since_s });
+        LoginGuard { logins: Arc::clone(self), number }
+    }
+
+    /// All of them, the oldest first.
+    pub fn list(&self) -> Vec<Login> {
+        self.lock().logins.values().cloned().collect()
+    }
+}
+
+impl Drop for LoginGuard {
+    fn drop(&mut self) {
+        self.logins.lock().logins.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_listed_until_it_ends() {
+        let logins = Arc::<Logins>::default();
+        let volume = VolumeName::new("data").expect("a name");
+        let first = logins.enter(volume.clone(), Over::Nbd, "10.0.0.7:1024".into());
+        let second = logins.enter(volume, Over::Iscsi, "iqn.a at 10.0.0.8:1024".into());
+        let peers: Vec<_> = logins.list().into_iter().map(|login| login.peer).collect();
+        assert_eq!(peers, ["10.0.0.7:1024", "iqn.a at 10.0.0.8:1024"]);
+        drop(first);
+        assert_eq!(logins.list().len(), 1);
+        drop(second);
+        assert!(logins.list().is_empty());
+    }
+}

@@ -1,0 +1,387 @@
+//! Clients: machines that boot from volumes of this pool, and the clones that they get.
+//!
+//! A client boots what it is bound to at the moment it asks. Until it asks again it keeps what it
+//! booted, whatever it is bound to meanwhile. Of an image it gets a clone: `CLIENT.IMAGE`, made at
+//! the first boot and the same at every later one; or, if it is to start afresh each time,
+//! `CLIENT.IMAGE.N`. A fresh clone that nobody has used yet is handed out again, so that firmware
+//! that asks twice does not pile them up; a spent one goes when nobody has it open.
+//!
+//! A clone and whose it is are one transaction, and the client's row names it before the one before is
+//! spent: after a crash at any point each clone is some client's, or spent.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use perigee_model::client::{
+    Binding, Boot, Chap, ClientInfo, InitiatorName, Lifetime, MacAddress, NewClient, Service,
+};
+use perigee_model::volume::CachePolicy;
+use perigee_model::{ClientName, ImageName, Problem, TenantName, VolumeName};
+
+use super::blocking;
+use super::catalog::{self, ClientRow, CloneRow, LayerRow, NewVolume};
+use super::pool::Pool;
+
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// What an initiator may log in to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    pub volumes: Vec<VolumeName>,
+    /// What it has to prove.
+    pub chap: Option<Chap>,
+    /// What the target proves to it.
+    pub target_chap: Option<Chap>,
+}
+
+fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| catalog::problem(what, &error)
+}
+
+fn info(row: ClientRow) -> ClientInfo {
+    ClientInfo {
+        name: row.name,
+        mac: row.mac,
+        initiator: row.initiator,
+        chap_user: row.chap.map(|chap| chap.user),
+        binding: row.binding,
+        volume: row.volume,
+        boots: row.boots,
+        booted_s: row.booted_s,
+        sessions: Vec::new(),
+    }
+}
+
+fn unknown(what: &str, client: &ClientName) -> Problem {
+    Problem::not_found(what, format!("there is no client {client} in this pool"))
+        .next("`perigee client list` shows the clients")
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The clone that a client keeps of an image.
+fn kept_name(what: &str, client: &ClientName, image: &ImageName) -> Result<VolumeName, Problem> {
+    VolumeName::new(format!("{client}.{image}")).map_err(|error| Problem::invalid(what, error))
+}
+
+impl Pool {
+    /// By name.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn clients(self: &Arc<Self>) -> Result<Vec<ClientInfo>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let rows = pool.catalog.clients().map_err(failed("can't list the clients"))?;
+            Ok(rows.into_iter().map(info).collect())
+        })
+        .await
+    }
+
+    /// # Errors
+    /// Not found.
+    pub async fn client(self: &Arc<Self>, name: &ClientName) -> Result<ClientInfo, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.client_row(&format!("can't show client {name}"), &name).map(info))
+            .await
+    }
+
+    fn client_row(&self, what: &str, name: &ClientName) -> Result<ClientRow, Problem> {
+        self.catalog.client(name).map_err(failed(what))?.ok_or_else(|| unknown(what, name))
+    }
+
+    /// # Errors
+    /// A conflict when the name, the card's address or the initiator is another client's.
+    pub async fn add_client(self: &Arc<Self>, new: NewClient) -> Result<ClientInfo, Problem> {
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let _turn = turn;
+            let what = format!("can't add client {}", new.name);
+            check_chap(&what, &new)?;
+            let row = ClientRow::new(new);
+            for other in pool.catalog.clients().map_err(failed(&what))? {
+                check_apart(&what, &row, &other)?;
+            }
+            pool.catalog.add_client(&row).map_err(failed(&what))?;
+            Ok(info(row))
+        })
+        .await
+    }
+
+    /// Forgets a client. A clone that it keeps stays, for it may hold what nobody else has; one for
+    /// a single boot goes when nobody has it open.
+    ///
+    /// # Errors
+    /// Not found.
+    pub async fn remove_client(self: &Arc<Self>, name: &ClientName) -> Result<(), Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = format!("can't remove client {name}");
+            match pool.catalog.remove_client(&name).map_err(failed(&what))? {
+                true => Ok(()),
+                false => Err(unknown(&what, &name)),
+            }
+        })
+        .await?;
+        self.drop_spent_clones().await;
+        Ok(())
+    }
+
+    /// What a client boots from its next boot on; nothing with `None`.
+    ///
+    /// # Errors
+    /// Not found when there is no such client, volume or image; invalid when the clone would have no
+    /// name, or could not be told from the one of the boot before.
+    pub async fn bind_client(
+        self: &Arc<Self>,
+        name: &ClientName,
+        binding: Option<Binding>,
+    ) -> Result<ClientInfo, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = match &binding {
+                Some(Binding { service, .. }) => format!("can't bind client {name} to {service}"),
+                None => format!("can't unbind client {name}"),
+            };
+            let row = pool.client_row(&what, &name)?;
+            if let Some(binding) = &binding {
+                pool.check_binding(&what, &row, binding)?;
+            }
+            pool.catalog.bind_client(&name, binding.as_ref()).map_err(failed(&what))?;
+            pool.client_row(&what, &name).map(info)
+        })
+        .await
+    }
+
+    fn check_binding(&self, what: &str, row: &ClientRow, binding: &Binding) -> Result<(), Problem> {
+        match &binding.service {
+            Service::Volume(volume) => {
+                let found = self.catalog.volume(volume).map_err(failed(what))?;
+                found
+                    .map(drop)
+                    .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))
+            }
+            Service::Image { image, lifetime } => {
+                if self.catalog.image(image).map_err(failed(what))?.is_none() {
+                    return Err(Problem::not_found(what, "there is no such image in this pool")
+                        .next("import it first"));
+                }
+                if *lifetime == Lifetime::Ephemeral && row.mac.is_none() {
+                    let why = "a boot is told from a mere login by the address of the network \
+                               card, and this client was added without one";
+                    return Err(Problem::invalid(what, why)
+                        .next("add the client with --mac, or bind it with --persistent"));
+                }
+                kept_name(what, &row.name, image).map(drop)
+            }
+        }
+    }
+
+    /// The disk of the machine with this network card, from now on.
+    ///
+    /// # Errors
+    /// Not found when no client has this card, or what it is bound to is gone; a conflict when it is
+    /// not bound.
+    pub async fn boot(self: &Arc<Self>, mac: &MacAddress) -> Result<Boot, Problem> {
+        let _turn = self.boots.lock().await;
+        let what = format!("can't boot the machine {mac}");
+        let found = self.catalog.client_of_mac(mac).map_err(failed(&what))?;
+        let row = found.ok_or_else(|| {
+            Problem::not_found(&what, "no client has this network card")
+                .next(format!("add it: perigee client add NAME --mac {mac}"))
+        })?;
+        let what = format!("can't boot client {}", row.name);
+        let binding = row.binding.clone().ok_or_else(|| {
+            Problem::conflict(&what, "it is not bound to anything")
+                .next(format!("bind it: perigee client bind {} --image IMAGE", row.name))
+        })?;
+        let volume = self.disk(&what, &row, &binding.service).await?;
+        let (pool, client, now) = (Arc::clone(self), row.name.clone(), volume.clone());
+        blocking(move || pool.catalog.booted(&client, &now, now_s()).map_err(failed(&what)))
+            .await?;
+        self.drop_spent_clones().await;
+        let ClientRow { name: client, initiator, chap, target_chap, .. } = row;
+        Ok(Boot { client, initiator, volume, over: binding.over, chap, target_chap })
+    }
+
+    /// The volume that a client is to boot from, made if need be.
+    async fn disk(
+        self: &Arc<Self>,
+        what: &str,
+        row: &ClientRow,
+        service: &Service,
+    ) -> Result<VolumeName, Problem> {
+        match service {
+            Service::Volume(volume) => self.volume(volume).await.map(|_| volume.clone()),
+            Service::Image { image, lifetime: Lifetime::Persistent } => {
+                let name = kept_name(what, &row.name, image)?;
+                match self.catalog.volume(&name).map_err(failed(what))? {
+                    Some(_) => self.check_own(what, row, &name).map(|()| name),
+                    None => self.make_clone(what, row, image, name, Lifetime::Persistent).await,
+                }
+            }
+            Service::Image { image, lifetime: Lifetime::Ephemeral } => {
+                if let Some(volume) = self.fresh_clone(what, row, image).await? {
+                    return Ok(volume);
+                }
+                let name = format!("{}.{image}.{}", row.name, row.boots + 1);
+                let name = VolumeName::new(name).map_err(|error| Problem::invalid(what, error))?;
+                self.make_clone(what, row, image, name, Lifetime::Ephemeral).await
+            }
+        }
+    }
+
+    /// Refuses a volume of the right name that is not the client's.
+    fn check_own(&self, what: &str, row: &ClientRow, name: &VolumeName) -> Result<(), Problem> {
+        let made = self.catalog.clone_row(name).map_err(failed(what))?;
+        if made.is_some_and(|made| made.client == row.name) {
+            return Ok(());
+        }
+        let why =
+            format!("its clone would be called {name}, and there is another volume of that name");
+        Err(Problem::conflict(what, why)
+            .next(format!("bind it to the volume itself: --volume {name}, or delete that volume")))
+    }
+
+    /// The clone of the client's last boot, if nobody has used it yet and it is of this image as the
+    /// image is now.
+    async fn fresh_clone(
+        self: &Arc<Self>,
+        what: &str,
+        row: &ClientRow,
+        image: &ImageName,
+    ) -> Result<Option<VolumeName>, Problem> {
+        let Some(name) = &row.volume else { return Ok(None) };
+        let made = self.catalog.clone_row(name).map_err(failed(what))?;
+        if made.is_none_or(|m| m.lifetime != Lifetime::Ephemeral || m.client != row.name) {
+            return Ok(None);
+        }
+        let volume = self.volume(name).await?;
+        let stack = volume.stack();
+        let base = self.catalog.image(image).map_err(failed(what))?;
+        let fresh = stack.head.is_untouched()
+            && volume.open_sessions() == 0
+            && stack.below.layers().first().map(|layer| layer.id) == base;
+        Ok(fresh.then(|| name.clone()))
+    }
+
+    async fn make_clone(
+        self: &Arc<Self>,
+        what: &str,
+        row: &ClientRow,
+        image: &ImageName,
+        volume: VolumeName,
+        lifetime: Lifetime,
+    ) -> Result<VolumeName, Problem> {
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, what, image) = (Arc::clone(self), what.to_owned(), image.clone());
+        let made = CloneRow { volume, client: row.name.clone(), lifetime };
+        blocking(move || {
+            let _turn = turn;
+            pool.check_names_free(&what, std::slice::from_ref(&made.volume))?;
+            let (parent, size_bytes) = pool.image_layer(&what, &image)?;
+            let new = NewVolume {
+                name: made.volume.clone(),
+                head: LayerRow::new_head(size_bytes, Some(parent)),
+                tenant: TenantName::default(),
+                cache: CachePolicy::default(),
+            };
+            pool.catalog.add_clone(&new, &made).map_err(failed(&what))?;
+            Ok(made.volume)
+        })
+        .await
+    }
+
+    /// Deletes clones that were for one boot, when it is over and nobody has them open. What fails is
+    /// tried again at the next boot or by the keeper.
+    pub async fn drop_spent_clones(self: &Arc<Self>) {
+        let spent = match self.catalog.spent_clones() {
+            Ok(spent) => spent,
+            Err(error) => return tracing::error!(%error, "can't tell which clones are spent"),
+        };
+        for volume in spent {
+            if self.open_sessions(&volume) > 0 {
+                continue;
+            }
+            match self.delete_volume(&volume).await {
+                Ok(()) => tracing::info!(%volume, "deleted a clone whose boot is over"),
+                Err(problem) => tracing::warn!(%volume, %problem, "a spent clone stays for now"),
+            }
+        }
+    }
+
+    /// Until it is dropped: the last boot of a clone may end long after its client's next one.
+    pub async fn keep_dropping_spent_clones(self: Arc<Self>) {
+        let mut moments = tokio::time::interval(SWEEP_EVERY);
+        loop {
+            moments.tick().await;
+            self.drop_spent_clones().await;
+        }
+    }
+
+    /// What an initiator may log in to at this moment, if a client has this name. The login of a
+    /// client without a network card that could ask for its disk is a boot.
+    ///
+    /// # Errors
+    /// When its clone can't be made, or the catalog can't be read.
+    pub async fn grant(
+        self: &Arc<Self>,
+        initiator: &InitiatorName,
+    ) -> Result<Option<Grant>, Problem> {
+        let what = format!("can't tell what initiator {initiator} may have");
+        let _turn = self.boots.lock().await;
+        let found = self.catalog.client_of_initiator(initiator).map_err(failed(&what))?;
+        let Some(row) = found else { return Ok(None) };
+        let mut volumes: Vec<_> = row.volume.clone().into_iter().collect();
+        if let (None, Some(binding)) = (row.mac, &row.binding) {
+            let volume = self.disk(&what, &row, &binding.service).await?;
+            // What it booted before stays within reach as long as it uses it.
+            volumes.retain(|old| *old != volume && self.open_sessions(old) > 0);
+            if volumes.is_empty() && row.volume.as_ref() != Some(&volume) {
+                self.catalog.booted(&row.name, &volume, now_s()).map_err(failed(&what))?;
+            }
+            volumes.push(volume);
+        }
+        Ok(Some(Grant { volumes, chap: row.chap, target_chap: row.target_chap }))
+    }
+
+    /// Whether initiators are told apart: a pool without clients is open to all of them.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub fn has_clients(&self) -> Result<bool, Problem> {
+        self.catalog.has_clients().map_err(failed("can't tell whether there are clients"))
+    }
+}
+
+fn check_chap(what: &str, new: &NewClient) -> Result<(), Problem> {
+    match (&new.chap, &new.target_chap) {
+        (None, Some(_)) => Err(Problem::invalid(
+            what,
+            "a target proves who it is only to an initiator that has to do so too",
+        )
+        .next("give the client's own CHAP user and secret as well")),
+        (Some(own), Some(target)) if own.secret == target.secret => {
+            Err(Problem::invalid(what, "both sides have the same secret")
+                .next("give them different ones"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_apart(what: &str, new: &ClientRow, other: &ClientRow) -> Result<(), Problem> {
+    let taken = |why: String| Err(Problem::conflict(what, why));
+    if new.name == other.name {
+        return taken(format!("there is a client {}", other.name));
+    }
+    if let Some(mac) = new.mac.filter(|mac| other.mac == Some(*mac)) {
+        return taken(format!("client {} has the network card {mac}", other.name));
+    }
+    if new.initiator == other.initiator {
+        return taken(format!("client {} has the initiator name {}", other.name, other.initiator));
+    }
+    Ok(())
+}
