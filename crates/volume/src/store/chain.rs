@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{try_join, try_join_all};
+use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
 
 use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap, page_count};
@@ -118,6 +119,10 @@ impl Sealed {
 
     pub(super) fn layers(&self) -> &[Arc<Layer>] {
         &self.layers
+    }
+
+    pub(super) fn has_any(&self, layers: &[LayerId]) -> bool {
+        self.layers.iter().any(|layer| layers.contains(&layer.id))
     }
 
     /// Where the layer at `depth`, or what is below the last one, ends.

@@ -80,6 +80,7 @@ impl Pool {
                 let _turn = turn;
                 let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
                 let row = LayerRow { remote: Some(remote), ..new };
+                pool.clear_files(layer).map_err(|error| io_problem(&what, &error.into()))?;
                 pool.catalog.add_image(&name, &row).map_err(failed(&what))
             })
             .await?;
@@ -99,7 +100,7 @@ impl Pool {
     ) -> Result<ImageInfo, Problem> {
         let what = format!("can't change what image {name} keeps to {keep}");
         let info = self.image_info(name).await?;
-        match info.remote.map(|remote| remote.keep) {
+        match info.remote.as_ref().map(|remote| remote.keep) {
             Some(now) if (now == Keep::Never) != (keep == Keep::Never) => {
                 let why = format!("it was made to keep {now}");
                 return Err(Problem::conflict(what, why).next("delete it and copy it again"));
@@ -110,7 +111,7 @@ impl Pool {
                 return Err(Problem::conflict(what, why));
             }
         }
-        let (pool, layer) = (Arc::clone(self), info.layer);
+        let (pool, layer) = (Arc::clone(self), bottom(&info));
         blocking(move || {
             pool.catalog.set_keep(layer, keep).map_err(failed(&what))?;
             if keep != Keep::All
@@ -140,7 +141,7 @@ impl Pool {
         if info.remote.as_ref().is_some_and(|remote| remote.keep == Keep::Never) {
             return Err(Problem::conflict(what, "it keeps nothing of what it reads"));
         }
-        let (pool, layer) = (Arc::clone(self), info.layer);
+        let (pool, layer) = (Arc::clone(self), bottom(&info));
         if let Some(copy) = blocking(move || Ok::<_, Problem>(pool.layer_copy(layer))).await? {
             let filled = self.fill(&copy, &work, &mut Pace::new(u64::MAX)).await;
             filled.map_err(|error| match error {
@@ -281,16 +282,29 @@ impl Pool {
         }
     }
 
-    /// Opens the files of a copy. If they have failed before, it begins anew.
+    /// Opens the files of a copy. If they have failed before, it begins anew; where that can't be,
+    /// it is read through.
     pub(super) fn copy_head(&self, row: &LayerRow) -> Result<Head, LayerError> {
-        if row.poisoned.is_none() {
+        let Some(why) = &row.poisoned else {
             return Head::open(&self.home, row.id, row.size_bytes, row.untouched);
-        }
+        };
+        let head = Head::new(&self.home, row.id, row.size_bytes);
         // The catalog last: until then it is known that the files are not to be looked at.
-        let emptied = layer::remove(&*self.files, row.id)
+        let emptied = self
+            .clear_files(row.id)
             .and_then(|()| self.catalog.empty_copy(row.id).map_err(catalog::io_error));
-        emptied.map_err(|error| LayerError { layer: row.id, source: error.into() })?;
-        Ok(Head::new(&self.home, row.id, row.size_bytes))
+        if let Err(error) = emptied {
+            tracing::error!(layer = %row.id, %error, "can't begin a copy anew");
+            head.poison(why.clone());
+        }
+        Ok(head)
+    }
+
+    /// A power cut must not bring back what a layer of this id had before: some of it would be
+    /// beside what it gets now.
+    fn clear_files(&self, id: LayerId) -> std::io::Result<()> {
+        layer::remove(&*self.files, id)?;
+        self.files.sync_names()
     }
 
     /// These layers are not in the catalog any more.
@@ -301,6 +315,11 @@ impl Pool {
             self.forget_copy(copy.layer().id);
         }
     }
+}
+
+/// The layer that gets its blocks from another host, if one of an image's does.
+fn bottom(image: &ImageInfo) -> LayerId {
+    image.chain.last().copied().unwrap_or(image.layer)
 }
 
 async fn fill_window(

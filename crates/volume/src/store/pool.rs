@@ -45,6 +45,15 @@ struct Open {
     copies: HashMap<LayerId, Arc<LayerCopy>>,
 }
 
+impl Open {
+    /// Nobody shares these layers any more, nor chains that have one of them.
+    fn forget_layers(&mut self, gone: &[LayerId]) {
+        self.layers.retain(|id, _| !gone.contains(id));
+        self.sealed
+            .retain(|_, sealed| sealed.upgrade().is_some_and(|sealed| !sealed.has_any(gone)));
+    }
+}
+
 /// One directory of layers, images and volumes.
 pub struct Pool {
     pub(super) dir: PathBuf,
@@ -308,22 +317,23 @@ impl Pool {
         self.open.lock().expect("no holder panics").copies.values().map(Arc::clone).collect()
     }
 
-    /// A copy was deleted, or is complete.
+    /// A copy was deleted, or is complete. Who opens a layer of this id from now on gets another
+    /// object.
     pub(super) fn forget_copy(&self, id: LayerId) {
-        self.open.lock().expect("no holder panics").copies.remove(&id);
+        let mut open = self.open.lock().expect("no holder panics");
+        open.copies.remove(&id);
+        open.forget_layers(&[id]);
     }
 
     /// Gives open volumes over layers that are in the catalog no more their chains anew. The caller
     /// has the turn, so that no head is sealed meanwhile.
     pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
-        let has_gone = |sealed: &Sealed| sealed.layers().iter().any(|l| gone.contains(&l.id));
         let mut open = self.open.lock().expect("no holder panics");
-        open.layers.retain(|id, _| !gone.contains(id));
-        open.sealed.retain(|_, sealed| sealed.upgrade().is_some_and(|sealed| !has_gone(&sealed)));
+        open.forget_layers(gone);
         let volumes: Vec<_> = open.volumes.values().map(Arc::clone).collect();
         for volume in volumes {
             let stack = volume.stack();
-            if has_gone(&stack.below) {
+            if stack.below.has_any(gone) {
                 let rows = self.catalog.chain(stack.head.layer.id)?;
                 let below = self.sealed(&mut open, &rows[1..], rows[0].remote.clone())?;
                 volume.replace_below(below);

@@ -217,7 +217,7 @@ impl Pool {
         let rows = self.catalog.chain(layer)?;
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);
-        let remote = rows[0].remote.clone().map(|remote| ImageSource {
+        let remote = rows.last().and_then(|row| row.remote.clone()).map(|remote| ImageSource {
             nbd_addr: remote.nbd_addr,
             export: remote.export,
             keep: remote.keep,

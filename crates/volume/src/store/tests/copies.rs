@@ -15,6 +15,7 @@ use super::*;
 use crate::device::{Origin, OriginRun};
 use crate::store::files::BlockFile;
 use crate::store::layer::data_name;
+use crate::store::sim::Dice;
 use crate::store::work::Work;
 
 const BLOCK: usize = 4096;
@@ -151,12 +152,12 @@ impl Bench {
         self.pool.settle_copies().await;
     }
 
-    async fn restart(self, power_cut: bool) -> Self {
+    async fn restart(self, power_cut: Option<u64>) -> Self {
         self.settle().await;
         let Self { dir, files, home, pool, mut boot } = self;
         drop(pool);
-        if power_cut {
-            files.power_cut(&mut crate::store::sim::Dice(3));
+        if let Some(seed) = power_cut {
+            files.power_cut(&mut Dice(seed));
             boot += 1;
         }
         let pool = open(&dir, &files, &home, boot);
@@ -261,7 +262,7 @@ async fn a_complete_copy_is_the_same_layer_and_needs_nobody() {
     assert_eq!((volume.remote_bytes, volume.shared_bytes), (0, ((BLOCKS - 4) * BLOCK) as u64));
     assert_eq!(bench.fill().await.unwrap().remote, None, "again changes nothing");
     drop((before, image, after));
-    let bench = bench.restart(true).await;
+    let bench = bench.restart(Some(3)).await;
     assert!(all(&session(&bench.pool, "after").await).await == bench.home.content());
     let report = bench.pool.check(CheckScope::Pool, Arc::default()).await.unwrap();
     assert!(report.faults.is_empty() && report.leftovers.is_empty(), "{report:?}");
@@ -271,12 +272,12 @@ async fn a_complete_copy_is_the_same_layer_and_needs_nobody() {
 async fn what_was_read_outlives_a_kill_and_what_was_flushed_a_power_cut() {
     let bench = Bench::copied(Keep::Read).await;
     read(&bench.clone_it("c").await, 1).await.unwrap();
-    let bench = bench.restart(false).await;
+    let bench = bench.restart(None).await;
     read(&session(&bench.pool, "c").await, 1).await.unwrap();
     assert_eq!(bench.home.reads()[1], 1);
     bench.pool.flush().await.unwrap();
     read(&session(&bench.pool, "c").await, 2).await.unwrap();
-    let bench = bench.restart(true).await;
+    let bench = bench.restart(Some(3)).await;
     let device = session(&bench.pool, "c").await;
     assert!(all(&device).await == bench.home.content());
     assert_eq!(bench.home.reads()[1..3], [1, 2]);
@@ -359,7 +360,7 @@ async fn a_copy_whose_files_fail_is_read_from_the_other_host_and_begins_anew() {
     assert!(all(&device).await == bench.home.content(), "nothing of it is believed");
     assert_eq!(bench.fill().await.unwrap_err().kind, ProblemKind::Conflict);
     drop((device, data));
-    let bench = bench.restart(false).await;
+    let bench = bench.restart(None).await;
     assert_eq!(bench.missing_bytes().await, (BLOCKS * BLOCK) as u64);
     assert!(all(&session(&bench.pool, "c").await).await == bench.home.content());
     assert_eq!(bench.fill().await.unwrap().remote, None);
@@ -434,6 +435,24 @@ async fn a_deleted_copy_is_not_completed() {
     assert_eq!(bench.files.disk().names(), Vec::<String>::new());
     bench.copy(Keep::All).await.unwrap();
     assert_eq!(bench.fill().await.unwrap().remote, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_power_cut_brings_back_nothing_of_a_copy_that_was_deleted_before() {
+    for seed in 0..40 {
+        let bench = Bench::copied(Keep::Read).await;
+        let image = bench.pool.open_image(&image_name("i")).await.unwrap();
+        all(&image).await;
+        bench.settle().await;
+        bench.pool.flush().await.unwrap();
+        bench.pool.delete_image(&image_name("i")).await.unwrap();
+        bench.copy(Keep::Read).await.unwrap();
+        let image = bench.pool.open_image(&image_name("i")).await.unwrap();
+        read(&image, 1).await.unwrap();
+        let bench = bench.restart(Some(seed)).await;
+        let image = bench.pool.open_image(&image_name("i")).await.unwrap();
+        assert!(all(&image).await == bench.home.content(), "seed {seed}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -121,6 +121,29 @@ fn snapshots_clones_and_deletions_survive_a_cut_at_every_point() {
     run(&steps, 2);
 }
 
+#[test]
+fn copies_of_another_host_s_image_survive_a_cut_at_every_point() {
+    let steps = [
+        read(3, 0, 4096),
+        write(3, 5000, 100),
+        read(3, 12_000, 600),
+        Step::Kill,
+        read(3, 4096, 4096),
+        flush(3),
+        Step::PowerCut { seed: 5 },
+        read(3, 0, 9000),
+        Step::Snapshot { volume: 3 },
+        Step::Fill,
+        write(3, 0, 100),
+        read(3, 16_384, 4096),
+        Step::Kill,
+        Step::Delete { volume: 3 },
+        Step::DeleteImage { image: 0 },
+        Step::DeleteImage { image: 0 },
+    ];
+    run(&steps, 6);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,

@@ -71,6 +71,19 @@ fn mixed() -> [Step; 12] {
     ]
 }
 
+/// With a copy of another host's image.
+fn hydrating() -> [Step; 6] {
+    let read_all = read(3, 0, 6 * 4096);
+    [read(3, 0, 4096), write(3, 5000, 100), flush(3), Step::Fill, Step::Kill, read_all]
+}
+
+#[test]
+fn a_copy_loses_nothing_whichever_operation_fails() {
+    run(&hydrating(), Fault::Io, 1);
+    run(&hydrating(), Fault::NoSpace, 1);
+    run(&hydrating(), Fault::Io, u64::MAX);
+}
+
 #[test]
 fn an_io_error_of_any_operation_loses_nothing() {
     run(&mixed(), Fault::Io, 1);

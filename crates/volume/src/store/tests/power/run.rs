@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use futures_util::future::join_all;
-use perigee_model::volume::{Resize, Snapshot, VolumeSource};
+use perigee_model::volume::{CopyImage, Keep, Resize, Snapshot, VolumeSource};
 use perigee_model::{Problem, ProblemKind};
 
 use super::check;
@@ -21,8 +21,9 @@ const MAP_PAGE_BLOCKS: u64 = 16256;
 /// What happened, with the number of operations of the disk that came before.
 pub(super) type History = Vec<(usize, Event)>;
 
-/// A pool with three volumes: `small`, `remote` over another host's export, which it outgrows,
-/// and `wide`, whose map has three pages.
+/// A pool with four volumes: `small`, `remote` over another host's export, which it outgrows,
+/// `wide`, whose map has three pages, and `yonder`, a clone of the image `yonder`, which is a copy of
+/// another host's.
 pub(super) struct World {
     dir: tempfile::TempDir,
     pub(super) files: Arc<SimFiles>,
@@ -50,6 +51,8 @@ fn first_twins() -> BTreeMap<String, Twin> {
         ("small".to_owned(), Twin::new(6 * BLOCK, whole(6), &[])),
         ("remote".to_owned(), Twin::new(8 * BLOCK, whole(8), &remote_bytes())),
         ("wide".to_owned(), Twin::new(wide_blocks * BLOCK, wide, &[])),
+        ("yonder".to_owned(), Twin::new(6 * BLOCK, whole(6), &remote_bytes())),
+        ("image:yonder".to_owned(), Twin::new(6 * BLOCK, whole(6), &remote_bytes())),
     ])
 }
 
@@ -58,13 +61,13 @@ impl World {
         let (dir, files) = (scratch_dir(), Arc::default());
         let pool = open_sim(dir.path(), &files, 1);
         let twins = first_twins();
-        for (name, twin) in &twins {
-            let there = || ("there:1".to_owned(), "x".to_owned());
+        let nbd_addr = || "there:1".to_owned();
+        let copy = CopyImage { nbd_addr: nbd_addr(), export: None, keep: Keep::Read };
+        pool.copy_image(&image_name("yonder"), copy).await.unwrap();
+        for (name, twin) in twins.iter().filter(|(name, _)| !name.starts_with("image:")) {
             let source = match name.as_str() {
-                "remote" => {
-                    let (nbd_addr, export) = there();
-                    VolumeSource::Remote { nbd_addr, export }
-                }
+                "remote" => VolumeSource::Remote { nbd_addr: nbd_addr(), export: "x".to_owned() },
+                "yonder" => VolumeSource::Image(image_name("yonder")),
                 _ => VolumeSource::Empty,
             };
             pool.create_volume(create(name, Some(twin.size_bytes), source)).await.unwrap();
@@ -150,6 +153,8 @@ impl World {
         for step in steps {
             self.apply(step).await;
         }
+        // What was read is written in the background.
+        self.pool().settle_copies().await;
     }
 
     async fn apply(&mut self, step: &Step) {
@@ -200,6 +205,7 @@ impl World {
                 let this = &*self;
                 tokio::join!(this.together_now(&name, ios), this.compact(&name));
             }
+            Step::Fill => self.fill().await,
             Step::Delete { volume } => {
                 let Some(name) = self.choose(*volume, false) else { return };
                 self.devices.remove(&name);
@@ -365,6 +371,18 @@ impl World {
         }
     }
 
+    /// Changes nothing that anybody sees, either.
+    async fn fill(&self) {
+        let image = self.expected.borrow().twins.get("image:yonder").map(|twin| twin.presence);
+        if image != Some(Presence::Certain) {
+            return;
+        }
+        match self.pool().fill_image(&image_name("yonder"), Arc::default()).await {
+            Err(_) if self.faulty => {}
+            result => drop(result.unwrap()),
+        }
+    }
+
     async fn delete(&self, name: String) {
         let request = self.start(What::Delete { name: name.clone() });
         let result: Result<(), Problem> = match name.strip_prefix("image:") {
@@ -382,6 +400,7 @@ impl World {
     /// Kills the server, or cuts the power, and looks at what is there.
     async fn restart(&mut self, power_cut: Option<u64>) {
         self.devices.clear();
+        self.pool().settle_copies().await;
         self.pool = None;
         if let Some(seed) = power_cut {
             self.files.cut(Cut::BySector(seed));

@@ -48,6 +48,8 @@ pub(super) enum Step {
         volume: usize,
         ios: Vec<Io>,
     },
+    /// Completes the image that is a copy of another host's.
+    Fill,
     Delete {
         volume: usize,
     },
@@ -76,6 +78,10 @@ pub(super) fn discard(volume: usize, at: usize, length: usize) -> Step {
 pub(super) fn zero(volume: usize, at: usize, length: usize) -> Step {
     let io = Io::Zero { at, length, how: Zeroing::KeepSpace, fua: false };
     Step::Io { volume, io }
+}
+
+pub(super) fn read(volume: usize, at: usize, length: usize) -> Step {
+    Step::Io { volume, io: Io::Read { at, length } }
 }
 
 pub(super) fn flush(volume: usize) -> Step {
@@ -113,6 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => some().prop_map(|image| Step::CloneImage { image }),
         2 => (some(), 1..12_u64).prop_map(|(volume, blocks)| Step::Resize { volume, blocks }),
         1 => (some(), ios()).prop_map(|(volume, ios)| Step::Compact { volume, ios }),
+        1 => Just(Step::Fill),
         1 => some().prop_map(|volume| Step::Delete { volume }),
         1 => some().prop_map(|image| Step::DeleteImage { image }),
         1 => Just(Step::Kill),
