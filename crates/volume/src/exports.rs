@@ -163,10 +163,10 @@ impl Exports for PoolExports {
         Box::pin(self.find(name, opener))
     }
 
-    fn log_in(&self, name: &str, peer: &str) -> Option<LoginGuard> {
+    fn log_in(&self, name: &str, over: Over, peer: &str) -> Option<LoginGuard> {
         match Wanted::parse(name) {
             Some(Wanted::Volume(volume, _)) => {
-                Some(self.logins.enter(volume, Over::Nbd, peer.to_owned()))
+                Some(self.logins.enter(volume, over, peer.to_owned()))
             }
             _ => None,
         }

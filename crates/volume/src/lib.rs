@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what is on the disk, and what survives a crash | [`store`] |
 //! | what an NBD client may say and gets | [`nbd`] |
+//! | what an iSCSI initiator may say and gets | [`iscsi`] |
 //! | how frames come from and go to sockets, for every protocol | `stream` |
 //! | which device an export name means; proxying to a volume's home | `exports` |
 //! | the control API | `control` |
@@ -17,6 +18,7 @@ pub mod device;
 mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod iscsi;
 mod logins;
 mod metrics;
 pub mod nbd;
@@ -32,4 +34,4 @@ mod trace;
 
 pub use nbd::{ServerOptions, TlsFiles};
 pub use offline::Offline;
-pub use serve::{Config, RemoteOptions, serve};
+pub use serve::{Config, IscsiOptions, RemoteOptions, serve};

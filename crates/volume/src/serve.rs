@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 use crate::control::{self, Control};
 use crate::device::{Device, IoError};
 use crate::exports::{self, PoolExports};
+use crate::iscsi::access::ClientFile;
+use crate::iscsi::pool::KnownClients;
+use crate::iscsi::{self, Target};
 use crate::nbd::server::{Listener, Server};
 use crate::nbd::{NbdDevice, RemoteExport, ServerOptions};
 use crate::stats::StatsTable;
@@ -31,9 +34,27 @@ pub struct Config {
     pub private: Option<PathBuf>,
     pub nbd: Vec<Listen>,
     pub clients: ServerOptions,
+    pub iscsi: IscsiOptions,
     pub remotes: RemoteOptions,
     /// The control API; may be empty.
     pub control: Vec<Listen>,
+}
+
+/// How a volume server meets iSCSI initiators.
+#[derive(Debug, Clone, Default)]
+pub struct IscsiOptions {
+    /// `HOST:PORT`; empty: there is no target.
+    pub listen: Vec<String>,
+    /// Which initiator may use which volume, besides the clients that the pool has. See
+    /// [`crate::iscsi::access`].
+    pub clients: Option<PathBuf>,
+}
+
+impl IscsiOptions {
+    fn known_clients(&self, pool: &Arc<Pool>) -> Result<KnownClients, Problem> {
+        let file = self.clients.as_deref().map(ClientFile::new).transpose()?;
+        Ok(KnownClients { file, pool: Arc::clone(pool) })
+    }
 }
 
 /// How a volume server meets other hosts.
@@ -77,15 +98,27 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     for address in &config.nbd {
         listeners.push(Listener::bind(address).await?);
     }
+    let mut portals = Vec::new();
+    for address in &config.iscsi.listen {
+        portals.push(iscsi::Listener::bind(address).await?);
+    }
+    let target = Target::new(iscsi::Options {
+        exports: exports.clone(),
+        clients: Arc::new(config.iscsi.known_clients(&pool)?),
+        keep: Arc::new(pool.clone()),
+        pool: server_id,
+        sessions_max: config.clients.clients_max,
+    });
     let stop = CancellationToken::new();
-    let mut nbd = tokio::spawn(server.serve(listeners, stop.clone()));
+    let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
+    let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
     let keeper = tokio::spawn(pool.clone().keep());
     let filler = tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s));
     let control = Control { pool: pool.clone(), exports, stats: stats.clone() };
     let sweeper = tokio::spawn(pool.clone().keep_dropping_spent_clones());
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
-        tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), control = addresses(&config.control), "ready");
+        tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), iscsi = config.iscsi.listen.join(","), control = addresses(&config.control), "ready");
         std::future::pending().await
     };
     // In this order: the API is bound before the log says that the server is ready.
@@ -101,9 +134,12 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     filler.abort();
     sweeper.abort();
     stop.cancel();
-    if tokio::time::timeout(DRAIN_MAX, &mut nbd).await.is_err() {
-        tracing::warn!("some NBD connections did not end in time; cutting them");
-        nbd.abort();
+    let (cut_nbd, cut_iscsi) = (nbd.abort_handle(), iscsi.abort_handle());
+    let drained = futures_util::future::join(nbd, iscsi);
+    if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
+        tracing::warn!("some connections did not end in time; cutting them");
+        cut_nbd.abort();
+        cut_iscsi.abort();
     }
     if let Ok(trace) = stats.stop_trace() {
         tracing::info!(file = %trace.file.display(), requests = trace.requests, "ended the trace");

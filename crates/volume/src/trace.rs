@@ -16,7 +16,9 @@ use perigee_model::volume::{StageTime, TracedRequest};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::device::IoError;
 use crate::recording::Recorder;
+use crate::stats::Counters;
 
 /// One of so many requests that are answered at once is measured.
 pub const SAMPLE: u32 = 64;
@@ -259,6 +261,36 @@ impl Tracing {
                 !matches!(follower.try_send(request.clone()), Err(TrySendError::Closed(_)))
             });
         });
+    }
+}
+
+/// Picks, of the requests that are answered at once, those that are looked at closely.
+#[derive(Default)]
+pub struct Sampler {
+    requests: u32,
+}
+
+impl Sampler {
+    pub fn measure(
+        &mut self,
+        counters: &Counters,
+        command: &'static str,
+        offset: u64,
+        length: usize,
+        work: impl FnOnce() -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
+        self.requests = self.requests.wrapping_add(1);
+        let sampled = self.requests.is_multiple_of(SAMPLE);
+        if !sampled && !counters.tracing.is_followed() {
+            return work();
+        }
+        let span = Span::new(Instant::now());
+        let result = span.enter(work)?;
+        let error = result.as_ref().err().map(ToString::to_string);
+        let length_bytes = length as u64;
+        let ended = Ended { command, offset, length_bytes, at_once: true, error };
+        counters.tracing.end(&span, ended, if sampled { SAMPLE } else { 0 });
+        Some(result)
     }
 }
 

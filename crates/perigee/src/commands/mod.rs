@@ -1,12 +1,12 @@
 //! One file a noun; the verbs are its enum.
 
 pub mod agent;
-pub mod boot;
 pub mod check;
 pub mod client;
 pub mod controller;
 pub mod host;
 pub mod image;
+pub mod iscsi_clients;
 pub mod job;
 pub mod lab;
 pub mod nbd_clients;

@@ -15,6 +15,7 @@ use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
 use crate::Context;
 use crate::commands::image::{PoolOption, server};
+use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
@@ -124,7 +125,7 @@ pub enum Verb {
     /// Look at the requests of clients, as they end or in a file
     #[command(subcommand)]
     Trace(TraceVerb),
-    /// Serve a pool's volumes and images over NBD
+    /// Serve a pool's volumes and images over NBD and iSCSI
     Serve {
         /// The pool's directory; made when it is missing
         #[arg(long, value_name = "DIR")]
@@ -134,13 +135,15 @@ pub enum Verb {
         #[arg(long, value_name = "DIR")]
         private: Option<PathBuf>,
         /// Where NBD clients connect: `unix:PATH` or `HOST:PORT`; may be given more than once
-        #[arg(long, required = true, value_name = "ADDRESS")]
+        #[arg(long, required_unless_present = "iscsi", value_name = "ADDRESS")]
         nbd: Vec<Listen>,
         /// Where the control API listens [default: unix:DIR/control.sock]
         #[arg(long, value_name = "ADDRESS")]
         control: Vec<Listen>,
         #[command(flatten)]
         clients: ClientOptions,
+        #[command(flatten)]
+        iscsi: IscsiClientOptions,
         #[command(flatten)]
         remotes: RemoteFlags,
     },
@@ -248,7 +251,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
         Verb::Trace(verb) => trace::run(verb, format).await,
-        Verb::Serve { pool, private, nbd, control, clients, remotes } => {
+        Verb::Serve { pool, private, nbd, control, clients, iscsi, remotes } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
             } else {
@@ -259,6 +262,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 private,
                 nbd,
                 clients: clients.into(),
+                iscsi: iscsi.into(),
                 remotes: remotes.into(),
                 control,
             })

@@ -6,6 +6,7 @@ mod clients;
 mod columns;
 mod copies;
 mod epochs;
+mod reservations;
 mod schema;
 
 use std::collections::HashMap;

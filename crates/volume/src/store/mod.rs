@@ -47,6 +47,7 @@ mod map;
 mod places;
 mod pool;
 mod remote;
+mod reservations;
 mod session;
 #[cfg(test)]
 mod sim;

@@ -30,6 +30,10 @@ impl Output {
         self.start == self.end && self.rest.is_empty()
     }
 
+    pub fn unsent_bytes(&self) -> usize {
+        self.end - self.start + self.rest.iter().map(Bytes::len).sum::<usize>()
+    }
+
     /// Whether a reply may be added: one of any length, but no more than one beyond the buffer.
     pub fn accepts(&self) -> bool {
         self.rest.is_empty() && self.end < BUFFER_BYTES

@@ -38,6 +38,7 @@ async fn a_write_that_was_answered_survives_a_kill_before_any_flush() {
 async fn a_pool_is_open_in_one_server_only() {
     let server = Server::start().await;
     let config = perigee_volume::Config {
+        iscsi: perigee_volume::IscsiOptions::default(),
         private: None,
         pool: server.pool.clone(),
         nbd: Vec::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use perigee_http::{Client, Listen};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
-use perigee_volume::{Config, RemoteOptions, ServerOptions, serve};
+use perigee_volume::{Config, IscsiOptions, RemoteOptions, ServerOptions, serve};
 use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -27,6 +27,7 @@ fn server_process() {
         ],
         private: None,
         clients: ServerOptions::default(),
+        iscsi: iscsi_options(),
         remotes: RemoteOptions { patience: Duration::from_secs(3), ..RemoteOptions::default() },
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
         pool,
@@ -37,6 +38,13 @@ fn server_process() {
     });
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(serve(config)).expect("the server");
+}
+
+/// An iSCSI target, if the test asks for one.
+fn iscsi_options() -> IscsiOptions {
+    let listen = std::env::var("PERIGEE_TEST_ISCSI").into_iter().collect();
+    let clients = std::env::var_os("PERIGEE_TEST_ISCSI_CLIENTS").map(PathBuf::from);
+    IscsiOptions { listen, clients }
 }
 
 /// Sockets are beside the pool, so that a full pool still has room for them.

@@ -13,7 +13,7 @@ mod contexts;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod negotiation;
-mod sessions;
+pub(crate) mod sessions;
 mod tls;
 mod transmission;
 
@@ -26,6 +26,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use perigee_http::Listen;
 use perigee_model::Problem;
+use perigee_model::client::Over;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -75,7 +76,7 @@ pub trait Exports: Send + Sync + 'static {
     fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>>;
 
     /// A client has begun to use an export.
-    fn log_in(&self, _name: &str, _peer: &str) -> Option<LoginGuard> {
+    fn log_in(&self, _name: &str, _over: Over, _peer: &str) -> Option<LoginGuard> {
         None
     }
 }

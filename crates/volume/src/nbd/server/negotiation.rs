@@ -9,6 +9,7 @@
 //! read ahead, so that no byte sent in the clear is taken for one that came encrypted.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use perigee_model::client::Over;
 use perigee_model::{Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -302,7 +303,7 @@ impl<'a> Negotiation<'a> {
             dialect: self.dialect,
             contexts: contexts.map(|(_, contexts)| contexts).unwrap_or_default(),
         };
-        let login = self.shared.exports.log_in(name, &self.peer.address);
+        let login = self.shared.exports.log_in(name, Over::Nbd, &self.peer.address);
         let claim = self.claim.take();
         Next::Ended(Outcome::Agreed(Agreed { export, rules, claim, login }))
     }

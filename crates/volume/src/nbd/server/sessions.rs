@@ -1,6 +1,6 @@
-//! One connection for each session of a proxy.
+//! One connection for each session of a proxy, or of an iSCSI initiator.
 //!
-//! A proxy that lost its connection opens a new one and sends its unanswered requests again. If the
+//! A client that lost its connection opens a new one and sends its unanswered requests again. If the
 //! old connection's requests could still run then, one of them could overwrite what the new
 //! connection wrote after it. So a session's new connection waits until the old one is drained.
 

@@ -87,6 +87,10 @@ CREATE TABLE client_clones (            -- volumes that were made for clients, w
     client TEXT NOT NULL,
     lifetime TEXT NOT NULL
 ) STRICT;
+CREATE TABLE reservations (             -- who has a claim on a volume over SCSI, kept over a restart
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    state TEXT NOT NULL
+) STRICT;
 ",
 ];
 

@@ -10,11 +10,11 @@ use super::super::super::wire::{Answer, AnswerTo, Dialect, Request, command};
 use super::super::ConnectionError;
 use super::super::command::{Command, Refusal, Rules, check};
 use super::waiting::{Waiting, refusal};
-use crate::device::{Device, IoError};
+use crate::device::Device;
 use crate::stats::{BatchCounts, Counters};
 use crate::stream::input;
 use crate::stream::output::Output;
-use crate::trace::{Ended, SAMPLE, Span};
+use crate::trace::Sampler;
 
 /// What one request costs besides its bytes, in bytes: a turn's work is counted in these.
 const REQUEST_COST_BYTES: usize = 4 << 10;
@@ -155,7 +155,7 @@ impl Batch {
         };
         let (mut head, data) = room.split_at_mut(head_bytes);
         let read = || self.device.try_read(to.offset, data);
-        match self.sampler.measure(&self.counters, command, to.offset, length, read) {
+        match self.sampler.measure(&self.counters, command.name(), to.offset, length, read) {
             Some(Ok(())) => {
                 dialect.put_data_head(&mut head, to, length);
                 self.output.commit(head_bytes + length);
@@ -181,7 +181,7 @@ impl Batch {
             _ if payload.is_empty() => Some(Ok(())),
             Command::Write { fua: false, .. } => {
                 let write = || self.device.try_write(to.offset, payload);
-                self.sampler.measure(&self.counters, command, to.offset, length, write)
+                self.sampler.measure(&self.counters, command.name(), to.offset, length, write)
             }
             _ => None,
         };
@@ -216,35 +216,5 @@ impl Batch {
     fn answer(&mut self, to: AnswerTo, answer: Answer) {
         let (head, payload) = self.rules.dialect.encode_answer(to, answer);
         self.output.push(head, payload);
-    }
-}
-
-/// Picks the requests that are looked at closely.
-#[derive(Default)]
-struct Sampler {
-    requests: u32,
-}
-
-impl Sampler {
-    fn measure(
-        &mut self,
-        counters: &Counters,
-        command: Command,
-        offset: u64,
-        length: usize,
-        work: impl FnOnce() -> Option<Result<(), IoError>>,
-    ) -> Option<Result<(), IoError>> {
-        self.requests = self.requests.wrapping_add(1);
-        let sampled = self.requests.is_multiple_of(SAMPLE);
-        if !sampled && !counters.tracing.is_followed() {
-            return work();
-        }
-        let span = Span::new(Instant::now());
-        let result = span.enter(work)?;
-        let error = result.as_ref().err().map(ToString::to_string);
-        let (command, length_bytes) = (command.name(), length as u64);
-        let ended = Ended { command, offset, length_bytes, at_once: true, error };
-        counters.tracing.end(&span, ended, if sampled { SAMPLE } else { 0 });
-        Some(result)
     }
 }

@@ -1,0 +1,25 @@
+//! How `perigee volume serve` meets iSCSI initiators.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use perigee_volume::IscsiOptions;
+
+#[derive(Debug, Args)]
+pub struct IscsiClientOptions {
+    /// Where iSCSI initiators connect, `HOST:PORT`; may be given more than once. Each volume is the
+    /// target iqn.2026-11.org.perigee:VOLUME, unit 0
+    #[arg(long, value_name = "ADDRESS")]
+    iscsi: Vec<String>,
+    /// Which initiators may use which volumes, and their CHAP secrets: lines of INITIATOR VOLUME...
+    /// [chap=USER:SECRET [mutual=USER:SECRET]]. Without it, and without clients in the pool, all may
+    /// use all
+    #[arg(long, value_name = "FILE", requires = "iscsi")]
+    iscsi_clients: Option<PathBuf>,
+}
+
+impl From<IscsiClientOptions> for IscsiOptions {
+    fn from(options: IscsiClientOptions) -> Self {
+        Self { listen: options.iscsi, clients: options.iscsi_clients }
+    }
+}

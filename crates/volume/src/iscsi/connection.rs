@@ -1,0 +1,262 @@
+//! Runs one session, in one task.
+//!
+//! ```text
+//!            +----------------------- take what has ended, and aborts <-+
+//!            v                                                          |
+//! socket -> input -> batch: answer at once, gather data or start a task +-> output -> socket
+//! ```
+//!
+//! A batch is all the PDUs that one read of the socket brought; their answers leave with one write.
+//! When the initiator does not take its answers, no more PDUs are taken. What a session may have in
+//! flight is bounded, and after some work it lets others run.
+//!
+//! An initiator that is silent is asked whether it is there, and dropped when it does not answer.
+//!
+//! [`run`] returns only when no task of the session runs any more, whatever ended it. Then the socket
+//! is closed, and another session may take this one's place.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use super::batch::{Batch, BatchEnd};
+use super::requests::Requests;
+use super::session::Session;
+use super::unit::Abort;
+use super::{ConnectionError, Shared};
+
+/// When the server stops, or the initiator has gone, tasks that wait for another host get this long,
+/// and so do initiators that are slow to take their last answers.
+const DRAIN_MAX: Duration = Duration::from_secs(3);
+
+/// Returns when no task of the session runs any more.
+pub async fn run<S>(
+    stream: S,
+    session: Session,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let device = session.disk().map(|disk| disk.device.clone());
+    let silence_max = shared.silence_max;
+    let requests = Requests::new(shared, session.client.clone(), session.portal);
+    let batch = Batch::new(&session, requests);
+    // A session for discovery has nobody who could abort its tasks.
+    let (aborts, claim) = match session.attached {
+        Some(attached) => (Aborts::Of(attached.place), Some((attached.claim, attached.login))),
+        None => (Aborts::None, None),
+    };
+    let mut ticks = interval_at(tokio::time::Instant::now() + silence_max, silence_max);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut connection = Connection {
+        stream,
+        batch,
+        aborts,
+        ended: false,
+        hears: true,
+        ticks,
+        life: Life { moved: true, asked: false },
+    };
+    let ended = connection.transmit(&stop).await;
+    connection.hears &= ended.is_ok() || is_told(&ended);
+    connection.batch.transfers.abort_all();
+    if stop.is_cancelled() {
+        // The initiator goes on with another session. What is not answered by then it sends again.
+        let _unanswered = tokio::time::timeout(DRAIN_MAX, connection.drain()).await;
+    }
+    if let Some(device) = device {
+        device.hang_up();
+    }
+    connection.drain().await;
+    drop(connection);
+    drop(claim);
+    ended
+}
+
+/// Whether the initiator is still to hear why the connection ends.
+fn is_told(ended: &Result<(), ConnectionError>) -> bool {
+    matches!(ended, Err(ConnectionError::Framing(_)))
+}
+
+enum Aborts {
+    None,
+    Of(super::unit::Place),
+}
+
+impl Aborts {
+    fn receiver(&mut self) -> Option<&mut mpsc::UnboundedReceiver<Abort>> {
+        match self {
+            Self::None => None,
+            Self::Of(place) => Some(&mut place.aborts),
+        }
+    }
+}
+
+/// Whether the initiator is there.
+struct Life {
+    /// Something came, or was taken, since the last tick.
+    moved: bool,
+    /// It was asked, and has not answered yet.
+    asked: bool,
+}
+
+struct Connection<S> {
+    stream: S,
+    batch: Batch,
+    aborts: Aborts,
+    /// The initiator has sent its last byte.
+    ended: bool,
+    /// The initiator still takes answers, as far as is known.
+    hears: bool,
+    ticks: Interval,
+    life: Life,
+}
+
+/// What came of waiting.
+#[derive(PartialEq, Eq)]
+enum Event {
+    /// There may be work now.
+    Moved,
+    Stopped,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    /// Until the initiator logs out or goes away, or the server stops.
+    async fn transmit(&mut self, stop: &CancellationToken) -> Result<(), ConnectionError> {
+        let mut stopped = pin!(stop.cancelled());
+        loop {
+            let end = self.batch.run()?;
+            if end == BatchEnd::LoggedOut || end == BatchEnd::NeedsInput && self.ended {
+                return Ok(());
+            }
+            let waits = end != BatchEnd::TurnOver;
+            let event = poll_fn(|cx| {
+                let event = self.poll_event(stopped.as_mut(), cx);
+                if event.is_pending() {
+                    self.batch.new_turn();
+                }
+                if event.is_pending() && !waits { Poll::Ready(Ok(Event::Moved)) } else { event }
+            })
+            .await?;
+            if event == Event::Stopped {
+                return Ok(());
+            }
+            if !waits {
+                self.batch.new_turn();
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn poll_event(
+        &mut self,
+        stopped: Pin<&mut impl Future<Output = ()>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Event, ConnectionError>> {
+        if stopped.poll(cx).is_ready() {
+            return Poll::Ready(Ok(Event::Stopped));
+        }
+        let mut moved = self.poll_ended(cx)?;
+        moved |= self.poll_aborts(cx);
+        moved |= self.poll_tick(cx)?;
+        let unsent = self.batch.answers.output.unsent_bytes();
+        let sent = self.batch.answers.output.poll_send(Pin::new(&mut self.stream), cx)?;
+        moved |= unsent > 0 && sent.is_ready();
+        self.life.moved |= self.batch.answers.output.unsent_bytes() < unsent;
+        if !self.ended && self.batch.input.has_room() {
+            let filled = self.batch.input.poll_fill(Pin::new(&mut self.stream), cx)?;
+            self.ended = matches!(filled, Poll::Ready(0));
+            moved |= filled.is_ready();
+            self.life.moved |= filled.is_ready();
+        }
+        if moved { Poll::Ready(Ok(Event::Moved)) } else { Poll::Pending }
+    }
+
+    /// Moves the answers of tasks that have ended into the output. True when there was one.
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionError> {
+        let mut moved = false;
+        while self.batch.answers.output.accepts() {
+            match self.batch.tasks.poll_next(cx) {
+                Poll::Ready(ready) => {
+                    self.batch.ended(ready?);
+                    moved = true;
+                }
+                Poll::Pending => break,
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Another session, or this one, wants this session's tasks to end.
+    fn poll_aborts(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        while let Some(receiver) = self.aborts.receiver()
+            && let Poll::Ready(Some(done)) = receiver.poll_recv(cx)
+        {
+            self.batch.transfers.abort_all();
+            self.batch.tasks.abort_all(done);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Asks an initiator that was silent for long, and gives one up that does not answer.
+    fn poll_tick(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionError> {
+        if self.ticks.poll_tick(cx).is_pending() {
+            return Ok(false);
+        }
+        if std::mem::take(&mut self.life.moved) {
+            self.life.asked = false;
+            return Ok(false);
+        }
+        if self.life.asked || !self.batch.answers.output.is_empty() {
+            return Err(ConnectionError::Refused("the initiator is silent".into()));
+        }
+        self.life.asked = true;
+        self.batch.answers.ping(0);
+        Ok(true)
+    }
+
+    /// Waits until no task runs, and sends the answers as long as the initiator takes them.
+    async fn drain(&mut self) {
+        let mut patience = pin!(tokio::time::sleep(DRAIN_MAX));
+        poll_fn(|cx| {
+            if patience.as_mut().poll(cx).is_ready() {
+                self.hears = false;
+            }
+            self.poll_drained(cx)
+        })
+        .await;
+    }
+
+    fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.hears {
+                let stream = Pin::new(&mut self.stream);
+                let output = &mut self.batch.answers.output;
+                self.hears = !matches!(output.poll_send(stream, cx), Poll::Ready(Err(_)));
+            }
+            if self.hears && !self.batch.answers.output.accepts() {
+                return Poll::Pending;
+            }
+            let aborted = self.poll_aborts(cx);
+            match self.batch.tasks.poll_next(cx) {
+                Poll::Ready(Ok(ready)) if self.hears => self.batch.ended(ready),
+                Poll::Ready(_) => {}
+                Poll::Pending if aborted => {}
+                Poll::Pending => break,
+            }
+        }
+        let done = !self.hears || self.batch.answers.output.is_empty();
+        if done && self.batch.tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}

@@ -1,0 +1,46 @@
+//! Claims on volumes that outlive the server.
+
+use std::sync::Arc;
+
+use perigee_model::{Problem, VolumeName};
+
+use super::blocking;
+use super::catalog;
+use super::pool::Pool;
+
+impl Pool {
+    /// What was kept of a volume's reservations.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn reservations(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+    ) -> Result<Option<String>, Problem> {
+        let (pool, volume) = (Arc::clone(self), volume.clone());
+        blocking(move || {
+            let what = || format!("can't read the reservations of volume {volume}");
+            pool.catalog.reservations(&volume).map_err(|error| catalog::problem(&what(), &error))
+        })
+        .await
+    }
+
+    /// Durable when it returns. `None`: nothing is kept any more.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn keep_reservations(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        state: Option<String>,
+    ) -> Result<(), Problem> {
+        let (pool, volume) = (Arc::clone(self), volume.clone());
+        blocking(move || {
+            let what = || format!("can't keep the reservations of volume {volume}");
+            pool.catalog
+                .keep_reservations(&volume, state.as_deref())
+                .map_err(|error| catalog::problem(&what(), &error))
+        })
+        .await
+    }
+}
