@@ -147,15 +147,17 @@ pub struct Secret(String);
 
 /// Why a text can't be a CHAP secret. It does not show the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a secret is 12 to 255 printable ASCII characters without spaces")]
+#[error(
+    "a secret is 12 to 255 letters, digits and marks of ASCII, without spaces, quotes and any of \\ $ # | & ;"
+)]
 pub struct BadSecret;
 
 impl FromStr for Secret {
     type Err = BadSecret;
 
     fn from_str(text: &str) -> Result<Self, BadSecret> {
-        // RFC 7143 asks for 96 bits; firmware and scripts pass nothing else on unharmed.
-        let printable = text.bytes().all(|b| b.is_ascii_graphic());
+        // RFC 7143 asks for 96 bits; firmware's scripts pass nothing else on unharmed.
+        let printable = text.bytes().all(|b| b.is_ascii_graphic() && !b"\\\"'`$#|&;".contains(&b));
         ((12..=255).contains(&text.len()) && printable)
             .then(|| Self(text.to_owned()))
             .ok_or(BadSecret)

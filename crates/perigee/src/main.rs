@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use perigee_model::Problem;
 
-use crate::commands::{agent, client, controller, host, image, job, lab, pool, vm, volume};
+use crate::commands::{agent, boot, client, controller, host, image, job, lab, pool, vm, volume};
 use crate::output::Format;
 
 /// Runs virtual-machine jobs where their data is.
@@ -48,6 +48,9 @@ enum Noun {
     /// Machines without disks that boot from a pool
     #[command(subcommand)]
     Client(client::Verb),
+    /// Network boot for those machines
+    #[command(subcommand)]
+    Boot(boot::Verb),
     /// Virtual machines
     #[command(subcommand)]
     Vm(vm::Verb),
@@ -114,6 +117,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Image(verb) => return image::run(verb, context).await,
         Noun::Volume(verb) => return volume::run(verb, context).await,
         Noun::Pool(verb) => pool::run(verb, context).await?,
+        Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
         Noun::Vm(verb) => vm::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,

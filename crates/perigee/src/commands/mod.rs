@@ -1,6 +1,7 @@
 //! One file a noun; the verbs are its enum.
 
 pub mod agent;
+pub mod boot;
 pub mod check;
 pub mod client;
 pub mod controller;

@@ -1,0 +1,247 @@
+//! dnsmasq: what it is told, and how it begins and ends with us.
+//!
+//! It runs in the foreground and is ended by its id. If we are killed it lives on; the next start
+//! finds it by the id that it wrote down itself, makes sure that it is ours, and ends it.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use perigee_model::Problem;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, Command};
+
+use crate::config::{Config, Dhcp, Interface};
+use crate::script::Places;
+
+pub const PROGRAM: &str = "dnsmasq";
+/// In the directory of [`Config::ipxe`].
+pub const BIOS_IPXE: &str = "undionly.kpxe";
+pub const EFI_IPXE: &str = "snponly.efi";
+/// How long it may take to end after it was asked to.
+const END_MAX: Duration = Duration::from_secs(5);
+/// A line of its log that is longer is cut.
+const LOG_LINES_KEPT: usize = 5;
+
+/// The configuration. iPXE is told by DHCP option 175, which only it sends, and gets the script;
+/// other firmware gets iPXE, over TFTP.
+pub fn configuration(config: &Config, interface: &Interface, places: &Places) -> String {
+    let state = config.state.display();
+    let first = places.url("/boot.ipxe");
+    let mut lines = vec![
+        "# Written by `perigee boot serve` at each start; changes to it are lost.".to_owned(),
+        "port=0".to_owned(),
+        format!("interface={}", interface.name),
+        "except-interface=lo".to_owned(),
+        "bind-interfaces".to_owned(),
+        format!("pid-file={state}/dnsmasq.pid"),
+        "enable-tftp".to_owned(),
+        format!("tftp-root={}", config.ipxe.display()),
+        "dhcp-match=set:ipxe,175".to_owned(),
+        "dhcp-match=set:efi,option:client-arch,7".to_owned(),
+        "dhcp-match=set:efi,option:client-arch,9".to_owned(),
+    ];
+    match config.dhcp {
+        Dhcp::Serve { first: from, last } => lines.extend([
+            // A machine's root disk is gone when its address is: a lease never ends.
+            format!("dhcp-range={from},{last},{},infinite", interface.netmask),
+            format!("dhcp-leasefile={state}/leases"),
+            // There is no way out of this network through here.
+            "dhcp-option=option:router".to_owned(),
+            "dhcp-authoritative".to_owned(),
+            format!("dhcp-boot=tag:ipxe,{first}"),
+            format!("dhcp-boot=tag:!ipxe,tag:efi,{EFI_IPXE}"),
+            format!("dhcp-boot=tag:!ipxe,tag:!efi,{BIOS_IPXE}"),
+        ]),
+        Dhcp::Proxy => lines.extend([
+            format!("dhcp-range={},proxy,{}", interface.network(), interface.netmask),
+            format!("pxe-service=tag:ipxe,x86PC,Perigee,{first}"),
+            format!("pxe-service=tag:ipxe,x86-64_EFI,Perigee,{first}"),
+            format!("pxe-service=tag:ipxe,BC_EFI,Perigee,{first}"),
+            format!("pxe-service=tag:!ipxe,x86PC,Perigee,{BIOS_IPXE}"),
+            format!("pxe-service=tag:!ipxe,x86-64_EFI,Perigee,{EFI_IPXE}"),
+            format!("pxe-service=tag:!ipxe,BC_EFI,Perigee,{EFI_IPXE}"),
+        ]),
+    }
+    lines.join("\n") + "\n"
+}
+
+/// A running dnsmasq.
+pub struct Dnsmasq {
+    child: Child,
+    log: tokio::task::JoinHandle<Vec<String>>,
+}
+
+impl Dnsmasq {
+    /// # Errors
+    /// Unavailable when it is not installed; or its configuration can't be written.
+    pub async fn start(config: &Config, text: &str) -> Result<Self, Problem> {
+        let path = config.state.join("dnsmasq.conf");
+        let what = format!("write {}", path.display());
+        std::fs::create_dir_all(&config.state)
+            .and_then(|()| std::fs::write(&path, text))
+            .map_err(|error| Problem::internal(what, error))?;
+        end_left_over(&config.state.join("dnsmasq.pid"), &path).await;
+        let mut child = Command::new(PROGRAM)
+            .args(["--keep-in-foreground", "--log-facility=-", "--no-hosts", "--no-resolv"])
+            .arg(conf_argument(&path))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| cannot_start(&error))?;
+        let stderr = child.stderr.take().ok_or_else(|| {
+            Problem::internal("read what dnsmasq says", "its standard error is not there")
+        })?;
+        Ok(Self { child, log: tokio::spawn(tell(stderr)) })
+    }
+
+    /// Returns when it ends by itself, with what it said last.
+    pub async fn ended(&mut self) -> Problem {
+        let status = self.child.wait().await;
+        let last = (&mut self.log).await.unwrap_or_default().join("; ");
+        let why = match status {
+            Ok(status) => format!("it ended ({status}): {last}"),
+            Err(error) => error.to_string(),
+        };
+        Problem::unavailable("serve DHCP and TFTP with dnsmasq", why)
+            .next("`perigee boot check` says what is in its way")
+    }
+
+    /// Ends it.
+    pub async fn stop(mut self) {
+        if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok())
+            && kill(Pid::from_raw(id), Signal::SIGTERM).is_ok()
+            && tokio::time::timeout(END_MAX, self.child.wait()).await.is_ok()
+        {
+            return;
+        }
+        if let Err(error) = self.child.kill().await {
+            tracing::error!(%error, "dnsmasq can't be ended");
+        }
+    }
+}
+
+fn conf_argument(path: &Path) -> String {
+    format!("--conf-file={}", path.display())
+}
+
+pub fn cannot_start(error: &std::io::Error) -> Problem {
+    Problem::unavailable(format!("start {PROGRAM}"), error)
+        .next("install it: apt-get install dnsmasq-base")
+}
+
+/// Passes its log on and keeps the last lines.
+async fn tell(stderr: ChildStderr) -> Vec<String> {
+    let mut lines = BufReader::new(stderr).lines();
+    let mut last = Vec::new();
+    while let Ok(Some(line)) = lines.next_line().await {
+        // `dnsmasq-dhcp[123]: text`
+        let text = line.split_once("]: ").map_or(line.as_str(), |(_, text)| text).to_owned();
+        tracing::info!(target: "dnsmasq", "{text}");
+        if last.len() == LOG_LINES_KEPT {
+            last.remove(0);
+        }
+        last.push(text);
+    }
+    last
+}
+
+/// Ends a dnsmasq that a killed predecessor of ours left, known by its configuration.
+async fn end_left_over(pid_file: &Path, conf: &Path) {
+    let Some(id) = left_over(pid_file, conf) else { return };
+    tracing::info!(id, "ending the dnsmasq that was left here");
+    let pid = Pid::from_raw(id);
+    if kill(pid, Signal::SIGTERM).is_err() {
+        return;
+    }
+    let ended = async {
+        while left_over(pid_file, conf) == Some(id) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(END_MAX, ended).await.is_err()
+        && let Err(error) = kill(pid, Signal::SIGKILL)
+    {
+        tracing::warn!(id, %error, "can't end it");
+    }
+}
+
+fn left_over(pid_file: &Path, conf: &Path) -> Option<i32> {
+    let id: i32 = std::fs::read_to_string(pid_file).ok()?.trim().parse().ok()?;
+    let arguments = std::fs::read(PathBuf::from(format!("/proc/{id}/cmdline"))).ok()?;
+    let wanted = conf_argument(conf);
+    arguments.split(|byte| *byte == 0).any(|arg| arg == wanted.as_bytes()).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn config(dhcp: Dhcp) -> Config {
+        Config {
+            control: "unix:/none".into(),
+            interface: "eth0".into(),
+            address: None,
+            dhcp,
+            http_port: 7003,
+            iscsi_port: 3260,
+            nbd_port: 10809,
+            kernel: None,
+            initrd: None,
+            append: String::new(),
+            state: "/srv/pool/boot".into(),
+            ipxe: "/usr/lib/ipxe".into(),
+        }
+    }
+
+    fn text(dhcp: Dhcp) -> String {
+        let address = Ipv4Addr::new(10, 1, 2, 1);
+        let netmask = Ipv4Addr::new(255, 255, 255, 0);
+        let interface = Interface { name: "eth0".into(), address, netmask, is_up: true };
+        let places = Places {
+            address,
+            http_port: 7003,
+            iscsi_port: 3260,
+            nbd_port: 10809,
+            append: String::new(),
+        };
+        configuration(&config(dhcp), &interface, &places)
+    }
+
+    #[test]
+    fn ipxe_gets_the_script_and_other_firmware_gets_ipxe() {
+        let range =
+            Dhcp::Serve { first: Ipv4Addr::new(10, 1, 2, 100), last: Ipv4Addr::new(10, 1, 2, 200) };
+        let text = text(range);
+        for line in [
+            "dhcp-range=10.1.2.100,10.1.2.200,255.255.255.0,infinite",
+            "dhcp-boot=tag:ipxe,http://10.1.2.1:7003/boot.ipxe",
+            "dhcp-boot=tag:!ipxe,tag:!efi,undionly.kpxe",
+            "interface=eth0",
+            "port=0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_gives_out_no_addresses() {
+        let text = text(Dhcp::Proxy);
+        assert!(text.contains("dhcp-range=10.1.2.0,proxy,255.255.255.0\n"), "{text}");
+        assert!(!text.contains("leasefile") && !text.contains("authoritative"), "{text}");
+    }
+
+    #[test]
+    fn another_process_of_that_id_is_no_left_over() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pid_file = dir.path().join("dnsmasq.pid");
+        std::fs::write(&pid_file, format!("{}\n", std::process::id())).expect("a file");
+        assert_eq!(left_over(&pid_file, Path::new("/srv/pool/boot/dnsmasq.conf")), None);
+    }
+}

@@ -1,0 +1,155 @@
+//! The HTTP server that machines' firmware asks, and dnsmasq beside it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path as Segment, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use perigee_http::{Client, Failure, Listen};
+use perigee_model::client::{Boot, BootRequest, MacAddress, Over};
+use perigee_model::{Problem, ProblemKind};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::io::ReaderStream;
+
+use crate::config::Config;
+use crate::dnsmasq::{self, Dnsmasq};
+use crate::script::Places;
+
+/// The volume server makes a clone in milliseconds, but many machines may ask at once.
+const ASK_MAX: Duration = Duration::from_secs(60);
+
+struct Shared {
+    volumes: Client,
+    places: Places,
+    kernel: Option<PathBuf>,
+    initrd: Option<PathBuf>,
+}
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Not found when the network card is not there; a conflict when a port is taken; unavailable when
+/// dnsmasq ends.
+pub async fn serve(config: Config) -> Result<(), Problem> {
+    let on = |kind| signal(kind).map_err(|error| Problem::internal("listen for signals", error));
+    let (mut terminate, mut interrupt) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let interface = config.interface()?;
+    for file in [&config.kernel, &config.initrd].into_iter().flatten() {
+        std::fs::File::open(file)
+            .map_err(|error| Problem::invalid(format!("serve {}", file.display()), error))?;
+    }
+    let places = Places {
+        address: interface.address,
+        http_port: config.http_port,
+        iscsi_port: config.iscsi_port,
+        nbd_port: config.nbd_port,
+        append: config.append.clone(),
+    };
+    let volumes = Client::new(&config.control, ASK_MAX)?
+        .hint("is the volume server running? perigee volume serve starts it");
+    let text = dnsmasq::configuration(&config, &interface, &places);
+    let http = Listen::Tcp(format!("{}:{}", interface.address, config.http_port));
+    let (kernel, initrd) = (config.kernel.clone(), config.initrd.clone());
+    let router = router(Arc::new(Shared { volumes, places, kernel, initrd }));
+    let mut dnsmasq = Dnsmasq::start(&config, &text).await?;
+    let addresses = [http];
+    let served = perigee_http::serve(router, &addresses);
+    tracing::info!(interface = %interface.name, http = %addresses[0], "ready");
+    let ended = tokio::select! {
+        failed = served => failed,
+        problem = dnsmasq.ended() => return Err(problem),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    dnsmasq.stop().await;
+    ended
+}
+
+fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/boot.ipxe", get(first))
+        .route("/boot/{mac}", get(boot))
+        .route("/kernel", get(kernel))
+        .route("/initrd", get(initrd))
+        .with_state(shared)
+}
+
+/// A script is for one machine and one boot, and may have a secret.
+fn script(text: String) -> Response {
+    ([("content-type", "text/plain"), ("cache-control", "no-store")], text).into_response()
+}
+
+async fn first(State(shared): State<Arc<Shared>>) -> Response {
+    script(shared.places.first())
+}
+
+/// Firmware shows nothing of an HTTP error but its number, so every answer is a script.
+async fn boot(State(shared): State<Arc<Shared>>, Segment(mac): Segment<String>) -> Response {
+    let what = "can't boot this machine";
+    let mac: MacAddress = match mac.parse() {
+        Ok(mac) => mac,
+        Err(error) => return script(Places::refuse(&Problem::invalid(what, error))),
+    };
+    let told = match shared.volumes.post("/v1/boot", &BootRequest { mac }).await {
+        Ok(boot) => shared.can_start(boot),
+        Err(problem) => Err(problem),
+    };
+    script(match told {
+        Ok(boot) => {
+            let Boot { client, volume, over, .. } = &boot;
+            tracing::info!(%mac, %client, %volume, %over, "boots");
+            shared.places.boot(&boot)
+        }
+        Err(problem) => {
+            tracing::warn!(%mac, %problem, "boots nothing");
+            match problem.kind {
+                ProblemKind::Unavailable | ProblemKind::NoSpace | ProblemKind::Internal => {
+                    shared.places.wait(&problem)
+                }
+                _ => Places::refuse(&problem),
+            }
+        }
+    })
+}
+
+impl Shared {
+    /// Over NBD there has to be a kernel to start.
+    fn can_start(&self, boot: Boot) -> Result<Boot, Problem> {
+        if boot.over == Over::Nbd && (self.kernel.is_none() || self.initrd.is_none()) {
+            return Err(Problem::invalid(
+                format!("can't boot client {} over NBD", boot.client),
+                "the boot server has no kernel and initramfs for it",
+            )
+            .next("perigee boot serve needs --kernel and --initrd"));
+        }
+        Ok(boot)
+    }
+}
+
+async fn kernel(State(shared): State<Arc<Shared>>) -> Result<Response, Failure> {
+    file("the kernel", shared.kernel.as_deref()).await
+}
+
+async fn initrd(State(shared): State<Arc<Shared>>) -> Result<Response, Failure> {
+    file("the initramfs", shared.initrd.as_deref()).await
+}
+
+async fn file(what: &str, path: Option<&Path>) -> Result<Response, Failure> {
+    let path = path.ok_or_else(|| {
+        Problem::not_found(what, "this boot server was started without it")
+            .next("perigee boot serve needs --kernel and --initrd for NBD")
+    })?;
+    let failed = |error| Problem::internal(format!("read {}", path.display()), error);
+    let file = tokio::fs::File::open(path).await.map_err(failed)?;
+    let length_bytes = file.metadata().await.map_err(failed)?.len();
+    Response::builder()
+        .header("content-type", "application/octet-stream")
+        .header("content-length", length_bytes)
+        .body(Body::from_stream(ReaderStream::with_capacity(file, 256 << 10)))
+        .map_err(|error| Failure(Problem::internal(what, error)))
+}

@@ -1,0 +1,245 @@
+//! A network of machines without disks: one namespace with a bridge, a volume server and a boot
+//! server at its address, and QEMU guests that have nothing but a network card with firmware.
+//!
+//! The namespace's name is like a lab's, so that `perigee lab down --all` finds what a killed test
+//! leaves. All processes are ended by their ids, whatever happens.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+
+/// How long any one thing may take on a busy machine before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(240);
+const ADDRESS: &str = "10.77.0.1";
+const BOOT_PORT: u16 = 7003;
+
+pub struct Network {
+    dir: tempfile::TempDir,
+    namespace: String,
+    pub processes: Vec<(String, Child)>,
+    cards: u8,
+}
+
+/// A machine without a disk.
+pub struct Machine {
+    pub name: String,
+    pub mac: String,
+    console: PathBuf,
+    tap: String,
+    qemu: Option<Child>,
+}
+
+impl Network {
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("pgd").tempdir().expect("a directory");
+        let id = std::process::id() % 0x1_0000;
+        let namespace = format!("pg-{id:04x}-boot");
+        let network = Self { dir, namespace, processes: Vec::new(), cards: 0 };
+        network.ip(&["netns", "add", &network.namespace]);
+        let inside = |args: &[&str]| network.ip(&[&["-n", &network.namespace], args].concat());
+        inside(&["link", "set", "lo", "up"]);
+        inside(&["link", "add", "br0", "type", "bridge"]);
+        inside(&["addr", "add", &format!("{ADDRESS}/24"), "dev", "br0"]);
+        inside(&["link", "set", "br0", "up"]);
+        network
+    }
+
+    fn ip(&self, args: &[&str]) {
+        let output = Command::new("ip").args(args).output().expect("iproute2");
+        assert!(output.status.success(), "ip {args:?}: {output:?}");
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A command that runs in the network.
+    fn inside(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.namespace)).arg("--").arg(program);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = self.inside("timeout");
+        command.arg("60").arg(env!("CARGO_BIN_EXE_perigee")).args(["--format", "json"]);
+        command.args(args).arg("--pool").arg(self.pool()).env("PERIGEE_LOG", "warn");
+        command.output().expect("coreutils' timeout")
+    }
+
+    /// What `perigee` prints.
+    pub fn ok(&self, args: &[&str]) -> Value {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+    }
+
+    /// The exit code of `perigee`, and what it prints.
+    pub fn code(&self, args: &[&str]) -> (i32, Value) {
+        let output = self.run(args);
+        let printed = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        (output.status.code().expect("an exit code"), printed)
+    }
+
+    fn serve(&mut self, name: &str, args: &[&str]) {
+        let log = std::fs::File::create(self.path(&format!("{name}.log"))).expect("a log");
+        let mut command = self.inside(env!("CARGO_BIN_EXE_perigee"));
+        command.args(args).arg("--pool").arg(self.pool());
+        let child = command.env("PERIGEE_LOG", "info").stderr(log).spawn().expect("a server");
+        self.processes.push((name.to_owned(), child));
+    }
+
+    pub fn volume_server(&mut self) {
+        let nbd = format!("{ADDRESS}:10809");
+        self.serve("volume", &["volume", "serve", "--nbd", &nbd]);
+        let socket = self.pool().join("control.sock");
+        until("the volume server", || {
+            std::os::unix::net::UnixStream::connect(&socket).ok().map(drop)
+        });
+    }
+
+    pub fn boot_server(&mut self, options: &[&str]) {
+        let range = ["boot", "serve", "--interface", "br0", "--range", "10.77.0.100-10.77.0.200"];
+        self.serve("boot", &[&range[..], options].concat());
+        until("the boot server", || self.get("/boot.ipxe"));
+    }
+
+    /// Ends a server: by SIGTERM, or by SIGKILL.
+    pub fn end(&mut self, name: &str, signal: &str) {
+        let at = self.processes.iter().position(|(n, _)| n == name).expect("it runs");
+        let (_, mut child) = self.processes.remove(at);
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(sent.expect("kill").success());
+        until("its end", || child.try_wait().expect("its state"));
+    }
+
+    /// What the boot server answers to a machine.
+    pub fn get(&self, path: &str) -> Option<String> {
+        let namespace = format!("/run/netns/{}", self.namespace);
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {ADDRESS}\r\n\r\n");
+        let asked = std::thread::spawn(move || {
+            let namespace = std::fs::File::open(namespace).expect("the namespace");
+            setns(namespace, CloneFlags::CLONE_NEWNET).expect("root");
+            let mut stream = TcpStream::connect((ADDRESS, BOOT_PORT)).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a deadline");
+            stream.write_all(request.as_bytes()).ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+        });
+        asked.join().expect("it does not panic")
+    }
+
+    /// A machine that is plugged in but not switched on.
+    pub fn machine(&mut self, name: &str) -> Machine {
+        self.cards += 1;
+        let tap = format!("tap{}", self.cards);
+        let namespace = &self.namespace;
+        self.ip(&["-n", namespace, "tuntap", "add", &tap, "mode", "tap"]);
+        self.ip(&["-n", namespace, "link", "set", &tap, "master", "br0", "up"]);
+        let mac = format!("52:54:00:77:00:{:02x}", self.cards);
+        let console = self.path(&format!("{name}.console"));
+        Machine { name: name.to_owned(), mac, console, tap, qemu: None }
+    }
+
+    /// Switches a machine on: no disk, and QEMU's own iPXE in the card's ROM.
+    pub fn start(&self, machine: &mut Machine) {
+        std::fs::File::create(&machine.console).expect("a console");
+        let mut command = self.inside("qemu-system-x86_64");
+        // Without graphics the firmware speaks on the serial port too.
+        command.args(["-accel", "tcg", "-machine", "q35,graphics=off", "-cpu", "max", "-m", "256"]);
+        command.args(["-nodefaults", "-display", "none", "-no-reboot", "-serial"]);
+        command.arg(format!("file:{}", machine.console.display()));
+        command.arg("-netdev");
+        command.arg(format!("tap,id=net,ifname={},script=no,downscript=no", machine.tap));
+        command.arg("-device");
+        command.arg(format!("virtio-net-pci,netdev=net,mac={},bootindex=0", machine.mac));
+        machine.qemu = Some(command.spawn().expect("QEMU"));
+    }
+
+    /// The end of a server's log.
+    fn log(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+        let lines: Vec<_> = text.lines().rev().take(15).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
+    /// Waits until a machine's console has said this.
+    pub fn says(&self, machine: &Machine, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !machine.console().contains(text) {
+            let (volume, boot) = (self.log("volume"), self.log("boot"));
+            assert!(
+                Instant::now() < deadline,
+                "{} did not say {text:?} within {PATIENCE:?}. Its console:\n{}\n\
+                 volume server:\n{volume}\nboot server:\n{boot}",
+                machine.name,
+                machine.console()
+            );
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.processes {
+            child.kill().ok();
+            child.wait().ok();
+        }
+        let left = Command::new("ip").args(["netns", "pids", &self.namespace]).output();
+        for id in String::from_utf8_lossy(&left.expect("iproute2").stdout).lines() {
+            Command::new("kill").args(["-9", id]).status().ok();
+        }
+        self.ip(&["netns", "delete", &self.namespace]);
+    }
+}
+
+impl Machine {
+    pub fn console(&self) -> String {
+        let bytes = std::fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\r', "")
+    }
+
+    /// Pulls the plug.
+    pub fn kill(&mut self) {
+        if let Some(mut qemu) = self.qemu.take() {
+            qemu.kill().expect("a kill");
+            qemu.wait().expect("its end");
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The golden image's directory.
+pub fn golden_image() -> PathBuf {
+    let dir = std::env::var("PERIGEE_TEST_IMAGE")
+        .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
+    Path::new(&dir).to_owned()
+}

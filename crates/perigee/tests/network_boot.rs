@@ -1,0 +1,135 @@
+//! Machines without disks boot from their own clones: real firmware, real guests, one network.
+
+mod diskless;
+
+use serde_json::Value;
+
+use diskless::{Network, golden_image, until};
+
+/// Where a machine's volumes are, in the list of all volumes.
+fn volumes(network: &Network) -> Vec<String> {
+    let list = network.ok(&["volume", "list"]);
+    let names = list.as_array().expect("a list").iter();
+    names.map(|volume| volume["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+fn sessions(network: &Network, client: &str) -> Vec<String> {
+    let clients = network.ok(&["client", "list"]);
+    let mut clients = clients.as_array().expect("a list").iter();
+    let client = clients.find(|c| c["name"] == client).expect("the client");
+    let logins = client["sessions"].as_array().expect("a list").iter();
+    logins.map(|login| login["over"].as_str().expect("a protocol").to_owned()).collect()
+}
+
+#[test]
+fn machines_without_disks_boot_from_their_own_clones() {
+    let image = golden_image();
+    let path = |name: &str| image.join(name).to_str().expect("text").to_owned();
+    let mut network = Network::new();
+    network.ok(&["pool", "create"]);
+    network.ok(&["image", "import", "debian", &path("debian-pg.raw")]);
+    let secret = network.path("secret");
+    std::fs::write(&secret, "correct-horse-battery\n").expect("a file");
+    let [mut kept, mut fresh, mut nbd, mut stranger] =
+        ["kept", "fresh", "nbd", "stranger"].map(|name| network.machine(name));
+    let chap = ["--chap-user", "kept", "--chap-secret", secret.to_str().expect("text")];
+    network.ok(&[&["client", "add", "kept", "--mac", &kept.mac][..], &chap].concat());
+    for machine in [&fresh, &nbd, &stranger] {
+        network.ok(&["client", "add", &machine.name, "--mac", &machine.mac]);
+    }
+    network.ok(&["client", "bind", "kept", "--image", "debian", "--over", "nbd"]);
+    network.ok(&["client", "bind", "fresh", "--image", "debian", "--ephemeral", "--over", "nbd"]);
+    network.ok(&["client", "bind", "nbd", "--image", "debian", "--over", "nbd"]);
+    network.volume_server();
+    let append = "console=ttyS0 quiet loglevel=4 mitigations=off audit=0 cryptomgr.notests panic=5";
+    let (kernel, initrd) = (path("vmlinuz"), path("initrd-nbd"));
+    network.boot_server(&["--kernel", &kernel, "--initrd", &initrd, "--append", append]);
+
+    for machine in [&mut kept, &mut fresh, &mut nbd] {
+        network.start(machine);
+    }
+    for (machine, over) in [(&kept, "nbd"), (&fresh, "nbd"), (&nbd, "nbd")] {
+        network.says(machine, &format!("up, root over {over}, boot 1 of this disk"));
+        network.says(machine, "perigee login:");
+        assert!(sessions(&network, &machine.name).contains(&over.to_owned()), "{over}");
+    }
+    assert_eq!(volumes(&network), ["fresh.debian.1", "kept.debian", "nbd.debian"]);
+    assert_eq!(sessions(&network, "stranger"), [""; 0]);
+
+    // The plug is pulled; what the guests had synced is in the one clone and not in the other.
+    kept.kill();
+    fresh.kill();
+    nbd.kill();
+    for machine in [&mut kept, &mut fresh, &mut stranger] {
+        network.start(machine);
+    }
+    network.says(&kept, "up, root over nbd, boot 2 of this disk");
+    network.says(&fresh, "up, root over nbd, boot 1 of this disk");
+    network.says(&stranger, "can't boot client stranger: it is not bound to anything");
+    assert!(!stranger.console().contains("login:"));
+    until("the spent clone to go", || {
+        network.get("/boot/52-54-00-77-00-04");
+        network.ok(&["client", "remove", "stranger"]);
+        network.ok(&["client", "add", "stranger"]);
+        (!volumes(&network).contains(&"fresh.debian.1".to_owned())).then_some(())
+    });
+}
+
+#[test]
+fn a_machine_is_told_plainly_what_it_boots_or_why_not() {
+    let mut network = Network::new();
+    network.ok(&["pool", "create"]);
+    network.ok(&["volume", "create", "disk", "--size", "1MiB"]);
+    network.ok(&["client", "add", "c1", "--mac", "52:54:00:77:00:01"]);
+    network.volume_server();
+    network.boot_server(&[]);
+    let told = |network: &Network| network.get("/boot/52-54-00-77-00-01").expect("a script");
+    assert!(told(&network).contains("echo Perigee: can't boot client c1: it is not bound"));
+    network.ok(&["client", "bind", "c1", "--volume", "disk"]);
+    let target = "sanboot iscsi:10.77.0.1::3260:0:iqn.2026-11.org.perigee:disk";
+    assert!(told(&network).contains(target), "{}", told(&network));
+    network.ok(&["client", "bind", "c1", "--volume", "disk", "--over", "nbd"]);
+    assert!(told(&network).contains("has no kernel"), "{}", told(&network));
+    let unknown = network.get("/boot/52-54-00-77-00-99").expect("a script");
+    assert!(unknown.contains("no client has this network card"), "{unknown}");
+    let check = ["boot", "check", "--interface", "br0", "--range", "10.77.0.100-10.77.0.200"];
+    let (code, findings) = network.code(&check);
+    let missing: Vec<_> = findings
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|f| f["ok"] == Value::Bool(false))
+        .collect();
+    assert!(code == 1 && missing.len() == 1, "{findings}");
+    assert_eq!(missing[0]["what"], "kernel and initramfs for NBD");
+
+    network.end("volume", "-KILL");
+    let waits = told(&network);
+    assert!(waits.contains("no answer from") && waits.contains("chain --replace"), "{waits}");
+}
+
+#[test]
+fn dnsmasq_ends_with_the_boot_server_and_what_a_killed_one_leaves_is_ended_by_the_next() {
+    let mut network = Network::new();
+    network.ok(&["pool", "create"]);
+    let pid_file = network.pool().join("boot/dnsmasq.pid");
+    let dnsmasq = |before: &str| {
+        until("dnsmasq to say its id", || {
+            let id = std::fs::read_to_string(&pid_file).ok()?.trim().to_owned();
+            (!id.is_empty() && id != before).then_some(id)
+        })
+    };
+    // An ended process that nobody has waited for has no command line any more.
+    let lives = |id: &str| {
+        std::fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|arguments| !arguments.is_empty())
+    };
+    network.boot_server(&[]);
+    let first = dnsmasq("");
+    network.end("boot", "-KILL");
+    assert!(lives(&first), "nobody could end it");
+    network.boot_server(&[]);
+    let second = dnsmasq(&first);
+    assert!(!lives(&first) && lives(&second));
+    network.end("boot", "-TERM");
+    assert!(!lives(&second));
+}
