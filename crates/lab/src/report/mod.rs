@@ -4,6 +4,7 @@
 
 mod charts;
 pub mod page;
+pub mod plots;
 pub mod svg;
 
 use std::fmt::Write;

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use perigee_model::volume::CachePolicy;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::blocks::index;
@@ -155,8 +155,17 @@ pub(super) struct DiskFile {
 impl From<File> for DiskFile {
     fn from(file: File) -> Self {
         forget_access_times(&file);
+        read_only_what_is_asked(&file);
         let (always_waits, is_direct) = Default::default();
         Self { file: file.into(), always_waits, is_direct, direct: OnceLock::new() }
+    }
+}
+
+/// What a client will read next, it knows better than the kernel, which would read ahead of each of
+/// them: guests read ahead themselves, and of a boot a third more came from the disk than was asked.
+fn read_only_what_is_asked(file: &File) {
+    if let Err(error) = fadvise(file, 0, None, Advice::Random) {
+        tracing::debug!(%error, "the kernel reads ahead in a layer's file");
     }
 }
 

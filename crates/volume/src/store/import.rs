@@ -20,10 +20,12 @@ use super::blocking;
 use super::blocks::{BlockState, BlockStates, index};
 use super::catalog::{self, LayerRow};
 use super::files::{BlockFile, DiskFile};
-use super::layer::{data_name, map_name};
+use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
+use super::sums;
 use super::volume::io_problem;
+use super::work::Work;
 
 /// How long `qemu-img` may take to look at a source: another host may be gone.
 const INFO_DEADLINE: Duration = Duration::from_secs(60);
@@ -160,6 +162,10 @@ impl Pool {
             let map = self.files.create(&map_name(layer), map::file_bytes(states.blocks()))?;
             MapFile::create(map, layer, &states)?;
             self.files.sync_names()?;
+            // Now, while the data are in memory, and not while clients boot from it.
+            let sealed = Layer::open(&*self.files, layer, size_bytes, false);
+            let sealed = sealed.map_err(std::io::Error::other)?;
+            sums::make(&*self.files, &sealed, &Work::default())?;
             Ok(states.data_bytes())
         };
         let data_bytes = made().map_err(|error| {

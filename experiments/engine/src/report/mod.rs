@@ -1,10 +1,9 @@
 //! `report.html`: the results on one page. A pure function of [`Results`].
 
-mod charts;
-
 use std::fmt::Write;
 
 use perigee_lab::report::page::{self, figure, row};
+use perigee_lab::report::plots::{Bar, Line, bars, curve};
 use perigee_lab::report::svg::escape;
 
 use crate::curves::{ATTACH, CHAIN, CLIENTS, SIZE_READ, SIZE_WRITE, VOLUMES};
@@ -12,7 +11,6 @@ use crate::goals::OPEN_TIME;
 use crate::results::{CPU, Figure, IOPS, IOPS_WITH_FLUSH, Measurement, P99_US, Results};
 use crate::stats::median;
 use crate::workloads::{WORKLOADS, Workload};
-use charts::{Bar, Line, bars, curve};
 
 // Writing to a String cannot fail, so the results of `write!` below say nothing.
 

@@ -1,6 +1,6 @@
-//! The report's pictures.
+//! Bars and lines for reports of measurements, whatever was measured.
 
-use perigee_lab::report::svg::{Anchor, Scale, Svg};
+use super::svg::{Anchor, Scale, Svg};
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 250.0;
@@ -62,20 +62,11 @@ pub fn curve(places: &[String], lines: &[Line], axes: (&str, &str), title: &str)
     let highest = lines.iter().flat_map(|line| &line.values).flatten().copied().fold(0.0, f64::max);
     let scale = Scale::new(highest, FLOOR, TOP);
     let mut svg = Svg::new(WIDTH, FLOOR + 44.0);
-    for (value, text) in scale.ticks() {
-        let y = scale.at(value);
-        svg.line("grid", (CURVE_LEFT, y), (CURVE_RIGHT, y));
-        svg.text("tick", (CURVE_LEFT - 8.0, y + 4.0), Anchor::End, &text);
-    }
+    grid(&mut svg, &scale, axes);
     let xs = positions(places.len());
     for (x, place) in xs.iter().zip(places) {
         svg.text("tick", (*x, FLOOR + 16.0), Anchor::Middle, place);
     }
-    svg.line("axis", (CURVE_LEFT, FLOOR), (CURVE_RIGHT, FLOOR));
-    let middle = f64::midpoint(CURVE_LEFT, CURVE_RIGHT);
-    svg.text("label", (middle, FLOOR + 36.0), Anchor::Middle, axes.0);
-    svg.text("label", (CURVE_LEFT, TOP - 12.0), Anchor::Start, axes.1);
-    let mut legend_y = TOP + 6.0;
     for (number, line) in lines.iter().enumerate() {
         let class = format!("line s{}", number % 4);
         let points: Vec<(f64, f64)> = xs
@@ -87,9 +78,7 @@ pub fn curve(places: &[String], lines: &[Line], axes: (&str, &str), title: &str)
         for (x, y) in points {
             svg.rect(&format!("dot s{}", number % 4), x - 2.5, y - 2.5, 5.0, 5.0);
         }
-        svg.line(&class, (CURVE_RIGHT + 16.0, legend_y), (CURVE_RIGHT + 36.0, legend_y));
-        svg.text("server", (CURVE_RIGHT + 42.0, legend_y + 4.0), Anchor::Start, &line.name);
-        legend_y += 20.0;
+        legend(&mut svg, number, &line.name);
     }
     svg.finish(title)
 }
@@ -104,6 +93,52 @@ fn positions(count: usize) -> Vec<f64> {
             CURVE_LEFT + inset + width * f64::from(index) / f64::from(last)
         })
         .collect()
+}
+
+/// One line over time, or over anything else that is a number.
+pub struct Trace {
+    pub name: String,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Lines over a common axis of numbers.
+pub fn traces(traces: &[Trace], axes: (&str, &str), title: &str) -> String {
+    let all = || traces.iter().flat_map(|trace| &trace.points);
+    let across =
+        Scale::new(all().map(|point| point.0).fold(0.0, f64::max), CURVE_LEFT, CURVE_RIGHT);
+    let up = Scale::new(all().map(|point| point.1).fold(0.0, f64::max), FLOOR, TOP);
+    let mut svg = Svg::new(WIDTH, FLOOR + 44.0);
+    grid(&mut svg, &up, axes);
+    for (value, text) in across.ticks() {
+        svg.text("tick", (across.at(value), FLOOR + 16.0), Anchor::Middle, &text);
+    }
+    for (number, trace) in traces.iter().enumerate() {
+        let points: Vec<_> = trace.points.iter().map(|(x, y)| (across.at(*x), up.at(*y))).collect();
+        svg.polyline(&format!("line s{}", number % 4), &points);
+        legend(&mut svg, number, &trace.name);
+    }
+    svg.finish(title)
+}
+
+/// The lines behind the curves, and what the axes show.
+fn grid(svg: &mut Svg, up: &Scale, axes: (&str, &str)) {
+    for (value, text) in up.ticks() {
+        let y = up.at(value);
+        svg.line("grid", (CURVE_LEFT, y), (CURVE_RIGHT, y));
+        svg.text("tick", (CURVE_LEFT - 8.0, y + 4.0), Anchor::End, &text);
+    }
+    svg.line("axis", (CURVE_LEFT, FLOOR), (CURVE_RIGHT, FLOOR));
+    let middle = f64::midpoint(CURVE_LEFT, CURVE_RIGHT);
+    svg.text("label", (middle, FLOOR + 36.0), Anchor::Middle, axes.0);
+    svg.text("label", (CURVE_LEFT, TOP - 12.0), Anchor::Start, axes.1);
+}
+
+/// What the line of that number is called.
+fn legend(svg: &mut Svg, number: usize, name: &str) {
+    let y = TOP + 6.0 + 20.0 * f64::from(u32::try_from(number).expect("a few lines"));
+    let class = format!("line s{}", number % 4);
+    svg.line(&class, (CURVE_RIGHT + 16.0, y), (CURVE_RIGHT + 36.0, y));
+    svg.text("server", (CURVE_RIGHT + 42.0, y + 4.0), Anchor::Start, name);
 }
 
 #[cfg(test)]

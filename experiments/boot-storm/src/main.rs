@@ -1,0 +1,374 @@
+//! Diskless machines boot together, and the server is watched: SonD's experiment with today's parts.
+//!
+//! One real boot is recorded as a trace of blocks; then many clients replay it at its own pace over
+//! NBD and iSCSI, against Perigee's volume server and against servers that people use today.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
+#![expect(clippy::cast_precision_loss, reason = "figures for people")]
+
+mod initiator;
+mod machine;
+mod outcome;
+mod replay;
+mod report;
+mod script;
+mod servers;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use perigee_model::trace::Operation;
+use perigee_model::volume::BLOCK_BYTES;
+
+use machine::{Group, LoopDisk, run};
+use outcome::{Boot, Cache, Case, Layout, Responses, Results, median, mib};
+use script::Script;
+use servers::{Places, Running, Server};
+
+/// Room for the golden image twice, and for what the clients write or copy.
+const DISK_BYTES: u64 = 24 << 30;
+/// What the server itself may take, beside the page cache, where memory is limited.
+const SERVER_MIB: u64 = 32;
+
+#[derive(Parser)]
+#[command(about = "Many diskless machines boot together")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Measure; `results.json` and `report.html` go to --out
+    Run(RunArgs),
+    /// Draw the report of an earlier run again
+    Report { dir: PathBuf },
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// The program to measure
+    #[arg(long, default_value = "target/release/perigee")]
+    perigee: PathBuf,
+    /// The recorded boot
+    #[arg(long, default_value = "experiments/boot-storm/boot.trace")]
+    trace: PathBuf,
+    /// The golden image that was booted, raw
+    #[arg(long)]
+    image: PathBuf,
+    #[arg(long, default_value_t = 64)]
+    clients: usize,
+    /// How often the servers take turns
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// The same measurements with fewer clients, once: only shows that everything works
+    #[arg(long)]
+    quick: bool,
+    /// How many reads a second a device answers, where memory is limited
+    #[arg(long, default_value_t = 2000)]
+    reads_per_s: u64,
+    /// Only servers whose name contains this; may be given more than once
+    #[arg(long)]
+    server: Vec<String>,
+    #[arg(long, default_value = "experiments/boot-storm")]
+    out: PathBuf,
+    /// Where disks and sockets go while it runs: a directory on a real disk
+    #[arg(long, default_value = "out/storm")]
+    scratch: PathBuf,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().verb {
+        Verb::Run(arguments) => measure(&arguments),
+        Verb::Report { dir } => {
+            let text = fs::read_to_string(dir.join("results.json")).context("results.json")?;
+            let results: Results = serde_json::from_str(&text).context("results.json")?;
+            Ok(fs::write(dir.join("report.html"), report::html(&results))?)
+        }
+    }
+}
+
+/// Everything that stays the same from storm to storm.
+struct Measure<'a> {
+    arguments: &'a RunArgs,
+    script: Arc<Script>,
+    perigee: PathBuf,
+    image: PathBuf,
+    clients: usize,
+    scratch: &'a Path,
+    begin: Instant,
+}
+
+/// What one storm is.
+#[derive(Clone, Copy)]
+struct Setting {
+    server: Server,
+    round: u32,
+    memory_max_mib: Option<u64>,
+    reads_per_s_max: Option<u64>,
+    traced: bool,
+}
+
+fn measure(arguments: &RunArgs) -> Result<()> {
+    fs::create_dir_all(&arguments.scratch).context("can't make the scratch directory")?;
+    let scratch = tempfile::Builder::new().prefix("storm.").tempdir_in(&arguments.scratch)?;
+    let trace = fs::read(&arguments.trace)
+        .with_context(|| format!("can't read {}", arguments.trace.display()))?;
+    let script = Arc::new(Script::parse(&trace)?);
+    let perigee = arguments.perigee.canonicalize().context("the perigee binary")?;
+    let image = arguments.image.canonicalize().context("the golden image")?;
+    let dir = scratch.path().canonicalize()?;
+    let measure = Measure {
+        clients: if arguments.quick { 4 } else { arguments.clients },
+        arguments,
+        script,
+        perigee,
+        image,
+        scratch: &dir,
+        begin: Instant::now(),
+    };
+    let mut results = Results {
+        versions: versions(&measure.perigee),
+        clients: measure.clients,
+        boot: boot_of(&measure.script),
+        ..Results::default()
+    };
+    measure.all(&mut results)?;
+    print_table(&results);
+    scratch.close().context("can't remove the scratch directory")
+}
+
+fn boot_of(script: &Script) -> Boot {
+    let blocks = |operation| mib(script.blocks(operation).len() as u64 * BLOCK_BYTES);
+    Boot {
+        requests: script.steps.len(),
+        recorded_s: script.recorded.as_secs_f64(),
+        read_mib: blocks(Operation::Read),
+        written_mib: blocks(Operation::Write),
+    }
+}
+
+fn versions(perigee: &Path) -> std::collections::BTreeMap<String, String> {
+    let perigee = perigee.to_string_lossy();
+    let asked: [(&str, &str, &[&str]); 5] = [
+        ("perigee", &perigee, &["--version"]),
+        ("perigee commit", "git", &["describe", "--always", "--dirty"]),
+        ("qemu-nbd", "qemu-nbd", &["--version"]),
+        ("tgt", "tgtd", &["--version"]),
+        ("Linux", "uname", &["-r"]),
+    ];
+    asked
+        .into_iter()
+        .filter_map(|(name, program, arguments)| {
+            let text = run(program, arguments).ok()?;
+            Some((name.to_owned(), text.lines().next()?.to_owned()))
+        })
+        .collect()
+}
+
+impl Measure<'_> {
+    fn all(&self, results: &mut Results) -> Result<()> {
+        let rounds = if self.arguments.quick { 1 } else { self.arguments.rounds };
+        for layout in [Layout::Together, Layout::Apart] {
+            self.say(&format!("disks, source and private data {layout:?}"));
+            let mut source =
+                LoopDisk::make(self.scratch, &format!("source-{layout:?}"), DISK_BYTES)?;
+            let mut private = match layout {
+                Layout::Together => None,
+                Layout::Apart => Some(LoopDisk::make(self.scratch, "private", DISK_BYTES)?),
+            };
+            self.places(&source, private.as_ref()).prepare()?;
+            if layout == Layout::Together {
+                for round in 0..rounds {
+                    for server in self.servers() {
+                        let setting = Setting {
+                            server,
+                            round,
+                            memory_max_mib: None,
+                            reads_per_s_max: None,
+                            traced: false,
+                        };
+                        let case = self.storm(setting, layout, &mut source, private.as_mut())?;
+                        results.peers.push(case);
+                        self.keep(results)?;
+                    }
+                }
+            }
+            for memory_max_mib in self.memory_sizes(results.boot.read_mib) {
+                let setting = Setting {
+                    server: Server::PerigeeNbd,
+                    round: 0,
+                    memory_max_mib: Some(memory_max_mib),
+                    reads_per_s_max: Some(self.arguments.reads_per_s),
+                    traced: true,
+                };
+                let case = self.storm(setting, layout, &mut source, private.as_mut())?;
+                results.memory.push(case);
+                self.keep(results)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn servers(&self) -> impl Iterator<Item = Server> {
+        let asked = &self.arguments.server;
+        let wanted = move |server: &Server| asked.iter().any(|part| server.name().contains(part));
+        Server::ALL.into_iter().filter(move |server| asked.is_empty() || wanted(server))
+    }
+
+    /// Half of what one boot reads, as much, twice and eight times as much; and the server's own.
+    fn memory_sizes(&self, boot_mib: f64) -> Vec<u64> {
+        let boot_mib = (1..).find(|mib| *mib as f64 >= boot_mib).unwrap_or(1);
+        let cache_mib: &[u64] = if self.arguments.quick {
+            &[boot_mib]
+        } else {
+            &[boot_mib / 2, boot_mib, boot_mib * 2, boot_mib * 8]
+        };
+        cache_mib.iter().map(|mib| SERVER_MIB + mib).collect()
+    }
+
+    fn places<'p>(&'p self, source: &'p LoopDisk, private: Option<&'p LoopDisk>) -> Places<'p> {
+        Places {
+            perigee: &self.perigee,
+            image: &self.image,
+            source: &source.dir,
+            private: private.map_or(&source.dir, |disk| &disk.dir),
+            scratch: self.scratch,
+        }
+    }
+
+    fn storm(
+        &self,
+        setting: Setting,
+        layout: Layout,
+        source: &mut LoopDisk,
+        mut private: Option<&mut LoopDisk>,
+    ) -> Result<Case> {
+        let Setting { server, round, memory_max_mib, reads_per_s_max, traced } = setting;
+        self.places(source, private.as_deref()).make_disks(server, self.clients, &self.script)?;
+        source.forget()?;
+        if let Some(private) = &mut private {
+            private.forget()?;
+        }
+        let private = private.as_deref();
+        let places = self.places(source, private);
+        let mut limits = vec![(&*source, reads_per_s_max)];
+        limits.extend(private.map(|disk| (disk, reads_per_s_max)));
+        let group = Group::make("server", memory_max_mib.map(|mib| mib << 20), &limits)?;
+        let running = Running::start(server, &places, &group, self.clients)?;
+        let trace = self.scratch.join("storm.trace");
+        if traced {
+            places.start_trace(&trace)?;
+        }
+        let read_before = (source.read_bytes()?, private.map(LoopDisk::read_bytes).transpose()?);
+        let cpu_before_s = running.cpu_s()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let storm = runtime.block_on(replay::run(&self.script, &running.disks))?;
+        drop(runtime);
+        let server_cpu_s = running.cpu_s()? - cpu_before_s;
+        let source_read = source.read_bytes()? - read_before.0;
+        let private_read = private.map(LoopDisk::read_bytes).transpose()?;
+        let private_read = private_read.zip(read_before.1).map(|(after, before)| after - before);
+        let memory_peak_mib = mib(group.memory_peak_bytes()?);
+        let cache = if traced { Some(places.stop_trace(&trace)?) } else { None };
+        drop(running);
+        drop(group);
+        places.remove_disks(server, self.clients)?;
+        let responses = Responses::of(&storm);
+        let mut up_s: Vec<f64> = storm.up.iter().map(std::time::Duration::as_secs_f64).collect();
+        let case = Case {
+            server,
+            round,
+            layout,
+            memory_max_mib,
+            reads_per_s_max,
+            last_up_s: up_s.last().copied().context("a client that is up")?,
+            median_up_s: median(&mut up_s).unwrap_or_default(),
+            mean_response_ms: responses.mean_ms,
+            p99_response_ms: responses.p99_ms,
+            server_cpu_s,
+            memory_peak_mib,
+            source_device_read_mib: mib(source_read),
+            private_device_read_mib: private_read.map(mib),
+            response_ms: responses.over_time,
+            cache,
+        };
+        self.say(&line(&case));
+        Ok(case)
+    }
+
+    fn keep(&self, results: &Results) -> Result<()> {
+        let out = &self.arguments.out;
+        fs::create_dir_all(out)?;
+        let mut text = serde_json::to_string_pretty(results)?;
+        text.push('\n');
+        fs::write(out.join("results.json"), text).context("can't write results.json")?;
+        fs::write(out.join("report.html"), report::html(results)).context("can't write report.html")
+    }
+
+    fn say(&self, what: &str) {
+        println!("{:6.1} s  {what}", self.begin.elapsed().as_secs_f64());
+    }
+}
+
+impl Places<'_> {
+    fn start_trace(&self, file: &Path) -> Result<()> {
+        if file.exists() {
+            fs::remove_file(file)?;
+        }
+        self.perigee(&["volume", "trace", "start", "--out", &file.to_string_lossy()])?;
+        Ok(())
+    }
+
+    fn stop_trace(&self, file: &Path) -> Result<Cache> {
+        let said = self.perigee(&["volume", "trace", "stop", "--format", "json"])?;
+        let summary: perigee_model::volume::TraceSummary = serde_json::from_str(&said)?;
+        if summary.lost > 0 {
+            bail!("the trace lost {} requests", summary.lost);
+        }
+        Cache::of_trace(&fs::read(file)?)
+    }
+}
+
+fn line(case: &Case) -> String {
+    let memory = case.memory_max_mib.map_or_else(String::new, |mib| format!(", {mib} MiB"));
+    let reloads = case.cache.as_ref().map_or_else(String::new, |cache| {
+        let Cache { source, private, .. } = cache;
+        format!(
+            "; source {} hits {} loads {} reloads; private {} hits {} reloads",
+            source.hits, source.first_loads, source.reloads, private.hits, private.reloads
+        )
+    });
+    format!(
+        "{:?}{memory}, {:?}: up after {:.1} s, mean response {:.2} ms, CPU {:.2} s, read {:.1} MiB, peak {:.0} MiB{reloads}",
+        case.server,
+        case.layout,
+        case.last_up_s,
+        case.mean_response_ms,
+        case.server_cpu_s,
+        case.source_device_read_mib,
+        case.memory_peak_mib,
+    )
+}
+
+fn print_table(results: &Results) {
+    println!("\n{} clients, medians of the rounds", results.clients);
+    for server in Server::ALL {
+        let of = |value: fn(&Case) -> f64| {
+            let cases = results.peers.iter().filter(|case| case.server == server);
+            median(&mut cases.map(value).collect::<Vec<_>>()).unwrap_or_default()
+        };
+        println!(
+            "  {:<34} up {:6.2} s  CPU {:6.2} s  read {:8.1} MiB  peak {:6.1} MiB  response {:6.2} ms",
+            server.name(),
+            of(|case| case.last_up_s),
+            of(|case| case.server_cpu_s),
+            of(|case| case.source_device_read_mib),
+            of(|case| case.memory_peak_mib),
+            of(|case| case.mean_response_ms),
+        );
+    }
+}

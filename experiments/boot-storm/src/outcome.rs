@@ -1,0 +1,211 @@
+//! What the storms came to, as it stands in `results.json`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use anyhow::Result;
+use perigee_model::trace::{Operation, TraceRecord, TraceRequest, read_trace};
+use perigee_model::volume::BLOCK_BYTES;
+use serde::{Deserialize, Serialize};
+
+use crate::replay::{Seen, Storm};
+use crate::servers::Server;
+
+/// Response times are averaged over so long.
+const BIN: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Results {
+    pub versions: BTreeMap<String, String>,
+    pub clients: usize,
+    pub boot: Boot,
+    /// Servers beside each other, in turns.
+    pub peers: Vec<Case>,
+    /// With limits of memory and devices, traced.
+    pub memory: Vec<Case>,
+}
+
+/// What one client asks.
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
+pub struct Boot {
+    pub requests: usize,
+    pub recorded_s: f64,
+    pub read_mib: f64,
+    pub written_mib: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// Source and private data on one device.
+    Together,
+    /// Each on its own.
+    Apart,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Case {
+    pub server: Server,
+    pub round: u32,
+    pub layout: Layout,
+    /// Of the server with the page cache that it fills.
+    pub memory_max_mib: Option<u64>,
+    pub reads_per_s_max: Option<u64>,
+    /// Until the last client was up.
+    pub last_up_s: f64,
+    pub median_up_s: f64,
+    pub mean_response_ms: f64,
+    pub p99_response_ms: f64,
+    pub server_cpu_s: f64,
+    pub memory_peak_mib: f64,
+    /// From the device that has the source, and the private data too unless they are apart.
+    pub source_device_read_mib: f64,
+    pub private_device_read_mib: Option<f64>,
+    /// Mean of the response times of what was asked in each half second.
+    pub response_ms: Vec<(f64, f64)>,
+    pub cache: Option<Cache>,
+}
+
+/// Where reads were served, by the server's own trace.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub struct Cache {
+    pub source: Served,
+    pub private: Served,
+    /// Reloads of source blocks so far, by time in seconds.
+    pub source_reloads: Vec<(f64, f64)>,
+    pub private_reloads: Vec<(f64, f64)>,
+}
+
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
+pub struct Served {
+    pub hits: u64,
+    /// Requests that waited for the disk for a block that no request had brought into memory yet.
+    pub first_loads: u64,
+    /// Requests that waited for blocks all of which were in memory once.
+    pub reloads: u64,
+}
+
+pub fn mib(bytes: u64) -> f64 {
+    // Exact up to 8 PiB.
+    bytes as f64 / f64::from(1 << 20)
+}
+
+pub fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// The response times' mean and 99th percentile, and the mean in each half second.
+pub struct Responses {
+    pub mean_ms: f64,
+    pub p99_ms: f64,
+    pub over_time: Vec<(f64, f64)>,
+}
+
+impl Responses {
+    pub fn of(storm: &Storm) -> Self {
+        let moves_data = |seen: &&Seen| seen.operation != Operation::Other;
+        let ms = |seen: &Seen| seen.took.as_secs_f64() * 1000.0;
+        let mut all: Vec<f64> = storm.requests.iter().filter(moves_data).map(ms).collect();
+        all.sort_by(f64::total_cmp);
+        let mut bins: BTreeMap<u128, Vec<f64>> = BTreeMap::new();
+        for seen in storm.requests.iter().filter(moves_data) {
+            bins.entry(seen.at.as_nanos() / BIN.as_nanos()).or_default().push(ms(seen));
+        }
+        let at_s = |bin: u128| bin as f64 * BIN.as_secs_f64();
+        Self {
+            mean_ms: mean(&all),
+            p99_ms: all.get(all.len() * 99 / 100).copied().unwrap_or_default(),
+            over_time: bins.iter().map(|(bin, values)| (at_s(*bin), mean(values))).collect(),
+        }
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+impl Cache {
+    /// # Errors
+    /// When the bytes are no trace.
+    pub fn of_trace(bytes: &[u8]) -> Result<Self> {
+        let mut cache = Self::default();
+        // When each block first was in memory: from the first answer on that had it.
+        let (mut source_in_ns, mut private_in_ns) = (HashMap::new(), HashMap::new());
+        let mut reads: Vec<TraceRequest> = read_trace(bytes)?
+            .into_iter()
+            .filter_map(|record| match record {
+                TraceRecord::Request(r) if r.operation == Operation::Read => Some(r),
+                _ => None,
+            })
+            .collect();
+        reads.sort_by_key(|request| request.at_ns);
+        for request in reads {
+            let at_s = Duration::from_nanos(request.at_ns).as_secs_f64();
+            let sides = [
+                (request.served.source, u16::MAX, &mut source_in_ns, &mut cache.source),
+                (request.served.private, request.client, &mut private_in_ns, &mut cache.private),
+            ];
+            for (is_served, owner, in_ns, served) in sides {
+                if is_served {
+                    served.count(&request, owner, in_ns);
+                }
+            }
+            cache.source_reloads.push((at_s, cache.source.reloads as f64));
+            cache.private_reloads.push((at_s, cache.private.reloads as f64));
+        }
+        for line in [&mut cache.source_reloads, &mut cache.private_reloads] {
+            // Enough for a picture.
+            let every = (line.len() / 400).max(1);
+            *line = line.iter().copied().step_by(every).chain(line.last().copied()).collect();
+        }
+        Ok(cache)
+    }
+}
+
+impl Served {
+    /// `in_ns`: since when each block of each owner is or was in memory.
+    fn count(&mut self, request: &TraceRequest, owner: u16, in_ns: &mut HashMap<(u16, u64), u64>) {
+        let end = request.offset + u64::from(request.length_bytes);
+        let answered_ns = request.at_ns + u64::from(request.duration_us) * 1000;
+        let mut was_in_memory = true;
+        for block in request.offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES) {
+            let since_ns = in_ns.entry((owner, block)).or_insert(answered_ns);
+            was_in_memory &= *since_ns < request.at_ns;
+            *since_ns = answered_ns.min(*since_ns);
+        }
+        match (request.served.at_once, was_in_memory) {
+            (true, _) => self.hits += 1,
+            (false, false) => self.first_loads += 1,
+            (false, true) => self.reloads += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::trace::{Served as Place, TRACE_MAGIC};
+
+    use super::*;
+
+    #[test]
+    fn a_block_that_was_read_before_is_a_reload() {
+        let mut bytes = TRACE_MAGIC.to_vec();
+        // The second one waits for what the first one loads.
+        for (at_us, at_once) in [(10, false), (11, false), (20, true), (30, false)] {
+            let request = TraceRequest {
+                at_ns: at_us * 1000,
+                offset: 0,
+                length_bytes: 4096,
+                duration_us: 5,
+                client: 0,
+                operation: Operation::Read,
+                served: Place { at_once, source: true, ..Place::default() },
+            };
+            TraceRecord::Request(request).encode(&mut bytes);
+        }
+        let cache = Cache::of_trace(&bytes).unwrap();
+        let Served { hits, first_loads, reloads } = cache.source;
+        assert_eq!((hits, first_loads, reloads), (1, 2, 1));
+    }
+}

@@ -1,0 +1,155 @@
+//! Many clients boot together: each replays the same script on a disk of its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use bytes::Bytes;
+use perigee_http::Listen;
+use perigee_model::trace::Operation;
+use perigee_volume::device::{Device, Zeroing};
+use perigee_volume::nbd::{NbdDevice, RemoteExport};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::initiator::Initiator;
+use crate::script::{Script, Step};
+
+/// A storm that takes longer has failed.
+const DEADLINE: Duration = Duration::from_secs(900);
+
+/// Where a client's disk is.
+#[derive(Debug, Clone)]
+pub enum Disk {
+    Nbd { address: SocketAddr, export: String },
+    Iscsi { address: SocketAddr, target: String, lun: u8 },
+}
+
+enum Connection {
+    Nbd(NbdDevice),
+    Iscsi(Initiator),
+}
+
+impl Connection {
+    async fn open(disk: &Disk, number: usize) -> Result<Self> {
+        Ok(match disk {
+            Disk::Nbd { address, export } => {
+                let remote = RemoteExport::new(Listen::Tcp(address.to_string()), export);
+                Self::Nbd(NbdDevice::open(remote).await?)
+            }
+            Disk::Iscsi { address, target, lun } => {
+                let name = format!("iqn.2026-11.org.perigee.storm:client-{number}");
+                let session = Initiator::open(*address, target, *lun, &name).await;
+                Self::Iscsi(session.with_context(|| format!("can't log in to {target}"))?)
+            }
+        })
+    }
+
+    async fn run(&self, step: &Step) -> Result<()> {
+        let Step { operation, offset, length_bytes, .. } = *step;
+        let data = || Bytes::from(vec![0x5a; length_bytes as usize]);
+        match (self, operation) {
+            (Self::Nbd(disk), Operation::Read) => {
+                disk.read(offset, length_bytes).await?;
+            }
+            (Self::Nbd(disk), Operation::Write) => disk.write(offset, data(), false).await?,
+            (Self::Nbd(disk), Operation::Zero) => {
+                disk.zero(offset, length_bytes.into(), Zeroing::FreeSpace, false).await?;
+            }
+            (Self::Nbd(disk), Operation::Flush) => disk.flush().await?,
+            (Self::Iscsi(disk), Operation::Read) => disk.read(offset, length_bytes).await?,
+            (Self::Iscsi(disk), Operation::Write) => disk.write(offset, data()).await?,
+            (Self::Iscsi(disk), Operation::Flush) => disk.flush().await?,
+            // A discard is a hint that not every target takes.
+            (Self::Iscsi(_), Operation::Zero) | (_, Operation::Other) => {}
+        }
+        Ok(())
+    }
+}
+
+/// One request as a client saw it.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Since the storm began.
+    pub at: Duration,
+    pub took: Duration,
+    pub operation: Operation,
+}
+
+/// What a storm came to.
+pub struct Storm {
+    pub requests: Vec<Seen>,
+    /// When each client had its last answer, since the storm began; in order.
+    pub up: Vec<Duration>,
+}
+
+/// Connects all clients, then lets them boot together.
+///
+/// # Errors
+/// When a client can't connect or a request fails; when it takes longer than a quarter of an hour.
+pub async fn run(script: &Arc<Script>, disks: &[Disk]) -> Result<Storm> {
+    let mut connections = Vec::new();
+    for (number, disk) in disks.iter().enumerate() {
+        connections.push(Connection::open(disk, number).await?);
+    }
+    let begin = Instant::now();
+    let mut clients = JoinSet::new();
+    for connection in connections {
+        clients.spawn(boot(Arc::clone(script), Arc::new(connection), begin));
+    }
+    let (mut requests, mut up) = (Vec::new(), Vec::new());
+    let all = async {
+        while let Some(client) = clients.join_next().await {
+            let seen = client.context("a client died")??;
+            up.extend(seen.iter().map(|seen| seen.at + seen.took).max());
+            requests.extend(seen);
+        }
+        Ok::<(), anyhow::Error>(())
+    };
+    let deadline = tokio::time::timeout(DEADLINE, all).await;
+    deadline.map_err(|_| anyhow!("waited {} s for all clients", DEADLINE.as_secs()))??;
+    requests.sort_by_key(|seen| seen.at);
+    up.sort_unstable();
+    Ok(Storm { requests, up })
+}
+
+/// One client's boot.
+async fn boot(
+    script: Arc<Script>,
+    connection: Arc<Connection>,
+    begin: Instant,
+) -> Result<Vec<Seen>> {
+    // When each step was answered, for those that wait for it.
+    let ends = Arc::new(watch::Sender::new(vec![None; script.steps.len()]));
+    let mut running = JoinSet::new();
+    for (number, step) in script.steps.iter().copied().enumerate() {
+        wait_for(&ends, step, begin).await;
+        let (connection, ends) = (Arc::clone(&connection), Arc::clone(&ends));
+        running.spawn(async move {
+            let asked = Instant::now();
+            let result = connection.run(&step).await;
+            let took = asked.elapsed();
+            ends.send_modify(|ends| ends[number] = Some(asked + took));
+            let operation = step.operation;
+            result.map(|()| Seen { at: asked.duration_since(begin), took, operation })
+        });
+    }
+    let mut seen = Vec::new();
+    while let Some(ended) = running.join_next().await {
+        seen.push(ended??);
+    }
+    Ok(seen)
+}
+
+async fn wait_for(ends: &watch::Sender<Vec<Option<Instant>>>, step: Step, begin: Instant) {
+    let since = match step.after {
+        None => begin,
+        Some(after) => {
+            let mut ended = ends.subscribe();
+            let found = ended.wait_for(|ends| ends[after].is_some()).await;
+            found.ok().and_then(|ends| ends[after]).unwrap_or(begin)
+        }
+    };
+    tokio::time::sleep_until((since + step.think).into()).await;
+}

@@ -1,0 +1,125 @@
+//! `report.html`: the storms on one page. A pure function of [`Results`].
+
+use std::fmt::Write;
+
+use perigee_lab::report::page::{self, figure, row};
+use perigee_lab::report::plots::{Bar, Trace, bars, traces};
+use perigee_lab::report::svg::escape;
+
+use crate::outcome::{Case, Layout, Results, median};
+use crate::servers::Server;
+
+// Writing to a String cannot fail, so the results of `write!` below say nothing.
+
+pub fn html(results: &Results) -> String {
+    let mut page = page::start("Perigee: a boot storm", "");
+    let boot = results.boot;
+    let _ = writeln!(
+        page,
+        "<h1>A boot storm</h1>\n<p class=\"lead\">{} diskless clients boot together. Each replays one recorded boot: \
+         {} requests in {:.1} s, {:.1} MiB read and {:.1} MiB written, each request as long after the answer \
+         it waited for as in the recording.</p>",
+        results.clients, boot.requests, boot.recorded_s, boot.read_mib, boot.written_mib
+    );
+    peers(&mut page, results);
+    memory(&mut page, results);
+    page.push_str("<h2>Versions</h2>\n<ul>\n");
+    for (name, version) in &results.versions {
+        let _ = writeln!(page, "<li>{}: {}</li>", escape(name), escape(version));
+    }
+    page.push_str("</ul>\n");
+    page.push_str(page::END);
+    page
+}
+
+type Value = fn(&Case) -> f64;
+
+fn peers(page: &mut String, results: &Results) {
+    page.push_str("<h2>Servers beside each other</h2>\n");
+    let figures: [(&str, &str, Value); 5] = [
+        ("Until the last client is up", "seconds", |case| case.last_up_s),
+        ("Mean response time", "milliseconds", |case| case.mean_response_ms),
+        ("CPU time of the server", "seconds", |case| case.server_cpu_s),
+        ("Read from the device", "MiB", |case| case.source_device_read_mib),
+        ("Peak memory of the server with its page cache", "MiB", |case| case.memory_peak_mib),
+    ];
+    for (title, unit, value) in figures {
+        let bar = |server: Server| {
+            let cases = results.peers.iter().filter(|case| case.server == server);
+            let value = median(&mut cases.map(value).collect::<Vec<_>>())?;
+            let class = if server.is_perigee() { "ours" } else { "peer" };
+            Some(Bar { name: server.name().into(), class, value, label: format!("{value:.2}") })
+        };
+        let found: Vec<Bar> = Server::ALL.into_iter().filter_map(bar).collect();
+        if !found.is_empty() {
+            let caption = "Median of the rounds; source and private data on one device.";
+            figure(page, title, caption, &bars(&found, unit, title));
+        }
+    }
+}
+
+fn memory(page: &mut String, results: &Results) {
+    page.push_str("<h2>Memory and devices</h2>\n");
+    let Some(first) = results.memory.first() else { return };
+    let _ = writeln!(
+        page,
+        "<p>The server's memory, with the page cache that it fills, is limited; each device answers at most {} reads a \
+         second. A reload is a read that waits for the disk for blocks which were in memory before.</p>\n\
+         <div class=\"scroll\"><table>\n<tr><th>devices</th><th>memory MiB</th><th>last up s</th><th>mean response ms</th>\
+         <th>source hits</th><th>loads</th><th>reloads</th><th>private hits</th><th>reloads</th></tr>",
+        first.reads_per_s_max.unwrap_or_default()
+    );
+    for case in &results.memory {
+        let cache = case.cache.clone().unwrap_or_default();
+        let cells = [
+            word(case.layout).to_owned(),
+            case.memory_max_mib.unwrap_or_default().to_string(),
+            format!("{:.1}", case.last_up_s),
+            format!("{:.2}", case.mean_response_ms),
+            cache.source.hits.to_string(),
+            cache.source.first_loads.to_string(),
+            cache.source.reloads.to_string(),
+            cache.private.hits.to_string(),
+            cache.private.reloads.to_string(),
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str("</table></div>\n");
+    for layout in [Layout::Together, Layout::Apart] {
+        let cases = || results.memory.iter().filter(move |case| case.layout == layout);
+        if cases().next().is_none() {
+            continue;
+        }
+        let name = |case: &Case| format!("{} MiB", case.memory_max_mib.unwrap_or_default());
+        let lines = |points: fn(&Case) -> Vec<(f64, f64)>| -> Vec<Trace> {
+            cases().map(|case| Trace { name: name(case), points: points(case) }).collect()
+        };
+        let caption = format!("Source and private data {}.", word(layout));
+        let times = lines(|case| case.response_ms.clone());
+        let title = "Mean response time over the storm";
+        figure(page, title, &caption, &traces(&times, ("seconds", "milliseconds"), title));
+        let title = "Reloads of source blocks";
+        let reloads = lines(|case| {
+            case.cache.as_ref().map(|cache| cache.source_reloads.clone()).unwrap_or_default()
+        });
+        figure(page, title, &caption, &traces(&reloads, ("seconds", "requests so far"), title));
+    }
+}
+
+fn word(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Together => "on one device",
+        Layout::Apart => "on devices of their own",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_without_results_is_a_page() {
+        let page = html(&Results::default());
+        assert!(page.ends_with(page::END) && !page.contains("NaN"));
+    }
+}
