@@ -29,6 +29,7 @@ use crate::device::{Device, IoError};
 use crate::exports::PoolExports;
 use crate::observe;
 use crate::probe::probe;
+use crate::remotes::Remotes;
 use crate::stats::StatsTable;
 use crate::store::{Pool, io_problem};
 
@@ -45,6 +46,7 @@ pub struct Control {
     pub pool: Arc<Pool>,
     pub exports: Arc<PoolExports>,
     pub stats: Arc<StatsTable>,
+    pub remotes: Remotes,
 }
 
 type Shared = State<Arc<Control>>;
@@ -253,8 +255,8 @@ async fn list_stats(State(control): Shared) -> Reply<Vec<ExportStats>> {
     Ok(Json(control.stats.list()))
 }
 
-async fn probe_blocks(Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
-    Ok(Json(probe(&ask).await?))
+async fn probe_blocks(State(control): Shared, Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
+    Ok(Json(probe(&control.remotes, &ask).await?))
 }
 
 async fn compact(

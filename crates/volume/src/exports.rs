@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use perigee_http::Listen;
 use perigee_model::client::Over;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use uuid::Uuid;
@@ -24,7 +23,8 @@ use uuid::Uuid;
 use crate::device::{Device, Extent, IoError, Zeroing};
 use crate::logins::{LoginGuard, Logins};
 use crate::nbd::wire::LAYER_PREFIX;
-use crate::nbd::{Export, Exports, NbdDevice, Opener, RemoteExport};
+use crate::nbd::{Export, Exports, NbdDevice, Opener};
+use crate::remotes::Remotes;
 use crate::stats::{Counters, StatsTable};
 use crate::store::Pool;
 
@@ -63,12 +63,13 @@ pub struct PoolExports {
     proxies: Arc<ProxySlots>,
     /// Tells the homes of attached volumes which server asks. It outlives a restart.
     server_id: Uuid,
+    remotes: Remotes,
     pub logins: Arc<Logins>,
 }
 
 impl PoolExports {
-    pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid) -> Self {
-        Self { pool, stats, proxies: Arc::default(), server_id, logins: Arc::default() }
+    pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid, remotes: Remotes) -> Self {
+        Self { pool, stats, proxies: Arc::default(), server_id, remotes, logins: Arc::default() }
     }
 
     /// Open sessions of an attached volume.
@@ -124,7 +125,7 @@ impl PoolExports {
     ) -> Result<Export, Problem> {
         let slot = ProxySlots::take(&self.proxies, volume, name);
         let counters = self.stats.of(volume);
-        let mut remote = RemoteExport::new(Listen::Tcp(nbd_addr), name);
+        let mut remote = self.remotes.export(nbd_addr, name);
         remote.session = Some(format!("{}/{name}/{}", self.server_id, slot.number).into());
         remote.counters = Some(counters.clone());
         let upstream = NbdDevice::open(remote).await?;

@@ -7,6 +7,7 @@
 //! | what an iSCSI initiator may say and gets | [`iscsi`] |
 //! | how frames come from and go to sockets, for every protocol | `stream` |
 //! | which device an export name means; proxying to a volume's home | `exports` |
+//! | how other hosts are reached | `remotes` |
 //! | the control API | `control` |
 //! | who uses which volume now | `logins` |
 //! | where requests' time goes | `stats`, `trace`, `metrics` |
@@ -26,12 +27,14 @@ mod observe;
 mod offline;
 mod probe;
 mod recording;
+mod remotes;
 mod serve;
 mod stats;
 pub mod store;
 mod stream;
 mod trace;
 
-pub use nbd::{ServerOptions, TlsFiles};
+pub use nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};
 pub use offline::Offline;
-pub use serve::{Config, IscsiOptions, RemoteOptions, serve};
+pub use remotes::RemoteOptions;
+pub use serve::{Config, IscsiOptions, serve};

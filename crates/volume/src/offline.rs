@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::control::{self, Control};
 use crate::exports::{self, PoolExports};
-use crate::serve::{RemoteOptions, connector};
+use crate::remotes::{RemoteOptions, Remotes};
 use crate::stats::StatsTable;
 use crate::store::{Pool, PoolConfig};
 
@@ -40,12 +40,14 @@ impl Offline {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_or_make(dir: &Path) -> Result<Self, Problem> {
-        let connect = connector(&RemoteOptions::default());
+        let remotes = Remotes::load(&RemoteOptions::default())?;
+        let connect = remotes.connector();
         let config = PoolConfig { private: None, dir: dir.to_owned(), connect };
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());
-        let exports = PoolExports::new(pool.clone(), stats.clone(), exports::server_id(dir)?);
-        let router = control::router(Arc::new(Control { pool, exports: Arc::new(exports), stats }));
+        let id = exports::server_id(dir)?;
+        let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), id, remotes.clone()));
+        let router = control::router(Arc::new(Control { pool, exports, stats, remotes }));
         // A name of its own: whoever finds the server's socket expects the server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));
         let listener = bind_unix(&socket)

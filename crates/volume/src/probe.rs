@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use perigee_http::Listen;
 use perigee_model::Problem;
 use perigee_model::volume::{BlockProbe, ProbeBlocks};
 
 use crate::device::Device;
-use crate::nbd::{NbdDevice, RemoteExport};
+use crate::nbd::NbdDevice;
+use crate::remotes::Remotes;
 
 const IN_FLIGHT: usize = 16;
 /// A host that goes away ends the probe soon.
@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// `Invalid` when the figures asked for are out of bounds, `NotFound` and `Unavailable` when the
 /// export can't be opened or read.
-pub async fn probe(ask: &ProbeBlocks) -> Result<BlockProbe, Problem> {
+pub async fn probe(remotes: &Remotes, ask: &ProbeBlocks) -> Result<BlockProbe, Problem> {
     let what = format!("probe of {:?} at {}", ask.export, ask.nbd_addr);
     if !(1..=1000).contains(&ask.requests) || !(512..=1 << 20).contains(&ask.request_bytes) {
         return Err(Problem::invalid(what, "requests are 1 to 1000, each of 512 bytes to 1 MiB"));
     }
-    let mut remote = RemoteExport::new(Listen::Tcp(ask.nbd_addr.clone()), ask.export.clone());
+    let mut remote = remotes.export(ask.nbd_addr.clone(), ask.export.clone());
     remote.patience = PATIENCE;
     let device = Arc::new(NbdDevice::open(remote).await?);
     let places = device.size_bytes() / u64::from(ask.request_bytes);

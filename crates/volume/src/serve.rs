@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perigee_http::Listen;
 use perigee_model::Problem;
@@ -12,15 +11,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::control::{self, Control};
-use crate::device::{Device, IoError};
 use crate::exports::{self, PoolExports};
 use crate::iscsi::access::ClientFile;
 use crate::iscsi::pool::KnownClients;
 use crate::iscsi::{self, Target};
+use crate::nbd::ServerOptions;
 use crate::nbd::server::{Listener, Server};
-use crate::nbd::{NbdDevice, RemoteExport, ServerOptions};
+use crate::remotes::{RemoteOptions, Remotes};
 use crate::stats::StatsTable;
-use crate::store::{Connector, Pool, PoolConfig};
+use crate::store::{Pool, PoolConfig};
 
 /// Connections that are not drained by then are cut: their clients come back to the next server.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
@@ -57,21 +56,6 @@ impl IscsiOptions {
     }
 }
 
-/// How a volume server meets other hosts.
-#[derive(Debug, Clone)]
-pub struct RemoteOptions {
-    /// How long a read waits for a host that is away.
-    pub patience: Duration,
-    /// So much is fetched in a second for copies that are completed in the background.
-    pub fill_bytes_per_s: u64,
-}
-
-impl Default for RemoteOptions {
-    fn default() -> Self {
-        Self { patience: Duration::from_secs(60), fill_bytes_per_s: 100 << 20 }
-    }
-}
-
 /// Runs a volume server until SIGTERM or SIGINT; every volume is flushed when it returns.
 ///
 /// # Errors
@@ -84,15 +68,17 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     std::fs::create_dir_all(&config.pool).map_err(|error| {
         Problem::invalid(format!("can't make the pool {}", config.pool.display()), error)
     })?;
+    let remotes = Remotes::load(&config.remotes)?;
     let pool = Pool::open(PoolConfig {
         private: config.private.clone(),
         dir: config.pool.clone(),
-        connect: connector(&config.remotes),
+        connect: remotes.connector(),
     })
     .await?;
     let stats = Arc::new(StatsTable::default());
     let server_id = exports::server_id(&config.pool)?;
-    let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id));
+    let exports =
+        Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id, remotes.clone()));
     let server = Server::new(exports.clone(), config.clients.clone())?;
     let mut listeners = Vec::new();
     for address in &config.nbd {
@@ -114,7 +100,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
     let keeper = tokio::spawn(pool.clone().keep());
     let filler = tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s));
-    let control = Control { pool: pool.clone(), exports, stats: stats.clone() };
+    let control = Control { pool: pool.clone(), exports, stats: stats.clone(), remotes };
     let sweeper = tokio::spawn(pool.clone().keep_dropping_spent_clones());
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
@@ -163,21 +149,4 @@ fn addresses(listen: &[Listen]) -> String {
 
 fn on(kind: SignalKind) -> Result<Signal, Problem> {
     signal(kind).map_err(|error| Problem::internal("listen for signals", error))
-}
-
-/// How the pool's layers reach a remote parent.
-pub(crate) fn connector(options: &RemoteOptions) -> Connector {
-    let patience = options.patience;
-    let connect = move |nbd_addr, export: String| {
-        async move {
-            let mut remote = RemoteExport::new(Listen::Tcp(nbd_addr), export);
-            remote.patience = patience;
-            match NbdDevice::open(remote).await {
-                Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
-                Err(problem) => Err(IoError::Unreachable(problem.to_string())),
-            }
-        }
-        .boxed()
-    };
-    Connector { patience, connect: Arc::new(connect) }
 }

@@ -1,9 +1,10 @@
 //! How `perigee volume serve` meets other hosts.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use perigee_volume::RemoteOptions;
+use perigee_volume::{RemoteOptions, RemoteTlsFiles};
 
 use crate::commands::volume::size;
 
@@ -15,11 +16,25 @@ pub struct RemoteFlags {
     /// Fetch at most so much in a second for copies that are completed in the background
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "100MiB")]
     fill_rate: u64,
+    /// Reach other hosts over TLS and in no other way; their certificates are of this authority, a
+    /// PEM file
+    #[arg(long, value_name = "FILE")]
+    remote_tls_ca: Option<PathBuf>,
+    /// The certificate that this host shows to others, a PEM file
+    #[arg(long, value_name = "FILE", requires_all = ["remote_tls_ca", "remote_tls_key"])]
+    remote_tls_cert: Option<PathBuf>,
+    /// That certificate's key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "remote_tls_cert")]
+    remote_tls_key: Option<PathBuf>,
 }
 
 impl From<RemoteFlags> for RemoteOptions {
     fn from(flags: RemoteFlags) -> Self {
-        let RemoteFlags { remote_patience, fill_rate } = flags;
-        Self { patience: Duration::from_secs(remote_patience), fill_bytes_per_s: fill_rate }
+        let own = flags.remote_tls_cert.zip(flags.remote_tls_key);
+        Self {
+            tls: flags.remote_tls_ca.map(|ca| RemoteTlsFiles { ca, own }),
+            patience: Duration::from_secs(flags.remote_patience),
+            fill_bytes_per_s: flags.fill_rate,
+        }
     }
 }

@@ -9,10 +9,11 @@
 //! after it nobody knows where the next one begins.
 
 pub mod client;
+mod pem;
 pub mod server;
 pub mod wire;
 
-pub use client::{NbdDevice, RemoteExport};
+pub use client::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
 #[cfg(feature = "fuzzing")]
 pub(crate) use server::fuzzing;
 pub use server::{Export, Exports, Opener, ServerOptions, TlsFiles};

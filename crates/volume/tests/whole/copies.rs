@@ -4,8 +4,11 @@ use std::process::{Child, Command, Stdio};
 
 use perigee_model::ImageName;
 use perigee_model::volume::{
-    CheckReport, CheckScope, CopyImage, ExportStats, ImageInfo, ImportImage, IoStats, Keep,
+    Attach, Attachment, CheckReport, CheckScope, CopyImage, ExportStats, ImageInfo, ImportImage,
+    IoStats, Keep,
 };
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
 
@@ -138,4 +141,43 @@ async fn a_copy_is_the_source_of_the_next_one() {
     assert!(!listed.contains("export=\"layer:"), "{listed}");
     let unknown = try_run(&["nbdinfo", &host.uri("layer:00000000-0000-0000-0000-000000000001")]);
     assert!(!unknown.status.success());
+}
+
+/// An authority, and a certificate of it for this machine.
+fn certificates() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, pem: String| {
+        std::fs::write(dir.path().join(name), pem).expect("a file");
+    };
+    let key = KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    write("ca.pem", params.self_signed(&key).expect("a certificate").pem());
+    let issuer = Issuer::new(params, key);
+    let key = KeyPair::generate().expect("a key");
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
+    write("cert.pem", params.signed_by(&key, &issuer).expect("a certificate").pem());
+    write("key.pem", key.serialize_pem());
+    dir
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_wants_tls_is_copied_from_and_proxied() {
+    let certificates = certificates();
+    let home = Server::start().await.with_tls(certificates.path()).await;
+    let host = Server::start().await;
+    let source = Source::at(&home).await;
+    home.clone_image("data", "golden").await;
+    let nbd_addr = home.nbd_addr.clone();
+    let request = CopyImage { nbd_addr: nbd_addr.clone(), export: None, keep: Keep::Read };
+    let plain = host.control.post::<ImageInfo>("/v1/images/golden/copy", &request).await;
+    let plain = plain.expect_err("it wants TLS").to_string();
+    assert!(plain.contains("it wants TLS"), "{plain}");
+    let host = host.with_tls(certificates.path()).await;
+    copy(&host, &home, None, Keep::Read).await;
+    source.equals(&host.uri("image:golden"));
+    let attach = Attach { nbd_addr };
+    let _: Attachment = host.control.put("/v1/attachments/data", &attach).await.expect("attached");
+    assert_io(&host.qemu_io("data", &["write -P 7 1M 64k", "flush", "read -P 7 1M 64k"]));
+    assert_io(&home.qemu_io("data", &["read -P 7 1M 64k"]));
 }

@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 use perigee_http::{Client, Listen};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
-use perigee_volume::{Config, IscsiOptions, RemoteOptions, ServerOptions, serve};
+use perigee_volume::{
+    Config, IscsiOptions, RemoteOptions, RemoteTlsFiles, ServerOptions, TlsFiles, serve,
+};
 use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
+/// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it.
+const CERTIFICATES_VARIABLE: &str = "PERIGEE_TEST_CERTIFICATES";
 pub const MIB: u64 = 1 << 20;
 
 /// Is the server when a test starts it so; it ends with the test that started it.
@@ -20,15 +24,22 @@ pub const MIB: u64 = 1 << 20;
 fn server_process() {
     let Ok(pool) = std::env::var(POOL_VARIABLE) else { return };
     let pool = PathBuf::from(pool);
+    let certificates = std::env::var(CERTIFICATES_VARIABLE).ok().map(PathBuf::from);
+    let file = |name: &str| Some(certificates.as_ref()?.join(name));
+    let own = file("cert.pem").zip(file("key.pem"));
+    let tls =
+        own.clone().map(|(cert, key)| TlsFiles { cert, key, ca: file("ca.pem"), required: true });
+    let remote_tls = file("ca.pem").map(|ca| RemoteTlsFiles { ca, own });
+    let patience = Duration::from_secs(3);
     let config = Config {
         nbd: vec![
             Listen::Unix(sockets(&pool).join("nbd.sock")),
             Listen::Tcp(std::env::var("PERIGEE_TEST_NBD").expect("an address")),
         ],
         private: None,
-        clients: ServerOptions::default(),
+        clients: ServerOptions { tls, ..ServerOptions::default() },
         iscsi: iscsi_options(),
-        remotes: RemoteOptions { patience: Duration::from_secs(3), ..RemoteOptions::default() },
+        remotes: RemoteOptions { tls: remote_tls, patience, ..RemoteOptions::default() },
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
         pool,
     };
@@ -58,6 +69,7 @@ pub struct Server {
     pub nbd_addr: String,
     pub control: Client,
     child: Option<Child>,
+    certificates: Option<PathBuf>,
     /// Held until the server has ended.
     dir: Option<TempDir>,
 }
@@ -79,7 +91,8 @@ impl Server {
         drop(free);
         let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
         let control = Client::new(&control, DEADLINE).expect("a client");
-        let mut server = Self { pool, nbd_addr, control, child: None, dir: None };
+        let (child, certificates, dir) = Default::default();
+        let mut server = Self { pool, nbd_addr, control, child, certificates, dir };
         server.start_process().await;
         server
     }
@@ -89,6 +102,7 @@ impl Server {
             .args(["--exact", "server::server_process", "--ignored", "--nocapture"])
             .env(POOL_VARIABLE, &self.pool)
             .env("PERIGEE_TEST_NBD", &self.nbd_addr)
+            .envs(self.certificates.iter().map(|dir| (CERTIFICATES_VARIABLE, dir)))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -99,6 +113,14 @@ impl Server {
             control.get::<serde_json::Value>("/v1/pool").await.is_ok()
         })
         .await;
+    }
+
+    /// Wants TLS of its clients and speaks it to other hosts, from now on.
+    pub async fn with_tls(mut self, certificates: &Path) -> Self {
+        self.terminate().await;
+        self.certificates = Some(certificates.to_owned());
+        self.start_process().await;
+        self
     }
 
     pub fn signal(&self, name: &str) {

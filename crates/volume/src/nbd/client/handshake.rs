@@ -12,6 +12,7 @@ use super::super::wire::{
     self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, LAYER_PREFIX, MetaContextOption,
     OptionReplyHead, PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
 };
+use super::tls::ClientTls;
 use crate::stream::socket::Socket;
 
 /// What the server says of the export.
@@ -51,6 +52,10 @@ pub enum HandshakeError {
     UnknownExport(String),
     #[error("the server refused: {0}")]
     Refused(String),
+    #[error("it wants TLS")]
+    TlsRequired,
+    #[error("TLS: {0}")]
+    Tls(io::Error),
     #[error("no answer within {0} s")]
     TimedOut(u64),
 }
@@ -62,30 +67,74 @@ impl HandshakeError {
             Self::UnknownExport(text) => Problem::not_found(what, text),
             Self::Io(_) | Self::TimedOut(_) => Problem::unavailable(what, self)
                 .next("does that host's volume server run, and is this its NBD address?"),
+            Self::TlsRequired => Problem::unavailable(what, self)
+                .next("give this server the authority's certificate with --remote-tls-ca"),
+            Self::Tls(_) => Problem::unavailable(what, self).next(
+                "do --remote-tls-ca, and the server's --tls-ca, fit the other's certificate?",
+            ),
             Self::Framing(_) | Self::Refused(_) => Problem::unavailable(what, self),
         }
     }
 }
 
-pub async fn connect(
-    address: &Listen,
-    name: &str,
-    session: Option<Bytes>,
-) -> Result<(BufReader<Socket>, ExportInfo), HandshakeError> {
-    let socket = match address {
-        Listen::Tcp(address) => Socket::tcp(TcpStream::connect(address).await?)?,
-        Listen::Unix(path) => Socket::unix(UnixStream::connect(path).await?)?,
+/// How an export is reached.
+pub struct Way {
+    pub address: Listen,
+    pub name: String,
+    pub tls: Option<ClientTls>,
+    pub session: Option<Bytes>,
+}
+
+/// A connection, encrypted or not.
+pub trait Channel: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Channel for T {}
+
+pub type Stream = BufReader<Box<dyn Channel>>;
+
+fn buffered<C: Channel>(channel: C) -> BufReader<C> {
+    BufReader::with_capacity(64 << 10, channel)
+}
+
+pub async fn connect(way: &Way) -> Result<(Stream, ExportInfo), HandshakeError> {
+    let mut stream: Stream = match &way.address {
+        Listen::Tcp(address) => {
+            let socket = Socket::tcp(TcpStream::connect(address).await?)?;
+            match &way.tls {
+                None => buffered(Box::new(socket)),
+                Some(tls) => return encrypt(way, tls, address, socket).await,
+            }
+        }
+        Listen::Unix(path) => buffered(Box::new(Socket::unix(UnixStream::connect(path).await?)?)),
     };
-    let mut stream = BufReader::with_capacity(64 << 10, socket);
-    let info = shake(&mut stream, name, session).await?;
+    greet(&mut stream).await?;
+    let info = choose(&mut stream, way).await?;
     Ok((stream, info))
 }
 
-async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
-    name: &str,
-    session: Option<Bytes>,
-) -> Result<ExportInfo, HandshakeError> {
+/// Nothing but the greeting and the request for TLS goes out in the clear.
+async fn encrypt(
+    way: &Way,
+    tls: &ClientTls,
+    address: &str,
+    socket: Socket,
+) -> Result<(Stream, ExportInfo), HandshakeError> {
+    let mut clear = buffered(socket);
+    greet(&mut clear).await?;
+    if let Err((_, why)) = ask(&mut clear, option::STARTTLS, &[]).await? {
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        return Err(HandshakeError::Refused(format!("it does not speak TLS{why}")));
+    }
+    if !clear.buffer().is_empty() {
+        return Err(FramingError::Malformed("bytes in the clear where TLS begins").into());
+    }
+    let encrypted = tls.connect(address, clear.into_inner()).await.map_err(HandshakeError::Tls)?;
+    let mut stream: Stream = buffered(Box::new(encrypted));
+    let info = choose(&mut stream, way).await?;
+    Ok((stream, info))
+}
+
+async fn greet<S: Channel>(stream: &mut S) -> Result<(), HandshakeError> {
     let magic = stream.read_u64().await?;
     if magic != wire::MAGIC {
         return Err(FramingError::Magic { what: "the server's greeting", found: magic }.into());
@@ -98,9 +147,12 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
         return Err(FramingError::Malformed("the server does not speak fixed newstyle").into());
     }
-    stream
-        .write_u32((flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES)).into())
-        .await?;
+    let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+    Ok(stream.write_u32(ours.into()).await?)
+}
+
+async fn choose(stream: &mut Stream, way: &Way) -> Result<ExportInfo, HandshakeError> {
+    let Way { name, session, .. } = way;
     let dialect = if ask(stream, option::EXTENDED_HEADERS, &[]).await?.is_ok() {
         Dialect::Extended
     } else if ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok() {
@@ -111,7 +163,7 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     let mut allocation = false;
     if dialect != Dialect::Simple {
         let contexts =
-            MetaContextOption { name: name.to_owned(), queries: vec![CONTEXT_ALLOCATION.into()] };
+            MetaContextOption { name: name.clone(), queries: vec![CONTEXT_ALLOCATION.into()] };
         allocation = ask(stream, option::SET_META_CONTEXT, &contexts.encode())
             .await?
             .is_ok_and(|infos| infos.len() == 1);
@@ -119,12 +171,13 @@ async fn shake<S: AsyncRead + AsyncWrite + Unpin>(
     if let Some(key) = session {
         // A server that does not know sessions can't run requests of a dead connection late, or
         // has to be trusted not to.
-        let _unknown_elsewhere = ask(stream, option::PERIGEE_SESSION, &key).await?;
+        let _unknown_elsewhere = ask(stream, option::PERIGEE_SESSION, key).await?;
     }
-    let go = GoOption { name: name.to_owned(), infos: vec![info::BLOCK_SIZE, info::DESCRIPTION] };
+    let go = GoOption { name: name.clone(), infos: vec![info::BLOCK_SIZE, info::DESCRIPTION] };
     match ask(stream, option::GO, &go.encode()).await? {
         Ok(infos) => export_info(infos, allocation, dialect),
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
+        Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
         Err((_, text)) => Err(HandshakeError::Refused(text)),
     }
 }
@@ -165,7 +218,7 @@ fn export_info(
 /// The data of each informing reply, or the kind and text of the error.
 type Answer = Result<Vec<Bytes>, (u32, String)>;
 
-async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
+async fn ask<S: Channel>(
     stream: &mut S,
     option: u32,
     data: &[u8],

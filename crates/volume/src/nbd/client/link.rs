@@ -8,31 +8,24 @@
 //! One task owns the connection and the table of unanswered requests. A request that has waited
 //! for `patience` while there is no connection fails; the link itself never gives up.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use perigee_http::Listen;
-use tokio::io::{
-    AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf,
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufWriter, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::super::wire::{Chunk, Dialect, FramingError, ReplyHead, Request, command};
-use super::handshake::{self, ExportInfo, HandshakeError};
+use super::handshake::{self, ExportInfo, HandshakeError, Stream, Way};
 use super::pending::{Outgoing, PendingTable};
-use crate::stream::socket::Socket;
 
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-type Stream = BufReader<Socket>;
-
 pub struct Link {
-    pub address: Listen,
-    pub name: String,
-    pub session: Option<Bytes>,
+    pub way: Arc<Way>,
     pub patience: Duration,
     pub info: ExportInfo,
     pub requests: mpsc::UnboundedReceiver<Outgoing>,
@@ -49,12 +42,8 @@ enum Lost {
 }
 
 /// Connects within [`CONNECT_MAX`].
-pub async fn connect(
-    address: &Listen,
-    name: &str,
-    session: Option<Bytes>,
-) -> Result<(Stream, ExportInfo), HandshakeError> {
-    tokio::time::timeout(CONNECT_MAX, handshake::connect(address, name, session))
+pub async fn connect(way: &Way) -> Result<(Stream, ExportInfo), HandshakeError> {
+    tokio::time::timeout(CONNECT_MAX, handshake::connect(way))
         .await
         .unwrap_or(Err(HandshakeError::TimedOut(CONNECT_MAX.as_secs())))
 }
@@ -64,7 +53,7 @@ impl Link {
         let mut connected = Some(stream);
         while let Some(stream) = connected {
             let Err(lost) = self.transmit(stream).await else { return };
-            tracing::warn!(export = self.name, server = %Address(&self.address), %lost,
+            tracing::warn!(export = self.way.name, server = %Address(&self.way.address), %lost,
                 "lost the connection to an NBD server; connecting again");
             connected = self.reconnect().await;
         }
@@ -91,16 +80,15 @@ impl Link {
         let mut why = String::from("connection lost");
         loop {
             let attempt = {
-                let (address, name, session) =
-                    (self.address.clone(), self.name.clone(), self.session.clone());
+                let way = Arc::clone(&self.way);
                 async move {
                     tokio::time::sleep(pause).await;
-                    connect(&address, &name, session).await
+                    connect(&way).await
                 }
             };
             match self.wait_for(attempt, &why).await? {
                 Ok((stream, info)) if info.is_still(&self.info) => {
-                    tracing::info!(export = self.name, "connected to the NBD server again");
+                    tracing::info!(export = self.way.name, "connected to the NBD server again");
                     // It may be another version of the server.
                     self.info = info;
                     return Some(stream);
@@ -132,7 +120,7 @@ impl Link {
                     self.table().insert(outgoing?, Instant::now());
                 }
                 () = expired => {
-                    let text = format!("{} at {}: {why}", self.name, Address(&self.address));
+                    let text = format!("{} at {}: {why}", self.way.name, Address(&self.way.address));
                     self.table().expire(Instant::now(), self.patience, &text);
                 }
             }

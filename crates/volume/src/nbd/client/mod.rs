@@ -7,6 +7,7 @@
 mod handshake;
 mod link;
 mod pending;
+mod tls;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,9 +23,10 @@ use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
 use crate::device::{Device, Extent, IoError, Zeroing};
 use crate::stats::{Counters, Kind};
 use crate::trace::{self, Stage};
-use handshake::ExportInfo;
+use handshake::{ExportInfo, Way};
 use link::{Address, Link};
 use pending::{Outgoing, PendingTable};
+pub use tls::{ClientTls, RemoteTlsFiles};
 
 /// How long a request waits for a lost host.
 pub const PATIENCE_DEFAULT: Duration = Duration::from_secs(600);
@@ -36,6 +38,8 @@ const RANGE_BYTES_MAX: u64 = 1 << 30;
 pub struct RemoteExport {
     pub address: Listen,
     pub name: String,
+    /// How to encrypt; unix sockets never are.
+    pub tls: Option<ClientTls>,
     /// The key of a proxy's session (see `server::sessions`); it must be unlike any other.
     pub session: Option<Bytes>,
     pub patience: Duration,
@@ -48,6 +52,7 @@ impl RemoteExport {
         Self {
             address,
             name: name.into(),
+            tls: None,
             session: None,
             patience: PATIENCE_DEFAULT,
             counters: None,
@@ -69,16 +74,15 @@ impl NbdDevice {
     /// # Errors
     /// `NotFound` when the server has no such export, `Unavailable` when there is no server.
     pub async fn open(remote: RemoteExport) -> Result<Self, Problem> {
-        let RemoteExport { address, name, session, patience, counters } = remote;
-        let (stream, info) = link::connect(&address, &name, session.clone())
+        let RemoteExport { address, name, tls, session, patience, counters } = remote;
+        let way = Arc::new(Way { address, name, tls, session });
+        let (stream, info) = link::connect(&way)
             .await
-            .map_err(|error| error.into_problem(&name, &Address(&address).to_string()))?;
+            .map_err(|error| error.into_problem(&way.name, &Address(&way.address).to_string()))?;
         let (sender, requests) = mpsc::unbounded_channel();
         let hung_up = CancellationToken::new();
         let link = Link {
-            address,
-            name,
-            session,
+            way,
             patience,
             info,
             requests,

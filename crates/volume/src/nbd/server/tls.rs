@@ -1,16 +1,16 @@
 //! Encrypted connections: what `STARTTLS` leads to.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use perigee_model::Problem;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
+
+use super::super::pem;
 
 /// The PEM files of a server that speaks TLS.
 #[derive(Debug, Clone)]
@@ -34,11 +34,8 @@ impl Tls {
     /// # Errors
     /// When a file can't be read, or certificate and key do not belong together.
     pub fn load(files: &TlsFiles) -> Result<Self, Problem> {
-        let wrong = |path: &Path, why: &dyn std::fmt::Display| {
-            Problem::invalid(format!("can't use {} for TLS", path.display()), why)
-        };
-        let chain = certificates(&files.cert)?;
-        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| wrong(&files.key, &e))?;
+        let chain = pem::certificates(&files.cert)?;
+        let key = pem::key(&files.key)?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -46,29 +43,16 @@ impl Tls {
         let builder = match &files.ca {
             None => builder.with_no_client_auth(),
             Some(ca) => {
-                let mut roots = RootCertStore::empty();
-                for certificate in certificates(ca)? {
-                    roots.add(certificate).map_err(|e| wrong(ca, &e))?;
-                }
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                        .build()
-                        .map_err(|e| wrong(ca, &e))?;
+                let roots = Arc::new(pem::roots(ca)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
+                    .build()
+                    .map_err(|e| pem::wrong(ca, e))?;
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let config = builder.with_single_cert(chain, key).map_err(|e| wrong(&files.cert, &e))?;
+        let config =
+            builder.with_single_cert(chain, key).map_err(|e| pem::wrong(&files.cert, e))?;
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), required: files.required })
-    }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
-    let what = || format!("can't use {} for TLS", path.display());
-    let found: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(path).map_err(|e| Problem::invalid(what(), e))?.collect();
-    match found {
-        Ok(found) if found.is_empty() => Err(Problem::invalid(what(), "it has no certificate")),
-        found => found.map_err(|e| Problem::invalid(what(), e)),
     }
 }
 

@@ -7,8 +7,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::nbd::TlsFiles;
 use crate::nbd::wire::{OptionReplyHead, reply};
+use crate::nbd::{ClientTls, RemoteTlsFiles, TlsFiles};
 
 /// A directory of certificates as QEMU and libnbd want it, and a free port.
 struct Site {
@@ -75,6 +75,58 @@ impl Site {
         let (port, dir) = (self.port, dir.display());
         format!("nbds://localhost:{port}/{export}?tls-certificates={dir}")
     }
+}
+
+/// Our own client's way to the site.
+fn remote(site: &Site, ca: &str, own: bool) -> RemoteExport {
+    let own = own.then(|| (site.path("client-cert.pem"), site.path("client-key.pem")));
+    let tls = ClientTls::load(&RemoteTlsFiles { ca: site.path(ca), own }).expect("the files");
+    let address = Listen::Tcp(format!("localhost:{}", site.port));
+    RemoteExport { tls: Some(tls), ..RemoteExport::new(address, "data") }
+}
+
+async fn refusal(remote: RemoteExport) -> String {
+    let opened = within("a refusal", NbdDevice::open(remote)).await;
+    opened.err().expect("a refusal").to_string()
+}
+
+#[tokio::test]
+async fn our_client_reads_and_writes_through_tls_and_connects_again() {
+    let site = Site::new();
+    let server = site.serve(site.options(true)).await;
+    let device = NbdDevice::open(remote(&site, "ca-cert.pem", true)).await.expect("an export");
+    let data = Bytes::from(vec![7; 100_000]);
+    device.write(5000, data.clone(), true).await.expect("a write");
+    assert_eq!(device.read(5000, 100_000).await.expect("a read"), data);
+    server.stop().await;
+    let waiting = tokio::spawn(async move { device.read(5000, 10).await });
+    let server = site.serve(site.options(true)).await;
+    within("the read", waiting).await.expect("no panic").expect("a read of the new server");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn our_client_wants_a_certificate_that_fits_and_never_falls_back() {
+    let site = Site::new();
+    let server = site.serve(site.options(true)).await;
+    let other = Site::new();
+    std::fs::copy(other.path("ca-cert.pem"), site.path("other-ca.pem")).expect("a copy");
+    let wrong_ca = refusal(remote(&site, "other-ca.pem", true)).await;
+    assert!(wrong_ca.contains("TLS"), "{wrong_ca}");
+    let mut wrong_host = remote(&site, "ca-cert.pem", true);
+    wrong_host.address = Listen::Tcp(format!("127.0.0.1:{}", site.port));
+    let wrong_host = refusal(wrong_host).await;
+    assert!(wrong_host.contains("TLS"), "{wrong_host}");
+    let nobody = NbdDevice::open(remote(&site, "ca-cert.pem", false)).await;
+    assert!(nobody.is_err(), "it has to show a certificate");
+    let plain = RemoteExport::new(Listen::Tcp(format!("localhost:{}", site.port)), "data");
+    let plain = refusal(plain).await;
+    assert!(plain.contains("it wants TLS") && plain.contains("--remote-tls-ca"), "{plain}");
+    server.stop().await;
+    let open = site.serve(ServerOptions::default()).await;
+    let downgraded = refusal(remote(&site, "ca-cert.pem", true)).await;
+    assert!(downgraded.contains("does not speak TLS"), "{downgraded}");
+    open.stop().await;
 }
 
 async fn program(args: &[&str]) -> Output {

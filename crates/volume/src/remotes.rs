@@ -1,0 +1,68 @@
+//! How a volume server reaches other hosts: for volumes that it proxies, for what its layers stand
+//! on, and to measure them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use perigee_http::Listen;
+use perigee_model::Problem;
+
+use crate::device::{Device, IoError};
+use crate::nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
+use crate::store::Connector;
+
+/// What the server's options say.
+#[derive(Debug, Clone)]
+pub struct RemoteOptions {
+    /// With it other hosts are reached over TLS and in no other way.
+    pub tls: Option<RemoteTlsFiles>,
+    /// How long a read of a layer waits for a host that is away.
+    pub patience: Duration,
+    /// So much is fetched in a second for copies that are completed in the background.
+    pub fill_bytes_per_s: u64,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        Self { tls: None, patience: Duration::from_secs(60), fill_bytes_per_s: 100 << 20 }
+    }
+}
+
+#[derive(Clone)]
+pub struct Remotes {
+    tls: Option<ClientTls>,
+    patience: Duration,
+}
+
+impl Remotes {
+    /// # Errors
+    /// When a file for TLS can't be used.
+    pub fn load(options: &RemoteOptions) -> Result<Self, Problem> {
+        let tls = options.tls.as_ref().map(ClientTls::load).transpose()?;
+        Ok(Self { tls, patience: options.patience })
+    }
+
+    /// An export at `HOST:PORT`.
+    pub fn export(&self, nbd_addr: String, name: impl Into<String>) -> RemoteExport {
+        let remote = RemoteExport::new(Listen::Tcp(nbd_addr), name);
+        RemoteExport { tls: self.tls.clone(), ..remote }
+    }
+
+    /// How the pool's layers reach what they stand on.
+    pub fn connector(&self) -> Connector {
+        let remotes = self.clone();
+        let connect = move |nbd_addr, export: String| {
+            let mut remote = remotes.export(nbd_addr, export);
+            remote.patience = remotes.patience;
+            async move {
+                match NbdDevice::open(remote).await {
+                    Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
+                    Err(problem) => Err(IoError::Unreachable(problem.to_string())),
+                }
+            }
+            .boxed()
+        };
+        Connector { patience: self.patience, connect: Arc::new(connect) }
+    }
+}
