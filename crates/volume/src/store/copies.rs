@@ -285,8 +285,13 @@ impl Pool {
     /// Opens the files of a copy. If they have failed before, it begins anew; where that can't be,
     /// it is read through.
     pub(super) fn copy_head(&self, row: &LayerRow) -> Result<Head, LayerError> {
-        let Some(why) = &row.poisoned else {
-            return Head::open(&self.home, row.id, row.size_bytes, row.untouched);
+        let why = match &row.poisoned {
+            Some(why) => why.clone(),
+            None => {
+                let head = Head::open(&self.home, row.id, row.size_bytes, row.untouched)?;
+                let Some(why) = head.poisoned() else { return Ok(head) };
+                why.to_owned()
+            }
         };
         let head = Head::new(&self.home, row.id, row.size_bytes);
         // The catalog last: until then it is known that the files are not to be looked at.
@@ -295,7 +300,7 @@ impl Pool {
             .and_then(|()| self.catalog.empty_copy(row.id).map_err(catalog::io_error));
         if let Err(error) = emptied {
             tracing::error!(layer = %row.id, %error, "can't begin a copy anew");
-            head.poison(why.clone());
+            head.poison(why);
         }
         Ok(head)
     }

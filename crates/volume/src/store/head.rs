@@ -12,7 +12,7 @@
 //!
 //! States that change after 1 belong to the next flush. A failed sync is never tried again,
 //! since the kernel reports a lost write once: the head is poisoned, reads go on, writes are
-//! refused.
+//! refused. The live map notes it at once, the catalog soon after.
 //!
 //! **A head gets its files with its first write**, so that a clone is one catalog transaction. The
 //! catalog calls a layer untouched from its creation until 4. What the next server finds of an
@@ -185,6 +185,10 @@ impl Head {
         files: OnceLock<Files>,
         durable: Durable,
     ) -> Self {
+        let poisoned = OnceLock::new();
+        if files.get().is_some_and(|files| files.live.was_poisoned) {
+            poisoned.get_or_init(|| "a sync failed before the last server ended".to_owned());
+        }
         Self {
             layer: Arc::new(layer),
             locks: Arc::default(),
@@ -195,7 +199,7 @@ impl Head {
             dirty: Mutex::default(),
             unsynced: AtomicBool::new(false),
             live_unsure: AtomicBool::new(false),
-            poisoned: OnceLock::new(),
+            poisoned,
             flush_turn: Arc::default(),
         }
     }
@@ -218,6 +222,15 @@ impl Head {
 
     pub(super) fn poison(&self, why: String) -> IoError {
         IoError::Poisoned(self.poisoned.get_or_init(|| why).clone())
+    }
+
+    /// A sync has failed: the next server of this boot has to know it, whatever becomes of this one.
+    fn sync_failed(&self, why: String) -> IoError {
+        let noted = self.files.get().map_or(Ok(()), |files| files.live.poison());
+        if let Err(error) = noted {
+            tracing::error!(layer = %self.layer.id, %error, "can't note that a sync failed");
+        }
+        self.poison(why)
     }
 
     pub(super) fn check_writable(&self) -> Result<(), IoError> {
@@ -352,7 +365,7 @@ impl Head {
         let data = self.layer.data();
         let syncing = trace::stage(Stage::Flush);
         let synced = if *recorded { data.sync() } else { data.sync_created() };
-        synced.map_err(|error| self.poison(format!("can't sync its data: {error}")))?;
+        synced.map_err(|error| self.sync_failed(format!("can't sync its data: {error}")))?;
         drop(syncing);
         if !taken.pages.is_empty() || map.is_new() {
             let _stage = trace::stage(Stage::Map);
@@ -362,7 +375,7 @@ impl Head {
                     self.put_back(taken);
                     return Err(error.into());
                 }
-                Err(error @ StoreError::Sync(_)) => return Err(self.poison(error.to_string())),
+                Err(error @ StoreError::Sync(_)) => return Err(self.sync_failed(error.to_string())),
             }
         }
         if !*recorded {
@@ -376,7 +389,7 @@ impl Head {
     /// later flush records it.
     fn record_touched(&self) -> Result<bool, IoError> {
         let named = self.home.files.sync_names();
-        named.map_err(|error| self.poison(format!("can't sync its files' names: {error}")))?;
+        named.map_err(|error| self.sync_failed(format!("can't sync its files' names: {error}")))?;
         let recorded = (self.home.record_touched)(self.layer.id);
         if let Err(error) = &recorded {
             tracing::warn!(layer = %self.layer.id, %error, "can't record that it has files");

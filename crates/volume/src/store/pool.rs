@@ -234,8 +234,15 @@ impl Pool {
         let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
             .map_err(|error| Problem::internal(&what, error))?
             .with_cache(row.cache);
-        if let Some(why) = &rows[0].poisoned {
-            head.poison(why.clone());
+        match (&rows[0].poisoned, head.poisoned()) {
+            (Some(why), _) => drop(head.poison(why.clone())),
+            // The server that saw it was killed before the catalog had it.
+            (None, Some(why)) => {
+                if let Err(error) = self.catalog.poison(row.head, why) {
+                    tracing::error!(volume = %name, %error, "can't record that a flush failed");
+                }
+            }
+            (None, None) => {}
         }
         let below = self
             .sealed(&mut open, &rows[1..], rows[0].remote.clone())

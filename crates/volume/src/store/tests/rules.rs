@@ -14,6 +14,7 @@
 //! | a kill loses nothing answered | no live map; states written before the bytes | `what_was_acknowledged_outlives_a_kill_of_the_server`, `power::cuts` |
 //! | 3 two slots and a checksum | one slot only; no checksum | `map::a_torn_page_costs_nothing_that_was_flushed`, `map::every_page_is_as_flushed_or_newer` |
 //! | 4 a failed sync is final | the data's, the map's or the names' sync tried again | `a_failed_sync_makes_the_volume_read_only_for_good`, `power::faults` |
+//! | 4 | not noted in the live map | `a_failed_sync_is_known_after_a_kill_that_comes_before_the_catalog_has_it` |
 //! | 5 a full disk fails one request | the pages of that flush forgotten; the volume poisoned | `a_full_disk_fails_that_request_and_nothing_else`, `power::faults`, `full` |
 //! | 6 zero, never absent | a discard makes a block absent | `zeros_hide_the_parent_and_the_hole_is_punched_after_the_flush`, `power` |
 //! | 6 zero first, then the hole | punched before the flush; punched what was written again | the same, `a_block_written_again_is_not_punched`, `a_block_written_while_its_hole_is_about_to_be_punched_keeps_its_bytes` |
@@ -212,6 +213,25 @@ async fn a_failed_sync_makes_the_volume_read_only_for_good() {
     let request = Snapshot { image: image_name("s") };
     let snapshot = bench.pool.snapshot(&volume_name("v"), request).await;
     assert_eq!(snapshot.unwrap_err().kind, ProblemKind::Conflict);
+}
+
+#[test]
+fn a_failed_sync_is_known_after_a_kill_that_comes_before_the_catalog_has_it() {
+    let files = Arc::default();
+    let head = written_head(&files);
+    head.flush_now().unwrap();
+    write(&head, 1, 2);
+    files.file(&data_name(ID)).fail_sync.store(true, Ordering::SeqCst);
+    assert!(matches!(head.flush_now(), Err(IoError::Poisoned(_))));
+    files.file(&data_name(ID)).fail_sync.store(false, Ordering::SeqCst);
+    drop(head);
+    let after = |boot| Head::open(&home(&files, boot), ID, 8 * 4096, false).unwrap();
+    let killed = after(1);
+    assert!(matches!(killed.flush_now(), Err(IoError::Poisoned(_))), "it would succeed");
+    assert!(killed.check_writable().is_err());
+    let rebooted = after(2);
+    assert!(rebooted.poisoned().is_none(), "it has what was flushed, as after a power cut");
+    assert_eq!(rebooted.layer.states.get(1), BlockState::Absent);
 }
 
 #[tokio::test]
