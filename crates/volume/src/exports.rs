@@ -11,6 +11,8 @@
 //! and so enforces the epoch.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -268,7 +270,8 @@ impl Device for ProxySession {
     }
 }
 
-/// The id of this pool's server, made at the first start and kept in the pool's directory.
+/// The id of this pool's server, made at the first start and kept in the pool's directory. Durable
+/// when this returns: a power cut leaves all of it or nothing.
 ///
 /// # Errors
 /// When the file can't be read or written.
@@ -278,16 +281,24 @@ pub fn server_id(pool: &Path) -> Result<Uuid, Problem> {
         Problem::internal(format!("the server's id in {}", path.display()), error)
     };
     match std::fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse().map_err(|e| failed(std::io::Error::other(e))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let id = Uuid::new_v4();
-            let new = path.with_extension("new");
-            std::fs::write(&new, format!("{id}\n")).map_err(failed)?;
-            std::fs::rename(&new, &path).map_err(failed)?;
-            Ok(id)
+        // Servers before this one could leave an empty file.
+        Ok(text) if !text.is_empty() => {
+            text.trim().parse().map_err(|e| failed(std::io::Error::other(e)))
         }
-        Err(error) => Err(failed(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
+        _ => make_server_id(pool, &path).map_err(failed),
     }
+}
+
+fn make_server_id(pool: &Path, path: &Path) -> std::io::Result<Uuid> {
+    let id = Uuid::new_v4();
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(format!("{id}\n").as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    File::open(pool)?.sync_all()?;
+    Ok(id)
 }
 
 #[cfg(test)]
@@ -331,5 +342,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let first = server_id(dir.path()).expect("an id");
         assert_eq!(server_id(dir.path()).expect("an id"), first);
+        std::fs::write(dir.path().join("server-id"), "").expect("what a power cut left once");
+        let second = server_id(dir.path()).expect("another id");
+        assert!(second != first);
     }
 }

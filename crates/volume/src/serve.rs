@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perigee_http::Listen;
 use perigee_model::Problem;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::control::{self, Control};
@@ -80,14 +82,9 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let exports =
         Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id, remotes.clone()));
     let server = Server::new(exports.clone(), config.clients.clone())?;
-    let mut listeners = Vec::new();
-    for address in &config.nbd {
-        listeners.push(Listener::bind(address).await?);
-    }
-    let mut portals = Vec::new();
-    for address in &config.iscsi.listen {
-        portals.push(iscsi::Listener::bind(address).await?);
-    }
+    let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
+    let portals = config.iscsi.listen.iter().map(|address| iscsi::Listener::bind(address));
+    let portals = try_join_all(portals).await?;
     let target = Target::new(iscsi::Options {
         exports: exports.clone(),
         clients: Arc::new(config.iscsi.known_clients(&pool)?),
@@ -98,10 +95,12 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let stop = CancellationToken::new();
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
-    let keeper = tokio::spawn(pool.clone().keep());
-    let filler = tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s));
+    let background = [
+        tokio::spawn(pool.clone().keep()),
+        tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s)),
+        tokio::spawn(pool.clone().keep_dropping_spent_clones()),
+    ];
     let control = Control { pool: pool.clone(), exports, stats: stats.clone(), remotes };
-    let sweeper = tokio::spawn(pool.clone().keep_dropping_spent_clones());
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
     let ready = async {
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), iscsi = config.iscsi.listen.join(","), control = addresses(&config.control), "ready");
@@ -116,9 +115,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         _ = interrupt.recv() => Ok(()),
     };
     tracing::info!("stopping");
-    keeper.abort();
-    filler.abort();
-    sweeper.abort();
+    background.iter().for_each(JoinHandle::abort);
     stop.cancel();
     let (cut_nbd, cut_iscsi) = (nbd.abort_handle(), iscsi.abort_handle());
     let drained = futures_util::future::join(nbd, iscsi);

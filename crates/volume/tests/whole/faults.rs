@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use perigee_model::volume::VolumeInfo;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::volume::{CreateVolume, EpochIssued, Resize, VolumeInfo, VolumeSource};
+use perigee_model::{Problem, ProblemKind, VolumeName};
 
 use crate::server::{MIB, Server, assert_io, run, said, try_run};
 
@@ -82,6 +82,22 @@ impl Small {
     }
 }
 
+impl Small {
+    /// From now on every access to the disk is an I/O error, as when its cable is pulled (ext4's
+    /// `SHUTDOWN` without a last write of its journal).
+    fn pull_the_cable(&self) {
+        let ioctl = "open(my $dir, '<', $ARGV[0]) or die $!; my $how = pack('L', 2);
+                     ioctl($dir, 0x8004587d, $how) or die $!";
+        run(&["perl", "-e", ioctl, &self.path.display().to_string()]);
+    }
+
+    fn plug_it_in_again(&self) {
+        let (path, image) = (self.path.display().to_string(), self.path.with_file_name("ext4.img"));
+        run(&["umount", &path]);
+        run(&["mount", "-o", "loop", &image.display().to_string(), &path]);
+    }
+}
+
 impl Drop for Small {
     fn drop(&mut self) {
         run(&["umount", "--lazy", &self.path.display().to_string()]);
@@ -118,4 +134,41 @@ async fn fill_and_go_on(small: Small) {
     assert_io(&server.qemu_io("data", &["read -P 3 0 1M", "read -P 1 1M 3M", "read -P 2 4M 10M"]));
     let info: VolumeInfo = server.control.get("/v1/volumes/data").await.expect("the volume");
     assert!(info.head_bytes >= 14 * MIB, "{info:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_fails_under_the_catalog_is_a_clean_error_and_loses_nothing() {
+    let Some(small) = Small::mount_ext4() else {
+        return eprintln!("skipped: only root with loop devices can mount a small ext4");
+    };
+    let mut server = Server::start_in(small.path.join("pool")).await;
+    server.create("data", 64 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 1M", "flush"]));
+    let before: VolumeInfo = server.control.get("/v1/volumes/data").await.expect("the volume");
+    small.pull_the_cable();
+    let source = || VolumeSource::Volume(VolumeName::new("data").expect("a name"));
+    for (name, source) in [("empty", VolumeSource::Empty), ("clone", source())] {
+        let name = VolumeName::new(name).expect("a name");
+        let request = CreateVolume::new(name, Some(64 * MIB), source);
+        let refused = server.control.post::<VolumeInfo>("/v1/volumes", &request).await;
+        let refused = refused.expect_err("it can't be recorded");
+        assert_eq!(refused.kind, ProblemKind::Internal, "{refused}");
+        assert!(refused.what.starts_with("can't create volume"), "{refused}");
+    }
+    let resize = Resize { size_bytes: 128 * MIB, shrink: false };
+    let resized = server.control.post::<VolumeInfo>("/v1/volumes/data/resize", &resize).await;
+    assert_eq!(resized.expect_err("nor this").kind, ProblemKind::Internal);
+    let issued = server.control.post::<EpochIssued>("/v1/volumes/data/epoch/issue", &()).await;
+    assert_eq!(issued.expect_err("nor this").kind, ProblemKind::Internal);
+    let deleted = server.control.delete("/v1/volumes/data").await;
+    assert_eq!(deleted.expect_err("nor this").kind, ProblemKind::Internal);
+    server.kill();
+    small.plug_it_in_again();
+    server.start_process().await;
+    let after: Vec<VolumeInfo> = server.control.get("/v1/volumes").await.expect("the volumes");
+    let names: Vec<_> = after.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["data"]);
+    assert_eq!((&after[0].chain, after[0].size_bytes), (&before.chain, before.size_bytes));
+    assert_io(&server.qemu_io("data", &["read -P 1 0 1M", "write -P 2 1M 1M", "flush"]));
+    server.create("empty", MIB).await;
 }
