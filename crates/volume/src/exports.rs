@@ -6,6 +6,7 @@
 //! | `VOLUME@N` | the same, as a session of writer epoch N |
 //! | `image:NAME` | a sealed layer, read-only |
 //! | `layer:UUID` | the same, by what it is; never listed |
+//! | `image:NAME@sums`, `layer:UUID@sums` | its checksums, for who copies it; never listed |
 //!
 //! A volume that is not in this pool but attached is proxied: its home gets the same export name,
 //! and so enforces the epoch.
@@ -24,7 +25,7 @@ use uuid::Uuid;
 
 use crate::device::{Device, Extent, IoError, Zeroing};
 use crate::logins::{LoginGuard, Logins};
-use crate::nbd::wire::LAYER_PREFIX;
+use crate::nbd::wire::{LAYER_PREFIX, SUMS_SUFFIX};
 use crate::nbd::{Export, Exports, NbdDevice, Opener};
 use crate::remotes::Remotes;
 use crate::stats::{Counters, StatsTable};
@@ -39,10 +40,17 @@ enum Wanted {
     Volume(VolumeName, Option<Epoch>),
     Image(ImageName),
     Layer(LayerId),
+    /// The checksums of an image or a layer.
+    Sums(Box<Self>),
 }
 
 impl Wanted {
     fn parse(text: &str) -> Option<Self> {
+        if let Some(sealed) = text.strip_suffix(SUMS_SUFFIX) {
+            let of = Self::parse(sealed)?;
+            let sealed = matches!(of, Self::Image(_) | Self::Layer(_));
+            return sealed.then(|| Self::Sums(Box::new(of)));
+        }
         if let Some(image) = text.strip_prefix("image:") {
             return image.parse().ok().map(Self::Image);
         }
@@ -89,6 +97,7 @@ impl PoolExports {
         let found = match Wanted::parse(name) {
             Some(Wanted::Image(image)) => self.pool.open_image(&image).await.map(sealed),
             Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
+            Some(Wanted::Sums(of)) => self.sums(name, &of).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => match self.pool.volume(&volume).await {
                 Ok(opened) => {
                     let (device, counters) = (opened.session(epoch), self.stats.of(&volume));
@@ -111,6 +120,18 @@ impl PoolExports {
                 Err(unknown(name, &self.list().await?))
             }
             found => found,
+        }
+    }
+
+    async fn sums(&self, name: &str, of: &Wanted) -> Result<Arc<dyn Device>, Problem> {
+        let layer = match of {
+            Wanted::Layer(layer) => Some(*layer),
+            Wanted::Image(image) => Some(self.pool.image_info(image).await?.layer),
+            Wanted::Volume(..) | Wanted::Sums(_) => None,
+        };
+        match layer {
+            Some(layer) => self.pool.open_sums(layer).await,
+            None => Err(Problem::not_found(format!("export {name:?}"), "only images have sums")),
         }
     }
 
@@ -315,10 +336,21 @@ mod tests {
         assert_eq!(Wanted::parse("data@12"), Some(Wanted::Volume(volume("data"), Some(Epoch(12)))));
         let image = ImageName::new("debian").expect("a name");
         assert_eq!(Wanted::parse("image:debian"), Some(Wanted::Image(image)));
+        let sums = Wanted::Sums(Box::new(Wanted::Image(ImageName::new("debian").expect("a name"))));
+        assert_eq!(Wanted::parse("image:debian@sums"), Some(sums));
         let layer = LayerId(Uuid::from_u128(7));
         assert_eq!(Wanted::parse(&format!("layer:{layer}")), Some(Wanted::Layer(layer)));
-        for bad in ["", "data@", "data@x", "data@-1", "image:", "layer:7", "other:data", "../data"]
-        {
+        for bad in [
+            "",
+            "data@",
+            "data@x",
+            "data@-1",
+            "image:",
+            "layer:7",
+            "data@sums",
+            "other:data",
+            "../data",
+        ] {
             assert_eq!(Wanted::parse(bad), None, "{bad:?}");
         }
     }

@@ -1,7 +1,9 @@
 //! Images that are copies of another host's: made at once, read through, and completed in the
 //! background.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +21,7 @@ use super::copy::LayerCopy;
 use super::head::Head;
 use super::layer::{self, LayerError, live_name};
 use super::pool::Pool;
+use super::sums;
 use super::volume::io_problem;
 use super::work::{StopOnDrop, Work};
 use crate::device::IoError;
@@ -145,8 +148,11 @@ impl Pool {
         if let Some(copy) = blocking(move || Ok::<_, Problem>(pool.layer_copy(layer))).await? {
             let filled = self.fill(&copy, &work, &mut Pace::new(u64::MAX)).await;
             filled.map_err(|error| match error {
-                IoError::Io(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                IoError::Io(error) if error.kind() == ErrorKind::Interrupted => {
                     Problem::unavailable(what, error)
+                }
+                IoError::Io(error) if error.kind() == ErrorKind::InvalidData => {
+                    Problem::conflict(what, error).next("check the image at the other host")
                 }
                 error => io_problem(&what, &error),
             })?;
@@ -158,22 +164,30 @@ impl Pool {
     /// and not faster than told; and makes durable what others read.
     pub async fn fill_copies(self: Arc<Self>, bytes_per_s: u64) {
         let mut pace = Pace::new(bytes_per_s);
+        let mut damaged = HashSet::new();
         loop {
             let pool = Arc::clone(&self);
             for copy in blocking(move || Ok::<_, Infallible>(pool.copies_to_fill()))
                 .await
                 .unwrap_or_default()
             {
+                let layer = copy.layer().id;
+                if damaged.contains(&layer) {
+                    continue;
+                }
                 let work = copy.begin_filling();
                 let _stop = StopOnDrop(Arc::clone(&work));
                 if let Err(error) = self.fill(&copy, &work, &mut pace).await {
-                    let layer = copy.layer().id;
                     tracing::warn!(%layer, %error, "a copy stays incomplete for now");
+                    if matches!(error, IoError::Io(e) if e.kind() == ErrorKind::InvalidData) {
+                        damaged.insert(layer);
+                    }
                 }
             }
             let again = self.to_fill.notified();
             if self.open_copies().is_empty() {
                 again.await;
+                damaged.clear();
             } else if tokio::time::timeout(FLUSH_EVERY, again).await.is_err()
                 && let Err(problem) = self.flush_copies().await
             {
@@ -195,7 +209,7 @@ impl Pool {
     async fn fill(
         self: &Arc<Self>,
         copy: &Arc<LayerCopy>,
-        work: &Work,
+        work: &Arc<Work>,
         pace: &mut Pace,
     ) -> Result<(), IoError> {
         copy.head.check_writable()?;
@@ -206,6 +220,7 @@ impl Pool {
             fill_window(copy, window, work, pace).await?;
             self.flush_copy(copy).await?;
         }
+        compare_with_source(copy, work).await?;
         self.complete(copy).await
     }
 
@@ -320,6 +335,17 @@ impl Pool {
             self.forget_copy(copy.layer().id);
         }
     }
+}
+
+/// What came has to be what was sealed there, as far as the other host can tell.
+async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), IoError> {
+    let Some(sums) = copy.remote.sums().await else { return Ok(()) };
+    work.expect(copy.layer().data_bytes());
+    let findings = sums::compare_with_source(copy, &*sums, work).await?;
+    let Some((range, _)) = findings.first() else { return Ok(()) };
+    let at = range.as_ref().map_or(0, |range| range.start);
+    let why = format!("what came of its bytes from {at} on is not what was sealed there");
+    Err(std::io::Error::new(ErrorKind::InvalidData, why).into())
 }
 
 /// The layer that gets its blocks from another host, if one of an image's does.

@@ -22,7 +22,8 @@ use super::head::{Head, HeadHome};
 use super::layer::{LAYER_BYTES_MAX, Layer, LayerError, live_name};
 use super::places::Places;
 use super::remote::{Connector, RemoteParent};
-use super::session::SealedDevice;
+use super::session::{SealedDevice, SumsDevice};
+use super::sums;
 use super::volume::{Stack, Volume, io_problem};
 use crate::device::Device;
 
@@ -427,6 +428,29 @@ impl Pool {
                 Ok(Arc::new(pool.sealed_device(&what, id)?) as Arc<dyn Device>)
             } else {
                 Err(Problem::not_found(what, "there is no such sealed layer in this pool"))
+            }
+        })
+        .await
+    }
+
+    /// The checksums of a sealed layer that stands on nothing, for who copies it.
+    ///
+    /// # Errors
+    /// Not found when it stands on others, is not complete, or has none yet.
+    pub async fn open_sums(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let what = format!("can't open the checksums of layer {id}");
+            let chain = pool.catalog.chain(id).map_err(|e| catalog::problem(&what, &e))?;
+            let alone = matches!(&chain[..], [row] if row.remote.is_none());
+            let sums = if alone { sums::finished(&*pool.files, id) } else { Ok(None) };
+            let opened = sums.and_then(|file| {
+                file.map(|file| Ok(SumsDevice { size_bytes: file.len()?, file })).transpose()
+            });
+            match opened {
+                Ok(Some(device)) => Ok(Arc::new(device) as Arc<dyn Device>),
+                Ok(None) => Err(Problem::not_found(what, "there are none")),
+                Err(error) => Err(Problem::internal(what, error)),
             }
         })
         .await

@@ -12,6 +12,7 @@ use tokio::sync::OnceCell;
 use super::blocks::overlap;
 use super::catalog::RemoteRow;
 use crate::device::{Device, Extent, IoError};
+use crate::nbd::wire::SUMS_SUFFIX;
 use crate::trace::{self, Stage};
 
 /// A host that is away is asked again after this.
@@ -88,6 +89,15 @@ impl RemoteParent {
             }
             _ => None,
         }
+    }
+
+    /// The checksums that the other host has of the layer that it is, if it has any.
+    pub(super) async fn sums(&self) -> Option<Arc<dyn Device>> {
+        let RemoteRow { nbd_addr, export, .. } = &self.row;
+        self.row.is_layer?;
+        let opened = (self.connector.connect)(nbd_addr.clone(), format!("{export}{SUMS_SUFFIX}"));
+        let without = |error: &IoError| tracing::debug!(%error, "no checksums to compare with");
+        opened.await.inspect_err(without).ok()
     }
 
     /// Its bytes in a range. Beyond its end there are none: the rest reads as zeros.

@@ -13,8 +13,10 @@ use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Epoch, LayerId};
 use tokio::sync::OwnedRwLockReadGuard;
 
-use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, overlap};
+use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap};
 use super::chain::{Chain, Sealed};
+use super::cold;
+use super::files::BlockFile;
 use super::head::partial_edges;
 use super::locks::RangeGuard;
 use super::volume::{Stack, Volume};
@@ -309,5 +311,41 @@ impl Device for SealedDevice {
             check_range(self.size_bytes, offset, length_bytes)?;
             Ok(self.chain().origins(offset, length_bytes))
         })
+    }
+}
+
+/// The checksums of a sealed layer, read-only.
+pub(super) struct SumsDevice {
+    pub(super) size_bytes: u64,
+    pub(super) file: Arc<dyn BlockFile>,
+}
+
+impl Device for SumsDevice {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async move {
+            check_range(self.size_bytes, offset, length_bytes.into())?;
+            let length = index(length_bytes.into());
+            Ok(cold::read(Arc::clone(&self.file), offset, length).await?.into())
+        })
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, _: u64, length: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move { Ok(vec![Extent { length_bytes: length, hole: false, zero: false }]) })
     }
 }

@@ -14,6 +14,8 @@
 //! has another sum. So rot of the map that the map itself can't tell from a torn write is found
 //! here.
 //!
+//! Another host that copies the layer gets this file too, and compares what it has got.
+//!
 //! **Limits.** Made after sealing, from what is in the files then: what rotted before is not found.
 
 use std::io;
@@ -23,14 +25,18 @@ use std::sync::Arc;
 use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
 
-use super::blocks::{BlockState, index};
+use super::blocking;
+use super::blocks::{BlockState, blocks_of, index};
+use super::copy::LayerCopy;
 use super::files::{BlockFile, LayerFiles};
 use super::layer::Layer;
 use super::map::{self, Magic, PAGE_BYTES};
 use super::work::Work;
+use crate::device::{Device, IoError};
 
 const CHUNK_BLOCKS: u64 = 16;
 const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK_BYTES;
+const PAGE_BYTES_U32: u32 = 4096;
 const PAGE_HEADER_BYTES: usize = 8;
 const PAGE_SUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
 const PAGE_BLOCKS: u64 = PAGE_SUMS as u64 * CHUNK_BLOCKS;
@@ -70,16 +76,30 @@ struct PageSums {
     unreadable: Vec<Finding>,
 }
 
+/// The blocks whose chunks have their sums in a page.
+fn page_blocks(page: u64, blocks: u64) -> Range<u64> {
+    let first = page * PAGE_BLOCKS;
+    first..(first + PAGE_BLOCKS).min(blocks)
+}
+
 /// Reads the data of a page's chunks.
 fn page_sums(layer: &Layer, page: u64, work: &Work) -> io::Result<PageSums> {
+    let runs = layer.states.runs(page_blocks(page, layer.blocks()));
+    let data = runs.filter(|(_, state)| *state == BlockState::Data).map(|(run, _)| run);
+    page_sums_of(layer, page, data, work)
+}
+
+/// As [`page_sums`], of these blocks.
+fn page_sums_of(
+    layer: &Layer,
+    page: u64,
+    runs: impl Iterator<Item = Range<u64>>,
+    work: &Work,
+) -> io::Result<PageSums> {
     let first = page * PAGE_BLOCKS;
-    let blocks = first..(first + PAGE_BLOCKS).min(layer.blocks());
     let mut found = PageSums { sums: vec![0; PAGE_SUMS], data_bytes: 0, unreadable: Vec::new() };
     let mut buffer = vec![0; index(PIECE_BLOCKS * BLOCK_BYTES)];
-    for (run, state) in layer.states.runs(blocks) {
-        if state != BlockState::Data {
-            continue;
-        }
+    for run in runs {
         for piece in pieces(run) {
             let (at, length) = bytes_of(&piece);
             let buffer = &mut buffer[..index(length)];
@@ -195,8 +215,7 @@ pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io:
         let stored = match read_page(&*file, page) {
             Ok(stored) => stored,
             Err(why) => {
-                let first = page * PAGE_BLOCKS;
-                let (at, length) = bytes_of(&(first..(first + PAGE_BLOCKS).min(blocks)));
+                let (at, length) = bytes_of(&page_blocks(page, blocks));
                 return Ok(Compared::DamagedSums(vec![(Some(at..at + length), why)]));
             }
         };
@@ -211,13 +230,64 @@ pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io:
     Ok(Compared::Data { compared_bytes, findings })
 }
 
+/// A layer's file of sums, if it is finished, as another host gets it.
+pub(super) fn finished(
+    files: &dyn LayerFiles,
+    layer: LayerId,
+) -> io::Result<Option<Arc<dyn BlockFile>>> {
+    let finished = |(_, header): &Opened| header.iter().any(|byte| *byte != 0);
+    Ok(open(files, layer)?.filter(finished).map(|(file, _)| file))
+}
+
+/// Compares a copy, all of which is here, with the sums that the host has from which it came.
+///
+/// # Errors
+/// When the other host can't be asked, when its bytes are no sums of this layer, or when the work
+/// should stop.
+pub(super) async fn compare_with_source(
+    copy: &LayerCopy,
+    sums: &dyn Device,
+    work: &Arc<Work>,
+) -> Result<Vec<Finding>, IoError> {
+    let layer = copy.layer();
+    let wrong = |why: &str| IoError::from(io::Error::other(format!("at the other host: {why}")));
+    let size_bytes = page_offset(page_count(layer.blocks()));
+    let header = map::header(Magic::Sums, layer.id, layer.blocks(), &[0; 16]);
+    if sums.size_bytes() != size_bytes || sums.read(0, PAGE_BYTES_U32).await? != header {
+        return Err(wrong("the checksums are not this layer's"));
+    }
+    let mut findings = Vec::new();
+    for page in 0..page_count(layer.blocks()) {
+        let stored = sums.read(page_offset(page), PAGE_BYTES_U32).await?;
+        let stored = parse_page(&stored, page).map_err(|why| wrong(&why))?;
+        let (mut at, length) = bytes_of(&page_blocks(page, layer.blocks()));
+        // What is data there may be zeros that take no space here.
+        let mut data = Vec::new();
+        for extent in copy.remote.extents(&(at..at + length)).await? {
+            if !extent.zero {
+                data.push(blocks_of(at, extent.length_bytes));
+            }
+            at += extent.length_bytes;
+        }
+        let (same, work) = (Arc::clone(layer), Arc::clone(work));
+        let found = blocking(move || page_sums_of(&same, page, data.into_iter(), &work)).await?;
+        findings.extend(found.unreadable);
+        findings.extend(differing(page, layer.blocks(), &stored, &found.sums));
+    }
+    Ok(findings)
+}
+
 /// A page's sums; all zero where the layer had no data.
 fn read_page(file: &dyn BlockFile, page: u64) -> Result<Vec<u32>, String> {
     let mut bytes = vec![0; PAGE_BYTES];
     file.read_at(page_offset(page), &mut bytes)
         .map_err(|error| format!("page {page} of its checksums can't be read: {error}"))?;
+    parse_page(&bytes, page)
+}
+
+fn parse_page(bytes: &[u8], page: u64) -> Result<Vec<u32>, String> {
     let hole = bytes.iter().all(|byte| *byte == 0);
-    let ours = map::is_sealed(&bytes) && bytes[4..8] == page_number(page);
+    let ours = map::is_sealed(bytes) && bytes[4..8] == page_number(page);
     if !hole && !ours {
         return Err(format!("page {page} of its checksums is damaged"));
     }

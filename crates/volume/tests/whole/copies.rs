@@ -1,12 +1,14 @@
 //! Images that are copies of another host's.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
-use perigee_model::ImageName;
 use perigee_model::volume::{
     Attach, Attachment, CheckReport, CheckScope, CopyImage, ExportStats, ImageInfo, ImportImage,
     IoStats, Keep,
 };
+use perigee_model::{ImageName, ProblemKind};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
@@ -52,9 +54,12 @@ async fn stats(server: &Server, volume: &str) -> IoStats {
     all.iter().find(|s| s.volume.as_str() == volume).map(|s| s.stats).unwrap_or_default()
 }
 
+async fn check(host: &Server) -> CheckReport {
+    host.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await.expect("a report")
+}
+
 async fn no_faults(host: &Server) {
-    let report: CheckReport =
-        host.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await.expect("a report");
+    let report = check(host).await;
     assert!(report.faults.is_empty() && report.leftovers.is_empty(), "{report:?}");
 }
 
@@ -141,6 +146,38 @@ async fn a_copy_is_the_source_of_the_next_one() {
     assert!(!listed.contains("export=\"layer:"), "{listed}");
     let unknown = try_run(&["nbdinfo", &host.uri("layer:00000000-0000-0000-0000-000000000001")]);
     assert!(!unknown.status.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_what_is_not_what_was_sealed_is_never_complete() {
+    let (mut home, host) = (Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    until("its checksums", async || check(&home).await.without_sums.is_empty()).await;
+    let fill = async || {
+        let done = host.control.post_long::<ImageInfo>("/v1/images/golden/fill", &(), |_| {});
+        done.await
+    };
+    let flip = |home: &Server| {
+        let path = home.pool.join(format!("layers/{}.data", source.image.layer));
+        let file = File::options().read(true).write(true).open(path).expect("the layer's data");
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 5_000_000).expect("a byte");
+        file.write_all_at(&[!byte[0]], 5_000_000).expect("another one");
+    };
+    flip(&home);
+    copy(&host, &home, None, Keep::Read).await;
+    let damaged = fill().await.expect_err("its bytes are others");
+    assert_eq!(damaged.kind, ProblemKind::Conflict, "{damaged}");
+    assert!(damaged.why.contains("4980736"), "the chunk of 64 KiB: {damaged}");
+    assert!(info(&host).await.remote.is_some());
+    flip(&home);
+    home.kill();
+    home.start_process().await;
+    host.control.delete("/v1/images/golden").await.expect("its deletion");
+    copy(&host, &home, None, Keep::Read).await;
+    assert_eq!(fill().await.expect("they are the same").remote, None);
+    source.equals(&host.uri("image:golden"));
+    assert!(!try_run(&["nbdinfo", &home.uri("data@sums")]).status.success());
 }
 
 /// An authority, and a certificate of it for this machine.

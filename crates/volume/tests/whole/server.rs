@@ -128,6 +128,14 @@ impl Server {
         run(&["kill", &format!("-{name}"), &pid.to_string()]);
     }
 
+    /// What its process has caused to be read from disks.
+    pub fn read_bytes(&self) -> u64 {
+        let pid = self.child.as_ref().expect("a running server").id();
+        let counters = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("its counters");
+        let line = counters.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+        line.and_then(|n| n.parse().ok()).expect("a number")
+    }
+
     /// As a power-off of the process: nothing is flushed.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("a running server");

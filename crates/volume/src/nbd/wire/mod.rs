@@ -100,6 +100,8 @@ pub mod reply {
 
 /// The name of an export that is a sealed layer, before the layer's UUID.
 pub const LAYER_PREFIX: &str = "layer:";
+/// After the name of a sealed layer's export: its checksums. Who may see the one may see the other.
+pub const SUMS_SUFFIX: &str = "@sums";
 
 pub mod info {
     pub const EXPORT: u16 = 0;
