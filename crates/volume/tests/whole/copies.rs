@@ -180,6 +180,24 @@ async fn a_copy_of_what_is_not_what_was_sealed_is_never_complete() {
     assert!(!try_run(&["nbdinfo", &home.uri("data@sums")]).status.success());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn another_image_of_the_same_name_is_not_taken_for_the_one_that_was_there() {
+    let (mut home, host) = (Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    copy(&host, &home, None, Keep::Read).await;
+    host.clone_image("c", "golden").await;
+    assert_io(&host.qemu_io("c", &["read 0 1M"]));
+    home.control.delete("/v1/images/golden").await.expect("its deletion");
+    let other = Source::at(&home).await;
+    assert!(other.image.layer != source.image.layer);
+    // The host connects again by itself.
+    home.kill();
+    home.start_process().await;
+    assert_io(&host.qemu_io("c", &["read 0 1M"]));
+    let refused = host.qemu_io("c", &["read 4M 1M"]);
+    assert!(said(&refused).contains("failed"), "{refused:?}");
+}
+
 /// An authority, and a certificate of it for this machine.
 fn certificates() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a directory");

@@ -80,7 +80,6 @@ fn hydrating() -> [Step; 6] {
 #[test]
 fn a_copy_loses_nothing_whichever_operation_fails() {
     run(&hydrating(), Fault::Io, 1);
-    run(&hydrating(), Fault::NoSpace, 1);
     run(&hydrating(), Fault::Io, u64::MAX);
 }
 
