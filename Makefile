@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.1
 ROUNDS ?= 5
 
-.PHONY: setup build image demo test soak fuzz lint bench clean
+.PHONY: setup build image demo test soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -49,6 +49,11 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --locked --workspace --no-deps --document-private-items --quiet
+
+## One of experiments/: its results.json and report.html, from the code beside them. QUICK=1 only shows that it works
+experiments: build
+	@test -x experiments/$(NAME)/run || { echo "which one? make experiments NAME=boot-storm" >&2; exit 2; }
+	experiments/$(NAME)/run $(if $(QUICK),--quick --out out/$(NAME))
 
 ## The volume server beside its peers: experiments/engine/results.json and report.html. QUICK=1 only shows that it works
 bench: build

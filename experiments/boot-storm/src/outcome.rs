@@ -47,6 +47,8 @@ pub enum Layout {
 pub struct Case {
     pub server: Server,
     pub round: u32,
+    /// The clients' times between an answer and the next request, for one of the recording.
+    pub pace: f64,
     pub layout: Layout,
     /// Of the server with the page cache that it fills.
     pub memory_max_mib: Option<u64>,

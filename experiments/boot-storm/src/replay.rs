@@ -84,11 +84,12 @@ pub struct Storm {
     pub up: Vec<Duration>,
 }
 
-/// Connects all clients, then lets them boot together.
+/// Connects all clients, then lets them boot together. `pace` is for the times between an answer
+/// and the next request.
 ///
 /// # Errors
 /// When a client can't connect or a request fails; when it takes longer than a quarter of an hour.
-pub async fn run(script: &Arc<Script>, disks: &[Disk]) -> Result<Storm> {
+pub async fn run(script: &Arc<Script>, disks: &[Disk], pace: f64) -> Result<Storm> {
     let mut connections = Vec::new();
     for (number, disk) in disks.iter().enumerate() {
         connections.push(Connection::open(disk, number).await?);
@@ -96,7 +97,7 @@ pub async fn run(script: &Arc<Script>, disks: &[Disk]) -> Result<Storm> {
     let begin = Instant::now();
     let mut clients = JoinSet::new();
     for connection in connections {
-        clients.spawn(boot(Arc::clone(script), Arc::new(connection), begin));
+        clients.spawn(boot(Arc::clone(script), Arc::new(connection), begin, pace));
     }
     let (mut requests, mut up) = (Vec::new(), Vec::new());
     let all = async {
@@ -119,11 +120,13 @@ async fn boot(
     script: Arc<Script>,
     connection: Arc<Connection>,
     begin: Instant,
+    pace: f64,
 ) -> Result<Vec<Seen>> {
     // When each step was answered, for those that wait for it.
     let ends = Arc::new(watch::Sender::new(vec![None; script.steps.len()]));
     let mut running = JoinSet::new();
     for (number, step) in script.steps.iter().copied().enumerate() {
+        let step = Step { think: step.think.mul_f64(pace), ..step };
         wait_for(&ends, step, begin).await;
         let (connection, ends) = (Arc::clone(&connection), Arc::clone(&ends));
         running.spawn(async move {

@@ -43,17 +43,26 @@ fn peers(page: &mut String, results: &Results) {
         ("Read from the device", "MiB", |case| case.source_device_read_mib),
         ("Peak memory of the server with its page cache", "MiB", |case| case.memory_peak_mib),
     ];
-    for (title, unit, value) in figures {
+    let mut paces: Vec<f64> = results.peers.iter().map(|case| case.pace).collect();
+    paces.sort_by(f64::total_cmp);
+    paces.dedup();
+    for (pace, (title, unit, value)) in
+        paces.into_iter().flat_map(|pace| figures.map(|figure| (pace, figure)))
+    {
         let bar = |server: Server| {
-            let cases = results.peers.iter().filter(|case| case.server == server);
+            let is_it = |case: &&Case| case.server == server && case.pace.total_cmp(&pace).is_eq();
+            let cases = results.peers.iter().filter(is_it);
             let value = median(&mut cases.map(value).collect::<Vec<_>>())?;
             let class = if server.is_perigee() { "ours" } else { "peer" };
             Some(Bar { name: server.name().into(), class, value, label: format!("{value:.2}") })
         };
         let found: Vec<Bar> = Server::ALL.into_iter().filter_map(bar).collect();
         if !found.is_empty() {
-            let caption = "Median of the rounds; source and private data on one device.";
-            figure(page, title, caption, &bars(&found, unit, title));
+            let caption = format!(
+                "The clients' own times are {pace} of the recording's. Median of the rounds; source and private \
+                 data on one device."
+            );
+            figure(page, title, &caption, &bars(&found, unit, title));
         }
     }
 }
