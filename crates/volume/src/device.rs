@@ -26,7 +26,7 @@ pub enum IoError {
     ReadOnly,
     #[error("request beyond the end or not aligned: {0}")]
     Invalid(String),
-    #[error("the other host did not answer in time: {0}")]
+    #[error("the other host does not serve it: {0}")]
     Unreachable(String),
     #[error("I/O error: {0}")]
     Io(Arc<std::io::Error>),

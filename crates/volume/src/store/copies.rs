@@ -34,6 +34,14 @@ const WINDOW_BYTES: u64 = 256 << 20;
 /// What was read is made durable at least this often.
 const FLUSH_EVERY: Duration = Duration::from_secs(30);
 
+/// What completing a copy in the background came to.
+#[derive(PartialEq, Eq)]
+enum Filled {
+    AsFarAsItGoes,
+    /// What came is not what was sealed there.
+    Damaged,
+}
+
 /// Lets so many bytes pass in a second.
 struct Pace {
     bytes_per_s: u64,
@@ -164,36 +172,49 @@ impl Pool {
     /// and not faster than told; and makes durable what others read.
     pub async fn fill_copies(self: Arc<Self>, bytes_per_s: u64) {
         let mut pace = Pace::new(bytes_per_s);
+        // To try these again needs somebody who has done something about it.
         let mut damaged = HashSet::new();
         loop {
             let pool = Arc::clone(&self);
-            for copy in blocking(move || Ok::<_, Infallible>(pool.copies_to_fill()))
-                .await
-                .unwrap_or_default()
-            {
-                let layer = copy.layer().id;
-                if damaged.contains(&layer) {
-                    continue;
-                }
-                let work = copy.begin_filling();
-                let _stop = StopOnDrop(Arc::clone(&work));
-                if let Err(error) = self.fill(&copy, &work, &mut pace).await {
-                    tracing::warn!(%layer, %error, "a copy stays incomplete for now");
-                    if matches!(error, IoError::Io(e) if e.kind() == ErrorKind::InvalidData) {
-                        damaged.insert(layer);
-                    }
+            let copies = blocking(move || Ok::<_, Infallible>(pool.copies_to_fill())).await;
+            for copy in copies.unwrap_or_default() {
+                if !damaged.contains(&copy.layer().id)
+                    && self.fill_in_background(&copy, &mut pace).await == Filled::Damaged
+                {
+                    damaged.insert(copy.layer().id);
                 }
             }
             let again = self.to_fill.notified();
             if self.open_copies().is_empty() {
                 again.await;
                 damaged.clear();
-            } else if tokio::time::timeout(FLUSH_EVERY, again).await.is_err()
-                && let Err(problem) = self.flush_copies().await
-            {
+            } else if tokio::time::timeout(FLUSH_EVERY, again).await.is_ok() {
+                damaged.clear();
+            } else if let Err(problem) = self.flush_copies().await {
                 tracing::error!(%problem, "what was fetched is not durable");
             }
         }
+    }
+
+    async fn fill_in_background(
+        self: &Arc<Self>,
+        copy: &Arc<LayerCopy>,
+        pace: &mut Pace,
+    ) -> Filled {
+        let layer = copy.layer().id;
+        let work = copy.begin_filling();
+        let _stop = StopOnDrop(Arc::clone(&work));
+        // Who stops it from now on stops this work.
+        let wanted = self.catalog.copies_to_fill();
+        if !wanted.is_ok_and(|wanted| wanted.contains(&layer)) {
+            return Filled::AsFarAsItGoes;
+        }
+        let Err(error) = self.fill(copy, &work, pace).await else { return Filled::AsFarAsItGoes };
+        let kind = if let IoError::Io(error) = &error { Some(error.kind()) } else { None };
+        if kind != Some(ErrorKind::Interrupted) {
+            tracing::warn!(%layer, %error, "a copy stays incomplete for now");
+        }
+        if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
     }
 
     fn copies_to_fill(&self) -> Vec<Arc<LayerCopy>> {
@@ -250,6 +271,7 @@ impl Pool {
         let figures = Sealed { layer: id, data_bytes: copy.layer().data_bytes() };
         self.catalog.complete_copy(figures).map_err(catalog::io_error)?;
         copy.set_complete();
+        tracing::info!(layer = %id, "a copy is complete");
         self.forget_copy(id);
         if let Err(error) = self.reopen_chains(&[id]) {
             // Their chains as they are in memory have the same bytes.
