@@ -29,6 +29,8 @@ mod batch;
 mod chap;
 mod connection;
 mod execute;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod login;
 mod pdu;
 pub mod pool;

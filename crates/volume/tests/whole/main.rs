@@ -4,6 +4,7 @@ mod cold;
 mod copies;
 mod epochs;
 mod faults;
+mod iscsi;
 mod kills;
 mod oracles;
 mod proxy;

@@ -1,5 +1,6 @@
 //! Starts volume servers and tools, and stops them again.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ fn server_process() {
         ],
         private: None,
         clients: ServerOptions { tls, ..ServerOptions::default() },
-        iscsi: iscsi_options(),
+        iscsi: iscsi_options(&pool),
         remotes: RemoteOptions { tls: remote_tls, patience, ..RemoteOptions::default() },
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
         pool,
@@ -51,11 +52,15 @@ fn server_process() {
     runtime.block_on(serve(config)).expect("the server");
 }
 
-/// An iSCSI target, if the test asks for one.
-fn iscsi_options() -> IscsiOptions {
-    let listen = std::env::var("PERIGEE_TEST_ISCSI").into_iter().collect();
-    let clients = std::env::var_os("PERIGEE_TEST_ISCSI_CLIENTS").map(PathBuf::from);
+/// A target; which initiators it knows is in a file that a test may have made.
+fn iscsi_options(pool: &Path) -> IscsiOptions {
+    let listen = vec![std::env::var("PERIGEE_TEST_ISCSI").expect("an address")];
+    let clients = Some(clients_file(pool)).filter(|path| path.exists());
     IscsiOptions { listen, clients }
+}
+
+fn clients_file(pool: &Path) -> PathBuf {
+    sockets(pool).join("iscsi-clients")
 }
 
 /// Sockets are beside the pool, so that a full pool still has room for them.
@@ -63,10 +68,17 @@ fn sockets(pool: &Path) -> PathBuf {
     pool.with_extension("sockets")
 }
 
+/// Addresses that nobody listens on now.
+fn free_addresses() -> [String; 2] {
+    let taken = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    taken.map(|listener| listener.local_addr().expect("an address").to_string())
+}
+
 /// A volume server with a pool; both end with it.
 pub struct Server {
     pub pool: PathBuf,
     pub nbd_addr: String,
+    pub iscsi_addr: String,
     pub control: Client,
     child: Option<Child>,
     certificates: Option<PathBuf>,
@@ -86,13 +98,11 @@ impl Server {
     /// With its pool in a directory of the caller's.
     pub async fn start_in(pool: PathBuf) -> Self {
         std::fs::create_dir_all(sockets(&pool)).expect("a directory");
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let nbd_addr = free.local_addr().expect("an address").to_string();
-        drop(free);
+        let [nbd_addr, iscsi_addr] = free_addresses();
         let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
         let control = Client::new(&control, DEADLINE).expect("a client");
         let (child, certificates, dir) = Default::default();
-        let mut server = Self { pool, nbd_addr, control, child, certificates, dir };
+        let mut server = Self { pool, nbd_addr, iscsi_addr, control, child, certificates, dir };
         server.start_process().await;
         server
     }
@@ -103,6 +113,7 @@ impl Server {
             .env(POOL_VARIABLE, &self.pool)
             .env("PERIGEE_TEST_NBD", &self.nbd_addr)
             .envs(self.certificates.iter().map(|dir| (CERTIFICATES_VARIABLE, dir)))
+            .env("PERIGEE_TEST_ISCSI", &self.iscsi_addr)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -123,9 +134,34 @@ impl Server {
         self
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("a running server").id()
+    }
+
+    /// From now on only these initiators are known to the target.
+    pub async fn know_clients(&mut self, list: &str) {
+        let path = clients_file(&self.pool);
+        let new = !path.exists();
+        std::fs::write(&path, list).expect("a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+        if new {
+            self.terminate().await;
+            self.start_process().await;
+        }
+    }
+
+    /// A volume as libiscsi's programs name it.
+    pub fn iscsi_url(&self, volume: &str) -> String {
+        self.iscsi_url_of("", volume)
+    }
+
+    /// `user`: `USER%SECRET@`.
+    pub fn iscsi_url_of(&self, user: &str, volume: &str) -> String {
+        format!("iscsi://{user}{}/iqn.2026-11.org.perigee:{volume}/0", self.iscsi_addr)
+    }
+
     pub fn signal(&self, name: &str) {
-        let pid = self.child.as_ref().expect("a running server").id();
-        run(&["kill", &format!("-{name}"), &pid.to_string()]);
+        run(&["kill", &format!("-{name}"), &self.pid().to_string()]);
     }
 
     /// What its process has caused to be read from disks.

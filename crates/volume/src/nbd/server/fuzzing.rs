@@ -74,7 +74,8 @@ impl Device for Memory {
     }
 }
 
-struct One;
+/// Exports for targets of any protocol.
+pub(crate) struct One;
 
 impl Exports for One {
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {

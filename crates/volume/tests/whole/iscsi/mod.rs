@@ -1,0 +1,7 @@
+//! The iSCSI target, driven by the initiators people use: libiscsi's programs and QEMU's driver; and
+//! by initiators that break every rule.
+
+mod bad;
+mod conformance;
+mod proofs;
+mod wire;

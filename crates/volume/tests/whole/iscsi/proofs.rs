@@ -1,0 +1,139 @@
+//! Who gets in: CHAP one way and both, lists of clients, targets of others.
+
+use crate::server::{MIB, Server, assert_io, said, try_run};
+
+const INQUIRER: &str = "iqn.2026-11.test:inquirer";
+
+fn inquire(server: &Server, user: &str, volume: &str) -> Result<(), String> {
+    let url = server.iscsi_url_of(user, volume);
+    let output = try_run(&["iscsi-inq", "-i", INQUIRER, &url]);
+    let text = said(&output);
+    if output.status.success() && text.contains("PERIGEE") { Ok(()) } else { Err(text) }
+}
+
+/// QEMU's driver with an initiator name of its own.
+fn qemu(server: &Server, initiator: &str, user: &str, commands: &[&str]) -> std::process::Output {
+    let url = format!(
+        "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.lun=0,\
+         file.target=iqn.2026-11.org.perigee:data,file.initiator-name={initiator}{user}",
+        server.iscsi_addr
+    );
+    let mut args = vec!["qemu-io", "--image-opts", &url];
+    args.extend(commands.iter().flat_map(|command| ["-c", command]));
+    try_run(&args)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chap_lets_in_who_has_the_secret_and_nobody_else() {
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    server
+        .know_clients(
+            "iqn.2026-11.test:inquirer data chap=alice:correct-horse mutual=perigee:battery-staple\n\
+             iqn.2026-11.test:open data\n",
+        )
+        .await;
+    inquire(&server, "alice%correct-horse@", "data").expect("the right secret");
+    for wrong in ["alice%wrong-horse-22@", "bob%correct-horse@", ""] {
+        let refused = inquire(&server, wrong, "data").expect_err("a wrong secret, or none");
+        assert!(refused.to_lowercase().contains("auth"), "{wrong}: {refused}");
+    }
+    let mutual = |secret: &str| {
+        let url = server.iscsi_url_of("alice%correct-horse@", "data");
+        let url = format!("{url}?target_user=perigee&target_password={secret}");
+        try_run(&["iscsi-inq", "-i", INQUIRER, &url])
+    };
+    let proved = mutual("battery-staple");
+    assert!(proved.status.success(), "{proved:?}");
+    let doubted = mutual("another-secret");
+    assert!(!doubted.status.success(), "the target does not have this secret: {doubted:?}");
+
+    let write = ["write -P 5 0 64k", "read -P 5 0 64k", "flush"];
+    // The driver sends no proof if it is given none, and is let in where none is wanted.
+    assert_io(&qemu(&server, "iqn.2026-11.test:open", "", &write));
+    let secret = ",file.user=alice,file.password-secret=s";
+    let no_proof = qemu(&server, INQUIRER, "", &write);
+    assert!(!no_proof.status.success(), "{no_proof:?}");
+    let proof = try_run(&[
+        "qemu-io",
+        "--object",
+        "secret,id=s,data=correct-horse",
+        "--image-opts",
+        &format!(
+            "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.lun=0,\
+             file.target=iqn.2026-11.org.perigee:data,file.initiator-name={INQUIRER}{secret}",
+            server.iscsi_addr
+        ),
+        "-c",
+        "read -P 5 0 64k",
+    ]);
+    assert_io(&proof);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_s_target_answers_like_one_that_is_not_there() {
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    server.create("other", 8 * MIB).await;
+    server.know_clients("iqn.2026-11.test:inquirer data\n").await;
+    inquire(&server, "", "data").expect("its own");
+    let others = inquire(&server, "", "other").expect_err("another's");
+    let nothing = inquire(&server, "", "nothing").expect_err("not there");
+    assert_eq!(others.replace("other", "X"), nothing.replace("nothing", "X"));
+
+    let portal = format!("iscsi://{}", server.iscsi_addr);
+    let seen = said(&try_run(&["iscsi-ls", "-i", INQUIRER, &portal]));
+    assert!(seen.contains("perigee:data") && !seen.contains("other"), "{seen}");
+    let seen = said(&try_run(&["iscsi-ls", "-i", "iqn.2026-11.test:stranger", &portal]));
+    assert!(!seen.contains("perigee:"), "{seen}");
+
+    // A change of the list counts at once.
+    server.know_clients("iqn.2026-11.test:inquirer data other\n").await;
+    inquire(&server, "", "other").expect("its own now");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_the_pool_get_what_they_are_bound_to() {
+    let server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    server.create("other", 8 * MIB).await;
+    inquire(&server, "", "other").expect("a pool without clients is open");
+    let client = serde_json::json!({
+        "name": "one", "initiator": INQUIRER,
+        "chap": { "user": "one", "secret": "a-long-enough-secret" },
+    });
+    let _: serde_json::Value = server.control.post("/v1/clients", &client).await.expect("a client");
+    let binding = serde_json::json!({ "service": { "volume": "data" }, "over": "iscsi" });
+    let bound: Result<serde_json::Value, _> =
+        server.control.put("/v1/clients/one/binding", &binding).await;
+    bound.expect("a binding");
+    inquire(&server, "one%a-long-enough-secret@", "data").expect("what it is bound to");
+    inquire(&server, "one%a-long-enough-secret@", "other").expect_err("something else");
+    inquire(&server, "one%another-long-secret@", "data").expect_err("a wrong secret");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_killed_is_found_again_by_qemu_s_driver() {
+    let mut server = Server::start().await;
+    server.create("data", 64 * MIB).await;
+    let url = server.iscsi_url("data");
+    assert_io(&try_run(&["qemu-io", "-t", "unsafe", "-f", "raw", "-c", "write -P 9 1M 8M", &url]));
+    server.kill();
+    server.start_process().await;
+    assert_io(&try_run(&["qemu-io", "-f", "raw", "-c", "read -P 9 1M 8M", &url]));
+    let file = server.pool.with_extension("raw").display().to_string();
+    std::fs::write(&file, crate::server::sample(64 * MIB)).expect("a file");
+    crate::server::run(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &file, &url]);
+    crate::server::run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &file, &url]);
+    crate::server::run(&[
+        "qemu-img",
+        "compare",
+        "-f",
+        "raw",
+        "-F",
+        "raw",
+        &file,
+        &server.uri("data"),
+    ]);
+    std::fs::remove_file(&file).expect("the file");
+}
