@@ -1,0 +1,159 @@
+//! Linux's own iSCSI initiator, in a QEMU guest: it logs in to a volume, makes a filesystem, runs fio
+//! with verification while the volume server is killed and started again, and logs out.
+//!
+//! The guest is the golden image's kernel and open-iscsi with a first process of its own
+//! (`initiator/init`), and this machine's fio. It reaches the server through QEMU's user network.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long any one thing may take on a busy machine before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(240);
+const VOLUME: &str = "data";
+
+struct Server {
+    pool: PathBuf,
+    address: String,
+    process: Option<Child>,
+}
+
+impl Server {
+    fn start(&mut self) {
+        let process = Command::new(env!("CARGO_BIN_EXE_perigee"))
+            .args(["volume", "serve", "--iscsi", &self.address, "--pool"])
+            .arg(&self.pool)
+            .env("PERIGEE_LOG", "warn")
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("a volume server");
+        self.process = Some(process);
+    }
+
+    /// As a power-off of the process: nothing is flushed.
+    fn kill(&mut self) {
+        let mut process = self.process.take().expect("a running server");
+        process.kill().expect("a kill");
+        process.wait().expect("its end");
+    }
+
+    fn ask(&self, verb: &[&str]) -> Output {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(env!("CARGO_BIN_EXE_perigee")).args(["--format", "json", "volume"]);
+        command.args(verb).arg("--pool").arg(&self.pool).env("PERIGEE_LOG", "warn");
+        command.output().expect("coreutils' timeout")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.process.is_some() {
+            self.kill();
+        }
+    }
+}
+
+struct Guest {
+    qemu: Child,
+    console: PathBuf,
+}
+
+impl Guest {
+    fn start(image: &Path, dir: &Path, portal: &str) -> Self {
+        let console = dir.join("console");
+        let target = format!("iqn.2026-11.org.perigee:{VOLUME}");
+        let disk = |path: PathBuf, id: &str, how: &str| {
+            format!("file={},if=none,id={id},format=raw,{how}", path.display())
+        };
+        let qemu = Command::new("qemu-system-x86_64")
+            .args(["-machine", "q35", "-accel", "tcg", "-m", "512", "-smp", "1"])
+            .args(["-nodefaults", "-display", "none", "-no-reboot"])
+            .args(["-serial", &format!("file:{}", console.display())])
+            .arg("-kernel")
+            .arg(image.join("vmlinuz"))
+            .arg("-initrd")
+            .arg(dir.join("initrd"))
+            .args(["-append", &format!("console=ttyS0 quiet portal={portal} volume={target}")])
+            .args(["-drive", &disk(image.join("debian-pg.raw"), "image", "snapshot=on")])
+            .args(["-device", "virtio-blk-pci,drive=image"])
+            .args(["-drive", &disk(dir.join("fio.ext4"), "fio", "readonly=on")])
+            .args(["-device", "virtio-blk-pci,drive=fio"])
+            .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("QEMU");
+        Self { qemu, console }
+    }
+
+    fn said(&self) -> String {
+        let bytes = std::fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Waits until the guest has said that it has done something.
+    fn until(&self, what: &str) {
+        let started = Instant::now();
+        loop {
+            let said = self.said();
+            if said.contains(&format!("initiator: {what}")) {
+                return;
+            }
+            assert!(!said.contains("initiator: failed"), "{said}");
+            assert!(started.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what:?}: {said}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.qemu.kill().expect("a kill");
+        self.qemu.wait().expect("its end");
+    }
+}
+
+fn build(image: &Path, dir: &Path) {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/initiator/build");
+    let output = Command::new(recipe).arg(image).arg(dir).output().expect("the recipe");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
+    let image = std::env::var("PERIGEE_TEST_IMAGE")
+        .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
+    let image = PathBuf::from(image);
+    let dir = tempfile::tempdir().expect("a directory");
+    build(&image, dir.path());
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = free.local_addr().expect("an address");
+    drop(free);
+    let pool = dir.path().join("pool");
+    let mut server = Server { pool, address: address.to_string(), process: None };
+    server.start();
+    let started = Instant::now();
+    while !server.pool.join("control.sock").exists() {
+        assert!(started.elapsed() < PATIENCE, "waited {PATIENCE:?} for the server");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let created = server.ask(&["create", VOLUME, "--size", "256MiB"]);
+    assert!(created.status.success(), "{created:?}");
+    // The host's own address, as the guest sees it.
+    let portal = format!("10.0.2.2:{}", address.port());
+    let guest = Guest::start(&image, dir.path(), &portal);
+    guest.until("mounted");
+    // fio writes for ten seconds and more.
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!guest.said().contains("initiator: verified"), "fio is still at it");
+        server.kill();
+        std::thread::sleep(Duration::from_millis(500));
+        server.start();
+    }
+    for step in ["verified", "unmounted", "checked", "logged out", "done"] {
+        guest.until(step);
+    }
+    let info = server.ask(&["info", VOLUME]);
+    let info: serde_json::Value = serde_json::from_slice(&info.stdout).expect("JSON");
+    assert_eq!(info["sessions"], 0, "{info}");
+}
