@@ -102,7 +102,7 @@ fn told(problem: &Problem) -> String {
 /// Text that iPXE prints as it is.
 fn harmless(text: &str) -> String {
     let plain =
-        |c: char| if c.is_ascii_alphanumeric() || " .,:_@'/()=-".contains(c) { c } else { ' ' };
+        |c: char| if c.is_ascii_alphanumeric() || " .,:?_@'/()=-".contains(c) { c } else { ' ' };
     text.chars().map(plain).take(300).collect()
 }
 

@@ -6,6 +6,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -100,12 +101,10 @@ impl Network {
     }
 
     pub fn volume_server(&mut self) {
-        let nbd = format!("{ADDRESS}:10809");
-        self.serve("volume", &["volume", "serve", "--nbd", &nbd]);
+        let (nbd, iscsi) = (format!("{ADDRESS}:10809"), format!("{ADDRESS}:3260"));
+        self.serve("volume", &["volume", "serve", "--nbd", &nbd, "--iscsi", &iscsi]);
         let socket = self.pool().join("control.sock");
-        until("the volume server", || {
-            std::os::unix::net::UnixStream::connect(&socket).ok().map(drop)
-        });
+        until("the volume server", || UnixStream::connect(&socket).ok().map(drop));
     }
 
     pub fn boot_server(&mut self, options: &[&str]) {
@@ -158,8 +157,20 @@ impl Network {
         let mut command = self.inside("qemu-system-x86_64");
         // Without graphics the firmware speaks on the serial port too.
         command.args(["-accel", "tcg", "-machine", "q35,graphics=off", "-cpu", "max", "-m", "256"]);
-        command.args(["-nodefaults", "-display", "none", "-no-reboot", "-serial"]);
-        command.arg(format!("file:{}", machine.console.display()));
+        command.args([
+            "-nodefaults",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-serial",
+            "chardev:console",
+        ]);
+        command.arg("-chardev");
+        command.arg(format!(
+            "socket,id=console,server=on,wait=off,path={},logfile={}",
+            machine.keyboard().display(),
+            machine.console.display()
+        ));
         command.arg("-netdev");
         command.arg(format!("tap,id=net,ifname={},script=no,downscript=no", machine.tap));
         command.arg("-device");
@@ -206,6 +217,16 @@ impl Drop for Network {
 }
 
 impl Machine {
+    fn keyboard(&self) -> PathBuf {
+        self.console.with_extension("socket")
+    }
+
+    /// Types a line on the console.
+    pub fn types(&self, line: &str) {
+        let mut console = UnixStream::connect(self.keyboard()).expect("QEMU's socket");
+        console.write_all(format!("{line}\n").as_bytes()).expect("a line");
+    }
+
     pub fn console(&self) -> String {
         let bytes = std::fs::read(&self.console).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\r', "")

@@ -29,7 +29,7 @@ impl KnownClients {
         {
             return Ok(Some(granted(grant)));
         }
-        let open = self.file.is_none() && !self.pool.has_clients()?;
+        let open = self.file.is_none() && !self.pool.has_clients().await?;
         Ok(open.then(Client::unrestricted))
     }
 }

@@ -186,7 +186,19 @@ impl Pool {
     /// Not found when no client has this card, or what it is bound to is gone; a conflict when it is
     /// not bound.
     pub async fn boot(self: &Arc<Self>, mac: &MacAddress) -> Result<Boot, Problem> {
-        let _turn = self.boots.lock().await;
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, mac) = (Arc::clone(self), *mac);
+        let boot = blocking(move || {
+            let _turn = turn;
+            pool.boot_now(&mac)
+        })
+        .await?;
+        self.drop_spent_clones().await;
+        Ok(boot)
+    }
+
+    /// The caller has the turn.
+    fn boot_now(&self, mac: &MacAddress) -> Result<Boot, Problem> {
         let what = format!("can't boot the machine {mac}");
         let found = self.catalog.client_of_mac(mac).map_err(failed(&what))?;
         let row = found.ok_or_else(|| {
@@ -194,42 +206,34 @@ impl Pool {
                 .next(format!("add it: perigee client add NAME --mac {mac}"))
         })?;
         let what = format!("can't boot client {}", row.name);
-        let binding = row.binding.clone().ok_or_else(|| {
+        let binding = row.binding.as_ref().ok_or_else(|| {
             Problem::conflict(&what, "it is not bound to anything")
                 .next(format!("bind it: perigee client bind {} --image IMAGE", row.name))
         })?;
-        let volume = self.disk(&what, &row, &binding.service).await?;
-        let (pool, client, now) = (Arc::clone(self), row.name.clone(), volume.clone());
-        blocking(move || pool.catalog.booted(&client, &now, now_s()).map_err(failed(&what)))
-            .await?;
-        self.drop_spent_clones().await;
+        let (volume, over) = (self.disk(&what, &row, &binding.service)?, binding.over);
+        self.catalog.booted(&row.name, &volume, now_s()).map_err(failed(&what))?;
         let ClientRow { name: client, initiator, chap, target_chap, .. } = row;
-        Ok(Boot { client, initiator, volume, over: binding.over, chap, target_chap })
+        Ok(Boot { client, initiator, volume, over, chap, target_chap })
     }
 
-    /// The volume that a client is to boot from, made if need be.
-    async fn disk(
-        self: &Arc<Self>,
-        what: &str,
-        row: &ClientRow,
-        service: &Service,
-    ) -> Result<VolumeName, Problem> {
+    /// The volume that a client is to boot from, made if need be. The caller has the turn.
+    fn disk(&self, what: &str, row: &ClientRow, service: &Service) -> Result<VolumeName, Problem> {
         match service {
-            Service::Volume(volume) => self.volume(volume).await.map(|_| volume.clone()),
+            Service::Volume(volume) => self.volume_now(volume).map(|_| volume.clone()),
             Service::Image { image, lifetime: Lifetime::Persistent } => {
                 let name = kept_name(what, &row.name, image)?;
                 match self.catalog.volume(&name).map_err(failed(what))? {
                     Some(_) => self.check_own(what, row, &name).map(|()| name),
-                    None => self.make_clone(what, row, image, name, Lifetime::Persistent).await,
+                    None => self.make_clone(what, row, image, name, Lifetime::Persistent),
                 }
             }
             Service::Image { image, lifetime: Lifetime::Ephemeral } => {
-                if let Some(volume) = self.fresh_clone(what, row, image).await? {
+                if let Some(volume) = self.fresh_clone(what, row, image)? {
                     return Ok(volume);
                 }
                 let name = format!("{}.{image}.{}", row.name, row.boots + 1);
                 let name = VolumeName::new(name).map_err(|error| Problem::invalid(what, error))?;
-                self.make_clone(what, row, image, name, Lifetime::Ephemeral).await
+                self.make_clone(what, row, image, name, Lifetime::Ephemeral)
             }
         }
     }
@@ -248,8 +252,8 @@ impl Pool {
 
     /// The clone of the client's last boot, if nobody has used it yet and it is of this image as the
     /// image is now.
-    async fn fresh_clone(
-        self: &Arc<Self>,
+    fn fresh_clone(
+        &self,
         what: &str,
         row: &ClientRow,
         image: &ImageName,
@@ -259,7 +263,7 @@ impl Pool {
         if made.is_none_or(|m| m.lifetime != Lifetime::Ephemeral || m.client != row.name) {
             return Ok(None);
         }
-        let volume = self.volume(name).await?;
+        let volume = self.volume_now(name)?;
         let stack = volume.stack();
         let base = self.catalog.image(image).map_err(failed(what))?;
         let fresh = stack.head.is_untouched()
@@ -268,37 +272,32 @@ impl Pool {
         Ok(fresh.then(|| name.clone()))
     }
 
-    async fn make_clone(
-        self: &Arc<Self>,
+    fn make_clone(
+        &self,
         what: &str,
         row: &ClientRow,
         image: &ImageName,
         volume: VolumeName,
         lifetime: Lifetime,
     ) -> Result<VolumeName, Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, what, image) = (Arc::clone(self), what.to_owned(), image.clone());
+        self.check_names_free(what, std::slice::from_ref(&volume))?;
+        let (parent, size_bytes) = self.image_layer(what, image)?;
+        let new = NewVolume {
+            name: volume.clone(),
+            head: LayerRow::new_head(size_bytes, Some(parent)),
+            tenant: TenantName::default(),
+            cache: CachePolicy::default(),
+        };
         let made = CloneRow { volume, client: row.name.clone(), lifetime };
-        blocking(move || {
-            let _turn = turn;
-            pool.check_names_free(&what, std::slice::from_ref(&made.volume))?;
-            let (parent, size_bytes) = pool.image_layer(&what, &image)?;
-            let new = NewVolume {
-                name: made.volume.clone(),
-                head: LayerRow::new_head(size_bytes, Some(parent)),
-                tenant: TenantName::default(),
-                cache: CachePolicy::default(),
-            };
-            pool.catalog.add_clone(&new, &made).map_err(failed(&what))?;
-            Ok(made.volume)
-        })
-        .await
+        self.catalog.add_clone(&new, &made).map_err(failed(what))?;
+        Ok(made.volume)
     }
 
     /// Deletes clones that were for one boot, when it is over and nobody has them open. What fails is
     /// tried again at the next boot or by the keeper.
     pub async fn drop_spent_clones(self: &Arc<Self>) {
-        let spent = match self.catalog.spent_clones() {
+        let pool = Arc::clone(self);
+        let spent = match blocking(move || pool.catalog.spent_clones()).await {
             Ok(spent) => spent,
             Err(error) => return tracing::error!(%error, "can't tell which clones are spent"),
         };
@@ -332,28 +331,52 @@ impl Pool {
         initiator: &InitiatorName,
     ) -> Result<Option<Grant>, Problem> {
         let what = format!("can't tell what initiator {initiator} may have");
-        let _turn = self.boots.lock().await;
-        let found = self.catalog.client_of_initiator(initiator).map_err(failed(&what))?;
-        let Some(row) = found else { return Ok(None) };
-        let mut volumes: Vec<_> = row.volume.clone().into_iter().collect();
-        if let (None, Some(binding)) = (row.mac, &row.binding) {
-            let volume = self.disk(&what, &row, &binding.service).await?;
-            // What it booted before stays within reach as long as it uses it.
-            volumes.retain(|old| *old != volume && self.open_sessions(old) > 0);
-            if volumes.is_empty() && row.volume.as_ref() != Some(&volume) {
-                self.catalog.booted(&row.name, &volume, now_s()).map_err(failed(&what))?;
+        let (pool, initiator, now) = (Arc::clone(self), initiator.clone(), what.clone());
+        let found =
+            blocking(move || pool.catalog.client_of_initiator(&initiator).map_err(failed(&now)));
+        let Some(row) = found.await? else { return Ok(None) };
+        let volumes = match (row.mac, &row.binding) {
+            (None, Some(binding)) => {
+                let turn = Arc::clone(&self.changes).lock_owned().await;
+                let (pool, row, service) = (Arc::clone(self), row.clone(), binding.service.clone());
+                blocking(move || {
+                    let _turn = turn;
+                    pool.boot_by_login(&what, &row, &service)
+                })
+                .await?
             }
-            volumes.push(volume);
-        }
+            _ => row.volume.into_iter().collect(),
+        };
         Ok(Some(Grant { volumes, chap: row.chap, target_chap: row.target_chap }))
+    }
+
+    /// The caller has the turn.
+    fn boot_by_login(
+        &self,
+        what: &str,
+        row: &ClientRow,
+        service: &Service,
+    ) -> Result<Vec<VolumeName>, Problem> {
+        let volume = self.disk(what, row, service)?;
+        // What it booted before stays within reach as long as it uses it.
+        let in_use = |old: &VolumeName| *old != volume && self.open_sessions(old) > 0;
+        if let Some(old) = row.volume.clone().filter(in_use) {
+            return Ok(vec![old, volume]);
+        }
+        if row.volume.as_ref() != Some(&volume) {
+            self.catalog.booted(&row.name, &volume, now_s()).map_err(failed(what))?;
+        }
+        Ok(vec![volume])
     }
 
     /// Whether initiators are told apart: a pool without clients is open to all of them.
     ///
     /// # Errors
     /// When the catalog can't be read.
-    pub fn has_clients(&self) -> Result<bool, Problem> {
-        self.catalog.has_clients().map_err(failed("can't tell whether there are clients"))
+    pub async fn has_clients(self: &Arc<Self>) -> Result<bool, Problem> {
+        let pool = Arc::clone(self);
+        let what = "can't tell whether there are clients";
+        blocking(move || pool.catalog.has_clients().map_err(failed(what))).await
     }
 }
 

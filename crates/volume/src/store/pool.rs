@@ -65,8 +65,6 @@ pub struct Pool {
     open: Mutex<Open>,
     /// Creating, sealing and deleting happen one after the other.
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
-    /// Clients are given their disks one after the other. Taken before `changes`.
-    pub(super) boots: tokio::sync::Mutex<()>,
     /// Told when there is a layer without checksums.
     pub(super) sealed: Notify,
     /// Told when there is a copy to complete.
@@ -184,7 +182,6 @@ impl Pool {
             connect: config.connect,
             open: Mutex::default(),
             changes: Arc::default(),
-            boots: tokio::sync::Mutex::default(),
             sealed: Notify::new(),
             to_fill: Notify::new(),
             _lock: locked.lock,
@@ -220,7 +217,7 @@ impl Pool {
         blocking(move || pool.volume_now(&name)).await
     }
 
-    fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
+    pub(super) fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
         let what = format!("can't open volume {name}");
         let mut open = self.open.lock().expect("no holder panics");
         if let Some(volume) = open.volumes.get(name) {
