@@ -95,6 +95,10 @@ fn a_machine_is_told_plainly_what_it_boots_or_why_not() {
     network.ok(&["client", "bind", "c1", "--volume", "disk"]);
     let target = "sanboot iscsi:10.77.0.1::3260:0:iqn.2026-11.org.perigee:disk";
     assert!(told(&network).contains(target), "{}", told(&network));
+    network.ok(&["volume", "create", "other", "--size", "1MiB"]);
+    let own = network.targets("iqn.2026-11.org.perigee.client:c1");
+    assert_eq!(own, ["iqn.2026-11.org.perigee:disk"]);
+    assert_eq!(network.targets("iqn.2026-11.org.perigee.client:stranger"), [""; 0]);
     network.ok(&["client", "bind", "c1", "--volume", "disk", "--over", "nbd"]);
     assert!(told(&network).contains("has no kernel"), "{}", told(&network));
     let unknown = network.get("/boot/52-54-00-77-00-99").expect("a script");

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
+use perigee_lab::LabId;
 use serde_json::Value;
 
 /// How long any one thing may take on a busy machine before the test gives up.
@@ -38,8 +39,7 @@ pub struct Machine {
 impl Network {
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("pgd").tempdir().expect("a directory");
-        let id = std::process::id() % 0x1_0000;
-        let namespace = format!("pg-{id:04x}-boot");
+        let namespace = format!("{}boot", LabId::random().namespace_prefix());
         let network = Self { dir, namespace, processes: Vec::new(), cards: 0 };
         network.ip(&["netns", "add", &network.namespace]);
         let inside = |args: &[&str]| network.ip(&[&["-n", &network.namespace], args].concat());
@@ -137,6 +137,16 @@ impl Network {
             answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
         });
         asked.join().expect("it does not panic")
+    }
+
+    /// The targets that an initiator is told of.
+    pub fn targets(&self, initiator: &str) -> Vec<String> {
+        let mut command = self.inside("timeout");
+        command.args(["60", "iscsi-ls", "-i", initiator, &format!("iscsi://{ADDRESS}:3260")]);
+        let output = command.output().expect("coreutils' timeout");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let names = said.lines().filter_map(|line| line.strip_prefix("Target:"));
+        names.filter_map(|rest| rest.split_whitespace().next()).map(str::to_owned).collect()
     }
 
     /// A machine that is plugged in but not switched on.
