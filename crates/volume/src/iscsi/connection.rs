@@ -171,7 +171,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let unsent = self.batch.answers.output.unsent_bytes();
         let sent = self.batch.answers.output.poll_send(Pin::new(&mut self.stream), cx)?;
         moved |= unsent > 0 && sent.is_ready();
-        self.life.moved |= self.batch.answers.output.unsent_bytes() < unsent;
+        // That the question itself was sent says nothing.
+        let taken = self.batch.answers.output.unsent_bytes() < unsent;
+        self.life.moved |= taken && !self.life.asked;
         if !self.ended && self.batch.input.has_room() {
             let filled = self.batch.input.poll_fill(Pin::new(&mut self.stream), cx)?;
             self.ended = matches!(filled, Poll::Ready(0));
@@ -211,19 +213,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     /// Asks an initiator that was silent for long, and gives one up that does not answer.
     fn poll_tick(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionError> {
-        if self.ticks.poll_tick(cx).is_pending() {
-            return Ok(false);
+        // Until it is pending: only then the next tick wakes this task.
+        let mut asks = false;
+        while self.ticks.poll_tick(cx).is_ready() {
+            if std::mem::take(&mut self.life.moved) {
+                self.life.asked = false;
+            } else if self.life.asked || !self.batch.answers.output.is_empty() {
+                return Err(ConnectionError::Refused("the initiator is silent".into()));
+            } else {
+                self.life.asked = true;
+                self.batch.answers.ping(0);
+                asks = true;
+            }
         }
-        if std::mem::take(&mut self.life.moved) {
-            self.life.asked = false;
-            return Ok(false);
-        }
-        if self.life.asked || !self.batch.answers.output.is_empty() {
-            return Err(ConnectionError::Refused("the initiator is silent".into()));
-        }
-        self.life.asked = true;
-        self.batch.answers.ping(0);
-        Ok(true)
+        Ok(asks)
     }
 
     /// Waits until no task runs, and sends the answers as long as the initiator takes them.

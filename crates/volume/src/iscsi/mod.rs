@@ -38,6 +38,8 @@ mod requests;
 mod scsi;
 mod session;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod text;
 mod transfer;
 pub mod unit;

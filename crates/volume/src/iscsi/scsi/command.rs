@@ -422,16 +422,12 @@ impl Command {
         )
     }
 
+    /// As traces call it; they have one word for each kind, whatever the protocol.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Read { .. } => "read",
-            Self::Write { .. } => "write",
-            Self::WriteVerify { .. } => "write_verify",
-            Self::Verify { .. } => "verify",
-            Self::WriteSame { .. } => "write_same",
-            Self::CompareAndWrite { .. } => "compare_and_write",
-            Self::OrWrite { .. } => "orwrite",
-            Self::Unmap { .. } => "unmap",
+            Self::Read { .. } | Self::Verify { .. } => "read",
+            Self::Unmap { .. } | Self::WriteSame { unmap: true, .. } => "zero",
+            command if command.writes() => "write",
             Self::SynchronizeCache | Self::StartStop { .. } => "flush",
             Self::Prefetch { .. } => "cache",
             Self::LbaStatus { .. } => "status",
