@@ -302,7 +302,7 @@ impl<'a> Chain<'a> {
         plan
     }
 
-    /// Extents from `offset` on, as [`Device::extents`] says.
+    /// Extents from `offset` on, as [`crate::device::Device::extents`] says.
     pub(super) async fn extents(
         &self,
         offset: u64,
@@ -330,7 +330,7 @@ impl<'a> Chain<'a> {
         Ok(extents)
     }
 
-    /// Who has the bytes, run by run, as [`Device::origins`] says.
+    /// Who has the bytes, run by run, as [`crate::device::Device::origins`] says.
     pub(super) fn origins(&self, offset: u64, length_bytes: u64) -> Vec<OriginRun> {
         let request = offset..offset + length_bytes;
         let origin = |source| match source {

@@ -2,6 +2,7 @@
 //! by initiators that break every rule.
 
 mod bad;
+mod claims;
 mod conformance;
 mod proofs;
 mod wire;

@@ -13,6 +13,8 @@ pub const NO_TAG: u32 = u32::MAX;
 pub struct Initiator {
     stream: TcpStream,
     pub cmd_sn: u32,
+    /// Without one, each connection is a session of its own.
+    pub isid: Option<[u8; 6]>,
     /// Digests of headers and data.
     digests: bool,
 }
@@ -49,7 +51,7 @@ impl Initiator {
         let stream = TcpStream::connect(&server.iscsi_addr).expect("a connection");
         stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
         stream.set_write_timeout(Some(DEADLINE)).expect("a deadline");
-        Self { stream, cmd_sn: 1, digests: false }
+        Self { stream, cmd_sn: 1, isid: None, digests: false }
     }
 
     /// One login PDU from the stage of operation to the full feature phase. The status.
@@ -60,9 +62,9 @@ impl Initiator {
         ];
         let all: Vec<&str> = who.iter().map(String::as_str).chain(more.iter().copied()).collect();
         let mut login = head(0x43, 0x87, &[(24, self.cmd_sn)]);
-        // Each connection is a session of its own.
         let port = self.stream.local_addr().expect("an address").port().to_be_bytes();
-        login[8..14].copy_from_slice(&[0x80, 0, 0, 0, port[0], port[1]]);
+        let isid = self.isid.unwrap_or([0x80, 0, 0, 0, port[0], port[1]]);
+        login[8..14].copy_from_slice(&isid);
         self.send(login, &keys(&all));
         let answer = self.receive().expect("an answer to the login");
         assert_eq!(answer.opcode(), 0x23);

@@ -1,0 +1,65 @@
+//! Claims on a volume: who has reserved it keeps it, also when the server is killed.
+
+use super::wire::Initiator;
+use crate::server::{MIB, Server};
+
+const OUT: u8 = 0xa0;
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const WRITE_EXCLUSIVE: u8 = 1;
+const GOOD: (u8, u8) = (0, 0);
+const CONFLICT: u8 = 0x18;
+
+/// A PERSISTENT RESERVE OUT whose registration is to be kept.
+fn claim(initiator: &mut Initiator, action: u8, kind: u8, key: u64, new_key: u64) -> (u8, u8) {
+    let mut list = [key.to_be_bytes(), new_key.to_be_bytes(), [0; 8]].concat();
+    list[20] = u8::from(action == REGISTER);
+    initiator.run(OUT, 24, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list)
+}
+
+fn write(initiator: &mut Initiator) -> (u8, u8) {
+    initiator.run(OUT, 512, &[0x2a, 0, 0, 0, 0, 8, 0, 0, 1, 0], &[7; 512])
+}
+
+/// The same port each time: a reservation belongs to a name and an ISID.
+fn port(server: &Server, name: &str) -> Initiator {
+    let mut initiator = Initiator::connect(server);
+    initiator.isid = Some([0x80, 0, 0, 0, 0, 1]);
+    assert_eq!(initiator.log_in(name, "data", &[]), 0, "the login");
+    initiator.greet();
+    initiator
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_outlives_the_server_and_not_its_volume() {
+    let (owner, other) = ("iqn.2026-11.test:owner", "iqn.2026-11.test:other");
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    let mut first = port(&server, owner);
+    assert_eq!(claim(&mut first, REGISTER, 0, 0, 77), GOOD);
+    assert_eq!(claim(&mut first, RESERVE, WRITE_EXCLUSIVE, 77, 0), GOOD);
+    assert_eq!(write(&mut port(&server, other)).0, CONFLICT);
+    drop(first);
+
+    server.kill();
+    server.start_process().await;
+    assert_eq!(write(&mut port(&server, other)).0, CONFLICT);
+    let mut first = port(&server, owner);
+    assert_eq!(write(&mut first), GOOD);
+    // Without its registration the reservation goes, and nothing is kept.
+    assert_eq!(claim(&mut first, REGISTER, 0, 77, 0), GOOD);
+    assert_eq!(write(&mut port(&server, other)), GOOD);
+    drop(first);
+
+    server.kill();
+    server.start_process().await;
+    let mut second = port(&server, other);
+    assert_eq!(claim(&mut second, REGISTER, 0, 0, 5), GOOD);
+    assert_eq!(claim(&mut second, RESERVE, WRITE_EXCLUSIVE, 5, 0), GOOD);
+    drop(second);
+    server.kill();
+    server.start_process().await;
+    server.control.delete("/v1/volumes/data").await.expect("a deletion");
+    server.create("data", 8 * MIB).await;
+    assert_eq!(write(&mut port(&server, owner)), GOOD, "it is another volume of that name");
+}
