@@ -311,7 +311,8 @@ impl<'a> Login<'a> {
             }
         })?;
         let size_bytes = opened.device.size_bytes();
-        let joined = self.shared.units.join(export, target.clone(), port, size_bytes).await;
+        let units = &self.shared.units;
+        let joined = units.join(export, target.clone(), port, size_bytes, &opened.counters).await;
         let place = joined.map_err(|problem| {
             tracing::error!(%target, %problem, "can't open a target");
             Refusal::TARGET_ERROR

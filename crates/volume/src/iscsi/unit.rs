@@ -18,6 +18,7 @@ use super::scsi::inquiry::Identity;
 use super::scsi::mode::Settings;
 use super::scsi::reservations::{Effects, Out, Port, Reservations};
 use super::scsi::sense::Sense;
+use crate::stats::Counters;
 
 /// What a session is told of what others did.
 pub mod attention {
@@ -105,6 +106,8 @@ pub struct Unit {
     /// Commands that read and then write hold the write side, writes the read side.
     pub order: RwLock<()>,
     keep: Arc<dyn KeepReservations>,
+    /// A volume that was deleted and made anew has others.
+    counters: Arc<Counters>,
 }
 
 impl Unit {
@@ -259,8 +262,9 @@ impl Units {
         target: String,
         port: Port,
         size_bytes: u64,
+        counters: &Arc<Counters>,
     ) -> Result<Place, Problem> {
-        let there = lock(&self.units).contains_key(volume);
+        let there = self.forget_another(volume, counters);
         // Another session may be quicker: then what is loaded here is not needed.
         let loaded = if there { Reservations::default() } else { self.load(volume).await? };
         let (aborts, receiver) = mpsc::unbounded_channel();
@@ -285,11 +289,24 @@ impl Units {
                 nexuses: Mutex::default(),
                 order: RwLock::default(),
                 keep: Arc::clone(&self.keep),
+                counters: Arc::clone(counters),
             })
         });
         lock(&unit.nexuses).push(Arc::clone(&nexus));
         let unit = Arc::clone(unit);
         Ok(Place { unit, nexus, aborts: receiver, units: Arc::clone(&self.units) })
+    }
+
+    /// Whether the unit of this very volume is there. One of a deleted volume of the same name goes.
+    fn forget_another(&self, volume: &str, counters: &Arc<Counters>) -> bool {
+        let mut units = lock(&self.units);
+        let stale = units.get(volume).is_some_and(|unit| {
+            !Arc::ptr_eq(&unit.counters, counters) && lock(&unit.nexuses).is_empty()
+        });
+        if stale {
+            units.remove(volume);
+        }
+        units.contains_key(volume)
     }
 
     async fn load(&self, volume: &str) -> Result<Reservations, Problem> {

@@ -57,8 +57,6 @@ async fn a_reservation_outlives_the_server_and_not_its_volume() {
     assert_eq!(claim(&mut second, REGISTER, 0, 0, 5), GOOD);
     assert_eq!(claim(&mut second, RESERVE, WRITE_EXCLUSIVE, 5, 0), GOOD);
     drop(second);
-    server.kill();
-    server.start_process().await;
     server.control.delete("/v1/volumes/data").await.expect("a deletion");
     server.create("data", 8 * MIB).await;
     assert_eq!(write(&mut port(&server, owner)), GOOD, "it is another volume of that name");
