@@ -48,6 +48,9 @@ pub fn configuration(config: &Config, interface: &Interface, places: &Places) ->
             // A machine's root disk is gone when its address is: a lease never ends.
             format!("dhcp-range={from},{last},{},infinite", interface.netmask),
             format!("dhcp-leasefile={state}/leases"),
+            // It would try each address for 3 s, one machine after the other: of eight that start
+            // together some have given up by then.
+            "no-ping".to_owned(),
             // There is no way out of this network through here.
             "dhcp-option=option:router".to_owned(),
             "dhcp-authoritative".to_owned(),

@@ -16,7 +16,7 @@ use perigee_lab::LabId;
 use serde_json::Value;
 
 /// How long any one thing may take on a busy machine before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(400);
 const ADDRESS: &str = "10.77.0.1";
 const BOOT_PORT: u16 = 7003;
 
