@@ -103,7 +103,7 @@ fn eight_machines_boot_together_each_from_its_own_clone() {
     for machine in &machines {
         network.says(machine, "up, root over iscsi, boot 1 of this disk");
     }
-    println!("eight machines were up after {:.0} s", started.elapsed().as_secs_f64());
+    eprintln!("eight machines were up after {:.0} s", started.elapsed().as_secs_f64());
     let clones: Vec<_> = (1..=8).map(|n| format!("m{n}.debian.1")).collect();
     assert_eq!(volumes(&network), clones);
 }
