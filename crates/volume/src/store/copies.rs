@@ -91,7 +91,8 @@ impl Pool {
                 let _turn = turn;
                 let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
                 let row = LayerRow { remote: Some(remote), ..new };
-                pool.clear_files(layer).map_err(|error| io_problem(&what, &error.into()))?;
+                layer::clear(&*pool.files, layer)
+                    .map_err(|error| io_problem(&what, &error.into()))?;
                 pool.catalog.add_image(&name, &row).map_err(failed(&what))
             })
             .await?;
@@ -332,21 +333,13 @@ impl Pool {
         };
         let head = Head::new(&self.home, row.id, row.size_bytes);
         // The catalog last: until then it is known that the files are not to be looked at.
-        let emptied = self
-            .clear_files(row.id)
+        let emptied = layer::clear(&*self.files, row.id)
             .and_then(|()| self.catalog.empty_copy(row.id).map_err(catalog::io_error));
         if let Err(error) = emptied {
             tracing::error!(layer = %row.id, %error, "can't begin a copy anew");
             head.poison(why);
         }
         Ok(head)
-    }
-
-    /// A power cut must not bring back what a layer of this id had before: some of it would be
-    /// beside what it gets now.
-    fn clear_files(&self, id: LayerId) -> std::io::Result<()> {
-        layer::remove(&*self.files, id)?;
-        self.files.sync_names()
     }
 
     /// These layers are not in the catalog any more.

@@ -24,7 +24,7 @@
 //! | a kill while the files were made | no live map (its header comes last): an empty head, whose first write makes the files anew |
 //! | a kill after that | this boot's live map: the truth, as for every head |
 //! | a power cut before 3 | no live map of this boot and no durable one (its header comes with the first flush): an empty head |
-//! | a power cut in 3 or 4, or 4 found the disk full | a durable map, as after every flush, or no files, and then no flush was acknowledged |
+//! | a power cut in 3 or 4, or 4 found the disk full | a durable map, as after every flush; or some of the files or none, and then no flush was acknowledged: an empty head, which durably removes them before it makes its own |
 //!
 //! A touched layer whose files are missing is an error, never an empty head.
 
@@ -261,6 +261,10 @@ impl Head {
         }
         let (id, blocks) = (self.layer.id, self.layer.blocks());
         let files = &*self.home.files;
+        // A power cut may have left a part of what a flush that nobody was told of had made.
+        if layer::has_any_file(files, id)? {
+            layer::clear(files, id)?;
+        }
         let data = files.create(&data_name(id), blocks * BLOCK_BYTES)?;
         let map = files.create(&map_name(id), map::file_bytes(blocks))?;
         // So that even a flush without blocks finds space.

@@ -51,6 +51,24 @@ pub(super) fn remove(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     files.remove(&data_name(layer))
 }
 
+/// As [`remove`], durably: a power cut must not bring back what a layer of this id had before, since
+/// some of it would be beside what it gets now.
+pub(super) fn clear(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
+    remove(files, layer)?;
+    files.sync_names()
+}
+
+/// Whether any file of a layer is there.
+pub(super) fn has_any_file(files: &dyn LayerFiles, layer: LayerId) -> io::Result<bool> {
+    for name in [data_name(layer), map_name(layer), live_name(layer)] {
+        match files.open(&name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            found => return found.map(|_| true),
+        }
+    }
+    Ok(false)
+}
+
 /// Whether an untouched layer has what a flush makes durable: both files in their length, and a
 /// map's header. A power cut may have left any part of that while no flush was acknowledged.
 pub(super) fn was_flushed(

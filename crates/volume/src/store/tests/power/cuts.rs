@@ -144,6 +144,16 @@ fn copies_of_another_host_s_image_survive_a_cut_at_every_point() {
     run(&steps, 6);
 }
 
+/// A cut that left only the map of a head whose first flush was not acknowledged; the head's new
+/// data would have stood beside that map after the next cut.
+#[test]
+fn files_of_a_flush_that_was_not_acknowledged_never_come_back() {
+    for seed in 0..12 {
+        run(&[Step::Fill], seed);
+        run(&[write(0, 0, 8192), flush(0)], seed);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
