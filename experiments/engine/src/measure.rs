@@ -29,6 +29,8 @@ pub fn measure(
         fixtures.start(server, workload.disk, workload.transport, workload.pin.server())?;
     if workload.cold {
         evict(&started.files(fixtures))?;
+    } else {
+        bring_back(&started.files(fixtures))?;
     }
     let mut load = load_of(fixtures, workload, &started, duration);
     load.seed = u64::from(round) + 1;
@@ -131,6 +133,18 @@ pub fn evict(files: &[PathBuf]) -> Result<()> {
         let Ok(file) = File::open(path) else { continue };
         file.sync_data()?;
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+    }
+    Ok(())
+}
+
+/// Has the kernel read what it has taken out of the page cache. Some machines reclaim what was not
+/// read for a minute (DAMON's `pageout`), and then the server whose files are read least often
+/// would be measured half cold.
+fn bring_back(files: &[PathBuf]) -> Result<()> {
+    for path in files {
+        // A file may have gone since it was listed.
+        let Ok(file) = File::open(path) else { continue };
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_WILLNEED)?;
     }
     Ok(())
 }
