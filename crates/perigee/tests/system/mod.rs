@@ -146,9 +146,12 @@ impl System {
         .await
     }
 
+    /// Waits for what an earlier move left at the destination to be removed: until then it is
+    /// refused.
     pub async fn begin_move(&self, job: &Job, to: &str) -> Checked<Migration> {
         let vm = job.vm.as_ref().unwrap_or_else(|| panic!("job {} has no VM", job.id));
-        self.client.post(&format!("/v1/vms/{vm}/move"), &MoveVm { host: host(to) }).await
+        let (path, wish) = (format!("/v1/vms/{vm}/move"), MoveVm { host: host(to) });
+        until("the move to begin", async || self.client.post(&path, &wish).await.map(Some)).await
     }
 
     pub async fn migration_ended(&self, id: &JobId, migration: &Migration) -> Checked<Migration> {
