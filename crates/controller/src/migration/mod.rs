@@ -62,7 +62,8 @@ pub async fn request(
 ) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
     let _placing = cluster.placing.lock().await;
-    let refuse = |why: String| Err(Problem::conflict(format!("move VM {vm} to {}", wish.to), why));
+    let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {}", wish.to), why);
+    let refuse = |why: String| Err(refusal(why));
     let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
     if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
         return refuse(format!("its job is {:?}", job.job.state).to_lowercase());
@@ -78,7 +79,8 @@ pub async fn request(
     if job.left.as_ref() == Some(&wish.to)
         || cleaner::is_pending(cluster, &job.job.id, &wish.to).await?
     {
-        return refuse("what an earlier move left there is not removed yet".into());
+        let why = "what an earlier move left there is not removed yet";
+        return Err(refusal(why.into()).next("try again in some seconds"));
     }
     catalog::reachable(cluster, &wish.to)?;
     check_room(cluster, job, &wish.to).await?;
