@@ -1,25 +1,15 @@
-//! Runs one session, in one task.
+//! Runs one session, in one task: [`crate::stream::turns`], with aborts and pings between.
 //!
-//! ```text
-//!            +----------------------- take what has ended, and aborts <-+
-//!            v                                                          |
-//! socket -> input -> batch: answer at once, gather data or start a task +-> output -> socket
-//! ```
-//!
-//! A batch is all the PDUs that one read of the socket brought; their answers leave with one write.
-//! When the initiator does not take its answers, no more PDUs are taken. What a session may have in
-//! flight is bounded, and after some work it lets others run.
+//! What a session may have in flight is bounded, and after some work it lets others run.
 //!
 //! An initiator that is silent is asked whether it is there, and dropped when it does not answer.
 //!
 //! [`run`] returns only when no task of the session runs any more, whatever ended it. Then the socket
 //! is closed, and another session may take this one's place.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -31,10 +21,7 @@ use super::requests::Requests;
 use super::session::Session;
 use super::unit::Abort;
 use super::{ConnectionError, Shared};
-
-/// When the server stops, or the initiator has gone, tasks that wait for another host get this long,
-/// and so do initiators that are slow to take their last answers.
-const DRAIN_MAX: Duration = Duration::from_secs(3);
+use crate::stream::turns::{self, Batched, DRAIN_MAX, Exchange};
 
 /// Returns when no task of the session runs any more.
 pub async fn run<S>(
@@ -66,17 +53,17 @@ where
         ticks,
         life: Life { moved: true, asked: false },
     };
-    let ended = connection.transmit(&stop).await;
+    let ended = turns::run(&mut connection, &stop).await;
     connection.hears &= ended.is_ok() || is_told(&ended);
     connection.batch.transfers.abort_all();
     if stop.is_cancelled() {
         // The initiator goes on with another session. What is not answered by then it sends again.
-        let _unanswered = tokio::time::timeout(DRAIN_MAX, connection.drain()).await;
+        let _unanswered = tokio::time::timeout(DRAIN_MAX, turns::drain(&mut connection)).await;
     }
     if let Some(device) = device {
         device.hang_up();
     }
-    connection.drain().await;
+    turns::drain(&mut connection).await;
     drop(connection);
     drop(claim);
     ended
@@ -121,50 +108,19 @@ struct Connection<S> {
     life: Life,
 }
 
-/// What came of waiting.
-#[derive(PartialEq, Eq)]
-enum Event {
-    /// There may be work now.
-    Moved,
-    Stopped,
-}
+impl<S: AsyncRead + AsyncWrite + Unpin> Exchange for Connection<S> {
+    type Error = ConnectionError;
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    /// Until the initiator logs out or goes away, or the server stops.
-    async fn transmit(&mut self, stop: &CancellationToken) -> Result<(), ConnectionError> {
-        let mut stopped = pin!(stop.cancelled());
-        loop {
-            let end = self.batch.run()?;
-            if end == BatchEnd::LoggedOut || end == BatchEnd::NeedsInput && self.ended {
-                return Ok(());
-            }
-            let waits = end != BatchEnd::TurnOver;
-            let event = poll_fn(|cx| {
-                let event = self.poll_event(stopped.as_mut(), cx);
-                if event.is_pending() {
-                    self.batch.new_turn();
-                }
-                if event.is_pending() && !waits { Poll::Ready(Ok(Event::Moved)) } else { event }
-            })
-            .await?;
-            if event == Event::Stopped {
-                return Ok(());
-            }
-            if !waits {
-                self.batch.new_turn();
-                tokio::task::yield_now().await;
-            }
-        }
+    fn batch(&mut self) -> Result<Batched, ConnectionError> {
+        Ok(match self.batch.run()? {
+            BatchEnd::LoggedOut => Batched::Over,
+            BatchEnd::NeedsInput if self.ended => Batched::Over,
+            BatchEnd::NeedsInput | BatchEnd::Full => Batched::Waits,
+            BatchEnd::TurnOver => Batched::TurnOver,
+        })
     }
 
-    fn poll_event(
-        &mut self,
-        stopped: Pin<&mut impl Future<Output = ()>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Event, ConnectionError>> {
-        if stopped.poll(cx).is_ready() {
-            return Poll::Ready(Ok(Event::Stopped));
-        }
+    fn poll_moved(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         let mut moved = self.poll_ended(cx)?;
         moved |= self.poll_aborts(cx);
         moved |= self.poll_tick(cx)?;
@@ -180,9 +136,41 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             moved |= filled.is_ready();
             self.life.moved |= filled.is_ready();
         }
-        if moved { Poll::Ready(Ok(Event::Moved)) } else { Poll::Pending }
+        if moved { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
+    fn new_turn(&mut self) {
+        self.batch.new_turn();
+    }
+
+    fn give_up(&mut self) {
+        self.hears = false;
+    }
+
+    fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.hears {
+                let stream = Pin::new(&mut self.stream);
+                let output = &mut self.batch.answers.output;
+                self.hears = !matches!(output.poll_send(stream, cx), Poll::Ready(Err(_)));
+            }
+            if self.hears && !self.batch.answers.output.accepts() {
+                return Poll::Pending;
+            }
+            let aborted = self.poll_aborts(cx);
+            match self.batch.tasks.poll_next(cx) {
+                Poll::Ready(Ok(ready)) if self.hears => self.batch.ended(ready),
+                Poll::Ready(_) => {}
+                Poll::Pending if aborted => {}
+                Poll::Pending => break,
+            }
+        }
+        let done = !self.hears || self.batch.answers.output.is_empty();
+        if done && self.batch.tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<S> Connection<S> {
     /// Moves the answers of tasks that have ended into the output. True when there was one.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionError> {
         let mut moved = false;
@@ -227,39 +215,5 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
         }
         Ok(asks)
-    }
-
-    /// Waits until no task runs, and sends the answers as long as the initiator takes them.
-    async fn drain(&mut self) {
-        let mut patience = pin!(tokio::time::sleep(DRAIN_MAX));
-        poll_fn(|cx| {
-            if patience.as_mut().poll(cx).is_ready() {
-                self.hears = false;
-            }
-            self.poll_drained(cx)
-        })
-        .await;
-    }
-
-    fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            if self.hears {
-                let stream = Pin::new(&mut self.stream);
-                let output = &mut self.batch.answers.output;
-                self.hears = !matches!(output.poll_send(stream, cx), Poll::Ready(Err(_)));
-            }
-            if self.hears && !self.batch.answers.output.accepts() {
-                return Poll::Pending;
-            }
-            let aborted = self.poll_aborts(cx);
-            match self.batch.tasks.poll_next(cx) {
-                Poll::Ready(Ok(ready)) if self.hears => self.batch.ended(ready),
-                Poll::Ready(_) => {}
-                Poll::Pending if aborted => {}
-                Poll::Pending => break,
-            }
-        }
-        let done = !self.hears || self.batch.answers.output.is_empty();
-        if done && self.batch.tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
 }

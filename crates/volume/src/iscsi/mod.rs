@@ -55,12 +55,12 @@ use perigee_http::Listen;
 use perigee_model::Problem;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::nbd::Exports;
 use crate::nbd::server::sessions::SessionTable;
+use crate::stream::accept::{self, Accept};
 use crate::stream::socket::Socket;
 use access::Clients;
 use login::Login;
@@ -72,8 +72,6 @@ const LOGIN_MAX: Duration = Duration::from_secs(30);
 const LOGINS_PER_ADDRESS_MAX: usize = 256;
 /// An initiator that is silent for so long is asked whether it is there, and has as long to answer.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// After a failed accept (out of file descriptors) the listener waits this long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a connection ended before its initiator ended it.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +132,14 @@ impl Listener {
     }
 }
 
+impl Accept for Listener {
+    type Accepted = (TcpStream, SocketAddr);
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        self.0.accept().await
+    }
+}
+
 pub struct Target(Arc<Shared>);
 
 impl Target {
@@ -153,51 +159,22 @@ impl Target {
 
     /// Serves until `stop`; returns when every session is drained.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
-        let mut accepting = JoinSet::new();
-        for listener in listeners {
-            accepting.spawn(accept(listener, self.0.clone(), stop.clone()));
-        }
-        while let Some(ended) = accepting.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "an iSCSI listener ended");
-            }
-        }
+        let (shared, token) = (self.0, stop.clone());
+        let admit = move |(socket, peer): (TcpStream, SocketAddr)| {
+            let place = shared.places.clone().try_acquire_owned();
+            let login = LoginPlace::take(&shared.logging_in, peer.ip());
+            let (Ok(place), Some(login)) = (place, login) else {
+                tracing::debug!(%peer, "there are too many iSCSI initiators; refused one");
+                return None;
+            };
+            let connection = connection(socket, login, shared.clone(), token.child_token());
+            Some(async move {
+                connection.await;
+                drop(place);
+            })
+        };
+        accept::serve("iSCSI", listeners, admit, stop).await;
     }
-}
-
-async fn accept(listener: Listener, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => break,
-            Some(ended) = connections.join_next() => {
-                if let Err(error) = ended {
-                    tracing::error!(%error, "an iSCSI connection's task failed");
-                }
-            }
-            accepted = listener.0.accept() => match accepted {
-                Ok((socket, peer)) => {
-                    let place = shared.places.clone().try_acquire_owned();
-                    let login = LoginPlace::take(&shared.logging_in, peer.ip());
-                    if let (Ok(place), Some(login)) = (place, login) {
-                        let connection = connection(socket, login, shared.clone(), stop.child_token());
-                        connections.spawn(async move {
-                            connection.await;
-                            drop(place);
-                        });
-                    } else {
-                        tracing::debug!(%peer, "there are too many iSCSI initiators; refused one");
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "iSCSI accept");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    while connections.join_next().await.is_some() {}
 }
 
 /// Counts the logins of an address while they last.

@@ -1,9 +1,12 @@
-//! What the block protocols share below their frames: sockets, and buffers towards and from them.
+//! What the block protocols share below their frames: listening, the turns of a
+//! connection, sockets, and buffers towards and from them.
 //!
 //! A connection reads whatever its socket has with one call, and sends many answers with one. It
 //! holds memory only while something is in it.
 
+pub mod accept;
 pub mod buffers;
 pub mod input;
 pub mod output;
 pub mod socket;
+pub mod turns;

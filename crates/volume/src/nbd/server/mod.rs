@@ -29,7 +29,6 @@ use perigee_model::Problem;
 use perigee_model::client::Over;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +36,7 @@ use super::wire::FramingError;
 use crate::device::Device;
 use crate::logins::LoginGuard;
 use crate::stats::Counters;
+use crate::stream::accept::{self, Accept};
 use crate::stream::socket::Socket;
 use access::{Access, Peer};
 use negotiation::{Agreed, Negotiation, Outcome};
@@ -47,8 +47,6 @@ pub use tls::TlsFiles;
 /// A client that has not picked an export by then is dropped.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
 const CLIENTS_MAX_DEFAULT: usize = 4096;
-/// After a failed accept (out of file descriptors) the listener waits this long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What one connection works on.
 pub struct Export {
@@ -113,6 +111,10 @@ impl Listener {
         };
         bound.map_err(|e| perigee_http::cannot_listen("NBD on", address, &e))
     }
+}
+
+impl Accept for Listener {
+    type Accepted = Socket;
 
     async fn accept(&self) -> io::Result<Socket> {
         match self {
@@ -170,48 +172,20 @@ impl Server {
 
     /// Serves until `stop`; returns when every connection is drained.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
-        let mut accepting = JoinSet::new();
-        for listener in listeners {
-            accepting.spawn(accept(listener, self.0.clone(), stop.clone()));
-        }
-        while let Some(ended) = accepting.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "an NBD listener ended");
-            }
-        }
+        let (shared, token) = (self.0, stop.clone());
+        let admit = move |socket| {
+            let Ok(place) = shared.clients.clone().try_acquire_owned() else {
+                tracing::warn!("there are too many NBD clients; refused one");
+                return None;
+            };
+            let connection = connection(socket, shared.clone(), token.child_token());
+            Some(async move {
+                connection.await;
+                drop(place);
+            })
+        };
+        accept::serve("NBD", listeners, admit, stop).await;
     }
-}
-
-async fn accept(listener: Listener, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => break,
-            Some(ended) = connections.join_next() => {
-                if let Err(error) = ended {
-                    tracing::error!(%error, "an NBD connection's task failed");
-                }
-            }
-            accepted = listener.accept() => match accepted {
-                Ok(socket) => match shared.clients.clone().try_acquire_owned() {
-                    Ok(place) => {
-                        let connection = connection(socket, shared.clone(), stop.child_token());
-                        connections.spawn(async move {
-                            connection.await;
-                            drop(place);
-                        });
-                    }
-                    Err(_) => tracing::warn!("there are too many NBD clients; refused one"),
-                },
-                Err(error) => {
-                    tracing::warn!(%error, "NBD accept");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    while connections.join_next().await.is_some() {}
 }
 
 async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken) {
