@@ -1,13 +1,14 @@
 //! One workload on one server: started, measured, stopped.
 
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::unistd::{Whence, lseek};
 
 use crate::load::offsets::Pattern;
 use crate::load::{self, Load, Measured};
@@ -30,7 +31,7 @@ pub fn measure(
     if workload.cold {
         evict(&started.files(fixtures))?;
     } else {
-        bring_back(&started.files(fixtures))?;
+        warm(&started.files(fixtures))?;
     }
     let mut load = load_of(fixtures, workload, &started, duration);
     load.seed = u64::from(round) + 1;
@@ -137,28 +138,36 @@ pub fn evict(files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel read what it has taken out of the page cache. Some machines reclaim what was not
-/// read for a minute (DAMON's `pageout`), and then the server whose files are read least often
-/// would be measured half cold.
-fn bring_back(files: &[PathBuf]) -> Result<()> {
+/// Reads what these files hold into the page cache. Some machines reclaim what was not read for a
+/// minute (DAMON's `pageout`), and then the server whose files are read least often would be
+/// measured half cold. Holes are left out: reading them would fill the cache with zeros.
+pub fn warm(files: &[PathBuf]) -> Result<()> {
+    let mut buffer = vec![0; 1 << 20];
     for path in files {
         // A file may have gone since it was listed.
         let Ok(file) = File::open(path) else { continue };
-        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_WILLNEED)?;
+        let mut at = 0;
+        while let Ok(data) = lseek(&file, at, Whence::SeekData) {
+            let hole = lseek(&file, data, Whence::SeekHole)?;
+            at = data;
+            while at < hole {
+                let length = buffer.len().min(usize::try_from(hole - at)?);
+                file.read_exact_at(&mut buffer[..length], u64::try_from(at)?)?;
+                at += i64::try_from(length)?;
+            }
+        }
     }
     Ok(())
 }
 
-/// Reads files into the page cache.
-pub fn warm(dir: &Path) -> Result<()> {
-    let mut buffer = vec![0; 1 << 20];
+/// Reads what all files below a directory hold into the page cache.
+pub fn warm_all(dir: &Path) -> Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {
-            warm(&path)?;
+            warm_all(&path)?;
         } else if path.is_file() {
-            let mut file = File::open(path)?;
-            while file.read(&mut buffer)? > 0 {}
+            warm(&[path])?;
         }
     }
     Ok(())

@@ -15,7 +15,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// A server that is asked to end gets this long before it is killed.
-const STOP_MAX: Duration = Duration::from_secs(20);
+/// One that has just removed a large volume ends only when the filesystem has freed its blocks,
+/// which takes a discard for each run of them where it is mounted so.
+const STOP_MAX: Duration = Duration::from_secs(240);
 
 /// Stopped, and waited for, when dropped.
 #[derive(Debug)]

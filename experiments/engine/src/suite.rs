@@ -12,7 +12,7 @@ use crate::curves::Curves;
 use crate::figures::Figures;
 use crate::fio;
 use crate::goals::{Goal, judge};
-use crate::measure::warm;
+use crate::measure::warm_all;
 use crate::process::first_line;
 use crate::report;
 use crate::results::{IOPS, Results};
@@ -66,7 +66,6 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     };
     let image_bytes = if arguments.quick { 64 << 20 } else { 512 << 20 };
     let fixtures = Fixtures::make(&dir, &perigee, image_bytes, say)?;
-    warm(&dir)?;
     // Each phase is kept as soon as it has ended.
     for cold in [false, true] {
         results.results.extend(rounds::run(&fixtures, &plan, cold, say)?);
@@ -74,7 +73,7 @@ pub fn run(arguments: &RunArgs) -> Result<()> {
     }
     results.figures.extend(Figures { fixtures: &fixtures, plan: &plan }.run(say)?);
     keep(&arguments.out, &mut results)?;
-    warm(&dir)?;
+    warm_all(&dir)?;
     Curves { fixtures: &fixtures, plan: &plan }.run(&mut results, say)?;
     keep(&arguments.out, &mut results)?;
     if fio::is_there() {
