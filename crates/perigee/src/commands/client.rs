@@ -178,7 +178,8 @@ fn read_chap(given: Option<(ClientName, PathBuf)>) -> Result<Option<Chap>, Probl
 
 /// The first line of a file.
 fn read_secret(file: &Path) -> Result<Secret, Problem> {
-    let what = format!("CHAP secret in {}", file.display());
+    let what = format!("can't use the CHAP secret in {}", file.display());
+    let next = "a file has the secret in its first line; `-` reads it from standard input";
     let mut text = String::new();
     let read = if file == Path::new("-") {
         std::io::stdin().take(SECRET_FILE_BYTES_MAX).read_to_string(&mut text)
@@ -186,7 +187,7 @@ fn read_secret(file: &Path) -> Result<Secret, Problem> {
         std::fs::File::open(file)
             .and_then(|file| file.take(SECRET_FILE_BYTES_MAX).read_to_string(&mut text))
     };
-    read.map_err(|error| Problem::invalid(&what, error))?;
+    read.map_err(|error| Problem::invalid(&what, error).next(next))?;
     let line = text.lines().next().unwrap_or_default();
-    line.parse().map_err(|error| Problem::invalid(what, error))
+    line.parse().map_err(|error| Problem::invalid(what, error).next(next))
 }
