@@ -1,33 +1,31 @@
 //! Reads that have to wait for the disk.
 //!
-//! One thread hands them to the kernel's io_uring, however many there are: while it hands in and
-//! takes out some, others gather, so that under load a read costs few system calls and wake-ups
-//! (measured, 12 µs of CPU for each instead of 50 µs with a blocking thread for each). The thread
-//! starts with the first such read, serves all pools of the process, and sleeps while there is
-//! nothing to read. Where the kernel has no io_uring, or forbids it, a read blocks a thread.
+//! Each thread that runs requests has a ring of the kernel's io_uring, made with its first such read.
+//! What a batch of requests has to read is handed in with one system call, and what has ended by then
+//! is taken with none: the runtime watches the ring like a socket. No other thread is woken, and none
+//! blocks. Where the kernel has no io_uring, or forbids it, a read blocks a thread.
 //!
 //! Clients that want the same block at once wait for one read of the device: the page cache, through
 //! which all of these go, sees to that.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use io_uring::{IoUring, opcode, squeue, types};
-use rustix::event::EventfdFlags;
+use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use super::blocking;
 use super::files::BlockFile;
 
-/// Entries of the ring.
+/// Entries of a ring, and so reads that the kernel has of one thread at a time.
 const ENTRIES: u32 = 256;
-/// Reads that the kernel has at a time; one entry is for waking the thread.
-const IN_FLIGHT_MAX: usize = ENTRIES as usize - 1;
-/// Marks the completion that only wakes the thread.
-const WAKE: u64 = u64::MAX;
 /// Longest read in one go.
 const PART_BYTES_MAX: usize = 1 << 30;
 
@@ -37,16 +35,18 @@ pub(super) async fn read(
     offset: u64,
     length: usize,
 ) -> io::Result<Vec<u8>> {
-    static READER: OnceLock<Option<Arc<Reader>>> = OnceLock::new();
     let mut buffer = vec![0; length];
-    match READER.get_or_init(Reader::start) {
-        Some(reader) if length > 0 && file.fd().is_some() => {
-            let (done, result) = oneshot::channel();
-            reader.hand_in(Read { file, offset, buffer, filled: 0, done });
-            result.await.expect("the thread answers every read")
-        }
-        _ => blocking(move || file.read_at(offset, &mut buffer).map(|()| buffer)).await,
+    let reader = (length > 0 && file.fd().is_some()).then(Reader::of_this_thread).flatten();
+    let Some(reader) = reader else {
+        return blocking(move || file.read_at(offset, &mut buffer).map(|()| buffer)).await;
+    };
+    let (done, result) = oneshot::channel();
+    if let Some(gathering) = reader.hand_in(Read { file, offset, buffer, filled: 0, done }) {
+        // The other requests of the batch run first, and add what they have to read.
+        tokio::task::yield_now().await;
+        drop(gathering);
     }
+    result.await.expect("every read is answered")
 }
 
 struct Read {
@@ -58,109 +58,112 @@ struct Read {
     done: oneshot::Sender<io::Result<Vec<u8>>>,
 }
 
-/// What the thread and those who read share.
+/// One thread's ring. Tasks that have moved to other threads use it too.
 struct Reader {
-    queue: Mutex<Queue>,
-    /// Written when there is something to do for a thread that sleeps.
-    wake: OwnedFd,
+    ring: Mutex<Ring>,
+    /// The runtime that takes its completions is gone.
+    abandoned: AtomicBool,
 }
 
-#[derive(Default)]
-struct Queue {
-    reads: VecDeque<Read>,
-    /// The thread does not look here again before a completion wakes it.
-    asleep: bool,
+struct Ring {
+    ring: IoUring,
+    /// What the kernel has, or will have; a read's place here marks its completion.
+    in_flight: Vec<Option<Read>>,
+    free: Vec<usize>,
+    /// Reads without a place.
+    queue: VecDeque<Read>,
+    /// A task will hand the kernel what was added.
+    is_gathering: bool,
+}
+
+/// Hands the kernel what has gathered when it is dropped, also when its task is.
+struct Gathering(Arc<Reader>);
+
+impl Drop for Gathering {
+    fn drop(&mut self) {
+        let mut ring = self.0.ring();
+        ring.is_gathering = false;
+        ring.submit();
+    }
+}
+
+/// The runtime takes the completions as long as it has this.
+struct Taker(Arc<Reader>);
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        self.0.abandoned.store(true, Ordering::Relaxed);
+    }
+}
+
+thread_local! {
+    static READER: RefCell<Option<Arc<Reader>>> = const { RefCell::new(None) };
 }
 
 impl Reader {
     /// `None` when there is no io_uring for us.
-    fn start() -> Option<Arc<Self>> {
-        let started = || -> io::Result<Arc<Self>> {
-            let ring = IoUring::new(ENTRIES)?;
-            let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-            let reader = Arc::new(Self { queue: Mutex::default(), wake });
-            let in_flight = (0..IN_FLIGHT_MAX).map(|_| None).collect();
-            let free = (0..IN_FLIGHT_MAX).collect();
-            let woken = Box::new([0; 8]);
-            let thread = Ring { ring, reader: Arc::clone(&reader), in_flight, free, woken };
-            std::thread::Builder::new().name("reader".into()).spawn(move || thread.run())?;
-            Ok(reader)
-        };
-        started()
-            .inspect_err(|error| tracing::info!(%error, "no io_uring: a read blocks a thread"))
-            .ok()
+    fn of_this_thread() -> Option<Arc<Self>> {
+        READER.with_borrow_mut(|reader| {
+            reader.take_if(|reader| reader.abandoned.load(Ordering::Relaxed));
+            if reader.is_none() {
+                *reader = Self::start()
+                    .inspect_err(
+                        |error| tracing::debug!(%error, "no io_uring: a read blocks a thread"),
+                    )
+                    .ok();
+            }
+            reader.clone()
+        })
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().expect("no holder panics")
+    fn start() -> io::Result<Arc<Self>> {
+        let ring = IoUring::builder().setup_coop_taskrun().build(ENTRIES)?;
+        let places = ENTRIES as usize;
+        // SAFETY: the ring has it open.
+        let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }.try_clone_to_owned()?;
+        let ring = Mutex::new(Ring {
+            ring,
+            in_flight: (0..places).map(|_| None).collect(),
+            free: (0..places).collect(),
+            queue: VecDeque::new(),
+            is_gathering: false,
+        });
+        let reader = Arc::new(Self { ring, abandoned: AtomicBool::new(false) });
+        // SAFETY: what an `OwnedFd` stands for stays open, and the same, as long as it is there.
+        let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+        tokio::spawn(Taker(Arc::clone(&reader)).run(watched));
+        Ok(reader)
     }
 
-    fn hand_in(&self, read: Read) {
-        let mut queue = self.queue();
-        queue.reads.push_back(read);
-        let wake = std::mem::take(&mut queue.asleep);
-        drop(queue);
-        if wake {
-            // It fails only when the counter is full, and then the thread wakes up anyway.
-            let _full = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().expect("no holder panics")
+    }
+
+    /// Adds a read. The first one after a submission gets to see to the next.
+    fn hand_in(self: &Arc<Self>, read: Read) -> Option<Gathering> {
+        let mut ring = self.ring();
+        ring.add(read);
+        let first = !std::mem::replace(&mut ring.is_gathering, true);
+        first.then(|| Gathering(Arc::clone(self)))
+    }
+}
+
+impl Taker {
+    async fn run(self, watched: AsyncFd<OwnedFd>) {
+        loop {
+            match watched.readable().await {
+                // Before looking: what comes after the look makes it ready again.
+                Ok(mut ready) => ready.clear_ready(),
+                Err(error) => return tracing::error!(%error, "can't wait for reads"),
+            }
+            self.0.ring().take_completed();
         }
-    }
-}
-
-/// The thread's side.
-struct Ring {
-    ring: IoUring,
-    reader: Arc<Reader>,
-    /// What the kernel has; a read's place here marks its completion.
-    in_flight: Vec<Option<Read>>,
-    free: Vec<usize>,
-    /// What the kernel reads from the event file.
-    woken: Box<[u8; 8]>,
-}
-
-impl Drop for Ring {
-    /// Only a panic gets here, and the kernel may still write into the buffers.
-    fn drop(&mut self) {
-        std::process::abort();
     }
 }
 
 impl Ring {
-    fn run(mut self) {
-        self.listen();
-        loop {
-            self.take_new();
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if is_transient(&error) => {}
-                Err(error) => panic!("can't wait for reads: {error}"),
-            }
-            let completed: Vec<_> =
-                self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-            for (mark, result) in completed {
-                match usize::try_from(mark) {
-                    Ok(place) if mark != WAKE => self.ended(place, result),
-                    _ => self.listen(),
-                }
-            }
-        }
-    }
-
-    /// Hands the kernel as many reads as there is room for.
-    fn take_new(&mut self) {
-        let reader = Arc::clone(&self.reader);
-        let mut queue = reader.queue();
-        while !self.free.is_empty()
-            && let Some(read) = queue.reads.pop_front()
-        {
-            self.submit(read);
-        }
-        // With all places taken, the next completion makes room.
-        queue.asleep = queue.reads.is_empty();
-    }
-
-    fn submit(&mut self, mut read: Read) {
-        let place = self.free.pop().expect("a read ends before the next one takes its place");
+    fn add(&mut self, mut read: Read) {
+        let Some(place) = self.free.pop() else { return self.queue.push_back(read) };
         let rest = &mut read.buffer[read.filled..];
         let length = u32::try_from(rest.len().min(PART_BYTES_MAX)).expect("bounded");
         let fd = read.file.fd().expect("checked before it was handed in").as_raw_fd();
@@ -169,25 +172,40 @@ impl Ring {
             .build()
             .user_data(place as u64);
         self.in_flight[place] = Some(read);
-        self.push(&entry);
+        // SAFETY: file and buffer of a read stay as they are in `in_flight` until its completion, for
+        // which a ring waits before it goes.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("there is an entry for each place");
     }
 
-    /// Lets a write to the event file wake the thread.
-    fn listen(&mut self) {
-        let wake = types::Fd(self.reader.wake.as_raw_fd());
-        let entry = opcode::Read::new(wake, self.woken.as_mut_ptr(), 8).build().user_data(WAKE);
-        self.push(&entry);
+    /// Hands the kernel what was added.
+    fn submit(&mut self) {
+        loop {
+            match self.ring.submit() {
+                Ok(_) => return,
+                Err(error) if is_transient(&error) => std::thread::yield_now(),
+                Err(error) => panic!("can't hand in reads: {error}"),
+            }
+        }
     }
 
-    fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: file and buffer of a read stay as they are in `in_flight` until its completion,
-        // those of the event file in `reader` and `woken`; if `self` goes, the process does.
-        let pushed = unsafe { self.ring.submission().push(entry) };
-        pushed.expect("there is an entry for each place and for the event file");
+    fn take_completed(&mut self) {
+        while let Some(entry) = self.next_completed() {
+            let place = usize::try_from(entry.user_data()).expect("the place of a read");
+            self.ended(place, entry.result());
+        }
+        // Reads that had to wait for a place, or that go on.
+        if !self.is_gathering && !self.ring.submission().is_empty() {
+            self.submit();
+        }
+    }
+
+    fn next_completed(&mut self) -> Option<cqueue::Entry> {
+        self.ring.completion().next()
     }
 
     fn ended(&mut self, place: usize, result: i32) {
-        let Some(mut read) = self.in_flight[place].take() else { return };
+        let mut read = self.in_flight[place].take().expect("one completion for each read");
         self.free.push(place);
         let failed = match usize::try_from(result) {
             Ok(0) => Some(io::ErrorKind::UnexpectedEof.into()),
@@ -199,11 +217,27 @@ impl Ring {
         };
         let answer = match failed {
             Some(error) => Err(error),
-            None if read.filled < read.buffer.len() => return self.submit(read),
+            None if read.filled < read.buffer.len() => return self.add(read),
             None => Ok(read.buffer),
         };
         // Nobody waits for it when the client has gone.
         let _gone = read.done.send(answer);
+        if let Some(read) = self.queue.pop_front() {
+            self.add(read);
+        }
+    }
+}
+
+impl Drop for Ring {
+    /// The kernel may still write into the buffers.
+    fn drop(&mut self) {
+        while self.free.len() < self.in_flight.len() {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => self.take_completed(),
+                Err(error) if is_transient(&error) => {}
+                Err(_) => std::process::abort(),
+            }
+        }
     }
 }
 
@@ -215,9 +249,15 @@ fn is_transient(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use tokio::time::timeout;
 
     use super::super::files::DiskFile;
     use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
 
     fn file(length: usize) -> (Vec<u8>, Arc<dyn BlockFile>) {
         let bytes: Vec<u8> = (1..=251).cycle().take(length).collect();
@@ -228,8 +268,8 @@ mod tests {
 
     #[tokio::test]
     async fn more_reads_than_the_ring_has_places_are_all_answered() {
-        let (bytes, file) = file(3 * IN_FLIGHT_MAX * 100);
-        let reads = (0..3 * IN_FLIGHT_MAX).map(|n| read(Arc::clone(&file), n as u64 * 100, 100));
+        let (bytes, file) = file(3 * ENTRIES as usize * 100);
+        let reads = (0..3 * ENTRIES as usize).map(|n| read(Arc::clone(&file), n as u64 * 100, 100));
         let found = futures_util::future::try_join_all(reads).await.expect("all are read");
         assert_eq!(found.concat(), bytes);
     }
@@ -240,6 +280,29 @@ mod tests {
         let beyond = read(Arc::clone(&file), 4000, 2000).await.expect_err("there is no more");
         assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(read(file, 0, 5000).await.expect("all of it"), bytes);
+    }
+
+    #[test]
+    fn a_thread_reads_on_after_its_runtime_has_gone() {
+        let (bytes, file) = file(5000);
+        for _ in 0..2 {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let read = async { timeout(DEADLINE, read(Arc::clone(&file), 0, 5000)).await };
+            let found = runtime.expect("a runtime").block_on(read).expect("in time");
+            assert_eq!(found.expect("all of it"), bytes);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_read_that_is_given_up_keeps_no_other_waiting() {
+        let (bytes, file) = file(5000);
+        let mut first = Box::pin(read(Arc::clone(&file), 0, 5000));
+        let mut second = Box::pin(read(file, 0, 5000));
+        assert!((&mut first).now_or_never().is_none());
+        assert!((&mut second).now_or_never().is_none());
+        drop(first);
+        let found = timeout(DEADLINE, second).await.expect("in time");
+        assert_eq!(found.expect("all of it"), bytes);
     }
 
     /// Bytes that this process has caused to be read from devices.
