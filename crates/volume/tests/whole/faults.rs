@@ -1,11 +1,10 @@
 //! What a server that was stopped or killed, or a full disk, leaves behind.
 
-use std::path::{Path, PathBuf};
-
 use perigee_model::volume::{CreateVolume, EpochIssued, Resize, VolumeInfo, VolumeSource};
 use perigee_model::{Problem, ProblemKind, VolumeName};
 
-use crate::server::{MIB, Server, assert_io, run, said, try_run};
+use crate::server::{MIB, Server, assert_io, run, said};
+use crate::small::Small;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_written_is_there_after_a_stop_and_after_a_kill() {
@@ -50,60 +49,6 @@ async fn a_pool_is_open_in_one_server_only() {
     assert_eq!(problem.kind, ProblemKind::Conflict);
 }
 
-/// A small filesystem; it goes when this goes.
-struct Small {
-    path: PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl Small {
-    fn mount() -> Option<Self> {
-        Self::mount_with(|_| Some("-t tmpfs -o size=24m perigee-test".to_owned()))
-    }
-
-    /// ext4 in a file. It reserves, delays and journals, as what pools are really on.
-    fn mount_ext4() -> Option<Self> {
-        Self::mount_with(|dir| {
-            let image = dir.join("ext4.img").display().to_string();
-            run(&["truncate", "--size=32M", &image]);
-            let made = try_run(&["mkfs.ext4", "-q", "-m", "0", &image]);
-            made.status.success().then(|| format!("-o loop {image}"))
-        })
-    }
-
-    fn mount_with(arguments: impl FnOnce(&Path) -> Option<String>) -> Option<Self> {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("small");
-        std::fs::create_dir(&path).expect("a directory");
-        let (arguments, text) = (arguments(dir.path())?, path.display().to_string());
-        let args: Vec<&str> = arguments.split(' ').collect();
-        let mounted = try_run(&[&["mount"], &args[..], &[&text]].concat());
-        mounted.status.success().then_some(Self { path, _dir: dir })
-    }
-}
-
-impl Small {
-    /// From now on every access to the disk is an I/O error, as when its cable is pulled (ext4's
-    /// `SHUTDOWN` without a last write of its journal).
-    fn pull_the_cable(&self) {
-        let ioctl = "open(my $dir, '<', $ARGV[0]) or die $!; my $how = pack('L', 2);
-                     ioctl($dir, 0x8004587d, $how) or die $!";
-        run(&["perl", "-e", ioctl, &self.path.display().to_string()]);
-    }
-
-    fn plug_it_in_again(&self) {
-        let (path, image) = (self.path.display().to_string(), self.path.with_file_name("ext4.img"));
-        run(&["umount", &path]);
-        run(&["mount", "-o", "loop", &image.display().to_string(), &path]);
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        run(&["umount", "--lazy", &self.path.display().to_string()]);
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_pool_refuses_that_write_and_goes_on_when_there_is_space() {
     match Small::mount() {
@@ -124,12 +69,11 @@ async fn fill_and_go_on(small: Small) {
     let server = Server::start_in(small.path.join("pool")).await;
     server.create("data", 64 * MIB).await;
     assert_io(&server.qemu_io("data", &["write -P 1 0 4M", "flush"]));
-    let ballast = small.path.join("ballast");
-    run(&["dd", "if=/dev/zero", "bs=1M", "count=14", &format!("of={}", ballast.display())]);
+    small.fill(14);
     let full = server.qemu_io("data", &["write -P 2 4M 16M"]);
     assert!(said(&full).contains("No space left on device"), "{full:?}");
     assert_io(&server.qemu_io("data", &["read -P 1 0 4M", "write -P 3 0 1M", "flush"]));
-    std::fs::remove_file(&ballast).expect("the ballast");
+    small.make_room();
     assert_io(&server.qemu_io("data", &["write -P 2 4M 10M", "flush"]));
     assert_io(&server.qemu_io("data", &["read -P 3 0 1M", "read -P 1 1M 3M", "read -P 2 4M 10M"]));
     let info: VolumeInfo = server.control.get("/v1/volumes/data").await.expect("the volume");

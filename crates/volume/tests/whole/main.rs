@@ -9,4 +9,5 @@ mod kills;
 mod oracles;
 mod proxy;
 mod server;
+mod small;
 mod tools;

@@ -4,5 +4,6 @@
 mod bad;
 mod claims;
 mod conformance;
+mod full;
 mod proofs;
 mod wire;

@@ -11,16 +11,24 @@ fn inquire(server: &Server, user: &str, volume: &str) -> Result<(), String> {
     if output.status.success() && text.contains("PERIGEE") { Ok(()) } else { Err(text) }
 }
 
-/// QEMU's driver with an initiator name of its own.
-fn qemu(server: &Server, initiator: &str, user: &str, commands: &[&str]) -> std::process::Output {
-    let url = format!(
+/// One of QEMU's programs on the volume, with an initiator name of its own. `user`: who proves that
+/// it has `secret`.
+fn qemu(
+    server: &Server,
+    program: &[&str],
+    initiator: &str,
+    user: Option<&str>,
+    secret: &str,
+) -> std::process::Output {
+    let secret = format!("secret,id=s,data={secret}");
+    let proof = user.map(|user| format!(",file.user={user},file.password-secret=s"));
+    let disk = format!(
         "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.lun=0,\
-         file.target=iqn.2026-11.org.perigee:data,file.initiator-name={initiator}{user}",
-        server.iscsi_addr
+         file.target=iqn.2026-11.org.perigee:data,file.initiator-name={initiator}{}",
+        server.iscsi_addr,
+        proof.unwrap_or_default()
     );
-    let mut args = vec!["qemu-io", "--image-opts", &url];
-    args.extend(commands.iter().flat_map(|command| ["-c", command]));
-    try_run(&args)
+    try_run(&[program, &["--object", &secret, "--image-opts", &disk]].concat())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,8 +37,7 @@ async fn chap_lets_in_who_has_the_secret_and_nobody_else() {
     server.create("data", 8 * MIB).await;
     server
         .know_clients(
-            "iqn.2026-11.test:inquirer data chap=alice:correct-horse mutual=perigee:battery-staple\n\
-             iqn.2026-11.test:open data\n",
+            "iqn.2026-11.test:inquirer data chap=alice:correct-horse mutual=perigee:battery-staple\n",
         )
         .await;
     inquire(&server, "alice%correct-horse@", "data").expect("the right secret");
@@ -47,27 +54,29 @@ async fn chap_lets_in_who_has_the_secret_and_nobody_else() {
     assert!(proved.status.success(), "{proved:?}");
     let doubted = mutual("another-secret");
     assert!(!doubted.status.success(), "the target does not have this secret: {doubted:?}");
+}
 
-    let write = ["write -P 5 0 64k", "read -P 5 0 64k", "flush"];
+#[tokio::test(flavor = "multi_thread")]
+async fn chap_is_right_wrong_or_missing_with_qemu_s_driver() {
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    server
+        .know_clients(&format!(
+            "{INQUIRER} data chap=alice:correct-horse\niqn.2026-11.test:open data\n"
+        ))
+        .await;
+    let (io, img) = (["qemu-io", "-c", "write -P 5 0 64k", "-c", "flush"], ["qemu-img", "info"]);
     // The driver sends no proof if it is given none, and is let in where none is wanted.
-    assert_io(&qemu(&server, "iqn.2026-11.test:open", "", &write));
-    let secret = ",file.user=alice,file.password-secret=s";
-    let no_proof = qemu(&server, INQUIRER, "", &write);
-    assert!(!no_proof.status.success(), "{no_proof:?}");
-    let proof = try_run(&[
-        "qemu-io",
-        "--object",
-        "secret,id=s,data=correct-horse",
-        "--image-opts",
-        &format!(
-            "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.lun=0,\
-             file.target=iqn.2026-11.org.perigee:data,file.initiator-name={INQUIRER}{secret}",
-            server.iscsi_addr
-        ),
-        "-c",
-        "read -P 5 0 64k",
-    ]);
-    assert_io(&proof);
+    assert_io(&qemu(&server, &io, "iqn.2026-11.test:open", None, "unused"));
+    assert_io(&qemu(&server, &io, INQUIRER, Some("alice"), "correct-horse"));
+    assert_io(&qemu(&server, &img, INQUIRER, Some("alice"), "correct-horse"));
+    for (user, secret) in
+        [(Some("alice"), "wrong-horse-22"), (Some("bob"), "correct-horse"), (None, "unused")]
+    {
+        let refused = qemu(&server, &img, INQUIRER, user, secret);
+        let text = said(&refused).to_lowercase();
+        assert!(!refused.status.success() && text.contains("auth"), "{user:?} {secret}: {text}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -26,6 +26,17 @@ pub struct Pdu {
     pub data: Vec<u8>,
 }
 
+/// How a command has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub status: u8,
+    /// Of the sense data.
+    pub key: u8,
+    /// Additional sense code and its qualifier.
+    pub code: u16,
+    pub data: Vec<u8>,
+}
+
 impl Pdu {
     pub fn opcode(&self) -> u8 {
         self.head[0] & 0x3f
@@ -163,13 +174,29 @@ impl Initiator {
 
     /// Runs a command to its end: status, and the key of the sense data.
     pub fn run(&mut self, flags: u8, expected: u32, cdb: &[u8], data: &[u8]) -> (u8, u8) {
+        let Outcome { status, key, .. } = self.execute(flags, expected, cdb, data);
+        (status, key)
+    }
+
+    /// As [`Self::run`], with all that came back.
+    pub fn execute(&mut self, flags: u8, expected: u32, cdb: &[u8], data: &[u8]) -> Outcome {
         let command = self.command(flags, 7, expected, cdb);
         self.send(command, data);
+        let mut data = Vec::new();
         loop {
             let pdu = self.receive().expect("an answer");
+            let status = pdu.head[3];
+            // After two bytes of length, sense data in the fixed format.
+            let sense = |at: usize| pdu.data.get(2 + at).copied().unwrap_or(0);
+            let (key, code) = (sense(2) & 0x0f, u16::from_be_bytes([sense(12), sense(13)]));
             match pdu.opcode() {
-                0x21 => return (pdu.head[3], pdu.data.get(4).copied().unwrap_or(0) & 0x0f),
-                0x25 if pdu.head[1] & 1 != 0 => return (pdu.head[3], 0),
+                0x21 => return Outcome { status, key, code, data },
+                0x25 => {
+                    data.extend(&pdu.data);
+                    if pdu.head[1] & 1 != 0 {
+                        return Outcome { status, key: 0, code: 0, data };
+                    }
+                }
                 _ => {}
             }
         }
