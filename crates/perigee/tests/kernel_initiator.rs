@@ -1,9 +1,11 @@
-//! Linux's own iSCSI initiator, in a QEMU guest: it logs in to a volume, makes a filesystem, runs fio
-//! with verification while the volume server is killed and started again, and logs out.
+//! Linux's own iSCSI initiator, in a QEMU guest: it is refused without the right proof, logs in to a
+//! volume with CHAP both ways, makes a filesystem, runs fio with verification while the volume server is
+//! killed and started again, and logs out.
 //!
 //! The guest is the golden image's kernel and open-iscsi with a first process of its own
 //! (`initiator/init`), and this machine's fio. It reaches the server through QEMU's user network.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long any one thing may take on a busy machine before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(240);
 const VOLUME: &str = "data";
+/// As `initiator/init` has it.
+const CLIENT: &str =
+    "iqn.2026-11.test:linux data chap=linux:correct-horse-1 mutual=perigee:battery-staple-1\n";
 
 struct Server {
     pool: PathBuf,
@@ -19,10 +24,16 @@ struct Server {
 }
 
 impl Server {
+    fn clients(&self) -> PathBuf {
+        self.pool.with_extension("clients")
+    }
+
     fn start(&mut self) {
         let process = Command::new(env!("CARGO_BIN_EXE_perigee"))
             .args(["volume", "serve", "--iscsi", &self.address, "--pool"])
             .arg(&self.pool)
+            .arg("--iscsi-clients")
+            .arg(self.clients())
             .env("PERIGEE_LOG", "warn")
             .stdin(Stdio::null())
             .spawn()
@@ -130,6 +141,9 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
     drop(free);
     let pool = dir.path().join("pool");
     let mut server = Server { pool, address: address.to_string(), process: None };
+    std::fs::write(server.clients(), CLIENT).expect("a file");
+    let closed = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(server.clients(), closed).expect("a mode");
     server.start();
     let started = Instant::now();
     while !server.pool.join("control.sock").exists() {
@@ -141,6 +155,9 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
     // The host's own address, as the guest sees it.
     let portal = format!("10.0.2.2:{}", address.port());
     let guest = Guest::start(&image, dir.path(), &portal);
+    for proof in ["no proof", "a wrong secret", "a target without the secret"] {
+        guest.until(&format!("refused: {proof}"));
+    }
     guest.until("mounted");
     // fio writes for ten seconds and more.
     for _ in 0..2 {
