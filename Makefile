@@ -34,8 +34,10 @@ test: setup
 soak: setup
 	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-volume --lib -- store::tests
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
-	image=$$(scripts/golden-image) && PERIGEE_TEST_IMAGE=$$image \
-	  cargo test --locked --package perigee --test network_boot -- --ignored --nocapture
+	cargo build --release --locked --package perigee
+	image=$$(scripts/golden-image) && for over in iscsi nbd; do \
+	  target/release/perigee lab run boot-storm --over $$over --image $$image --out out/soak-$$over || exit 1; \
+	done
 
 ## Fuzz what reads bytes from a network or a damaged disk, each for FUZZ_SECONDS. Needs cargo-fuzz
 FUZZ_SECONDS ?= 600

@@ -13,11 +13,23 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// # Errors
 /// `Unavailable` when it is not installed; `Internal` when it fails or takes longer than 20 s.
 pub async fn run(program: &str, args: &[&str]) -> Result<String, Problem> {
+    run_within(DEADLINE, program, args).await
+}
+
+/// As [`run`], for what may take longer.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_within(
+    deadline: Duration,
+    program: &str,
+    args: &[&str],
+) -> Result<String, Problem> {
     let what = || format!("{program} {}", args.join(" "));
     let output = Command::new(program).args(args).stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = tokio::time::timeout(DEADLINE, output)
+    let output = tokio::time::timeout(deadline, output)
         .await
-        .map_err(|_| Problem::internal(what(), format!("no end within {DEADLINE:?}")))?
+        .map_err(|_| Problem::internal(what(), format!("no end within {deadline:?}")))?
         .map_err(|e| cannot_start(program, &e))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

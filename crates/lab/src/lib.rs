@@ -10,20 +10,25 @@
 //! | where are its sockets and logs | `state.rs` |
 //! | tables, queries and independent answers | `tpch/` |
 //! | what does `make demo` do | `demo/` |
+//! | how do machines without disks get their network | `diskless.rs` |
+//! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | how is the report drawn | `report/` |
 
 mod command;
 pub mod definition;
 pub mod demo;
+pub mod diskless;
 mod down;
 pub mod net;
 mod process;
 mod progress;
 pub mod report;
 mod state;
+pub mod storm;
 mod supervisor;
 pub mod tpch;
 mod up;
+pub mod usage;
 
 pub use definition::{Definition, LabId, SiteDef};
 pub use down::{down, down_all};

@@ -93,7 +93,7 @@ pub fn in_namespace(namespace: &str, program: &Path) -> Command {
     command
 }
 
-async fn add_namespace(namespace: &str) -> Result<(), Problem> {
+pub(crate) async fn add_namespace(namespace: &str) -> Result<(), Problem> {
     run("ip", &["netns", "add", namespace]).await?;
     run("ip", &["-n", namespace, "link", "set", "lo", "up"]).await.map(drop)
 }

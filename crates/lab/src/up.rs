@@ -256,12 +256,26 @@ where
         return Err(Problem::conflict(format!("lab {id}"), "it exists already"));
     }
     let all = async { work(up(definition, options, steps).await?).await };
+    then_down(&options.base, &id, steps, all).await
+}
+
+/// Lets work that makes a lab come to its end, and takes the lab down: also on an error, and on
+/// Ctrl-C, SIGTERM and SIGHUP.
+///
+/// # Errors
+/// What the work or `down` says; a signal is an error too.
+pub async fn then_down<T>(
+    base: &Path,
+    id: &LabId,
+    steps: &Steps,
+    work: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
     let result = tokio::select! {
-        result = all => result,
+        result = work => result,
         name = stop_signal() => Err(Problem::internal("lab", format!("stopped by {}", name?))),
     };
     let step = steps.begin(format!("lab {id} down"));
-    let removed = down(&options.base, &id).await;
+    let removed = down(base, id).await;
     if removed.is_ok() {
         step.done("");
     }

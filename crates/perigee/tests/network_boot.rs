@@ -2,8 +2,6 @@
 
 mod diskless;
 
-use std::time::Instant;
-
 use serde_json::Value;
 
 use diskless::{Network, golden_image, until};
@@ -82,30 +80,6 @@ fn machines_without_disks_boot_from_their_own_clones() {
         network.ok(&["client", "add", "stranger"]);
         (!volumes(&network).contains(&"fresh.debian.1".to_owned())).then_some(())
     });
-}
-
-#[test]
-#[ignore = "takes minutes; make soak runs it"]
-fn eight_machines_boot_together_each_from_its_own_clone() {
-    let image = golden_image().join("debian-pg.raw");
-    let mut network = Network::new();
-    network.ok(&["pool", "create"]);
-    network.ok(&["image", "import", "debian", image.to_str().expect("text")]);
-    network.volume_server();
-    network.boot_server(&[]);
-    let mut machines: Vec<_> = (1..=8).map(|n| network.machine(&format!("m{n}"))).collect();
-    for machine in &machines {
-        network.ok(&["client", "add", &machine.name, "--mac", &machine.mac]);
-        network.ok(&["client", "bind", &machine.name, "--image", "debian", "--ephemeral"]);
-    }
-    let started = Instant::now();
-    machines.iter_mut().for_each(|machine| network.start(machine));
-    for machine in &machines {
-        network.says(machine, "up, root over iscsi, boot 1 of this disk");
-    }
-    eprintln!("eight machines were up after {:.0} s", started.elapsed().as_secs_f64());
-    let clones: Vec<_> = (1..=8).map(|n| format!("m{n}.debian.1")).collect();
-    assert_eq!(volumes(&network), clones);
 }
 
 #[test]

@@ -103,7 +103,7 @@ pub struct ChapOptions {
     target_chap_secret: Option<PathBuf>,
 }
 
-fn over(text: &str) -> Result<Over, String> {
+pub fn over(text: &str) -> Result<Over, String> {
     match text {
         "iscsi" => Ok(Over::Iscsi),
         "nbd" => Ok(Over::Nbd),

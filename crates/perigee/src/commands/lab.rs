@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use perigee_lab::storm::{self, MachineOutcome};
 use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps};
 use perigee_model::Problem;
+use perigee_model::client::Over;
 
 use crate::Context;
+use crate::commands::client::over;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
@@ -34,8 +37,12 @@ pub enum Verb {
         #[command(flatten)]
         base: BaseOption,
     },
-    /// Start a lab, run a command or a shell with PERIGEE_API set, and remove the lab
+    /// Start a lab, run a command or a shell with PERIGEE_API set, and remove the lab; or run an
+    /// experiment in a lab of its own
+    #[command(args_conflicts_with_subcommands = true)]
     Run {
+        #[command(subcommand)]
+        experiment: Option<Experiment>,
         #[command(flatten)]
         shape: Shape,
         /// The command and its arguments, after `--` [default: your shell]
@@ -60,6 +67,36 @@ pub enum Verb {
     #[command(hide = true)]
     Supervise {
         lab: LabId,
+        #[command(flatten)]
+        base: BaseOption,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Experiment {
+    /// Real machines without disks boot together over the network, each from its own clone
+    BootStorm {
+        /// How many; each takes its memory, and some for QEMU
+        #[arg(long, value_name = "N", default_value_t = 8)]
+        clients: u16,
+        /// How they reach their disks: `iscsi` or `nbd`
+        #[arg(long, default_value = "iscsi", value_parser = over)]
+        over: Over,
+        /// Memory of each in MiB
+        #[arg(long, value_name = "MIB", default_value_t = 256)]
+        memory_mib: u32,
+        /// The golden image: its file, or the directory that scripts/golden-image prints
+        #[arg(long, value_name = "PATH")]
+        image: PathBuf,
+        /// Where report.html and result.json go
+        #[arg(long, default_value = "out/boot-storm", value_name = "DIR")]
+        out: PathBuf,
+        /// Keep the recorded requests in this file; one that is there is written over
+        #[arg(long, value_name = "FILE")]
+        trace: Option<PathBuf>,
+        /// The lab's id, four hexadecimal digits [default: random]
+        #[arg(long)]
+        id: Option<LabId>,
         #[command(flatten)]
         base: BaseOption,
     },
@@ -94,6 +131,45 @@ impl Shape {
         definition.probe_kernel = self.kernel;
         Ok((definition, Options { base: self.base.base, ..Options::new()? }))
     }
+}
+
+const MACHINES: &[Column<MachineOutcome>] = &[
+    ("machine", |m| m.name.clone()),
+    ("up", |m| output::seconds(Some(m.up_s))),
+    ("requests", |m| m.requests.to_string()),
+    ("read", |m| output::bytes(m.read_bytes)),
+    ("written", |m| output::bytes(m.written_bytes)),
+];
+
+/// A format other than the table prints what stands in result.json.
+async fn storm(experiment: Experiment, format: Format, steps: &Steps) -> Result<(), Problem> {
+    let Experiment::BootStorm { clients, over, memory_mib, image, out, trace, id, base } =
+        experiment;
+    let Options { program, .. } = Options::new()?;
+    let options = storm::Options {
+        id: id.unwrap_or_else(LabId::random),
+        base: base.base,
+        program,
+        image: storm::Image::find(&image, over)?,
+        machines: clients,
+        over,
+        memory_mib,
+        out,
+        trace,
+    };
+    let outcome = storm::storm(&options, steps).await?;
+    match format {
+        Format::Table | Format::Csv => output::list(format, &outcome.machines, MACHINES)?,
+        Format::Json | Format::Yaml => output::one(format, &outcome, &[])?,
+    }
+    if format == Format::Table {
+        let totals = outcome.totals();
+        let lines = totals.iter().map(|(name, value)| format!("{name:<24}  {value}"));
+        let files = ["report.html", "result.json"].map(|name| options.out.join(name));
+        let files = files.iter().map(|file| file.display().to_string());
+        output::text(&format!("\n{}", lines.chain(files).collect::<Vec<_>>().join("\n")));
+    }
+    Ok(())
 }
 
 const LABS: &[Column<LabSummary>] = &[
@@ -142,7 +218,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::List { base } => {
             output::list(context.format, &perigee_lab::list(&base.base)?, LABS)?;
         }
-        Verb::Run { shape, command } => {
+        Verb::Run { experiment: Some(experiment), .. } => {
+            storm(experiment, context.format, &steps).await?;
+        }
+        Verb::Run { experiment: None, shape, command } => {
             let (definition, options) = shape.lab()?;
             let code = perigee_lab::run(definition, &options, &steps, &command).await?;
             return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));

@@ -1,8 +1,8 @@
-//! A network of machines without disks: one namespace with a bridge, a volume server and a boot
-//! server at its address, and QEMU guests that have nothing but a network card with firmware.
+//! A network of machines without disks, as the lab makes it, with a volume server and a boot server
+//! that tests stop and start.
 //!
-//! The namespace's name is like a lab's, so that `perigee lab down --all` finds what a killed test
-//! leaves. All processes are ended by their ids, whatever happens.
+//! `ip netns list` shows what a killed test leaves, and `perigee lab down ID` ends it. All processes
+//! are ended by their ids, whatever happens.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,18 +13,20 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
 use perigee_lab::LabId;
+use perigee_lab::diskless::{self, ADDRESS, Card};
+use perigee_model::Problem;
 use serde_json::Value;
 
 /// How long any one thing may take on a busy machine before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(400);
-const ADDRESS: &str = "10.77.0.1";
 const BOOT_PORT: u16 = 7003;
+const MEMORY_MIB: u32 = 256;
 
 pub struct Network {
     dir: tempfile::TempDir,
-    namespace: String,
+    network: diskless::Network,
     pub processes: Vec<(String, Child)>,
-    cards: u8,
+    cards: u16,
 }
 
 /// A machine without a disk.
@@ -32,27 +34,15 @@ pub struct Machine {
     pub name: String,
     pub mac: String,
     console: PathBuf,
-    tap: String,
+    card: Card,
     qemu: Option<Child>,
 }
 
 impl Network {
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("pgd").tempdir().expect("a directory");
-        let namespace = format!("{}boot", LabId::random().namespace_prefix());
-        let network = Self { dir, namespace, processes: Vec::new(), cards: 0 };
-        network.ip(&["netns", "add", &network.namespace]);
-        let inside = |args: &[&str]| network.ip(&[&["-n", &network.namespace], args].concat());
-        inside(&["link", "set", "lo", "up"]);
-        inside(&["link", "add", "br0", "type", "bridge"]);
-        inside(&["addr", "add", &format!("{ADDRESS}/24"), "dev", "br0"]);
-        inside(&["link", "set", "br0", "up"]);
-        network
-    }
-
-    fn ip(&self, args: &[&str]) {
-        let output = Command::new("ip").args(args).output().expect("iproute2");
-        assert!(output.status.success(), "ip {args:?}: {output:?}");
+        let network = done(diskless::Network::create(&LabId::random()));
+        Self { dir, network, processes: Vec::new(), cards: 0 }
     }
 
     pub fn pool(&self) -> PathBuf {
@@ -65,8 +55,7 @@ impl Network {
 
     /// A command that runs in the network.
     fn inside(&self, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", self.namespace)).arg("--").arg(program);
+        let mut command = self.network.command(Path::new(program)).into_std();
         command.stdin(Stdio::null());
         command
     }
@@ -124,7 +113,7 @@ impl Network {
 
     /// What the boot server answers to a machine.
     pub fn get(&self, path: &str) -> Option<String> {
-        let namespace = format!("/run/netns/{}", self.namespace);
+        let namespace = format!("/run/netns/{}", self.network.namespace);
         let request = format!("GET {path} HTTP/1.0\r\nHost: {ADDRESS}\r\n\r\n");
         let asked = std::thread::spawn(move || {
             let namespace = std::fs::File::open(namespace).expect("the namespace");
@@ -152,39 +141,19 @@ impl Network {
     /// A machine that is plugged in but not switched on.
     pub fn machine(&mut self, name: &str) -> Machine {
         self.cards += 1;
-        let tap = format!("tap{}", self.cards);
-        let namespace = &self.namespace;
-        self.ip(&["-n", namespace, "tuntap", "add", &tap, "mode", "tap"]);
-        self.ip(&["-n", namespace, "link", "set", &tap, "master", "br0", "up"]);
-        let mac = format!("52:54:00:77:00:{:02x}", self.cards);
+        let card = done(self.network.plug(self.cards));
         let console = self.path(&format!("{name}.console"));
-        Machine { name: name.to_owned(), mac, console, tap, qemu: None }
+        Machine { name: name.to_owned(), mac: card.mac.clone(), console, card, qemu: None }
     }
 
     /// Switches a machine on: no disk, and QEMU's own iPXE in the card's ROM.
     pub fn start(&self, machine: &mut Machine) {
         std::fs::File::create(&machine.console).expect("a console");
-        let mut command = self.inside("qemu-system-x86_64");
-        // Without graphics the firmware speaks on the serial port too.
-        command.args(["-accel", "tcg", "-machine", "q35,graphics=off", "-cpu", "max", "-m", "256"]);
-        command.args([
-            "-nodefaults",
-            "-display",
-            "none",
-            "-no-reboot",
-            "-serial",
-            "chardev:console",
-        ]);
-        command.arg("-chardev");
-        command.arg(format!(
-            "socket,id=console,server=on,wait=off,path={},logfile={}",
-            machine.keyboard().display(),
-            machine.console.display()
-        ));
-        command.arg("-netdev");
-        command.arg(format!("tap,id=net,ifname={},script=no,downscript=no", machine.tap));
-        command.arg("-device");
-        command.arg(format!("virtio-net-pci,netdev=net,mac={},bootindex=0", machine.mac));
+        let keyboard = machine.keyboard();
+        let network = &self.network;
+        let mut command =
+            network.machine(&machine.card, MEMORY_MIB, &machine.console, &keyboard).into_std();
+        command.stdin(Stdio::null());
         machine.qemu = Some(command.spawn().expect("QEMU"));
     }
 
@@ -218,12 +187,20 @@ impl Drop for Network {
             child.kill().ok();
             child.wait().ok();
         }
-        let left = Command::new("ip").args(["netns", "pids", &self.namespace]).output();
+        let namespace = &self.network.namespace;
+        let left = Command::new("ip").args(["netns", "pids", namespace]).output();
         for id in String::from_utf8_lossy(&left.expect("iproute2").stdout).lines() {
             Command::new("kill").args(["-9", id]).status().ok();
         }
-        self.ip(&["netns", "delete", &self.namespace]);
+        let deleted = Command::new("ip").args(["netns", "delete", namespace]).status();
+        assert!(deleted.expect("iproute2").success(), "{namespace} is left");
     }
+}
+
+/// The lab's code is asynchronous, tests are not.
+fn done<T>(work: impl Future<Output = Result<T, Problem>>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(work).expect("root, and a kernel with namespaces")
 }
 
 impl Machine {
