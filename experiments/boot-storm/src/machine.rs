@@ -51,7 +51,9 @@ impl LoopDisk {
         let file = scratch.join(format!("{name}.disk"));
         fs::File::create(&file)?.set_len(size_bytes)?;
         let path = file.to_string_lossy().into_owned();
-        run("mke2fs", &["-q", "-t", "ext4", "-E", "lazy_itable_init=0", &path])?;
+        // A few large files.
+        let kind = ["-q", "-t", "ext4", "-T", "largefile", "-E", "lazy_itable_init=0"];
+        run("mke2fs", &[&kind[..], &[&path]].concat())?;
         // Past the page cache, which would otherwise keep everything a second time.
         let device = run("losetup", &["--find", "--show", "--direct-io=on", &path])?;
         let dir = scratch.join(name);

@@ -5,9 +5,11 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 
+mod extents;
 mod initiator;
 mod machine;
 mod outcome;
+mod paper;
 mod replay;
 mod report;
 mod script;
@@ -23,13 +25,15 @@ use clap::{Args, Parser, Subcommand};
 use perigee_model::trace::Operation;
 use perigee_model::volume::BLOCK_BYTES;
 
+use extents::Placement;
 use machine::{Group, LoopDisk, run};
-use outcome::{Boot, Cache, Case, Layout, Responses, Results, median, mib};
+use outcome::{Allocation, Boot, Cache, Case, Layout, Responses, Results, median, mib};
 use script::Script;
 use servers::{Places, Running, Server};
 
-/// Room for the golden image twice, and for what the clients write or copy.
-const DISK_BYTES: u64 = 24 << 30;
+/// Room for the golden image twice and once for each client, where private data is allocated whole. The
+/// disk takes only what is written.
+const DISK_BYTES: u64 = 96 << 30;
 /// What the server itself may take, beside the page cache, where memory is limited.
 const SERVER_MIB: u64 = 12;
 /// Of the recorded times between an answer and the next request. The boot was recorded without
@@ -113,6 +117,7 @@ struct Setting {
     pace: f64,
     memory_max_mib: Option<u64>,
     reads_per_s_max: Option<u64>,
+    allocation: Allocation,
     traced: bool,
 }
 
@@ -195,6 +200,7 @@ impl Measure<'_> {
                             pace,
                             memory_max_mib: None,
                             reads_per_s_max: None,
+                            allocation: Allocation::OnDemand,
                             traced: false,
                         };
                         let case = self.storm(setting, layout, &mut source, private.as_mut())?;
@@ -203,21 +209,38 @@ impl Measure<'_> {
                     }
                 }
             }
-            for memory_max_mib in self.memory_sizes(results.boot.read_mib) {
-                let setting = Setting {
-                    server: Server::PerigeeNbd,
-                    round: 0,
-                    pace: PACES[1],
-                    memory_max_mib: Some(memory_max_mib),
-                    reads_per_s_max: Some(self.arguments.reads_per_s),
-                    traced: true,
-                };
+            let sizes = self.memory_sizes(results.boot.read_mib);
+            for memory_max_mib in &sizes {
+                let setting = self.limited(*memory_max_mib, Allocation::OnDemand);
                 let case = self.storm(setting, layout, &mut source, private.as_mut())?;
                 results.memory.push(case);
                 self.keep(results)?;
             }
+            if layout == Layout::Together {
+                // Where both sides have to be read again.
+                let memory_max_mib = sizes[sizes.len().min(2) - 1];
+                for allocation in [Allocation::Fixed, Allocation::OnDemand] {
+                    let setting = self.limited(memory_max_mib, allocation);
+                    let case = self.storm(setting, layout, &mut source, private.as_mut())?;
+                    results.allocation.push(case);
+                    self.keep(results)?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Perigee with little memory on slow devices.
+    fn limited(&self, memory_max_mib: u64, allocation: Allocation) -> Setting {
+        Setting {
+            server: Server::PerigeeNbd,
+            round: 0,
+            pace: PACES[1],
+            memory_max_mib: Some(memory_max_mib),
+            reads_per_s_max: Some(self.arguments.reads_per_s),
+            allocation,
+            traced: true,
+        }
     }
 
     fn servers(&self) -> impl Iterator<Item = Server> {
@@ -254,7 +277,8 @@ impl Measure<'_> {
         source: &mut LoopDisk,
         mut private: Option<&mut LoopDisk>,
     ) -> Result<Case> {
-        let Setting { server, round, pace, memory_max_mib, reads_per_s_max, traced } = setting;
+        let Setting { server, round, pace, memory_max_mib, reads_per_s_max, allocation, traced } =
+            setting;
         self.places(source, private.as_deref()).make_disks(server, self.clients, &self.script)?;
         source.forget()?;
         if let Some(private) = &mut private {
@@ -266,13 +290,17 @@ impl Measure<'_> {
         limits.extend(private.map(|disk| (disk, reads_per_s_max)));
         let group = Group::make("server", memory_max_mib.map(|mib| mib << 20), &limits)?;
         let running = Running::start(server, &places, &group, self.clients)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        if allocation == Allocation::Fixed {
+            runtime.block_on(replay::touch(&self.script, &running.disks))?;
+            places.allocate_all(self.clients)?;
+        }
         let trace = self.scratch.join("storm.trace");
         if traced {
             places.start_trace(&trace)?;
         }
         let read_before = (source.read_bytes()?, private.map(LoopDisk::read_bytes).transpose()?);
         let cpu_before_s = running.cpu_s()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let storm = runtime.block_on(replay::run(&self.script, &running.disks, pace))?;
         drop(runtime);
         let server_cpu_s = running.cpu_s()? - cpu_before_s;
@@ -281,6 +309,11 @@ impl Measure<'_> {
         let private_read = private_read.zip(read_before.1).map(|(after, before)| after - before);
         let memory_peak_mib = mib(group.memory_peak_bytes()?);
         let cache = if traced { Some(places.stop_trace(&trace)?) } else { None };
+        let placement = if traced {
+            Some(Placement::of_trace(&fs::read(&trace)?, &places.layers(self.clients)?)?)
+        } else {
+            None
+        };
         drop(running);
         drop(group);
         places.remove_disks(server, self.clients)?;
@@ -291,6 +324,7 @@ impl Measure<'_> {
             round,
             pace,
             layout,
+            allocation,
             memory_max_mib,
             reads_per_s_max,
             last_up_s: up_s.last().copied().context("a client that is up")?,
@@ -303,6 +337,7 @@ impl Measure<'_> {
             private_device_read_mib: private_read.map(mib),
             response_ms: responses.over_time,
             cache,
+            placement,
         };
         self.say(&line(&case));
         Ok(case)

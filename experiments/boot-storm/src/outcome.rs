@@ -8,6 +8,7 @@ use perigee_model::trace::{Operation, TraceRecord, TraceRequest, read_trace};
 use perigee_model::volume::BLOCK_BYTES;
 use serde::{Deserialize, Serialize};
 
+use crate::extents::Placement;
 use crate::replay::{Seen, Storm};
 use crate::servers::Server;
 
@@ -23,6 +24,9 @@ pub struct Results {
     pub peers: Vec<Case>,
     /// With limits of memory and devices, traced.
     pub memory: Vec<Case>,
+    /// Private files whose whole size is allocated before the storm, and as they are written.
+    #[serde(default)]
+    pub allocation: Vec<Case>,
 }
 
 /// What one client asks.
@@ -43,6 +47,16 @@ pub enum Layout {
     Apart,
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// Private blocks get their place on the disk when they are written.
+    #[default]
+    OnDemand,
+    /// All of a volume has its place before.
+    Fixed,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Case {
     pub server: Server,
@@ -50,6 +64,8 @@ pub struct Case {
     /// The clients' times between an answer and the next request, for one of the recording.
     pub pace: f64,
     pub layout: Layout,
+    #[serde(default)]
+    pub allocation: Allocation,
     /// Of the server with the page cache that it fills.
     pub memory_max_mib: Option<u64>,
     pub reads_per_s_max: Option<u64>,
@@ -66,6 +82,8 @@ pub struct Case {
     /// Mean of the response times of what was asked in each half second.
     pub response_ms: Vec<(f64, f64)>,
     pub cache: Option<Cache>,
+    #[serde(default)]
+    pub placement: Option<Placement>,
 }
 
 /// Where reads were served, by the server's own trace.

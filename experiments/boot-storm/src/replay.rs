@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use perigee_http::Listen;
 use perigee_model::trace::Operation;
+use perigee_model::volume::BLOCK_BYTES;
 use perigee_volume::device::{Device, Zeroing};
 use perigee_volume::nbd::{NbdDevice, RemoteExport};
 use tokio::sync::watch;
@@ -82,6 +83,28 @@ pub struct Storm {
     pub requests: Vec<Seen>,
     /// When each client had its last answer, since the storm began; in order.
     pub up: Vec<Duration>,
+}
+
+/// Every client writes the first block that its boot writes, so that it has private data.
+///
+/// # Errors
+/// When a client can't connect or a request fails.
+pub async fn touch(script: &Script, disks: &[Disk]) -> Result<()> {
+    let Some(block) = script.blocks(Operation::Write).first().copied() else { return Ok(()) };
+    let length_bytes = u32::try_from(BLOCK_BYTES)?;
+    let write = Step {
+        operation: Operation::Write,
+        offset: block * BLOCK_BYTES,
+        length_bytes,
+        after: None,
+        think: Duration::ZERO,
+    };
+    for (number, disk) in disks.iter().enumerate() {
+        let connection = Connection::open(disk, number).await?;
+        connection.run(&write).await?;
+        connection.run(&Step { operation: Operation::Flush, ..write }).await?;
+    }
+    Ok(())
 }
 
 /// Connects all clients, then lets them boot together. `pace` is for the times between an answer

@@ -6,7 +6,8 @@ use perigee_lab::report::page::{self, figure, row};
 use perigee_lab::report::plots::{Bar, Trace, bars, traces};
 use perigee_lab::report::svg::escape;
 
-use crate::outcome::{Case, Layout, Results, median};
+use crate::outcome::{Allocation, Case, Layout, Results, median};
+use crate::paper;
 use crate::servers::Server;
 
 // Writing to a String cannot fail, so the results of `write!` below say nothing.
@@ -23,6 +24,7 @@ pub fn html(results: &Results) -> String {
     );
     peers(&mut page, results);
     memory(&mut page, results);
+    allocation(&mut page, results);
     page.push_str("<h2>Versions</h2>\n<ul>\n");
     for (name, version) in &results.versions {
         let _ = writeln!(page, "<li>{}: {}</li>", escape(name), escape(version));
@@ -35,7 +37,7 @@ pub fn html(results: &Results) -> String {
 type Value = fn(&Case) -> f64;
 
 fn peers(page: &mut String, results: &Results) {
-    page.push_str("<h2>Servers beside each other</h2>\n");
+    let _ = writeln!(page, "<h2>Servers beside each other</h2>\n<p>{}</p>", escape(paper::PEERS));
     let figures: [(&str, &str, Value); 5] = [
         ("Until the last client is up", "seconds", |case| case.last_up_s),
         ("Mean response time", "milliseconds", |case| case.mean_response_ms),
@@ -49,20 +51,32 @@ fn peers(page: &mut String, results: &Results) {
     for (pace, (title, unit, value)) in
         paces.into_iter().flat_map(|pace| figures.map(|figure| (pace, figure)))
     {
-        let bar = |server: Server| {
+        let found = |server: Server| {
             let is_it = |case: &&Case| case.server == server && case.pace.total_cmp(&pace).is_eq();
             let cases = results.peers.iter().filter(is_it);
-            let value = median(&mut cases.map(value).collect::<Vec<_>>())?;
+            median(&mut cases.map(value).collect::<Vec<_>>())
+        };
+        let bar = |server: Server| {
+            let value = found(server)?;
             let class = if server.is_perigee() { "ours" } else { "peer" };
             Some(Bar { name: server.name().into(), class, value, label: format!("{value:.2}") })
         };
-        let found: Vec<Bar> = Server::ALL.into_iter().filter_map(bar).collect();
-        if !found.is_empty() {
+        let bars_found: Vec<Bar> = Server::ALL.into_iter().filter_map(bar).collect();
+        if !bars_found.is_empty() {
+            let rivals =
+                [(Server::PerigeeNbd, Server::QemuNbd), (Server::PerigeeIscsi, Server::Tgt)];
+            let beside: Vec<_> = rivals
+                .into_iter()
+                .filter_map(|(own, peer)| {
+                    Some([(own.name(), found(own)?), (peer.name(), found(peer)?)])
+                })
+                .collect();
             let caption = format!(
                 "The clients' own times are {pace} of the recording's. Median of the rounds; source and private \
-                 data on one device."
+                 data on one device.{}",
+                paper::peers(&beside)
             );
-            figure(page, title, &caption, &bars(&found, unit, title));
+            figure(page, title, &caption, &bars(&bars_found, unit, title));
         }
     }
 }
@@ -94,6 +108,9 @@ fn memory(page: &mut String, results: &Results) {
         row(page, "", &cells);
     }
     page.push_str("</table></div>\n");
+    if let Some(text) = paper::layouts(results) {
+        let _ = writeln!(page, "<p>{}</p>", escape(&text));
+    }
     for layout in [Layout::Together, Layout::Apart] {
         let cases = || results.memory.iter().filter(move |case| case.layout == layout);
         if cases().next().is_none() {
@@ -103,16 +120,68 @@ fn memory(page: &mut String, results: &Results) {
         let lines = |points: fn(&Case) -> Vec<(f64, f64)>| -> Vec<Trace> {
             cases().map(|case| Trace { name: name(case), points: points(case) }).collect()
         };
-        let caption = format!("Source and private data {}.", word(layout));
+        let caption = |beside: Option<String>| {
+            format!("Source and private data {}. {}", word(layout), beside.unwrap_or_default())
+        };
         let times = lines(|case| case.response_ms.clone());
         let title = "Mean response time over the storm";
-        figure(page, title, &caption, &traces(&times, ("seconds", "milliseconds"), title));
+        let caption_times = caption(paper::response(results, layout));
+        figure(page, title, &caption_times, &traces(&times, ("seconds", "milliseconds"), title));
         let title = "Reloads of source blocks";
         let reloads = lines(|case| {
             case.cache.as_ref().map(|cache| cache.source_reloads.clone()).unwrap_or_default()
         });
-        figure(page, title, &caption, &traces(&reloads, ("seconds", "requests so far"), title));
+        let caption_reloads = caption(paper::reloads(results, layout));
+        figure(
+            page,
+            title,
+            &caption_reloads,
+            &traces(&reloads, ("seconds", "requests so far"), title),
+        );
     }
+}
+
+fn allocation(page: &mut String, results: &Results) {
+    if results.allocation.is_empty() {
+        return;
+    }
+    page.push_str("<h2>Fixed and on-demand allocation</h2>\n");
+    let _ = writeln!(
+        page,
+        "<p>Fixed: after a first write, each client's private file gets its whole size on the disk before the storm. On \
+         demand: as Perigee does, a block gets its place when it is written. Source and private data are on one device. \
+         Where the blocks lie is what the filesystem says (filefrag); the kernel writes later, and in an order of its \
+         own.</p>\n\
+         <div class=\"scroll\"><table>\n<tr><th>allocation</th><th>last up s</th><th>mean response ms</th>\
+         <th>runs of private blocks</th><th>within MiB</th><th>reads from disk</th><th>mean seek, reads MiB</th>\
+         <th>reads and writes MiB</th></tr>"
+    );
+    let name = |case: &Case| match case.allocation {
+        Allocation::Fixed => "fixed",
+        Allocation::OnDemand => "on demand",
+    };
+    for (case, placement) in results.allocation.iter().filter_map(|c| Some((c, c.placement?))) {
+        let cells = [
+            name(case).to_owned(),
+            format!("{:.1}", case.last_up_s),
+            format!("{:.2}", case.mean_response_ms),
+            placement.private_runs.to_string(),
+            format!("{:.0}", placement.private_span_mib),
+            placement.disk_reads.to_string(),
+            format!("{:.1}", placement.mean_read_seek_mib),
+            format!("{:.1}", placement.mean_seek_mib),
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str("</table></div>\n");
+    let title = "Mean response time over the storm";
+    let lines: Vec<Trace> = results
+        .allocation
+        .iter()
+        .map(|case| Trace { name: name(case).to_owned(), points: case.response_ms.clone() })
+        .collect();
+    let caption = paper::allocation(results).unwrap_or_default();
+    figure(page, title, &caption, &traces(&lines, ("seconds", "milliseconds"), title));
 }
 
 fn word(layout: Layout) -> &'static str {

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use perigee_lab::usage::Usage;
 use perigee_model::trace::Operation;
-use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
+use crate::extents::{Extents, Layers};
 use crate::machine::{Group, run};
 use crate::replay::Disk;
 use crate::script::Script;
@@ -114,6 +116,39 @@ impl Places<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Gives every client's private file its whole size on the disk. It has to have one: something
+    /// was written.
+    pub fn allocate_all(&self, clients: usize) -> Result<()> {
+        for client in 0..clients {
+            let [head, _] = self.layers_of(client)?;
+            let length = head.metadata()?.len().to_string();
+            run("fallocate", &["--length", &length, &text(&head)])?;
+        }
+        Ok(())
+    }
+
+    /// Where everything of Perigee's volumes is on the disk.
+    pub fn layers(&self, clients: usize) -> Result<Layers> {
+        let [_, source] = self.layers_of(0)?;
+        let private = |client| Ok((volume(client), Extents::of(&self.layers_of(client)?[0])?));
+        let private: Result<_> = (0..clients).map(private).collect();
+        Ok(Layers { source: Extents::of(&source)?, private: private? })
+    }
+
+    /// The files with the data of a volume's head and of the image below it.
+    fn layers_of(&self, client: usize) -> Result<[PathBuf; 2]> {
+        let said = self.perigee(&["volume", "info", &volume(client), "--format", "json"])?;
+        let info: VolumeInfo = serde_json::from_str(&said)?;
+        let [head, source, ..] = info.chain[..] else { bail!("a clone has an image below it") };
+        let dirs = [text(self.source), text(self.private)];
+        let found = |layer| {
+            let name = format!("{layer}.data");
+            let said = run("find", &[&dirs[0], &dirs[1], "-name", &name])?;
+            said.lines().next().map(PathBuf::from).with_context(|| format!("no file {name}"))
+        };
+        Ok([found(head)?, found(source)?])
     }
 
     pub fn remove_disks(&self, server: Server, clients: usize) -> Result<()> {
@@ -299,16 +334,7 @@ impl Running {
 
     /// CPU time of all servers since they were started.
     pub fn cpu_s(&self) -> Result<f64> {
-        const TICKS_PER_S: f64 = 100.0; // USER_HZ, the same on every Linux machine
-        let mut ticks = 0;
-        for child in &self.children {
-            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
-            let (_, after_name) = stat.rsplit_once(')').context("a process's line")?;
-            for field in after_name.split_whitespace().skip(11).take(2) {
-                ticks += field.parse::<u32>()?;
-            }
-        }
-        Ok(f64::from(ticks) / TICKS_PER_S)
+        self.children.iter().map(|child| Ok(Usage::of(child.id())?.cpu_s)).sum()
     }
 }
 
