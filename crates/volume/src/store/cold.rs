@@ -40,11 +40,16 @@ pub(super) async fn read(
     let Some(reader) = reader else {
         return blocking(move || file.read_at(offset, &mut buffer).map(|()| buffer)).await;
     };
+    let ahead = file.ahead_of(&(offset..offset + length as u64));
+    let ahead = ahead.map(|range| (Arc::clone(&file), range));
     let (done, result) = oneshot::channel();
     if let Some(gathering) = reader.hand_in(Read { file, offset, buffer, filled: 0, done }) {
         // The other requests of the batch run first, and add what they have to read.
         tokio::task::yield_now().await;
         drop(gathering);
+    }
+    if let Some((file, range)) = ahead {
+        drop(tokio::task::spawn_blocking(move || file.bring_in(range)));
     }
     result.await.expect("every read is answered")
 }

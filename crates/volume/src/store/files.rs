@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -16,6 +17,7 @@ use perigee_model::volume::CachePolicy;
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::ahead::Streams;
 use super::blocks::index;
 use super::closing::{self, ClosedLater};
 use super::direct::DirectFile;
@@ -30,6 +32,14 @@ pub(super) trait BlockFile: Send + Sync {
     fn try_read_at(&self, _offset: u64, _buffer: &mut [u8]) -> Option<io::Result<()>> {
         None
     }
+
+    /// What should be in memory soon, when a read that has to wait begins.
+    fn ahead_of(&self, _read: &Range<u64>) -> Option<Range<u64>> {
+        None
+    }
+
+    /// Begins to bring a range into memory, if that can be; may block a little.
+    fn bring_in(&self, _range: Range<u64>) {}
 
     /// What the kernel reads from into any buffer, if it is a real file.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -150,19 +160,19 @@ pub(super) struct DiskFile {
     /// Reads and writes go past the page cache, through `direct`.
     is_direct: AtomicBool,
     direct: OnceLock<DirectFile>,
+    streams: Streams,
 }
 
 impl From<File> for DiskFile {
     fn from(file: File) -> Self {
         forget_access_times(&file);
         read_only_what_is_asked(&file);
-        let (always_waits, is_direct) = Default::default();
-        Self { file: file.into(), always_waits, is_direct, direct: OnceLock::new() }
+        let (always_waits, is_direct, streams) = Default::default();
+        Self { file: file.into(), always_waits, is_direct, direct: OnceLock::new(), streams }
     }
 }
 
-/// What a client will read next, it knows better than the kernel, which would read ahead of each of
-/// them: guests read ahead themselves, and of a boot a third more came from the disk than was asked.
+/// The kernel would read ahead of every client; `ahead` says for whom it is done instead.
 fn read_only_what_is_asked(file: &File) {
     if let Err(error) = fadvise(file, 0, None, Advice::Random) {
         tracing::debug!(%error, "the kernel reads ahead in a layer's file");
@@ -210,6 +220,17 @@ impl BlockFile for DiskFile {
                 None
             }
             Err(error) => Some(Err(error.into())),
+        }
+    }
+
+    fn ahead_of(&self, read: &Range<u64>) -> Option<Range<u64>> {
+        if self.direct().is_some() { None } else { self.streams.ahead_of(read) }
+    }
+
+    fn bring_in(&self, range: Range<u64>) {
+        let length = NonZeroU64::new(range.end - range.start);
+        if let Err(error) = fadvise(&*self.file, range.start, length, Advice::WillNeed) {
+            tracing::debug!(%error, "nothing is read ahead in a layer's file");
         }
     }
 

@@ -21,6 +21,7 @@
 //! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
 //! | what it takes on the disk, and for whom | `space` |
 
+mod ahead;
 mod attach;
 mod blocks;
 mod catalog;
