@@ -34,8 +34,10 @@ use servers::{Places, Running, Server};
 /// Room for the golden image twice and once for each client, where private data is allocated whole. The
 /// disk takes only what is written.
 const DISK_BYTES: u64 = 96 << 30;
-/// What the server itself may take, beside the page cache, where memory is limited.
-const SERVER_MIB: u64 = 12;
+/// What the server itself may take beside the page cache, where memory is limited: so much, and for each
+/// client two reads of 1 MiB, which its guest asks for at a time, and its connection.
+const SERVER_MIB: u64 = 16;
+const SERVER_CLIENT_MIB: f64 = 2.25;
 /// Of the recorded times between an answer and the next request. The boot was recorded without
 /// hardware virtualisation; with it, a guest thinks some ten times faster.
 const PACES: [f64; 2] = [1.0, 0.1];
@@ -212,8 +214,11 @@ impl Measure<'_> {
             let sizes = self.memory_sizes(results.boot.read_mib);
             for memory_max_mib in &sizes {
                 let setting = self.limited(*memory_max_mib, Allocation::OnDemand);
-                let case = self.storm(setting, layout, &mut source, private.as_mut())?;
-                results.memory.push(case);
+                match self.storm(setting, layout, &mut source, private.as_mut()) {
+                    Ok(case) => results.memory.push(case),
+                    // Too little for the server itself; the other sizes still say something.
+                    Err(error) => self.say(&format!("{memory_max_mib} MiB left out: {error:#}")),
+                }
                 self.keep(results)?;
             }
             if layout == Layout::Together {
@@ -257,7 +262,9 @@ impl Measure<'_> {
         } else {
             &[boot_mib / 4, boot_mib / 2, boot_mib, boot_mib * 2]
         };
-        cache_mib.iter().map(|mib| SERVER_MIB + mib).collect()
+        let clients_mib = self.clients as f64 * SERVER_CLIENT_MIB;
+        let server_mib = SERVER_MIB + (1..).find(|mib| *mib as f64 >= clients_mib).unwrap_or(1);
+        cache_mib.iter().map(|mib| server_mib + mib).collect()
     }
 
     fn places<'p>(&'p self, source: &'p LoopDisk, private: Option<&'p LoopDisk>) -> Places<'p> {
@@ -289,7 +296,7 @@ impl Measure<'_> {
         let mut limits = vec![(&*source, reads_per_s_max)];
         limits.extend(private.map(|disk| (disk, reads_per_s_max)));
         let group = Group::make("server", memory_max_mib.map(|mib| mib << 20), &limits)?;
-        let running = Running::start(server, &places, &group, self.clients)?;
+        let mut running = Running::start(server, &places, &group, self.clients)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         if allocation == Allocation::Fixed {
             runtime.block_on(replay::touch(&self.script, &running.disks))?;
@@ -301,7 +308,21 @@ impl Measure<'_> {
         }
         let read_before = (source.read_bytes()?, private.map(LoopDisk::read_bytes).transpose()?);
         let cpu_before_s = running.cpu_s()?;
-        let storm = runtime.block_on(replay::run(&self.script, &running.disks, pace))?;
+        let disks = running.disks.clone();
+        let storm = runtime.block_on(async {
+            tokio::select! {
+                storm = replay::run(&self.script, &disks, pace) => storm,
+                ended = running.ended() => Err(ended),
+            }
+        });
+        let storm = match storm {
+            Ok(storm) => storm,
+            Err(error) => {
+                drop((running, group));
+                places.remove_disks(server, self.clients)?;
+                return Err(error);
+            }
+        };
         drop(runtime);
         let server_cpu_s = running.cpu_s()? - cpu_before_s;
         let source_read = source.read_bytes()? - read_before.0;

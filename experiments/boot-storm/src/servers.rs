@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use perigee_lab::usage::Usage;
@@ -330,6 +330,24 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// Returns when a server ends, which it should not, and says so.
+    pub async fn ended(&mut self) -> anyhow::Error {
+        loop {
+            for child in &mut self.children {
+                match child.try_wait() {
+                    Ok(None) => {}
+                    Ok(Some(status)) => {
+                        return anyhow!(
+                            "a server ended with {status} in the storm; SIGKILL can mean that its memory is limited too much"
+                        );
+                    }
+                    Err(error) => return error.into(),
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
     }
 
     /// CPU time of all servers since they were started.
