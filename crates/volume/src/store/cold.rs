@@ -26,8 +26,11 @@ use super::files::BlockFile;
 
 /// Entries of a ring, and so reads that the kernel has of one thread at a time.
 const ENTRIES: u32 = 256;
-/// Longest read in one go.
+/// Of a longer read the kernel is asked piece by piece.
 const PART_BYTES_MAX: usize = 1 << 30;
+/// So much of one thread is read at a time, or one read that is longer. The others wait without
+/// memory, so that what a server takes for reads does not grow with its clients.
+const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
 
 /// Fills a buffer from a file, waiting for the disk.
 pub(super) async fn read(
@@ -35,15 +38,18 @@ pub(super) async fn read(
     offset: u64,
     length: usize,
 ) -> io::Result<Vec<u8>> {
-    let mut buffer = vec![0; length];
     let reader = (length > 0 && file.fd().is_some()).then(Reader::of_this_thread).flatten();
     let Some(reader) = reader else {
-        return blocking(move || file.read_at(offset, &mut buffer).map(|()| buffer)).await;
+        let whole = move || {
+            let mut buffer = vec![0; length];
+            file.read_at(offset, &mut buffer).map(|()| buffer)
+        };
+        return blocking(whole).await;
     };
     let ahead = file.ahead_of(&(offset..offset + length as u64));
     let ahead = ahead.map(|range| (Arc::clone(&file), range));
     let (done, result) = oneshot::channel();
-    if let Some(gathering) = reader.hand_in(Read { file, offset, buffer, filled: 0, done }) {
+    if let Some(gathering) = reader.hand_in(Read { file, offset, length, done }) {
         // The other requests of the batch run first, and add what they have to read.
         tokio::task::yield_now().await;
         drop(gathering);
@@ -57,10 +63,16 @@ pub(super) async fn read(
 struct Read {
     file: Arc<dyn BlockFile>,
     offset: u64,
+    length: usize,
+    done: oneshot::Sender<io::Result<Vec<u8>>>,
+}
+
+/// A read that has a place.
+struct Begun {
+    read: Read,
     buffer: Vec<u8>,
     /// Bytes of the buffer that are read.
     filled: usize,
-    done: oneshot::Sender<io::Result<Vec<u8>>>,
 }
 
 /// One thread's ring. Tasks that have moved to other threads use it too.
@@ -73,9 +85,10 @@ struct Reader {
 struct Ring {
     ring: IoUring,
     /// What the kernel has, or will have; a read's place here marks its completion.
-    in_flight: Vec<Option<Read>>,
+    in_flight: Vec<Option<Begun>>,
+    in_flight_bytes: usize,
     free: Vec<usize>,
-    /// Reads without a place.
+    /// Reads without a place, in their order.
     queue: VecDeque<Read>,
     /// A task will hand the kernel what was added.
     is_gathering: bool,
@@ -129,6 +142,7 @@ impl Reader {
         let ring = Mutex::new(Ring {
             ring,
             in_flight: (0..places).map(|_| None).collect(),
+            in_flight_bytes: 0,
             free: (0..places).collect(),
             queue: VecDeque::new(),
             is_gathering: false,
@@ -167,16 +181,35 @@ impl Taker {
 }
 
 impl Ring {
-    fn add(&mut self, mut read: Read) {
-        let Some(place) = self.free.pop() else { return self.queue.push_back(read) };
-        let rest = &mut read.buffer[read.filled..];
+    fn add(&mut self, read: Read) {
+        self.queue.push_back(read);
+        self.begin();
+    }
+
+    /// Gives reads places as long as there is room.
+    fn begin(&mut self) {
+        while let Some(next) = self.queue.front() {
+            let bytes = self.in_flight_bytes + next.length;
+            if self.free.is_empty() || self.in_flight_bytes > 0 && bytes > IN_FLIGHT_BYTES_MAX {
+                return;
+            }
+            if let (Some(read), Some(place)) = (self.queue.pop_front(), self.free.pop()) {
+                self.in_flight_bytes = bytes;
+                let buffer = vec![0; read.length];
+                self.push(place, Begun { read, buffer, filled: 0 });
+            }
+        }
+    }
+
+    fn push(&mut self, place: usize, mut begun: Begun) {
+        let rest = &mut begun.buffer[begun.filled..];
         let length = u32::try_from(rest.len().min(PART_BYTES_MAX)).expect("bounded");
-        let fd = read.file.fd().expect("checked before it was handed in").as_raw_fd();
+        let fd = begun.read.file.fd().expect("checked before it was handed in").as_raw_fd();
         let entry = opcode::Read::new(types::Fd(fd), rest.as_mut_ptr(), length)
-            .offset(read.offset + read.filled as u64)
+            .offset(begun.read.offset + begun.filled as u64)
             .build()
             .user_data(place as u64);
-        self.in_flight[place] = Some(read);
+        self.in_flight[place] = Some(begun);
         // SAFETY: file and buffer of a read stay as they are in `in_flight` until its completion, for
         // which a ring waits before it goes.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -210,26 +243,23 @@ impl Ring {
     }
 
     fn ended(&mut self, place: usize, result: i32) {
-        let mut read = self.in_flight[place].take().expect("one completion for each read");
-        self.free.push(place);
+        let mut begun = self.in_flight[place].take().expect("one completion for each read");
         let failed = match usize::try_from(result) {
             Ok(0) => Some(io::ErrorKind::UnexpectedEof.into()),
             Ok(length) => {
-                read.filled += length;
+                begun.filled += length;
                 None
             }
             Err(_) => Some(io::Error::from_raw_os_error(-result)).filter(|e| !is_transient(e)),
         };
-        let answer = match failed {
-            Some(error) => Err(error),
-            None if read.filled < read.buffer.len() => return self.add(read),
-            None => Ok(read.buffer),
-        };
-        // Nobody waits for it when the client has gone.
-        let _gone = read.done.send(answer);
-        if let Some(read) = self.queue.pop_front() {
-            self.add(read);
+        if failed.is_none() && begun.filled < begun.buffer.len() {
+            return self.push(place, begun);
         }
+        self.free.push(place);
+        self.in_flight_bytes -= begun.read.length;
+        // Nobody waits for it when the client has gone.
+        let _gone = begun.read.done.send(failed.map_or(Ok(begun.buffer), Err));
+        self.begin();
     }
 }
 
@@ -277,6 +307,20 @@ mod tests {
         let reads = (0..3 * ENTRIES as usize).map(|n| read(Arc::clone(&file), n as u64 * 100, 100));
         let found = futures_util::future::try_join_all(reads).await.expect("all are read");
         assert_eq!(found.concat(), bytes);
+    }
+
+    #[tokio::test]
+    async fn more_bytes_than_a_ring_reads_at_a_time_are_all_read() {
+        let (bytes, file) = file(3 * IN_FLIGHT_BYTES_MAX);
+        let part = |part: usize| {
+            let length = IN_FLIGHT_BYTES_MAX / 2;
+            read(Arc::clone(&file), (part * length) as u64, length)
+        };
+        let whole = read(Arc::clone(&file), 0, bytes.len());
+        let (whole, parts) = tokio::join!(whole, futures_util::future::join_all((0..6).map(part)));
+        assert!(whole.expect("all of it") == bytes, "a read that is longer than the bound");
+        let parts: Vec<_> = parts.into_iter().map(|part| part.expect("a part")).collect();
+        assert!(parts.concat() == bytes, "reads that are more than the bound together");
     }
 
     #[tokio::test]
