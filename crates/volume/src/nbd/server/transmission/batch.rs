@@ -21,6 +21,9 @@ const REQUEST_COST_BYTES: usize = 4 << 10;
 /// After so much work a connection lets others run.
 const TURN_BYTES: usize = 4 << 20;
 
+/// A longer read is not tried at once: copying it would keep others waiting.
+const AT_ONCE_BYTES_MAX: usize = 1 << 20;
+
 type Input = input::Input<Dialect>;
 type Frame = input::Frame<Request>;
 
@@ -147,11 +150,11 @@ impl Batch {
         let dialect = self.rules.dialect;
         let head_bytes = dialect.data_head_bytes();
         let Some(room) = self.output.room(head_bytes + length) else {
-            if self.output.is_empty() {
-                self.waiting.start(to, command, Bytes::new(), self.taken);
-                return true;
+            let begins = self.output.is_empty();
+            if begins {
+                self.read_long(to, command, length, counts);
             }
-            return false;
+            return begins;
         };
         let (mut head, data) = room.split_at_mut(head_bytes);
         let read = || self.device.try_read(to.offset, data);
@@ -165,6 +168,32 @@ impl Batch {
             None => self.waiting.start(to, command, Bytes::new(), self.taken),
         }
         true
+    }
+
+    /// A read that does not fit the output's buffer.
+    fn read_long(
+        &mut self,
+        to: AnswerTo,
+        command: Command,
+        length: usize,
+        counts: &mut BatchCounts,
+    ) {
+        let mut data = Vec::new();
+        let read = || {
+            if length > AT_ONCE_BYTES_MAX {
+                return None;
+            }
+            data = vec![0; length];
+            self.device.try_read(to.offset, &mut data)
+        };
+        match self.sampler.measure(&self.counters, command.name(), to.offset, length, read) {
+            Some(Ok(())) => {
+                self.answer(to, Answer::Data { offset: to.offset, data: data.into() });
+                counts.read(length);
+            }
+            Some(Err(error)) => self.answer(to, refusal(&error)),
+            None => self.waiting.start(to, command, Bytes::new(), self.taken),
+        }
     }
 
     /// The bytes that were written or are being written.
