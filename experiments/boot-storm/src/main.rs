@@ -34,10 +34,10 @@ use servers::{Places, Running, Server};
 /// Room for the golden image twice and once for each client, where private data is allocated whole. The
 /// disk takes only what is written.
 const DISK_BYTES: u64 = 96 << 30;
-/// What the server itself may take beside the page cache, where memory is limited: so much, and for each
-/// client two reads of 1 MiB, which its guest asks for at a time, and its connection.
-const SERVER_MIB: u64 = 16;
-const SERVER_CLIENT_MIB: f64 = 2.25;
+/// What the server itself takes beside the page cache, where memory is limited: so much, most of it for
+/// reads that wait for the disk, and for each client the answer on its way to it.
+const SERVER_MIB: u64 = 24;
+const SERVER_CLIENT_MIB: f64 = 0.25;
 /// Of the recorded times between an answer and the next request. The boot was recorded without
 /// hardware virtualisation; with it, a guest thinks some ten times faster.
 const PACES: [f64; 2] = [1.0, 0.1];
@@ -217,7 +217,10 @@ impl Measure<'_> {
                 match self.storm(setting, layout, &mut source, private.as_mut()) {
                     Ok(case) => results.memory.push(case),
                     // Too little for the server itself; the other sizes still say something.
-                    Err(error) => self.say(&format!("{memory_max_mib} MiB left out: {error:#}")),
+                    Err(error) => {
+                        self.say(&format!("{memory_max_mib} MiB left out: {error:#}"));
+                        results.too_small.push((layout, *memory_max_mib));
+                    }
                 }
                 self.keep(results)?;
             }

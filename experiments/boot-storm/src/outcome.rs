@@ -24,6 +24,9 @@ pub struct Results {
     pub peers: Vec<Case>,
     /// With limits of memory and devices, traced.
     pub memory: Vec<Case>,
+    /// With so many MiB the server was killed for want of memory.
+    #[serde(default)]
+    pub too_small: Vec<(Layout, u64)>,
     /// Private files whose whole size is allocated before the storm, and as they are written.
     #[serde(default)]
     pub allocation: Vec<Case>,

@@ -87,9 +87,10 @@ fn memory(page: &mut String, results: &Results) {
     let _ = writeln!(
         page,
         "<p>The server's memory, with the page cache that it fills, is limited; each device answers at most {} reads a \
-         second. A reload is a read that waits for the disk for blocks which were in memory before.</p>\n\
+         second. A reload is a read that could not be answered from memory although all of its blocks had been there \
+         before.</p>\n\
          <div class=\"scroll\"><table>\n<tr><th>devices</th><th>memory MiB</th><th>last up s</th><th>mean response ms</th>\
-         <th>source hits</th><th>loads</th><th>reloads</th><th>private hits</th><th>reloads</th></tr>",
+         <th>read from devices MiB</th><th>source hits</th><th>loads</th><th>reloads</th><th>private hits</th><th>reloads</th></tr>",
         first.reads_per_s_max.unwrap_or_default()
     );
     for case in &results.memory {
@@ -99,6 +100,10 @@ fn memory(page: &mut String, results: &Results) {
             case.memory_max_mib.unwrap_or_default().to_string(),
             format!("{:.1}", case.last_up_s),
             format!("{:.2}", case.mean_response_ms),
+            format!(
+                "{:.1}",
+                case.source_device_read_mib + case.private_device_read_mib.unwrap_or(0.0)
+            ),
             cache.source.hits.to_string(),
             cache.source.first_loads.to_string(),
             cache.source.reloads.to_string(),
@@ -108,6 +113,10 @@ fn memory(page: &mut String, results: &Results) {
         row(page, "", &cells);
     }
     page.push_str("</table></div>\n");
+    for (layout, mib) in &results.too_small {
+        let layout = word(*layout);
+        let _ = writeln!(page, "<p>{mib} MiB, {layout}: too little for the server itself.</p>");
+    }
     if let Some(text) = paper::layouts(results) {
         let _ = writeln!(page, "<p>{}</p>", escape(&text));
     }
