@@ -8,75 +8,41 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use perigee_iscsi_load::wire::{HEAD_BYTES, Head, Kind, NO_TAG, opcode, wrong};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-const HEAD_BYTES: usize = 48;
-const SECTOR_BYTES: u64 = 512;
 /// What we take in one PDU, and the most that any PDU of the target may have.
 const SEGMENT_BYTES_MAX: usize = 256 << 10;
 /// What targets take in one PDU unless they say otherwise (RFC 7143, 13.12).
 const TARGET_SEGMENT_BYTES: usize = 8192;
-const NO_TAG: u32 = 0xffff_ffff;
-
-mod opcode {
-    pub const NOP_OUT: u8 = 0x00;
-    pub const COMMAND: u8 = 0x01;
-    pub const LOGIN: u8 = 0x03;
-    pub const DATA_OUT: u8 = 0x05;
-    pub const NOP_IN: u8 = 0x20;
-    pub const RESPONSE: u8 = 0x21;
-    pub const LOGIN_RESPONSE: u8 = 0x23;
-    pub const DATA_IN: u8 = 0x25;
-    pub const READY: u8 = 0x31;
-}
-
-fn wrong(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.into())
-}
 
 struct Pdu {
-    head: [u8; HEAD_BYTES],
+    head: Head,
     data: Bytes,
 }
 
 impl Pdu {
     fn new(opcode: u8, flags: u8, tag: u32, data: Bytes) -> Self {
-        let mut head = [0; HEAD_BYTES];
-        (head[0], head[1]) = (opcode, flags);
-        head[16..20].copy_from_slice(&tag.to_be_bytes());
-        Self { head, data }
-    }
-
-    fn number(&self, at: usize) -> u32 {
-        u32::from_be_bytes(self.head[at..at + 4].try_into().expect("4 bytes"))
-    }
-
-    fn put(&mut self, at: usize, number: u32) {
-        self.head[at..at + 4].copy_from_slice(&number.to_be_bytes());
-    }
-
-    fn opcode(&self) -> u8 {
-        self.head[0] & 0x3f
+        Self { head: Head::new(opcode, flags, tag), data }
     }
 
     fn encode(mut self) -> Bytes {
-        let length = u32::try_from(self.data.len()).expect("a segment is short");
-        self.head[5..8].copy_from_slice(&length.to_be_bytes()[1..]);
-        let mut bytes = BytesMut::from(&self.head[..]);
+        self.head.put_data_bytes(self.data.len());
+        let mut bytes = BytesMut::from(&self.head.0[..]);
         bytes.put(self.data);
         bytes.put_bytes(0, bytes.len().next_multiple_of(4) - bytes.len());
         bytes.freeze()
     }
 
     async fn read(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Self> {
-        let mut head = [0; HEAD_BYTES];
-        stream.read_exact(&mut head).await?;
-        let length = u32::from_be_bytes([0, head[5], head[6], head[7]]) as usize;
-        if length > SEGMENT_BYTES_MAX || head[4] != 0 {
+        let mut head = Head([0; HEAD_BYTES]);
+        stream.read_exact(&mut head.0).await?;
+        let length = head.data_bytes();
+        if length > SEGMENT_BYTES_MAX || head.0[4] != 0 {
             return Err(wrong("the target sent a PDU that is too long"));
         }
         let mut data = vec![0; length.next_multiple_of(4)];
@@ -139,7 +105,7 @@ impl Initiator {
         // TEST UNIT READY: the first command may be answered with what has happened to the disk
         // since it was made (SAM-5, 5.14: unit attention).
         for _ in 0..3 {
-            if session.command(0x00, 0x80, 0, 0, Bytes::new()).await.is_ok() {
+            if session.command(Kind::Ask, 0, 0, Bytes::new()).await.is_ok() {
                 return Ok(session);
             }
         }
@@ -147,34 +113,26 @@ impl Initiator {
     }
 
     pub async fn read(&self, offset: u64, length_bytes: u32) -> io::Result<()> {
-        self.command(0x88, 0xc0, offset, length_bytes, Bytes::new()).await
+        self.command(Kind::Read, offset, length_bytes, Bytes::new()).await
     }
 
     pub async fn write(&self, offset: u64, data: Bytes) -> io::Result<()> {
         let length = u32::try_from(data.len()).map_err(io::Error::other)?;
-        self.command(0x8a, 0xa0, offset, length, data).await
+        self.command(Kind::Write, offset, length, data).await
     }
 
     pub async fn flush(&self) -> io::Result<()> {
-        self.command(0x91, 0x80, 0, 0, Bytes::new()).await
+        self.command(Kind::Flush, 0, 0, Bytes::new()).await
     }
 
-    /// A 16-byte command with an address in bytes 2 to 9 and a length in sectors in 10 to 13.
     async fn command(
         &self,
-        code: u8,
-        flags: u8,
+        kind: Kind,
         offset: u64,
         length_bytes: u32,
         data: Bytes,
     ) -> io::Result<()> {
         let (answer, answered) = oneshot::channel();
-        let mut pdu = Pdu::new(opcode::COMMAND, flags, 0, Bytes::new());
-        pdu.put(20, length_bytes);
-        pdu.head[9] = self.lun;
-        pdu.head[32] = code;
-        pdu.head[34..42].copy_from_slice(&(offset / SECTOR_BYTES).to_be_bytes());
-        pdu.put(42, length_bytes / 512);
         {
             let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(why) = &table.broken {
@@ -183,8 +141,9 @@ impl Initiator {
             let tag = table.next_tag;
             table.next_tag = (tag + 1) % NO_TAG;
             table.commands.insert(tag, Pending { data, answer });
-            pdu.put(16, tag);
-            pdu.put(28, table.expected_status);
+            let mut head = Head::command(kind, tag, self.lun, offset, length_bytes);
+            head.put(28, table.expected_status);
+            let pdu = Pdu { head, data: Bytes::new() };
             // In the order of the tags, so that the numbers of the commands are in order too.
             self.out.send(pdu).map_err(|_| io::Error::other("the connection is gone"))?;
         }
@@ -210,16 +169,16 @@ async fn login(stream: &mut TcpStream, target: &str, initiator: &str) -> io::Res
     for (flags, text) in [(SECURITY_TO_OPERATIONAL, names), (OPERATIONAL_TO_FULL, wishes)] {
         let mut pdu = Pdu::new(0x40 | opcode::LOGIN, flags, 1, text.into_bytes().into());
         // The ISID is ours to choose; each login is a session of its own, by the initiator's name.
-        pdu.head[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
-        pdu.put(24, 1);
-        pdu.put(28, status_number);
+        pdu.head.0[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
+        pdu.head.put(24, 1);
+        pdu.head.put(28, status_number);
         stream.write_all(&pdu.encode()).await?;
         let answer = Pdu::read(stream).await?;
-        if answer.opcode() != opcode::LOGIN_RESPONSE || answer.head[36] != 0 {
-            let status = (answer.head[36], answer.head[37]);
+        if answer.head.opcode() != opcode::LOGIN_RESPONSE || answer.head.0[36] != 0 {
+            let status = (answer.head.0[36], answer.head.0[37]);
             return Err(wrong(format!("the target refused the login with status {status:?}")));
         }
-        status_number = answer.number(24).wrapping_add(1);
+        status_number = answer.head.number(24).wrapping_add(1);
         for pair in answer.data.split(|byte| *byte == 0) {
             let text = String::from_utf8_lossy(pair);
             if let Some(value) = text.strip_prefix("MaxRecvDataSegmentLength=") {
@@ -234,8 +193,8 @@ async fn login(stream: &mut TcpStream, target: &str, initiator: &str) -> io::Res
 async fn send_all(mut write: OwnedWriteHalf, mut pdus: mpsc::UnboundedReceiver<Pdu>) {
     let mut command_number: u32 = 1;
     while let Some(mut pdu) = pdus.recv().await {
-        if pdu.opcode() == opcode::COMMAND {
-            pdu.put(24, command_number);
+        if pdu.head.opcode() == opcode::COMMAND {
+            pdu.head.put(24, command_number);
             command_number = command_number.wrapping_add(1);
         }
         if write.write_all(&pdu.encode()).await.is_err() {
@@ -276,21 +235,21 @@ fn take(
     segment_bytes: usize,
 ) -> io::Result<()> {
     let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
-    let tag = pdu.number(16);
-    match pdu.opcode() {
-        opcode::DATA_IN if pdu.head[1] & 1 == 0 => Ok(()),
+    let tag = pdu.head.tag();
+    match pdu.head.opcode() {
+        opcode::DATA_IN if pdu.head.0[1] & 1 == 0 => Ok(()),
         opcode::DATA_IN | opcode::RESPONSE => {
             let pending = table.commands.remove(&tag).ok_or_else(|| wrong("an unknown tag"))?;
-            table.expected_status = pdu.number(24).wrapping_add(1);
-            let status = (pdu.head[2], pdu.head[3]);
-            let good = pdu.opcode() == opcode::DATA_IN && status.1 == 0 || status == (0, 0);
+            table.expected_status = pdu.head.number(24).wrapping_add(1);
+            let status = (pdu.head.0[2], pdu.head.0[3]);
+            let good = pdu.head.opcode() == opcode::DATA_IN && status.1 == 0 || status == (0, 0);
             let failed = || io::Error::other(format!("the target answered with {status:?}"));
             let _gone = pending.answer.send(if good { Ok(()) } else { Err(failed()) });
             Ok(())
         }
         opcode::READY => {
             let pending = table.commands.get(&tag).ok_or_else(|| wrong("an unknown tag"))?;
-            let (offset, wanted) = (pdu.number(40) as usize, pdu.number(44) as usize);
+            let (offset, wanted) = (pdu.head.number(40) as usize, pdu.head.number(44) as usize);
             let end = offset.checked_add(wanted).filter(|end| *end <= pending.data.len());
             let end = end.ok_or_else(|| wrong("the target wants more than there is"))?;
             for (number, start) in (0..).zip((offset..end).step_by(segment_bytes)) {
@@ -298,21 +257,21 @@ fn take(
                 let last = if stop == end { 0x80 } else { 0 };
                 let data = pending.data.slice(start..stop);
                 let mut piece = Pdu::new(opcode::DATA_OUT, last, tag, data);
-                piece.head[8..16].copy_from_slice(&pdu.head[8..16]);
-                piece.put(20, pdu.number(20));
-                piece.put(28, table.expected_status);
-                piece.put(36, number);
-                piece.put(40, u32::try_from(start).expect("a write is short"));
+                piece.head.0[8..16].copy_from_slice(&pdu.head.0[8..16]);
+                piece.head.put(20, pdu.head.number(20));
+                piece.head.put(28, table.expected_status);
+                piece.head.put(36, number);
+                piece.head.put(40, u32::try_from(start).expect("a write is short"));
                 out.send(piece).map_err(|_| wrong("the connection is gone"))?;
             }
             Ok(())
         }
         opcode::NOP_IN => {
-            let target_tag = pdu.number(20);
+            let target_tag = pdu.head.number(20);
             if target_tag != NO_TAG {
                 let mut pong = Pdu::new(0x40 | opcode::NOP_OUT, 0x80, NO_TAG, Bytes::new());
-                pong.head[8..16].copy_from_slice(&pdu.head[8..16]);
-                pong.put(20, target_tag);
+                pong.head.0[8..16].copy_from_slice(&pdu.head.0[8..16]);
+                pong.head.put(20, target_tag);
                 out.send(pong).map_err(|_| wrong("the connection is gone"))?;
             }
             Ok(())

@@ -4,17 +4,14 @@
 //! `iscsi-perf` and QEMU's driver spend more CPU time on a request than a fast target does, and with
 //! one core each they would be what is measured.
 
-mod session;
-mod wire;
-
 use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use session::{Order, Session};
-use wire::Kind;
+use perigee_iscsi_load::session::{Order, Session};
+use perigee_iscsi_load::wire::Kind;
 
 /// Not counted.
 const WARM_UP: Duration = Duration::from_millis(500);

@@ -27,6 +27,8 @@ pub fn wrong(what: impl Into<String>) -> io::Error {
 pub enum Kind {
     Read,
     Write,
+    /// SYNCHRONIZE CACHE of the whole disk.
+    Flush,
     /// TEST UNIT READY.
     Ask,
 }
@@ -42,11 +44,12 @@ impl Head {
         head
     }
 
-    /// A command for so many bytes at `offset_bytes`.
+    /// A command for so many bytes at `offset_bytes`: a 16-byte one, or one without a range.
     pub fn command(kind: Kind, tag: u32, lun: u8, offset_bytes: u64, length_bytes: u32) -> Self {
         let (flags, code) = match kind {
             Kind::Read => (0xc0, 0x88),
             Kind::Write => (0xa0, 0x8a),
+            Kind::Flush => (0x80, 0x91),
             Kind::Ask => (0x80, 0),
         };
         let mut head = Self::new(opcode::COMMAND, flags, tag);
