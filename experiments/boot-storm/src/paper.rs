@@ -83,7 +83,12 @@ pub fn reloads(results: &Results, layout: Layout) -> Option<String> {
         sources[1],
         privates[1],
     );
-    if privates[0] < sources[0] {
+    if sources[0] + privates[0] == 0 {
+        text.push_str(
+            " Nothing had to be read again: the clients read a block within moments of each other, and what has left \
+             memory by then nobody comes back to.",
+        );
+    } else if privates[0] < sources[0] {
         text.push_str(&format!(
             " Here it is the source that is read again and not the private data: a client writes only {:.1} MiB until it \
              is up, and reads next to nothing of that.",

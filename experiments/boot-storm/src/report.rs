@@ -88,7 +88,7 @@ fn memory(page: &mut String, results: &Results) {
         page,
         "<p>The server's memory, with the page cache that it fills, is limited; each device answers at most {} reads a \
          second. A reload is a read that could not be answered from memory although all of its blocks had been there \
-         before.</p>\n\
+         before. Each line is one storm: small differences are chance.</p>\n\
          <div class=\"scroll\"><table>\n<tr><th>devices</th><th>memory MiB</th><th>last up s</th><th>mean response ms</th>\
          <th>read from devices MiB</th><th>source hits</th><th>loads</th><th>reloads</th><th>private hits</th><th>reloads</th></tr>",
         first.reads_per_s_max.unwrap_or_default()
