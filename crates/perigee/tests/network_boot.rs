@@ -32,6 +32,7 @@ fn machines_without_disks_boot_from_their_own_clones() {
     std::fs::write(&secret, "correct-horse-battery\n").expect("a file");
     let [mut kept, mut fresh, mut nbd, mut stranger] =
         ["kept", "fresh", "nbd", "stranger"].map(|name| network.machine(name));
+    fresh.uefi = true;
     let chap = ["--chap-user", "kept", "--chap-secret", secret.to_str().expect("text")];
     network.ok(&[&["client", "add", "kept", "--mac", &kept.mac][..], &chap].concat());
     for machine in [&fresh, &nbd, &stranger] {
@@ -130,7 +131,6 @@ fn dnsmasq_ends_with_the_boot_server_and_what_a_killed_one_leaves_is_ended_by_th
             (!id.is_empty() && id != before).then_some(id)
         })
     };
-    // An ended process that nobody has waited for has no command line any more.
     // An ended process that nobody has waited for has no command line any more.
     let lives = |id: &str| {
         std::fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|arguments| !arguments.is_empty())

@@ -21,6 +21,8 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(400);
 const BOOT_PORT: u16 = 7003;
 const MEMORY_MIB: u32 = 256;
+/// UEFI firmware, of Debian's package ovmf.
+const UEFI: &str = "/usr/share/ovmf/OVMF.fd";
 
 pub struct Network {
     dir: tempfile::TempDir,
@@ -33,6 +35,8 @@ pub struct Network {
 pub struct Machine {
     pub name: String,
     pub mac: String,
+    /// Its firmware is UEFI, with the PXE that comes with it; else a BIOS, with iPXE in the card's ROM.
+    pub uefi: bool,
     console: PathBuf,
     card: Card,
     qemu: Option<Child>,
@@ -143,16 +147,20 @@ impl Network {
         self.cards += 1;
         let card = done(self.network.plug(self.cards));
         let console = self.path(&format!("{name}.console"));
-        Machine { name: name.to_owned(), mac: card.mac.clone(), console, card, qemu: None }
+        let (name, mac) = (name.to_owned(), card.mac.clone());
+        Machine { name, mac, uefi: false, console, card, qemu: None }
     }
 
-    /// Switches a machine on: no disk, and QEMU's own iPXE in the card's ROM.
+    /// Switches a machine on. It has no disk.
     pub fn start(&self, machine: &mut Machine) {
         std::fs::File::create(&machine.console).expect("a console");
         let keyboard = machine.keyboard();
         let network = &self.network;
         let mut command =
             network.machine(&machine.card, MEMORY_MIB, &machine.console, &keyboard).into_std();
+        if machine.uefi {
+            command.args(["-bios", UEFI, "-global", "virtio-net-pci.romfile="]);
+        }
         command.stdin(Stdio::null());
         machine.qemu = Some(command.spawn().expect("QEMU"));
     }

@@ -501,8 +501,13 @@ mod tests {
 
     #[test]
     fn a_transfer_longer_than_the_unit_says_is_refused() {
-        let long = [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x40, 1, 0, 0];
+        let long = [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0];
         assert_eq!(parsed(&long), Err(Sense::invalid_field(10)));
+    }
+
+    #[test]
+    fn one_command_reads_as_much_as_firmware_asks_for() {
+        assert_eq!(parsed(&[0x28, 0, 0, 0, 0, 0, 0, F, F, 0]), read(0, 0xffff));
     }
 
     #[test]

@@ -25,8 +25,9 @@ use sense::Sense;
 pub const BLOCK_BYTES: u64 = 512;
 /// As two to the power of this: logical blocks in a physical one.
 pub const PHYSICAL_EXPONENT: u8 = 3;
-/// The longest transfer of one command, 8 MiB.
-pub const TRANSFER_BLOCKS_MAX: u64 = 8 << 11;
+/// The longest transfer of one command, 32 MiB: READ (10) can't ask for more. iPXE reads a kernel for
+/// UEFI firmware with one command, whatever limit it is told of.
+pub const TRANSFER_BLOCKS_MAX: u64 = 32 << 11;
 /// The longest WRITE SAME. Initiators expect that they can write as much with one WRITE.
 pub const WRITE_SAME_BLOCKS_MAX: u64 = TRANSFER_BLOCKS_MAX;
 /// As many ranges one UNMAP takes.
