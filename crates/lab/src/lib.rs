@@ -13,12 +13,14 @@
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | how is the report drawn | `report/` |
+//! | how do long programs end when they are told to | `interrupt.rs` |
 
 mod command;
 pub mod definition;
 pub mod demo;
 pub mod diskless;
 mod down;
+pub mod interrupt;
 pub mod net;
 mod process;
 mod progress;

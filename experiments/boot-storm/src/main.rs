@@ -17,11 +17,13 @@ mod servers;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use perigee_lab::interrupt;
 use perigee_model::trace::Operation;
 use perigee_model::volume::BLOCK_BYTES;
 
@@ -89,8 +91,18 @@ struct RunArgs {
     scratch: PathBuf,
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    match run_verb(Cli::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("perigee-boot-storm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_verb(verb: Verb) -> Result<()> {
+    match verb {
         Verb::Run(arguments) => measure(&arguments),
         Verb::Report { dir } => {
             let text = fs::read_to_string(dir.join("results.json")).context("results.json")?;
@@ -124,6 +136,7 @@ struct Setting {
 }
 
 fn measure(arguments: &RunArgs) -> Result<()> {
+    interrupt::hold()?;
     fs::create_dir_all(&arguments.scratch).context("can't make the scratch directory")?;
     let scratch = tempfile::Builder::new().prefix("storm.").tempdir_in(&arguments.scratch)?;
     let trace = fs::read(&arguments.trace)
@@ -218,6 +231,7 @@ impl Measure<'_> {
                     Ok(case) => results.memory.push(case),
                     // Too little for the server itself; the other sizes still say something.
                     Err(error) => {
+                        interrupt::check()?;
                         self.say(&format!("{memory_max_mib} MiB left out: {error:#}"));
                         results.too_small.push((layout, *memory_max_mib));
                     }
@@ -289,6 +303,7 @@ impl Measure<'_> {
     ) -> Result<Case> {
         let Setting { server, round, pace, memory_max_mib, reads_per_s_max, allocation, traced } =
             setting;
+        interrupt::check()?;
         self.places(source, private.as_deref()).make_disks(server, self.clients, &self.script)?;
         source.forget()?;
         if let Some(private) = &mut private {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use perigee_lab::interrupt;
 use perigee_lab::usage::Usage;
 use perigee_model::trace::Operation;
 use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
@@ -332,9 +333,12 @@ impl Running {
         Ok(())
     }
 
-    /// Returns when a server ends, which it should not, and says so.
+    /// Returns when a server ends, which it should not, or a signal has come, and says so.
     pub async fn ended(&mut self) -> anyhow::Error {
         loop {
+            if let Err(signal) = interrupt::check() {
+                return signal.into();
+            }
             for child in &mut self.children {
                 match child.try_wait() {
                     Ok(None) => {}

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::unistd::{Whence, lseek};
+use perigee_lab::interrupt;
 
 use crate::load::offsets::Pattern;
 use crate::load::{self, Load, Measured};
@@ -48,6 +49,7 @@ pub fn measure(
 
 /// Runs a load, with the server's usage as it begins and as it ends.
 pub fn observe(load: &Load, pid: u32) -> Result<(Measured, Usage, Usage)> {
+    interrupt::check()?;
     let mut before = usage(pid)?;
     let mut ended_cpu_s = Ok(0.0);
     let began_cpu_s = &mut before.cpu_s;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use perigee_lab::interrupt;
 
 use crate::curves::Curves;
 use crate::figures::Figures;
@@ -44,7 +45,16 @@ pub struct RunArgs {
     scratch: PathBuf,
 }
 
+/// What is measured up to a signal is kept, and the scratch files go.
 pub fn run(arguments: &RunArgs) -> Result<()> {
+    interrupt::hold()?;
+    let ended = measure_all(arguments);
+    // It is why the rest went wrong.
+    interrupt::check()?;
+    ended
+}
+
+fn measure_all(arguments: &RunArgs) -> Result<()> {
     let start = Instant::now();
     let say = |what: &str| println!("{:6.1} s  {what}", start.elapsed().as_secs_f64());
     std::fs::create_dir_all(&arguments.scratch).context("can't make the scratch directory")?;
