@@ -55,7 +55,7 @@ impl Pool {
         let mut own_bytes = 0;
         for row in &volumes {
             let space = self.chain_space(&spaces, row.head);
-            own_bytes += space.own_bytes;
+            add(&mut own_bytes, space.own_bytes);
             let tenant = tenants.entry(row.tenant.clone()).or_insert_with(|| TenantSpace {
                 tenant: row.tenant.clone(),
                 volumes: 0,
@@ -63,10 +63,11 @@ impl Pool {
                 own_bytes: 0,
             });
             tenant.volumes += 1;
-            tenant.virtual_bytes += row.size_bytes;
-            tenant.own_bytes += space.own_bytes;
+            add(&mut tenant.virtual_bytes, row.size_bytes);
+            add(&mut tenant.own_bytes, space.own_bytes);
         }
-        let data_bytes = spaces.iter().map(|(id, space)| self.layer_bytes(*id, space)).sum();
+        let mut data_bytes = 0;
+        spaces.iter().for_each(|(id, space)| add(&mut data_bytes, self.layer_bytes(*id, space)));
         Ok(PoolInfo {
             path: self.dir.display().to_string(),
             total_bytes: disk.blocks() * disk.fragment_size(),
@@ -140,7 +141,7 @@ impl Pool {
             name: row.name,
             size_bytes: row.size_bytes,
             head_bytes: space.head_bytes,
-            allocated_bytes: space.own_bytes + space.shared_bytes,
+            allocated_bytes: space.own_bytes.saturating_add(space.shared_bytes),
             own_bytes: space.own_bytes,
             shared_bytes: space.shared_bytes,
             remote_bytes: space.remote_bytes,
@@ -162,15 +163,15 @@ impl Pool {
             let bytes = self.layer_bytes(id, space);
             shared |= space.is_shared();
             if shared {
-                found.shared_bytes += bytes;
+                add(&mut found.shared_bytes, bytes);
             } else {
-                found.own_bytes += bytes;
+                add(&mut found.own_bytes, bytes);
             }
             if found.chain.is_empty() {
                 found.head_bytes = bytes;
                 found.poisoned = space.poisoned;
             }
-            found.remote_bytes += self.remote_bytes(id, space);
+            add(&mut found.remote_bytes, self.remote_bytes(id, space));
             found.chain.push(id);
             // In a damaged catalog a chain may come back to itself.
             next = space.parent.filter(|_| found.chain.len() < spaces.len());
@@ -228,7 +229,7 @@ impl Pool {
             name,
             layer,
             size_bytes: rows[0].size_bytes,
-            allocated_bytes: space.own_bytes + space.shared_bytes,
+            allocated_bytes: space.own_bytes.saturating_add(space.shared_bytes),
             chain: space.chain,
             children: self.catalog.dependants(layer)?.len() as u64,
         })
@@ -267,4 +268,9 @@ impl Pool {
         })
         .await
     }
+}
+
+/// A damaged catalog may name any number of bytes.
+fn add(total: &mut u64, bytes: u64) {
+    *total = total.saturating_add(bytes);
 }

@@ -48,3 +48,17 @@ async fn a_size_that_no_layer_has_takes_no_memory_and_is_refused() {
         assert!(why.contains(&format!("no layer has {size_bytes} bytes")), "{why}");
     }
 }
+
+#[tokio::test]
+async fn layers_of_more_bytes_than_there_are_are_listed() {
+    let huge = i64::MAX;
+    let change = format!(
+        "INSERT INTO layers (id, size_bytes) VALUES ('{a}', 4096), ('{b}', 4096);
+         UPDATE layers SET data_bytes = {huge}",
+        a = uuid::Uuid::from_u128(1),
+        b = uuid::Uuid::from_u128(2),
+    );
+    let (_dir, pool) = pool_with(&change).await;
+    assert_eq!(pool.info().await.expect("an answer").data_bytes, u64::MAX);
+    assert_eq!(pool.volumes().await.expect("a list").len(), 1);
+}
