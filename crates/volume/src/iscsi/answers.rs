@@ -150,6 +150,12 @@ impl Answers {
         (their_data_bytes_max.min(max_burst_bytes) & !3) as usize
     }
 
+    /// As many whole pieces as a burst may have.
+    fn burst_bytes(&self) -> usize {
+        let (piece, max) = (self.piece_bytes(), self.parameters.max_burst_bytes as usize);
+        max / piece * piece
+    }
+
     /// What a reply with so many bytes of data takes.
     pub fn data_in_bytes(&self, length: usize) -> usize {
         let (piece, digests) = (self.piece_bytes(), self.digests);
@@ -170,7 +176,7 @@ impl Answers {
         let (piece, digests) = (self.piece_bytes(), self.digests);
         let total = self.data_in_bytes(length);
         let first = self.first_data_in(itt);
-        let max_burst = self.parameters.max_burst_bytes as usize;
+        let burst_bytes = self.burst_bytes();
         let mut room = self.output.room(total)?;
         let mut offset = 0;
         let mut number = 0;
@@ -182,7 +188,7 @@ impl Answers {
             if let Err(other) = fill(offset, data) {
                 return Some(Err(other));
             }
-            let place = Piece { offset, size, number, length, max_burst };
+            let place = Piece { offset, size, number, length, burst_bytes };
             digests.put_head(front, &place.head(first, (0, 0)));
             digests.put_tail(tail, data);
             (offset, number, room) = (offset + size, number + 1, rest);
@@ -202,13 +208,13 @@ impl Answers {
         let residual = residual(task.expected_in, data.len());
         let length = data.len().min(task.expected_in as usize);
         let (piece, digests) = (self.piece_bytes(), self.digests);
-        let max_burst = self.parameters.max_burst_bytes as usize;
+        let burst_bytes = self.burst_bytes();
         let first = self.first_data_in(task.itt);
         let mut offset = 0;
         let mut number = 0;
         while offset < length {
             let size = piece.min(length - offset);
-            let place = Piece { offset, size, number, length, max_burst };
+            let place = Piece { offset, size, number, length, burst_bytes };
             let data = data.slice(offset..offset + size);
             let mut front = vec![0; digests.head_bytes()];
             digests.put_head(&mut front, &place.head(first, residual));
@@ -230,7 +236,7 @@ struct Piece {
     size: usize,
     number: u32,
     length: usize,
-    max_burst: usize,
+    burst_bytes: usize,
 }
 
 impl Piece {
@@ -239,9 +245,7 @@ impl Piece {
         let length_u32 = |length: usize| u32::try_from(length).expect("a transfer is bounded");
         let end = self.offset + self.size;
         let last = end == self.length;
-        // A burst ends when another piece might not fit it.
-        let in_burst = end % self.max_burst;
-        let burst_ends = last || in_burst == 0 || in_burst + self.size > self.max_burst;
+        let burst_ends = last || end.is_multiple_of(self.burst_bytes);
         let mut flags = if burst_ends { flag::FINAL } else { 0 };
         if last {
             flags |= flag::STATUS | residual_flag;
@@ -256,5 +260,38 @@ impl Piece {
             .with_u32(36, self.number)
             .with_u32(40, length_u32(self.offset))
             .with_u32(44, if last { residual } else { 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_burst_is_longer_than_was_agreed() {
+        let (max_burst_bytes, length) = (262_144, 1 << 20);
+        let answers = Answers {
+            output: Output::default(),
+            numbers: Numbers::new(1, 1),
+            digests: Digests::default(),
+            parameters: Parameters {
+                their_data_bytes_max: 100_000,
+                max_burst_bytes,
+                ..Parameters::default()
+            },
+            descriptor_sense: false,
+        };
+        let (piece, burst_bytes) = (answers.piece_bytes(), answers.burst_bytes());
+        let mut in_burst = 0;
+        for offset in (0..length).step_by(piece) {
+            let size = piece.min(length - offset);
+            let place = Piece { offset, size, number: 0, length, burst_bytes };
+            in_burst += size;
+            assert!(in_burst <= max_burst_bytes as usize, "at {offset}");
+            if place.head(answers.first_data_in(1), (0, 0)).has(flag::FINAL) {
+                in_burst = 0;
+            }
+        }
+        assert_eq!(in_burst, 0, "the last one is final");
     }
 }

@@ -14,11 +14,12 @@ use super::requests::Requests;
 use super::scsi::command::{Command, Range, parse};
 use super::scsi::sense::Sense;
 use super::scsi::{Outcome, inquiry, report};
-use super::session::{Session, Turn};
+use super::session::{COMMANDS_MAX, Session, Turn};
 use super::tasks::{Ready, Tasks};
 use super::text::OUR_DATA_BYTES_MAX;
 use super::transfer::{Taken, Task, Transfers};
 use crate::stats::BatchCounts;
+use crate::stream::AT_ONCE_BYTES_MAX;
 use crate::stream::buffers::BUFFER_BYTES;
 use crate::stream::input::{self, Input};
 use crate::trace::Sampler;
@@ -125,12 +126,23 @@ impl Batch {
         if self.turn_bytes == 0 {
             return Ok(Some(BatchEnd::TurnOver));
         }
-        if self.tasks.is_full() || !self.answers.output.accepts() {
+        let head = frame.head;
+        let starts = matches!(head.opcode(), request::SCSI_COMMAND | request::TEXT);
+        // Pings and task management are taken as long as their answers are.
+        if !self.answers.output.accepts() || starts && self.tasks.is_full() {
             return Ok(Some(BatchEnd::Full));
         }
-        let head = frame.head;
-        if head.opcode() == request::SCSI_COMMAND && !self.has_room(&head) {
-            return Ok(Some(BatchEnd::Full));
+        if head.opcode() == request::SCSI_COMMAND {
+            if !self.has_room(&head) {
+                return Ok(Some(BatchEnd::Full));
+            }
+            // What was granted does not bound these.
+            if head.is_immediate() && self.open() >= COMMANDS_MAX as usize {
+                self.answers.reject(reject::TOO_MANY_IMMEDIATE, &head);
+                self.input.skip(frame);
+                self.turn_bytes = self.turn_bytes.saturating_sub(PDU_COST_BYTES);
+                return Ok(None);
+            }
         }
         let mut cost_bytes = head.data_bytes() as usize;
         if is_numbered(&head) {
@@ -168,10 +180,15 @@ impl Batch {
             _ => logged_out = self.requests.take(&head, data, &mut work)?,
         }
         self.input.skip(frame);
-        let open = self.tasks.len() + self.transfers.len();
+        let open = self.open();
         self.answers.numbers.grant(open);
         self.turn_bytes = self.turn_bytes.saturating_sub(PDU_COST_BYTES + cost_bytes);
         Ok(logged_out.then_some(BatchEnd::LoggedOut))
+    }
+
+    /// Commands that are not answered yet.
+    fn open(&self) -> usize {
+        self.tasks.len() + self.transfers.len()
     }
 
     /// Whether a read's data fit the output now, or never will.
@@ -186,7 +203,7 @@ impl Batch {
     /// Adds the answer to what has ended.
     pub fn ended(&mut self, ready: Ready) {
         // There is room for one more command now, and the answer says so.
-        self.answers.numbers.grant(self.tasks.len() + self.transfers.len());
+        self.answers.numbers.grant(self.open());
         match ready {
             Ready::Command(task, outcome) => {
                 if let Some(disk) = &self.disk {
@@ -317,6 +334,11 @@ impl Work<'_> {
             Taken::Whole(task, data) => self.gathered(disk, task, Cow::Owned(data)),
             Taken::Misfit(task) => self.answers.outcome(&task, Sense::DATA_PHASE.into()),
         }
+        self.ask_for_data();
+    }
+
+    /// To be called when writes have changed: others may have their turn.
+    pub fn ask_for_data(&mut self) {
         for ready in self.transfers.ready() {
             self.answers.ready_to_transfer(&ready);
         }
@@ -337,6 +359,9 @@ impl Work<'_> {
     /// False when the write has to wait, or is none.
     fn write_now(&mut self, disk: &Disk, task: &Task, data: &[u8]) -> bool {
         let Command::Write { range, fua: false } = task.command else { return false };
+        if data.len() > AT_ONCE_BYTES_MAX {
+            return false;
+        }
         let write = || disk.try_write(range, data);
         let (counters, length) = (&disk.counters, data.len());
         let tried = self.sampler.measure(counters, "write", range.offset, length, write);

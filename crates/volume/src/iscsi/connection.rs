@@ -125,9 +125,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange for Connection<S> {
     }
 
     fn poll_moved(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
-        let mut moved = self.poll_ended(cx)?;
+        // First: it counts what the initiator did not take, not what it gets only now.
+        let mut moved = self.poll_tick(cx)?;
+        moved |= self.poll_ended(cx)?;
         moved |= self.poll_aborts(cx);
-        moved |= self.poll_tick(cx)?;
         let unsent = self.batch.answers.output.unsent_bytes();
         if !self.ended && self.batch.input.has_room() {
             let filled = self.batch.input.poll_fill(Pin::new(&mut self.stream), cx)?;
@@ -172,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange for Connection<S> {
                 Poll::Pending => break,
             }
         }
-        let done = !self.hears || self.batch.answers.output.is_empty();
+        let done = !self.hears || self.batch.answers.output.is_sent();
         if done && self.batch.tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
 }

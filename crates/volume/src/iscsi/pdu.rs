@@ -56,6 +56,7 @@ pub mod reject {
     pub const SNACK: u8 = 0x03;
     pub const PROTOCOL: u8 = 0x04;
     pub const NOT_SUPPORTED: u8 = 0x05;
+    pub const TOO_MANY_IMMEDIATE: u8 = 0x06;
     pub const INVALID_FIELD: u8 = 0x09;
 }
 

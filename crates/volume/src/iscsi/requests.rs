@@ -219,7 +219,8 @@ fn manage(head: &Head, work: &mut Work<'_>) {
 fn abort_task(head: &Head, work: &mut Work<'_>) {
     let (itt, referenced) = (head.itt(), head.ttt());
     if work.transfers.abort(referenced) {
-        return work.answers.managed(itt, managed::COMPLETE);
+        work.answers.managed(itt, managed::COMPLETE);
+        return work.ask_for_data();
     }
     match work.tasks.abort(referenced) {
         Some(ended) => work.tasks.manage(itt, async move { drop(ended.await) }),

@@ -5,28 +5,34 @@
 //! only when it does not any more.
 
 use std::collections::HashMap;
-
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinSet;
 
 use super::ConnectionError;
 use super::execute::Disk;
 use super::scsi::Outcome;
 use super::scsi::command::Command;
+use super::session::COMMANDS_MAX;
 use super::transfer::Task;
 use super::unit::Abort;
 use crate::stats::Kind;
 use crate::trace::{Ended, Span, Stage};
 
-/// No command is begun while so many bytes are in flight.
+/// No command is begun while so many bytes are being written.
 const BYTES_MAX: usize = 64 << 20;
-const RUNNING_MAX: usize = 64;
+/// So many bytes are being read at a time; other reads wait, without memory.
+const READ_BYTES_MAX: usize = 64 << 20;
+/// What reads are counted in.
+const READ_UNIT_BYTES: usize = 512;
+/// All that an initiator may have open: what comes behind a command must not wait for it.
+const RUNNING_MAX: usize = COMMANDS_MAX as usize;
 /// Task management that takes longer has failed.
-const MANAGEMENT_MAX: Duration = Duration::from_secs(30);
+pub const MANAGEMENT_MAX: Duration = Duration::from_secs(30);
 
 /// How a task management function ended (RFC 7143, 11.6.1).
 pub mod managed {
@@ -45,7 +51,7 @@ pub enum Ready {
 }
 
 enum Ending {
-    Command { number: u64, task: Task, outcome: Outcome },
+    Command { number: u64, task: Task, outcome: Outcome, _room: Option<OwnedSemaphorePermit> },
     Other(Ready),
 }
 
@@ -62,13 +68,28 @@ struct Waiter {
     _done: Abort,
 }
 
-#[derive(Default)]
 pub struct Tasks {
     set: JoinSet<Ending>,
     running: HashMap<u64, Running>,
     next_number: u64,
+    /// Of what is written.
     share_bytes: usize,
+    /// For what is read, until its answer is taken.
+    room: Arc<Semaphore>,
     waiters: Vec<Waiter>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self {
+            set: JoinSet::new(),
+            running: HashMap::new(),
+            next_number: 0,
+            share_bytes: 0,
+            room: Arc::new(Semaphore::new(READ_BYTES_MAX / READ_UNIT_BYTES)),
+            waiters: Vec::new(),
+        }
+    }
 }
 
 impl Tasks {
@@ -94,13 +115,20 @@ impl Tasks {
             Command::Read { range, .. } | Command::Verify { range, .. } => range.transfer_bytes(),
             _ => 0,
         };
-        let share_bytes = data.len() + read_bytes;
+        let units = read_bytes.min(READ_BYTES_MAX) / READ_UNIT_BYTES;
+        let units = u32::try_from(units).expect("bounded");
+        let room = Arc::clone(&self.room);
+        let share_bytes = data.len();
         self.share_bytes += share_bytes;
         self.running.insert(number, Running { itt: task.itt, share_bytes, aborted: false });
         let disk = disk.clone();
         self.set.spawn(async move {
+            let room = match units {
+                0 => None,
+                _ => room.acquire_many_owned(units).await.ok(),
+            };
             let outcome = follow(&disk, &command, data, since).await;
-            Ending::Command { number, task, outcome }
+            Ending::Command { number, task, outcome, _room: room }
         });
     }
 
@@ -147,7 +175,7 @@ impl Tasks {
         while !self.set.is_empty() {
             let Some(ended) = ready!(self.set.poll_join_next(cx)) else { break };
             match ended {
-                Ok(Ending::Command { number, task, outcome }) => {
+                Ok(Ending::Command { number, task, outcome, .. }) => {
                     if let Some(outcome) = self.ended(number, outcome) {
                         return Poll::Ready(Ok(Ready::Command(task, outcome)));
                     }

@@ -18,6 +18,7 @@ use super::scsi::inquiry::Identity;
 use super::scsi::mode::Settings;
 use super::scsi::reservations::{Effects, Out, Port, Reservations};
 use super::scsi::sense::Sense;
+use super::tasks::MANAGEMENT_MAX;
 use crate::stats::Counters;
 
 /// What a session is told of what others did.
@@ -161,7 +162,7 @@ impl Unit {
 
     /// PERSISTENT RESERVE OUT. What is to be kept is kept when it returns.
     pub async fn change_reservations(&self, nexus: &Nexus, out: &Out) -> Outcome {
-        let _turn = self.changing.lock().await;
+        let turn = self.changing.lock().await;
         let before = lock(&self.reservations).clone();
         let mut after = before.clone();
         let effects = match after.change(&nexus.port, out) {
@@ -176,6 +177,8 @@ impl Unit {
             return Sense::TARGET_FAILURE.into();
         }
         self.with_reservations(|reservations| *reservations = after);
+        // Those whose tasks have to end may be waiting for this turn.
+        drop(turn);
         self.carry_out(effects).await;
         Outcome::DONE
     }
@@ -195,7 +198,10 @@ impl Unit {
             nexuses.iter().filter(|n| n.port == port).for_each(|nexus| nexus.attend(code));
         }
         let concerned = |nexus: &&Arc<Nexus>| effects.aborted.contains(&nexus.port);
-        abort(nexuses.iter().filter(concerned)).await;
+        let ended = abort(nexuses.iter().filter(concerned));
+        if tokio::time::timeout(MANAGEMENT_MAX, ended).await.is_err() {
+            tracing::warn!(volume = %self.volume, "tasks of a preempted initiator still run");
+        }
     }
 
     /// Ends the tasks of all sessions, and the claims that don't outlive a reset. `quiet`: who has
@@ -337,4 +343,61 @@ impl Drop for Place {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Nothing;
+
+    impl KeepReservations for Nothing {
+        fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+            Box::pin(async { Ok(None) })
+        }
+
+        fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    /// A PERSISTENT RESERVE OUT: for exclusive access, where that means something.
+    fn out(action: u8, key: u64, action_key: u64) -> Out {
+        let list = [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0; 8]].concat();
+        Out::parse(action, 3, &list).expect("a list")
+    }
+
+    #[tokio::test]
+    async fn initiators_that_preempt_each_other_both_get_an_answer() {
+        const REGISTER: u8 = 0;
+        const PREEMPT_AND_ABORT: u8 = 5;
+        let units = Units::new(uuid::Uuid::nil(), Arc::new(Nothing));
+        let counters = Arc::default();
+        let join = |port: &str| {
+            let port = Port(port.to_owned());
+            units.join("data", "target".to_owned(), port, 1 << 20, &counters)
+        };
+        let a = join("a").await.expect("a place");
+        let mut b = join("b").await.expect("a place");
+        for (place, key) in [(&a, 1), (&b, 2)] {
+            let outcome =
+                place.unit.change_reservations(&place.nexus, &out(REGISTER, 0, key)).await;
+            assert_eq!(outcome, Outcome::DONE);
+        }
+        let preempt_b = {
+            let (unit, nexus) = (Arc::clone(&a.unit), Arc::clone(&a.nexus));
+            async move { unit.change_reservations(&nexus, &out(PREEMPT_AND_ABORT, 1, 2)).await }
+        };
+        let preempt_b = tokio::spawn(preempt_b);
+        // B's session has been asked to end its tasks, and one of those is just beginning.
+        let asked = b.aborts.recv().await.expect("an abort");
+        let preempt_a = out(PREEMPT_AND_ABORT, 2, 1);
+        let answer = b.unit.change_reservations(&b.nexus, &preempt_a);
+        let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+        assert_eq!(answer.expect("an answer in time"), Outcome::Conflict, "it is not registered");
+        drop(asked);
+        assert_eq!(preempt_b.await.expect("no panic"), Outcome::DONE);
+    }
 }

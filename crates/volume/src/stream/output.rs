@@ -30,6 +30,11 @@ impl Output {
         self.start == self.end && self.rest.is_empty()
     }
 
+    /// Nothing is left, also not in a stream that keeps what it was given (TLS).
+    pub fn is_sent(&self) -> bool {
+        self.is_empty() && !self.unflushed
+    }
+
     pub fn unsent_bytes(&self) -> usize {
         self.end - self.start + self.rest.iter().map(Bytes::len).sum::<usize>()
     }

@@ -1,6 +1,7 @@
 //! Bytes of a command to what it asks for, or why it is refused (SBC-3, SPC-4). Pure.
 
 use super::opcodes::{self, op};
+use super::reservations::PERSISTENT_OUT_BYTES;
 use super::sense::Sense;
 use super::{BLOCK_BYTES, PHYSICAL_EXPONENT, TRANSFER_BLOCKS_MAX, WRITE_SAME_BLOCKS_MAX};
 
@@ -168,6 +169,9 @@ pub fn parse(cdb: &[u8; 16], blocks: u64) -> Result<Command, Sense> {
         Some(command) => Ok(command),
         // A page without EVPD.
         None if cdb[0] == op::INQUIRY && cdb[1] == 0 && cdb[2] != 0 => Err(Sense::invalid_field(2)),
+        None if cdb[0] == op::PERSISTENT_RESERVE_OUT && bytes.u32(5) != PERSISTENT_OUT_BYTES => {
+            Err(Sense::PARAMETER_LIST_LENGTH)
+        }
         None => Ok(bytes.other()),
     }
 }
@@ -503,6 +507,13 @@ mod tests {
     fn a_transfer_longer_than_the_unit_says_is_refused() {
         let long = [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0];
         assert_eq!(parsed(&long), Err(Sense::invalid_field(10)));
+    }
+
+    #[test]
+    fn a_list_that_is_not_as_long_as_it_has_to_be_is_not_asked_for() {
+        let out = |length: u8| parsed(&[0x5f, 0, 0, 0, 0, length, 0, 0, 24, 0]);
+        assert_eq!(out(F), Err(Sense::PARAMETER_LIST_LENGTH));
+        assert_eq!(out(0).expect("a command").data_out_bytes(), 24);
     }
 
     #[test]

@@ -21,6 +21,8 @@ use super::sense::Sense;
 pub struct Port(pub String);
 
 const REGISTRATIONS_MAX: usize = 256;
+/// The parameter list of PERSISTENT RESERVE OUT, without what names other ports.
+pub const PERSISTENT_OUT_BYTES: u32 = 24;
 
 /// What is told to those whom a change concerns.
 mod attention {

@@ -3,7 +3,7 @@
 
 use std::net::TcpStream;
 
-use super::wire::{Initiator, NO_TAG, head};
+use super::wire::{Initiator, NO_TAG, Pdu, head};
 use crate::server::{MIB, Server, assert_io, until};
 
 const NAME: &str = "iqn.2026-11.test:bad";
@@ -233,4 +233,55 @@ async fn writes_that_never_get_their_data_are_bounded() {
     let grown = resident_mib(&server).saturating_sub(before);
     assert!(grown < 32, "{grown} MiB more");
     drop(stuck);
+}
+
+/// A WRITE (16) of so many MiB, whose data are all to be asked for.
+fn long_write(session: &mut Initiator, tag: u32, mib: u8) -> [u8; 48] {
+    let cdb = [0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mib * 8, 0, 0, 0];
+    session.command(WRITE, tag, u32::from(mib) << 20, &cdb)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn immediate_commands_without_end_are_rejected() {
+    let (server, mut good) = server_with_session().await;
+    let mut flood = Initiator::session(&server, NAME, "data");
+    flood.greet();
+    for tag in 0..200 {
+        let mut write = long_write(&mut flood, tag, 8);
+        write[0] |= 0x40;
+        flood.send(write, &[]);
+    }
+    let rejected = loop {
+        let pdu = flood.receive().expect("an answer");
+        if pdu.opcode() != 0x31 {
+            break pdu;
+        }
+    };
+    assert_eq!((rejected.opcode(), rejected.head[2]), (0x3f, 0x06), "too many immediate commands");
+    still_works(&mut good);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_is_aborted_makes_room_for_the_next() {
+    const FIRST: u32 = 71;
+    const SECOND: u32 = 72;
+    const ABORT: u32 = 73;
+    let (server, _good) = server_with_session().await;
+    let mut session = Initiator::session(&server, NAME, "data");
+    session.greet();
+    for (tag, mib) in [(FIRST, 31), (SECOND, 8)] {
+        let write = long_write(&mut session, tag, mib);
+        session.send(write, &[]);
+    }
+    let asked_of = |pdu: &Pdu| u32::from_be_bytes(pdu.head[16..20].try_into().expect("four"));
+    let first = session.receive().expect("an answer");
+    assert_eq!((first.opcode(), asked_of(&first)), (0x31, FIRST));
+    session.send(head(0x42, 0x81, &[(16, ABORT), (20, FIRST)]), &[]);
+    let second = loop {
+        let pdu = session.receive().expect("the second is asked for its data");
+        if pdu.opcode() == 0x31 && asked_of(&pdu) != FIRST {
+            break pdu;
+        }
+    };
+    assert_eq!(asked_of(&second), SECOND);
 }

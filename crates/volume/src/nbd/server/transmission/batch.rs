@@ -12,17 +12,14 @@ use super::super::command::{Command, Refusal, Rules, check};
 use super::waiting::{Waiting, refusal};
 use crate::device::Device;
 use crate::stats::{BatchCounts, Counters};
-use crate::stream::input;
 use crate::stream::output::Output;
+use crate::stream::{AT_ONCE_BYTES_MAX, input};
 use crate::trace::Sampler;
 
 /// What one request costs besides its bytes, in bytes: a turn's work is counted in these.
 const REQUEST_COST_BYTES: usize = 4 << 10;
 /// After so much work a connection lets others run.
 const TURN_BYTES: usize = 4 << 20;
-
-/// A longer read is not tried at once: copying it would keep others waiting.
-const AT_ONCE_BYTES_MAX: usize = 1 << 20;
 
 type Input = input::Input<Dialect>;
 type Frame = input::Frame<Request>;
@@ -208,7 +205,7 @@ impl Batch {
         let length = payload.len();
         let tried = match command {
             _ if payload.is_empty() => Some(Ok(())),
-            Command::Write { fua: false, .. } => {
+            Command::Write { fua: false, .. } if length <= AT_ONCE_BYTES_MAX => {
                 let write = || self.device.try_write(to.offset, payload);
                 self.sampler.measure(&self.counters, command.name(), to.offset, length, write)
             }

@@ -83,7 +83,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange for Connection<S> {
 
     fn poll_moved(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         let mut moved = self.poll_replies(cx)?;
-        let unsent = !self.batch.output.is_empty();
+        let unsent = !self.batch.output.is_sent();
         let sent = self.batch.output.poll_send(Pin::new(&mut self.stream), cx)?;
         moved |= unsent && sent.is_ready();
         if !self.ended && self.batch.input.has_room() {
@@ -120,7 +120,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange for Connection<S> {
                 Poll::Pending => break,
             }
         }
-        let done = !self.hears || self.batch.output.is_empty();
+        let done = !self.hears || self.batch.output.is_sent();
         if done && self.batch.waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
 }

@@ -126,6 +126,11 @@ struct Wire {
     endless: bool,
     /// The client takes no answers.
     deaf: bool,
+    /// With none left the client is there and says nothing.
+    silent: bool,
+    /// What is written is passed on a while later, as TLS may do it.
+    keeps: bool,
+    kept: bool,
     answers: Vec<u8>,
     reads: usize,
     writes: usize,
@@ -154,6 +159,9 @@ impl AsyncRead for Stream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         let mut wire = self.wire();
+        if wire.silent && wire.pieces.is_empty() {
+            return Poll::Pending;
+        }
         wire.reads += 1;
         if let Some(mut piece) = wire.pieces.pop_front() {
             let rest = piece.split_off(piece.len().min(buffer.remaining()));
@@ -179,13 +187,18 @@ impl AsyncWrite for Stream {
             return Poll::Pending;
         }
         wire.writes += 1;
+        wire.kept = wire.keeps;
         if !wire.endless {
             wire.answers.extend_from_slice(data);
         }
         Poll::Ready(Ok(data.len()))
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        if std::mem::take(&mut self.wire().kept) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -290,6 +303,25 @@ async fn more_answers_than_a_buffer_holds_arrive_whole_and_in_order() {
     let stream = Stream::of([reads(dialect, 500)]);
     serve(&Disk::new(true), &stream, dialect, CancellationToken::new()).await.expect("an end");
     assert!(stream.wire().answers == read_answers(dialect, 500));
+}
+
+#[tokio::test]
+async fn a_stream_that_keeps_answers_for_a_while_keeps_no_request_waiting() {
+    let dialect = Dialect::Structured;
+    let (stream, stop) = (Stream::of([reads(dialect, 500)]), CancellationToken::new());
+    (stream.wire().silent, stream.wire().keeps) = (true, true);
+    let want = read_answers(dialect, 500);
+    let answered = async {
+        while stream.wire().answers.len() < want.len() {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+    };
+    let disk = Disk::new(true);
+    let (served, ()) =
+        tokio::join!(serve(&disk, &stream, dialect, stop.clone()), within("answers", answered));
+    served.expect("an end");
+    assert!(stream.wire().answers == want && !stream.wire().kept);
 }
 
 #[tokio::test]
