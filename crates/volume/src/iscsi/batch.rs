@@ -186,6 +186,11 @@ impl Batch {
         Ok(logged_out.then_some(BatchEnd::LoggedOut))
     }
 
+    /// To be called when tasks have ended: writes may have waited for that.
+    pub fn ask_for_data(&mut self) {
+        ask_for_data(&mut self.transfers, &self.tasks, &mut self.answers);
+    }
+
     /// Commands that are not answered yet.
     fn open(&self) -> usize {
         self.tasks.len() + self.transfers.len()
@@ -339,9 +344,7 @@ impl Work<'_> {
 
     /// To be called when writes have changed: others may have their turn.
     pub fn ask_for_data(&mut self) {
-        for ready in self.transfers.ready() {
-            self.answers.ready_to_transfer(&ready);
-        }
+        ask_for_data(self.transfers, self.tasks, self.answers);
     }
 
     /// A command whose data are all here.
@@ -375,6 +378,12 @@ impl Work<'_> {
             Err(error) => self.answers.outcome(task, Sense::of(&error, true).into()),
         }
         true
+    }
+}
+
+fn ask_for_data(transfers: &mut Transfers, tasks: &Tasks, answers: &mut Answers) {
+    for ready in transfers.ready(tasks.held_bytes()) {
+        answers.ready_to_transfer(&ready);
     }
 }
 

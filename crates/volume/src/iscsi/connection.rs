@@ -191,6 +191,8 @@ impl<S> Connection<S> {
                 Poll::Pending => break,
             }
         }
+        // Also after those that were aborted, which nobody is told of.
+        self.batch.ask_for_data();
         Ok(moved)
     }
 

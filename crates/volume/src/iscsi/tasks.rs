@@ -23,8 +23,6 @@ use super::unit::Abort;
 use crate::stats::Kind;
 use crate::trace::{Ended, Span, Stage};
 
-/// No command is begun while so many bytes are being written.
-const BYTES_MAX: usize = 64 << 20;
 /// So many bytes are being read at a time; other reads wait, without memory.
 const READ_BYTES_MAX: usize = 64 << 20;
 /// What reads are counted in.
@@ -57,7 +55,7 @@ enum Ending {
 
 struct Running {
     itt: u32,
-    share_bytes: usize,
+    held_bytes: usize,
     aborted: bool,
 }
 
@@ -72,8 +70,8 @@ pub struct Tasks {
     set: JoinSet<Ending>,
     running: HashMap<u64, Running>,
     next_number: u64,
-    /// Of what is written.
-    share_bytes: usize,
+    /// Of what is written: the data that came with commands.
+    held_bytes: usize,
     /// For what is read, until its answer is taken.
     room: Arc<Semaphore>,
     waiters: Vec<Waiter>,
@@ -85,7 +83,7 @@ impl Default for Tasks {
             set: JoinSet::new(),
             running: HashMap::new(),
             next_number: 0,
-            share_bytes: 0,
+            held_bytes: 0,
             room: Arc::new(Semaphore::new(READ_BYTES_MAX / READ_UNIT_BYTES)),
             waiters: Vec::new(),
         }
@@ -98,7 +96,12 @@ impl Tasks {
     }
 
     pub fn is_full(&self) -> bool {
-        self.set.len() >= RUNNING_MAX || self.share_bytes >= BYTES_MAX
+        self.set.len() >= RUNNING_MAX
+    }
+
+    /// The data of commands that run.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     /// Commands that are not aborted.
@@ -118,9 +121,9 @@ impl Tasks {
         let units = read_bytes.min(READ_BYTES_MAX) / READ_UNIT_BYTES;
         let units = u32::try_from(units).expect("bounded");
         let room = Arc::clone(&self.room);
-        let share_bytes = data.len();
-        self.share_bytes += share_bytes;
-        self.running.insert(number, Running { itt: task.itt, share_bytes, aborted: false });
+        let held_bytes = data.len();
+        self.held_bytes += held_bytes;
+        self.running.insert(number, Running { itt: task.itt, held_bytes, aborted: false });
         let disk = disk.clone();
         self.set.spawn(async move {
             let room = match units {
@@ -192,7 +195,7 @@ impl Tasks {
     /// The outcome, unless nobody wants to know it.
     fn ended(&mut self, number: u64, outcome: Outcome) -> Option<Outcome> {
         let running = self.running.remove(&number)?;
-        self.share_bytes -= running.share_bytes;
+        self.held_bytes -= running.held_bytes;
         for waiter in &mut self.waiters {
             waiter.numbers.retain(|other| *other != number);
         }

@@ -15,7 +15,8 @@ use super::scsi::BLOCK_BYTES;
 use super::scsi::command::{Command, Range};
 use super::text::Parameters;
 
-/// Of all writes that were asked for data, together; one is always asked.
+/// Of all writes that were asked for data, and of those that run with theirs, together; where there is
+/// none, one is asked.
 const SOLICITED_BYTES_MAX: usize = 32 << 20;
 
 /// A SCSI command of this session.
@@ -167,10 +168,10 @@ impl Transfers {
         Taken::Part
     }
 
-    /// The R2Ts that can be sent now.
-    pub fn ready(&mut self) -> Vec<Ready> {
-        let mut solicited: usize =
-            self.all.iter().filter(|t| t.solicited).map(|transfer| transfer.wanted).sum();
+    /// The R2Ts that can be sent now. `held_bytes`: the data of commands that run.
+    pub fn ready(&mut self, held_bytes: usize) -> Vec<Ready> {
+        let asked = self.all.iter().filter(|t| t.solicited).map(|transfer| transfer.wanted);
+        let mut solicited = held_bytes + asked.sum::<usize>();
         let mut ready = Vec::new();
         for transfer in self.all.iter_mut().filter(|t| t.unsolicited.is_none()) {
             if !transfer.solicited {
@@ -307,17 +308,17 @@ mod tests {
     fn several_r2ts_are_out_at_once_and_answered_in_order() {
         let mut transfers = Transfers::new(parameters());
         assert!(matches!(transfers.begin(task(1, 4096), &[1; 512], false), Taken::Part));
-        let ready = transfers.ready();
+        let ready = transfers.ready(0);
         let places: Vec<_> = ready.iter().map(|r| (r.number, r.offset, r.length_bytes)).collect();
         assert_eq!(places, [(0, 512, 1024), (1, 1536, 1024)]);
-        assert!(transfers.ready().is_empty());
+        assert!(transfers.ready(0).is_empty());
         let burst = |at: usize, data_sn, offset, last| out(1, ready[at].ttt, data_sn, offset, last);
         assert!(matches!(transfers.data_out(&burst(0, 0, 512, false), &[2; 512]), Taken::Part));
         assert!(matches!(transfers.data_out(&burst(0, 1, 1024, true), &[3; 512]), Taken::Part));
-        let more = transfers.ready();
+        let more = transfers.ready(0);
         assert_eq!((more[0].number, more[0].offset, more[0].length_bytes), (2, 2560, 1024));
         assert!(matches!(transfers.data_out(&burst(1, 0, 1536, true), &[4; 1024]), Taken::Part));
-        let last = transfers.ready();
+        let last = transfers.ready(0);
         assert_eq!((last[0].offset, last[0].length_bytes), (3584, 512));
         let out_2 = out(1, more[0].ttt, 0, 2560, true);
         assert!(matches!(transfers.data_out(&out_2, &[5; 1024]), Taken::Part));
@@ -365,9 +366,10 @@ mod tests {
             assert!(matches!(transfers.begin(task(itt, large), &[], false), Taken::Part));
         }
         let asked: std::collections::BTreeSet<u32> =
-            transfers.ready().iter().map(|r| r.itt).collect();
+            transfers.ready(0).iter().map(|r| r.itt).collect();
         assert_eq!(asked.len(), 4);
         assert!(transfers.abort(0) && !transfers.abort(0));
-        assert_eq!(transfers.ready()[0].itt, 4);
+        assert!(transfers.ready(1).is_empty(), "a command runs with its data");
+        assert_eq!(transfers.ready(0)[0].itt, 4);
     }
 }

@@ -11,10 +11,12 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use futures_util::{StreamExt, TryStreamExt};
 use io_uring::{IoUring, cqueue, opcode, types};
 use rustix::io::Errno;
 use tokio::io::Interest;
@@ -26,11 +28,13 @@ use super::files::BlockFile;
 
 /// Entries of a ring, and so reads that the kernel has of one thread at a time.
 const ENTRIES: u32 = 256;
-/// Of a longer read the kernel is asked piece by piece.
-const PART_BYTES_MAX: usize = 1 << 30;
-/// So much of one thread is read at a time, or one read that is longer. The others wait without
-/// memory, so that what a server takes for reads does not grow with its clients.
+/// So much of one thread is read at a time. The others wait without memory, so that what a server
+/// takes for reads does not grow with its clients.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
+/// A longer read is one of several parts, between which others have their turns.
+const TURN_BYTES: usize = 1 << 20;
+/// Parts of one read that are in flight.
+const PARTS: usize = 4;
 
 /// Fills a buffer from a file, waiting for the disk.
 pub(super) async fn read(
@@ -46,7 +50,29 @@ pub(super) async fn read(
         };
         return blocking(whole).await;
     };
-    let ahead = file.ahead_of(&(offset..offset + length as u64));
+    if length <= TURN_BYTES {
+        let ahead = file.ahead_of(&(offset..offset + length as u64));
+        return read_part(&reader, file, offset, length, ahead).await;
+    }
+    let parts = (0..length).step_by(TURN_BYTES).map(|at| {
+        let part = TURN_BYTES.min(length - at);
+        read_part(&reader, Arc::clone(&file), offset + at as u64, part, None)
+    });
+    let mut parts = futures_util::stream::iter(parts).buffered(PARTS);
+    let mut whole = Vec::with_capacity(length);
+    while let Some(part) = parts.try_next().await? {
+        whole.extend(part);
+    }
+    Ok(whole)
+}
+
+async fn read_part(
+    reader: &Arc<Reader>,
+    file: Arc<dyn BlockFile>,
+    offset: u64,
+    length: usize,
+    ahead: Option<Range<u64>>,
+) -> io::Result<Vec<u8>> {
     let ahead = ahead.map(|range| (Arc::clone(&file), range));
     let (done, result) = oneshot::channel();
     if let Some(gathering) = reader.hand_in(Read { file, offset, length, done }) {
@@ -190,7 +216,7 @@ impl Ring {
     fn begin(&mut self) {
         while let Some(next) = self.queue.front() {
             let bytes = self.in_flight_bytes + next.length;
-            if self.free.is_empty() || self.in_flight_bytes > 0 && bytes > IN_FLIGHT_BYTES_MAX {
+            if self.free.is_empty() || bytes > IN_FLIGHT_BYTES_MAX {
                 return;
             }
             if let (Some(read), Some(place)) = (self.queue.pop_front(), self.free.pop()) {
@@ -203,7 +229,7 @@ impl Ring {
 
     fn push(&mut self, place: usize, mut begun: Begun) {
         let rest = &mut begun.buffer[begun.filled..];
-        let length = u32::try_from(rest.len().min(PART_BYTES_MAX)).expect("bounded");
+        let length = u32::try_from(rest.len()).expect("bounded");
         let fd = begun.read.file.fd().expect("checked before it was handed in").as_raw_fd();
         let entry = opcode::Read::new(types::Fd(fd), rest.as_mut_ptr(), length)
             .offset(begun.read.offset + begun.filled as u64)
