@@ -8,4 +8,4 @@ mod server;
 
 pub use client::Client;
 pub use reqwest::{Body, Method};
-pub use server::{Failure, Json, Listen, Reply, bind_unix, cannot_listen, serve};
+pub use server::{Failure, Json, Listen, Reply, bind_unix, cannot_listen, serve, unused_port};

@@ -1,8 +1,10 @@
 //! The server side, for axum.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use axum::Router;
 use axum::extract::rejection::JsonRejection;
@@ -117,6 +119,23 @@ pub async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         Err(error) => return Err(error),
     }
     UnixListener::bind(path)
+}
+
+/// A port of this host that nobody listens on, for tests and experiments that have to know it before they
+/// start a server. No client is given it in the meantime: their ports begin at 32768 (ip(7)).
+///
+/// # Panics
+/// When thousands of ports are taken.
+pub fn unused_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let of_this_process = std::process::id().wrapping_mul(61);
+    let ports = (0..20_000).map(|_| {
+        let number = of_this_process.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        10_000 + u16::try_from(number % 20_000).expect("bounded")
+    });
+    let mut free =
+        ports.filter(|port| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    free.next().expect("a port")
 }
 
 /// Why an address could not be bound, and what to do.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -213,8 +213,8 @@ pub struct Running {
     pub disks: Vec<Disk>,
 }
 
-fn free_port() -> Result<SocketAddr> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+fn unused_address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, perigee_http::unused_port()).into()
 }
 
 impl Running {
@@ -237,7 +237,7 @@ impl Running {
         group: &Group,
         clients: usize,
     ) -> Result<()> {
-        let (nbd, iscsi) = (free_port()?, free_port()?);
+        let (nbd, iscsi) = (unused_address(), unused_address());
         let mut command = group.command(&text(places.perigee));
         command.args(["volume", "serve", "--pool", &text(&places.pool())]);
         command.args(["--nbd", &nbd.to_string()]);
@@ -264,7 +264,7 @@ impl Running {
 
     fn start_qemu(&mut self, places: &Places, group: &Group, clients: usize) -> Result<()> {
         for client in 0..clients {
-            let address = free_port()?;
+            let address = unused_address();
             let mut command = group.command("qemu-nbd");
             command.args(["--format=qcow2", "--persistent", "--shared=2", "--export-name=disk"]);
             command.args(["--cache=writeback", "--aio=io_uring", "--bind=127.0.0.1"]);
@@ -277,7 +277,7 @@ impl Running {
     }
 
     fn start_tgt(&mut self, places: &Places, group: &Group, clients: usize) -> Result<()> {
-        let address = free_port()?;
+        let address = unused_address();
         // The number of its management socket, which no other tgtd may have.
         let control = (std::process::id() % 30_000).to_string();
         let mut command = group.command("tgtd");

@@ -29,11 +29,6 @@ pub fn directory() -> tempfile::TempDir {
     dir
 }
 
-/// A port nobody uses at this moment.
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Waits until `look` gives something; says what it waited for when it does not.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -93,7 +88,7 @@ struct HomeInner {
 
 impl Home {
     pub fn serve(runtime: &Runtime) -> Self {
-        let port = free_port();
+        let port = perigee_http::unused_port();
         let inner = Arc::new(HomeInner {
             epoch: Mutex::new(Epoch(1)),
             open: watch::Sender::new(true),
@@ -183,7 +178,7 @@ pub struct Agent {
 
 impl Agent {
     pub fn start(name: &str, dir: &Path, blocks: &Path, home: &Home) -> Self {
-        let port = free_port();
+        let port = perigee_http::unused_port();
         let agent_url = format!("http://127.0.0.1:{port}");
         let config = Config {
             host: HostId::new(name).unwrap(),

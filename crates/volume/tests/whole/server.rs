@@ -68,12 +68,6 @@ fn sockets(pool: &Path) -> PathBuf {
     pool.with_extension("sockets")
 }
 
-/// Addresses that nobody listens on now.
-fn free_addresses() -> [String; 2] {
-    let taken = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    taken.map(|listener| listener.local_addr().expect("an address").to_string())
-}
-
 /// A volume server with a pool; both end with it.
 pub struct Server {
     pub pool: PathBuf,
@@ -98,7 +92,8 @@ impl Server {
     /// With its pool in a directory of the caller's.
     pub async fn start_in(pool: PathBuf) -> Self {
         std::fs::create_dir_all(sockets(&pool)).expect("a directory");
-        let [nbd_addr, iscsi_addr] = free_addresses();
+        let [nbd_addr, iscsi_addr] =
+            [(); 2].map(|()| format!("127.0.0.1:{}", perigee_http::unused_port()));
         let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
         let control = Client::new(&control, DEADLINE).expect("a client");
         let (child, certificates, dir) = Default::default();

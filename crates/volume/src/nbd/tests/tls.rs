@@ -36,9 +36,7 @@ impl Site {
             std::fs::write(path("cert"), certificate.pem()).expect("a file");
             std::fs::write(path("key"), key.serialize_pem()).expect("a file");
         }
-        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = free.local_addr().expect("its address").port();
-        Self { dir, port }
+        Self { dir, port: perigee_http::unused_port() }
     }
 
     fn path(&self, file: &str) -> PathBuf {
