@@ -32,7 +32,7 @@ test: setup
 
 ## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio
 soak: setup
-	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-volume --lib -- store::tests
+	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-store
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
 	cargo build --release --locked --package perigee
 	image=$$(scripts/golden-image) && for over in iscsi nbd; do \

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| perigee_volume::fuzzing::handshake(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| perigee_nbd::fuzzing::handshake(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| perigee_volume::fuzzing::iscsi_session(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| perigee_iscsi::fuzzing::iscsi_session(input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| perigee_volume::fuzzing::map_files(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| perigee_store::fuzzing::map_files(input));

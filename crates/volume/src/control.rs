@@ -16,6 +16,8 @@ use axum::response::Response;
 use axum::routing::{get, post, put};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
+use perigee_block::device::{Device, IoError};
+use perigee_block::stats::StatsTable;
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
@@ -23,15 +25,13 @@ use perigee_model::volume::{
     Resize, Snapshot, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, Problem, VolumeName};
+use perigee_store::{Pool, io_problem};
 use serde::Deserialize;
 
-use crate::device::{Device, IoError};
 use crate::exports::PoolExports;
 use crate::observe;
 use crate::probe::probe;
 use crate::remotes::Remotes;
-use crate::stats::StatsTable;
-use crate::store::{Pool, io_problem};
 
 /// Volumes' bytes go through memory in pieces of this size.
 const PIECE_BYTES: u32 = 1 << 20;

@@ -19,17 +19,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::exports::{Export, Exports, LAYER_PREFIX, Opener, SUMS_SUFFIX};
+use perigee_block::logins::{LoginGuard, Logins};
+use perigee_block::stats::{Counters, StatsTable};
 use perigee_model::client::Over;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_nbd::NbdDevice;
+use perigee_store::Pool;
 use uuid::Uuid;
 
-use crate::device::{Device, Extent, IoError, Zeroing};
-use crate::logins::{LoginGuard, Logins};
-use crate::nbd::wire::{LAYER_PREFIX, SUMS_SUFFIX};
-use crate::nbd::{Export, Exports, NbdDevice, Opener};
 use crate::remotes::Remotes;
-use crate::stats::{Counters, StatsTable};
-use crate::store::Pool;
 
 /// As many names as an error lists.
 const NAMES_IN_ERROR: usize = 20;

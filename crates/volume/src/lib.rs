@@ -1,40 +1,30 @@
-//! Layers, volumes and their NBD exports: the volume server.
+//! The volume server: puts the layer store behind NBD and iSCSI, and has the API that controls it.
 //!
-//! | question | module |
+//! | question | where |
 //! |---|---|
-//! | what is on the disk, and what survives a crash | [`store`] |
-//! | what an NBD client may say and gets | [`nbd`] |
-//! | what an iSCSI initiator may say and gets | [`iscsi`] |
-//! | how frames come from and go to sockets, for every protocol | `stream` |
+//! | what is on the disk, and what survives a crash | [`perigee_store`] |
+//! | what an NBD client may say and gets | [`perigee_nbd`] |
+//! | what an iSCSI initiator may say and gets | [`perigee_iscsi`] |
+//! | what these three share | [`perigee_block`] |
 //! | which device an export name means; proxying to a volume's home | `exports` |
+//! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
-//! | the control API | `control` |
-//! | who uses which volume now | `logins` |
-//! | where requests' time goes | `stats`, `trace`, `metrics` |
+//! | the control API | `control`, `observe` |
+//! | figures for Prometheus | `metrics` |
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
 
 mod control;
-pub mod device;
 mod exports;
-#[cfg(feature = "fuzzing")]
-pub mod fuzzing;
-pub mod iscsi;
-mod logins;
+mod iscsi_clients;
 mod metrics;
-pub mod nbd;
 mod observe;
 mod offline;
 mod probe;
-mod recording;
 mod remotes;
 mod serve;
-mod stats;
-pub mod store;
-mod stream;
-mod trace;
 
-pub use nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};
 pub use offline::Offline;
+pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};
 pub use remotes::RemoteOptions;
 pub use serve::{Config, IscsiOptions, serve};

@@ -2,10 +2,9 @@
 
 use std::fmt::{self, Write};
 
+use perigee_block::stats::StatsTable;
+use perigee_block::trace::{BUCKETS, Histogram};
 use perigee_model::volume::IoStats;
-
-use crate::stats::StatsTable;
-use crate::trace::{BUCKETS, Histogram};
 
 /// The page of `GET /metrics`.
 pub fn page(table: &StatsTable) -> String {
@@ -78,7 +77,7 @@ mod tests {
     use perigee_model::VolumeName;
 
     use super::*;
-    use crate::trace::{Ended, Span, Stage};
+    use perigee_block::trace::{Ended, Span, Stage};
 
     #[test]
     fn a_page_has_each_volume_s_figures() {

@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use perigee_block::stats::StatsTable;
 use perigee_http::{Listen, bind_unix, cannot_listen};
 use perigee_model::Problem;
+use perigee_store::{Pool, PoolConfig};
 use tokio::task::JoinHandle;
 
 use crate::control::{self, Control};
 use crate::exports::{self, PoolExports};
 use crate::remotes::{RemoteOptions, Remotes};
-use crate::stats::StatsTable;
-use crate::store::{Pool, PoolConfig};
 
 /// Holds the pool open until it is dropped.
 pub struct Offline {

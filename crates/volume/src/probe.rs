@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use perigee_block::device::Device;
 use perigee_model::Problem;
 use perigee_model::volume::{BlockProbe, ProbeBlocks};
+use perigee_nbd::NbdDevice;
 
-use crate::device::Device;
-use crate::nbd::NbdDevice;
 use crate::remotes::Remotes;
 
 const IN_FLIGHT: usize = 16;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use perigee_block::device::{Device, IoError};
 use perigee_http::Listen;
 use perigee_model::Problem;
-
-use crate::device::{Device, IoError};
-use crate::nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
-use crate::store::Connector;
+use perigee_nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
+use perigee_store::Connector;
 
 /// What the server's options say.
 #[derive(Debug, Clone)]

@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use perigee_block::stats::StatsTable;
 use perigee_http::Listen;
+use perigee_iscsi::Target;
+use perigee_iscsi::access::ClientFile;
 use perigee_model::Problem;
+use perigee_nbd::ServerOptions;
+use perigee_nbd::server::{Listener, Server};
+use perigee_store::{Pool, PoolConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::control::{self, Control};
 use crate::exports::{self, PoolExports};
-use crate::iscsi::access::ClientFile;
-use crate::iscsi::pool::KnownClients;
-use crate::iscsi::{self, Target};
-use crate::nbd::ServerOptions;
-use crate::nbd::server::{Listener, Server};
+use crate::iscsi_clients::{KeptReservations, KnownClients};
 use crate::remotes::{RemoteOptions, Remotes};
-use crate::stats::StatsTable;
-use crate::store::{Pool, PoolConfig};
 
 /// Connections that are not drained by then are cut: their clients come back to the next server.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub struct IscsiOptions {
     /// `HOST:PORT`; empty: there is no target.
     pub listen: Vec<String>,
     /// Which initiator may use which volume, besides the clients that the pool has. See
-    /// [`crate::iscsi::access`].
+    /// [`perigee_iscsi::access`].
     pub clients: Option<PathBuf>,
 }
 
@@ -83,12 +83,12 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id, remotes.clone()));
     let server = Server::new(exports.clone(), config.clients.clone())?;
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
-    let portals = config.iscsi.listen.iter().map(|address| iscsi::Listener::bind(address));
+    let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));
     let portals = try_join_all(portals).await?;
-    let target = Target::new(iscsi::Options {
+    let target = Target::new(perigee_iscsi::Options {
         exports: exports.clone(),
         clients: Arc::new(config.iscsi.known_clients(&pool)?),
-        keep: Arc::new(pool.clone()),
+        keep: Arc::new(KeptReservations(pool.clone())),
         pool: server_id,
         sessions_max: config.clients.clients_max,
     });

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
+use perigee_block::device::{Device, Zeroing};
 use perigee_http::Listen;
 use perigee_model::trace::Operation;
 use perigee_model::volume::BLOCK_BYTES;
-use perigee_volume::device::{Device, Zeroing};
-use perigee_volume::nbd::{NbdDevice, RemoteExport};
+use perigee_nbd::{NbdDevice, RemoteExport};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 

@@ -12,9 +12,8 @@ use futures_util::stream;
 use perigee_http::Failure;
 use perigee_model::Problem;
 use perigee_model::volume::Step;
+use perigee_store::{StopOnDrop, Work};
 use serde::Serialize;
-
-use crate::store::{StopOnDrop, Work};
 
 /// How often progress is told.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);

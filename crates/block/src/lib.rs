@@ -1,0 +1,22 @@
+//! What the store and the protocols of the volume server share. Nothing here knows a protocol or a
+//! layer.
+//!
+//! | question | module |
+//! |---|---|
+//! | what can be read and written | [`device`] |
+//! | what a protocol serves, found by name | [`exports`] |
+//! | how frames come from and go to sockets, for every protocol | [`stream`] |
+//! | how a session's new connection waits for the end of its old one | [`sessions`] |
+//! | who uses which volume now | [`logins`] |
+//! | where requests' time goes | [`stats`], [`trace`] |
+
+pub mod device;
+pub mod exports;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+pub mod logins;
+mod recording;
+pub mod sessions;
+pub mod stats;
+pub mod stream;
+pub mod trace;

@@ -1,0 +1,253 @@
+//! An iSCSI target (RFC 7143, error recovery level 0) for [`perigee_block::device::Device`]s.
+//!
+//! ```text
+//! accept -> login (who, CHAP, keys) -> full feature phase (commands, at the same time) -> drained
+//! ```
+//!
+//! | question | module |
+//! |---|---|
+//! | which bytes are a PDU | `pdu` |
+//! | which keys are agreed on, and how | `text` |
+//! | who may use which target, with which proof | `access`, `chap` |
+//! | how does a session begin | `login`, `session` |
+//! | what is answered at once, and what waits | `batch`, `transfer`, `tasks`, `connection` |
+//! | pings, task management, discovery, logout | `requests` |
+//! | what do the sessions of a volume share | `unit` |
+//! | what does a command mean, and what does it do | `scsi`, `execute` |
+//!
+//! A target is a volume: `iqn.2026-11.org.perigee:VOLUME`, with one unit, number 0. A session has one
+//! connection (MaxConnections is 1); a volume can have any number of sessions. A write is answered
+//! when it is kept over a kill of this server, and a flush or FUA makes it durable (WCE is set).
+//! ORDERED commands run like SIMPLE ones: an initiator that needs an order waits for the answer.
+//!
+//! A session always ends drained: when its socket is closed, no task of it runs any more, and only
+//! then can another session of the same name and ISID begin.
+
+pub mod access;
+mod answers;
+mod batch;
+pub mod chap;
+mod connection;
+mod execute;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod login;
+mod pdu;
+mod requests;
+mod scsi;
+mod session;
+mod tasks;
+#[cfg(test)]
+mod tests;
+mod text;
+mod transfer;
+pub mod unit;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use perigee_block::exports::Exports;
+use perigee_block::sessions::SessionTable;
+use perigee_block::stream::accept::{self, Accept};
+use perigee_block::stream::socket::Socket;
+use perigee_http::Listen;
+use perigee_model::Problem;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use access::Clients;
+use login::Login;
+use unit::{KeepReservations, Units};
+
+/// An initiator that has not logged in by then is dropped.
+const LOGIN_MAX: Duration = Duration::from_secs(30);
+/// So many from one address may be logging in at once.
+const LOGINS_PER_ADDRESS_MAX: usize = 256;
+/// An initiator that is silent for so long is asked whether it is there, and has as long to answer.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Why a connection ended before its initiator ended it.
+#[derive(Debug, thiserror::Error)]
+enum ConnectionError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("not iSCSI: {0}")]
+    Framing(#[from] pdu::FramingError),
+    #[error("not iSCSI: {0}")]
+    Text(#[from] text::TextError),
+    #[error("not iSCSI: {0}")]
+    Protocol(&'static str),
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("{0} panicked")]
+    Panicked(String),
+}
+
+/// What a target is made of.
+pub struct Options {
+    pub exports: Arc<dyn Exports>,
+    pub clients: Arc<dyn Clients>,
+    pub keep: Arc<dyn KeepReservations>,
+    /// Goes into the volumes' serial numbers.
+    pub pool: Uuid,
+    /// An initiator beyond that is hung up on.
+    pub sessions_max: usize,
+}
+
+struct Shared {
+    exports: Arc<dyn Exports>,
+    clients: Arc<dyn Clients>,
+    sessions: SessionTable,
+    units: Units,
+    places: Arc<Semaphore>,
+    logging_in: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    next_tsih: AtomicU16,
+    silence_max: Duration,
+}
+
+impl Shared {
+    /// A session's handle; never 0, which stands for a new session.
+    fn next_tsih(&self) -> u16 {
+        self.next_tsih.fetch_add(1, Ordering::Relaxed) % u16::MAX + 1
+    }
+}
+
+/// An address that is bound but not served yet.
+pub struct Listener(TcpListener);
+
+impl Listener {
+    /// # Errors
+    /// `Conflict` when the address can't be bound.
+    pub async fn bind(address: &str) -> Result<Self, Problem> {
+        let listen = Listen::Tcp(address.into());
+        let bound = TcpListener::bind(address).await;
+        bound.map(Self).map_err(|e| perigee_http::cannot_listen("iSCSI on", &listen, &e))
+    }
+}
+
+impl Accept for Listener {
+    type Accepted = (TcpStream, SocketAddr);
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        self.0.accept().await
+    }
+}
+
+pub struct Target(Arc<Shared>);
+
+impl Target {
+    pub fn new(options: Options) -> Self {
+        let Options { exports, clients, keep, pool, sessions_max } = options;
+        Self(Arc::new(Shared {
+            exports,
+            clients,
+            sessions: SessionTable::default(),
+            units: Units::new(pool, keep),
+            places: Arc::new(Semaphore::new(sessions_max)),
+            logging_in: Arc::default(),
+            next_tsih: AtomicU16::new(0),
+            silence_max: SILENCE_MAX,
+        }))
+    }
+
+    /// Serves until `stop`; returns when every session is drained.
+    pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
+        let (shared, token) = (self.0, stop.clone());
+        let admit = move |(socket, peer): (TcpStream, SocketAddr)| {
+            let place = shared.places.clone().try_acquire_owned();
+            let login = LoginPlace::take(&shared.logging_in, peer.ip());
+            let (Ok(place), Some(login)) = (place, login) else {
+                tracing::debug!(%peer, "there are too many iSCSI initiators; refused one");
+                return None;
+            };
+            let connection = connection(socket, login, shared.clone(), token.child_token());
+            Some(async move {
+                connection.await;
+                drop(place);
+            })
+        };
+        accept::serve("iSCSI", listeners, admit, stop).await;
+    }
+}
+
+/// Counts the logins of an address while they last.
+struct LoginPlace {
+    table: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    address: IpAddr,
+}
+
+impl LoginPlace {
+    fn take(table: &Arc<Mutex<HashMap<IpAddr, usize>>>, address: IpAddr) -> Option<Self> {
+        let mut counts = table.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_default();
+        if *count == LOGINS_PER_ADDRESS_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Self { table: Arc::clone(table), address })
+    }
+}
+
+impl Drop for LoginPlace {
+    fn drop(&mut self) {
+        let mut counts = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
+}
+
+async fn connection(
+    socket: TcpStream,
+    login: LoginPlace,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+) {
+    let ended = match socket.local_addr().and_then(|at| Ok((Socket::tcp(socket)?, at))) {
+        Ok((socket, portal)) => {
+            let peer = socket.peer();
+            converse(socket, portal, peer, login, &shared, stop).await
+        }
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = ended {
+        tracing::info!(%error, "iSCSI connection dropped");
+    }
+}
+
+async fn converse<S>(
+    mut stream: S,
+    portal: SocketAddr,
+    peer: String,
+    login: LoginPlace,
+    shared: &Arc<Shared>,
+    stop: CancellationToken,
+) -> Result<(), ConnectionError>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let logging_in = Login::new(shared, peer, stop.clone()).run(&mut stream, portal);
+    let logged_in = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        ended = tokio::time::timeout(LOGIN_MAX, logging_in) => ended,
+    };
+    drop(login);
+    match logged_in {
+        Ok(Ok(Some(session))) => {
+            tracing::debug!(initiator = %session.port.0, "iSCSI session begins");
+            connection::run(stream, session, Arc::clone(shared), stop).await
+        }
+        Ok(Ok(None)) => Ok(()),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(ConnectionError::Refused("no login in time".into())),
+    }
+}

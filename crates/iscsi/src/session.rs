@@ -1,0 +1,175 @@
+//! What a login has made: who the initiator is, what was agreed on, and what it works on.
+
+use std::net::SocketAddr;
+
+use perigee_block::logins::LoginGuard;
+use perigee_block::sessions::Claim;
+use perigee_model::client::IQN_PREFIX;
+
+use super::access::Client;
+use super::execute::Disk;
+use super::pdu::{Digests, serial_before};
+use super::scsi::reservations::Port;
+use super::text::Parameters;
+use super::unit::Place;
+
+/// There is one group of ports, with one port.
+pub const PORTAL_GROUP: u16 = 1;
+/// As many commands an initiator may have open.
+pub const COMMANDS_MAX: u32 = 128;
+
+/// A session with a unit.
+pub struct Attached {
+    pub disk: Disk,
+    pub place: Place,
+    /// Given back when none of the session's tasks runs any more.
+    pub claim: Claim,
+    /// So that it is known who uses the volume.
+    pub login: Option<LoginGuard>,
+}
+
+pub struct Session {
+    pub port: Port,
+    pub client: Client,
+    pub parameters: Parameters,
+    /// `None`: it is for discovery.
+    pub attached: Option<Attached>,
+    pub numbers: Numbers,
+    /// Where the initiator has reached this target.
+    pub portal: SocketAddr,
+}
+
+impl Session {
+    pub fn digests(&self) -> Digests {
+        let Parameters { header_digest, data_digest, .. } = self.parameters;
+        Digests { header: header_digest, data: data_digest }
+    }
+
+    pub fn disk(&self) -> Option<&Disk> {
+        self.attached.as_ref().map(|attached| &attached.disk)
+    }
+}
+
+/// Whether a PDU's number lets it be taken now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    Now,
+    /// The number is outside of what was granted: the PDU is ignored.
+    Never,
+    /// A command before it is missing, and on the only connection it will not come any more.
+    Gap,
+}
+
+/// The numbers that keep commands and answers in order.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbers {
+    stat_sn: u32,
+    exp_cmd_sn: u32,
+    max_cmd_sn: u32,
+}
+
+impl Numbers {
+    pub fn new(stat_sn: u32, cmd_sn: u32) -> Self {
+        let max_cmd_sn = cmd_sn.wrapping_add(COMMANDS_MAX - 1);
+        Self { stat_sn, exp_cmd_sn: cmd_sn, max_cmd_sn }
+    }
+
+    pub fn judge(&self, cmd_sn: u32, immediate: bool) -> Turn {
+        if immediate || cmd_sn == self.exp_cmd_sn {
+            return Turn::Now;
+        }
+        let beyond = serial_before(self.max_cmd_sn, cmd_sn);
+        if beyond || serial_before(cmd_sn, self.exp_cmd_sn) { Turn::Never } else { Turn::Gap }
+    }
+
+    pub fn take(&mut self, immediate: bool) {
+        if !immediate {
+            self.exp_cmd_sn = self.exp_cmd_sn.wrapping_add(1);
+        }
+    }
+
+    /// Grants as many commands as there is room for. What was granted is not taken back.
+    pub fn grant(&mut self, open: usize) {
+        let open = u32::try_from(open).unwrap_or(COMMANDS_MAX).min(COMMANDS_MAX);
+        let max = self.exp_cmd_sn.wrapping_add(COMMANDS_MAX - open).wrapping_sub(1);
+        if serial_before(self.max_cmd_sn, max) {
+            self.max_cmd_sn = max;
+        }
+    }
+
+    pub fn exp_cmd_sn(&self) -> u32 {
+        self.exp_cmd_sn
+    }
+
+    pub fn max_cmd_sn(&self) -> u32 {
+        self.max_cmd_sn
+    }
+
+    /// The number of the next answer, for a PDU that carries no status.
+    pub fn stat_sn(&self) -> u32 {
+        self.stat_sn
+    }
+
+    pub fn next_stat_sn(&mut self) -> u32 {
+        let number = self.stat_sn;
+        self.stat_sn = number.wrapping_add(1);
+        number
+    }
+}
+
+/// The export that a target's name means. Epochs are not for initiators to choose.
+pub fn export_of(target: &str) -> Option<&str> {
+    let export = target.strip_prefix(IQN_PREFIX)?.strip_prefix(':')?;
+    (!export.contains('@')).then_some(export)
+}
+
+pub fn target_of(export: &str) -> String {
+    format!("{IQN_PREFIX}:{export}")
+}
+
+/// Whether initiators find it when they ask what there is. Images are there for those who know
+/// their names.
+pub fn is_listed(export: &str) -> bool {
+    !export.contains(':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_taken_in_their_order() {
+        let mut numbers = Numbers::new(1, u32::MAX);
+        assert_eq!(numbers.judge(u32::MAX, false), Turn::Now);
+        numbers.take(false);
+        assert_eq!(numbers.judge(0, false), Turn::Now);
+        assert_eq!(numbers.judge(1, false), Turn::Gap);
+        assert_eq!(numbers.judge(u32::MAX, false), Turn::Never);
+        assert_eq!(numbers.judge(77, true), Turn::Now);
+        numbers.take(true);
+        assert_eq!(numbers.exp_cmd_sn(), 0);
+    }
+
+    #[test]
+    fn what_was_granted_is_not_taken_back() {
+        let mut numbers = Numbers::new(1, 10);
+        let first = numbers.max_cmd_sn();
+        assert_eq!(first, 10 + COMMANDS_MAX - 1);
+        assert_eq!(numbers.judge(first + 1, false), Turn::Never);
+        numbers.take(false);
+        numbers.grant(1);
+        assert_eq!(numbers.max_cmd_sn(), first, "the command is still open");
+        numbers.grant(0);
+        assert_eq!(numbers.max_cmd_sn(), first + 1);
+        numbers.grant(50);
+        assert_eq!(numbers.max_cmd_sn(), first + 1);
+    }
+
+    #[test]
+    fn a_target_s_name_says_its_export() {
+        assert_eq!(export_of("iqn.2026-11.org.perigee:data"), Some("data"));
+        assert_eq!(export_of("iqn.2026-11.org.perigee:image:debian"), Some("image:debian"));
+        assert_eq!(export_of("iqn.2026-11.org.perigee:data@3"), None);
+        assert_eq!(export_of("iqn.2026-11.org.other:data"), None);
+    }
+}

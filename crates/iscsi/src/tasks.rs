@@ -1,0 +1,236 @@
+//! What can't be answered at once: commands that wait for a disk, a lock or another host, task
+//! management that waits for commands to end, and lists of targets.
+//!
+//! An aborted task is never answered. It may still run for a while; who asked for its end is told
+//! only when it does not any more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use perigee_block::stats::Kind;
+use perigee_block::trace::{Ended, Span, Stage};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::JoinSet;
+
+use super::ConnectionError;
+use super::execute::Disk;
+use super::scsi::Outcome;
+use super::scsi::command::Command;
+use super::session::COMMANDS_MAX;
+use super::transfer::Task;
+use super::unit::Abort;
+
+/// So many bytes are being read at a time; other reads wait, without memory.
+const READ_BYTES_MAX: usize = 64 << 20;
+/// What reads are counted in.
+const READ_UNIT_BYTES: usize = 512;
+/// All that an initiator may have open: what comes behind a command must not wait for it.
+const RUNNING_MAX: usize = COMMANDS_MAX as usize;
+/// Task management that takes longer has failed.
+pub const MANAGEMENT_MAX: Duration = Duration::from_secs(30);
+
+/// How a task management function ended (RFC 7143, 11.6.1).
+pub mod managed {
+    pub const COMPLETE: u8 = 0;
+    pub const NO_TASK: u8 = 1;
+    pub const NO_UNIT: u8 = 2;
+    pub const NOT_SUPPORTED: u8 = 5;
+    pub const REJECTED: u8 = 255;
+}
+
+/// What has ended.
+pub enum Ready {
+    Command(Task, Outcome),
+    Management { itt: u32, response: u8 },
+    Text { itt: u32, text: Vec<u8> },
+}
+
+enum Ending {
+    Command { number: u64, task: Task, outcome: Outcome, _room: Option<OwnedSemaphorePermit> },
+    Other(Ready),
+}
+
+struct Running {
+    itt: u32,
+    held_bytes: usize,
+    aborted: bool,
+}
+
+/// Somebody waits for the end of these tasks.
+struct Waiter {
+    numbers: Vec<u64>,
+    /// Told by its end.
+    _done: Abort,
+}
+
+pub struct Tasks {
+    set: JoinSet<Ending>,
+    running: HashMap<u64, Running>,
+    next_number: u64,
+    /// Of what is written: the data that came with commands.
+    held_bytes: usize,
+    /// For what is read, until its answer is taken.
+    room: Arc<Semaphore>,
+    waiters: Vec<Waiter>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self {
+            set: JoinSet::new(),
+            running: HashMap::new(),
+            next_number: 0,
+            held_bytes: 0,
+            room: Arc::new(Semaphore::new(READ_BYTES_MAX / READ_UNIT_BYTES)),
+            waiters: Vec::new(),
+        }
+    }
+}
+
+impl Tasks {
+    pub fn is_empty(&self) -> bool {
+        self.set.is_empty()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.set.len() >= RUNNING_MAX
+    }
+
+    /// The data of commands that run.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Commands that are not aborted.
+    pub fn len(&self) -> usize {
+        self.running.values().filter(|running| !running.aborted).count()
+    }
+
+    /// `since`: when the command was taken.
+    pub fn start(&mut self, disk: &Disk, task: Task, data: Bytes, since: Instant) {
+        let Task { command, .. } = task;
+        let number = self.next_number;
+        self.next_number += 1;
+        let read_bytes = match command {
+            Command::Read { range, .. } | Command::Verify { range, .. } => range.transfer_bytes(),
+            _ => 0,
+        };
+        let units = read_bytes.min(READ_BYTES_MAX) / READ_UNIT_BYTES;
+        let units = u32::try_from(units).expect("bounded");
+        let room = Arc::clone(&self.room);
+        let held_bytes = data.len();
+        self.held_bytes += held_bytes;
+        self.running.insert(number, Running { itt: task.itt, held_bytes, aborted: false });
+        let disk = disk.clone();
+        self.set.spawn(async move {
+            let room = match units {
+                0 => None,
+                _ => room.acquire_many_owned(units).await.ok(),
+            };
+            let outcome = follow(&disk, &command, data, since).await;
+            Ending::Command { number, task, outcome, _room: room }
+        });
+    }
+
+    /// Work that is no command, and ends with something to send.
+    pub fn start_other(&mut self, work: impl Future<Output = Ready> + Send + 'static) {
+        self.set.spawn(async move { Ending::Other(work.await) });
+    }
+
+    /// Runs a task management function that waits for others.
+    pub fn manage(&mut self, itt: u32, work: impl Future<Output = ()> + Send + 'static) {
+        self.start_other(async move {
+            let response = match tokio::time::timeout(MANAGEMENT_MAX, work).await {
+                Ok(()) => managed::COMPLETE,
+                Err(_) => managed::REJECTED,
+            };
+            Ready::Management { itt, response }
+        });
+    }
+
+    /// Aborts one command. `None` when it does not run.
+    pub fn abort(&mut self, itt: u32) -> Option<oneshot::Receiver<()>> {
+        let found = self.running.iter_mut().find(|(_, r)| r.itt == itt && !r.aborted)?;
+        found.1.aborted = true;
+        let numbers = vec![*found.0];
+        let (done, ended) = oneshot::channel();
+        self.waiters.push(Waiter { numbers, _done: done });
+        Some(ended)
+    }
+
+    /// Aborts all commands; `done` goes when none runs any more.
+    pub fn abort_all(&mut self, done: Abort) {
+        self.running.values_mut().for_each(|running| running.aborted = true);
+        if !self.running.is_empty() {
+            let numbers = self.running.keys().copied().collect();
+            self.waiters.push(Waiter { numbers, _done: done });
+        }
+    }
+
+    /// The next end that is to be answered. Pending when nothing runs.
+    ///
+    /// # Errors
+    /// When a task panicked: it will never be answered.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Ready, ConnectionError>> {
+        while !self.set.is_empty() {
+            let Some(ended) = ready!(self.set.poll_join_next(cx)) else { break };
+            match ended {
+                Ok(Ending::Command { number, task, outcome, .. }) => {
+                    if let Some(outcome) = self.ended(number, outcome) {
+                        return Poll::Ready(Ok(Ready::Command(task, outcome)));
+                    }
+                }
+                Ok(Ending::Other(ready)) => return Poll::Ready(Ok(ready)),
+                Err(error) => {
+                    return Poll::Ready(Err(ConnectionError::Panicked(error.to_string())));
+                }
+            }
+        }
+        Poll::Pending
+    }
+
+    /// The outcome, unless nobody wants to know it.
+    fn ended(&mut self, number: u64, outcome: Outcome) -> Option<Outcome> {
+        let running = self.running.remove(&number)?;
+        self.held_bytes -= running.held_bytes;
+        for waiter in &mut self.waiters {
+            waiter.numbers.retain(|other| *other != number);
+        }
+        self.waiters.retain(|waiter| !waiter.numbers.is_empty());
+        (!running.aborted).then_some(outcome)
+    }
+}
+
+async fn follow(disk: &Disk, command: &Command, data: Bytes, since: Instant) -> Outcome {
+    let carried = data.len();
+    let mut timer = kind(command).map(|kind| disk.counters.time(kind, since));
+    let span = Span::new(since);
+    span.add(Stage::Queue, since);
+    let outcome = span.follow(disk.execute(*command, data)).await;
+    if let (Some(timer), Outcome::Good(data)) = (&mut timer, &outcome) {
+        timer.carried(carried + data.len());
+    }
+    drop(timer);
+    let error = match &outcome {
+        Outcome::Good(_) => None,
+        other => Some(format!("{other:?}")),
+    };
+    let (offset, length_bytes) =
+        command.range().map_or((0, 0), |range| (range.offset, range.length_bytes));
+    let ended = Ended { command: command.name(), offset, length_bytes, at_once: false, error };
+    disk.counters.tracing.end(&span, ended, 1);
+    outcome
+}
+
+/// What a command counts as.
+fn kind(command: &Command) -> Option<Kind> {
+    match command {
+        Command::Read { .. } | Command::Verify { .. } => Some(Kind::Read),
+        Command::SynchronizeCache | Command::StartStop { .. } => Some(Kind::Flush),
+        command if command.writes() => Some(Kind::Write),
+        _ => None,
+    }
+}

@@ -1,0 +1,403 @@
+//! What all sessions of one volume share: reservations, settings, and the order of commands that
+//! must not be torn.
+//!
+//! A unit is there while a session of its volume is open, or somebody has a claim on it. What is to
+//! outlive the server is kept through [`KeepReservations`] before it is answered.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::BoxFuture;
+use perigee_block::stats::Counters;
+use perigee_model::Problem;
+use tokio::sync::{RwLock, mpsc, oneshot};
+
+use super::scsi::Outcome;
+use super::scsi::command::Command;
+use super::scsi::inquiry::Identity;
+use super::scsi::mode::Settings;
+use super::scsi::reservations::{Effects, Out, Port, Reservations};
+use super::scsi::sense::Sense;
+use super::tasks::MANAGEMENT_MAX;
+
+/// What a session is told of what others did.
+pub mod attention {
+    pub const POWER_ON: u16 = 0x2900;
+    pub const UNIT_RESET: u16 = 0x2903;
+    pub const MODE_CHANGED: u16 = 0x2a01;
+    pub const CAPACITY_CHANGED: u16 = 0x2a09;
+    pub const COMMANDS_CLEARED: u16 = 0x2f00;
+}
+
+/// Where persistent reservations outlive the server.
+pub trait KeepReservations: Send + Sync + 'static {
+    /// What was kept for a volume.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    fn load<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>>;
+
+    /// Durable when it returns. `None`: nothing is kept any more.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    fn save<'a>(
+        &'a self,
+        volume: &'a str,
+        state: Option<String>,
+    ) -> BoxFuture<'a, Result<(), Problem>>;
+}
+
+/// Asks a session to end its tasks. The sender goes when none of them runs any more.
+pub type Abort = oneshot::Sender<()>;
+
+/// One session, as the unit sees it.
+pub struct Nexus {
+    pub port: Port,
+    attentions: Mutex<Vec<u16>>,
+    has_attention: AtomicBool,
+    aborts: mpsc::UnboundedSender<Abort>,
+    size_bytes: AtomicU64,
+}
+
+impl Nexus {
+    /// Told with the next command that may fail.
+    fn attend(&self, code: u16) {
+        let mut attentions = lock(&self.attentions);
+        if code == attention::POWER_ON || code == attention::UNIT_RESET {
+            attentions.clear();
+        }
+        if !attentions.contains(&code) {
+            attentions.push(code);
+        }
+        self.has_attention.store(true, Ordering::Release);
+    }
+
+    pub fn take_attention(&self) -> Option<Sense> {
+        if !self.has_attention.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut attentions = lock(&self.attentions);
+        let first = (!attentions.is_empty()).then(|| attentions.remove(0));
+        self.has_attention.store(!attentions.is_empty(), Ordering::Release);
+        first.map(Sense::attention)
+    }
+
+    /// The volume may have another size than with the last command.
+    pub fn note_size(&self, size_bytes: u64) {
+        if self.size_bytes.load(Ordering::Relaxed) != size_bytes {
+            self.size_bytes.store(size_bytes, Ordering::Relaxed);
+            self.attend(attention::CAPACITY_CHANGED);
+        }
+    }
+}
+
+pub struct Unit {
+    volume: String,
+    pub identity: Identity,
+    settings: Mutex<Settings>,
+    pub write_protected: AtomicBool,
+    reservations: Mutex<Reservations>,
+    /// Somebody has a claim: each command has to be looked at.
+    restricted: AtomicBool,
+    /// Changes of reservations happen one after the other, each kept before the next.
+    changing: tokio::sync::Mutex<()>,
+    nexuses: Mutex<Vec<Arc<Nexus>>>,
+    /// Commands that read and then write hold the write side, writes the read side.
+    pub order: RwLock<()>,
+    keep: Arc<dyn KeepReservations>,
+    /// A volume that was deleted and made anew has others.
+    counters: Arc<Counters>,
+}
+
+impl Unit {
+    pub fn settings(&self) -> Settings {
+        *lock(&self.settings)
+    }
+
+    /// MODE SELECT of one session.
+    pub fn set(&self, by: &Nexus, settings: Settings) {
+        let mut present = lock(&self.settings);
+        if *present == settings {
+            return;
+        }
+        *present = settings;
+        self.write_protected.store(settings.write_protected, Ordering::Release);
+        drop(present);
+        for nexus in self.others(by) {
+            nexus.attend(attention::MODE_CHANGED);
+        }
+    }
+
+    fn others(&self, by: &Nexus) -> Vec<Arc<Nexus>> {
+        let nexuses = lock(&self.nexuses);
+        nexuses.iter().filter(|nexus| nexus.port != by.port).cloned().collect()
+    }
+
+    pub fn allows(&self, nexus: &Nexus, command: &Command) -> bool {
+        !self.restricted.load(Ordering::Acquire)
+            || lock(&self.reservations).allows(&nexus.port, command)
+    }
+
+    pub fn reserve(&self, nexus: &Nexus) -> Outcome {
+        self.with_reservations(|reservations| reservations.reserve(&nexus.port))
+    }
+
+    pub fn release(&self, nexus: &Nexus) {
+        self.with_reservations(|reservations| reservations.release(&nexus.port));
+    }
+
+    fn with_reservations<T>(&self, change: impl FnOnce(&mut Reservations) -> T) -> T {
+        let mut reservations = lock(&self.reservations);
+        let result = change(&mut reservations);
+        self.restricted.store(!reservations.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// PERSISTENT RESERVE IN.
+    pub fn report_reservations(&self, action: u8, allocated_bytes: u16) -> Outcome {
+        lock(&self.reservations).report(action, allocated_bytes)
+    }
+
+    /// PERSISTENT RESERVE OUT. What is to be kept is kept when it returns.
+    pub async fn change_reservations(&self, nexus: &Nexus, out: &Out) -> Outcome {
+        let turn = self.changing.lock().await;
+        let before = lock(&self.reservations).clone();
+        let mut after = before.clone();
+        let effects = match after.change(&nexus.port, out) {
+            Ok(effects) => effects,
+            Err(outcome) => return outcome,
+        };
+        if (before.kept || after.kept)
+            && before != after
+            && let Err(problem) = self.save(&after).await
+        {
+            tracing::error!(volume = %self.volume, %problem, "can't keep reservations");
+            return Sense::TARGET_FAILURE.into();
+        }
+        self.with_reservations(|reservations| *reservations = after);
+        // Those whose tasks have to end may be waiting for this turn.
+        drop(turn);
+        self.carry_out(effects).await;
+        Outcome::DONE
+    }
+
+    async fn save(&self, state: &Reservations) -> Result<(), Problem> {
+        let text = state
+            .kept
+            .then(|| serde_json::to_string(state))
+            .transpose()
+            .map_err(|error| Problem::internal("can't write reservations down", error))?;
+        self.keep.save(&self.volume, text).await
+    }
+
+    async fn carry_out(&self, effects: Effects) {
+        let nexuses = lock(&self.nexuses).clone();
+        for (port, code) in effects.attentions {
+            nexuses.iter().filter(|n| n.port == port).for_each(|nexus| nexus.attend(code));
+        }
+        let concerned = |nexus: &&Arc<Nexus>| effects.aborted.contains(&nexus.port);
+        let ended = abort(nexuses.iter().filter(concerned));
+        if tokio::time::timeout(MANAGEMENT_MAX, ended).await.is_err() {
+            tracing::warn!(volume = %self.volume, "tasks of a preempted initiator still run");
+        }
+    }
+
+    /// Ends the tasks of all sessions, and the claims that don't outlive a reset. `quiet`: who has
+    /// asked for the reset of the target, and is told by its answer.
+    pub async fn reset(&self, quiet: Option<&Nexus>) {
+        self.with_reservations(Reservations::reset);
+        let nexuses = lock(&self.nexuses).clone();
+        abort(nexuses.iter()).await;
+        let told = nexuses.iter().filter(|nexus| quiet.is_none_or(|by| by.port != nexus.port));
+        told.for_each(|nexus| nexus.attend(attention::UNIT_RESET));
+    }
+
+    /// Ends the tasks of all sessions.
+    pub async fn clear_tasks(&self, by: &Nexus) {
+        let nexuses = lock(&self.nexuses).clone();
+        abort(nexuses.iter()).await;
+        let others = nexuses.iter().filter(|nexus| nexus.port != by.port);
+        others.for_each(|nexus| nexus.attend(attention::COMMANDS_CLEARED));
+    }
+}
+
+/// Returns when none of these sessions' tasks runs any more.
+async fn abort(nexuses: impl Iterator<Item = &Arc<Nexus>>) {
+    let mut waits = Vec::new();
+    for nexus in nexuses {
+        let (done, ended) = oneshot::channel();
+        // A session that has ended has no tasks.
+        if nexus.aborts.send(done).is_ok() {
+            waits.push(ended);
+        }
+    }
+    for ended in waits {
+        // An error is the sender's end, which is what is waited for.
+        drop(ended.await);
+    }
+}
+
+/// The units that are there.
+pub struct Units {
+    pool: uuid::Uuid,
+    keep: Arc<dyn KeepReservations>,
+    units: Arc<Mutex<HashMap<String, Arc<Unit>>>>,
+}
+
+/// A session's place at its unit. What ends with the session ends when it is dropped.
+pub struct Place {
+    pub unit: Arc<Unit>,
+    pub nexus: Arc<Nexus>,
+    pub aborts: mpsc::UnboundedReceiver<Abort>,
+    units: Arc<Mutex<HashMap<String, Arc<Unit>>>>,
+}
+
+impl Units {
+    /// `pool`: what makes its volumes different from those of other pools.
+    pub fn new(pool: uuid::Uuid, keep: Arc<dyn KeepReservations>) -> Self {
+        Self { pool, keep, units: Arc::default() }
+    }
+
+    /// # Errors
+    /// When it can't be read what was kept of the volume's reservations.
+    pub async fn join(
+        &self,
+        volume: &str,
+        target: String,
+        port: Port,
+        size_bytes: u64,
+        counters: &Arc<Counters>,
+    ) -> Result<Place, Problem> {
+        let there = self.forget_another(volume, counters);
+        // Another session may be quicker: then what is loaded here is not needed.
+        let loaded = if there { Reservations::default() } else { self.load(volume).await? };
+        let (aborts, receiver) = mpsc::unbounded_channel();
+        let nexus = Arc::new(Nexus {
+            port,
+            attentions: Mutex::default(),
+            has_attention: AtomicBool::new(false),
+            aborts,
+            size_bytes: AtomicU64::new(size_bytes),
+        });
+        nexus.attend(attention::POWER_ON);
+        let mut units = lock(&self.units);
+        let unit = units.entry(volume.to_owned()).or_insert_with(|| {
+            Arc::new(Unit {
+                volume: volume.to_owned(),
+                identity: Identity::new(target, self.pool, volume),
+                settings: Mutex::default(),
+                write_protected: AtomicBool::new(false),
+                restricted: AtomicBool::new(!loaded.is_empty()),
+                reservations: Mutex::new(loaded),
+                changing: tokio::sync::Mutex::default(),
+                nexuses: Mutex::default(),
+                order: RwLock::default(),
+                keep: Arc::clone(&self.keep),
+                counters: Arc::clone(counters),
+            })
+        });
+        lock(&unit.nexuses).push(Arc::clone(&nexus));
+        let unit = Arc::clone(unit);
+        Ok(Place { unit, nexus, aborts: receiver, units: Arc::clone(&self.units) })
+    }
+
+    /// Whether the unit of this very volume is there. One of a deleted volume of the same name goes.
+    fn forget_another(&self, volume: &str, counters: &Arc<Counters>) -> bool {
+        let mut units = lock(&self.units);
+        let stale = units.get(volume).is_some_and(|unit| {
+            !Arc::ptr_eq(&unit.counters, counters) && lock(&unit.nexuses).is_empty()
+        });
+        if stale {
+            units.remove(volume);
+        }
+        units.contains_key(volume)
+    }
+
+    async fn load(&self, volume: &str) -> Result<Reservations, Problem> {
+        match self.keep.load(volume).await? {
+            None => Ok(Reservations::default()),
+            Some(text) => serde_json::from_str(&text).map_err(|error| {
+                Problem::internal(format!("the reservations kept of volume {volume}"), error)
+            }),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // The table's lock comes first: nobody joins a unit that goes.
+        let mut units = lock(&self.units);
+        self.unit.release(&self.nexus);
+        let mut nexuses = lock(&self.unit.nexuses);
+        nexuses.retain(|nexus| !Arc::ptr_eq(nexus, &self.nexus));
+        let idle = nexuses.is_empty()
+            && lock(&self.unit.reservations).is_empty()
+            && self.unit.settings() == Settings::default();
+        if idle {
+            units.remove(&self.unit.volume);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Nothing;
+
+    impl KeepReservations for Nothing {
+        fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+            Box::pin(async { Ok(None) })
+        }
+
+        fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    /// A PERSISTENT RESERVE OUT: for exclusive access, where that means something.
+    fn out(action: u8, key: u64, action_key: u64) -> Out {
+        let list = [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0; 8]].concat();
+        Out::parse(action, 3, &list).expect("a list")
+    }
+
+    #[tokio::test]
+    async fn initiators_that_preempt_each_other_both_get_an_answer() {
+        const REGISTER: u8 = 0;
+        const PREEMPT_AND_ABORT: u8 = 5;
+        let units = Units::new(uuid::Uuid::nil(), Arc::new(Nothing));
+        let counters = Arc::default();
+        let join = |port: &str| {
+            let port = Port(port.to_owned());
+            units.join("data", "target".to_owned(), port, 1 << 20, &counters)
+        };
+        let a = join("a").await.expect("a place");
+        let mut b = join("b").await.expect("a place");
+        for (place, key) in [(&a, 1), (&b, 2)] {
+            let outcome =
+                place.unit.change_reservations(&place.nexus, &out(REGISTER, 0, key)).await;
+            assert_eq!(outcome, Outcome::DONE);
+        }
+        let preempt_b = {
+            let (unit, nexus) = (Arc::clone(&a.unit), Arc::clone(&a.nexus));
+            async move { unit.change_reservations(&nexus, &out(PREEMPT_AND_ABORT, 1, 2)).await }
+        };
+        let preempt_b = tokio::spawn(preempt_b);
+        // B's session has been asked to end its tasks, and one of those is just beginning.
+        let asked = b.aborts.recv().await.expect("an abort");
+        let preempt_a = out(PREEMPT_AND_ABORT, 2, 1);
+        let answer = b.unit.change_reservations(&b.nexus, &preempt_a);
+        let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+        assert_eq!(answer.expect("an answer in time"), Outcome::Conflict, "it is not registered");
+        drop(asked);
+        assert_eq!(preempt_b.await.expect("no panic"), Outcome::DONE);
+    }
+}

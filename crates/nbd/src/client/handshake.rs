@@ -1,0 +1,250 @@
+//! Connects and asks a server for an export.
+
+use std::io;
+
+use bytes::{Buf, Bytes, BytesMut};
+use perigee_block::exports::LAYER_PREFIX;
+use perigee_block::stream::socket::Socket;
+use perigee_http::Listen;
+use perigee_model::{LayerId, Problem};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::super::wire::{
+    self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, MetaContextOption, OptionReplyHead,
+    PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
+};
+use super::tls::ClientTls;
+
+/// What the server says of the export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportInfo {
+    pub size_bytes: u64,
+    flags: u16,
+    /// Longest read or write it takes.
+    pub request_bytes_max: u32,
+    /// It answers `BLOCK_STATUS`.
+    pub allocation: bool,
+    /// The sealed layer that it is, if the server tells.
+    pub layer: Option<LayerId>,
+    /// How this connection's requests and replies look.
+    pub dialect: Dialect,
+}
+
+impl ExportInfo {
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether it seems to be the export that was there before.
+    pub fn is_still(&self, before: &Self) -> bool {
+        (self.size_bytes, self.layer) == (before.size_bytes, before.layer)
+    }
+}
+
+/// Why there is no connection to the export.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it does not speak NBD as we do: {0}")]
+    Framing(#[from] FramingError),
+    #[error("{0}")]
+    UnknownExport(String),
+    #[error("the server refused: {0}")]
+    Refused(String),
+    #[error("it wants TLS")]
+    TlsRequired,
+    #[error("TLS: {0}")]
+    Tls(io::Error),
+    #[error("no answer within {0} s")]
+    TimedOut(u64),
+}
+
+impl HandshakeError {
+    pub fn into_problem(self, name: &str, address: &str) -> Problem {
+        let what = format!("export {name:?} of NBD server {address}");
+        match self {
+            Self::UnknownExport(text) => Problem::not_found(what, text),
+            Self::Io(_) | Self::TimedOut(_) => Problem::unavailable(what, self)
+                .next("does that host's volume server run, and is this its NBD address?"),
+            Self::TlsRequired => Problem::unavailable(what, self)
+                .next("give this server the authority's certificate with --remote-tls-ca"),
+            Self::Tls(_) => Problem::unavailable(what, self).next(
+                "do --remote-tls-ca, and the server's --tls-ca, fit the other's certificate?",
+            ),
+            Self::Framing(_) | Self::Refused(_) => Problem::unavailable(what, self),
+        }
+    }
+}
+
+/// How an export is reached.
+pub struct Way {
+    pub address: Listen,
+    pub name: String,
+    pub tls: Option<ClientTls>,
+    pub session: Option<Bytes>,
+}
+
+/// A connection, encrypted or not.
+pub trait Channel: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Channel for T {}
+
+pub type Stream = BufReader<Box<dyn Channel>>;
+
+fn buffered<C: Channel>(channel: C) -> BufReader<C> {
+    BufReader::with_capacity(64 << 10, channel)
+}
+
+pub async fn connect(way: &Way) -> Result<(Stream, ExportInfo), HandshakeError> {
+    let mut stream: Stream = match &way.address {
+        Listen::Tcp(address) => {
+            let socket = Socket::tcp(TcpStream::connect(address).await?)?;
+            match &way.tls {
+                None => buffered(Box::new(socket)),
+                Some(tls) => return encrypt(way, tls, address, socket).await,
+            }
+        }
+        Listen::Unix(path) => buffered(Box::new(Socket::unix(UnixStream::connect(path).await?)?)),
+    };
+    greet(&mut stream).await?;
+    let info = choose(&mut stream, way).await?;
+    Ok((stream, info))
+}
+
+/// Nothing but the greeting and the request for TLS goes out in the clear.
+async fn encrypt(
+    way: &Way,
+    tls: &ClientTls,
+    address: &str,
+    socket: Socket,
+) -> Result<(Stream, ExportInfo), HandshakeError> {
+    let mut clear = buffered(socket);
+    greet(&mut clear).await?;
+    if let Err((_, why)) = ask(&mut clear, option::STARTTLS, &[]).await? {
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        return Err(HandshakeError::Refused(format!("it does not speak TLS{why}")));
+    }
+    if !clear.buffer().is_empty() {
+        return Err(FramingError::Malformed("bytes in the clear where TLS begins").into());
+    }
+    let encrypted = tls.connect(address, clear.into_inner()).await.map_err(HandshakeError::Tls)?;
+    let mut stream: Stream = buffered(Box::new(encrypted));
+    let info = choose(&mut stream, way).await?;
+    Ok((stream, info))
+}
+
+async fn greet<S: Channel>(stream: &mut S) -> Result<(), HandshakeError> {
+    let magic = stream.read_u64().await?;
+    if magic != wire::MAGIC {
+        return Err(FramingError::Magic { what: "the server's greeting", found: magic }.into());
+    }
+    let magic = stream.read_u64().await?;
+    if magic != wire::OPTION_MAGIC {
+        return Err(FramingError::Malformed("the server knows only the old handshake").into());
+    }
+    let flags = stream.read_u16().await?;
+    if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
+        return Err(FramingError::Malformed("the server does not speak fixed newstyle").into());
+    }
+    let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+    Ok(stream.write_u32(ours.into()).await?)
+}
+
+async fn choose(stream: &mut Stream, way: &Way) -> Result<ExportInfo, HandshakeError> {
+    let Way { name, session, .. } = way;
+    let dialect = if ask(stream, option::EXTENDED_HEADERS, &[]).await?.is_ok() {
+        Dialect::Extended
+    } else if ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok() {
+        Dialect::Structured
+    } else {
+        Dialect::Simple
+    };
+    let mut allocation = false;
+    if dialect != Dialect::Simple {
+        let contexts =
+            MetaContextOption { name: name.clone(), queries: vec![CONTEXT_ALLOCATION.into()] };
+        allocation = ask(stream, option::SET_META_CONTEXT, &contexts.encode())
+            .await?
+            .is_ok_and(|infos| infos.len() == 1);
+    }
+    if let Some(key) = session {
+        // A server that does not know sessions can't run requests of a dead connection late, or
+        // has to be trusted not to.
+        let _unknown_elsewhere = ask(stream, option::PERIGEE_SESSION, key).await?;
+    }
+    let go = GoOption { name: name.clone(), infos: vec![info::BLOCK_SIZE, info::DESCRIPTION] };
+    match ask(stream, option::GO, &go.encode()).await? {
+        Ok(infos) => export_info(infos, allocation, dialect),
+        Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
+        Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
+        Err((_, text)) => Err(HandshakeError::Refused(text)),
+    }
+}
+
+fn export_info(
+    infos: Vec<Bytes>,
+    allocation: bool,
+    dialect: Dialect,
+) -> Result<ExportInfo, HandshakeError> {
+    const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
+    let mut export = None;
+    let mut request_bytes_max = PAYLOAD_BYTES_MAX;
+    let mut layer = None;
+    for mut data in infos {
+        match data.try_get_u16().map_err(|_| SHORT)? {
+            info::EXPORT => {
+                let size_bytes = data.try_get_u64().map_err(|_| SHORT)?;
+                export = Some((size_bytes, data.try_get_u16().map_err(|_| SHORT)?));
+            }
+            info::BLOCK_SIZE if data.remaining() == 12 => {
+                data.advance(8);
+                request_bytes_max = data.get_u32().clamp(4096, PAYLOAD_BYTES_MAX);
+            }
+            info::DESCRIPTION => {
+                let text = std::str::from_utf8(&data).unwrap_or_default();
+                layer = text.strip_prefix(LAYER_PREFIX).and_then(|id| id.parse().ok());
+            }
+            _ => {}
+        }
+    }
+    let (size_bytes, flags) = export.ok_or(SHORT)?;
+    if flags & export_flag::HAS_FLAGS == 0 {
+        return Err(FramingError::Malformed("the export has no flags").into());
+    }
+    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, layer, dialect })
+}
+
+/// The data of each informing reply, or the kind and text of the error.
+type Answer = Result<Vec<Bytes>, (u32, String)>;
+
+async fn ask<S: Channel>(
+    stream: &mut S,
+    option: u32,
+    data: &[u8],
+) -> Result<Answer, HandshakeError> {
+    stream.write_all(&wire::encode_option(option, data)).await?;
+    stream.flush().await?;
+    let mut infos = Vec::new();
+    loop {
+        let mut head = [0; OptionReplyHead::BYTES];
+        stream.read_exact(&mut head).await?;
+        let head = OptionReplyHead::parse(&head)?;
+        if head.option != option {
+            return Err(FramingError::Malformed("a reply to an option that was not sent").into());
+        }
+        let mut data = BytesMut::zeroed(head.length_bytes as usize);
+        stream.read_exact(&mut data).await?;
+        match head.kind {
+            reply::ACK => return Ok(Ok(infos)),
+            kind if reply::is_error(kind) => {
+                return Ok(Err((kind, String::from_utf8_lossy(&data).into_owned())));
+            }
+            _ if infos.len() == 64 => {
+                return Err(FramingError::Malformed("replies to an option without an end").into());
+            }
+            _ => infos.push(data.freeze()),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The client: an export of another host as a [`Device`].
+//!
+//! Many requests are in flight at the same time. When the connection is lost, requests wait: the
+//! client connects again and sends everything unanswered once more, so that a restart of the other
+//! server shows only as a pause.
+
+mod handshake;
+mod link;
+mod pending;
+mod tls;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::stats::{Counters, Kind};
+use perigee_block::trace::{self, Stage};
+use perigee_http::Listen;
+use perigee_model::{LayerId, Problem};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
+use handshake::{ExportInfo, Way};
+use link::{Address, Link};
+use pending::{Outgoing, PendingTable};
+pub use tls::{ClientTls, RemoteTlsFiles};
+
+/// How long a request waits for a lost host.
+pub const PATIENCE_DEFAULT: Duration = Duration::from_secs(600);
+
+/// Longest range of one zeroing or block status: their length has 32 bits on the wire.
+const RANGE_BYTES_MAX: u64 = 1 << 30;
+
+/// Which export to open, and how.
+pub struct RemoteExport {
+    pub address: Listen,
+    pub name: String,
+    /// How to encrypt; unix sockets never are.
+    pub tls: Option<ClientTls>,
+    /// The key of a proxy's session (see [`perigee_block::sessions`]); it must be unlike any other.
+    pub session: Option<Bytes>,
+    pub patience: Duration,
+    /// Where the requests' time on the network is counted.
+    pub counters: Option<Arc<Counters>>,
+}
+
+impl RemoteExport {
+    pub fn new(address: Listen, name: impl Into<String>) -> Self {
+        Self {
+            address,
+            name: name.into(),
+            tls: None,
+            session: None,
+            patience: PATIENCE_DEFAULT,
+            counters: None,
+        }
+    }
+}
+
+/// An open export of another host. Dropping it ends its connection.
+pub struct NbdDevice {
+    info: ExportInfo,
+    requests: mpsc::UnboundedSender<Outgoing>,
+    hung_up: CancellationToken,
+    counters: Arc<Counters>,
+}
+
+impl NbdDevice {
+    /// Connects, with a deadline of a few seconds.
+    ///
+    /// # Errors
+    /// `NotFound` when the server has no such export, `Unavailable` when there is no server.
+    pub async fn open(remote: RemoteExport) -> Result<Self, Problem> {
+        let RemoteExport { address, name, tls, session, patience, counters } = remote;
+        let way = Arc::new(Way { address, name, tls, session });
+        let (stream, info) = link::connect(&way)
+            .await
+            .map_err(|error| error.into_problem(&way.name, &Address(&way.address).to_string()))?;
+        let (sender, requests) = mpsc::unbounded_channel();
+        let hung_up = CancellationToken::new();
+        let link = Link {
+            way,
+            patience,
+            info,
+            requests,
+            hung_up: hung_up.clone(),
+            table: Mutex::new(PendingTable::default()),
+        };
+        tokio::spawn(link.run(stream));
+        Ok(Self { info, requests: sender, hung_up, counters: counters.unwrap_or_default() })
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.info.has(export_flag::READ_ONLY)
+    }
+
+    async fn ask(
+        &self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        length_bytes: u32,
+        payload: Bytes,
+    ) -> Result<Answer, IoError> {
+        let mut timer = self.counters.time(Kind::Network, Instant::now());
+        let _stage = trace::stage(Stage::Network);
+        let (reply, answer) = oneshot::channel();
+        let sent_bytes = payload.len();
+        let length_bytes = length_bytes.into();
+        let request = Request { flags, command, cookie: 0, offset, length_bytes };
+        let gone = || IoError::Unreachable("the connection was given up".into());
+        self.requests.send(Outgoing { request, payload, reply }).map_err(|_| gone())?;
+        match answer.await.map_err(|_| gone())?? {
+            Answer::Error(errno, message) => Err(self.io_error(errno, message)),
+            answer => {
+                timer.carried(sent_bytes);
+                if let Answer::Data { data, .. } = &answer {
+                    timer.carried(data.len());
+                }
+                Ok(answer)
+            }
+        }
+    }
+
+    fn io_error(&self, errno: Errno, message: String) -> IoError {
+        let message = if message.is_empty() { format!("NBD {errno:?}") } else { message };
+        match errno {
+            Errno::NoSpace => IoError::NoSpace,
+            Errno::Perm if self.read_only() => IoError::ReadOnly,
+            Errno::Perm => IoError::Refused(message),
+            Errno::Invalid | Errno::NotSupported => IoError::Invalid(message),
+            Errno::Io | Errno::Shutdown => IoError::from(std::io::Error::other(message)),
+        }
+    }
+
+    /// A FUA for a server that has none is a flush after the change.
+    async fn change(
+        &self,
+        command: u16,
+        flags: u16,
+        range: (u64, u32),
+        payload: Bytes,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        let native = fua && self.info.has(export_flag::SEND_FUA);
+        let flags = flags | if native { command_flag::FUA } else { 0 };
+        self.ask(command, flags, range.0, range.1, payload).await?;
+        if fua && !native {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn read_all(&self, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
+        let mut parts = BytesMut::new();
+        let mut done = 0;
+        loop {
+            let length = (length_bytes - done).min(self.info.request_bytes_max);
+            let at = offset + u64::from(done);
+            let Answer::Data { data, .. } =
+                self.ask(command::READ, 0, at, length, Bytes::new()).await?
+            else {
+                return Err(IoError::from(std::io::Error::other("a read without data")));
+            };
+            if length == length_bytes {
+                return Ok(data);
+            }
+            parts.extend_from_slice(&data);
+            done += length;
+            if done == length_bytes {
+                return Ok(parts.freeze());
+            }
+        }
+    }
+}
+
+impl Device for NbdDevice {
+    fn size_bytes(&self) -> u64 {
+        self.info.size_bytes
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        self.info.layer
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(self.read_all(offset, length_bytes))
+    }
+
+    fn write(&self, offset: u64, mut data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async move {
+            let mut at = offset;
+            while !data.is_empty() {
+                let length = self.info.request_bytes_max.min(u32_of(data.len() as u64));
+                let part = data.split_to(length as usize);
+                self.change(command::WRITE, 0, (at, length), part, fua).await?;
+                at += u64::from(length);
+            }
+            Ok(())
+        })
+    }
+
+    fn zero(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        how: Zeroing,
+        fua: bool,
+    ) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async move {
+            if !self.info.has(export_flag::SEND_WRITE_ZEROES) {
+                return Err(IoError::Invalid("the server does not write zeroes".into()));
+            }
+            let flags = match how {
+                Zeroing::KeepSpace => command_flag::NO_HOLE,
+                Zeroing::FreeSpace => 0,
+            };
+            let mut done = 0;
+            while done < length_bytes {
+                let length = (length_bytes - done).min(RANGE_BYTES_MAX);
+                let range = (offset + done, u32_of(length));
+                self.change(command::WRITE_ZEROES, flags, range, Bytes::new(), fua).await?;
+                done += length;
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async move {
+            if self.info.has(export_flag::SEND_FLUSH) {
+                self.ask(command::FLUSH, 0, 0, 0, Bytes::new()).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move {
+            if !self.info.allocation {
+                return Ok(vec![Extent { length_bytes, hole: false, zero: false }]);
+            }
+            let length = u32_of(length_bytes.min(RANGE_BYTES_MAX));
+            match self.ask(command::BLOCK_STATUS, 0, offset, length, Bytes::new()).await? {
+                Answer::Status(contexts) => {
+                    let runs = contexts.into_iter().flat_map(|context| context.runs);
+                    Ok(cut(runs.map(Extent::from), length_bytes))
+                }
+                _ => Err(IoError::from(std::io::Error::other("a block status without extents"))),
+            }
+        })
+    }
+
+    fn hang_up(&self) {
+        self.hung_up.cancel();
+    }
+}
+
+/// The last extent of a block status may end beyond what was asked for.
+fn cut(extents: impl Iterator<Item = Extent>, length_bytes: u64) -> Vec<Extent> {
+    let mut left = length_bytes;
+    let mut kept = Vec::new();
+    for mut extent in extents {
+        extent.length_bytes = extent.length_bytes.min(left);
+        left -= extent.length_bytes;
+        if extent.length_bytes > 0 {
+            kept.push(extent);
+        }
+    }
+    kept
+}
+
+fn u32_of(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_end_where_the_question_ended() {
+        let extent = |length_bytes| Extent { length_bytes, hole: false, zero: false };
+        let told = [extent(4096), extent(8192)].into_iter();
+        assert_eq!(cut(told, 6144), [extent(4096), extent(2048)]);
+    }
+}

@@ -1,0 +1,280 @@
+//! The requests that are not answered yet, and the gathering of their replies. No I/O.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use perigee_block::device::IoError;
+use tokio::sync::oneshot;
+
+use super::super::wire::{Answer, Chunk, ContextRuns, Errno, FramingError, Request, command};
+
+/// A request on its way from the device to the link. The link gives it its cookie.
+pub struct Outgoing {
+    pub request: Request,
+    pub payload: Bytes,
+    pub reply: oneshot::Sender<Result<Answer, IoError>>,
+}
+
+struct Pending {
+    outgoing: Outgoing,
+    since: Instant,
+    gathered: Gathered,
+}
+
+/// What has come of the reply so far.
+#[derive(Default)]
+struct Gathered {
+    /// One chunk with all of a read: nothing is copied.
+    whole: Option<Bytes>,
+    parts: Option<BytesMut>,
+    parts_bytes: u64,
+    status: Vec<ContextRuns>,
+    error: Option<(Errno, String)>,
+}
+
+/// Cookies grow with every request, so the order of the keys is the order of asking.
+#[derive(Default)]
+pub struct PendingTable {
+    pending: BTreeMap<u64, Pending>,
+    next_cookie: u64,
+}
+
+impl PendingTable {
+    /// The request with its cookie.
+    pub fn insert(&mut self, mut outgoing: Outgoing, now: Instant) -> Request {
+        self.next_cookie += 1;
+        outgoing.request.cookie = self.next_cookie;
+        let request = outgoing.request;
+        let gathered = Gathered::default();
+        self.pending.insert(request.cookie, Pending { outgoing, since: now, gathered });
+        request
+    }
+
+    /// What a new connection has to send: everything that is not answered and still waited for, in
+    /// the order in which it was asked. What came of replies so far is forgotten.
+    pub fn resend(&mut self) -> Vec<(Request, Bytes)> {
+        self.pending.retain(|_, p| !p.outgoing.reply.is_closed());
+        self.pending
+            .values_mut()
+            .map(|p| {
+                p.gathered = Gathered::default();
+                (p.outgoing.request, p.outgoing.payload.clone())
+            })
+            .collect()
+    }
+
+    /// How many bytes follow a simple reply without an error.
+    pub fn simple_payload_bytes(&self, cookie: u64) -> Result<usize, FramingError> {
+        let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
+        let request = pending.outgoing.request;
+        Ok(if request.command == command::READ { data_bytes(&request) } else { 0 })
+    }
+
+    /// A simple reply is complete.
+    pub fn simple(
+        &mut self,
+        cookie: u64,
+        error: Option<Errno>,
+        data: Bytes,
+    ) -> Result<(), FramingError> {
+        let pending = self.pending.remove(&cookie).ok_or(UNKNOWN_COOKIE)?;
+        let offset = pending.outgoing.request.offset;
+        pending.answer(match error {
+            Some(errno) => Answer::Error(errno, String::new()),
+            None if data.is_empty() => Answer::Done,
+            None => Answer::Data { offset, data },
+        });
+        Ok(())
+    }
+
+    /// One chunk of a structured reply; with `done` the reply is complete.
+    pub fn chunk(&mut self, cookie: u64, chunk: Chunk, done: bool) -> Result<(), FramingError> {
+        let pending = self.pending.get_mut(&cookie).ok_or(UNKNOWN_COOKIE)?;
+        pending.gather(chunk)?;
+        if done {
+            let answer = pending.complete()?;
+            if let Some(pending) = self.pending.remove(&cookie) {
+                pending.answer(answer);
+            }
+        }
+        Ok(())
+    }
+
+    /// When the oldest request has waited for `patience`.
+    pub fn next_expiry(&self, patience: Duration) -> Option<Instant> {
+        self.pending.values().next().map(|p| p.since + patience)
+    }
+
+    /// Fails the requests that have waited for `patience`.
+    pub fn expire(&mut self, now: Instant, patience: Duration, why: &str) {
+        while let Some(first) = self.pending.first_entry()
+            && now >= first.get().since + patience
+        {
+            first.remove().fail(why);
+        }
+    }
+
+    pub fn fail_all(&mut self, why: &str) {
+        for (_, pending) in std::mem::take(&mut self.pending) {
+            pending.fail(why);
+        }
+    }
+}
+
+/// How long the data of a read is.
+fn data_bytes(request: &Request) -> usize {
+    usize::try_from(request.length_bytes).expect("the device bounds its reads")
+}
+
+const UNKNOWN_COOKIE: FramingError = FramingError::Malformed("a reply to no request of ours");
+
+impl Pending {
+    // Whoever asked may have stopped waiting: then the answer goes nowhere, and that is right.
+
+    fn answer(self, answer: Answer) {
+        let _nobody_waits = self.outgoing.reply.send(Ok(answer));
+    }
+
+    fn fail(self, why: &str) {
+        let _nobody_waits = self.outgoing.reply.send(Err(IoError::Unreachable(why.to_owned())));
+    }
+
+    /// Where a read's chunk belongs in the data.
+    fn place(&self, offset: u64, length: usize) -> Result<std::ops::Range<usize>, FramingError> {
+        const OUTSIDE: FramingError = FramingError::Malformed("a chunk outside what was asked for");
+        let request = &self.outgoing.request;
+        if request.command != command::READ {
+            return Err(FramingError::Malformed("data in reply to something else than a read"));
+        }
+        let start = offset.checked_sub(request.offset).ok_or(OUTSIDE)?;
+        let start = usize::try_from(start).map_err(|_| OUTSIDE)?;
+        let end = start.checked_add(length).ok_or(OUTSIDE)?;
+        if end > data_bytes(request) {
+            return Err(OUTSIDE);
+        }
+        Ok(start..end)
+    }
+
+    fn gather(&mut self, chunk: Chunk) -> Result<(), FramingError> {
+        let length = data_bytes(&self.outgoing.request);
+        match chunk {
+            Chunk::Nothing => {}
+            Chunk::Data { offset, data } => {
+                let place = self.place(offset, data.len())?;
+                self.gathered.parts_bytes += data.len() as u64;
+                if place == (0..length) {
+                    self.gathered.whole = Some(data);
+                } else {
+                    let parts = self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
+                    parts[place].copy_from_slice(&data);
+                }
+            }
+            Chunk::Zeros { offset, length_bytes } => {
+                self.place(offset, length_bytes as usize)?;
+                self.gathered.parts_bytes += u64::from(length_bytes);
+                // New memory is zeros already, and chunks of one reply never overlap.
+                self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
+            }
+            Chunk::Status(runs) => self.gathered.status.push(runs),
+            Chunk::Error { errno, message } => self.gathered.error = Some((errno, message)),
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self) -> Result<Answer, FramingError> {
+        let request = self.outgoing.request;
+        let gathered = std::mem::take(&mut self.gathered);
+        if let Some((errno, message)) = gathered.error {
+            return Ok(Answer::Error(errno, message));
+        }
+        match request.command {
+            command::READ if gathered.parts_bytes != request.length_bytes => {
+                Err(FramingError::Malformed("a read's reply has not all of its data"))
+            }
+            command::READ => {
+                let data =
+                    gathered.whole.or(gathered.parts.map(BytesMut::freeze)).unwrap_or_default();
+                Ok(Answer::Data { offset: request.offset, data })
+            }
+            command::BLOCK_STATUS if gathered.status.is_empty() => {
+                Err(FramingError::Malformed("a block status without an extent"))
+            }
+            command::BLOCK_STATUS => Ok(Answer::Status(gathered.status)),
+            _ => Ok(Answer::Done),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(
+        table: &mut PendingTable,
+        command: u16,
+        offset: u64,
+        length_bytes: u32,
+    ) -> (u64, oneshot::Receiver<Result<Answer, IoError>>) {
+        let (reply, receiver) = oneshot::channel();
+        let request =
+            Request { flags: 0, command, cookie: 0, offset, length_bytes: length_bytes.into() };
+        let outgoing = Outgoing { request, payload: Bytes::new(), reply };
+        (table.insert(outgoing, Instant::now()).cookie, receiver)
+    }
+
+    #[test]
+    fn a_read_is_put_together_from_chunks_in_any_order() {
+        let mut table = PendingTable::default();
+        let (cookie, mut receiver) = ask(&mut table, command::READ, 100, 8);
+        let tail = Chunk::Data { offset: 104, data: Bytes::from_static(b"tail") };
+        table.chunk(cookie, tail, false).expect("the tail");
+        let hole = Chunk::Zeros { offset: 100, length_bytes: 4 };
+        table.chunk(cookie, hole, true).expect("the hole");
+        match receiver.try_recv() {
+            Ok(Ok(Answer::Data { data, .. })) => assert_eq!(&data[..], b"\0\0\0\0tail"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn data_outside_the_read_is_a_framing_error() {
+        let mut table = PendingTable::default();
+        let (cookie, _receiver) = ask(&mut table, command::READ, 100, 8);
+        let data = Bytes::from_static(b"12345678");
+        assert!(table.chunk(cookie, Chunk::Data { offset: 101, data }, true).is_err());
+    }
+
+    #[test]
+    fn a_read_that_lacks_data_is_a_framing_error() {
+        let mut table = PendingTable::default();
+        let (cookie, _receiver) = ask(&mut table, command::READ, 0, 8);
+        assert!(table.chunk(cookie, Chunk::Nothing, true).is_err());
+    }
+
+    #[test]
+    fn unanswered_requests_are_sent_again_in_their_order() {
+        let mut table = PendingTable::default();
+        let (first, _first) = ask(&mut table, command::WRITE, 0, 0);
+        let (second, abandoned) = ask(&mut table, command::WRITE, 1, 0);
+        let (third, _third) = ask(&mut table, command::FLUSH, 0, 0);
+        let (fourth, _fourth) = ask(&mut table, command::READ, 0, 512);
+        drop(abandoned);
+        table.simple(first, None, Bytes::new()).expect("an answer");
+        let again: Vec<u64> = table.resend().iter().map(|(r, _)| r.cookie).collect();
+        assert_eq!(again, [third, fourth]);
+        assert!(table.simple_payload_bytes(second).is_err());
+    }
+
+    #[test]
+    fn a_request_fails_when_it_has_waited_for_too_long() {
+        let mut table = PendingTable::default();
+        let (_, mut receiver) = ask(&mut table, command::FLUSH, 0, 0);
+        let patience = Duration::from_secs(600);
+        let expiry = table.next_expiry(patience).expect("one waits");
+        table.expire(expiry - Duration::from_secs(1), patience, "gone");
+        assert!(receiver.try_recv().is_err(), "it still waits");
+        table.expire(expiry, patience, "gone");
+        assert!(matches!(receiver.try_recv(), Ok(Err(IoError::Unreachable(_)))));
+    }
+}

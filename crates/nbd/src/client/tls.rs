@@ -1,0 +1,54 @@
+//! Encrypted connections to other hosts.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use perigee_block::stream::socket::Socket;
+use perigee_model::Problem;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::super::pem;
+
+/// The PEM files of a client that speaks TLS.
+#[derive(Debug, Clone)]
+pub struct RemoteTlsFiles {
+    /// Certificates of the authorities of other hosts.
+    pub ca: PathBuf,
+    /// This host's own certificate and its key, for servers that want one.
+    pub own: Option<(PathBuf, PathBuf)>,
+}
+
+/// Other hosts are reached over TLS and in no other way; unix sockets as they are.
+#[derive(Clone)]
+pub struct ClientTls(TlsConnector);
+
+impl ClientTls {
+    /// # Errors
+    /// When a file can't be read, or certificate and key do not belong together.
+    pub fn load(files: &RemoteTlsFiles) -> Result<Self, Problem> {
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Problem::internal("set TLS up", e))?
+            .with_root_certificates(pem::roots(&files.ca)?);
+        let config = match &files.own {
+            None => builder.with_no_client_auth(),
+            Some((cert, key)) => builder
+                .with_client_auth_cert(pem::certificates(cert)?, pem::key(key)?)
+                .map_err(|e| pem::wrong(cert, e))?,
+        };
+        Ok(Self(TlsConnector::from(Arc::new(config))))
+    }
+
+    /// The server's certificate has to be for the host in `HOST:PORT`.
+    pub async fn connect(&self, address: &str, socket: Socket) -> io::Result<TlsStream<Socket>> {
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        self.0.connect(name, socket).await
+    }
+}

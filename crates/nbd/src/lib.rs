@@ -1,0 +1,23 @@
+//! The Network Block Device protocol: a server for
+//! [`perigee_block::device::Device`]s, and a client that is one.
+//!
+//! One file per stage: [`wire`] turns bytes into frames and back and never does any I/O;
+//! `server::negotiation` picks an export, `server::transmission` runs its requests;
+//! `client::handshake` asks for an export, `client::link` keeps its requests alive across connections.
+//!
+//! Only the fixed newstyle handshake is spoken. Every length that comes from the other side is
+//! checked before memory is allocated for it, and a frame that makes no sense ends the connection:
+//! after it nobody knows where the next one begins.
+
+pub mod client;
+mod pem;
+pub mod server;
+pub mod wire;
+
+pub use client::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
+#[cfg(feature = "fuzzing")]
+pub use server::fuzzing;
+pub use server::{ServerOptions, TlsFiles};
+
+#[cfg(test)]
+mod tests;

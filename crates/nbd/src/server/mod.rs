@@ -1,0 +1,204 @@
+//! The server: accepts connections, lets each pick an export, runs its requests.
+//!
+//! ```text
+//! accept -> negotiation (options, until GO) -> transmission (requests, at the same time) -> drained
+//! ```
+//!
+//! A connection always ends drained: when its socket is closed, no request of it runs any more. A
+//! proxy that comes back after a lost connection relies on this (see [`perigee_block::sessions`]).
+
+mod access;
+mod command;
+mod contexts;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod negotiation;
+mod tls;
+mod transmission;
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_block::exports::Exports;
+use perigee_block::sessions::SessionTable;
+use perigee_block::stream::accept::{self, Accept};
+use perigee_block::stream::socket::Socket;
+use perigee_http::Listen;
+use perigee_model::Problem;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+use super::wire::FramingError;
+use access::{Access, Peer};
+use negotiation::{Agreed, Negotiation, Outcome};
+use tls::Tls;
+pub use tls::TlsFiles;
+
+/// A client that has not picked an export by then is dropped.
+const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
+const CLIENTS_MAX_DEFAULT: usize = 4096;
+
+/// Why a connection ended before its client ended it.
+#[derive(Debug, thiserror::Error)]
+enum ConnectionError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("not NBD: {0}")]
+    Framing(#[from] FramingError),
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0} panicked")]
+    Panicked(String),
+}
+
+/// An address that is bound but not served yet.
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// A unix socket is for everybody who can reach it: the directory it is in guards it, because
+    /// an unprivileged QEMU connects.
+    ///
+    /// # Errors
+    /// `Conflict` when the address can't be bound.
+    pub async fn bind(address: &Listen) -> Result<Self, Problem> {
+        let bound = match address {
+            Listen::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            Listen::Unix(path) => bind_unix(path).await.map(Self::Unix),
+        };
+        bound.map_err(|e| perigee_http::cannot_listen("NBD on", address, &e))
+    }
+}
+
+impl Accept for Listener {
+    type Accepted = Socket;
+
+    async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => Socket::tcp(listener.accept().await?.0),
+            Self::Unix(listener) => Socket::unix(listener.accept().await?.0),
+        }
+    }
+}
+
+async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    let listener = perigee_http::bind_unix(path).await?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// How the server meets its clients.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    pub tls: Option<TlsFiles>,
+    /// Which exports a client that comes over TCP may see; all without it. See [`access`].
+    pub access_list: Option<PathBuf>,
+    /// Clients can ask for a list of what they may see.
+    pub listing: bool,
+    /// A client beyond that is hung up on.
+    pub clients_max: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { tls: None, access_list: None, listing: true, clients_max: CLIENTS_MAX_DEFAULT }
+    }
+}
+
+struct Shared {
+    exports: Arc<dyn Exports>,
+    sessions: SessionTable,
+    tls: Option<Tls>,
+    access: Access,
+    clients: Arc<Semaphore>,
+}
+
+pub struct Server(Arc<Shared>);
+
+impl Server {
+    /// # Errors
+    /// When a file that the options name can't be used.
+    pub fn new(exports: Arc<dyn Exports>, options: ServerOptions) -> Result<Self, Problem> {
+        let access = Access { listing: options.listing, list: options.access_list };
+        access.view(&Peer::default())?;
+        let tls = options.tls.as_ref().map(Tls::load).transpose()?;
+        let clients = Arc::new(Semaphore::new(options.clients_max));
+        let sessions = SessionTable::default();
+        Ok(Self(Arc::new(Shared { exports, sessions, tls, access, clients })))
+    }
+
+    /// Serves until `stop`; returns when every connection is drained.
+    pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
+        let (shared, token) = (self.0, stop.clone());
+        let admit = move |socket| {
+            let Ok(place) = shared.clients.clone().try_acquire_owned() else {
+                tracing::warn!("there are too many NBD clients; refused one");
+                return None;
+            };
+            let connection = connection(socket, shared.clone(), token.child_token());
+            Some(async move {
+                connection.await;
+                drop(place);
+            })
+        };
+        accept::serve("NBD", listeners, admit, stop).await;
+    }
+}
+
+async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken) {
+    let negotiated = tokio::select! {
+        () = stop.cancelled() => return,
+        ended = tokio::time::timeout(NEGOTIATION_MAX, negotiate(socket, &shared, &stop)) => ended,
+    };
+    let ended = match negotiated {
+        Ok(Ok(Some((Stream::Plain(socket), agreed)))) => {
+            transmission::run(socket, agreed, stop).await
+        }
+        Ok(Ok(Some((Stream::Encrypted(stream), agreed)))) => {
+            transmission::run(*stream, agreed, stop).await
+        }
+        Ok(Ok(None)) => Ok(()),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(ConnectionError::Refused("no export was picked in time".into())),
+    };
+    if let Err(error) = ended {
+        tracing::info!(%error, "NBD connection dropped");
+    }
+}
+
+enum Stream {
+    Plain(Socket),
+    Encrypted(Box<TlsStream<Socket>>),
+}
+
+/// `None` when the client went away or gave up.
+async fn negotiate(
+    mut socket: Socket,
+    shared: &Shared,
+    stop: &CancellationToken,
+) -> Result<Option<(Stream, Agreed)>, ConnectionError> {
+    let local = matches!(socket, Socket::Unix(_));
+    let peer = Peer { local, address: socket.peer(), ..Peer::default() };
+    let mut negotiation = Negotiation::new(shared, peer, stop.clone());
+    if !negotiation.greet(&mut socket).await? {
+        return Ok(None);
+    }
+    let tls = match (negotiation.options(&mut socket).await?, &shared.tls) {
+        (Outcome::Agreed(agreed), _) => return Ok(Some((Stream::Plain(socket), agreed))),
+        (Outcome::StartTls, Some(tls)) => tls,
+        (Outcome::StartTls, None) | (Outcome::End, _) => return Ok(None),
+    };
+    let mut stream = tls.acceptor.accept(socket).await?;
+    let mut negotiation = negotiation.encrypted(tls::common_name(&stream));
+    match negotiation.options(&mut stream).await? {
+        Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream)), agreed))),
+        Outcome::StartTls | Outcome::End => Ok(None),
+    }
+}

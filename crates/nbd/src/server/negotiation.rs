@@ -1,0 +1,416 @@
+//! The handshake: options one after the other, until one of them picks the export.
+//!
+//! ```text
+//! greet -> options in the clear --STARTTLS--> TLS handshake -> options again, from the beginning
+//!                  \-- GO, EXPORT_NAME -----------------------------\-- GO, EXPORT_NAME -> agreed
+//! ```
+//!
+//! What a client agreed on before TLS is forgotten, since anybody could have said it. Nothing is
+//! read ahead, so that no byte sent in the clear is taken for one that came encrypted.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use perigee_block::exports::{Export, LAYER_PREFIX, Opener};
+use perigee_block::logins::LoginGuard;
+use perigee_block::sessions::Claim;
+use perigee_model::client::Over;
+use perigee_model::{Problem, ProblemKind};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+
+use super::super::wire::{
+    self, Dialect, FramingError, GoOption, MetaContextOption, OptionHead, PAYLOAD_BYTES_MAX,
+    STRING_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
+};
+use super::access::{Peer, View};
+use super::command::Rules;
+use super::contexts::Contexts;
+use super::{ConnectionError, Shared};
+
+const PREFERRED_BYTES: u32 = 4096;
+
+/// What client and server agreed on.
+pub struct Agreed {
+    pub export: Export,
+    pub rules: Rules,
+    /// Kept until the connection is drained.
+    pub claim: Option<Claim>,
+    pub login: Option<LoginGuard>,
+}
+
+/// How the options ended.
+pub enum Outcome {
+    Agreed(Agreed),
+    /// TLS begins with the next byte.
+    StartTls,
+    /// The client went away or gave up.
+    End,
+}
+
+/// What an option leads to.
+enum Next {
+    Option,
+    Ended(Outcome),
+}
+
+pub struct Negotiation<'a> {
+    shared: &'a Shared,
+    stop: CancellationToken,
+    peer: Peer,
+    no_zeroes: bool,
+    dialect: Dialect,
+    /// The contexts that were chosen, and for which export.
+    contexts: Option<(String, Contexts)>,
+    claim: Option<Claim>,
+    /// Answers that are not sent yet.
+    out: BytesMut,
+}
+
+/// The client may see that much of an export, or not even whether there is one.
+type Opened = Result<Export, Problem>;
+
+impl<'a> Negotiation<'a> {
+    pub fn new(shared: &'a Shared, peer: Peer, stop: CancellationToken) -> Self {
+        Self {
+            shared,
+            stop,
+            peer,
+            no_zeroes: false,
+            dialect: Dialect::Simple,
+            contexts: None,
+            claim: None,
+            out: BytesMut::new(),
+        }
+    }
+
+    /// The same client goes on encrypted.
+    pub fn encrypted(self, common_name: Option<String>) -> Self {
+        let peer = Peer { encrypted: true, common_name, ..self.peer };
+        Self { no_zeroes: self.no_zeroes, ..Self::new(self.shared, peer, self.stop) }
+    }
+
+    /// False when the client went away.
+    pub async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<bool, ConnectionError> {
+        self.out.put_u64(wire::MAGIC);
+        self.out.put_u64(wire::OPTION_MAGIC);
+        self.out.put_u16(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+        self.send(stream).await?;
+        let mut flags = [0; 4];
+        // Someone may only look whether the port is open.
+        if !read_or_end(stream, &mut flags).await? {
+            return Ok(false);
+        }
+        let flags = u32::from_be_bytes(flags);
+        let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+        if flags & !known != 0 || flags & u32::from(handshake_flag::FIXED_NEWSTYLE) == 0 {
+            return Err(FramingError::Malformed("the client's handshake flags").into());
+        }
+        self.no_zeroes = flags & u32::from(handshake_flag::NO_ZEROES) != 0;
+        Ok(true)
+    }
+
+    pub async fn options<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<Outcome, ConnectionError> {
+        loop {
+            let mut head = [0; OptionHead::BYTES];
+            if !read_or_end(stream, &mut head).await? {
+                return Ok(Outcome::End);
+            }
+            let head = OptionHead::parse(&head)?;
+            let mut data = vec![0; head.length_bytes as usize];
+            stream.read_exact(&mut data).await?;
+            let next = self.option(head.option, data.into()).await?;
+            let sent = self.send(stream).await;
+            match next {
+                Next::Option => sent?,
+                // The client may be gone already: it need not wait for this.
+                Next::Ended(Outcome::End) => return Ok(Outcome::End),
+                Next::Ended(outcome) => {
+                    sent?;
+                    return Ok(outcome);
+                }
+            }
+        }
+    }
+
+    async fn send<S: AsyncWrite + Unpin>(&mut self, stream: &mut S) -> Result<(), ConnectionError> {
+        stream.write_all(&self.out.split()).await?;
+        Ok(stream.flush().await?)
+    }
+
+    async fn option(&mut self, option: u32, data: Bytes) -> Result<Next, ConnectionError> {
+        if self.must_encrypt() && !matches!(option, option::STARTTLS | option::ABORT) {
+            if option == option::EXPORT_NAME {
+                return Err(ConnectionError::Refused("the client does not use TLS".into()));
+            }
+            self.refuse(option, reply::ERR_TLS_REQD, "this server wants TLS: send STARTTLS first");
+            return Ok(Next::Option);
+        }
+        match option {
+            option::EXPORT_NAME => return self.export_name(&data).await,
+            option::ABORT => {
+                self.answer(option, reply::ACK, &[]);
+                return Ok(Next::Ended(Outcome::End));
+            }
+            option::GO | option::INFO => match GoOption::parse(data) {
+                Ok(go) => return Ok(self.go(option, go).await),
+                Err(error) => self.refuse(option, reply::ERR_INVALID, &error),
+            },
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                match MetaContextOption::parse(data) {
+                    Ok(asked) => self.meta_contexts(option, asked),
+                    Err(error) => self.refuse(option, reply::ERR_INVALID, &error),
+                }
+            }
+            option::PERIGEE_SESSION => self.session(data).await,
+            option::LIST
+            | option::STARTTLS
+            | option::STRUCTURED_REPLY
+            | option::EXTENDED_HEADERS
+                if !data.is_empty() =>
+            {
+                self.refuse(option, reply::ERR_INVALID, "the option takes no data");
+            }
+            option::LIST => self.list().await,
+            option::STARTTLS => return Ok(self.start_tls()),
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.speak(option),
+            unknown => {
+                let message = format!("option {unknown} is not known here");
+                self.refuse(option, reply::ERR_UNSUP, &message);
+            }
+        }
+        Ok(Next::Option)
+    }
+
+    fn must_encrypt(&self) -> bool {
+        let required = self.shared.tls.as_ref().is_some_and(|tls| tls.required);
+        required && !self.peer.local && !self.peer.encrypted
+    }
+
+    fn start_tls(&mut self) -> Next {
+        if self.peer.encrypted {
+            self.refuse(option::STARTTLS, reply::ERR_INVALID, "this is encrypted already");
+            Next::Option
+        } else if self.shared.tls.is_none() {
+            self.refuse(option::STARTTLS, reply::ERR_POLICY, "this server has no certificate");
+            Next::Option
+        } else {
+            self.answer(option::STARTTLS, reply::ACK, &[]);
+            Next::Ended(Outcome::StartTls)
+        }
+    }
+
+    /// Agrees on what requests and replies look like. There is no way back to less.
+    fn speak(&mut self, option: u32) {
+        let wanted = match option {
+            option::EXTENDED_HEADERS => Dialect::Extended,
+            _ => Dialect::Structured,
+        };
+        if self.dialect == wanted {
+            self.refuse(option, reply::ERR_INVALID, "that is agreed already");
+        } else if self.dialect == Dialect::Extended {
+            let why = "extended headers are agreed already";
+            self.refuse(option, reply::ERR_EXT_HEADER_REQD, why);
+        } else {
+            self.dialect = wanted;
+            self.answer(option, reply::ACK, &[]);
+        }
+    }
+
+    async fn session(&mut self, key: Bytes) {
+        let option = option::PERIGEE_SESSION;
+        if self.claim.is_some() {
+            self.refuse(option, reply::ERR_INVALID, "the session is named already");
+        } else {
+            self.claim = Some(self.shared.sessions.claim(key, &self.stop).await);
+            self.answer(option, reply::ACK, &[]);
+        }
+    }
+
+    async fn list(&mut self) {
+        if !self.shared.access.listing {
+            return self.refuse(option::LIST, reply::ERR_POLICY, "exports are not listed here");
+        }
+        match self.visible_names().await {
+            Ok(names) => {
+                for name in names {
+                    let mut data = BytesMut::new();
+                    wire::put_string(&mut data, &name);
+                    self.answer(option::LIST, reply::SERVER, &data);
+                }
+                self.answer(option::LIST, reply::ACK, &[]);
+            }
+            Err(problem) => self.refuse(option::LIST, reply::ERR_POLICY, &problem),
+        }
+    }
+
+    async fn visible_names(&self) -> Result<Vec<String>, Problem> {
+        let view = self.shared.access.view(&self.peer)?;
+        let mut names = self.shared.exports.names().await?;
+        names.retain(|name| view.shows(name, &self.peer));
+        Ok(names)
+    }
+
+    fn meta_contexts(&mut self, option: u32, asked: MetaContextOption) {
+        if self.dialect == Dialect::Simple {
+            let why = "structured replies come first";
+            return self.refuse(option, reply::ERR_INVALID, why);
+        }
+        let listing = option == option::LIST_META_CONTEXT;
+        let chosen = Contexts::matching(&asked.queries, listing);
+        for (id, name) in chosen.iter() {
+            let mut data = BytesMut::new();
+            data.put_u32(if listing { 0 } else { id });
+            data.put_slice(name.as_bytes());
+            self.answer(option, reply::META_CONTEXT, &data);
+        }
+        if !listing {
+            self.contexts = Some((asked.name, chosen));
+        }
+        self.answer(option, reply::ACK, &[]);
+    }
+
+    /// What a client may not see is not there; nor is it told what else there is.
+    async fn open(&self, name: &str) -> Opened {
+        let view = self.shared.access.view(&self.peer).map_err(|problem| {
+            tracing::error!(%problem, "nobody sees any export");
+            Problem::unavailable(format!("export {name:?}"), "the server's access list is wrong")
+        })?;
+        let hidden =
+            || Problem::not_found(format!("export {name:?}"), "there is none of that name");
+        if !view.shows(name, &self.peer) {
+            return Err(hidden());
+        }
+        let opener = if self.claim.is_some() { Opener::Proxy } else { Opener::Client };
+        match self.shared.exports.open(name, opener).await {
+            Err(problem)
+                if problem.kind == ProblemKind::NotFound
+                    && (view != View::Everything || !self.shared.access.listing) =>
+            {
+                Err(hidden())
+            }
+            opened => opened,
+        }
+    }
+
+    fn agree(&mut self, name: &str, export: Export) -> Next {
+        let contexts = self.contexts.take().filter(|(of, _)| of == name);
+        let rules = Rules {
+            read_only: export.read_only,
+            dialect: self.dialect,
+            contexts: contexts.map(|(_, contexts)| contexts).unwrap_or_default(),
+        };
+        let login = self.shared.exports.log_in(name, Over::Nbd, &self.peer.address);
+        let claim = self.claim.take();
+        Next::Ended(Outcome::Agreed(Agreed { export, rules, claim, login }))
+    }
+
+    async fn go(&mut self, option: u32, go: GoOption) -> Next {
+        let export = match self.open(&go.name).await {
+            Ok(export) => export,
+            Err(problem) => {
+                let kind = match problem.kind {
+                    ProblemKind::NotFound => reply::ERR_UNKNOWN,
+                    ProblemKind::Invalid => reply::ERR_INVALID,
+                    _ => reply::ERR_POLICY,
+                };
+                self.refuse(option, kind, &problem);
+                return Next::Option;
+            }
+        };
+        let mut data = BytesMut::new();
+        data.put_u16(info::EXPORT);
+        data.put_u64(export.device.size_bytes());
+        data.put_u16(self.flags(&export));
+        self.answer(option, reply::INFO, &data);
+        if go.infos.contains(&info::NAME) {
+            let mut data = BytesMut::new();
+            data.put_u16(info::NAME);
+            data.put_slice(go.name.as_bytes());
+            self.answer(option, reply::INFO, &data);
+        }
+        if let Some(layer) = export.device.layer()
+            && go.infos.contains(&info::DESCRIPTION)
+        {
+            let mut data = BytesMut::new();
+            data.put_u16(info::DESCRIPTION);
+            // The name by which it is the same on every host that has it.
+            data.put_slice(format!("{LAYER_PREFIX}{layer}").as_bytes());
+            self.answer(option, reply::INFO, &data);
+        }
+        if go.infos.contains(&info::BLOCK_SIZE) {
+            let mut data = BytesMut::new();
+            data.put_u16(info::BLOCK_SIZE);
+            data.put_u32(1);
+            data.put_u32(PREFERRED_BYTES);
+            data.put_u32(PAYLOAD_BYTES_MAX);
+            self.answer(option, reply::INFO, &data);
+        }
+        self.answer(option, reply::ACK, &[]);
+        if option == option::INFO { Next::Option } else { self.agree(&go.name, export) }
+    }
+
+    /// The old way to pick an export has no way to say no but to hang up.
+    async fn export_name(&mut self, data: &[u8]) -> Result<Next, ConnectionError> {
+        let name = std::str::from_utf8(data)
+            .ok()
+            .filter(|name| name.len() <= STRING_BYTES_MAX as usize)
+            .ok_or(FramingError::Malformed("an export's name"))?;
+        let export = self
+            .open(name)
+            .await
+            .map_err(|problem| ConnectionError::Refused(problem.to_string()))?;
+        self.out.put_u64(export.device.size_bytes());
+        self.out.put_u16(self.flags(&export));
+        if !self.no_zeroes {
+            self.out.put_bytes(0, 124);
+        }
+        Ok(self.agree(name, export))
+    }
+
+    fn flags(&self, export: &Export) -> u16 {
+        let mut flags = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::SEND_CACHE
+            | export_flag::CAN_MULTI_CONN;
+        if export.read_only {
+            flags |= export_flag::READ_ONLY;
+        } else {
+            flags |= export_flag::SEND_TRIM
+                | export_flag::SEND_WRITE_ZEROES
+                | export_flag::SEND_FAST_ZERO;
+        }
+        if self.dialect != Dialect::Simple {
+            flags |= export_flag::SEND_DF;
+        }
+        flags
+    }
+
+    fn answer(&mut self, option: u32, kind: u32, data: &[u8]) {
+        self.out.put_slice(&wire::encode_option_reply(option, kind, data));
+    }
+
+    fn refuse(&mut self, option: u32, kind: u32, why: &(impl std::fmt::Display + ?Sized)) {
+        let text = why.to_string();
+        let end = text.floor_char_boundary(STRING_BYTES_MAX as usize);
+        self.answer(option, kind, &text.as_bytes()[..end]);
+    }
+}
+
+/// False when the stream ended before the first byte.
+async fn read_or_end<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    buffer: &mut [u8],
+) -> Result<bool, ConnectionError> {
+    let first = stream.read(buffer).await?;
+    if first == 0 {
+        return Ok(false);
+    }
+    stream.read_exact(&mut buffer[first..]).await?;
+    Ok(true)
+}

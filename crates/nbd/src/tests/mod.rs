@@ -1,0 +1,328 @@
+//! Server and client against each other, over a device in memory.
+
+mod tls;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::exports::{Export, Exports, Opener};
+use perigee_http::Listen;
+use perigee_model::{Problem, ProblemKind};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::client::{NbdDevice, RemoteExport};
+use super::server::{Listener, Server, ServerOptions};
+use super::wire::{self, Dialect, GoOption, Request, command, option};
+
+const SIZE_BYTES: usize = 1 << 20;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A device in memory. Its writes wait for a permit of `gate`.
+struct Memory {
+    bytes: Mutex<Vec<u8>>,
+    gate: Semaphore,
+}
+
+impl Memory {
+    fn new(permits: usize) -> Arc<Self> {
+        Arc::new(Self { bytes: Mutex::new(vec![0; SIZE_BYTES]), gate: Semaphore::new(permits) })
+    }
+}
+
+impl Device for Memory {
+    fn size_bytes(&self) -> u64 {
+        SIZE_BYTES as u64
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        let start = usize::try_from(offset).expect("an offset in memory");
+        let end = start + length_bytes as usize;
+        let bytes = self.bytes.lock().expect("no holder panics");
+        let data = Bytes::copy_from_slice(&bytes[start..end]);
+        Box::pin(async { Ok(data) })
+    }
+
+    fn write(&self, offset: u64, data: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async move {
+            self.gate.acquire().await.expect("the gate is never closed").forget();
+            let start = usize::try_from(offset).expect("an offset in memory");
+            let mut bytes = self.bytes.lock().expect("no holder panics");
+            bytes[start..start + data.len()].copy_from_slice(&data);
+            Ok(())
+        })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::NoSpace) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async { Ok(vec![Extent { length_bytes: 4096, hole: true, zero: true }]) })
+    }
+}
+
+struct One(Arc<Memory>);
+
+impl Exports for One {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
+        Box::pin(async { Ok(vec!["data".to_owned()]) })
+    }
+
+    fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+        Box::pin(async move {
+            if name == "data" {
+                Ok(Export { device: self.0.clone(), read_only: false, counters: Arc::default() })
+            } else {
+                Err(Problem::not_found(format!("export {name:?}"), "this server has: data"))
+            }
+        })
+    }
+}
+
+struct Running {
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Running {
+    async fn start(memory: &Arc<Memory>, path: &Path) -> Self {
+        let address = Listen::Unix(path.into());
+        Self::start_with(memory, &address, ServerOptions::default()).await
+    }
+
+    async fn start_with(memory: &Arc<Memory>, address: &Listen, options: ServerOptions) -> Self {
+        let listener = Listener::bind(address).await.expect("a listener");
+        let stop = CancellationToken::new();
+        let exports = Arc::new(One(memory.clone()));
+        let server = Server::new(exports, options).expect("a server");
+        let task = tokio::spawn(server.serve(vec![listener], stop.clone()));
+        Self { stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        within("the server to stop", self.task).await.expect("the server");
+    }
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(DEADLINE, future).await {
+        Ok(done) => done,
+        Err(_) => panic!("waited {DEADLINE:?} for {what}"),
+    }
+}
+
+fn socket() -> (TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("nbd.sock");
+    (dir, path)
+}
+
+async fn open(path: &Path, session: Option<Bytes>) -> NbdDevice {
+    let remote = RemoteExport { session, ..RemoteExport::new(Listen::Unix(path.into()), "data") };
+    within("the export to open", NbdDevice::open(remote)).await.expect("the export")
+}
+
+#[tokio::test]
+async fn many_writes_at_once_are_read_back() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(1000);
+    let server = Running::start(&memory, &path).await;
+    let device = open(&path, None).await;
+    let writes = (0..200u64).map(|i| {
+        let data = Bytes::from(vec![u8::try_from(i).expect("below 200"); 512]);
+        device.write(i * 512, data, i % 7 == 0)
+    });
+    for result in within("200 writes", futures_util::future::join_all(writes)).await {
+        result.expect("a write");
+    }
+    let data = within("a read", device.read(199 * 512, 512)).await.expect("a read");
+    assert_eq!(data, vec![199; 512]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn errors_keep_their_kind_across_the_wire() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(1000), &path).await;
+    let device = open(&path, None).await;
+    let zero = within("a zero", device.zero(0, 4096, Zeroing::FreeSpace, false)).await;
+    assert!(matches!(zero, Err(IoError::NoSpace)), "{zero:?}");
+    let beyond = within("a read", device.read(SIZE_BYTES as u64, 1)).await;
+    assert!(matches!(beyond, Err(IoError::Invalid(_))), "{beyond:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_unknown_export_is_not_found_and_the_text_says_what_there_is() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(0), &path).await;
+    let remote = RemoteExport::new(Listen::Unix(path), "nothing");
+    let problem = within("a refusal", NbdDevice::open(remote)).await.err().expect("a refusal");
+    assert_eq!(problem.kind, ProblemKind::NotFound);
+    assert!(problem.why.contains("this server has: data"), "{problem}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn no_server_is_unavailable() {
+    let (_dir, path) = socket();
+    let remote = RemoteExport::new(Listen::Unix(path), "data");
+    let problem = within("a refusal", NbdDevice::open(remote)).await.err().expect("a refusal");
+    assert_eq!(problem.kind, ProblemKind::Unavailable);
+}
+
+#[tokio::test]
+async fn requests_in_flight_survive_a_restart_of_the_server() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(0);
+    let server = Running::start(&memory, &path).await;
+    let device = Arc::new(open(&path, None).await);
+    let writer = {
+        let device = device.clone();
+        tokio::spawn(async move { device.write(0, Bytes::from_static(b"kept"), false).await })
+    };
+    // The write waits at the gate: the server can't drain it and leaves it unanswered.
+    server.task.abort();
+    let ended = within("the server to end", server.task).await;
+    assert!(ended.is_err(), "it was aborted");
+    memory.gate.add_permits(10);
+    let server = Running::start(&memory, &path).await;
+    within("the write", writer).await.expect("the task").expect("the write");
+    let data = within("a read", device.read(0, 4)).await.expect("a read");
+    assert_eq!(&data[..], b"kept");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_stays_away_fails_requests_after_the_patience() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(1), &path).await;
+    let mut remote = RemoteExport::new(Listen::Unix(path), "data");
+    remote.patience = Duration::from_millis(50);
+    let device = NbdDevice::open(remote).await.expect("the export");
+    server.stop().await;
+    let result = within("the patience to end", device.flush()).await;
+    assert!(matches!(result, Err(IoError::Unreachable(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_session_s_second_connection_drains_the_first() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(0);
+    let server = Running::start(&memory, &path).await;
+    let first = Arc::new(open(&path, Some("key".into())).await);
+    let stale = {
+        let first = first.clone();
+        tokio::spawn(async move { first.write(0, Bytes::from_static(b"old"), false).await })
+    };
+    // One connection's requests are read in order: once this is answered, the write runs.
+    within("a flush", first.flush()).await.expect("a flush");
+    let second = tokio::spawn({
+        let path = path.clone();
+        async move { open(&path, Some("key".into())).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!second.is_finished(), "the first connection's write still runs");
+    first.hang_up();
+    memory.gate.add_permits(1);
+    let second = within("the second connection", second).await.expect("the task");
+    within("the first write", stale).await.expect("the task").ok();
+    memory.gate.add_permits(1);
+    within("a write", second.write(0, Bytes::from_static(b"new"), false)).await.expect("a write");
+    let data = within("a read", second.read(0, 3)).await.expect("a read");
+    assert_eq!(&data[..], b"new");
+    server.stop().await;
+}
+
+/// Greets, and returns the connection ready for options.
+async fn greeted(path: &Path) -> UnixStream {
+    let mut stream = UnixStream::connect(path).await.expect("a connection");
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).await.expect("the greeting");
+    stream.write_u32(3).await.expect("the flags");
+    stream
+}
+
+/// Everything until the server hangs up.
+async fn rest(mut stream: UnixStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    match within("the server to hang up", stream.read_to_end(&mut rest)).await {
+        Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => panic!("{error}"),
+        _ => rest,
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_option_drop_the_connection() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(0), &path).await;
+    let mut stream = greeted(&path).await;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("a write");
+    assert!(rest(stream).await.is_empty());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_request_drop_the_connection_and_only_that() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(0), &path).await;
+    let other = open(&path, None).await;
+    let mut stream = greeted(&path).await;
+    let go = GoOption { name: "data".into(), infos: Vec::new() };
+    stream.write_all(&wire::encode_option(option::GO, &go.encode())).await.expect("GO");
+    let mut replies = [0; 20 + 12 + 20];
+    stream.read_exact(&mut replies).await.expect("an info and an acknowledgement");
+    let too_long = Request {
+        flags: 0,
+        command: command::WRITE,
+        cookie: 1,
+        offset: 0,
+        length_bytes: u32::MAX.into(),
+    };
+    stream.write_all(&too_long.encode(Dialect::Structured)).await.expect("a request");
+    assert!(rest(stream).await.is_empty());
+    within("a flush of another client", other.flush()).await.expect("a flush");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_old_client_gets_simple_replies() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(0), &path).await;
+    let mut stream = greeted(&path).await;
+    stream.write_all(&wire::encode_option(option::EXPORT_NAME, b"data")).await.expect("a name");
+    assert_eq!(stream.read_u64().await.expect("the size"), SIZE_BYTES as u64);
+    stream.read_u16().await.expect("the flags");
+    let read =
+        Request { flags: 0, command: command::READ, cookie: 5, offset: 0, length_bytes: 512 };
+    stream.write_all(&read.encode(Dialect::Simple)).await.expect("a read");
+    let mut reply = [0; 16 + 512];
+    within("the reply", stream.read_exact(&mut reply)).await.expect("the reply");
+    assert_eq!(&reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_unknown_option_is_unsupported_and_the_handshake_goes_on() {
+    let (_dir, path) = socket();
+    let server = Running::start(&Memory::new(0), &path).await;
+    let mut stream = greeted(&path).await;
+    stream.write_all(&wire::encode_option(0x1234, b"x")).await.expect("an option");
+    stream.write_all(&wire::encode_option(option::ABORT, b"")).await.expect("an option");
+    let replies = rest(stream).await;
+    assert_eq!(replies[12..16], [0x80, 0, 0, 1], "ERR_UNSUP");
+    server.stop().await;
+}

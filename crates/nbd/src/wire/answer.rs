@@ -1,0 +1,189 @@
+//! What a server sends in transmission.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use perigee_block::device::Extent;
+
+use super::{
+    CHUNK_DONE, CHUNK_MAGIC, Dialect, EXTENDED_CHUNK_MAGIC, Errno, SIMPLE_REPLY_MAGIC, STATE_HOLE,
+    STATE_ZERO, chunk, length_u32,
+};
+
+/// The longest text of an error.
+const ERROR_TEXT_BYTES_MAX: usize = 1024;
+
+/// What a request came to, on its way to the client.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    Done,
+    Data {
+        offset: u64,
+        data: Bytes,
+    },
+    /// One for each context that the client chose; at least one.
+    Status(Vec<ContextRuns>),
+    Error(Errno, String),
+}
+
+/// What a block status says of one context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextRuns {
+    /// The number that the handshake gave the context.
+    pub context: u32,
+    pub runs: Vec<Run>,
+}
+
+/// Bytes with the same flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub length_bytes: u64,
+    pub flags: u64,
+}
+
+impl From<Extent> for Run {
+    fn from(extent: Extent) -> Self {
+        let hole = if extent.hole { STATE_HOLE } else { 0 };
+        let zero = if extent.zero { STATE_ZERO } else { 0 };
+        Self { length_bytes: extent.length_bytes, flags: hole | zero }
+    }
+}
+
+impl From<Run> for Extent {
+    fn from(run: Run) -> Self {
+        let (hole, zero) = (run.flags & STATE_HOLE != 0, run.flags & STATE_ZERO != 0);
+        Self { length_bytes: run.length_bytes, hole, zero }
+    }
+}
+
+/// Which request an answer belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerTo {
+    pub cookie: u64,
+    pub offset: u64,
+}
+
+impl Dialect {
+    /// Bytes before the data in the reply to a read.
+    pub fn data_head_bytes(self) -> usize {
+        match self {
+            Self::Simple => 16,
+            Self::Structured => 20 + 8,
+            Self::Extended => 32 + 8,
+        }
+    }
+
+    /// Bytes of a reply that says only that it is done.
+    pub fn done_bytes(self) -> usize {
+        match self {
+            Self::Simple => 16,
+            Self::Structured => 20,
+            Self::Extended => 32,
+        }
+    }
+
+    /// What stands before the data of a read, `data_head_bytes` long.
+    pub fn put_data_head(self, out: &mut impl BufMut, to: AnswerTo, length: usize) {
+        match self {
+            Self::Simple => put_simple_head(out, to, 0),
+            Self::Structured | Self::Extended => {
+                self.put_chunk_head(out, chunk::OFFSET_DATA, to, 8 + length);
+                out.put_u64(to.offset);
+            }
+        }
+    }
+
+    /// The whole reply of a request that was done, `done_bytes` long.
+    pub fn put_done(self, out: &mut impl BufMut, to: AnswerTo) {
+        match self {
+            Self::Simple => put_simple_head(out, to, 0),
+            Self::Structured | Self::Extended => self.put_chunk_head(out, chunk::NONE, to, 0),
+        }
+    }
+
+    /// The head of a reply and the payload to send after it.
+    pub fn encode_answer(self, to: AnswerTo, answer: Answer) -> (Bytes, Bytes) {
+        let mut out = BytesMut::with_capacity(64);
+        let mut payload = Bytes::new();
+        match answer {
+            Answer::Data { data, .. } if !data.is_empty() => {
+                self.put_data_head(&mut out, to, data.len());
+                payload = data;
+            }
+            Answer::Done | Answer::Data { .. } => self.put_done(&mut out, to),
+            Answer::Status(contexts) => self.put_status(&mut out, to, &contexts),
+            Answer::Error(errno, text) => self.put_error(&mut out, to, errno, &text),
+        }
+        (out.freeze(), payload)
+    }
+
+    fn put_status(self, out: &mut BytesMut, to: AnswerTo, contexts: &[ContextRuns]) {
+        let run_bytes = if self == Self::Extended { 16 } else { 8 };
+        let head_bytes = if self == Self::Extended { 8 } else { 4 };
+        for (left, ContextRuns { context, runs }) in (0..contexts.len()).rev().zip(contexts) {
+            let length = head_bytes + run_bytes * runs.len();
+            let flags = if left == 0 { CHUNK_DONE } else { 0 };
+            let kind = match self {
+                // Nobody can ask without structured replies.
+                Self::Simple => return put_simple_head(out, to, Errno::Invalid.code()),
+                Self::Structured => chunk::BLOCK_STATUS,
+                Self::Extended => chunk::BLOCK_STATUS_EXT,
+            };
+            self.put_chunk_head_with(out, flags, kind, to, length);
+            out.put_u32(*context);
+            if self == Self::Extended {
+                out.put_u32(length_u32(runs.len()));
+                for run in runs {
+                    out.put_u64(run.length_bytes);
+                    out.put_u64(run.flags);
+                }
+            } else {
+                for run in runs {
+                    out.put_u32(u32::try_from(run.length_bytes).expect("the range was cut"));
+                    out.put_u32(u32::try_from(run.flags).expect("only a few bits are used"));
+                }
+            }
+        }
+    }
+
+    fn put_error(self, out: &mut BytesMut, to: AnswerTo, errno: Errno, text: &str) {
+        if self == Self::Simple {
+            return put_simple_head(out, to, errno.code());
+        }
+        let text = &text.as_bytes()[..text.floor_char_boundary(ERROR_TEXT_BYTES_MAX)];
+        self.put_chunk_head(out, chunk::ERROR, to, 6 + text.len());
+        out.put_u32(errno.code());
+        out.put_u16(u16::try_from(text.len()).expect("the text was cut"));
+        out.put_slice(text);
+    }
+
+    /// The head of a reply's only chunk.
+    fn put_chunk_head(self, out: &mut impl BufMut, kind: u16, to: AnswerTo, length: usize) {
+        self.put_chunk_head_with(out, CHUNK_DONE, kind, to, length);
+    }
+
+    fn put_chunk_head_with(
+        self,
+        out: &mut impl BufMut,
+        flags: u16,
+        kind: u16,
+        to: AnswerTo,
+        length: usize,
+    ) {
+        let extended = self == Self::Extended;
+        out.put_u32(if extended { EXTENDED_CHUNK_MAGIC } else { CHUNK_MAGIC });
+        out.put_u16(flags);
+        out.put_u16(kind);
+        out.put_u64(to.cookie);
+        if extended {
+            out.put_u64(to.offset);
+            out.put_u64(length as u64);
+        } else {
+            out.put_u32(length_u32(length));
+        }
+    }
+}
+
+fn put_simple_head(out: &mut impl BufMut, to: AnswerTo, error: u32) {
+    out.put_u32(SIMPLE_REPLY_MAGIC);
+    out.put_u32(error);
+    out.put_u64(to.cookie);
+}

@@ -1,0 +1,227 @@
+//! Bytes to frames and frames to bytes. No I/O here.
+//!
+//! All numbers are big-endian. The names are those of the protocol's document
+//! (`doc/proto.md` of the NetworkBlockDevice project) without the `NBD_` prefix.
+//!
+//! | frames | module |
+//! |---|---|
+//! | options of the handshake and their answers | `options` |
+//! | requests | `request` |
+//! | replies: how a server writes them | `answer` |
+//! | replies: how a client reads them | `replies` |
+
+use perigee_block::device::IoError;
+
+mod answer;
+mod options;
+mod replies;
+mod request;
+
+pub use answer::{Answer, AnswerTo, ContextRuns, Run};
+pub use options::{
+    GoOption, MetaContextOption, OptionHead, OptionReplyHead, encode_option, encode_option_reply,
+    put_string, take_string,
+};
+pub use replies::{Chunk, ReplyHead};
+pub use request::Request;
+
+pub const MAGIC: u64 = 0x4e42_444d_4147_4943;
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const CHUNK_MAGIC: u32 = 0x668e_33ef;
+const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
+
+/// Longest read or write.
+pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+/// Longest option: an export name and a few queries fit many times.
+pub const OPTION_BYTES_MAX: u32 = 64 << 10;
+/// Longest string, as the protocol rules.
+pub const STRING_BYTES_MAX: u32 = 4096;
+/// Longest description of the extents of one `BLOCK_STATUS` that a client takes.
+const STATUS_BYTES_MAX: u32 = 16 << 20;
+
+/// What requests and replies look like, as the handshake agreed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    Simple,
+    /// Replies in chunks.
+    Structured,
+    /// Replies in chunks, and 64-bit lengths everywhere.
+    Extended,
+}
+
+impl Dialect {
+    pub fn request_head_bytes(self) -> usize {
+        match self {
+            Self::Simple | Self::Structured => 28,
+            Self::Extended => 32,
+        }
+    }
+}
+
+pub mod handshake_flag {
+    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+pub mod option {
+    pub const EXPORT_NAME: u32 = 1;
+    pub const ABORT: u32 = 2;
+    pub const LIST: u32 = 3;
+    pub const STARTTLS: u32 = 5;
+    pub const INFO: u32 = 6;
+    pub const GO: u32 = 7;
+    pub const STRUCTURED_REPLY: u32 = 8;
+    pub const LIST_META_CONTEXT: u32 = 9;
+    pub const SET_META_CONTEXT: u32 = 10;
+    pub const EXTENDED_HEADERS: u32 = 11;
+    /// Ours: bytes that name a proxy's session. The server ends an older connection of the same
+    /// session first, and never proxies such a session once more. Other servers answer `ERR_UNSUP`.
+    pub const PERIGEE_SESSION: u32 = 0x5047_0001;
+}
+
+pub mod reply {
+    pub const ACK: u32 = 1;
+    pub const SERVER: u32 = 2;
+    pub const INFO: u32 = 3;
+    pub const META_CONTEXT: u32 = 4;
+    const ERROR: u32 = 1 << 31;
+    pub const ERR_UNSUP: u32 = ERROR + 1;
+    pub const ERR_POLICY: u32 = ERROR + 2;
+    pub const ERR_INVALID: u32 = ERROR + 3;
+    pub const ERR_TLS_REQD: u32 = ERROR + 5;
+    pub const ERR_UNKNOWN: u32 = ERROR + 6;
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
+
+    pub fn is_error(kind: u32) -> bool {
+        kind & ERROR != 0
+    }
+}
+
+pub mod info {
+    pub const EXPORT: u16 = 0;
+    pub const NAME: u16 = 1;
+    pub const DESCRIPTION: u16 = 2;
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+pub mod export_flag {
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    pub const READ_ONLY: u16 = 1 << 1;
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    pub const SEND_FUA: u16 = 1 << 3;
+    pub const SEND_TRIM: u16 = 1 << 5;
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    pub const SEND_DF: u16 = 1 << 7;
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    pub const SEND_CACHE: u16 = 1 << 10;
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+pub mod command {
+    pub const READ: u16 = 0;
+    pub const WRITE: u16 = 1;
+    pub const DISCONNECT: u16 = 2;
+    pub const FLUSH: u16 = 3;
+    pub const TRIM: u16 = 4;
+    pub const CACHE: u16 = 5;
+    pub const WRITE_ZEROES: u16 = 6;
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+pub mod command_flag {
+    pub const FUA: u16 = 1 << 0;
+    pub const NO_HOLE: u16 = 1 << 1;
+    pub const DF: u16 = 1 << 2;
+    pub const REQ_ONE: u16 = 1 << 3;
+    pub const FAST_ZERO: u16 = 1 << 4;
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
+}
+
+const CHUNK_DONE: u16 = 1;
+
+mod chunk {
+    pub const NONE: u16 = 0;
+    pub const OFFSET_DATA: u16 = 1;
+    pub const OFFSET_HOLE: u16 = 2;
+    pub const BLOCK_STATUS: u16 = 5;
+    pub const BLOCK_STATUS_EXT: u16 = 6;
+    pub const ERROR: u16 = (1 << 15) + 1;
+    pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
+}
+
+/// Flags of `base:allocation`.
+const STATE_HOLE: u64 = 1;
+const STATE_ZERO: u64 = 2;
+
+pub const CONTEXT_ALLOCATION: &str = "base:allocation";
+
+/// The bytes are not NBD, or break one of its bounds. The connection ends.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FramingError {
+    #[error("{what} begins with {found:#x}")]
+    Magic { what: &'static str, found: u64 },
+    #[error("{what} of {length_bytes} bytes, at most {max_bytes} are allowed")]
+    TooLong { what: &'static str, length_bytes: u64, max_bytes: u64 },
+    #[error("{0}")]
+    Malformed(&'static str),
+}
+
+/// The errors a reply can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errno {
+    Perm,
+    Io,
+    Invalid,
+    NoSpace,
+    /// Only where asked for: the fast way that a client wanted does not exist.
+    NotSupported,
+    Shutdown,
+}
+
+impl Errno {
+    pub fn code(self) -> u32 {
+        match self {
+            Self::Perm => 1,
+            Self::Io => 5,
+            Self::Invalid => 22,
+            Self::NoSpace => 28,
+            Self::NotSupported => 95,
+            Self::Shutdown => 108,
+        }
+    }
+
+    pub fn from_code(code: u32) -> Self {
+        match code {
+            1 => Self::Perm,
+            22 | 75 => Self::Invalid,
+            95 => Self::NotSupported,
+            28 => Self::NoSpace,
+            108 => Self::Shutdown,
+            _ => Self::Io,
+        }
+    }
+}
+
+impl From<&IoError> for Errno {
+    fn from(error: &IoError) -> Self {
+        match error {
+            IoError::NoSpace => Self::NoSpace,
+            IoError::Fenced { .. } | IoError::Refused(_) | IoError::ReadOnly => Self::Perm,
+            IoError::Invalid(_) => Self::Invalid,
+            IoError::Poisoned(_) | IoError::Unreachable(_) | IoError::Io(_) => Self::Io,
+        }
+    }
+}
+
+/// The length, which fits 32 bits as its bound does.
+fn bound(what: &'static str, length_bytes: u64, max_bytes: u32) -> Result<u32, FramingError> {
+    match u32::try_from(length_bytes) {
+        Ok(length) if length <= max_bytes => Ok(length),
+        _ => Err(FramingError::TooLong { what, length_bytes, max_bytes: max_bytes.into() }),
+    }
+}
+
+fn length_u32(length: usize) -> u32 {
+    u32::try_from(length).expect("frames are bounded far below 4 GiB")
+}

@@ -1,0 +1,28 @@
+//! Volumes of other hosts that are reachable through this one.
+
+use perigee_model::VolumeName;
+use rusqlite::params;
+
+use super::columns::parsed;
+use super::{Catalog, Result};
+
+impl Catalog {
+    pub(crate) fn attachments(&self) -> Result<Vec<(VolumeName, String)>> {
+        self.lock()
+            .prepare("SELECT volume, nbd_addr FROM attachments ORDER BY volume")?
+            .query_map([], |row| Ok((parsed(row, 0)?, row.get(1)?)))?
+            .collect()
+    }
+
+    pub(crate) fn attach(&self, volume: &VolumeName, nbd_addr: &str) -> Result<()> {
+        let sql = "INSERT INTO attachments VALUES (?1, ?2)
+                   ON CONFLICT (volume) DO UPDATE SET nbd_addr = excluded.nbd_addr";
+        self.lock().execute(sql, params![volume.as_str(), nbd_addr]).map(drop)
+    }
+
+    /// Whether there was one.
+    pub(crate) fn detach(&self, volume: &VolumeName) -> Result<bool> {
+        let sql = "DELETE FROM attachments WHERE volume = ?1";
+        self.lock().execute(sql, [volume.as_str()]).map(|rows| rows > 0)
+    }
+}

@@ -1,0 +1,214 @@
+//! The catalog's clients, and the clones that were made for them.
+
+use perigee_model::client::{
+    Binding, Chap, InitiatorName, Lifetime, MacAddress, NewClient, Over, Service,
+};
+use perigee_model::{ClientName, ImageName, VolumeName};
+use rusqlite::types::Type;
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::columns::{optional_parsed, optional_unsigned, parsed, signed, unsigned};
+use super::{Catalog, NewVolume, Result, insert_volume};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClientRow {
+    pub(crate) name: ClientName,
+    pub(crate) mac: Option<MacAddress>,
+    pub(crate) initiator: InitiatorName,
+    pub(crate) chap: Option<Chap>,
+    pub(crate) target_chap: Option<Chap>,
+    pub(crate) binding: Option<Binding>,
+    /// What it booted last.
+    pub(crate) volume: Option<VolumeName>,
+    pub(crate) boots: u64,
+    pub(crate) booted_s: Option<u64>,
+}
+
+impl ClientRow {
+    pub(crate) fn new(new: NewClient) -> Self {
+        let NewClient { name, mac, initiator, chap, target_chap } = new;
+        let initiator = initiator.unwrap_or_else(|| InitiatorName::of(&name));
+        let (binding, volume, booted_s) = (None, None, None);
+        Self { name, mac, initiator, chap, target_chap, binding, volume, boots: 0, booted_s }
+    }
+}
+
+/// A clone that was made for a client, who may be gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CloneRow {
+    pub(crate) volume: VolumeName,
+    pub(crate) client: ClientName,
+    pub(crate) lifetime: Lifetime,
+}
+
+const CLIENT_ROWS: &str = "
+    SELECT name, mac, initiator, chap_user, chap_secret, target_user, target_secret,
+           bound_volume, bound_image, lifetime, over, volume, boots, booted_s
+    FROM clients";
+
+impl Catalog {
+    pub(crate) fn clients(&self) -> Result<Vec<ClientRow>> {
+        self.lock()
+            .prepare(&format!("{CLIENT_ROWS} ORDER BY name"))?
+            .query_map([], client_row)?
+            .collect()
+    }
+
+    pub(crate) fn has_clients(&self) -> Result<bool> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM clients)";
+        self.lock().prepare_cached(sql)?.query_row([], |row| row.get(0))
+    }
+
+    pub(crate) fn client(&self, name: &ClientName) -> Result<Option<ClientRow>> {
+        self.client_where("name", name.as_str())
+    }
+
+    pub(crate) fn client_of_mac(&self, mac: &MacAddress) -> Result<Option<ClientRow>> {
+        self.client_where("mac", &mac.to_string())
+    }
+
+    pub(crate) fn client_of_initiator(
+        &self,
+        initiator: &InitiatorName,
+    ) -> Result<Option<ClientRow>> {
+        self.client_where("initiator", initiator.as_str())
+    }
+
+    fn client_where(&self, column: &str, value: &str) -> Result<Option<ClientRow>> {
+        let sql = format!("{CLIENT_ROWS} WHERE {column} = ?1");
+        self.lock().prepare_cached(&sql)?.query_row([value], client_row).optional()
+    }
+
+    pub(crate) fn add_client(&self, client: &ClientRow) -> Result<()> {
+        let secret = |chap: &Option<Chap>| chap.as_ref().map(|c| c.secret.reveal().to_owned());
+        let user = |chap: &Option<Chap>| chap.as_ref().map(|c| c.user.to_string());
+        self.lock()
+            .execute(
+                "INSERT INTO clients (name, mac, initiator, chap_user, chap_secret, target_user, target_secret)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                params![
+                    client.name.as_str(),
+                    client.mac.map(|mac| mac.to_string()),
+                    client.initiator.as_str(),
+                    user(&client.chap),
+                    secret(&client.chap),
+                    user(&client.target_chap),
+                    secret(&client.target_chap),
+                ],
+            )
+            .map(drop)
+    }
+
+    /// Whether there was one.
+    pub(crate) fn remove_client(&self, name: &ClientName) -> Result<bool> {
+        let sql = "DELETE FROM clients WHERE name = ?1";
+        self.lock().execute(sql, [name.as_str()]).map(|rows| rows > 0)
+    }
+
+    /// Whether there is such a client.
+    pub(crate) fn bind_client(&self, name: &ClientName, binding: Option<&Binding>) -> Result<bool> {
+        let (volume, image, lifetime) = match binding.map(|binding| &binding.service) {
+            None => (None, None, None),
+            Some(Service::Volume(volume)) => (Some(volume.as_str()), None, None),
+            Some(Service::Image { image, lifetime }) => {
+                (None, Some(image.as_str()), Some(lifetime_text(*lifetime)))
+            }
+        };
+        let over = binding.map_or(Over::default(), |binding| binding.over).to_string();
+        let sql = "UPDATE clients SET bound_volume = ?2, bound_image = ?3, lifetime = ?4, over = ?5
+                   WHERE name = ?1";
+        let rows =
+            self.lock().execute(sql, params![name.as_str(), volume, image, lifetime, over])?;
+        Ok(rows > 0)
+    }
+
+    /// A client boots from this volume from now on.
+    pub(crate) fn booted(&self, name: &ClientName, volume: &VolumeName, now_s: u64) -> Result<()> {
+        let sql =
+            "UPDATE clients SET volume = ?2, boots = boots + 1, booted_s = ?3 WHERE name = ?1";
+        let row = params![name.as_str(), volume.as_str(), signed(now_s)?];
+        self.lock().execute(sql, row).map(drop)
+    }
+
+    /// A volume, and whose clone it is.
+    pub(crate) fn add_clone(&self, volume: &NewVolume, clone: &CloneRow) -> Result<()> {
+        self.change(|tx| {
+            insert_volume(tx, volume)?;
+            let sql = "INSERT INTO client_clones VALUES (?1, ?2, ?3)";
+            let lifetime = lifetime_text(clone.lifetime);
+            let row = params![clone.volume.as_str(), clone.client.as_str(), lifetime];
+            tx.execute(sql, row).map(drop)
+        })
+    }
+
+    pub(crate) fn clone_row(&self, volume: &VolumeName) -> Result<Option<CloneRow>> {
+        let sql = "SELECT volume, client, lifetime FROM client_clones WHERE volume = ?1";
+        self.lock().query_row(sql, [volume.as_str()], clone_row).optional()
+    }
+
+    /// Clones for one boot whose client boots from another volume by now, or is gone.
+    pub(crate) fn spent_clones(&self) -> Result<Vec<VolumeName>> {
+        let sql = "SELECT volume FROM client_clones c WHERE lifetime = 'ephemeral' AND NOT EXISTS
+                   (SELECT 1 FROM clients WHERE clients.name = c.client AND clients.volume = c.volume)";
+        self.lock().prepare(sql)?.query_map([], |row| parsed(row, 0))?.collect()
+    }
+}
+
+fn lifetime_text(lifetime: Lifetime) -> &'static str {
+    match lifetime {
+        Lifetime::Persistent => "persistent",
+        Lifetime::Ephemeral => "ephemeral",
+    }
+}
+
+fn lifetime(row: &Row<'_>, column: usize) -> Result<Lifetime> {
+    match row.get::<_, String>(column)?.as_str() {
+        "persistent" => Ok(Lifetime::Persistent),
+        "ephemeral" => Ok(Lifetime::Ephemeral),
+        other => Err(wrong(column, format!("{other:?} does not say what becomes of a clone"))),
+    }
+}
+
+fn over(row: &Row<'_>, column: usize) -> Result<Over> {
+    match row.get::<_, String>(column)?.as_str() {
+        "iscsi" => Ok(Over::Iscsi),
+        "nbd" => Ok(Over::Nbd),
+        other => Err(wrong(column, format!("{other:?} is no protocol of volumes"))),
+    }
+}
+
+fn wrong(column: usize, why: String) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+}
+
+/// A name and the secret after it.
+fn chap(row: &Row<'_>, column: usize) -> Result<Option<Chap>> {
+    let Some(user) = optional_parsed(row, column)? else { return Ok(None) };
+    Ok(Some(Chap { user, secret: parsed(row, column + 1)? }))
+}
+
+fn clone_row(row: &Row<'_>) -> Result<CloneRow> {
+    Ok(CloneRow { volume: parsed(row, 0)?, client: parsed(row, 1)?, lifetime: lifetime(row, 2)? })
+}
+
+fn client_row(row: &Row<'_>) -> Result<ClientRow> {
+    let volume: Option<VolumeName> = optional_parsed(row, 7)?;
+    let image: Option<ImageName> = optional_parsed(row, 8)?;
+    let service = match (volume, image) {
+        (Some(volume), _) => Some(Service::Volume(volume)),
+        (None, Some(image)) => Some(Service::Image { image, lifetime: lifetime(row, 9)? }),
+        (None, None) => None,
+    };
+    let over = over(row, 10)?;
+    Ok(ClientRow {
+        name: parsed(row, 0)?,
+        mac: optional_parsed(row, 1)?,
+        initiator: parsed(row, 2)?,
+        chap: chap(row, 3)?,
+        target_chap: chap(row, 5)?,
+        binding: service.map(|service| Binding { service, over }),
+        volume: optional_parsed(row, 11)?,
+        boots: unsigned(row, 12)?,
+        booted_s: optional_unsigned(row, 13)?,
+    })
+}

@@ -1,0 +1,80 @@
+//! Columns as our types. What no program of ours writes is an error, never a panic: the file may
+//! be damaged.
+
+use perigee_model::LayerId;
+use perigee_model::volume::BLOCK_BYTES;
+use rusqlite::Row;
+use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
+
+use super::Result;
+use crate::layer::LAYER_BYTES_MAX;
+
+/// A column whose text is parsed into one of our types.
+pub(super) struct Parsed<T>(pub(super) T);
+
+impl<T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>> rusqlite::types::FromSql
+    for Parsed<T>
+{
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        value.as_str()?.parse().map(Parsed).map_err(|error| FromSqlError::Other(Box::new(error)))
+    }
+}
+
+pub(super) fn parsed<T>(row: &Row<'_>, column: usize) -> Result<T>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    row.get::<_, Parsed<T>>(column).map(|parsed| parsed.0)
+}
+
+pub(super) fn optional_parsed<T>(row: &Row<'_>, column: usize) -> Result<Option<T>>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    row.get::<_, Option<Parsed<T>>>(column).map(|found| found.map(|parsed| parsed.0))
+}
+
+pub(super) fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
+    let value: i64 = row.get(column)?;
+    u64::try_from(value).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, Box::new(error))
+    })
+}
+
+pub(super) fn optional_unsigned(row: &Row<'_>, column: usize) -> Result<Option<u64>> {
+    match row.get_ref(column)? {
+        ValueRef::Null => Ok(None),
+        _ => unsigned(row, column).map(Some),
+    }
+}
+
+/// The size of a layer or a volume: memory is allocated by it.
+pub(super) fn layer_bytes(row: &Row<'_>, column: usize) -> Result<u64> {
+    let size_bytes = remote_bytes(row, column)?;
+    if size_bytes > 0 && size_bytes.is_multiple_of(BLOCK_BYTES) {
+        Ok(size_bytes)
+    } else {
+        Err(no_size(column, size_bytes))
+    }
+}
+
+/// A remote parent's size may end within a block.
+pub(super) fn remote_bytes(row: &Row<'_>, column: usize) -> Result<u64> {
+    let size_bytes = unsigned(row, column)?;
+    if size_bytes < LAYER_BYTES_MAX { Ok(size_bytes) } else { Err(no_size(column, size_bytes)) }
+}
+
+fn no_size(column: usize, size_bytes: u64) -> rusqlite::Error {
+    let why = format!("no layer has {size_bytes} bytes");
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, why.into())
+}
+
+/// A damaged catalog: a chain that comes back to a layer of its own has no end.
+pub(super) fn going_round(layer: LayerId) -> rusqlite::Error {
+    let why = format!("layer {layer} stands on a layer that stands on it");
+    rusqlite::Error::FromSqlConversionFailure(2, Type::Text, why.into())
+}
+
+pub(super) fn signed(value: u64) -> Result<i64> {
+    i64::try_from(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
+}

@@ -1,0 +1,43 @@
+//! Layers that are copies of another host's: they stand on a remote parent until they are complete.
+
+use perigee_model::LayerId;
+use perigee_model::volume::Keep;
+use rusqlite::params;
+
+use super::columns::{parsed, signed};
+use super::{Catalog, Result, Sealed};
+
+impl Catalog {
+    /// What a copy keeps from now on.
+    pub(crate) fn set_keep(&self, layer: LayerId, keep: Keep) -> Result<()> {
+        let sql = "UPDATE remote_parents SET keep = ?2 WHERE layer = ?1";
+        self.lock().execute(sql, params![layer.to_string(), keep.to_string()]).map(drop)
+    }
+
+    pub(crate) fn copies_to_fill(&self) -> Result<Vec<LayerId>> {
+        let sql = "SELECT layer FROM remote_parents WHERE keep = ?1 ORDER BY layer";
+        self.lock()
+            .prepare_cached(sql)?
+            .query_map([Keep::All.to_string()], |row| parsed(row, 0))?
+            .collect()
+    }
+
+    /// All of a copy is here, durably: it is a layer like any other.
+    pub(crate) fn complete_copy(&self, copy: Sealed) -> Result<()> {
+        self.change(|tx| {
+            let id = copy.layer.to_string();
+            let sql = "UPDATE layers SET data_bytes = ?2 WHERE id = ?1";
+            tx.execute(sql, params![id, signed(copy.data_bytes)?])?;
+            tx.execute("DELETE FROM remote_parents WHERE layer = ?1", [id]).map(drop)
+        })
+    }
+
+    /// A copy's files are gone: it has to be fetched anew.
+    pub(crate) fn empty_copy(&self, layer: LayerId) -> Result<()> {
+        self.change(|tx| {
+            let id = layer.to_string();
+            tx.execute("UPDATE layers SET poisoned = NULL WHERE id = ?1", [&id])?;
+            tx.execute("INSERT INTO untouched VALUES (?1) ON CONFLICT DO NOTHING", [&id]).map(drop)
+        })
+    }
+}

@@ -1,0 +1,185 @@
+//! The format of a pool, and how an older one becomes the present one.
+//!
+//! SQLite's `user_version` is the format's version. Pools from before versions were written say
+//! 0, as a new file does: the first step makes what is not there and leaves the rest. All steps
+//! are one transaction: a crash leaves the old format or the new one. A newer format is refused
+//! before anything is written.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rusqlite::Connection;
+
+/// The newest format, and the one that is written.
+const VERSION: i64 = STEPS.len() as i64;
+
+/// Step N leads from version N to N + 1.
+const STEPS: [&str; 3] = [
+    "
+CREATE TABLE IF NOT EXISTS layers (
+    id TEXT PRIMARY KEY,
+    size_bytes INTEGER NOT NULL,
+    parent TEXT REFERENCES layers(id),
+    poisoned TEXT                       -- why it is read-only, if a flush failed
+) STRICT;
+CREATE INDEX IF NOT EXISTS layers_by_parent ON layers(parent);
+CREATE TABLE IF NOT EXISTS remote_parents (
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE,
+    nbd_addr TEXT NOT NULL,
+    export TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS images (
+    name TEXT PRIMARY KEY,
+    layer TEXT NOT NULL UNIQUE REFERENCES layers(id)
+) STRICT;
+CREATE TABLE IF NOT EXISTS volumes (
+    name TEXT PRIMARY KEY,
+    head TEXT NOT NULL UNIQUE REFERENCES layers(id),
+    size_bytes INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    epoch_issued_max INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS returned_epochs (
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    epoch_max INTEGER NOT NULL          -- the highest one that was given back for an older one
+) STRICT;
+CREATE TABLE IF NOT EXISTS attachments (
+    volume TEXT PRIMARY KEY,
+    nbd_addr TEXT NOT NULL
+) STRICT;
+",
+    "
+CREATE TABLE stores (                   -- directories of layers beside the pool's own
+    dir TEXT PRIMARY KEY
+) STRICT;
+ALTER TABLE layers ADD COLUMN data_bytes INTEGER;   -- of a sealed layer, once it is known
+ALTER TABLE volumes ADD COLUMN tenant TEXT NOT NULL DEFAULT 'default';
+ALTER TABLE volumes ADD COLUMN cache TEXT NOT NULL DEFAULT 'shared';
+CREATE TABLE untouched (                -- layers of which no flush is known to be durable
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE pool (id TEXT NOT NULL) STRICT;        -- one row
+INSERT INTO pool VALUES (lower(hex(randomblob(16))));
+",
+    "
+ALTER TABLE remote_parents ADD COLUMN keep TEXT NOT NULL DEFAULT 'never';   -- or 'read' or 'all'
+ALTER TABLE remote_parents ADD COLUMN is_layer TEXT;    -- which sealed layer it is, where that is known
+CREATE TABLE clients (                  -- machines that boot from volumes
+    name TEXT PRIMARY KEY,
+    mac TEXT UNIQUE,
+    initiator TEXT NOT NULL UNIQUE,
+    chap_user TEXT,
+    chap_secret TEXT,                   -- as it is: CHAP can't be answered with a hash of it
+    target_user TEXT,
+    target_secret TEXT,
+    bound_volume TEXT,                  -- what it boots next: a volume,
+    bound_image TEXT,                   -- or a clone of an image
+    lifetime TEXT,                      -- of that clone
+    over TEXT NOT NULL DEFAULT 'iscsi',
+    volume TEXT,                        -- what it booted last
+    boots INTEGER NOT NULL DEFAULT 0,
+    booted_s INTEGER
+) STRICT;
+CREATE TABLE client_clones (            -- volumes that were made for clients, who may be gone
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    client TEXT NOT NULL,
+    lifetime TEXT NOT NULL
+) STRICT;
+CREATE TABLE reservations (             -- who has a claim on a volume over SCSI, kept over a restart
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    state TEXT NOT NULL
+) STRICT;
+",
+];
+
+/// Why a catalog can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error("its format is version {found}, and this program knows versions up to {VERSION}")]
+    Newer { found: i64 },
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// The catalog has secrets. SQLite gives the files that it makes beside it the same mode.
+pub(super) fn close_to_others(path: &Path) -> std::io::Result<()> {
+    std::fs::File::options().append(true).create(true).mode(0o600).open(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+}
+
+/// Brings the catalog to the present format.
+pub(super) fn upgrade(connection: &mut Connection) -> Result<(), OpenError> {
+    let found = user_version(connection)?;
+    if found > VERSION {
+        return Err(OpenError::Newer { found });
+    }
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    let missing = usize::try_from(found).map_or(&STEPS[..], |done| &STEPS[done..]);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let transaction = connection.transaction()?;
+    for step in missing {
+        transaction.execute_batch(step)?;
+    }
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    Ok(transaction.commit()?)
+}
+
+fn user_version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn catalog_of_version_0() -> Connection {
+        let connection = Connection::open_in_memory().expect("a catalog");
+        connection.execute_batch(STEPS[0]).expect("the first format");
+        let rows = "INSERT INTO layers VALUES ('a', 4096, NULL, NULL);
+                    INSERT INTO volumes VALUES ('v', 'a', 4096, 3, 5);";
+        connection.execute_batch(rows).expect("rows of the first format");
+        connection
+    }
+
+    #[test]
+    fn an_older_format_keeps_its_rows_and_gets_the_new_columns() {
+        let mut connection = catalog_of_version_0();
+        upgrade(&mut connection).expect("an upgrade");
+        assert_eq!(user_version(&connection), Ok(VERSION));
+        let sql = "SELECT epoch, tenant, cache FROM volumes JOIN layers ON id = head
+                   WHERE name = 'v' AND data_bytes IS NULL";
+        let row = connection.query_row(sql, [], |row| {
+            Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
+        });
+        assert_eq!(row, Ok((3, "default".to_owned(), "shared".to_owned())));
+        upgrade(&mut connection).expect("a second opening changes nothing");
+    }
+
+    #[test]
+    fn an_upgrade_that_fails_half_way_leaves_the_old_format() {
+        let mut connection = catalog_of_version_0();
+        connection.execute_batch("CREATE TABLE pool (x TEXT)").expect("what the step trips over");
+        upgrade(&mut connection).expect_err("there is a table of that name");
+        assert_eq!(user_version(&connection), Ok(0));
+        let stores = "SELECT count(*) FROM sqlite_schema WHERE name = 'stores'";
+        assert_eq!(connection.query_row(stores, [], |row| row.get(0)), Ok(0));
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_and_left_alone() {
+        let mut connection = Connection::open_in_memory().expect("a catalog");
+        connection.pragma_update(None, "user_version", VERSION + 1).expect("a version");
+        let refused = upgrade(&mut connection).expect_err("nobody knows it here");
+        assert!(matches!(refused, OpenError::Newer { found } if found == VERSION + 1));
+        let tables = "SELECT count(*) FROM sqlite_schema";
+        assert_eq!(connection.query_row(tables, [], |row| row.get(0)), Ok(0));
+    }
+}

@@ -1,0 +1,462 @@
+//! Layers on top of each other: which one answers for a block, and reading from it.
+//!
+//! The sealed layers below a head are one object, [`Sealed`], which all volumes over the same
+//! layer share. It knows the owner of every block in an index that is made region by region when
+//! a read first comes there, so that 32 layers are read like one. A head is looked at first, in
+//! its own states: it alone changes.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::{try_join, try_join_all};
+use perigee_block::device::{Extent, IoError, Origin, OriginRun};
+use perigee_block::trace::{self, Stage};
+use perigee_model::LayerId;
+use perigee_model::volume::BLOCK_BYTES;
+
+use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap, page_count};
+use super::cold;
+use super::copy::LayerCopy;
+use super::files::BlockFile;
+use super::layer::Layer;
+use super::remote::RemoteParent;
+use super::sparse::Sparse;
+
+/// Blocks whose owners are looked up together, 16 MiB.
+const REGION_BLOCKS: u64 = 4096;
+
+/// What is below the layers of this pool.
+#[derive(Clone)]
+pub(super) enum Bottom {
+    /// An export of another host, of which nothing is kept.
+    Remote(Arc<RemoteParent>),
+    /// The last one of the layers gets its blocks from another host, one by one.
+    Copy(Arc<LayerCopy>),
+}
+
+/// Who answers for a run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Zeros,
+    /// The layer at this place in the chain.
+    Layer(u16),
+    /// What is at the bottom, which tells more when it is asked: a copy's blocks come as they are read.
+    Bottom,
+}
+
+/// The owners in one region.
+enum Region {
+    Uniform(Owner),
+    /// Where each run starts in the region, in order; the first one at 0.
+    Runs(Box<[(u16, Owner)]>),
+}
+
+/// Sealed layers from the top down, and perhaps an export of another host below them.
+pub(super) struct Sealed {
+    layers: Vec<Arc<Layer>>,
+    bottom: Option<Bottom>,
+    owners: Sparse<Region>,
+}
+
+/// Where a run of blocks is read from.
+enum Source<'a> {
+    Zeros,
+    Layer(&'a Layer),
+    /// Another host.
+    Remote(&'a Bottom),
+}
+
+/// A part of a request: bytes of the device.
+type Span = Range<u64>;
+
+impl Bottom {
+    fn remote(&self) -> &RemoteParent {
+        match self {
+            Self::Remote(remote) => remote,
+            Self::Copy(copy) => &copy.remote,
+        }
+    }
+
+    /// Where the block at `run.start` is, and up to where the others of the run are there too.
+    fn source(&self, run: &Range<u64>) -> (Source<'_>, u64) {
+        let Self::Copy(copy) = self else { return (Source::Remote(self), run.end) };
+        let (state, end) = copy.run(run);
+        let source = match state {
+            BlockState::Data => Source::Layer(copy.layer()),
+            BlockState::Zero => Source::Zeros,
+            BlockState::Absent => Source::Remote(self),
+        };
+        (source, end)
+    }
+
+    async fn read(&self, spans: Vec<Span>) -> Result<Vec<(u64, Bytes)>, IoError> {
+        let reads = spans.into_iter().map(|span| async move {
+            let bytes = match self {
+                Self::Remote(remote) => remote.read(&span).await?,
+                Self::Copy(copy) => copy.read(&span).await?,
+            };
+            Ok((span.start, bytes))
+        });
+        try_join_all(reads).await
+    }
+}
+
+impl Sealed {
+    pub(super) fn new(layers: Vec<Arc<Layer>>, bottom: Option<Bottom>) -> Self {
+        assert!(layers.len() <= usize::from(u16::MAX), "a chain of less than 65536 layers");
+        let mut new = Self { layers, bottom, owners: Sparse::new(0) };
+        new.owners = Sparse::new(index(new.end(0).div_ceil(REGION_BLOCKS)));
+        new
+    }
+
+    /// These layers with another one on top.
+    pub(super) fn under(&self, top: &Arc<Layer>) -> Self {
+        let layers = std::iter::once(top).chain(&self.layers).map(Arc::clone).collect();
+        Self::new(layers, self.bottom.clone())
+    }
+
+    pub(super) fn layers(&self) -> &[Arc<Layer>] {
+        &self.layers
+    }
+
+    pub(super) fn has_any(&self, layers: &[LayerId]) -> bool {
+        self.layers.iter().any(|layer| layers.contains(&layer.id))
+    }
+
+    /// Where the layer at `depth`, or what is below the last one, ends.
+    fn end(&self, depth: usize) -> u64 {
+        match (self.layers.get(depth), &self.bottom) {
+            (Some(layer), _) => layer.blocks(),
+            (None, Some(bottom)) => bottom.remote().blocks(),
+            (None, None) => 0,
+        }
+    }
+
+    /// Whether what is at `depth` is a copy, whose states change.
+    fn is_copy(&self, depth: usize) -> bool {
+        matches!(self.bottom, Some(Bottom::Copy(_))) && depth + 1 == self.layers.len()
+    }
+
+    /// Runs of blocks in order, each with the topmost layer that has it. What lies beyond the
+    /// end of a layer reads as zeros: nothing below it shows through.
+    fn resolve(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Owner)> {
+        let mut found = Vec::new();
+        self.resolve_below(0, blocks, &mut found);
+        found
+    }
+
+    fn resolve_below(
+        &self,
+        depth: usize,
+        blocks: Range<u64>,
+        found: &mut Vec<(Range<u64>, Owner)>,
+    ) {
+        if blocks.is_empty() {
+            return;
+        }
+        let inside = overlap(&blocks, &(0..self.end(depth)));
+        match self.layers.get(depth) {
+            Some(layer) if !self.is_copy(depth) => {
+                let place = u16::try_from(depth).expect("checked when it was made");
+                for (run, state) in layer.states.runs(inside.clone()) {
+                    match state {
+                        BlockState::Data => push(found, run, Owner::Layer(place)),
+                        BlockState::Zero => push(found, run, Owner::Zeros),
+                        BlockState::Absent => self.resolve_below(depth + 1, run, found),
+                    }
+                }
+            }
+            _ => push(found, inside.clone(), Owner::Bottom),
+        }
+        push(found, inside.end.max(blocks.start)..blocks.end, Owner::Zeros);
+    }
+
+    fn make_region(&self, region: u64) -> Region {
+        let first = region * REGION_BLOCKS;
+        let runs = self.resolve(first..first + REGION_BLOCKS);
+        match runs[..] {
+            [(_, owner)] => Region::Uniform(owner),
+            _ => {
+                let start = |run: &Range<u64>| {
+                    u16::try_from(run.start - first).expect("a region has 4096 blocks")
+                };
+                Region::Runs(runs.iter().map(|(run, owner)| (start(run), *owner)).collect())
+            }
+        }
+    }
+
+    /// The owner of the block at `range.start`, and up to where it is known to own all blocks of
+    /// `range`.
+    fn owner(&self, range: &Range<u64>) -> (Owner, u64) {
+        if range.start >= self.end(0) {
+            return (Owner::Zeros, range.end);
+        }
+        let number = range.start / REGION_BLOCKS;
+        let first = number * REGION_BLOCKS;
+        let region = self.owners.get_or_init(index(number), || self.make_region(number));
+        match region {
+            Region::Uniform(owner) => (*owner, range.end.min(first + REGION_BLOCKS)),
+            Region::Runs(runs) => {
+                let at = range.start - first;
+                let next = runs.partition_point(|(start, _)| u64::from(*start) <= at);
+                let end = runs.get(next).map_or(REGION_BLOCKS, |(start, _)| u64::from(*start));
+                (runs[next - 1].1, range.end.min(first + end))
+            }
+        }
+    }
+
+    /// The source of the block at `run.start`, and up to where it is that of the run, which has
+    /// one owner.
+    fn source(&self, owner: Owner, run: &Range<u64>) -> (Source<'_>, u64) {
+        match (owner, &self.bottom) {
+            (Owner::Layer(place), _) => (Source::Layer(&self.layers[usize::from(place)]), run.end),
+            (Owner::Bottom, Some(bottom)) => bottom.source(run),
+            (Owner::Bottom, None) | (Owner::Zeros, _) => (Source::Zeros, run.end),
+        }
+    }
+}
+
+/// A head, if there is one, over sealed layers.
+#[derive(Clone, Copy)]
+pub(super) struct Chain<'a> {
+    pub(super) head: Option<&'a Layer>,
+    pub(super) below: &'a Sealed,
+}
+
+impl<'a> Chain<'a> {
+    /// The source of the block at `range.start`, and up to where it answers for all of `range`.
+    fn source(&self, range: &Range<u64>) -> (Source<'a>, u64) {
+        let mut absent = range.clone();
+        if let Some(head) = self.head {
+            let (state, end) = head.states.run(range);
+            // The block may have changed between the two looks at it.
+            let end = end.max(range.start + 1);
+            match state {
+                BlockState::Data => return (Source::Layer(head), end),
+                BlockState::Zero => return (Source::Zeros, end),
+                BlockState::Absent => absent.end = end,
+            }
+        }
+        let (owner, end) = self.below.owner(&absent);
+        self.below.source(owner, &(absent.start..end))
+    }
+
+    /// The request's bytes by where they are read from.
+    fn spans(&self, offset: u64, length_bytes: u64) -> impl Iterator<Item = (Span, Source<'a>)> {
+        let request = offset..offset + length_bytes;
+        let mut blocks = blocks_of(offset, length_bytes);
+        std::iter::from_fn(move || {
+            (!blocks.is_empty()).then(|| {
+                let (source, end) = self.source(&blocks);
+                let span = overlap(&(blocks.start * BLOCK_BYTES..end * BLOCK_BYTES), &request);
+                blocks.start = end;
+                (span, source)
+            })
+        })
+    }
+
+    fn is_head(&self, layer: &Layer) -> bool {
+        self.head.is_some_and(|head| std::ptr::eq(head, layer))
+    }
+
+    fn stage(&self, layer: &Layer) -> Stage {
+        if self.is_head(layer) { Stage::HeadRead } else { Stage::SourceRead }
+    }
+
+    /// Fills the buffer if nothing has to be waited for.
+    pub(super) fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
+        let length_bytes = buffer.len() as u64;
+        let mut rest = buffer;
+        for (span, source) in self.spans(offset, length_bytes) {
+            let (part, after) = rest.split_at_mut(index(span.end - span.start));
+            match source {
+                Source::Zeros => part.fill(0),
+                Source::Layer(layer) => {
+                    let _stage = trace::stage(self.stage(layer));
+                    match layer.data().try_read_at(span.start, part)? {
+                        Ok(()) => {}
+                        Err(error) => return Some(Err(error.into())),
+                    }
+                }
+                Source::Remote(_) => return None,
+            }
+            rest = after;
+        }
+        Some(Ok(()))
+    }
+
+    /// What a read has to fetch: from which file, and from the other host. The rest is zeros.
+    pub(super) fn plan(&self, offset: u64, length_bytes: u32) -> Plan {
+        let mut plan = Plan { offset, length_bytes, local: Vec::new(), remote: Vec::new() };
+        for (span, source) in self.spans(offset, length_bytes.into()) {
+            match source {
+                Source::Zeros => {}
+                Source::Layer(layer) => {
+                    plan.local.push((span, self.stage(layer), Arc::clone(layer.data())));
+                }
+                Source::Remote(_) => plan.remote.push(span),
+            }
+        }
+        plan
+    }
+
+    /// Extents from `offset` on, as [`perigee_block::device::Device::extents`] says.
+    pub(super) async fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> Result<Vec<Extent>, IoError> {
+        let request = offset..offset + length_bytes;
+        let mut extents = Vec::new();
+        for (run, source) in self.runs(blocks_of(offset, length_bytes)) {
+            let span = overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request);
+            let length_bytes = span.end - span.start;
+            match source {
+                Source::Zeros => {
+                    join(&mut extents, Extent { length_bytes, hole: true, zero: true });
+                }
+                Source::Layer(_) => {
+                    join(&mut extents, Extent { length_bytes, hole: false, zero: false });
+                }
+                Source::Remote(bottom) => {
+                    for extent in bottom.remote().extents(&span).await? {
+                        join(&mut extents, extent);
+                    }
+                }
+            }
+        }
+        Ok(extents)
+    }
+
+    /// Who has the bytes, run by run, as [`perigee_block::device::Device::origins`] says.
+    pub(super) fn origins(&self, offset: u64, length_bytes: u64) -> Vec<OriginRun> {
+        let request = offset..offset + length_bytes;
+        let origin = |source| match source {
+            Source::Zeros => Origin::Nobody,
+            Source::Layer(layer) if self.is_head(layer) => Origin::Head,
+            Source::Layer(_) => Origin::Source,
+            Source::Remote(_) => Origin::Remote,
+        };
+        self.runs(blocks_of(offset, length_bytes))
+            .into_iter()
+            .map(|(run, source)| {
+                let span = overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request);
+                OriginRun { length_bytes: span.end - span.start, origin: origin(source) }
+            })
+            .collect()
+    }
+
+    /// The pages of states in which something of `blocks` has data, or has been made zero in the
+    /// head: in the others there is nothing to make zero.
+    pub(super) fn pages_in_use(&self, blocks: &Range<u64>) -> BTreeSet<usize> {
+        let pages = |run: &Range<u64>| index(run.start / PAGE_BLOCKS)..page_count(run.end);
+        let within = pages(blocks);
+        let own = self.head.into_iter().flat_map(|head| head.states.pages_in_use());
+        let mut used: BTreeSet<_> = own.filter(|page| within.contains(page)).collect();
+        for (run, source) in self.runs(blocks.clone()) {
+            if !matches!(source, Source::Zeros) {
+                used.extend(pages(&run));
+            }
+        }
+        used
+    }
+
+    /// All runs of a range that may be long: past the index, which would grow by all of it.
+    fn runs(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Source<'a>)> {
+        let mut found = Vec::new();
+        let below = |run, found: &mut Vec<_>| {
+            for (mut run, owner) in self.below.resolve(run) {
+                while !run.is_empty() {
+                    let (source, end) = self.below.source(owner, &run);
+                    found.push((run.start..end, source));
+                    run.start = end;
+                }
+            }
+        };
+        let Some(head) = self.head else {
+            below(blocks, &mut found);
+            return found;
+        };
+        for (run, state) in head.states.runs(blocks) {
+            match state {
+                BlockState::Data => found.push((run, Source::Layer(head))),
+                BlockState::Zero => found.push((run, Source::Zeros)),
+                BlockState::Absent => below(run, &mut found),
+            }
+        }
+        found
+    }
+}
+
+/// A read, taken apart.
+pub(super) struct Plan {
+    offset: u64,
+    length_bytes: u32,
+    local: Vec<(Span, Stage, Arc<dyn BlockFile>)>,
+    remote: Vec<Span>,
+}
+
+impl Plan {
+    /// `below` is what the plan was made over.
+    pub(super) async fn read(self, below: &Sealed) -> Result<Bytes, IoError> {
+        let Self { offset, length_bytes, local, remote } = self;
+        let local = read_local(offset, length_bytes, local);
+        let Some(bottom) = below.bottom.as_ref().filter(|_| !remote.is_empty()) else {
+            return Ok(local.await?.into());
+        };
+        let (mut buffer, fetched) = try_join(local, bottom.read(remote)).await?;
+        for (at, bytes) in fetched {
+            let from = index(at - offset);
+            buffer[from..from + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(buffer.into())
+    }
+}
+
+/// A buffer of the whole request with the local layers' bytes in place.
+async fn read_local(
+    offset: u64,
+    length_bytes: u32,
+    mut parts: Vec<(Span, Stage, Arc<dyn BlockFile>)>,
+) -> Result<Vec<u8>, IoError> {
+    let length = index(length_bytes.into());
+    let part_length = |span: &Span| index(span.end - span.start);
+    if let [(span, ..)] = &parts[..]
+        && part_length(span) == length
+        && let Some((_, stage, file)) = parts.pop()
+    {
+        let _stage = trace::stage(stage);
+        return Ok(cold::read(file, offset, length).await?);
+    }
+    let mut buffer = vec![0; length];
+    let reads = parts.into_iter().map(|(span, stage, file)| async move {
+        let _stage = trace::stage(stage);
+        Ok::<_, IoError>((span.start, cold::read(file, span.start, part_length(&span)).await?))
+    });
+    for (at, bytes) in try_join_all(reads).await? {
+        let from = index(at - offset);
+        buffer[from..from + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(buffer)
+}
+
+/// Adds a run, as part of the last one if it goes on.
+fn push(found: &mut Vec<(Range<u64>, Owner)>, run: Range<u64>, owner: Owner) {
+    match found.last_mut() {
+        _ if run.is_empty() => {}
+        Some((last, same)) if *same == owner && last.end == run.start => last.end = run.end,
+        _ => found.push((run, owner)),
+    }
+}
+
+/// Adds an extent, as part of the last one if it is of the same kind.
+fn join(extents: &mut Vec<Extent>, next: Extent) {
+    match extents.last_mut() {
+        Some(last) if (last.hole, last.zero) == (next.hole, next.zero) => {
+            last.length_bytes += next.length_bytes;
+        }
+        _ => extents.push(next),
+    }
+}

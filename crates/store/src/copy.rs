@@ -1,0 +1,226 @@
+//! A copy of a sealed layer of another host that is not complete: what is read is fetched, and
+//! kept for the next one who reads it.
+//!
+//! **What is kept goes into the layer itself**, not into the heads above it. So all that stands on
+//! the copy fetches a block once, the layer is the same on every host that has it, and once it is
+//! complete it is a sealed layer like any other. A guest's writes go into heads: here only fetches
+//! write.
+//!
+//! A fetch holds the locks of its blocks from the look at their states until what came is
+//! written, as a guest's write holds those of a head: a block is fetched once however many ask for
+//! it, and one that is here is never written again. Who reads is answered as soon as the bytes have come;
+//! they are written after that.
+//!
+//! Its files, and how they become durable, are those of a [`Head`]: after a kill it has what it
+//! had, after a power cut what was flushed, and the rest is fetched again. A copy whose files fail
+//! is no loss: they are not looked at any more, every read goes to the other host, and the next
+//! server begins anew.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use perigee_block::device::{IoError, Zeroing};
+use perigee_model::volume::BLOCK_BYTES;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use super::blocks::{BlockState, blocks_of, index, overlap};
+use super::cold;
+use super::head::Head;
+use super::layer::Layer;
+use super::remote::RemoteParent;
+use super::work::Work;
+
+/// Fetches that are answered and not yet written: more would only fill the memory.
+const UNWRITTEN_MAX: usize = 64;
+
+pub(super) struct LayerCopy {
+    pub(super) head: Arc<Head>,
+    pub(super) remote: Arc<RemoteParent>,
+    /// Held for reading while something is written; once set, nothing more is.
+    closed: RwLock<bool>,
+    /// What is not here is zeros.
+    complete: AtomicBool,
+    unwritten: Arc<Semaphore>,
+    /// It was said that nothing can be written.
+    complained: AtomicBool,
+    /// The last work in the background.
+    filling: Mutex<Arc<Work>>,
+}
+
+/// The writing of what a fetch brought.
+type Keeping = JoinHandle<Result<(), IoError>>;
+
+fn bytes_of(blocks: &Range<u64>) -> Range<u64> {
+    blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES
+}
+
+impl LayerCopy {
+    pub(super) fn new(head: Head, remote: Arc<RemoteParent>) -> Self {
+        let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
+        let (closed, complete, complained, filling) = Default::default();
+        Self { head: Arc::new(head), remote, closed, complete, unwritten, complained, filling }
+    }
+
+    pub(super) fn layer(&self) -> &Arc<Layer> {
+        &self.head.layer
+    }
+
+    /// The state of the first block of a range, and where the run of it ends.
+    pub(super) fn run(&self, blocks: &Range<u64>) -> (BlockState, u64) {
+        if self.head.poisoned().is_some() {
+            return (BlockState::Absent, blocks.end);
+        }
+        let (state, end) = self.layer().states.run(blocks);
+        // The block may have changed between the two looks at it.
+        let end = end.max(blocks.start + 1);
+        match state {
+            BlockState::Absent if self.complete.load(Ordering::Acquire) => (BlockState::Zero, end),
+            state => (state, end),
+        }
+    }
+
+    /// Bytes that were not here a moment ago.
+    pub(super) async fn read(self: &Arc<Self>, span: &Range<u64>) -> Result<Bytes, IoError> {
+        let blocks = blocks_of(span.start, span.end - span.start);
+        let first = bytes_of(&blocks).start;
+        let (bytes, _keeping) = self.fetch(blocks).await?;
+        Ok(bytes.slice(index(span.start - first)..index(span.end - first)))
+    }
+
+    /// Blocks as they are here and there. What came from there is being written when this returns.
+    pub(super) async fn fetch(
+        self: &Arc<Self>,
+        blocks: Range<u64>,
+    ) -> Result<(Bytes, Option<Keeping>), IoError> {
+        let locked = self.head.locks.lock(blocks.clone()).await;
+        let first = bytes_of(&blocks).start;
+        let mut runs = Vec::new();
+        let mut rest = blocks.clone();
+        while !rest.is_empty() {
+            let (state, end) = self.run(&rest);
+            runs.push((rest.start..end, state));
+            rest.start = end;
+        }
+        let reads = runs.iter().filter(|(_, state)| *state != BlockState::Zero);
+        let reads = reads.map(|(run, state)| async {
+            let span = bytes_of(run);
+            let bytes = match state {
+                BlockState::Absent => self.remote.read(&span).await?,
+                _ => {
+                    let file = Arc::clone(self.layer().data());
+                    cold::read(file, span.start, index(span.end - span.start)).await?.into()
+                }
+            };
+            Ok::<_, IoError>((span.start, bytes))
+        });
+        let mut buffer = vec![0; index(bytes_of(&blocks).end - first)];
+        for (at, bytes) in try_join_all(reads).await? {
+            let at = index(at - first);
+            buffer[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        let bytes = Bytes::from(buffer);
+        runs.retain(|(_, state)| *state == BlockState::Absent);
+        if runs.is_empty() {
+            return Ok((bytes, None));
+        }
+        let turn = Arc::clone(&self.unwritten).acquire_owned().await.expect("it is never closed");
+        let (copy, fetched) = (Arc::clone(self), bytes.clone());
+        let keeping = tokio::task::spawn_blocking(move || {
+            let _held = (locked, turn);
+            let kept = runs.iter().try_for_each(|(run, _)| copy.keep(first, run, &fetched));
+            copy.complain(&kept);
+            kept
+        });
+        Ok((bytes, Some(keeping)))
+    }
+
+    /// Writes blocks that are not here yet; `bytes` are from `first` on. The caller has their locks.
+    fn keep(&self, first: u64, blocks: &Range<u64>, bytes: &[u8]) -> Result<(), IoError> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let closed = self.closed.read().expect("no holder panics");
+        if *closed {
+            return Ok(());
+        }
+        let of = |blocks: &Range<u64>| {
+            let span = bytes_of(blocks);
+            &bytes[index(span.start - first)..index(span.end - first)]
+        };
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let is_zero = |block: u64| *of(&(block..block + 1)) == ZEROS;
+            let zero = is_zero(at);
+            let end = (at + 1..blocks.end).find(|block| is_zero(*block) != zero);
+            let run = at..end.unwrap_or(blocks.end);
+            if zero {
+                self.head.zero(run.clone(), Zeroing::KeepSpace)?;
+            } else {
+                self.head.write(run.start * BLOCK_BYTES, of(&run))?;
+            }
+            at = run.end;
+        }
+        Ok(())
+    }
+
+    fn complain(&self, kept: &Result<(), IoError>) {
+        match kept {
+            Ok(()) => self.complained.store(false, Ordering::Relaxed),
+            Err(error) if !self.complained.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(layer = %self.layer().id, %error, "can't keep what is read");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// What of a range is not here, in pieces.
+    pub(super) fn missing(&self, blocks: &Range<u64>, piece_blocks: u64) -> Vec<Range<u64>> {
+        let mut missing = Vec::new();
+        let mut rest = blocks.clone();
+        while !rest.is_empty() {
+            let (state, end) = self.run(&rest);
+            if state == BlockState::Absent {
+                let starts = (rest.start..end).step_by(index(piece_blocks));
+                missing.extend(starts.map(|start| start..end.min(start + piece_blocks)));
+            }
+            rest.start = end;
+        }
+        missing
+    }
+
+    pub(super) fn missing_bytes(&self) -> u64 {
+        let has_bytes = match self.head.poisoned() {
+            Some(_) => 0,
+            None => self.layer().states.known_bytes(),
+        };
+        bytes_of(&overlap(&(0..self.remote.blocks()), &(0..self.layer().blocks()))).end - has_bytes
+    }
+
+    /// Nothing is written any more, and nothing is being written when this returns; or else from
+    /// now on it is again.
+    pub(super) fn close(&self, closed: bool) {
+        *self.closed.write().expect("no holder panics") = closed;
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        *self.closed.read().expect("no holder panics")
+    }
+
+    /// All that is not here is zeros.
+    pub(super) fn set_complete(&self) {
+        self.complete.store(true, Ordering::Release);
+    }
+
+    /// The work of completing it in the background.
+    pub(super) fn begin_filling(&self) -> Arc<Work> {
+        let work = Arc::<Work>::default();
+        *self.filling.lock().expect("no holder panics") = Arc::clone(&work);
+        work
+    }
+
+    pub(super) fn stop_filling(&self) {
+        self.filling.lock().expect("no holder panics").stop();
+    }
+}

@@ -1,0 +1,93 @@
+//! The layer store: one pool of sealed layers and writable heads in one directory.
+//!
+//! A **layer** is a block address space in which each 4 KiB block is absent, data or zero. A
+//! **sealed** layer never changes; a volume's **head** is the only writable one, and stands on a
+//! chain of sealed layers and perhaps a remote parent. A block is read from the topmost layer
+//! that has it.
+//!
+//! | question | file |
+//! |---|---|
+//! | what survives a power cut, and why | `map` (the durable map), `head` (the order of a flush) |
+//! | what survives a kill of this process | `live` |
+//! | who may write now | `volume` (epochs, snapshots under load) |
+//! | what one request does | `session` |
+//! | which layer answers a read | `chain` |
+//! | how a read waits for the disk | `cold` |
+//! | another host below the local layers; what is kept of it | `remote`, `copy`, `copies` |
+//! | what exists | `catalog` |
+//! | which directory has a layer's files | `places` |
+//! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
+//! | merging the layers of a deep chain | `compact` |
+//! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
+//! | what it takes on the disk, and for whom | `space` |
+
+mod ahead;
+mod attach;
+mod blocks;
+mod catalog;
+mod chain;
+mod check;
+mod clients;
+mod closing;
+mod cold;
+mod compact;
+mod copies;
+mod copy;
+mod direct;
+mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod head;
+mod import;
+mod keeper;
+mod layer;
+mod lifecycle;
+mod live;
+mod locks;
+mod map;
+mod places;
+mod pool;
+mod remote;
+mod reservations;
+mod session;
+#[cfg(test)]
+mod sim;
+mod space;
+mod sparse;
+mod sums;
+#[cfg(test)]
+mod tests;
+mod volume;
+mod work;
+
+pub use clients::Grant;
+pub use pool::{Pool, PoolConfig};
+pub use remote::Connector;
+pub use volume::{Volume, io_problem};
+pub use work::{StopOnDrop, Work};
+
+use perigee_block::device::IoError;
+use perigee_block::trace;
+
+/// Runs blocking file or catalog work away from the async threads. It runs to its end even when
+/// the caller goes away, so what must not be torn apart is put into one such call.
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+{
+    match tokio::task::spawn_blocking(trace::carry(work)).await {
+        Ok(result) => result,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}
+
+/// Refuses a range that does not lie within the device.
+fn check_range(size_bytes: u64, offset: u64, length_bytes: u64) -> Result<(), IoError> {
+    match offset.checked_add(length_bytes) {
+        Some(end) if end <= size_bytes => Ok(()),
+        _ => Err(IoError::Invalid(format!(
+            "{length_bytes} bytes at {offset} of a device of {size_bytes}"
+        ))),
+    }
+}

@@ -1,0 +1,499 @@
+//! A pool: one directory with a catalog and the layers' files, open in one process at a time.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+
+use nix::fcntl::{Flock, FlockArg};
+use perigee_block::device::Device;
+use perigee_model::units::format_bytes;
+use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::blocking;
+use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
+use super::chain::{Bottom, Sealed};
+use super::copy::LayerCopy;
+use super::files::LayerFiles;
+use super::head::{Head, HeadHome};
+use super::layer::{LAYER_BYTES_MAX, Layer, LayerError, live_name};
+use super::places::Places;
+use super::remote::{Connector, RemoteParent};
+use super::session::{SealedDevice, SumsDevice};
+use super::sums;
+use super::volume::{Stack, Volume, io_problem};
+
+/// Where a pool is, and how it reaches remote parents.
+pub struct PoolConfig {
+    /// Where new layers of volumes go, if not into the pool's directory.
+    pub private: Option<PathBuf>,
+    pub dir: PathBuf,
+    pub connect: Connector,
+}
+
+/// What is open now.
+#[derive(Default)]
+struct Open {
+    volumes: HashMap<VolumeName, Arc<Volume>>,
+    layers: HashMap<LayerId, Weak<Layer>>,
+    /// By their topmost layer.
+    sealed: HashMap<LayerId, Weak<Sealed>>,
+    /// Copies that are not complete.
+    copies: HashMap<LayerId, Arc<LayerCopy>>,
+}
+
+impl Open {
+    /// Nobody shares these layers any more, nor chains that have one of them.
+    fn forget_layers(&mut self, gone: &[LayerId]) {
+        self.layers.retain(|id, _| !gone.contains(id));
+        self.sealed
+            .retain(|_, sealed| sealed.upgrade().is_some_and(|sealed| !sealed.has_any(gone)));
+    }
+}
+
+/// One directory of layers, images and volumes.
+pub struct Pool {
+    pub(super) dir: PathBuf,
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) files: Arc<dyn LayerFiles>,
+    pub(super) connect: Connector,
+    pub(super) home: Arc<HeadHome>,
+    open: Mutex<Open>,
+    /// Creating, sealing and deleting happen one after the other.
+    pub(super) changes: Arc<tokio::sync::Mutex<()>>,
+    /// Told when there is a layer without checksums.
+    pub(super) sealed: Notify,
+    /// Told when there is a copy to complete.
+    pub(super) to_fill: Notify,
+    /// Keeps other servers out.
+    _lock: Flock<File>,
+}
+
+/// The kernel's id of this boot.
+fn boot_id() -> std::io::Result<Uuid> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    text.trim().parse().map_err(std::io::Error::other)
+}
+
+fn head_home(files: &Arc<dyn LayerFiles>, boot: Uuid, catalog: &Arc<Catalog>) -> HeadHome {
+    let catalog = Arc::clone(catalog);
+    let record_touched = move |layer| catalog.touched(layer).map_err(catalog::io_error);
+    HeadHome { files: Arc::clone(files), boot, record_touched: Box::new(record_touched) }
+}
+
+/// A catalog that no other process has open.
+struct Locked {
+    catalog: Catalog,
+    lock: Flock<File>,
+}
+
+impl Locked {
+    fn open(what: &str, dir: &Path) -> Result<Self, Problem> {
+        let lock_file =
+            File::create(dir.join("lock")).map_err(|error| Problem::invalid(what, error))?;
+        let lock =
+            Flock::lock(lock_file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+                match error {
+                    nix::Error::EWOULDBLOCK => {
+                        Problem::conflict(what, "another process has it open").next(
+                            "stop the other volume server, or give this one a pool of its own",
+                        )
+                    }
+                    error => Problem::internal(what, error),
+                }
+            })?;
+        let catalog = Catalog::open(&dir.join("catalog.sqlite")).map_err(|error| match error {
+            OpenError::Newer { .. } => Problem::conflict(what, error)
+                .next("open it with the version of perigee that wrote it, or a newer one"),
+            OpenError::Sqlite(error) => catalog::problem(what, &error),
+            OpenError::Io(error) => Problem::internal(what, error),
+        })?;
+        Ok(Self { catalog, lock })
+    }
+}
+
+impl Pool {
+    /// Opens the pool in a directory, and makes one there if there is none.
+    ///
+    /// # Errors
+    /// A conflict when another process has it open.
+    pub async fn open(config: PoolConfig) -> Result<Arc<Self>, Problem> {
+        blocking(move || {
+            let pool = Self::open_dir(config)?;
+            pool.tidy()?;
+            Ok(Arc::new(pool))
+        })
+        .await
+    }
+
+    /// As [`Self::open`], and leaves files that nothing needs.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_as_is(config: PoolConfig) -> Result<Arc<Self>, Problem> {
+        blocking(move || Self::open_dir(config).map(Arc::new)).await
+    }
+
+    fn open_dir(config: PoolConfig) -> Result<Self, Problem> {
+        let what = format!("can't open the pool {}", config.dir.display());
+        let own = config.dir.join("layers");
+        std::fs::create_dir_all(&own).map_err(|error| Problem::invalid(&what, error))?;
+        let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
+        let locked = Locked::open(&what, &config.dir)?;
+        let places = Places::open(&what, own, &locked.catalog, config.private.as_deref())?;
+        Ok(Self::assemble(config, locked, Arc::new(places), boot))
+    }
+
+    /// As [`Self::open`], with the layers' files and the boot given.
+    #[cfg(test)]
+    pub(super) fn open_with(
+        config: PoolConfig,
+        files: Arc<dyn LayerFiles>,
+        boot: Uuid,
+    ) -> Result<Arc<Self>, Problem> {
+        let what = format!("can't open the pool {}", config.dir.display());
+        let locked = Locked::open(&what, &config.dir)?;
+        let pool = Self::assemble(config, locked, files, boot);
+        pool.tidy()?;
+        Ok(Arc::new(pool))
+    }
+
+    fn tidy(&self) -> Result<(), Problem> {
+        let what = || format!("can't tidy up the pool {}", self.dir.display());
+        self.remove_leftovers().map_err(|error| Problem::internal(what(), error))
+    }
+
+    fn assemble(
+        config: PoolConfig,
+        locked: Locked,
+        files: Arc<dyn LayerFiles>,
+        boot: Uuid,
+    ) -> Self {
+        let catalog = Arc::new(locked.catalog);
+        Self {
+            dir: config.dir,
+            home: Arc::new(head_home(&files, boot, &catalog)),
+            catalog,
+            files,
+            connect: config.connect,
+            open: Mutex::default(),
+            changes: Arc::default(),
+            sealed: Notify::new(),
+            to_fill: Notify::new(),
+            _lock: locked.lock,
+        }
+    }
+
+    /// Removes what a killed server was still making, and live maps of layers sealed since.
+    fn remove_leftovers(&self) -> io::Result<()> {
+        self.unneeded_files()?.iter().try_for_each(|name| self.files.remove(name))
+    }
+
+    /// Files that no layer of the catalog has.
+    pub(super) fn unneeded_files(&self) -> io::Result<HashSet<String>> {
+        // Listed first: what is sealed or made meanwhile has its files before it is in the catalog.
+        let names = self.files.names()?;
+        let layers = self.catalog.layers().map_err(io::Error::other)?;
+        let heads: HashMap<LayerId, bool> =
+            layers.into_iter().map(|(row, head)| (row.id, head || row.is_copy())).collect();
+        let unneeded = |name: &String| {
+            let layer = name.split('.').next().and_then(|stem| stem.parse::<LayerId>().ok());
+            let head = layer.and_then(|layer| Some((layer, heads.get(&layer)?)));
+            head.is_none_or(|(layer, head)| !head && *name == live_name(layer))
+        };
+        Ok(names.into_iter().filter(unneeded).collect())
+    }
+
+    /// A volume of this pool, opened if it is not yet.
+    ///
+    /// # Errors
+    /// Not found; or its layers can't be read.
+    pub async fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.volume_now(&name)).await
+    }
+
+    pub(super) fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
+        let what = format!("can't open volume {name}");
+        let mut open = self.open.lock().expect("no holder panics");
+        if let Some(volume) = open.volumes.get(name) {
+            return Ok(Arc::clone(volume));
+        }
+        let row = self
+            .catalog
+            .volume(name)
+            .map_err(|error| Problem::internal(&what, error))?
+            .ok_or_else(|| Problem::not_found(&what, "there is no such volume in this pool"))?;
+        let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(&what, error))?;
+        let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
+            .map_err(|error| Problem::internal(&what, error))?
+            .with_cache(row.cache);
+        match (&rows[0].poisoned, head.poisoned()) {
+            (Some(why), _) => drop(head.poison(why.clone())),
+            // The server that saw it was killed before the catalog had it.
+            (None, Some(why)) => {
+                if let Err(error) = self.catalog.poison(row.head, why) {
+                    tracing::error!(volume = %name, %error, "can't record that a flush failed");
+                }
+            }
+            (None, None) => {}
+        }
+        let below = self
+            .sealed(&mut open, &rows[1..], rows[0].remote.clone())
+            .map_err(|error| Problem::internal(&what, error))?;
+        let stack = Stack { head: Arc::new(head), below };
+        let catalog = Arc::clone(&self.catalog);
+        let volume = Volume::new(name.clone(), row.epoch, stack, catalog);
+        let volume = Arc::new(volume);
+        open.layers.insert(row.head, Arc::downgrade(&volume.stack().head.layer));
+        open.volumes.insert(name.clone(), Arc::clone(&volume));
+        Ok(volume)
+    }
+
+    /// The sealed layers of a chain as one, shared by all that stand on the topmost of them.
+    /// `remote` is what a chain without any stands on.
+    fn sealed(
+        &self,
+        open: &mut Open,
+        rows: &[LayerRow],
+        remote: Option<RemoteRow>,
+    ) -> Result<Arc<Sealed>, LayerError> {
+        let top = rows.first().map(|row| row.id);
+        if let Some(shared) = top.and_then(|top| open.sealed.get(&top)).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        let mut layers = Vec::new();
+        let mut bottom = None;
+        for row in rows {
+            let shared = open.layers.get(&row.id).and_then(Weak::upgrade);
+            let layer = match shared {
+                _ if row.is_copy() => {
+                    let copy = self.open_copy(open, row)?;
+                    bottom = Some(Bottom::Copy(Arc::clone(&copy)));
+                    Arc::clone(copy.layer())
+                }
+                Some(layer) => layer,
+                None => Arc::new(self.open_sealed(row)?),
+            };
+            open.layers.insert(row.id, Arc::downgrade(&layer));
+            layers.push(layer);
+        }
+        let remote = rows.last().map_or(remote, |row| row.remote.clone());
+        let through = |row| Bottom::Remote(Arc::new(RemoteParent::new(row, &self.connect)));
+        let bottom = bottom.or_else(|| remote.map(through));
+        let sealed = Arc::new(Sealed::new(layers, bottom));
+        if let Some(top) = top {
+            open.sealed.insert(top, Arc::downgrade(&sealed));
+        }
+        open.layers.retain(|_, layer| layer.strong_count() > 0);
+        open.sealed.retain(|_, sealed| sealed.strong_count() > 0);
+        Ok(sealed)
+    }
+
+    /// A layer that gets its blocks from another host: one object, that all share who read it.
+    fn open_copy(&self, open: &mut Open, row: &LayerRow) -> Result<Arc<LayerCopy>, LayerError> {
+        if let Some(copy) = open.copies.get(&row.id) {
+            return Ok(Arc::clone(copy));
+        }
+        let remote = row.remote.clone().expect("a copy has a remote parent");
+        let remote = Arc::new(RemoteParent::new(remote, &self.connect));
+        let copy = Arc::new(LayerCopy::new(self.copy_head(row)?, remote));
+        open.copies.insert(row.id, Arc::clone(&copy));
+        Ok(copy)
+    }
+
+    /// A copy, opened if it is not yet. `None` if it is none, or can't be opened.
+    pub(super) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
+        let mut open = self.open.lock().expect("no holder panics");
+        if let Some(copy) = open.copies.get(&id) {
+            return Some(Arc::clone(copy));
+        }
+        let row = self.catalog.chain(id).ok()?.into_iter().next().filter(LayerRow::is_copy)?;
+        let opened = self.open_copy(&mut open, &row);
+        opened.inspect_err(|error| tracing::error!(%error, "can't open a copy")).ok()
+    }
+
+    /// The copies that are open.
+    pub(super) fn open_copies(&self) -> Vec<Arc<LayerCopy>> {
+        self.open.lock().expect("no holder panics").copies.values().map(Arc::clone).collect()
+    }
+
+    /// A copy was deleted, or is complete. Who opens a layer of this id from now on gets another
+    /// object.
+    pub(super) fn forget_copy(&self, id: LayerId) {
+        let mut open = self.open.lock().expect("no holder panics");
+        open.copies.remove(&id);
+        open.forget_layers(&[id]);
+    }
+
+    /// Gives open volumes over layers that are in the catalog no more their chains anew. The caller
+    /// has the turn, so that no head is sealed meanwhile.
+    pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
+        let mut open = self.open.lock().expect("no holder panics");
+        open.forget_layers(gone);
+        let volumes: Vec<_> = open.volumes.values().map(Arc::clone).collect();
+        for volume in volumes {
+            let stack = volume.stack();
+            if stack.below.has_any(gone) {
+                let rows = self.catalog.chain(stack.head.layer.id)?;
+                let below = self.sealed(&mut open, &rows[1..], rows[0].remote.clone())?;
+                volume.replace_below(below);
+            }
+        }
+        Ok(())
+    }
+
+    /// A sealed layer's files, opened for themselves.
+    pub(super) fn open_sealed(&self, row: &LayerRow) -> Result<Layer, LayerError> {
+        Layer::open(&*self.files, row.id, row.size_bytes, row.untouched)
+    }
+
+    /// A head became the topmost of these layers and has a new one above it: who opens them from
+    /// now on shares them.
+    pub(super) fn share(&self, head: &Head, below: &Arc<Sealed>) {
+        let mut open = self.open.lock().expect("no holder panics");
+        for layer in std::iter::once(&head.layer).chain(below.layers()) {
+            open.layers.insert(layer.id, Arc::downgrade(layer));
+        }
+        if let Some(top) = below.layers().first() {
+            open.sealed.insert(top.id, Arc::downgrade(below));
+        }
+    }
+
+    pub(super) fn forget_volume(&self, name: &VolumeName) {
+        self.open.lock().expect("no holder panics").volumes.remove(name);
+    }
+
+    /// The volume, if it is open.
+    pub(super) fn opened(&self, name: &VolumeName) -> Option<Arc<Volume>> {
+        self.open.lock().expect("no holder panics").volumes.get(name).map(Arc::clone)
+    }
+
+    /// Sessions of a volume that are open.
+    pub fn open_sessions(&self, name: &VolumeName) -> u64 {
+        self.opened(name).map_or(0, |volume| volume.open_sessions())
+    }
+
+    /// Gives the volume if it is open, or else does `work` while it can't be opened.
+    pub(super) fn unless_opened(
+        &self,
+        name: &VolumeName,
+        work: impl FnOnce() -> Result<(), Problem>,
+    ) -> Result<Option<Arc<Volume>>, Problem> {
+        let open = self.open.lock().expect("no holder panics");
+        match open.volumes.get(name) {
+            Some(volume) => Ok(Some(Arc::clone(volume))),
+            None => work().map(|()| None),
+        }
+    }
+
+    /// The layer, if it is the head of an open volume or below one.
+    pub(super) fn opened_layer(&self, id: LayerId) -> Option<Arc<Layer>> {
+        self.open.lock().expect("no holder panics").layers.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Flushes what is open. All are tried.
+    ///
+    /// # Errors
+    /// The last one that failed.
+    pub async fn flush(self: &Arc<Self>) -> Result<(), Problem> {
+        let open: Vec<_> =
+            self.open.lock().expect("no holder panics").volumes.values().map(Arc::clone).collect();
+        let mut flushed = self.flush_copies().await;
+        for volume in open {
+            if let Err(error) = volume.flush().await {
+                flushed = Err(io_problem(&format!("flush volume {}", volume.name()), &error));
+            }
+        }
+        flushed
+    }
+
+    /// A sealed layer by its id, read-only.
+    ///
+    /// # Errors
+    /// Not found; or its layers can't be read.
+    pub async fn open_layer(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let what = format!("can't open layer {id}");
+            let is_sealed = pool.catalog.is_sealed(id).map_err(|e| catalog::problem(&what, &e))?;
+            if is_sealed {
+                Ok(Arc::new(pool.sealed_device(&what, id)?) as Arc<dyn Device>)
+            } else {
+                Err(Problem::not_found(what, "there is no such sealed layer in this pool"))
+            }
+        })
+        .await
+    }
+
+    /// The checksums of a sealed layer that stands on nothing, for who copies it.
+    ///
+    /// # Errors
+    /// Not found when it stands on others, is not complete, or has none yet.
+    pub async fn open_sums(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let what = format!("can't open the checksums of layer {id}");
+            let chain = pool.catalog.chain(id).map_err(|e| catalog::problem(&what, &e))?;
+            let alone = matches!(&chain[..], [row] if row.remote.is_none());
+            let sums = if alone { sums::finished(&*pool.files, id) } else { Ok(None) };
+            let opened = sums.and_then(|file| {
+                file.map(|file| Ok(SumsDevice { size_bytes: file.len()?, file })).transpose()
+            });
+            match opened {
+                Ok(Some(device)) => Ok(Arc::new(device) as Arc<dyn Device>),
+                Ok(None) => Err(Problem::not_found(what, "there are none")),
+                Err(error) => Err(Problem::internal(what, error)),
+            }
+        })
+        .await
+    }
+
+    /// A sealed layer by name, read-only.
+    ///
+    /// # Errors
+    /// Not found; or its layers can't be read.
+    pub async fn open_image(
+        self: &Arc<Self>,
+        name: &ImageName,
+    ) -> Result<Arc<dyn Device>, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || Ok(Arc::new(pool.image_now(&name)?) as Arc<dyn Device>)).await
+    }
+
+    fn image_now(&self, name: &ImageName) -> Result<SealedDevice, Problem> {
+        let what = format!("can't open image {name}");
+        let layer = self
+            .catalog
+            .image(name)
+            .map_err(|error| Problem::internal(&what, error))?
+            .ok_or_else(|| Problem::not_found(&what, "there is no such image in this pool"))?;
+        self.sealed_device(&what, layer)
+    }
+
+    fn sealed_device(&self, what: &str, layer: LayerId) -> Result<SealedDevice, Problem> {
+        let mut open = self.open.lock().expect("no holder panics");
+        let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(what, error))?;
+        let layers =
+            self.sealed(&mut open, &rows, None).map_err(|error| Problem::internal(what, error))?;
+        Ok(SealedDevice { size_bytes: rows[0].size_bytes, layers })
+    }
+
+    /// Rounds up to whole blocks and refuses what no layer can have.
+    pub(super) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
+        match size_bytes.checked_next_multiple_of(BLOCK_BYTES) {
+            Some(size_bytes) if (1..=LAYER_BYTES_MAX - BLOCK_BYTES).contains(&size_bytes) => {
+                Ok(size_bytes)
+            }
+            Some(0) => Err(Problem::invalid(what, "it has no size").next("give one, say 10GiB")),
+            _ => {
+                let why = format!("its size of {} is not below 16 TiB", format_bytes(size_bytes));
+                Err(Problem::invalid(what, why).next("give a smaller size"))
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! An export of another host that nobody writes, below the layers of this pool.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError};
+use perigee_block::exports::SUMS_SUFFIX;
+use perigee_block::trace::{self, Stage};
+use perigee_model::volume::BLOCK_BYTES;
+use tokio::sync::OnceCell;
+
+use super::blocks::overlap;
+use super::catalog::RemoteRow;
+
+/// A host that is away is asked again after this.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+type Connect =
+    dyn Fn(String, String) -> BoxFuture<'static, Result<Arc<dyn Device>, IoError>> + Send + Sync;
+
+/// How a pool reaches other hosts.
+#[derive(Clone)]
+pub struct Connector {
+    /// How long a read waits for a host that is away.
+    pub patience: Duration,
+    /// Opens an export: its `HOST:PORT`, its name.
+    pub connect: Arc<Connect>,
+}
+
+/// Connected when a read first needs it, so that a volume opens while the other host is away.
+pub(super) struct RemoteParent {
+    row: RemoteRow,
+    connector: Connector,
+    device: OnceCell<Arc<dyn Device>>,
+    /// Why the last attempt to connect failed.
+    failed: Mutex<String>,
+}
+
+impl RemoteParent {
+    pub(super) fn new(row: RemoteRow, connector: &Connector) -> Self {
+        let (device, failed) = Default::default();
+        Self { row, connector: connector.clone(), device, failed }
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.row.size_bytes.div_ceil(BLOCK_BYTES)
+    }
+
+    async fn device(&self) -> Result<&Arc<dyn Device>, IoError> {
+        if let Some(device) = self.device.get() {
+            return Ok(device);
+        }
+        let connected = self.device.get_or_init(|| self.connect());
+        tokio::time::timeout(self.connector.patience, connected).await.map_err(|_| {
+            let RemoteRow { nbd_addr, export, .. } = &self.row;
+            let why = self.failed.lock().expect("no holder panics");
+            IoError::Unreachable(format!("{export} at {nbd_addr}: {why}"))
+        })
+    }
+
+    /// Tries until it succeeds: each who waits for it has a deadline.
+    async fn connect(&self) -> Arc<dyn Device> {
+        loop {
+            let RemoteRow { nbd_addr, export, .. } = &self.row;
+            let why = match (self.connector.connect)(nbd_addr.clone(), export.clone()).await {
+                Ok(device) => match self.difference(&*device) {
+                    None => return device,
+                    Some(difference) => difference,
+                },
+                Err(error) => error.to_string(),
+            };
+            *self.failed.lock().expect("no holder panics") = why;
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// What shows that an export is not the one that was there before.
+    fn difference(&self, device: &dyn Device) -> Option<String> {
+        let (was, is) = (self.row.size_bytes, device.size_bytes());
+        if was != is {
+            return Some(format!("it has {is} bytes now and not {was}"));
+        }
+        match (self.row.is_layer, device.layer()) {
+            (Some(was), Some(is)) if was != is => {
+                Some(format!("it is layer {is} now and not {was}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// The checksums that the other host has of the layer that it is, if it has any.
+    pub(super) async fn sums(&self) -> Option<Arc<dyn Device>> {
+        let RemoteRow { nbd_addr, export, .. } = &self.row;
+        self.row.is_layer?;
+        let opened = (self.connector.connect)(nbd_addr.clone(), format!("{export}{SUMS_SUFFIX}"));
+        let without = |error: &IoError| tracing::debug!(%error, "no checksums to compare with");
+        opened.await.inspect_err(without).ok()
+    }
+
+    /// Its bytes in a range. Beyond its end there are none: the rest reads as zeros.
+    pub(super) async fn read(&self, span: &Range<u64>) -> Result<Bytes, IoError> {
+        let span = overlap(span, &(0..self.row.size_bytes));
+        if span.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let _stage = trace::stage(Stage::RemoteRead);
+        let length_bytes =
+            u32::try_from(span.end - span.start).expect("within a request of 32 bits");
+        self.device().await?.read(span.start, length_bytes).await
+    }
+
+    /// The other host's extents for a range, asked until they cover it.
+    pub(super) async fn extents(&self, span: &Range<u64>) -> Result<Vec<Extent>, IoError> {
+        let device = self.device().await?;
+        let within = overlap(span, &(0..self.row.size_bytes));
+        let (mut at, mut extents) = (within.start, Vec::new());
+        while at < within.end {
+            let before = at;
+            for extent in device.extents(at, within.end - at).await? {
+                let length_bytes = extent.length_bytes.min(within.end - at);
+                if length_bytes > 0 {
+                    extents.push(Extent { length_bytes, ..extent });
+                }
+                at += length_bytes;
+            }
+            if at == before {
+                let RemoteRow { nbd_addr, export, .. } = &self.row;
+                let why = format!("{nbd_addr} told no extents of {export}");
+                return Err(std::io::Error::other(why).into());
+            }
+        }
+        if within.end < span.end {
+            let length_bytes = span.end - within.end;
+            extents.push(Extent { length_bytes, hole: true, zero: true });
+        }
+        Ok(extents)
+    }
+}

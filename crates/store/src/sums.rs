@@ -1,0 +1,312 @@
+//! Checksums of a sealed layer's data, so that bytes that changed since are found.
+//!
+//! File `UUID.sum`, pages of 4096 bytes. Page 0 is a header as the maps have it, with magic
+//! `PERIGEES`; it is written when all else is durable, so that a file without one was never
+//! finished. Then one page for each 1022 chunks of 64 KiB, a hole where the layer has no data:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..4 | CRC32C of the rest of the page, little endian as every number here |
+//! | 4..8 | which page this is, from 0 |
+//! | 8..4096 | CRC32C of each chunk: of the bytes of its data blocks, one after the other |
+//!
+//! **What it means.** A chunk whose data blocks have other bytes, or that has other data blocks,
+//! has another sum. So rot of the map that the map itself can't tell from a torn write is found
+//! here.
+//!
+//! Another host that copies the layer gets this file too, and compares what it has got.
+//!
+//! **Limits.** Made after sealing, from what is in the files then: what rotted before is not found.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use perigee_block::device::{Device, IoError};
+use perigee_model::LayerId;
+use perigee_model::volume::BLOCK_BYTES;
+
+use super::blocking;
+use super::blocks::{BlockState, blocks_of, index};
+use super::copy::LayerCopy;
+use super::files::{BlockFile, LayerFiles};
+use super::layer::Layer;
+use super::map::{self, Magic, PAGE_BYTES};
+use super::work::Work;
+
+const CHUNK_BLOCKS: u64 = 16;
+const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK_BYTES;
+const PAGE_BYTES_U32: u32 = 4096;
+const PAGE_HEADER_BYTES: usize = 8;
+const PAGE_SUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
+const PAGE_BLOCKS: u64 = PAGE_SUMS as u64 * CHUNK_BLOCKS;
+/// Whole chunks are read in pieces of at most this.
+const PIECE_BLOCKS: u64 = 16 * CHUNK_BLOCKS;
+
+pub(super) fn sum_name(layer: LayerId) -> String {
+    format!("{layer}.sum")
+}
+
+fn page_count(blocks: u64) -> u64 {
+    blocks.div_ceil(PAGE_BLOCKS)
+}
+
+fn page_offset(page: u64) -> u64 {
+    (1 + page) * PAGE_BYTES as u64
+}
+
+/// A place in a layer where something is wrong, and what.
+pub(super) type Finding = (Option<Range<u64>>, String);
+
+/// What comparing a layer with its sums came to.
+pub(super) enum Compared {
+    /// There are none yet.
+    WithoutSums,
+    DamagedSums(Vec<Finding>),
+    Data {
+        compared_bytes: u64,
+        findings: Vec<Finding>,
+    },
+}
+
+/// The sums of the chunks of one page, and where data could not be read.
+struct PageSums {
+    sums: Vec<u32>,
+    data_bytes: u64,
+    unreadable: Vec<Finding>,
+}
+
+/// The blocks whose chunks have their sums in a page.
+fn page_blocks(page: u64, blocks: u64) -> Range<u64> {
+    let first = page * PAGE_BLOCKS;
+    first..(first + PAGE_BLOCKS).min(blocks)
+}
+
+/// Reads the data of a page's chunks.
+fn page_sums(layer: &Layer, page: u64, work: &Work) -> io::Result<PageSums> {
+    let runs = layer.states.runs(page_blocks(page, layer.blocks()));
+    let data = runs.filter(|(_, state)| *state == BlockState::Data).map(|(run, _)| run);
+    page_sums_of(layer, page, data, work)
+}
+
+/// As [`page_sums`], of these blocks.
+fn page_sums_of(
+    layer: &Layer,
+    page: u64,
+    runs: impl Iterator<Item = Range<u64>>,
+    work: &Work,
+) -> io::Result<PageSums> {
+    let first = page * PAGE_BLOCKS;
+    let mut found = PageSums { sums: vec![0; PAGE_SUMS], data_bytes: 0, unreadable: Vec::new() };
+    let mut buffer = vec![0; index(PIECE_BLOCKS * BLOCK_BYTES)];
+    for run in runs {
+        for piece in pieces(run) {
+            let (at, length) = bytes_of(&piece);
+            let buffer = &mut buffer[..index(length)];
+            match layer.data().read_at(at, buffer) {
+                Ok(()) => add(&mut found.sums, piece.start - first, buffer),
+                Err(error) => {
+                    let why = format!("its data can't be read: {error}");
+                    found.unreadable.push((Some(at..at + length), why));
+                }
+            }
+            found.data_bytes += length;
+            work.step(length)?;
+        }
+    }
+    Ok(found)
+}
+
+fn bytes_of(blocks: &Range<u64>) -> (u64, u64) {
+    (blocks.start * BLOCK_BYTES, (blocks.end - blocks.start) * BLOCK_BYTES)
+}
+
+/// Parts of a run that end where a chunk ends.
+fn pieces(run: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut at = run.start;
+    std::iter::from_fn(move || {
+        (at < run.end).then(|| {
+            let end = (at / PIECE_BLOCKS + 1) * PIECE_BLOCKS;
+            let piece = at..end.min(run.end);
+            at = piece.end;
+            piece
+        })
+    })
+}
+
+/// Adds the bytes of blocks from `block` of the page on to their chunks' sums.
+fn add(sums: &mut [u32], block: u64, bytes: &[u8]) {
+    let to_chunk_end = index(CHUNK_BYTES - block * BLOCK_BYTES % CHUNK_BYTES);
+    let (first, rest) = bytes.split_at(to_chunk_end.min(bytes.len()));
+    let parts = std::iter::once(first).chain(rest.chunks(index(CHUNK_BYTES)));
+    for (sum, part) in sums[index(block / CHUNK_BLOCKS)..].iter_mut().zip(parts) {
+        *sum = crc32c::crc32c_append(*sum, part);
+    }
+}
+
+fn page_number(page: u64) -> [u8; 4] {
+    u32::try_from(page).expect("a layer of less than 2^32 pages of sums").to_le_bytes()
+}
+
+/// Makes the sums of a sealed layer, durably.
+pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<()> {
+    let pages = page_count(layer.blocks());
+    let file = files.create(&sum_name(layer.id), page_offset(pages))?;
+    for page in 0..pages {
+        let found = page_sums(layer, page, work)?;
+        if let Some((_, why)) = found.unreadable.into_iter().next() {
+            return Err(io::Error::other(why));
+        }
+        if found.data_bytes > 0 {
+            let mut bytes = vec![0; PAGE_BYTES];
+            bytes[4..8].copy_from_slice(&page_number(page));
+            let sums = found.sums.iter().flat_map(|sum| sum.to_le_bytes());
+            bytes.splice(PAGE_HEADER_BYTES.., sums);
+            map::seal(&mut bytes);
+            file.write_at(page_offset(page), &bytes)?;
+        }
+    }
+    file.sync_created()?;
+    file.write_at(0, &map::header(Magic::Sums, layer.id, layer.blocks(), &[0; 16]))?;
+    file.sync()?;
+    files.sync_names()
+}
+
+/// Whether a layer's sums were made to the end.
+pub(super) fn are_made(files: &dyn LayerFiles, layer: LayerId) -> io::Result<bool> {
+    Ok(open(files, layer)?.is_some_and(|(_, header)| header.iter().any(|byte| *byte != 0)))
+}
+
+/// A file of sums and its first page.
+type Opened = (Arc<dyn BlockFile>, Vec<u8>);
+
+fn open(files: &dyn LayerFiles, layer: LayerId) -> io::Result<Option<Opened>> {
+    let file = match files.open(&sum_name(layer)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut header = vec![0; PAGE_BYTES];
+    match file.read_at(0, &mut header) {
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+        _ => Ok(Some((file, header))),
+    }
+}
+
+/// Reads all data of a sealed layer and compares them with its sums.
+///
+/// # Errors
+/// When the work should stop.
+pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<Compared> {
+    let blocks = layer.blocks();
+    let damaged = |why: String| Ok(Compared::DamagedSums(vec![(None, why)]));
+    let (file, header) = match open(files, layer.id) {
+        Ok(None) => return Ok(Compared::WithoutSums),
+        Ok(Some((_, header))) if header.iter().all(|byte| *byte == 0) => {
+            return Ok(Compared::WithoutSums);
+        }
+        Ok(Some(found)) => found,
+        Err(error) => return damaged(format!("its checksums can't be read: {error}")),
+    };
+    if header != map::header(Magic::Sums, layer.id, blocks, &[0; 16]) {
+        return damaged("the header of its checksums is damaged".to_owned());
+    }
+    let (mut compared_bytes, mut findings) = (0, Vec::new());
+    for page in 0..page_count(blocks) {
+        let stored = match read_page(&*file, page) {
+            Ok(stored) => stored,
+            Err(why) => {
+                let (at, length) = bytes_of(&page_blocks(page, blocks));
+                return Ok(Compared::DamagedSums(vec![(Some(at..at + length), why)]));
+            }
+        };
+        let found = page_sums(layer, page, work)?;
+        compared_bytes += found.data_bytes;
+        if found.unreadable.is_empty() {
+            findings.extend(differing(page, blocks, &stored, &found.sums));
+        } else {
+            findings.extend(found.unreadable);
+        }
+    }
+    Ok(Compared::Data { compared_bytes, findings })
+}
+
+/// A layer's file of sums, if it is finished, as another host gets it.
+pub(super) fn finished(
+    files: &dyn LayerFiles,
+    layer: LayerId,
+) -> io::Result<Option<Arc<dyn BlockFile>>> {
+    let finished = |(_, header): &Opened| header.iter().any(|byte| *byte != 0);
+    Ok(open(files, layer)?.filter(finished).map(|(file, _)| file))
+}
+
+/// Compares a copy, all of which is here, with the sums that the host has from which it came.
+///
+/// # Errors
+/// When the other host can't be asked, when its bytes are no sums of this layer, or when the work
+/// should stop.
+pub(super) async fn compare_with_source(
+    copy: &LayerCopy,
+    sums: &dyn Device,
+    work: &Arc<Work>,
+) -> Result<Vec<Finding>, IoError> {
+    let layer = copy.layer();
+    let wrong = |why: &str| IoError::from(io::Error::other(format!("at the other host: {why}")));
+    let size_bytes = page_offset(page_count(layer.blocks()));
+    let header = map::header(Magic::Sums, layer.id, layer.blocks(), &[0; 16]);
+    if sums.size_bytes() != size_bytes || sums.read(0, PAGE_BYTES_U32).await? != header {
+        return Err(wrong("the checksums are not this layer's"));
+    }
+    let mut findings = Vec::new();
+    for page in 0..page_count(layer.blocks()) {
+        let stored = sums.read(page_offset(page), PAGE_BYTES_U32).await?;
+        let stored = parse_page(&stored, page).map_err(|why| wrong(&why))?;
+        let (mut at, length) = bytes_of(&page_blocks(page, layer.blocks()));
+        // What is data there may be zeros that take no space here.
+        let mut data = Vec::new();
+        for extent in copy.remote.extents(&(at..at + length)).await? {
+            if !extent.zero {
+                data.push(blocks_of(at, extent.length_bytes));
+            }
+            at += extent.length_bytes;
+        }
+        let (same, work) = (Arc::clone(layer), Arc::clone(work));
+        let found = blocking(move || page_sums_of(&same, page, data.into_iter(), &work)).await?;
+        findings.extend(found.unreadable);
+        findings.extend(differing(page, layer.blocks(), &stored, &found.sums));
+    }
+    Ok(findings)
+}
+
+/// A page's sums; all zero where the layer had no data.
+fn read_page(file: &dyn BlockFile, page: u64) -> Result<Vec<u32>, String> {
+    let mut bytes = vec![0; PAGE_BYTES];
+    file.read_at(page_offset(page), &mut bytes)
+        .map_err(|error| format!("page {page} of its checksums can't be read: {error}"))?;
+    parse_page(&bytes, page)
+}
+
+fn parse_page(bytes: &[u8], page: u64) -> Result<Vec<u32>, String> {
+    let hole = bytes.iter().all(|byte| *byte == 0);
+    let ours = map::is_sealed(bytes) && bytes[4..8] == page_number(page);
+    if !hole && !ours {
+        return Err(format!("page {page} of its checksums is damaged"));
+    }
+    let sums = bytes[PAGE_HEADER_BYTES..].chunks(4);
+    Ok(sums.map(|sum| u32::from_le_bytes(sum.try_into().expect("four bytes"))).collect())
+}
+
+/// Runs of chunks whose sums differ, as byte ranges of the layer.
+fn differing(page: u64, blocks: u64, stored: &[u32], found: &[u32]) -> Vec<Finding> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let chunks = (page * PAGE_SUMS as u64..).zip(stored.iter().zip(found));
+    for (chunk, _) in chunks.filter(|(_, (stored, found))| stored != found) {
+        let at = chunk * CHUNK_BYTES;
+        let end = (at + CHUNK_BYTES).min(blocks * BLOCK_BYTES);
+        match ranges.last_mut() {
+            Some(last) if last.end == at => last.end = end,
+            _ => ranges.push(at..end),
+        }
+    }
+    let why = "its data are not what was sealed";
+    ranges.into_iter().map(|range| (Some(range), why.to_owned())).collect()
+}

@@ -1,0 +1,263 @@
+//! A volume: a head over a chain, and who may write it now.
+//!
+//! Every write and zero passes a gate: it holds the gate's read side from the comparison of the
+//! session's epoch with the volume's until its bytes are written. Raising the epoch and sealing
+//! the head take the write side, so they wait for writes in flight, and no write with the old
+//! epoch, or into the old head, comes after. The guards travel into the blocking call that does
+//! the work: a client that goes away leaves no half-guarded write behind.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+use perigee_block::device::{Device, IoError};
+use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
+use perigee_model::{Epoch, Problem, VolumeName};
+
+use super::blocking;
+use super::catalog::{Catalog, EpochRefused};
+use super::chain::{Chain, Sealed};
+use super::head::Head;
+use super::session::Session;
+
+/// The layers of a volume at one moment. A snapshot replaces it whole.
+#[derive(Clone)]
+pub(super) struct Stack {
+    pub(super) head: Arc<Head>,
+    /// Shared by all volumes over the same layer.
+    pub(super) below: Arc<Sealed>,
+}
+
+impl Stack {
+    /// The volume's size.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.head.layer.blocks() * BLOCK_BYTES
+    }
+
+    pub(super) fn chain(&self) -> Chain<'_> {
+        Chain { head: Some(&self.head.layer), below: &self.below }
+    }
+}
+
+/// A volume whose head is in this pool.
+pub struct Volume {
+    name: VolumeName,
+    catalog: Arc<Catalog>,
+    pub(super) gate: Arc<tokio::sync::RwLock<()>>,
+    /// Changed only under the gate's write side.
+    epoch: AtomicU64,
+    /// Set once, under the gate's write side.
+    deleted: AtomicBool,
+    stack: RwLock<Stack>,
+    sessions: AtomicU64,
+}
+
+impl Volume {
+    pub(super) fn new(name: VolumeName, epoch: Epoch, stack: Stack, catalog: Arc<Catalog>) -> Self {
+        Self {
+            name,
+            catalog,
+            gate: Arc::default(),
+            epoch: AtomicU64::new(epoch.0),
+            deleted: AtomicBool::new(false),
+            stack: RwLock::new(stack),
+            sessions: AtomicU64::new(0),
+        }
+    }
+
+    pub fn name(&self) -> &VolumeName {
+        &self.name
+    }
+
+    /// As it is at this moment.
+    pub fn size_bytes(&self) -> u64 {
+        self.stack_ref().size_bytes()
+    }
+
+    /// The epoch whose sessions may write now.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::SeqCst))
+    }
+
+    /// A session of a writer epoch; `None` takes the volume's epoch of this moment.
+    pub fn session(self: &Arc<Self>, epoch: Option<Epoch>) -> Arc<dyn Device> {
+        self.sessions.fetch_add(1, Ordering::SeqCst);
+        Arc::new(Session::new(Arc::clone(self), epoch.unwrap_or_else(|| self.epoch())))
+    }
+
+    pub(super) fn session_ended(&self) {
+        self.sessions.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a session of this epoch may write. The caller holds the gate's read side, so the
+    /// answer stays true until it lets go.
+    pub(super) fn check_writer(&self, session: Epoch) -> Result<(), IoError> {
+        let volume = self.epoch();
+        if session != volume {
+            return Err(IoError::Fenced { session, volume });
+        }
+        if self.deleted.load(Ordering::SeqCst) {
+            return Err(IoError::Invalid(format!("volume {} was deleted", self.name)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn open_sessions(&self) -> u64 {
+        self.sessions.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn stack(&self) -> Stack {
+        self.stack_ref().clone()
+    }
+
+    /// Not to be held for longer than a request takes that waits for nothing.
+    pub(super) fn stack_ref(&self) -> RwLockReadGuard<'_, Stack> {
+        self.stack.read().expect("no holder panics")
+    }
+
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn issue_epoch(self: &Arc<Self>) -> Result<EpochIssued, Problem> {
+        let volume = Arc::clone(self);
+        blocking(move || {
+            let epoch = volume.catalog.issue_epoch(&volume.name).map_err(|error| {
+                Problem::internal(format!("can't issue an epoch of volume {}", volume.name), error)
+            })?;
+            Ok(EpochIssued { epoch })
+        })
+        .await
+    }
+
+    /// As [`EpochChange`] says: once it returns, no write of the old epoch is in flight.
+    ///
+    /// # Errors
+    /// A conflict unless the volume's epoch is `from` or `to`, and `to` was issued and not given back.
+    pub async fn change_epoch(self: &Arc<Self>, change: EpochChange) -> Result<(), Problem> {
+        let gate = Arc::clone(&self.gate).write_owned().await;
+        let volume = Arc::clone(self);
+        blocking(move || {
+            let _gate = gate;
+            let what = format!("can't change the epoch of volume {} to {}", volume.name, change.to);
+            match volume.catalog.change_epoch(&volume.name, change) {
+                Ok(Ok(())) => {
+                    volume.epoch.store(change.to.0, Ordering::SeqCst);
+                    Ok(())
+                }
+                Ok(Err(EpochRefused::NotIssued { issued_max })) => {
+                    let why = format!("epochs up to {issued_max} were issued");
+                    Err(Problem::conflict(what, why).next("issue the epoch first"))
+                }
+                Ok(Err(EpochRefused::NotFrom { epoch })) => {
+                    let why = format!("its epoch is {epoch}, not {}", change.from);
+                    Err(Problem::conflict(what, why))
+                }
+                Ok(Err(EpochRefused::Returned)) => {
+                    Err(Problem::conflict(what, "this epoch was given back before"))
+                }
+                Err(error) => Err(Problem::internal(what, error)),
+            }
+        })
+        .await
+    }
+
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.stack().head.poisoned().is_some()
+    }
+
+    /// Every write that returned before this call is durable when it returns well.
+    ///
+    /// # Errors
+    /// [`IoError::Poisoned`] when a sync failed, now or before.
+    pub async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
+        // A head that a snapshot has replaced since was flushed when it was sealed.
+        let head = self.stack().head;
+        let result = head.flush().await;
+        if matches!(result, Err(IoError::Poisoned(_))) {
+            let volume = Arc::clone(self);
+            blocking(move || {
+                volume.record_poison(&head);
+                Ok::<_, IoError>(())
+            })
+            .await?;
+        }
+        result
+    }
+
+    /// So that a restarted server still refuses writes. The volume is read-only in this process
+    /// either way, so a catalog that can't be written changes nothing now.
+    fn record_poison(&self, head: &Head) {
+        let Some(why) = head.poisoned() else { return };
+        if let Err(error) = self.catalog.poison(head.layer.id, why) {
+            tracing::error!(volume = %self.name, %error, "can't record that a flush failed");
+        }
+    }
+
+    /// Flushes, drains writes, flushes what came meanwhile, and lets `replace` put other layers in
+    /// place of the present ones while nothing writes. `None` leaves them. So clients wait for a
+    /// flush of what was written during a flush, and for `replace`.
+    pub(super) async fn replace_stack<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: &str,
+        replace: impl FnOnce(&Stack) -> Result<(Option<Stack>, T), Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        self.flush().await.map_err(|error| io_problem(what, &error))?;
+        let gate = Arc::clone(&self.gate).write_owned().await;
+        let (volume, what) = (Arc::clone(self), what.to_owned());
+        blocking(move || {
+            let _gate = gate;
+            let stack = volume.stack();
+            stack.head.flush_now().map_err(|error| {
+                volume.record_poison(&stack.head);
+                io_problem(&what, &error)
+            })?;
+            let (new, result) = replace(&stack)?;
+            if let Some(new) = new {
+                *volume.stack.write().expect("no holder panics") = new;
+            }
+            Ok(result)
+        })
+        .await
+    }
+
+    /// Puts layers of the same content below the head. The caller has the pool's turn.
+    pub(super) fn replace_below(&self, below: Arc<Sealed>) {
+        self.stack.write().expect("no holder panics").below = below;
+    }
+
+    /// Runs `forget` while nothing writes and no session is open; after it no write succeeds.
+    pub(super) async fn delete_with(
+        self: &Arc<Self>,
+        forget: impl FnOnce() -> Result<(), Problem> + Send + 'static,
+    ) -> Result<(), Problem> {
+        let gate = Arc::clone(&self.gate).write_owned().await;
+        let volume = Arc::clone(self);
+        blocking(move || {
+            let _gate = gate;
+            let open = volume.open_sessions();
+            if open > 0 {
+                let what = format!("can't delete volume {}", volume.name);
+                let problem = Problem::conflict(what, format!("open sessions: {open}"));
+                return Err(problem.next("stop what uses it"));
+            }
+            forget()?;
+            volume.deleted.store(true, Ordering::SeqCst);
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// An I/O error as the control API tells it.
+pub fn io_problem(what: &str, error: &IoError) -> Problem {
+    match error {
+        IoError::NoSpace => Problem::no_space(what, error).next("free space in the pool"),
+        IoError::Poisoned(_) => {
+            Problem::conflict(what, error).next("copy the volume to a healthy disk")
+        }
+        IoError::Fenced { .. } | IoError::Refused(_) | IoError::ReadOnly => {
+            Problem::conflict(what, error)
+        }
+        IoError::Invalid(_) => Problem::invalid(what, error),
+        IoError::Unreachable(_) => Problem::unavailable(what, error),
+        IoError::Io(_) => Problem::internal(what, error),
+    }
+}

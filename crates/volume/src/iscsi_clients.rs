@@ -1,0 +1,79 @@
+//! What a pool knows for its target: its clients, and the reservations of its volumes.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use perigee_iscsi::access::{Client, ClientFile, Clients};
+use perigee_iscsi::chap::{Chap, Credentials, Secret};
+use perigee_iscsi::unit::KeepReservations;
+use perigee_model::{Problem, VolumeName};
+use perigee_store::{Grant, Pool};
+
+/// The clients of the file, then those of the catalog. With neither, every initiator may use every
+/// target.
+pub struct KnownClients {
+    pub file: Option<ClientFile>,
+    pub pool: Arc<Pool>,
+}
+
+impl KnownClients {
+    async fn client(&self, initiator: &str) -> Result<Option<Client>, Problem> {
+        if let Some(file) = &self.file
+            && let Some(client) = file.find(initiator).await?
+        {
+            return Ok(Some(client));
+        }
+        if let Ok(name) = initiator.parse()
+            && let Some(grant) = self.pool.grant(&name).await?
+        {
+            return Ok(Some(granted(grant)));
+        }
+        let open = self.file.is_none() && !self.pool.has_clients().await?;
+        Ok(open.then(Client::unrestricted))
+    }
+}
+
+fn granted(grant: Grant) -> Client {
+    let credentials = |chap: perigee_model::client::Chap| Credentials {
+        user: chap.user.to_string(),
+        secret: Secret::new(chap.secret.reveal()),
+    };
+    let target = grant.target_chap.map(credentials);
+    let chap = grant.chap.map(|own| Chap { initiator: credentials(own), target });
+    let targets = grant.volumes.iter().map(ToString::to_string).collect();
+    Client { targets, chap }
+}
+
+impl Clients for KnownClients {
+    fn find<'a>(&'a self, initiator: &'a str) -> BoxFuture<'a, Result<Option<Client>, Problem>> {
+        Box::pin(self.client(initiator))
+    }
+}
+
+/// What of the claims on volumes outlives the server is in the catalog.
+pub struct KeptReservations(pub Arc<Pool>);
+
+impl KeepReservations for KeptReservations {
+    fn load<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+        Box::pin(async move {
+            match VolumeName::new(volume) {
+                Ok(name) => self.0.reservations(&name).await,
+                // An image, which nobody writes.
+                Err(_) => Ok(None),
+            }
+        })
+    }
+
+    fn save<'a>(
+        &'a self,
+        volume: &'a str,
+        state: Option<String>,
+    ) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(async move {
+            match VolumeName::new(volume) {
+                Ok(name) => self.0.keep_reservations(&name, state).await,
+                Err(_) => Ok(()),
+            }
+        })
+    }
+}
