@@ -49,6 +49,7 @@ impl Answers {
     }
 
     fn put(&mut self, head: Head, data: &[u8]) {
+        self.numbers.told();
         let length = self.digests.pdu_bytes(data.len());
         if let Some(room) = self.output.room(length) {
             let head = head.with_data_bytes(data.len());
@@ -195,6 +196,7 @@ impl Answers {
         }
         self.output.commit(total);
         self.numbers.next_stat_sn();
+        self.numbers.told();
         Some(Ok(()))
     }
 
@@ -227,6 +229,7 @@ impl Answers {
             (offset, number) = (offset + size, number + 1);
         }
         self.numbers.next_stat_sn();
+        self.numbers.told();
     }
 }
 

@@ -155,7 +155,9 @@ impl Disk {
                     Err(sense) => Ok(sense.into()),
                 }
             }
-            _ => Ok(Outcome::DONE),
+            Command::StartStop { flush: false } => Ok(Outcome::DONE),
+            // Answered at once, or not known: never taken for done.
+            _ => Ok(Sense::INVALID_OPCODE.into()),
         };
         if writes {
             self.counters.note(&done.as_ref().map(|_| ()).map_err(Clone::clone));

@@ -117,11 +117,11 @@ impl Requests {
                 _ => answers.add(key, "Reject"),
             }
         }
-        let itt = head.itt();
-        let Some(asked) = asked else {
-            self.begin_text(itt, answers.into_bytes(), work.answers);
+        let Some(asked) = asked.filter(|asked| names_targets(asked)) else {
+            work.answers.reject(reject::INVALID_FIELD, head);
             return Ok(());
         };
+        let itt = head.itt();
         let (shared, client) = (self.shared.clone(), self.client.clone());
         let portal = self.portal;
         work.tasks.start_other(async move {
@@ -149,6 +149,12 @@ impl Requests {
             self.rest = Some(rest);
         }
     }
+}
+
+/// Whether that can be the value of SendTargets: all, the session's own, or a name (RFC 7143, 4.2.7).
+fn names_targets(asked: &str) -> bool {
+    let names = ["iqn.", "eui.", "naa."];
+    matches!(asked, "All" | "") || names.iter().any(|name| asked.starts_with(name))
 }
 
 /// The targets that a client may use, and where they are.

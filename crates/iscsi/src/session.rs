@@ -66,19 +66,21 @@ pub struct Numbers {
     stat_sn: u32,
     exp_cmd_sn: u32,
     max_cmd_sn: u32,
+    /// The highest number that the initiator was told that it may use.
+    told_max_cmd_sn: u32,
 }
 
 impl Numbers {
     pub fn new(stat_sn: u32, cmd_sn: u32) -> Self {
         let max_cmd_sn = cmd_sn.wrapping_add(COMMANDS_MAX - 1);
-        Self { stat_sn, exp_cmd_sn: cmd_sn, max_cmd_sn }
+        Self { stat_sn, exp_cmd_sn: cmd_sn, max_cmd_sn, told_max_cmd_sn: max_cmd_sn }
     }
 
     pub fn judge(&self, cmd_sn: u32, immediate: bool) -> Turn {
         if immediate || cmd_sn == self.exp_cmd_sn {
             return Turn::Now;
         }
-        let beyond = serial_before(self.max_cmd_sn, cmd_sn);
+        let beyond = serial_before(self.told_max_cmd_sn, cmd_sn);
         if beyond || serial_before(cmd_sn, self.exp_cmd_sn) { Turn::Never } else { Turn::Gap }
     }
 
@@ -103,6 +105,11 @@ impl Numbers {
 
     pub fn max_cmd_sn(&self) -> u32 {
         self.max_cmd_sn
+    }
+
+    /// An answer with these numbers is on its way.
+    pub fn told(&mut self) {
+        self.told_max_cmd_sn = self.max_cmd_sn;
     }
 
     /// The number of the next answer, for a PDU that carries no status.
@@ -163,6 +170,9 @@ mod tests {
         assert_eq!(numbers.max_cmd_sn(), first + 1);
         numbers.grant(50);
         assert_eq!(numbers.max_cmd_sn(), first + 1);
+        assert_eq!(numbers.judge(first + 1, false), Turn::Never, "no answer has said so yet");
+        numbers.told();
+        assert_eq!(numbers.judge(first + 1, false), Turn::Gap);
     }
 
     #[test]

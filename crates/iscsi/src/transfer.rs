@@ -11,7 +11,6 @@
 use std::collections::VecDeque;
 
 use super::pdu::{Head, NO_TAG, flag};
-use super::scsi::BLOCK_BYTES;
 use super::scsi::command::{Command, Range};
 use super::text::Parameters;
 
@@ -37,9 +36,9 @@ impl Task {
         Self { itt, command, expected_in, expected_out, wanted_out }
     }
 
-    /// A write for which the initiator sends fewer bytes than its blocks take is one of as many
-    /// blocks as came whole. Of other commands a part means nothing, and some take no more than they
-    /// need either. Gives what of the data is used.
+    /// A write for which the initiator sends fewer bytes than its blocks take is one of the bytes that
+    /// came; the rest of the last block stays. Of other commands a part means nothing, and some take
+    /// no more than they need either. Gives what of the data is used.
     pub fn cut_to(self, bytes: usize) -> Option<(Self, usize)> {
         let exact =
             matches!(self.command, Command::CompareAndWrite { .. } | Command::WriteSame { .. });
@@ -49,7 +48,7 @@ impl Task {
         if bytes >= self.wanted_out {
             return Some((self, self.wanted_out));
         }
-        let length_bytes = bytes as u64 / BLOCK_BYTES * BLOCK_BYTES;
+        let length_bytes = bytes as u64;
         let cut = |range: Range| Range { length_bytes, ..range };
         let command = match self.command {
             Command::Write { range, fua } => Command::Write { range: cut(range), fua },

@@ -172,7 +172,7 @@ pub fn parse(cdb: &[u8; 16], blocks: u64) -> Result<Command, Sense> {
         None if cdb[0] == op::PERSISTENT_RESERVE_OUT && bytes.u32(5) != PERSISTENT_OUT_BYTES => {
             Err(Sense::PARAMETER_LIST_LENGTH)
         }
-        None => Ok(bytes.other()),
+        None => bytes.other(),
     }
 }
 
@@ -319,9 +319,10 @@ impl Bytes<'_> {
         Ok(Command::WriteSame { range, unmap: self.has(1, 0x08), data })
     }
 
-    /// Commands about the unit. The table has let nothing else through.
-    fn other(&self) -> Command {
-        match self.cdb[0] {
+    /// Commands about the unit. One that the table lists and no arm here knows is refused.
+    fn other(&self) -> Result<Command, Sense> {
+        let command = match self.cdb[0] {
+            op::TEST_UNIT_READY => Command::TestUnitReady,
             op::UNMAP => Command::Unmap { list_bytes: self.u16(7) },
             op::REQUEST_SENSE => Command::RequestSense {
                 descriptors: self.has(1, 0x01),
@@ -344,7 +345,7 @@ impl Bytes<'_> {
                 Command::ReportLuns { select: self.cdb[2], allocated_bytes: self.u32(6) }
             }
             op::SERVICE_ACTION_IN_16 => Command::ReadCapacity16 { allocated_bytes: self.u32(10) },
-            op::MAINTENANCE_IN => self.maintenance_in(),
+            op::MAINTENANCE_IN => self.maintenance_in()?,
             op::INQUIRY | op::MODE_SENSE_6 | op::MODE_SENSE_10 => self.described(),
             op::MODE_SELECT_6 => {
                 Command::ModeSelect { long: false, list_bytes: self.cdb[4].into() }
@@ -360,22 +361,25 @@ impl Bytes<'_> {
                 scope_type: self.cdb[2],
                 list_bytes: self.u32(5),
             },
-            _ => Command::TestUnitReady,
-        }
+            _ => return Err(Sense::INVALID_OPCODE),
+        };
+        Ok(command)
     }
 
-    fn maintenance_in(&self) -> Command {
+    fn maintenance_in(&self) -> Result<Command, Sense> {
         let allocated_bytes = self.u32(6);
-        if opcodes::service_action(self.cdb) == op::action::REPORT_SUPPORTED_OPCODES {
-            Command::ReportOpcodes(ReportOpcodes {
+        match opcodes::service_action(self.cdb) {
+            op::action::REPORT_SUPPORTED_OPCODES => Ok(Command::ReportOpcodes(ReportOpcodes {
                 timeouts: self.has(2, 0x80),
                 options: self.cdb[2] & 0x07,
                 opcode: self.cdb[3],
                 service_action: self.u16(4),
                 allocated_bytes,
-            })
-        } else {
-            Command::ReportTaskManagement { extended: self.has(2, 0x80), allocated_bytes }
+            })),
+            op::action::REPORT_SUPPORTED_TASK_MANAGEMENT => {
+                Ok(Command::ReportTaskManagement { extended: self.has(2, 0x80), allocated_bytes })
+            }
+            _ => Err(Sense::INVALID_OPCODE),
         }
     }
 
@@ -501,6 +505,18 @@ mod tests {
         assert_eq!(parsed(&[0x00, 0, 0, 0, 0, 0x04]), Err(Sense::invalid_field(5)));
         assert_eq!(parsed(&[0x5e, 0x09]), Err(Sense::invalid_field(1)));
         assert_eq!(parsed(&[0xff]), Err(Sense::INVALID_OPCODE));
+    }
+
+    #[test]
+    fn a_command_without_an_arm_is_refused() {
+        let unknown = cdb(&[0x01]);
+        let bytes = Bytes { cdb: &unknown, blocks: BLOCKS };
+        assert_eq!(bytes.other(), Err(Sense::INVALID_OPCODE));
+        for entry in &opcodes::OPCODES {
+            let mut known = cdb(&[entry.opcode]);
+            known[1] = u8::try_from(entry.service_action.unwrap_or(0)).expect("five bits");
+            assert_ne!(parse(&known, BLOCKS), Err(Sense::INVALID_OPCODE), "{entry:02x?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod bad;
 mod claims;
 mod conformance;
+mod edges;
 mod full;
 mod proofs;
 mod wire;
