@@ -11,8 +11,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{Epoch, HostId, ImageName, Problem, ProblemKind, VolumeName};
 
-use crate::cluster::Cluster;
-use crate::hosts::HostLink;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen};
 
 // --- images ---
@@ -119,7 +118,7 @@ pub async fn ensure_image(
 
 pub async fn delete_image(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> {
     let present = image(cluster, name).await?;
-    for job in cluster.unfinished_jobs().await? {
+    for job in cluster.unfinished_jobs() {
         if job.job.spec.image == *name {
             let why = format!("job {} starts from it", job.job.id);
             return Err(Problem::conflict(format!("delete image {name}"), why));
@@ -148,7 +147,7 @@ pub async fn delete_image(cluster: &Cluster, name: &ImageName) -> Result<(), Pro
 // --- volumes ---
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
-    let jobs = cluster.unfinished_jobs().await?;
+    let jobs = cluster.unfinished_jobs();
     let mut volumes = BTreeMap::new();
     let hosts = cluster.hosts.up();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
@@ -170,14 +169,14 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
 
 pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolume, Problem> {
     let record = find(cluster, name).await?;
-    Ok(view(name, &record.home, record.seen.as_ref(), &cluster.unfinished_jobs().await?))
+    Ok(view(name, &record.home, record.seen.as_ref(), &cluster.unfinished_jobs()))
 }
 
 fn view(
     name: &VolumeName,
     home: &HostId,
     seen: Option<&VolumeSeen>,
-    jobs: &[JobRecord],
+    jobs: &[Arc<JobRecord>],
 ) -> ClusterVolume {
     ClusterVolume {
         name: name.clone(),
@@ -198,11 +197,12 @@ fn seen(info: &VolumeInfo) -> VolumeSeen {
 }
 
 /// The job that has the volume open for writing.
-pub fn writer<'a>(jobs: &'a [JobRecord], name: &VolumeName) -> Option<&'a JobRecord> {
-    jobs.iter().find(|record| {
+pub fn writer<'a>(jobs: &'a [Arc<JobRecord>], name: &VolumeName) -> Option<&'a JobRecord> {
+    let record = jobs.iter().find(|record| {
         let disks = record.placement.iter().flat_map(|placement| &placement.disks);
         disks.into_iter().any(|disk| disk.volume == *name && !disk.read_only)
-    })
+    })?;
+    Some(record)
 }
 
 /// A volume's home and what is known of it: asked at its home if that answers. A volume
@@ -225,7 +225,7 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
         if let Ok(info) = host.volume.get::<VolumeInfo>(&path).await {
             let record =
                 VolumeRecord { name: name.clone(), home: host.id.clone(), seen: Some(seen(&info)) };
-            let jobs = cluster.unfinished_jobs().await?;
+            let jobs = cluster.unfinished_jobs();
             let mut disks = jobs.iter().filter_map(|j| j.placement.as_ref()).flat_map(|p| &p.disks);
             if !disks.any(|disk| disk.temporary && disk.volume == *name) {
                 cluster.records.create(&key, &record).await?;
@@ -292,7 +292,7 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
 pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
     let record = find(cluster, name).await?;
     let _placing = cluster.placing.lock().await;
-    for job in cluster.unfinished_jobs().await? {
+    for job in cluster.unfinished_jobs() {
         let wanted = job.job.spec.volumes.iter().any(|volume| volume.volume == *name);
         let has = job.placement.iter().flat_map(|p| &p.disks).any(|disk| disk.volume == *name);
         if wanted || has {
@@ -329,7 +329,7 @@ pub async fn snapshot(
 ///
 /// A volume that is written has one user: a filesystem that changes underneath is of no use to a reader.
 pub fn conflict(
-    jobs: &[JobRecord],
+    jobs: &[Arc<JobRecord>],
     me: &perigee_model::JobId,
     name: &VolumeName,
     access: Access,

@@ -145,8 +145,8 @@ impl Sweep<'_> {
     /// Removes an attachment unless another VM there needs it.
     async fn detach(&mut self, host: &HostId, volume: &VolumeName) -> Result<bool, Problem> {
         let _placing = self.cluster.placing.lock().await;
-        let jobs = self.cluster.unfinished_jobs().await?;
-        let moves = self.cluster.unsettled_migrations(&jobs).await?;
+        let jobs = self.cluster.unfinished_jobs();
+        let moves = self.cluster.unsettled_migrations();
         let needed = jobs.iter().filter(|record| record.ending.is_none()).any(|record| {
             let comes = moves.iter().any(|moved| {
                 Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host

@@ -1,161 +1,15 @@
-//! The hosts: where they can be reached, and what they last said.
-//!
-//! The address is what a host registered; the report is an observation with its time. A host from
-//! which nothing was heard since the controller started has no report: not known.
+//! What is done with hosts: they register, are looked at, shown and removed.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_http::Client;
 use perigee_model::job::{Host, HostState, Site};
-use perigee_model::vm::{HostAddresses, HostReport, VmReport};
-use perigee_model::{HostId, Problem, VmId};
+use perigee_model::vm::{HostAddresses, HostReport};
+use perigee_model::{HostId, Problem};
 
-use crate::cluster::{Cluster, now_ms};
-use crate::records::{HostRecord, MigrationRecord, Records};
-
-/// How to talk to one host. Every client has its deadline.
-#[derive(Debug, Clone)]
-pub struct HostLink {
-    pub id: HostId,
-    pub addresses: HostAddresses,
-    pub agent: Client,
-    pub volume: Client,
-    /// For what takes as long as its bytes: imports, copies, probes.
-    pub agent_slow: Client,
-    pub volume_slow: Client,
-}
-
-impl HostLink {
-    fn new(id: HostId, addresses: HostAddresses) -> Result<Self, Problem> {
-        let quick = Duration::from_secs(10);
-        Ok(Self {
-            agent: Client::new(&addresses.agent_url, quick)?,
-            volume: Client::new(&addresses.volume_url, quick)?,
-            agent_slow: Client::new(&addresses.agent_url, Duration::from_secs(120))?,
-            volume_slow: Client::new(&addresses.volume_url, Duration::from_secs(3600))?,
-            id,
-            addresses,
-        })
-    }
-}
-
-#[derive(Debug)]
-struct Known {
-    link: Arc<HostLink>,
-    report: Option<HostReport>,
-    /// Last answer or registration; at first the time when the controller began to wait.
-    heard: Instant,
-    last_seen_ms: u64,
-    /// What its VMs last looked like, for the time when it does not answer.
-    vms: BTreeMap<VmId, VmReport>,
-}
-
-#[derive(Debug)]
-pub struct Hosts {
-    deadline: Duration,
-    known: Mutex<BTreeMap<HostId, Known>>,
-}
-
-impl Hosts {
-    pub async fn load(records: &Records, deadline: Duration) -> Result<Self, Problem> {
-        let hosts = Self { deadline, known: Mutex::default() };
-        for key in records.keys("hosts/").await? {
-            let Some(record) = records.read::<HostRecord>(&key).await? else { continue };
-            let id = HostId::new(key.trim_start_matches("hosts/"))
-                .map_err(|e| Problem::internal("read the hosts", e))?;
-            hosts.set(id, record.addresses, record.registered_ms)?;
-        }
-        Ok(hosts)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, id: HostId, addresses: HostAddresses, seen_ms: u64) -> Result<(), Problem> {
-        let link = Arc::new(HostLink::new(id.clone(), addresses)?);
-        let known = Known {
-            link,
-            report: None,
-            heard: Instant::now(),
-            last_seen_ms: seen_ms,
-            vms: BTreeMap::new(),
-        };
-        self.lock().insert(id, known);
-        Ok(())
-    }
-
-    /// # Errors
-    /// `NotFound` when no such host ever registered.
-    pub fn get(&self, id: &HostId) -> Result<Arc<HostLink>, Problem> {
-        self.lock().get(id).map(|known| Arc::clone(&known.link)).ok_or_else(|| {
-            Problem::not_found(format!("host {id}"), "no host of this name has registered")
-                .next("`perigee host list` shows the hosts")
-        })
-    }
-
-    pub fn state(&self, id: &HostId) -> HostState {
-        let known = self.lock();
-        let silent = known.get(id).is_none_or(|host| host.heard.elapsed() > self.deadline);
-        state_of(silent)
-    }
-
-    /// What the host last said of itself; `None` when nothing was heard from it yet.
-    pub fn report(&self, id: &HostId) -> Option<HostReport> {
-        self.lock().get(id).and_then(|known| known.report.clone())
-    }
-
-    pub fn all(&self) -> Vec<Arc<HostLink>> {
-        self.lock().values().map(|known| Arc::clone(&known.link)).collect()
-    }
-
-    pub fn up(&self) -> Vec<Arc<HostLink>> {
-        let mut hosts = self.all();
-        hosts.retain(|host| self.state(&host.id) == HostState::Up);
-        hosts
-    }
-
-    /// How long nothing was heard of the host, in plain words.
-    pub fn silence(&self, id: &HostId) -> String {
-        match self.lock().get(id) {
-            Some(known) => {
-                format!("host {id} has not answered for {} s", known.heard.elapsed().as_secs())
-            }
-            None => format!("host {id} is not known"),
-        }
-    }
-
-    fn heard(&self, id: &HostId, report: HostReport) {
-        if let Some(known) = self.lock().get_mut(id) {
-            known.report = Some(report);
-            known.heard = Instant::now();
-            known.last_seen_ms = now_ms();
-        }
-    }
-
-    pub fn remember_vm(&self, id: &HostId, report: &VmReport) {
-        if let Some(known) = self.lock().get_mut(id) {
-            known.vms.insert(report.spec.vm.clone(), report.clone());
-        }
-    }
-
-    /// All its VMs, seen at once: what is not among them is not there.
-    pub fn remember_vms(&self, id: &HostId, reports: &[VmReport]) {
-        if let Some(known) = self.lock().get_mut(id) {
-            known.vms = reports.iter().map(|r| (r.spec.vm.clone(), r.clone())).collect();
-        }
-    }
-
-    pub fn remembered_vms(&self, id: &HostId) -> Vec<VmReport> {
-        self.lock().get(id).map(|k| k.vms.values().cloned().collect()).unwrap_or_default()
-    }
-}
-
-fn state_of(silent: bool) -> HostState {
-    if silent { HostState::Unreachable } else { HostState::Up }
-}
+use crate::cluster::{Cluster, Known, now_ms, state_of};
+use crate::records::HostRecord;
 
 /// `PUT /hosts/{host}`: a host makes itself known, and says again that it is there.
 pub async fn register(
@@ -204,7 +58,7 @@ async fn observe(cluster: &Cluster, id: &HostId) {
 }
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Host>, Problem> {
-    let used = memory_used(cluster).await?;
+    let used = memory_used(cluster);
     let known = cluster.hosts.lock();
     Ok(known.iter().map(|(id, host)| view(id, host, &used, cluster.hosts.deadline)).collect())
 }
@@ -233,30 +87,14 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
     }
 }
 
-/// Memory promised to VMs: where each job's VM is or will be, and where one is moving or has come to.
-pub async fn memory_used(cluster: &Cluster) -> Result<BTreeMap<HostId, u64>, Problem> {
-    let mut used = BTreeMap::new();
-    let jobs = cluster.unfinished_jobs().await?;
-    for record in &jobs {
-        if let Some(host) = &record.job.host {
-            *used.entry(host.clone()).or_default() += record.job.spec.memory_bytes;
-        }
-    }
-    for record in cluster.unsettled_migrations(&jobs).await? {
-        let job = jobs.iter().find(|j| j.job.vm.as_ref() == Some(&record.migration.vm));
-        let memory_bytes = job.map_or(0, |j| j.job.spec.memory_bytes);
-        *used.entry(record.migration.to).or_default() += memory_bytes;
-    }
-    Ok(used)
+/// Memory promised to VMs at each host.
+pub fn memory_used(cluster: &Cluster) -> BTreeMap<HostId, u64> {
+    cluster.index.used().into_iter().map(|(host, used)| (host, used.memory_bytes)).collect()
 }
 
 /// VMs promised to each host.
-pub async fn vms_placed(cluster: &Cluster) -> Result<BTreeMap<HostId, u32>, Problem> {
-    let mut vms = BTreeMap::new();
-    for host in cluster.unfinished_jobs().await?.into_iter().filter_map(|r| r.job.host) {
-        *vms.entry(host).or_default() += 1;
-    }
-    Ok(vms)
+pub fn vms_placed(cluster: &Cluster) -> BTreeMap<HostId, u32> {
+    cluster.index.used().into_iter().map(|(host, used)| (host, used.vms)).collect()
 }
 
 pub fn sites(cluster: &Cluster) -> Vec<Site> {
@@ -275,13 +113,14 @@ pub async fn remove(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
     if cluster.hosts.state(id) == HostState::Up {
         return refuse("it is up; stop its agent first".to_owned());
     }
-    for record in cluster.unfinished_jobs().await? {
+    for record in cluster.unfinished_jobs() {
         let placed = record.placement.iter().flat_map(|p| &p.disks).any(|d| d.home == *id);
         if placed || record.job.host.as_ref() == Some(id) {
             return refuse(format!("job {} is on it", record.job.id));
         }
     }
-    for MigrationRecord { migration, .. } in cluster.unfinished_migrations().await? {
+    for record in cluster.unfinished_migrations() {
+        let migration = &record.migration;
         if migration.from == *id || migration.to == *id {
             return refuse(format!("migration {} is not over", migration.id));
         }

@@ -9,14 +9,17 @@ mod api;
 mod catalog;
 mod cleaner;
 mod cluster;
+mod disks;
 mod files;
 mod hosts;
 mod jobs;
 mod links;
+mod meter;
 mod migration;
 mod planning;
 mod records;
 mod store;
+mod supervisor;
 mod vms;
 
 #[cfg(test)]
@@ -28,7 +31,8 @@ use perigee_http::Listen;
 use perigee_model::Problem;
 use tokio::signal::unix::{SignalKind, signal};
 
-use cluster::{Cluster, Timing};
+use cluster::Timing;
+use supervisor::Supervisor;
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -45,13 +49,13 @@ pub async fn run(config: Config) -> Result<(), Problem> {
     let fault = |e: std::io::Error| Problem::internal("wait for signals", e);
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
-    let cluster = Cluster::start(&config.state, Timing::default()).await?;
-    let serve = perigee_http::serve(api::router(cluster.clone()), &config.listen);
+    let supervisor = Supervisor::start(&config.state, Timing::default()).await?;
+    let serve = perigee_http::serve(api::router(supervisor.cluster.clone()), &config.listen);
     let ended = tokio::select! {
         ended = serve => ended,
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    cluster.stop().await;
+    supervisor.stop().await;
     ended
 }

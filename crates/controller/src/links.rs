@@ -10,8 +10,7 @@ use perigee_model::vm::{LinkProbe, ProbeLink};
 use perigee_model::volume::{BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
 use perigee_model::{HostId, Problem};
 
-use crate::cluster::{Cluster, now_ms};
-use crate::hosts::HostLink;
+use crate::cluster::{Cluster, HostLink, now_ms};
 
 /// The size of a block read in a probe: PostgreSQL's page, and close to what guests send.
 pub const PROBE_REQUEST_BYTES: u32 = 8192;
@@ -66,7 +65,7 @@ pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
 /// When the store fails.
 pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Result<Option<Problem>, Problem> {
     let _quiet = cluster.network.lock().await;
-    let busy = cluster.unfinished_jobs().await?.iter().any(|record| record.vm_started);
+    let busy = cluster.unfinished_jobs().iter().any(|record| record.vm_started);
     let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
     let hosts = cluster.hosts.up();
     let mut failed = None;
@@ -126,7 +125,7 @@ pub async fn measure_new_links(cluster: Arc<Cluster>) {
 
 async fn measure_one_new_link(cluster: &Cluster) -> Result<(), Problem> {
     let _quiet = cluster.network.lock().await;
-    if !cluster.unfinished_jobs().await?.is_empty() {
+    if !cluster.unfinished_jobs().is_empty() {
         return Ok(());
     }
     let mut reported = cluster.hosts.up();

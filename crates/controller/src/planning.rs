@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, now_ms};
-use crate::jobs::Totals;
+use crate::meter::Totals;
 use crate::records::{JobRecord, MigrationRecord, Placement, migration_prefix};
 use crate::{catalog, files, hosts, links};
 
@@ -135,8 +135,8 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
 }
 
 async fn facts(cluster: &Cluster) -> Result<Facts, Problem> {
-    let used = hosts::memory_used(cluster).await?;
-    let placed = hosts::vms_placed(cluster).await?;
+    let used = hosts::memory_used(cluster);
+    let placed = hosts::vms_placed(cluster);
     let mut facts = Vec::new();
     for host in cluster.hosts.up() {
         let Some(report) = cluster.hosts.report(&host.id) else { continue };

@@ -28,7 +28,7 @@ use perigee_model::{Epoch, HostId, JobId, Problem, VmId, VolumeName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::jobs::Meter;
+use crate::meter::Meter;
 use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -269,7 +269,8 @@ impl Records {
     pub async fn own<T: DeserializeOwned>(&self, key: &str) -> Result<Option<Owned<T>>, Problem> {
         let Some(entry) = self.store.get(key).await? else { return Ok(None) };
         let (value, revision) = decode(entry)?;
-        Ok(Some(Owned { records: self.clone(), key: key.to_owned(), revision, value }))
+        let (records, key) = (self.clone(), key.to_owned());
+        Ok(Some(Owned { records, key, revision, value, tell: Box::new(|_| {}) }))
     }
 }
 
@@ -279,6 +280,17 @@ pub struct Owned<T> {
     key: String,
     revision: Revision,
     pub value: T,
+    /// Hears of each save.
+    tell: Box<dyn Fn(&T) + Send + Sync>,
+}
+
+impl<T> Owned<T> {
+    /// From now on `tell` hears of each value that is saved.
+    #[must_use]
+    pub fn telling(mut self, tell: impl Fn(&T) + Send + Sync + 'static) -> Self {
+        self.tell = Box::new(tell);
+        self
+    }
 }
 
 impl<T: Serialize> Owned<T> {
@@ -290,6 +302,7 @@ impl<T: Serialize> Owned<T> {
         match swap.await? {
             Swap::Done(revision) => {
                 self.revision = revision;
+                (self.tell)(&self.value);
                 Ok(())
             }
             Swap::Differs => Err(Problem::internal(

@@ -13,8 +13,8 @@ use crate::records::{JobRecord, MigrationRecord};
 use crate::{catalog, jobs, migration, planning};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
-    let jobs = cluster.unfinished_jobs().await?;
-    let moves = cluster.unfinished_migrations().await?;
+    let jobs = cluster.unfinished_jobs();
+    let moves = cluster.unfinished_migrations();
     let hosts = cluster.hosts.all();
     let asked = hosts.iter().map(|host| reports_of(cluster, &host.id));
     let mut vms = Vec::new();
@@ -48,8 +48,8 @@ fn view(
     host: &HostId,
     report: VmReport,
     silence: Option<&str>,
-    jobs: &[JobRecord],
-    moves: &[MigrationRecord],
+    jobs: &[Arc<JobRecord>],
+    moves: &[Arc<MigrationRecord>],
 ) -> Vm {
     let vm = report.spec.vm;
     let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
@@ -67,13 +67,13 @@ fn view(
     }
 }
 
-fn migration_of(moves: &[MigrationRecord], vm: &VmId) -> Option<MigrationId> {
+fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId> {
     moves.iter().find(|m| m.migration.vm == *vm).map(|m| m.migration.id.clone())
 }
 
 /// In the middle of a migration a VM stands on two hosts; its job says which one counts.
 pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
-    let at = jobs::of_vm(cluster, vm).await?.and_then(|record| record.job.host);
+    let at = jobs::of_vm(cluster, vm).and_then(|record| record.job.host.clone());
     let found = list(cluster).await?.into_iter().filter(|found| found.id == *vm);
     found.max_by_key(|found| Some(&found.host) == at.as_ref()).ok_or_else(|| {
         Problem::not_found(format!("VM {vm}"), "no host has a VM of this name")
@@ -82,7 +82,7 @@ pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
 }
 
 pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
-    if let Some(record) = jobs::of_vm(cluster, vm).await? {
+    if let Some(record) = jobs::of_vm(cluster, vm) {
         jobs::intend(cluster, &record.job.id, |intent| intent.stop_vm = true).await?;
         return Ok(());
     }
@@ -92,7 +92,7 @@ pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
 
 /// Begins the migration that a person asked for.
 pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Migration, Problem> {
-    let Some(record) = jobs::of_vm(cluster, vm).await? else {
+    let Some(record) = jobs::of_vm(cluster, vm) else {
         return Err(Problem::not_found(format!("VM {vm}"), "no running job has such a VM")
             .next("`perigee vm list` shows the VMs"));
     };

@@ -12,7 +12,7 @@ use perigee_model::{JobId, Problem, ProblemKind};
 
 use super::samples::Samples;
 use crate::cluster::Cluster;
-use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, job_key};
+use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key};
 
 /// How the loop goes on after a step.
 pub enum Step {
@@ -64,7 +64,7 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
 
 impl Run {
     async fn load(cluster: &Arc<Cluster>, id: &JobId) -> Result<Option<Self>, Problem> {
-        let Some(record) = cluster.records.own::<JobRecord>(&job_key(id)).await? else {
+        let Some(record) = cluster.own_job(id).await? else {
             return Ok(None);
         };
         Ok(Some(Self {

@@ -11,13 +11,12 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use perigee_planner::Verdict;
 
 use super::driver::{Run, Step};
-use super::meter::Reading;
-use super::{guest, stage};
-use crate::cluster::now_ms;
-use crate::hosts::HostLink;
+use super::guest;
+use crate::cluster::{HostLink, now_ms};
+use crate::meter::Reading;
 use crate::planning;
 use crate::records::{Ending, Placement, vm_of};
-use crate::{catalog, migration};
+use crate::{catalog, disks, migration};
 
 /// What the guest may take beyond the job's own timeout to say that it has ended.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
@@ -113,7 +112,7 @@ impl Run {
             self.record.save().await?;
         }
         let host = catalog::reachable(&self.cluster, &start)?;
-        stage::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
+        disks::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
         let report: VmReport = host.agent_slow.put(&format!("/v1/vms/{}", spec.vm), &spec).await?;
         self.record.value.vm_started = true;
         self.read_figures(&report).await?;

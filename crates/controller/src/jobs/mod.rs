@@ -13,38 +13,57 @@ mod driver;
 mod finish;
 mod follow;
 mod guest;
-mod meter;
+
 mod place;
 mod samples;
 mod settle;
 mod stage;
 
+use std::sync::Arc;
+
 use perigee_model::job::{Job, JobSpec, JobState, LogLine, Sample};
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
+use crate::meter::Meter;
 use crate::records::{
     JobIntent, JobRecord, MigrationRecord, job_intent_key, job_key, migration_prefix, vm_of,
 };
 use crate::{catalog, files};
 
 pub use driver::drive;
-pub use meter::{Meter, Totals};
-pub(crate) use stage::{attach, issue_epoch};
 
 /// A job's name with `-0001` and a volume's suffix must still be a name.
 const NAME_BYTES_MAX: usize = 48;
 
 const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
-pub async fn submit(cluster: &std::sync::Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
+pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
     check(cluster, &spec).await?;
     let counter = format!("counters/{}", spec.name);
     let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
         .map_err(|e| Problem::invalid("submit a job", e))?;
-    let record = JobRecord {
-        job: new_job(id.clone(), spec),
+    let record = new_record(id.clone(), spec);
+    let (cluster, job) = (Arc::clone(cluster), record.job.clone());
+    // Not part of the request: a client that goes away leaves no job without a driver.
+    let made = tokio::spawn(async move {
+        if !cluster.records.create(&job_key(&id), &record).await? {
+            let why = "there is such a job already";
+            return Err(Problem::internal(format!("submit job {id}"), why));
+        }
+        cluster.index.put_job(&record);
+        cluster.drive_job(&id);
+        Ok(())
+    });
+    made.await.map_err(|e| Problem::internal("submit a job", e))??;
+    Ok(job)
+}
+
+/// A job of which nothing is decided yet.
+pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
+    JobRecord {
+        job: new_job(id, spec),
         placement: None,
         vm_started: false,
         last_seq: 0,
@@ -54,12 +73,7 @@ pub async fn submit(cluster: &std::sync::Arc<Cluster>, spec: JobSpec) -> Result<
         moves: 0,
         left: None,
         meter: Meter::default(),
-    };
-    if !cluster.records.create(&job_key(&id), &record).await? {
-        return Err(Problem::internal(format!("submit job {id}"), "there is such a job already"));
     }
-    cluster.drive_job(&id);
-    Ok(record.job)
 }
 
 fn new_job(id: JobId, spec: JobSpec) -> Job {
@@ -158,10 +172,19 @@ pub fn progress(job: &Job) -> Option<f64> {
 }
 
 /// The unfinished job whose VM this is.
-pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Option<JobRecord>, Problem> {
-    let mut jobs = cluster.unfinished_jobs().await?;
-    jobs.retain(|record| record.job.vm.as_ref() == Some(vm));
-    Ok(jobs.pop())
+pub fn of_vm(cluster: &Cluster, vm: &VmId) -> Option<Arc<JobRecord>> {
+    let id = JobId::new(vm.as_str()).ok()?;
+    cluster.index.job(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
+}
+
+/// Says on a job that its driver failed by a fault of ours. The driver is not running.
+pub async fn report_fault(cluster: &Arc<Cluster>, id: &JobId, reason: &str) -> Result<(), Problem> {
+    let Some(mut record) = cluster.own_job(id).await? else { return Ok(()) };
+    if record.value.ending.is_none() && !record.value.job.state.is_final() {
+        reason.clone_into(&mut record.value.job.reason);
+        record.save().await?;
+    }
+    Ok(())
 }
 
 /// Says what people want; the job's driver does it.

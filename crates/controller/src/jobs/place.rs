@@ -47,7 +47,7 @@ impl Run {
     }
 
     async fn volume_in_use(&self) -> Result<Option<String>, Problem> {
-        let jobs = self.cluster.unfinished_jobs().await?;
+        let jobs = self.cluster.unfinished_jobs();
         let volumes = &self.job().spec.volumes;
         Ok(volumes.iter().find_map(|v| catalog::conflict(&jobs, &self.id, &v.volume, v.access)))
     }
@@ -59,7 +59,7 @@ fn chosen(plan: &Plan) -> Option<(HostId, f64)> {
 }
 
 async fn no_room(run: &Run, host: &HostId) -> Result<Option<String>, Problem> {
-    let promised = hosts::memory_used(&run.cluster).await?;
+    let promised = hosts::memory_used(&run.cluster);
     let Some(report) = run.cluster.hosts.report(host) else {
         return Ok(Some(format!("host {host} has not reported yet")));
     };

@@ -8,17 +8,13 @@ use perigee_http::{Body, Method};
 use perigee_model::guest::{Mount, Seed};
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
-use perigee_model::volume::{
-    Attach, Attachment, BLOCK_BYTES, CreateVolume, EpochChange, EpochIssued, VolumeInfo,
-    VolumeSource,
-};
-use perigee_model::{Epoch, HostId, JobId, Problem, ProblemKind};
+use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
+use perigee_model::{Epoch, JobId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
-use crate::cluster::Cluster;
-use crate::hosts::HostLink;
+use crate::cluster::HostLink;
 use crate::records::{PlacedDisk, Placement};
-use crate::{catalog, files};
+use crate::{catalog, disks, files};
 
 /// Room for a seed that is only a description.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -38,7 +34,7 @@ impl Run {
                 self.record.save().await?;
             }
         }
-        attach(&cluster, &placement.disks, &placement.start).await?;
+        disks::attach(&cluster, &placement.disks, &placement.start).await?;
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Staged)?;
         job.reason.clear();
@@ -144,30 +140,10 @@ async fn info(home: &HostLink, disk: &PlacedDisk) -> Result<VolumeInfo, Problem>
 /// A new epoch for a volume that others wrote before: whoever still has it open writes no more.
 async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
     let from = info(home, disk).await?.epoch;
-    let to = issue_epoch(home, disk).await?;
+    let to = disks::issue_epoch(home, disk).await?;
     let target = format!("/v1/volumes/{}/epoch", disk.volume);
     let changed: VolumeInfo = home.volume.post(&target, &EpochChange { from, to }).await?;
     Ok(changed.epoch)
-}
-
-pub(crate) async fn issue_epoch(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
-    let target = format!("/v1/volumes/{}/epoch/issue", disk.volume);
-    Ok(home.volume.post::<EpochIssued>(&target, &()).await?.epoch)
-}
-
-/// Makes the disks reachable at a host, where they are not at home.
-pub(crate) async fn attach(
-    cluster: &Cluster,
-    disks: &[PlacedDisk],
-    at: &HostId,
-) -> Result<(), Problem> {
-    let host = catalog::reachable(cluster, at)?;
-    for disk in disks.iter().filter(|disk| disk.home != *at) {
-        let nbd_addr = cluster.hosts.get(&disk.home)?.addresses.nbd_addr.clone();
-        let target = format!("/v1/attachments/{}", disk.volume);
-        host.volume.put::<Attachment>(&target, &Attach { nbd_addr }).await?;
-    }
-    Ok(())
 }
 
 fn whole_blocks(bytes: u64) -> u64 {

@@ -24,14 +24,13 @@ use perigee_model::vm::{
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::cleaner;
-use crate::cluster::{Cluster, now_ms};
-use crate::hosts::HostLink;
+use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::jobs;
 use crate::records::{
     JobRecord, MigrationIntent, MigrationRecord, MovePlan, Owned, PlacedDisk, migration_intent_key,
-    migration_key, migration_prefix, vm_of,
+    migration_prefix, vm_of,
 };
-use crate::{catalog, hosts, planning};
+use crate::{catalog, disks, hosts, planning};
 use judge::{Seen, Verdict, judge};
 
 const DOWNTIME_LIMIT_MS: u64 = 300;
@@ -86,7 +85,7 @@ pub async fn request(
     check_room(cluster, job, &wish.to).await?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let record = new_record(&vm, number, from, wish)?;
-    if !cluster.records.create(&migration_key(&vm, number), &record).await? {
+    if !cluster.create_migration(&record).await? {
         return Err(Problem::conflict(format!("move VM {vm}"), "it is being moved already"));
     }
     cluster.drive_migration(&record);
@@ -98,7 +97,7 @@ async fn check_room(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<(
     let Some(report) = cluster.hosts.report(to) else {
         return Err(Problem::unavailable(what, "the host has not reported yet"));
     };
-    let promised = hosts::memory_used(cluster).await?.get(to).copied().unwrap_or(0);
+    let promised = hosts::memory_used(cluster).get(to).copied().unwrap_or(0);
     let free_bytes = planning::free_bytes(&report, promised);
     if free_bytes < job.job.spec.memory_bytes {
         let why = format!("only {} MiB of memory are free there", free_bytes >> 20);
@@ -156,8 +155,7 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
     let intent_key = migration_intent_key(&vm, number);
     let mut intents = cluster.records.watch(&intent_key);
     loop {
-        let key = migration_key(&vm, number);
-        let Some(record) = cluster.records.own::<MigrationRecord>(&key).await? else {
+        let Some(record) = cluster.own_migration(&vm, number).await? else {
             return Ok(());
         };
         let mut run = Run { cluster: Arc::clone(&cluster), vm: vm.clone(), record };
@@ -218,8 +216,8 @@ impl Run {
     }
 
     async fn disks(&self) -> Result<Vec<PlacedDisk>, Problem> {
-        let job = jobs::of_vm(&self.cluster, &self.vm).await?;
-        job.and_then(|job| job.placement)
+        let job = jobs::of_vm(&self.cluster, &self.vm);
+        job.and_then(|job| job.placement.clone())
             .map(|placement| placement.disks)
             .ok_or_else(|| Problem::conflict(format!("move VM {}", self.vm), "its job has ended"))
     }
@@ -239,7 +237,7 @@ impl Run {
                     Problem::internal(format!("move VM {}", self.vm), "it has a disk of no job")
                 })?;
             let home = catalog::reachable(&self.cluster, &placed.home)?;
-            let to = jobs::issue_epoch(&home, placed).await?;
+            let to = disks::issue_epoch(&home, placed).await?;
             raises.push(EpochRaise {
                 volume: disk.volume.clone(),
                 volume_url: home.addresses.volume_url.clone(),
@@ -260,7 +258,7 @@ impl Run {
 
     /// Attaches what is not at home there, and starts the QEMU that waits.
     async fn prepare_destination(&mut self) -> Result<(), Problem> {
-        jobs::attach(&self.cluster, &self.disks().await?, &self.record.value.migration.to).await?;
+        disks::attach(&self.cluster, &self.disks().await?, &self.record.value.migration.to).await?;
         let destination = self.destination()?;
         let spec = self.planned()?.spec.clone();
         let report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;

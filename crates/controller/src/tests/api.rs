@@ -17,7 +17,7 @@ async fn client(lab: &Lab) -> Client {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}", listener.local_addr().expect("address"));
     let router = crate::api::router(lab.cluster.clone());
-    lab.cluster.spawn(async move { axum::serve(listener, router).await.expect("serve") });
+    lab.supervisor.spawn(async move { axum::serve(listener, router).await.expect("serve") });
     Client::new(&url, Duration::from_secs(10)).expect("client")
 }
 

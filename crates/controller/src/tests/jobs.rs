@@ -54,7 +54,7 @@ async fn a_controller_restart_in_the_middle_of_a_job_does_nothing_twice_and_lose
     lab.home.say(&vm, GuestBody::Started);
     lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "one".into() });
     lab.wait_for_state(&id, JobState::Running).await;
-    lab.cluster.stop().await;
+    lab.supervisor.stop().await;
     lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stderr, line: "two".into() });
     lab.restart_controller().await;
     finish(&lab.home, &lab.home, &vm);
@@ -71,7 +71,7 @@ async fn a_guest_that_said_much_and_powered_off_has_not_lost_its_job() {
     let id = lab.submit(spec(Access::Write)).await;
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
-    lab.cluster.stop().await;
+    lab.supervisor.stop().await;
     lab.home.say(&vm, GuestBody::Started);
     for number in 0..10 {
         let line = format!("line {number}");
@@ -269,7 +269,7 @@ async fn a_plan_measures_the_links_it_needs() {
 #[tokio::test]
 async fn a_state_directory_has_one_controller() {
     let lab = Lab::up().await;
-    let second = crate::cluster::Cluster::start(lab.dir.path(), super::TIMING).await;
+    let second = crate::supervisor::Supervisor::start(lab.dir.path(), super::TIMING).await;
     assert_eq!(second.err().expect("refused").kind, ProblemKind::Conflict);
 }
 

@@ -9,7 +9,7 @@ use perigee_model::{JobId, ProblemKind, VmId};
 use super::fake::FakeHost;
 use super::{Lab, TIMING, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::{Cluster, Timing};
+use crate::cluster::Timing;
 use crate::{hosts, jobs, migration, planning, vms};
 
 /// A running job whose VM is being copied from `home1` to `cloud1`.
@@ -121,7 +121,7 @@ async fn a_job_that_loses_time_to_the_network_is_moved_to_its_data() {
 async fn a_controller_restart_in_the_middle_of_a_migration_goes_on() {
     let (mut lab, id, vm) = copying().await;
     lab.restart_controller().await;
-    lab.cluster.stop().await;
+    lab.supervisor.stop().await;
     switch(&lab, &vm);
     lab.restart_controller().await;
     end_at_the_destination(&lab, &id, &vm).await;
@@ -225,15 +225,15 @@ async fn a_vm_moves_only_once_at_a_time_and_only_elsewhere() {
 #[tokio::test]
 async fn what_an_arrived_vm_needs_is_not_detached_before_its_job_knows() {
     let (mut lab, id, vm) = copying().await;
-    lab.cluster.stop().await;
+    lab.supervisor.stop().await;
     switch(&lab, &vm);
     lab.home.inside().down = true;
     let patient = Timing { host_deadline: std::time::Duration::from_secs(3600), ..TIMING };
-    lab.cluster = Cluster::start(lab.dir.path(), patient).await.expect("start again");
+    lab.start_controller(patient).await;
     let arrived = |job: &Job| job.migrations[0].state == MigrationState::Completed;
     let job = lab.wait_for_job(&id, "at the destination", arrived).await;
     assert_eq!(job.host.as_ref(), Some(&lab.home.id));
-    let used = hosts::memory_used(&lab.cluster).await.expect("memory");
+    let used = hosts::memory_used(&lab.cluster);
     assert_eq!(used.get(&lab.cloud.id), Some(&job.spec.memory_bytes));
 
     let disks = jobs::record(&lab.cluster, &id).await.expect("job").placement.expect("disks").disks;

@@ -16,6 +16,7 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
 use crate::cluster::{Cluster, Timing};
+use crate::supervisor::Supervisor;
 use crate::{catalog, hosts};
 use fake::FakeHost;
 
@@ -34,6 +35,7 @@ struct Lab {
     home: FakeHost,
     cloud: FakeHost,
     cluster: Arc<Cluster>,
+    supervisor: Arc<Supervisor>,
 }
 
 impl Lab {
@@ -41,7 +43,8 @@ impl Lab {
         let dir = tempfile::tempdir().expect("tempdir");
         let home = FakeHost::start("home1", "home").await;
         let cloud = FakeHost::start("cloud1", "cloud").await;
-        let cluster = Cluster::start(dir.path(), TIMING).await.expect("start");
+        let supervisor = Supervisor::start(dir.path(), TIMING).await.expect("start");
+        let cluster = Arc::clone(&supervisor.cluster);
         for host in [&home, &cloud] {
             hosts::register(&cluster, &host.id, host.addresses.clone()).await.expect("register");
         }
@@ -52,13 +55,18 @@ impl Lab {
             source: VolumeSource::Empty,
         };
         catalog::create(&cluster, new).await.expect("create");
-        Self { dir, home, cloud, cluster }
+        Self { dir, home, cloud, cluster, supervisor }
     }
 
     /// Ends the controller where it is, and starts another one on the same state.
     async fn restart_controller(&mut self) {
-        self.cluster.stop().await;
-        self.cluster = Cluster::start(self.dir.path(), TIMING).await.expect("start again");
+        self.supervisor.stop().await;
+        self.start_controller(TIMING).await;
+    }
+
+    async fn start_controller(&mut self, timing: Timing) {
+        self.supervisor = Supervisor::start(self.dir.path(), timing).await.expect("start again");
+        self.cluster = Arc::clone(&self.supervisor.cluster);
     }
 
     async fn submit(&self, spec: JobSpec) -> JobId {
@@ -122,7 +130,7 @@ fn data_volume() -> VolumeName {
 }
 
 /// A job that starts at `home1` and uses the data volume.
-fn spec(access: Access) -> JobSpec {
+pub fn spec(access: Access) -> JobSpec {
     JobSpec {
         name: "q".into(),
         image: ImageName::new("debian").expect("name"),

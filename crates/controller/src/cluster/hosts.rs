@@ -1,0 +1,158 @@
+//! The registry of hosts: where they can be reached, and what they last said.
+//!
+//! The address is what a host registered; the report is an observation with its time. A host from
+//! which nothing was heard since the controller started has no report: not known.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use perigee_http::Client;
+use perigee_model::job::HostState;
+use perigee_model::vm::{HostAddresses, HostReport, VmReport};
+use perigee_model::{HostId, Problem, VmId};
+
+use super::now_ms;
+use crate::records::{HostRecord, Records};
+
+/// How to talk to one host. Every client has its deadline.
+#[derive(Debug, Clone)]
+pub struct HostLink {
+    pub id: HostId,
+    pub addresses: HostAddresses,
+    pub agent: Client,
+    pub volume: Client,
+    /// For what takes as long as its bytes: imports, copies, probes.
+    pub agent_slow: Client,
+    pub volume_slow: Client,
+}
+
+impl HostLink {
+    fn new(id: HostId, addresses: HostAddresses) -> Result<Self, Problem> {
+        let quick = Duration::from_secs(10);
+        Ok(Self {
+            agent: Client::new(&addresses.agent_url, quick)?,
+            volume: Client::new(&addresses.volume_url, quick)?,
+            agent_slow: Client::new(&addresses.agent_url, Duration::from_secs(120))?,
+            volume_slow: Client::new(&addresses.volume_url, Duration::from_secs(3600))?,
+            id,
+            addresses,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub struct Known {
+    pub link: Arc<HostLink>,
+    pub report: Option<HostReport>,
+    /// Last answer or registration; at first the time when the controller began to wait.
+    pub heard: Instant,
+    pub last_seen_ms: u64,
+    /// What its VMs last looked like, for the time when it does not answer.
+    vms: BTreeMap<VmId, VmReport>,
+}
+
+#[derive(Debug)]
+pub struct Hosts {
+    pub deadline: Duration,
+    known: Mutex<BTreeMap<HostId, Known>>,
+}
+
+impl Hosts {
+    pub async fn load(records: &Records, deadline: Duration) -> Result<Self, Problem> {
+        let hosts = Self { deadline, known: Mutex::default() };
+        for key in records.keys("hosts/").await? {
+            let Some(record) = records.read::<HostRecord>(&key).await? else { continue };
+            let id = HostId::new(key.trim_start_matches("hosts/"))
+                .map_err(|e| Problem::internal("read the hosts", e))?;
+            hosts.set(id, record.addresses, record.registered_ms)?;
+        }
+        Ok(hosts)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set(&self, id: HostId, addresses: HostAddresses, seen_ms: u64) -> Result<(), Problem> {
+        let link = Arc::new(HostLink::new(id.clone(), addresses)?);
+        let known = Known {
+            link,
+            report: None,
+            heard: Instant::now(),
+            last_seen_ms: seen_ms,
+            vms: BTreeMap::new(),
+        };
+        self.lock().insert(id, known);
+        Ok(())
+    }
+
+    /// # Errors
+    /// `NotFound` when no such host ever registered.
+    pub fn get(&self, id: &HostId) -> Result<Arc<HostLink>, Problem> {
+        self.lock().get(id).map(|known| Arc::clone(&known.link)).ok_or_else(|| {
+            Problem::not_found(format!("host {id}"), "no host of this name has registered")
+                .next("`perigee host list` shows the hosts")
+        })
+    }
+
+    pub fn state(&self, id: &HostId) -> HostState {
+        let known = self.lock();
+        let silent = known.get(id).is_none_or(|host| host.heard.elapsed() > self.deadline);
+        state_of(silent)
+    }
+
+    /// What the host last said of itself; `None` when nothing was heard from it yet.
+    pub fn report(&self, id: &HostId) -> Option<HostReport> {
+        self.lock().get(id).and_then(|known| known.report.clone())
+    }
+
+    pub fn all(&self) -> Vec<Arc<HostLink>> {
+        self.lock().values().map(|known| Arc::clone(&known.link)).collect()
+    }
+
+    pub fn up(&self) -> Vec<Arc<HostLink>> {
+        let mut hosts = self.all();
+        hosts.retain(|host| self.state(&host.id) == HostState::Up);
+        hosts
+    }
+
+    /// How long nothing was heard of the host, in plain words.
+    pub fn silence(&self, id: &HostId) -> String {
+        match self.lock().get(id) {
+            Some(known) => {
+                format!("host {id} has not answered for {} s", known.heard.elapsed().as_secs())
+            }
+            None => format!("host {id} is not known"),
+        }
+    }
+
+    pub fn heard(&self, id: &HostId, report: HostReport) {
+        if let Some(known) = self.lock().get_mut(id) {
+            known.report = Some(report);
+            known.heard = Instant::now();
+            known.last_seen_ms = now_ms();
+        }
+    }
+
+    pub fn remember_vm(&self, id: &HostId, report: &VmReport) {
+        if let Some(known) = self.lock().get_mut(id) {
+            known.vms.insert(report.spec.vm.clone(), report.clone());
+        }
+    }
+
+    /// All its VMs, seen at once: what is not among them is not there.
+    pub fn remember_vms(&self, id: &HostId, reports: &[VmReport]) {
+        if let Some(known) = self.lock().get_mut(id) {
+            known.vms = reports.iter().map(|r| (r.spec.vm.clone(), r.clone())).collect();
+        }
+    }
+
+    pub fn remembered_vms(&self, id: &HostId) -> Vec<VmReport> {
+        self.lock().get(id).map(|k| k.vms.values().cloned().collect()).unwrap_or_default()
+    }
+}
+
+pub fn state_of(silent: bool) -> HostState {
+    if silent { HostState::Unreachable } else { HostState::Up }
+}

@@ -1,0 +1,204 @@
+//! The state that all parts of the controller share: records, hosts and the index of what is
+//! unfinished. It starts nothing: whoever wants a driver asks the supervisor through
+//! [`Cluster::drive_job`], so that this module stands below all that use it.
+
+mod hosts;
+mod index;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use perigee_model::{JobId, Problem, VmId};
+use tokio::sync::{Notify, mpsc};
+
+use crate::files;
+use crate::records::{JobRecord, MigrationRecord, Owned, Records, job_key, migration_key};
+use crate::store::SqliteStore;
+
+pub use hosts::{HostLink, Hosts, Known, state_of};
+pub use index::Index;
+
+/// How often and how long; the tests use shorter ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Between two looks at a job's VM or a migration.
+    pub poll: Duration,
+    /// Between two looks at a job's figures.
+    pub figures: Duration,
+    /// Between two looks at a host, and between tries of a clean-up.
+    pub monitor: Duration,
+    /// A host that did not answer for so long is unreachable.
+    pub host_deadline: Duration,
+    /// From VM start to the runner's first word.
+    pub boot_deadline: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            poll: Duration::from_millis(250),
+            figures: Duration::from_millis(500),
+            monitor: Duration::from_secs(2),
+            host_deadline: Duration::from_secs(30),
+            boot_deadline: Duration::from_secs(300),
+        }
+    }
+}
+
+/// What needs a driver.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wanted {
+    Job(JobId),
+    Migration { vm: VmId, number: u32 },
+}
+
+pub struct Cluster {
+    pub records: Records,
+    pub hosts: Hosts,
+    pub index: Index,
+    pub state_dir: PathBuf,
+    pub timing: Timing,
+    /// Held while room is looked for and taken, so that nothing is given out twice.
+    pub placing: tokio::sync::Mutex<()>,
+    /// Held while links are measured or images go over them: each would measure the other.
+    pub network: tokio::sync::Mutex<()>,
+    /// Held by whoever takes things down.
+    pub cleaning: tokio::sync::Mutex<()>,
+    /// Wakes the cleaner.
+    pub clean_now: Notify,
+    wanted: mpsc::UnboundedSender<Wanted>,
+    /// Keeps a second controller away from the state directory.
+    lock: Mutex<Option<File>>,
+}
+
+impl Cluster {
+    /// Reads the state of an earlier run. `wanted` carries what needs a driver to the supervisor.
+    ///
+    /// # Errors
+    /// When the state directory cannot be used.
+    pub async fn open(
+        state_dir: &Path,
+        timing: Timing,
+        wanted: mpsc::UnboundedSender<Wanted>,
+    ) -> Result<Arc<Self>, Problem> {
+        std::fs::create_dir_all(state_dir)
+            .map_err(|e| Problem::internal(format!("make {}", state_dir.display()), e))?;
+        let lock = lock(state_dir)?;
+        files::prepare(state_dir)?;
+        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
+        let hosts = Hosts::load(&records, timing.host_deadline).await?;
+        let index = Index::load(&records).await?;
+        Ok(Arc::new(Self {
+            records,
+            hosts,
+            index,
+            state_dir: state_dir.to_owned(),
+            timing,
+            placing: tokio::sync::Mutex::default(),
+            network: tokio::sync::Mutex::default(),
+            cleaning: tokio::sync::Mutex::default(),
+            clean_now: Notify::new(),
+            wanted,
+            lock: Mutex::new(Some(lock)),
+        }))
+    }
+
+    /// Every job, ended ones too, in the order of their ids: for people who list them.
+    pub async fn jobs(&self) -> Result<Vec<JobRecord>, Problem> {
+        self.records.list("jobs/").await
+    }
+
+    /// Jobs that are not in a final state: those that hold a host's memory or volumes, or wait.
+    pub fn unfinished_jobs(&self) -> Vec<Arc<JobRecord>> {
+        self.index.jobs()
+    }
+
+    pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
+        self.index.unfinished_migrations()
+    }
+
+    /// Migrations that their jobs have not taken into account: the VM is on its way, or at the
+    /// destination already while its job's record still names the source.
+    pub fn unsettled_migrations(&self) -> Vec<Arc<MigrationRecord>> {
+        self.index.unsettled_migrations()
+    }
+
+    /// Takes a job's record as its one owner; what the owner saves stands in the index.
+    pub async fn own_job(
+        self: &Arc<Self>,
+        id: &JobId,
+    ) -> Result<Option<Owned<JobRecord>>, Problem> {
+        let Some(record) = self.records.own::<JobRecord>(&job_key(id)).await? else {
+            return Ok(None);
+        };
+        // An owner that was stopped between its write and its word to the index is made up for.
+        self.index.put_job(&record.value);
+        let cluster = Arc::clone(self);
+        Ok(Some(record.telling(move |record| cluster.index.put_job(record))))
+    }
+
+    /// As [`Cluster::own_job`], for a migration.
+    pub async fn own_migration(
+        self: &Arc<Self>,
+        vm: &VmId,
+        number: u32,
+    ) -> Result<Option<Owned<MigrationRecord>>, Problem> {
+        let key = migration_key(vm, number);
+        let Some(record) = self.records.own::<MigrationRecord>(&key).await? else {
+            return Ok(None);
+        };
+        self.index.put_migration(&record.value);
+        let cluster = Arc::clone(self);
+        Ok(Some(record.telling(move |record| cluster.index.put_migration(record))))
+    }
+
+    /// Writes a new migration; `false` when there is one of this number.
+    pub async fn create_migration(&self, record: &MigrationRecord) -> Result<bool, Problem> {
+        let key = migration_key(&record.migration.vm, record.number);
+        let created = self.records.create(&key, record).await?;
+        if created {
+            self.index.put_migration(record);
+        }
+        Ok(created)
+    }
+
+    /// Asks for a driver; one that is there already looks once more.
+    pub fn drive_job(&self, job: &JobId) {
+        self.want(Wanted::Job(job.clone()));
+    }
+
+    pub fn drive_migration(&self, record: &MigrationRecord) {
+        let vm = record.migration.vm.clone();
+        self.want(Wanted::Migration { vm, number: record.number });
+    }
+
+    fn want(&self, wanted: Wanted) {
+        if self.wanted.send(wanted).is_err() {
+            tracing::debug!("the controller ends: nothing is driven any more");
+        }
+    }
+
+    /// Gives the state directory to another controller.
+    pub fn release(&self) {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// The kernel gives the lock back when the process ends, however it ends.
+fn lock(state_dir: &Path) -> Result<File, Problem> {
+    let path = state_dir.join("lock");
+    let file = File::create(&path)
+        .map_err(|e| Problem::internal(format!("make {}", path.display()), e))?;
+    file.try_lock().map_err(|e| {
+        Problem::conflict(format!("use the state directory {}", state_dir.display()), e)
+            .next("another controller uses it: stop that one, or choose another directory")
+    })?;
+    Ok(file)
+}
+
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

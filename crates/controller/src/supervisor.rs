@@ -1,0 +1,202 @@
+//! Starts what the state below asks for: one driver for each unfinished job and migration, and the
+//! tasks that look after hosts, links and what is to be taken down.
+//!
+//! A driver that fails is started again after a pause: what it did before stands in its record. One
+//! that panics, too, and its job says so.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use perigee_model::{JobId, Problem};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::cluster::{Cluster, Timing, Wanted};
+use crate::{cleaner, hosts, jobs, links, migration};
+
+/// Before a driver that failed is started again; doubled each time up to the maximum.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+pub struct Supervisor {
+    pub cluster: Arc<Cluster>,
+    tasks: Mutex<JoinSet<()>>,
+    /// What has a driver, and whether it was asked for again since.
+    driven: Mutex<BTreeMap<Wanted, bool>>,
+}
+
+impl Supervisor {
+    /// Reads the state of an earlier run and goes on with all that is unfinished.
+    ///
+    /// # Errors
+    /// When the state directory cannot be used.
+    pub async fn start(state_dir: &Path, timing: Timing) -> Result<Arc<Self>, Problem> {
+        let (wanted, wishes) = mpsc::unbounded_channel();
+        let cluster = Cluster::open(state_dir, timing, wanted).await?;
+        for record in cluster.unfinished_jobs() {
+            cluster.drive_job(&record.job.id);
+        }
+        for record in cluster.unfinished_migrations() {
+            cluster.drive_migration(&record);
+        }
+        let supervisor =
+            Arc::new(Self { cluster, tasks: Mutex::default(), driven: Mutex::default() });
+        let cluster = &supervisor.cluster;
+        supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
+        supervisor.spawn(hosts::monitor(Arc::clone(cluster)));
+        supervisor.spawn(links::measure_new_links(Arc::clone(cluster)));
+        supervisor.spawn(cleaner::run(Arc::clone(cluster)));
+        Ok(supervisor)
+    }
+
+    fn drive(self: &Arc<Self>, wanted: Wanted) {
+        let cluster = Arc::clone(&self.cluster);
+        match wanted.clone() {
+            Wanted::Job(id) => {
+                self.keep(wanted, move || Box::pin(jobs::drive(Arc::clone(&cluster), id.clone())))
+            }
+            Wanted::Migration { vm, number } => self.keep(wanted, move || {
+                Box::pin(migration::drive(Arc::clone(&cluster), vm.clone(), number))
+            }),
+        }
+    }
+
+    /// Runs a driver until it says that there is nothing more to do.
+    fn keep<F>(self: &Arc<Self>, wanted: Wanted, driver: impl Fn() -> F + Send + 'static)
+    where
+        F: Future<Output = Result<(), Problem>> + Send + 'static,
+    {
+        let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(again) = driven.get_mut(&wanted) {
+            *again = true;
+            return;
+        }
+        driven.insert(wanted.clone(), false);
+        drop(driven);
+        let supervisor = Arc::clone(self);
+        self.spawn(async move {
+            let mut pause = PAUSE;
+            loop {
+                // A panic leaves the record as it was last saved; nothing else is shared.
+                match AssertUnwindSafe(driver()).catch_unwind().await {
+                    Ok(Ok(())) if supervisor.is_over(&wanted) => return,
+                    Ok(Ok(())) => pause = PAUSE,
+                    Ok(Err(problem)) => {
+                        tracing::error!("{wanted:?}: {problem}");
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(PAUSE_MAX);
+                    }
+                    Err(panic) => {
+                        supervisor.report_panic(&wanted, &text_of(&*panic), pause).await;
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(PAUSE_MAX);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Whether nobody asked for the driver while it ran; if so, it is forgotten.
+    fn is_over(&self, wanted: &Wanted) -> bool {
+        let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        match driven.get_mut(wanted) {
+            Some(again) if *again => {
+                *again = false;
+                false
+            }
+            _ => {
+                driven.remove(wanted);
+                true
+            }
+        }
+    }
+
+    /// A fault of ours is said where people look: on the job.
+    async fn report_panic(&self, wanted: &Wanted, text: &str, pause: Duration) {
+        tracing::error!("{wanted:?}: its driver panicked: {text}");
+        let job = match wanted {
+            Wanted::Job(id) => Ok(id.clone()),
+            Wanted::Migration { vm, .. } => JobId::new(vm.as_str()),
+        };
+        let Ok(job) = job else { return };
+        let reason = format!(
+            "a fault in the controller stopped its driver ({text}); it is started again after {} s",
+            pause.as_secs()
+        );
+        if let Err(problem) = jobs::report_fault(&self.cluster, &job, &reason).await {
+            tracing::error!("job {job}: {problem}");
+        }
+    }
+
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Stops every task where it is; all of them can go on from their records.
+    pub async fn stop(&self) {
+        let mut tasks =
+            std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks.shutdown().await;
+        self.cluster.release();
+    }
+}
+
+async fn heed(supervisor: Arc<Supervisor>, mut wishes: mpsc::UnboundedReceiver<Wanted>) {
+    while let Some(wanted) = wishes.recv().await {
+        supervisor.drive(wanted);
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no words".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::records::job_key;
+
+    #[tokio::test]
+    async fn a_driver_that_panics_is_named_on_its_job_and_started_again() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let supervisor = Supervisor::start(dir.path(), Timing::default()).await.expect("start");
+        let cluster = Arc::clone(&supervisor.cluster);
+        let id = JobId::new("q-0001").expect("name");
+        let spec = crate::tests::spec(perigee_model::job::Access::Read);
+        let record = jobs::new_record(id.clone(), spec);
+        assert!(cluster.records.create(&job_key(&id), &record).await.expect("create"));
+        let starts = Arc::new(AtomicU32::new(0));
+        let (ended, second_start) = mpsc::unbounded_channel();
+        let mut second_start = second_start;
+        supervisor.keep(Wanted::Job(id.clone()), {
+            let starts = Arc::clone(&starts);
+            move || {
+                let (starts, ended) = (Arc::clone(&starts), ended.clone());
+                async move {
+                    if starts.fetch_add(1, Ordering::SeqCst) == 0 {
+                        panic!("no such disk");
+                    }
+                    ended.send(()).expect("the test waits");
+                    Ok(())
+                }
+            }
+        });
+        tokio::time::timeout(Duration::from_secs(60), second_start.recv())
+            .await
+            .expect("waited 60 s for the second start");
+        let reason = jobs::get(&cluster, &id).await.expect("job").reason;
+        assert!(reason.contains("a fault in the controller") && reason.contains("no such disk"));
+        supervisor.stop().await;
+    }
+}
