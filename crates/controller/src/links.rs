@@ -32,6 +32,16 @@ pub async fn local_blocks(cluster: &Cluster, host: &HostId) -> Result<Option<Blo
     Ok(local.and_then(|local| local.blocks))
 }
 
+/// What flows from one host to the other, as last measured: by the one that reads.
+pub async fn toward(
+    cluster: &Cluster,
+    from: &HostId,
+    to: &HostId,
+) -> Result<Option<LinkProbe>, Problem> {
+    let link: Option<Link> = cluster.records.read(&key(to, from)).await?;
+    Ok(link.map(|link| link.probe))
+}
+
 /// Block reads of a host from itself.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct Local {

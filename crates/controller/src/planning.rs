@@ -2,7 +2,7 @@
 //!
 //! The planner itself is pure; everything it is told stands in the store or comes from the hosts.
 
-use perigee_model::job::{Job, JobSpec, Start};
+use perigee_model::job::{Job, JobSpec, MigrationState, Start};
 use perigee_model::plan::{Basis, Decision, Plan, Trigger};
 use perigee_model::vm::HostReport;
 use perigee_model::{HostId, JobId, Problem};
@@ -170,23 +170,18 @@ pub fn free_bytes(report: &HostReport, promised_bytes: u64) -> u64 {
     report.memory_bytes.saturating_sub(promised_bytes)
 }
 
-async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
-    let links = links::list(cluster).await?;
+/// Moves teach with the link of their time; one without it teaches nothing.
+pub(crate) async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
     let records: Vec<MigrationRecord> = cluster.records.list("migrations/").await?;
-    let completed = records
-        .iter()
-        .filter(|record| record.migration.state == perigee_model::job::MigrationState::Completed);
+    let completed = records.into_iter().filter(|r| r.migration.state == MigrationState::Completed);
     Ok(completed
         .filter_map(|record| {
-            let moved = &record.migration;
-            // What flowed to the destination was probed by the destination.
-            let link = links.iter().find(|l| l.from == moved.to && l.to == moved.from)?;
+            let link = record.migration.link?;
             Some(PastMove {
-                memory_bytes: record.plan.as_ref()?.spec.memory_bytes,
-                bytes: moved.bytes,
-                total_s: seconds(moved.total_ms),
-                rate_bytes_per_s: link.probe.rate_bytes_per_s,
-                rtt_ms: link.probe.rtt_ms,
+                memory_bytes: record.plan?.spec.memory_bytes,
+                rate_bytes_per_s: link.rate_bytes_per_s,
+                rtt_ms: link.rtt_ms,
+                phases: record.migration.phases,
             })
         })
         .collect())
@@ -195,7 +190,7 @@ async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
 async fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Result<Option<u64>, Problem> {
     let Some(vm) = &record.job.vm else { return Ok(None) };
     let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
-    Ok(moves.iter().rev().map(|m| m.dirty_bytes_per_s).find(|rate| *rate > 0))
+    Ok(moves.iter().rev().map(|m| m.migration.dirty_bytes_per_s).find(|rate| *rate > 0))
 }
 
 // --- decisions ---

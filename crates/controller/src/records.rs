@@ -130,7 +130,6 @@ pub struct MigrationRecord {
     pub asked_source: bool,
     /// The destination's counters of the disks before the VM was there.
     pub io_before: Vec<IoStats>,
-    pub dirty_bytes_per_s: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -143,6 +142,9 @@ pub struct MovePlan {
 pub struct MigrationIntent {
     /// The job ends and takes both VMs down: do nothing more.
     pub abandon: bool,
+    /// A person wants the VM to stay where it is.
+    #[serde(default)]
+    pub cancel: bool,
 }
 
 pub fn job_key(job: &JobId) -> String {

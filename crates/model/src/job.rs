@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::guest::LogStream;
+use crate::phases::Phases;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
 use crate::volume::{BlockProbe, IoStats, VolumeSource};
 use crate::{Epoch, HostId, ImageName, JobId, MigrationId, SiteId, VmId, VolumeName};
@@ -153,6 +154,19 @@ pub struct Migration {
     pub bytes: u64,
     /// The job's progress when the migration began, 0 to 1.
     pub job_progress: Option<f64>,
+    /// The link to the destination, as last measured when the migration was asked for.
+    #[serde(default)]
+    pub link: Option<LinkProbe>,
+    /// Where the time went, as far as it has come.
+    #[serde(default)]
+    pub phases: Phases,
+    /// Memory that is not sent yet, the rate of sending, and how fast the guest changes its memory.
+    #[serde(default)]
+    pub remaining_bytes: u64,
+    #[serde(default)]
+    pub rate_bytes_per_s: u64,
+    #[serde(default)]
+    pub dirty_bytes_per_s: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

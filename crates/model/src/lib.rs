@@ -7,6 +7,7 @@ pub mod guest;
 pub mod ids;
 pub mod job;
 pub mod job_file;
+pub mod phases;
 pub mod plan;
 pub mod problem;
 pub mod states;

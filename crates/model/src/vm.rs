@@ -19,6 +19,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::phases::Phases;
 use crate::volume::IoStats;
 use crate::{Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
 
@@ -169,6 +170,9 @@ pub struct MigrationReport {
     pub remaining_bytes: u64,
     pub dirty_bytes_per_s: u64,
     pub rate_bytes_per_s: u64,
+    /// Rounds and pause, as far as it has come.
+    #[serde(default)]
+    pub phases: Phases,
 }
 
 impl MigrationReport {
@@ -184,6 +188,7 @@ impl MigrationReport {
             remaining_bytes: 0,
             dirty_bytes_per_s: 0,
             rate_bytes_per_s: 0,
+            phases: Phases::default(),
         }
     }
 }

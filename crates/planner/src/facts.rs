@@ -1,6 +1,7 @@
 //! What the planner is given: the cluster and the job as measured at one moment.
 
 use perigee_model::job::Start;
+use perigee_model::phases::Phases;
 use perigee_model::vm::LinkProbe;
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
@@ -23,7 +24,7 @@ pub struct Cluster {
     pub links: Vec<LinkFacts>,
     /// Request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,
-    /// Completed live migrations, of any VM: what a move costs here beside its bytes.
+    /// Completed live migrations, of any VM: what the phases of a move take here beside its bytes.
     pub past_moves: Vec<PastMove>,
 }
 
@@ -69,16 +70,16 @@ impl LinkFacts {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+/// A completed live migration.
+#[derive(Debug, Clone)]
 pub struct PastMove {
     /// The VM's memory.
     pub memory_bytes: u64,
-    /// Bytes sent.
-    pub bytes: u64,
-    pub total_s: f64,
-    /// The rate and RTT of the link, as probed.
+    /// The rate and RTT of the link as probed before that move, not as they are now.
     pub rate_bytes_per_s: u64,
     pub rtt_ms: f64,
+    /// Where its time went.
+    pub phases: Phases,
 }
 
 #[derive(Debug, Clone)]

@@ -10,6 +10,7 @@
 //! - [`move_cost`]: what one live migration takes.
 //! - [`WorkProfile::learn`]: what a finished run teaches about the job.
 
+mod experience;
 mod facts;
 mod figures;
 #[cfg(test)]

@@ -1,19 +1,16 @@
 //! What one live migration takes.
 
 use perigee_model::HostId;
-use perigee_model::units::format_bytes;
+use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
+use perigee_model::units::{format_bytes, format_seconds};
 
-use crate::facts::{Cluster, PastMove};
+use crate::experience::{Experience, PAUSE_ROUND_TRIPS, PREPARE_ROUND_TRIPS};
+use crate::facts::Cluster;
 use crate::figures::Figures;
 use crate::refused::Refused;
 
-/// Round trips of a migration, counted in the protocol: attach the volumes (2), define the VM at
-/// the destination and wait for its address (4), start (2), connect (1), hand the epochs over (2),
-/// the last device state and its answer (1).
-const ROUND_TRIPS: f64 = 12.0;
-
-/// QEMU's default: what is left to send may take this long with the VM paused.
-const DOWNTIME_LIMIT_S: f64 = 0.3;
+/// What is left to send may take this long with the VM paused.
+const DOWNTIME_LIMIT_S: f64 = DOWNTIME_LIMIT_FIRST_MS as f64 / 1e3;
 
 const ROUNDS_MAX: u32 = 30;
 
@@ -21,7 +18,12 @@ const ROUNDS_MAX: u32 = 30;
 /// it goes on while its memory is copied, more slowly.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoveCost {
+    /// The sum of the three phases.
     pub total_s: f64,
+    /// Until the first byte of memory is sent.
+    pub prepare_s: f64,
+    pub copy_s: f64,
+    pub pause_s: f64,
     /// Bytes sent, pages sent again included.
     pub bytes: f64,
     pub figures: Vec<String>,
@@ -51,8 +53,9 @@ impl Dirty {
 /// Pre-copy sends all pages, then again and again those changed meanwhile, until the rest fits in
 /// the pause (Clark et al., Live Migration of Virtual Machines, NSDI 2005). With memory `V`, link
 /// rate `R`, dirty rate `D` and `r = D / R` the rounds take `V/R`, `r V/R`, `r² V/R` …, a geometric
-/// series. On top of it come the protocol's round trips and what earlier moves here took beside
-/// their bytes (starting QEMU, looking for pages of zeros).
+/// series. On top of it come the round trips, and what earlier moves took in each phase beside
+/// bytes and round trips: the preparation (starting QEMU), looking through the memory in the first
+/// round, and the pause.
 ///
 /// # Errors
 /// [`Refused`] when the link is not measured or carries less than is changed.
@@ -98,8 +101,19 @@ pub(crate) fn move_cost_with(
     let bytes = precopy_bytes(first_bytes, rate, dirty_rate);
     figures.assumed("the job stands still while it is moved (upper bound)");
     let rtt_s = link.probe.rtt_ms / 1e3;
-    let total_s = bytes / rate + ROUND_TRIPS * rtt_s + experience.fixed_s;
-    Ok(MoveCost { total_s, bytes, figures: figures.into_vec() })
+    let prepare_s = PREPARE_ROUND_TRIPS * rtt_s + experience.prepare_s;
+    // Its last round is sent in the pause; which one that is does not matter for the sum.
+    let copy_s = bytes / rate + memory_bytes as f64 * experience.scan_s_per_byte;
+    let pause_s = PAUSE_ROUND_TRIPS * rtt_s + experience.pause_s;
+    figures.measured(format!(
+        "a move from {from} to {to}: {} to prepare, {} to copy {}, {} of pause beside that",
+        format_seconds(prepare_s),
+        format_seconds(copy_s),
+        whole_bytes(bytes),
+        format_seconds(pause_s)
+    ));
+    let total_s = prepare_s + copy_s + pause_s;
+    Ok(MoveCost { total_s, prepare_s, copy_s, pause_s, bytes, figures: figures.into_vec() })
 }
 
 fn precopy_bytes(first_bytes: f64, rate: f64, dirty_rate: f64) -> f64 {
@@ -113,40 +127,6 @@ fn precopy_bytes(first_bytes: f64, rate: f64, dirty_rate: f64) -> f64 {
         }
     }
     sent
-}
-
-/// What earlier moves teach: means over them.
-struct Experience {
-    /// Bytes sent for each byte of memory; below 1 because pages of zeros are not sent.
-    share_sent: f64,
-    /// Time that is neither bytes nor round trips.
-    fixed_s: f64,
-}
-
-impl Experience {
-    fn of(moves: &[PastMove], figures: &mut Figures) -> Self {
-        let usable: Vec<&PastMove> =
-            moves.iter().filter(|m| m.memory_bytes > 0 && m.rate_bytes_per_s > 0).collect();
-        if usable.is_empty() {
-            figures.assumed("all of the memory is sent, and starting QEMU takes no time");
-            return Self { share_sent: 1.0, fixed_s: 0.0 };
-        }
-        let count = usable.len() as f64;
-        let share_sent =
-            usable.iter().map(|m| m.bytes as f64 / m.memory_bytes as f64).sum::<f64>() / count;
-        let fixed_s = usable.iter().map(|m| beside_bytes_s(m)).sum::<f64>() / count;
-        figures.measured(format!(
-            "{} earlier moves sent {:.0} % of the memory and took {fixed_s:.1} s beside that",
-            usable.len(),
-            share_sent * 100.0
-        ));
-        Self { share_sent: share_sent.min(1.0), fixed_s }
-    }
-}
-
-fn beside_bytes_s(past: &PastMove) -> f64 {
-    let bytes_s = past.bytes as f64 / past.rate_bytes_per_s as f64;
-    (past.total_s - bytes_s - ROUND_TRIPS * past.rtt_ms / 1e3).max(0.0)
 }
 
 fn would_not_converge(from: &HostId, to: &HostId, dirty_rate: f64, rate: f64) -> Refused {
@@ -165,7 +145,10 @@ fn whole_bytes(bytes: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
+
     use super::*;
+    use crate::PastMove;
     use crate::fixture::*;
 
     const ROUND_TRIPS_S: f64 = 12.0 * 0.016;
@@ -182,10 +165,10 @@ mod tests {
 
     #[test]
     fn memory_that_changes_is_a_geometric_series() {
-        // 512 + 256 + 128 + 64 + 32 MiB at 128 MiB/s; 32 MiB fit in the pause.
+        // 512 + 256 + 128 + 64 + 32 + 16 + 8 MiB at 128 MiB/s; 8 MiB fit in the pause.
         let cost = cost(&cluster(), 64 * MIB).unwrap();
-        assert_close(cost.bytes, 992.0 * MIB as f64);
-        assert_close(cost.total_s, 7.75 + ROUND_TRIPS_S);
+        assert_close(cost.bytes, 1016.0 * MIB as f64);
+        assert_close(cost.total_s, 7.9375 + ROUND_TRIPS_S);
     }
 
     #[test]
@@ -195,16 +178,31 @@ mod tests {
     }
 
     #[test]
-    fn earlier_moves_tell_what_is_sent_and_what_comes_on_top() {
+    fn a_move_costs_its_phases_on_the_link_of_today() {
         let mut cluster = cluster();
+        let round = CopyRound {
+            first: 1,
+            last: 1,
+            duration_ms: 2000,
+            bytes: 512 * MIB,
+            dirty_bytes_per_s: 0,
+        };
         cluster.past_moves = vec![PastMove {
             memory_bytes: 1024 * MIB,
-            bytes: 512 * MIB,
-            total_s: 4.0 + ROUND_TRIPS_S + 1.5,
-            rate_bytes_per_s: WAN_BYTES_PER_S,
-            rtt_ms: 16.0,
+            // A link of 1 GiB/s without delay: 0.5 s for the bytes, 1.5 s for looking at 1 GiB.
+            rate_bytes_per_s: 1024 * MIB,
+            rtt_ms: 0.0,
+            phases: Phases {
+                prepare: Some(Prepare { qemu_ms: 700, ..Prepare::default() }),
+                rounds: vec![round],
+                pause: Some(Pause { device_us: 30_000, ..Pause::default() }),
+            },
         }];
-        assert_close(cost(&cluster, 0).unwrap().total_s, 2.0 + ROUND_TRIPS_S + 1.5);
+        let cost = cost(&cluster, 0).unwrap();
+        assert_close(cost.prepare_s, 0.7 + 8.0 * 0.016);
+        assert_close(cost.copy_s, 2.0 + 0.75);
+        assert_close(cost.pause_s, 0.03 + 4.0 * 0.016);
+        assert_close(cost.total_s, cost.prepare_s + cost.copy_s + cost.pause_s);
     }
 
     #[test]

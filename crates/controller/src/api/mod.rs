@@ -47,6 +47,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(vms::info))
         .routes(routes!(vms::stop))
         .routes(routes!(vms::move_vm))
+        .routes(routes!(vms::cancel_move))
+        .routes(routes!(vms::migrations))
         .routes(routes!(vms::console))
         .routes(routes!(jobs::upload_bundle))
         .routes(routes!(jobs::plan))

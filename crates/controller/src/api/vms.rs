@@ -6,7 +6,7 @@ use perigee_model::VmId;
 use perigee_model::job::{Migration, MoveVm, Vm};
 
 use super::{Name, Shared, json};
-use crate::vms;
+use crate::{migration, vms};
 
 /// A VM whose host does not answer is shown as it was last seen, with a reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
@@ -36,6 +36,20 @@ pub async fn move_vm(
     Json(ask): Json<MoveVm>,
 ) -> Reply<Migration> {
     json(vms::move_to(&cluster, &vm, ask.host).await?)
+}
+
+/// Calls off a live migration that is under way; the answer comes at once.
+#[utoipa::path(post, path = "/vms/{vm}/move/cancel", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200, body = Migration)))]
+pub async fn cancel_move(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<Migration> {
+    json(migration::cancel(&cluster, &vm).await?)
+}
+
+/// A VM's migrations with their phases, the oldest first.
+#[utoipa::path(get, path = "/vms/{vm}/migrations", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200, body = Vec<Migration>)))]
+pub async fn migrations(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<Vec<Migration>> {
+    json(migration::of_vm(&cluster, &vm).await?)
 }
 
 /// The end of the serial console.

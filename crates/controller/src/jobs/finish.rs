@@ -55,7 +55,11 @@ impl Run {
         moves.retain(|record| record.number > self.record.value.settled);
         for record in moves.iter().filter(|record| !record.migration.state.is_final()) {
             let key = migration_intent_key(&vm, record.number);
-            self.cluster.records.create(&key, &MigrationIntent { abandon: true }).await?;
+            let abandon = |intent: Option<MigrationIntent>| MigrationIntent {
+                abandon: true,
+                ..intent.unwrap_or_default()
+            };
+            self.cluster.records.update(&key, abandon).await?;
         }
         Ok(moves)
     }

@@ -17,7 +17,7 @@ pub enum Seen {
 pub enum Verdict {
     /// The source has not heard of this migration.
     NotBegun,
-    UnderWay(MigrationReport),
+    UnderWay(Box<MigrationReport>),
     /// The VM is at the destination.
     Completed,
     /// The VM is at the source.
@@ -42,7 +42,7 @@ pub fn judge(id: &MigrationId, source: &Seen, destination: &Seen) -> Verdict {
                 MigrationPhase::Setup | MigrationPhase::Copying | MigrationPhase::Switching
                     if is_alive(report.status) =>
                 {
-                    return Verdict::UnderWay(own.clone());
+                    return Verdict::UnderWay(Box::new(own.clone()));
                 }
                 MigrationPhase::Setup | MigrationPhase::Copying | MigrationPhase::Switching => {}
             },

@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Migration, MigrationState};
+use perigee_model::phases::{Phases, Prepare};
 use perigee_model::states::{MigrationEvent, WriteRight};
 use perigee_model::vm::{
-    EpochRaise, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec,
+    EpochRaise, LinkProbe, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
@@ -30,7 +31,7 @@ use crate::records::{
     JobRecord, MigrationIntent, MigrationRecord, MovePlan, Owned, PlacedDisk, migration_intent_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, disks, hosts, planning};
+use crate::{catalog, disks, hosts, links, planning};
 use judge::{Seen, Verdict, judge};
 
 const DOWNTIME_LIMIT_MS: u64 = 300;
@@ -40,6 +41,24 @@ const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A migration that takes longer does not converge: it is called off.
 const TOTAL_MS_MAX: u64 = 15 * 60 * 1000;
+
+/// Why a migration ended that a person did not want any more.
+const CANCELLED: &str = "cancelled";
+
+/// Gives the time since the lap before.
+struct Stopwatch(Instant);
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    fn lap_ms(&mut self) -> u64 {
+        let lap = self.0.elapsed();
+        self.0 += lap;
+        u64::try_from(lap.as_millis()).unwrap_or(u64::MAX)
+    }
+}
 
 /// A migration somebody wants.
 #[derive(Debug, Clone)]
@@ -84,7 +103,8 @@ pub async fn request(
     catalog::reachable(cluster, &wish.to)?;
     check_room(cluster, job, &wish.to).await?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
-    let record = new_record(&vm, number, from, wish)?;
+    let link = links::toward(cluster, &from, &wish.to).await?;
+    let record = new_record(&vm, number, from, wish, link)?;
     if !cluster.create_migration(&record).await? {
         return Err(Problem::conflict(format!("move VM {vm}"), "it is being moved already"));
     }
@@ -111,6 +131,7 @@ fn new_record(
     number: u32,
     from: HostId,
     wish: Wish,
+    link: Option<LinkProbe>,
 ) -> Result<MigrationRecord, Problem> {
     let id = MigrationId::new(format!("{vm}-m{number}"))
         .map_err(|e| Problem::internal("name a migration", e))?;
@@ -129,6 +150,11 @@ fn new_record(
         downtime_ms: 0,
         bytes: 0,
         job_progress: wish.job_progress,
+        link,
+        phases: Phases::default(),
+        remaining_bytes: 0,
+        rate_bytes_per_s: 0,
+        dirty_bytes_per_s: 0,
     };
     Ok(MigrationRecord {
         migration,
@@ -136,8 +162,31 @@ fn new_record(
         plan: None,
         asked_source: false,
         io_before: Vec::new(),
-        dirty_bytes_per_s: 0,
     })
+}
+
+/// Calls off the VM's migration, wherever it is: the VM stays at its source, unless it has arrived.
+///
+/// # Errors
+/// `Conflict` when none is under way.
+pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> {
+    let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+    let Some(record) = all.into_iter().next_back().filter(|r| !r.migration.state.is_final()) else {
+        let what = format!("cancel the migration of VM {vm}");
+        return Err(Problem::conflict(what, "none is under way"));
+    };
+    let cancel = |intent: Option<MigrationIntent>| MigrationIntent {
+        cancel: true,
+        ..intent.unwrap_or_default()
+    };
+    cluster.records.update(&migration_intent_key(vm, record.number), cancel).await?;
+    Ok(record.migration)
+}
+
+/// The VM's migrations, the oldest first.
+pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Vec<Migration>, Problem> {
+    let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+    Ok(all.into_iter().map(|record| record.migration).collect())
 }
 
 /// When the VM's last migration was aborted, if the last one was.
@@ -158,15 +207,20 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
         let Some(record) = cluster.own_migration(&vm, number).await? else {
             return Ok(());
         };
-        let mut run = Run { cluster: Arc::clone(&cluster), vm: vm.clone(), record };
+        let mut run = Run { cluster: Arc::clone(&cluster), vm: vm.clone(), record, cancel: false };
         if run.state().is_final() {
             return Ok(());
         }
         let intent: Option<MigrationIntent> = cluster.records.read(&intent_key).await?;
-        if intent.is_some_and(|intent| intent.abandon) {
+        let intent = intent.unwrap_or_default();
+        if intent.abandon {
             // The job takes both VMs down itself.
             return run.abort("its job ended".to_owned()).await;
         }
+        if intent.cancel && !run.record.value.asked_source {
+            return run.abort(CANCELLED.to_owned()).await;
+        }
+        run.cancel = intent.cancel;
         let ended = tokio::select! {
             ended = run.phases() => ended,
             _ = intents.next() => continue,
@@ -183,6 +237,8 @@ struct Run {
     cluster: Arc<Cluster>,
     vm: VmId,
     record: Owned<MigrationRecord>,
+    /// A person wants the VM to stay; the source is told.
+    cancel: bool,
 }
 
 impl Run {
@@ -190,13 +246,26 @@ impl Run {
     /// ends the migration in [`Run::give_up`]; afterwards only what both agents say ends it.
     async fn phases(&mut self) -> Result<(), Problem> {
         if !self.record.value.asked_source {
-            self.plan().await?;
-            self.prepare_destination().await?;
-            self.await_listening().await?;
+            self.prepare().await?;
             self.record.value.asked_source = true;
             self.record.save().await?;
         }
         self.watch_over().await
+    }
+
+    /// Everything before the source is asked, and how long each part took.
+    async fn prepare(&mut self) -> Result<(), Problem> {
+        let mut watch = Stopwatch::start();
+        self.plan().await?;
+        let epochs_ms = watch.lap_ms();
+        self.attach_disks().await?;
+        let attach_ms = watch.lap_ms();
+        self.start_destination().await?;
+        self.await_listening().await?;
+        let qemu_ms = watch.lap_ms();
+        let prepare = Prepare { epochs_ms, attach_ms, qemu_ms, begin_ms: 0 };
+        self.record.value.migration.phases.prepare = Some(prepare);
+        Ok(())
     }
 
     fn state(&self) -> MigrationState {
@@ -256,9 +325,12 @@ impl Run {
         })
     }
 
-    /// Attaches what is not at home there, and starts the QEMU that waits.
-    async fn prepare_destination(&mut self) -> Result<(), Problem> {
-        disks::attach(&self.cluster, &self.disks().await?, &self.record.value.migration.to).await?;
+    async fn attach_disks(&self) -> Result<(), Problem> {
+        disks::attach(&self.cluster, &self.disks().await?, &self.record.value.migration.to).await
+    }
+
+    /// Starts the QEMU that waits.
+    async fn start_destination(&mut self) -> Result<(), Problem> {
         let destination = self.destination()?;
         let spec = self.planned()?.spec.clone();
         let report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;
@@ -311,7 +383,7 @@ impl Run {
                 Verdict::UnderWay(report) => self.mirror(&report).await?,
                 Verdict::NotKnown => {}
             }
-            if self.age_ms() > TOTAL_MS_MAX && !called_off {
+            if (self.cancel || self.age_ms() > TOTAL_MS_MAX) && !called_off {
                 let path = format!("{}/migrate/cancel", self.path());
                 called_off = source.agent.post::<serde_json::Value>(&path, &()).await.is_ok();
             }
@@ -373,13 +445,21 @@ impl Run {
     }
 
     fn take_figures(&mut self, report: &MigrationReport) {
-        let record = &mut self.record.value;
-        record.migration.total_ms = report.total_ms;
-        record.migration.downtime_ms = report.downtime_ms;
-        record.migration.bytes = report.transferred_bytes;
+        let migration = &mut self.record.value.migration;
+        migration.downtime_ms = report.downtime_ms;
+        migration.bytes = report.transferred_bytes;
+        migration.remaining_bytes = report.remaining_bytes;
+        migration.rate_bytes_per_s = report.rate_bytes_per_s;
         if report.dirty_bytes_per_s > 0 {
-            record.dirty_bytes_per_s = report.dirty_bytes_per_s;
+            migration.dirty_bytes_per_s = report.dirty_bytes_per_s;
         }
+        if let (Some(own), Some(source)) = (&mut migration.phases.prepare, report.phases.prepare) {
+            own.begin_ms = source.begin_ms;
+        }
+        migration.phases.rounds.clone_from(&report.phases.rounds);
+        migration.phases.pause = report.phases.pause;
+        let prepare_ms = migration.phases.prepare.map_or(0, |prepare| prepare.total_ms());
+        migration.total_ms = prepare_ms + report.total_ms;
     }
 
     /// Goes through the states in their order; between two looks several may have passed.

@@ -142,7 +142,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
         .route("/v1/vms/{vm}/migrate", post(migrate))
-        .route("/v1/vms/{vm}/migrate/cancel", post(async || ()))
+        .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
         .route("/v1/probe", post(probe_link))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
@@ -259,6 +259,17 @@ async fn migrate(
     vm.report.migration =
         Some(MigrationReport::new(order.migration.clone(), MigrationPhase::Copying));
     vm.asked = Some(order);
+    Ok(Json(()))
+}
+
+/// The source's QEMU stops sending at once.
+async fn cancel_migration(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
+    if let Some(migration) = &mut vm.report.migration {
+        migration.phase = MigrationPhase::Cancelled;
+        migration.reason = "cancelled".into();
+    }
     Ok(Json(()))
 }
 

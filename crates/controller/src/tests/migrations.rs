@@ -1,9 +1,9 @@
 //! Live migrations, and what interrupts them.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, HostState, Job, JobState, MigrationState};
+use perigee_model::job::{Access, HostState, Job, JobState, Link, MigrationState};
 use perigee_model::plan::Trigger;
-use perigee_model::vm::{MigrationPhase, VmStatus};
+use perigee_model::vm::{LinkProbe, MigrationPhase, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId};
 
 use super::fake::FakeHost;
@@ -79,7 +79,9 @@ async fn a_job_follows_its_vm_to_the_data() {
     switch(&lab, &vm);
     end_at_the_destination(&lab, &id, &vm).await;
     let job = lab.job(&id).await;
-    assert_eq!((job.migrations[0].total_ms, job.migrations[0].downtime_ms), (1500, 200));
+    let moved = &job.migrations[0];
+    let prepare = moved.phases.prepare.expect("the preparation was timed");
+    assert_eq!((moved.total_ms, moved.downtime_ms), (1500 + prepare.total_ms(), 200));
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
     assert_eq!(decisions.len(), 2, "placement and the move that was asked for");
     assert!(decisions.iter().all(|decision| decision.measured_s.is_some()));
@@ -189,6 +191,59 @@ async fn a_source_that_refuses_aborts_the_migration() {
         lab.cloud.inside().vms.is_empty().then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
+    let (lab, id, vm) = copying().await;
+    migration::cancel(&lab.cluster, &vm).await.expect("cancel");
+    let aborted = |job: &Job| job.migrations[0].state == MigrationState::Aborted;
+    let job = lab.wait_for_job(&id, "not moved", aborted).await;
+    assert_eq!(job.migrations[0].error, "cancelled");
+    assert_eq!(job.host.as_ref(), Some(&lab.home.id));
+    let again = migration::cancel(&lab.cluster, &vm).await.expect_err("none is under way");
+    assert_eq!(again.kind, ProblemKind::Conflict);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+/// The destination never listens, so the source is never asked.
+#[tokio::test]
+async fn a_migration_can_be_cancelled_while_it_is_prepared() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.cloud.inside().down = true;
+    let moved = vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    assert_eq!(moved.state, MigrationState::Preparing);
+    // Its driver may have given up by itself: the destination does not answer.
+    let cancelled = migration::cancel(&lab.cluster, &vm).await;
+    lab.cloud.inside().down = false;
+    let aborted = |job: &Job| job.migrations[0].state == MigrationState::Aborted;
+    let job = lab.wait_for_job(&id, "not moved", aborted).await;
+    assert!(cancelled.is_err() || !job.migrations[0].error.is_empty());
+    assert!(lab.home.inside().vms[&vm].asked.is_none());
+}
+
+#[tokio::test]
+async fn an_old_move_teaches_with_the_link_it_went_over() {
+    let (lab, id, vm) = copying().await;
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
+    let then = planning::past_moves(&lab.cluster).await.expect("moves");
+    assert_eq!((then[0].rate_bytes_per_s, then.len()), (50 << 20, 1));
+    let key = format!("links/{}/{}", lab.cloud.id, lab.home.id);
+    let faster = |link: Option<Link>| {
+        let mut link = link.expect("it was measured");
+        link.probe = LinkProbe { rtt_ms: 1.0, rate_bytes_per_s: 1 << 30 };
+        link
+    };
+    lab.cluster.records.update(&key, faster).await.expect("the link of today");
+    let now = planning::past_moves(&lab.cluster).await.expect("moves");
+    assert_eq!((now[0].rate_bytes_per_s, now[0].rtt_ms), (50 << 20, then[0].rtt_ms));
 }
 
 #[tokio::test]

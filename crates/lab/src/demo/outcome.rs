@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use perigee_model::job::{Job, Link, Migration, MigrationState, Sample};
+use perigee_model::phases::Phases;
 use perigee_model::plan::{Decision, Plan};
 use perigee_model::{HostId, JobId, Problem};
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,9 @@ pub struct Move {
     pub job_progress: Option<f64>,
     pub started_ms: u64,
     pub ended_ms: Option<u64>,
+    /// Where its time went.
+    #[serde(default)]
+    pub phases: Phases,
 }
 
 impl From<&Migration> for Move {
@@ -91,6 +95,7 @@ impl From<&Migration> for Move {
             job_progress: migration.job_progress,
             started_ms: migration.started_ms,
             ended_ms: migration.ended_ms,
+            phases: migration.phases.clone(),
         }
     }
 }
@@ -172,6 +177,7 @@ impl Outcome {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use perigee_model::phases::{CopyRound, Pause, Prepare};
     use perigee_model::plan::{Basis, PlanOption, Seconds, Way};
     use perigee_model::volume::IoStats;
 
@@ -237,6 +243,21 @@ pub(crate) mod tests {
         }
     }
 
+    fn phases() -> Phases {
+        let round = |number, duration_ms, mib: u64| CopyRound {
+            first: number,
+            last: number,
+            duration_ms,
+            bytes: mib << 20,
+            dirty_bytes_per_s: 3 << 20,
+        };
+        Phases {
+            prepare: Some(Prepare { epochs_ms: 40, attach_ms: 60, qemu_ms: 700, begin_ms: 50 }),
+            rounds: vec![round(1, 1700, 150), round(2, 170, 10)],
+            pause: Some(Pause { epochs_us: 17_000, arrival_us: 90_000, ..Pause::default() }),
+        }
+    }
+
     /// An outcome as a good demo has it.
     pub fn good() -> Outcome {
         let mut planned = run(RunName::Planned, 42, 22, "home1", "cloud1");
@@ -251,6 +272,7 @@ pub(crate) mod tests {
             job_progress: Some(0.17),
             started_ms: 1_019_000,
             ended_ms: Some(1_021_900),
+            phases: phases(),
         });
         Outcome {
             rtt_ms: 16,
@@ -289,6 +311,15 @@ pub(crate) mod tests {
         told(|o| o.runs[2].migrations[0].job_progress = Some(1.0), "only when its work was done");
         told(|o| o.runs[2].measured_s = 70.0, "not closer");
         told(|o| drop(o.runs.pop()), "three runs");
+    }
+
+    #[test]
+    fn the_result_tells_where_a_migrations_time_went() {
+        let json = serde_json::to_value(good()).expect("JSON");
+        let phases = &json["runs"][2]["migrations"][0]["phases"];
+        assert_eq!(phases["prepare"]["qemu_ms"], 700);
+        assert_eq!(phases["rounds"][0]["bytes"], 150 << 20);
+        assert_eq!(phases["pause"]["epochs_us"], 17_000);
     }
 
     #[test]

@@ -71,6 +71,11 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
     for run in &outcome.runs {
         for m in &run.migrations {
             println!("  {}: {} → {}: {}", run.name.word(), m.from, m.to, m.reason);
+            for part in m.phases.parts() {
+                let ms = std::time::Duration::from_micros(part.duration_us).as_secs_f64() * 1e3;
+                let pause = if part.paused { " (paused)" } else { "" };
+                println!("      {:<14} {ms:>9.1} ms{pause}  {}", part.name, part.note);
+            }
         }
     }
     let answers = if outcome.answers_checked { "are those SQLite finds" } else { "are WRONG" };

@@ -9,6 +9,7 @@ pub mod svg;
 
 use std::fmt::Write;
 
+use perigee_model::phases::{Part, Phases};
 use perigee_model::plan::Plan;
 use perigee_model::units;
 
@@ -29,6 +30,7 @@ pub fn html(outcome: &Outcome) -> String {
     );
     results(&mut page, outcome);
     time_lines(&mut page, outcome);
+    moves(&mut page, outcome);
     reasons(&mut page, outcome);
     setting(&mut page, outcome);
     page.push_str(page::END);
@@ -119,6 +121,33 @@ fn time_lines(page: &mut String, outcome: &Outcome) {
         };
         figure(page, run.name.word(), caption, &charts::time_line(run, &shared));
     }
+}
+
+/// Where the time of each migration went.
+fn moves(page: &mut String, outcome: &Outcome) {
+    let moved = outcome.runs.iter().flat_map(|run| run.migrations.iter().map(move |m| (run, m)));
+    for (run, migration) in moved {
+        let title = format!("Where the migration's time went, run {}", run.name.word());
+        let caption = format!(
+            "{} → {}: {} ms from the decision on, of them {} ms of pause (dark).",
+            migration.from, migration.to, migration.total_ms, migration.downtime_ms
+        );
+        figure(page, &title, &caption, &plots::bars(&phase_bars(&migration.phases), "ms", &title));
+    }
+}
+
+/// One bar for each phase of a migration.
+pub fn phase_bars(phases: &Phases) -> Vec<plots::Bar> {
+    let bar = |part: Part| {
+        let ms = std::time::Duration::from_micros(part.duration_us).as_secs_f64() * 1e3;
+        plots::Bar {
+            name: part.name,
+            class: if part.paused { "ours" } else { "peer" },
+            value: ms,
+            label: format!("{ms:.1} ms {}", part.note).trim_end().to_owned(),
+        }
+    };
+    phases.parts().into_iter().map(bar).collect()
 }
 
 fn reasons(page: &mut String, outcome: &Outcome) {
@@ -236,8 +265,8 @@ mod tests {
         for outside in ["<script", "http://", "https://", "<link", "url("] {
             assert!(!page.contains(outside), "{outside} is in the page");
         }
-        assert_eq!(page.matches("<svg").count(), 4);
-        assert_eq!(page.matches("</svg>").count(), 4);
+        assert_eq!(page.matches("<svg").count(), 5);
+        assert_eq!(page.matches("</svg>").count(), 5);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use perigee_model::plan::{Decision, Plan, PlanOption};
 use perigee_model::{JobId, Problem};
 
 use crate::Context;
-use crate::commands::controller_client;
+use crate::commands::{controller_client, moving};
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
@@ -101,7 +101,7 @@ const JOB: &[Column<Job>] = &[
     ("predicted", |j| output::seconds(j.predicted_s)),
     ("measured", |j| output::seconds(j.measured_s)),
     ("output", |j| j.output_bytes.map_or_else(String::new, output::bytes)),
-    ("migrations", |j| j.migrations.iter().map(migration_line).collect::<Vec<_>>().join("\n")),
+    ("migrations", |j| j.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
 ];
 
 const LOG: &[Column<LogLine>] = &[
@@ -128,24 +128,6 @@ fn progress(job: &Job) -> String {
     job.progress
         .as_ref()
         .map_or_else(String::new, |p| format!("{}/{} {}", p.done, p.total, p.label))
-}
-
-fn migration_line(m: &perigee_model::job::Migration) -> String {
-    let mut line = format!(
-        "{} {} -> {}: {} ({}); total {} ms, downtime {} ms, {}",
-        m.id,
-        m.from,
-        m.to,
-        output::word(&m.state),
-        m.reason,
-        m.total_ms,
-        m.downtime_ms,
-        output::bytes(m.bytes)
-    );
-    if !m.error.is_empty() {
-        line = format!("{line}; {}", m.error);
-    }
-    line
 }
 
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
@@ -331,6 +313,7 @@ async fn log(client: &Client, id: &JobId, follow: bool, format: Format) -> Resul
 
 async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Problem> {
     let decisions: Vec<Decision> = client.get(&format!("/v1/jobs/{id}/decisions")).await?;
+    let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
     if format != Format::Table {
         return output::list(
             format,
@@ -356,6 +339,12 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
             output::text(&format!("measured: {measured_s:.1} s"));
         }
         output::text("");
+    }
+    for migration in &job.migrations {
+        output::text(&moving::summary(migration));
+        for line in moving::lines(migration) {
+            output::text(&format!("  {line}"));
+        }
     }
     Ok(())
 }

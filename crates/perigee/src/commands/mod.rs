@@ -10,6 +10,7 @@ pub mod image;
 pub mod iscsi_clients;
 pub mod job;
 pub mod lab;
+pub mod moving;
 pub mod nbd_clients;
 pub mod pool;
 pub mod remotes;

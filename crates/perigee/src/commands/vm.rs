@@ -1,11 +1,12 @@
 //! `perigee vm`
 
 use clap::Subcommand;
-use perigee_model::job::{Migration, MoveVm, Vm};
+use perigee_model::job::{Migration, Vm};
 use perigee_model::{HostId, Problem, VmId};
+use serde::Serialize;
 
 use crate::Context;
-use crate::commands::controller_client;
+use crate::commands::{controller_client, moving};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -23,12 +24,18 @@ pub enum Verb {
         /// The VM's name; its job fails
         vm: VmId,
     },
-    /// Migrate a running virtual machine to another host
+    /// Migrate a running virtual machine to another host, and show how it goes.
+    ///
+    /// After Ctrl-C the migration goes on; --cancel calls it off.
     Move {
         /// The VM's name
         vm: VmId,
         /// Where it goes
-        host: HostId,
+        #[arg(required_unless_present = "cancel", conflicts_with = "cancel")]
+        host: Option<HostId>,
+        /// Call off the migration that is under way: the VM stays where it is
+        #[arg(long)]
+        cancel: bool,
     },
     /// Show the end of the serial console
     Console {
@@ -49,12 +56,25 @@ const COLUMNS: &[Column<Vm>] = &[
     ("reason", |v| v.reason.clone()),
 ];
 
-const MIGRATION: &[Column<Migration>] = &[
-    ("migration", |m| m.id.to_string()),
-    ("vm", |m| m.vm.to_string()),
-    ("from", |m| m.from.to_string()),
-    ("to", |m| m.to.to_string()),
-    ("state", |m| output::word(&m.state)),
+/// A VM with its migrations.
+#[derive(Debug, Serialize)]
+struct Info {
+    #[serde(flatten)]
+    vm: Vm,
+    migrations: Vec<Migration>,
+}
+
+const INFO: &[Column<Info>] = &[
+    ("vm", |i| i.vm.id.to_string()),
+    ("host", |i| i.vm.host.to_string()),
+    ("status", |i| output::word(&i.vm.status)),
+    ("cpus", |i| i.vm.cpus.to_string()),
+    ("memory", |i| output::bytes(i.vm.memory_bytes)),
+    ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
+    ("job", |i| output::or_dash(i.vm.job.as_ref())),
+    ("reason", |i| i.vm.reason.clone()),
+    ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
+    ("last one", |i| i.migrations.last().map_or_else(String::new, |m| moving::lines(m).join("\n"))),
 ];
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
@@ -65,19 +85,19 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::list(context.format, &vms, COLUMNS)
         }
         Verb::Info { vm } => {
-            let vm: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
-            output::one(context.format, &vm, COLUMNS)
+            let found: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
+            let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
+            output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
         }
         Verb::Stop { vm } => {
             let _: serde_json::Value =
                 client.post(&format!("/v1/vms/{vm}/stop"), &serde_json::json!({})).await?;
             Ok(())
         }
-        Verb::Move { vm, host } => {
-            let migration: Migration =
-                client.post(&format!("/v1/vms/{vm}/move"), &MoveVm { host }).await?;
-            output::one(context.format, &migration, MIGRATION)
+        Verb::Move { vm, host: Some(host), .. } => {
+            moving::begin(&client, &vm, host, context.format).await
         }
+        Verb::Move { vm, host: None, .. } => moving::cancel(&client, &vm, context.format).await,
         Verb::Console { vm } => {
             let text = client.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
             output::text(&String::from_utf8_lossy(&text));

@@ -1,0 +1,201 @@
+//! `perigee vm move`: begins a live migration, shows how it goes, and calls it off.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use perigee_http::Client;
+use perigee_model::job::{Migration, MigrationState, MoveVm};
+use perigee_model::phases::{Part, copy_left_s};
+use perigee_model::units::format_seconds;
+use perigee_model::{HostId, MigrationId, Problem, VmId};
+
+use crate::output::{self, Column, Format};
+
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+const MIGRATION: &[Column<Migration>] = &[
+    ("migration", |m| m.id.to_string()),
+    ("vm", |m| m.vm.to_string()),
+    ("from", |m| m.from.to_string()),
+    ("to", |m| m.to.to_string()),
+    ("state", |m| output::word(&m.state)),
+    ("total", |m| format!("{} ms", m.total_ms)),
+    ("pause", |m| format!("{} ms", m.downtime_ms)),
+    ("copied", |m| output::bytes(m.bytes)),
+    ("phases", |m| lines(m).join("\n")),
+];
+
+/// A migration in one line.
+pub fn summary(m: &Migration) -> String {
+    let mut line = format!(
+        "{} {} -> {}: {} ({}); total {} ms, pause {} ms, {}",
+        m.id,
+        m.from,
+        m.to,
+        output::word(&m.state),
+        m.reason,
+        m.total_ms,
+        m.downtime_ms,
+        output::bytes(m.bytes)
+    );
+    if !m.error.is_empty() {
+        line = format!("{line}; {}", m.error);
+    }
+    line
+}
+
+/// A migration's phases, a line each: what it was, how long it took, and how much it moved.
+pub fn lines(migration: &Migration) -> Vec<String> {
+    let line = |part: Part| {
+        let pause = if part.paused { "  (paused)" } else { "" };
+        let ms = Duration::from_micros(part.duration_us).as_secs_f64() * 1e3;
+        format!("{:<14} {ms:>9.1} ms{pause}  {}", part.name, part.note).trim_end().to_owned()
+    };
+    migration.phases.parts().into_iter().map(line).collect()
+}
+
+/// Begins the migration and shows it to its end. After Ctrl-C it goes on without being watched.
+///
+/// # Errors
+/// `Conflict` when it was aborted: the VM is where it was.
+pub async fn begin(
+    client: &Client,
+    vm: &VmId,
+    host: HostId,
+    format: Format,
+) -> Result<(), Problem> {
+    let migration: Migration = client.post(&format!("/v1/vms/{vm}/move"), &MoveVm { host }).await?;
+    let ended = tokio::select! {
+        ended = watch(client, &migration.id, vm) => ended?,
+        _ = tokio::signal::ctrl_c() => {
+            eprintln!("the migration goes on; `perigee vm move {vm} --cancel` calls it off");
+            return Ok(());
+        }
+    };
+    output::one(format, &ended, MIGRATION)?;
+    is_there(&ended)
+}
+
+/// Calls off the migration that is under way, and waits until it has ended.
+///
+/// # Errors
+/// `Conflict` when none is under way, or when the VM had arrived before.
+pub async fn cancel(client: &Client, vm: &VmId, format: Format) -> Result<(), Problem> {
+    let asked: Migration =
+        client.post(&format!("/v1/vms/{vm}/move/cancel"), &serde_json::json!({})).await?;
+    let ended = watch(client, &asked.id, vm).await?;
+    output::one(format, &ended, MIGRATION)?;
+    match ended.state {
+        MigrationState::Completed => Err(Problem::conflict(
+            format!("cancel the migration of VM {vm}"),
+            format!("it had arrived at {} before", ended.to),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn is_there(ended: &Migration) -> Result<(), Problem> {
+    if ended.state == MigrationState::Completed {
+        return Ok(());
+    }
+    let what = format!("move VM {} to {}", ended.vm, ended.to);
+    Err(Problem::conflict(what, &ended.error).next(format!("the VM is at {}", ended.from)))
+}
+
+async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration, Problem> {
+    let bar =
+        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    let template = "{prefix} [{elapsed}] {bar:30} {msg}";
+    bar.set_style(
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    bar.set_prefix(id.to_string());
+    let mut said = None;
+    loop {
+        let all: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
+        let migration = all.into_iter().find(|m| m.id == *id).ok_or_else(|| {
+            Problem::not_found(format!("migration {id}"), "its job was deleted meanwhile")
+        })?;
+        bar.set_length(migration.bytes + migration.remaining_bytes);
+        bar.set_position(migration.bytes);
+        bar.set_message(state_words(&migration));
+        if bar.is_hidden() && said != Some(migration.state) {
+            eprintln!("{id} {}", state_words(&migration));
+            said = Some(migration.state);
+        }
+        if migration.state.is_final() {
+            bar.finish_and_clear();
+            return Ok(migration);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The state, and while memory is copied how long that still takes.
+fn state_words(migration: &Migration) -> String {
+    let state = output::word(&migration.state);
+    if migration.state != MigrationState::Copying || migration.rate_bytes_per_s == 0 {
+        return state;
+    }
+    let (remaining, rate, dirty) =
+        (migration.remaining_bytes, migration.rate_bytes_per_s, migration.dirty_bytes_per_s);
+    match copy_left_s(remaining, rate, dirty) {
+        Some(left_s) => {
+            format!("{state}, {} left, about {}", output::bytes(remaining), format_seconds(left_s))
+        }
+        None => format!(
+            "{state}, {} left; the guest changes its memory as fast as it is sent",
+            output::bytes(remaining)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::phases::{Pause, Phases, Prepare};
+
+    use super::*;
+
+    fn migration() -> Migration {
+        serde_json::from_value(serde_json::json!({
+            "id": "q-0001-m1", "vm": "q-0001", "from": "home1", "to": "cloud1", "state": "copying",
+            "reason": "asked", "started_ms": 0, "ended_ms": null, "predicted_total_ms": null,
+            "total_ms": 0, "downtime_ms": 0, "bytes": 0, "job_progress": null
+        }))
+        .expect("a migration as an older controller has it")
+    }
+
+    #[test]
+    fn the_time_left_is_told_once_the_rate_is_known() {
+        let mut migration = migration();
+        assert_eq!(state_words(&migration), "copying");
+        (migration.remaining_bytes, migration.rate_bytes_per_s) = (100 << 20, 50 << 20);
+        assert_eq!(state_words(&migration), "copying, 100 MiB left, about 2.0 s");
+        migration.dirty_bytes_per_s = 60 << 20;
+        assert!(state_words(&migration).contains("as fast as it is sent"));
+    }
+
+    #[test]
+    fn every_phase_that_was_seen_has_a_line() {
+        let mut migration = migration();
+        migration.phases = Phases {
+            prepare: Some(Prepare { qemu_ms: 700, ..Prepare::default() }),
+            pause: Some(Pause { epochs_us: 16_400, ..Pause::default() }),
+            ..Phases::default()
+        };
+        let lines = lines(&migration);
+        assert!(
+            lines.iter().any(|line| line.starts_with("start QEMU") && line.ends_with("700.0 ms"))
+        );
+        assert!(lines.iter().any(|line| line.contains("16.4 ms  (paused)")), "{lines:?}");
+    }
+
+    #[test]
+    fn an_aborted_migration_is_an_error_that_says_where_the_vm_is() {
+        let mut migration = migration();
+        (migration.state, migration.error) = (MigrationState::Aborted, "cancelled".to_owned());
+        let problem = is_there(&migration).expect_err("it is not there");
+        assert_eq!(problem.next, "the VM is at home1");
+    }
+}

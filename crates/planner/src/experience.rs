@@ -1,0 +1,179 @@
+//! What earlier live migrations teach, phase by phase.
+//!
+//! Each move tells of its phases what does not depend on its VM and its link: what is left of the
+//! preparation and of the pause when their round trips and bytes are taken off, and how long QEMU
+//! looks through a byte of memory. The link is the one of that time: a link that has changed since
+//! says nothing about an old move.
+
+use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
+
+use crate::facts::PastMove;
+use crate::figures::Figures;
+
+/// Round trips before the first byte, counted in the protocol: issue the epochs (1), attach the
+/// disks (2), define the VM at the destination and hear its address (3), tell the source (1),
+/// connect (1).
+pub(crate) const PREPARE_ROUND_TRIPS: f64 = 8.0;
+
+/// Round trips in the pause: flush a disk whose home is far away (1), raise its epoch (1), send the
+/// last state (1), hear that the guest runs (1).
+pub(crate) const PAUSE_ROUND_TRIPS: f64 = 4.0;
+
+/// Means over the moves that tell it; what none tells is taken as nothing, and named.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Experience {
+    /// Beside its round trips.
+    pub prepare_s: f64,
+    /// Bytes sent in the first round for each byte of memory; below 1 because pages of zeros are
+    /// not sent.
+    pub share_sent: f64,
+    /// Of the first round, beside its bytes: looking for what is to be sent.
+    pub scan_s_per_byte: f64,
+    /// Beside its round trips and the memory that is left.
+    pub pause_s: f64,
+}
+
+impl Experience {
+    pub fn of(moves: &[PastMove], figures: &mut Figures) -> Self {
+        let usable: Vec<&PastMove> =
+            moves.iter().filter(|m| m.memory_bytes > 0 && m.rate_bytes_per_s > 0).collect();
+        let prepare_s = mean(usable.iter().filter_map(|m| Some(prepare_s(m, m.phases.prepare?))));
+        let first = || usable.iter().filter_map(|m| Some((m, first_round(&m.phases)?)));
+        let share_sent = mean(first().map(|(m, round)| round.bytes as f64 / m.memory_bytes as f64));
+        let scan_s_per_byte = mean(first().map(|(m, round)| scan_s_per_byte(m, round)));
+        let pause_s = mean(usable.iter().filter_map(|m| Some(pause_s(m, m.phases.pause?))));
+        match (prepare_s, share_sent) {
+            (None, None) => {
+                figures.assumed("all of the memory is sent, and starting QEMU takes no time");
+            }
+            _ => figures.measured(words(usable.len(), prepare_s, share_sent, pause_s)),
+        }
+        Self {
+            prepare_s: prepare_s.unwrap_or(0.0),
+            share_sent: share_sent.unwrap_or(1.0).min(1.0),
+            scan_s_per_byte: scan_s_per_byte.unwrap_or(0.0),
+            pause_s: pause_s.unwrap_or(0.0),
+        }
+    }
+}
+
+fn words(count: usize, prepare: Option<f64>, share: Option<f64>, pause: Option<f64>) -> String {
+    let seconds = |s: Option<f64>| s.map_or_else(|| "unknown".to_owned(), |s| format!("{s:.2} s"));
+    let share = share.map_or_else(|| "unknown".to_owned(), |s| format!("{:.0} %", s * 100.0));
+    let moves =
+        if count == 1 { "1 earlier move".to_owned() } else { format!("{count} earlier moves") };
+    format!(
+        "{moves}: preparation {}, {share} of the memory sent at first, pause {}, beside bytes and round trips",
+        seconds(prepare),
+        seconds(pause)
+    )
+}
+
+fn prepare_s(past: &PastMove, prepare: Prepare) -> f64 {
+    let all_s = prepare.total_ms() as f64 / 1e3;
+    (all_s - PREPARE_ROUND_TRIPS * past.rtt_ms / 1e3).max(0.0)
+}
+
+/// The first round alone: in a merged one it can't be told from the next.
+fn first_round(phases: &Phases) -> Option<CopyRound> {
+    phases.rounds.first().copied().filter(|round| (round.first, round.last) == (1, 1))
+}
+
+fn scan_s_per_byte(past: &PastMove, round: CopyRound) -> f64 {
+    let bytes_s = round.bytes as f64 / past.rate_bytes_per_s as f64;
+    (round.duration_ms as f64 / 1e3 - bytes_s).max(0.0) / past.memory_bytes as f64
+}
+
+fn pause_s(past: &PastMove, pause: Pause) -> f64 {
+    let fixed_us = pause.total_us().saturating_sub(pause.remainder_us);
+    (fixed_us as f64 / 1e6 - PAUSE_ROUND_TRIPS * past.rtt_ms / 1e3).max(0.0)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for value in values {
+        sum += value;
+        count += 1.0;
+    }
+    (count > 0.0).then(|| sum / count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::*;
+
+    /// 1 GiB of memory, half of it sent, over the link of 128 MiB/s and 16 ms.
+    fn past() -> PastMove {
+        let round = |number, duration_ms, mib: u64| CopyRound {
+            first: number,
+            last: number,
+            duration_ms,
+            bytes: mib * MIB,
+            dirty_bytes_per_s: 0,
+        };
+        PastMove {
+            memory_bytes: 1024 * MIB,
+            rate_bytes_per_s: WAN_BYTES_PER_S,
+            rtt_ms: 16.0,
+            phases: Phases {
+                // 1,000 ms beside 8 round trips.
+                prepare: Some(Prepare {
+                    epochs_ms: 28,
+                    attach_ms: 100,
+                    qemu_ms: 900,
+                    begin_ms: 100,
+                }),
+                // 4 s for the bytes, 2 s for looking.
+                rounds: vec![round(1, 6000, 512), round(2, 100, 10)],
+                // 40 ms beside 4 round trips and the remainder.
+                pause: Some(Pause {
+                    flush_us: 20_000,
+                    record_us: 4_000,
+                    epochs_us: 20_000,
+                    remainder_us: 500_000,
+                    device_us: 20_000,
+                    arrival_us: 40_000,
+                    remainder_bytes: 64 * MIB,
+                }),
+            },
+        }
+    }
+
+    #[test]
+    fn each_phase_is_learned_without_its_link_and_its_vm() {
+        let mut figures = Figures::default();
+        let learned = Experience::of(&[past()], &mut figures);
+        assert_close(learned.prepare_s, 1.0);
+        assert_close(learned.share_sent, 0.5);
+        assert_close(learned.scan_s_per_byte * 1024.0 * MIB as f64, 2.0);
+        assert_close(learned.pause_s, 0.04);
+        let words = figures.into_vec().join("\n");
+        assert!(words.contains("1 earlier move: preparation 1.00 s, 50 %"), "{words}");
+    }
+
+    #[test]
+    fn a_move_that_was_not_watched_teaches_only_what_was_seen() {
+        let mut unseen = past();
+        unseen.phases = Phases { prepare: unseen.phases.prepare, ..Phases::default() };
+        let learned = Experience::of(&[unseen], &mut Figures::default());
+        assert_close(learned.prepare_s, 1.0);
+        assert_close(learned.share_sent, 1.0);
+        assert_close(learned.pause_s, 0.0);
+    }
+
+    #[test]
+    fn rounds_that_were_made_one_do_not_count_as_the_first() {
+        let mut thinned = past();
+        thinned.phases.rounds[0].last = 2;
+        let learned = Experience::of(&[thinned], &mut Figures::default());
+        assert_close(learned.share_sent, 1.0);
+    }
+
+    #[test]
+    fn without_earlier_moves_the_assumption_is_named() {
+        let mut figures = Figures::default();
+        Experience::of(&[], &mut figures);
+        assert!(figures.into_vec()[0].starts_with("assumed: all of the memory"));
+    }
+}
