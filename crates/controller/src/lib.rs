@@ -20,6 +20,7 @@ mod planning;
 mod records;
 mod store;
 mod supervisor;
+mod tars;
 mod vms;
 
 #[cfg(test)]

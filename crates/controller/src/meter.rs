@@ -7,6 +7,9 @@
 use perigee_model::volume::IoStats;
 use serde::{Deserialize, Serialize};
 
+/// Counters that are read this late are still taken for those of the moment.
+const LATE_MS_MAX: u64 = 2_000;
+
 /// Sums since the VM started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
@@ -33,6 +36,9 @@ pub struct Meter {
     pub at_arrival: Totals,
     /// Unix time of that moment.
     pub arrived_ms: u64,
+    /// How much later than the command's start and end the counters were read, together.
+    #[serde(default)]
+    late_ms: u64,
     last_vcpu_ms: u64,
     last: Vec<LastSeen>,
 }
@@ -44,40 +50,56 @@ struct LastSeen {
     home: Option<IoStats>,
 }
 
-/// One disk's counters at one moment; `home` is `None` when the home did not answer.
+/// One disk's counters at one moment; `None` where a volume server did not answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading {
-    pub client: IoStats,
+    pub client: Option<IoStats>,
     pub home: Option<IoStats>,
 }
 
 impl Meter {
-    /// Takes a reading of all disks, in the order of the VM's spec.
+    /// Takes a reading of all disks, in the order of the VM's spec. What is not known this time
+    /// stays as it was, and is in the next difference.
     pub fn read(&mut self, vcpu_ms: u64, disks: &[Reading]) {
-        self.totals.vcpu_ms += vcpu_ms.checked_sub(self.last_vcpu_ms).unwrap_or(vcpu_ms);
-        self.last_vcpu_ms = vcpu_ms;
-        self.last.resize(disks.len(), LastSeen::default());
-        self.totals.disks.resize(disks.len(), DiskTotals::default());
+        // 0 is said of a VM whose QEMU is not there.
+        if vcpu_ms > 0 {
+            self.totals.vcpu_ms += vcpu_ms.checked_sub(self.last_vcpu_ms).unwrap_or(vcpu_ms);
+            self.last_vcpu_ms = vcpu_ms;
+        }
+        if self.last.len() < disks.len() {
+            self.last.resize(disks.len(), LastSeen::default());
+            self.totals.disks.resize(disks.len(), DiskTotals::default());
+        }
         for ((last, total), now) in
             self.last.iter_mut().zip(&mut self.totals.disks).zip(disks.iter())
         {
-            advance(&mut last.client, &mut total.client, now.client);
+            if let Some(client) = now.client {
+                advance(&mut last.client, &mut total.client, client);
+            }
             if let Some(home) = now.home {
                 advance(&mut last.home, &mut total.home, home);
             }
         }
     }
 
-    /// The command starts now.
-    pub fn command_started(&mut self, now_ms: u64) {
+    /// The command started; `late_ms` ago.
+    pub fn command_started(&mut self, at_ms: u64, late_ms: u64) {
         self.at_command = self.totals.clone();
         self.at_arrival = self.totals.clone();
-        self.arrived_ms = now_ms;
+        self.arrived_ms = at_ms;
+        self.late_ms = late_ms;
     }
 
-    /// The command has ended; what the VM does from now on is not the job's work.
-    pub fn command_ended(&mut self) {
+    /// The command ended, `late_ms` ago; what the VM does from now on is not the job's work.
+    pub fn command_ended(&mut self, late_ms: u64) {
         self.at_exit = Some(self.totals.clone());
+        self.late_ms = self.late_ms.saturating_add(late_ms);
+    }
+
+    /// Whether the totals at the command's start and end say what it did in the time it took. They
+    /// do not when the controller was away then.
+    pub fn is_sharp(&self, command_ms: u64) -> bool {
+        self.late_ms <= LATE_MS_MAX.max(command_ms / 10)
     }
 
     /// The VM is at another host, whose counters stood at `before` when the VM was not there yet.
@@ -159,7 +181,7 @@ mod tests {
     }
 
     fn reading(client: u64, home: Option<u64>) -> [Reading; 1] {
-        [Reading { client: reads(client), home: home.map(reads) }]
+        [Reading { client: Some(reads(client)), home: home.map(reads) }]
     }
 
     #[test]
@@ -178,6 +200,19 @@ mod tests {
         meter.read(0, &reading(50, None));
         meter.read(0, &reading(3, None));
         assert_eq!(meter.io().reads, 53);
+    }
+
+    #[test]
+    fn what_is_not_known_for_a_while_is_neither_lost_nor_counted_twice() {
+        let mut meter = Meter::default();
+        meter.read(100, &reading(1000, Some(0)));
+        meter.read(200, &reading(1050, Some(50)));
+        meter.read(0, &[Reading { client: None, home: None }]);
+        meter.read(0, &[]);
+        meter.read(300, &reading(1060, Some(60)));
+        assert_eq!(meter.io().reads, 60);
+        assert_eq!(meter.totals.disks[0].home.reads, 60);
+        assert_eq!(meter.totals.vcpu_ms, 300);
     }
 
     #[test]

@@ -262,6 +262,10 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     if let Some(start) = record.placement.as_ref().map(|placement| &placement.start) {
         keep_boot(cluster, start, seconds(running_ms.saturating_sub(started_ms))).await?;
     }
+    if !record.meter.is_sharp(ended_ms.saturating_sub(running_ms)) {
+        tracing::info!("job {} teaches nothing: its counters were read too late", job.id);
+        return Ok(());
+    }
     let newest = WorkProfile::learn(&measured(cluster, record, ended_ms).await?);
     let dirty = last_dirty_rate(cluster, record).await?;
     let keep = |old: Option<History>| History {

@@ -10,7 +10,7 @@
 //! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
-//! | `logs/JOB/SEQ` | a run of [`perigee_model::job::LogLine`] from that number on | the job's driver |
+//! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
 //! | `history/KEY`, `boots/HOST` | what earlier runs teach | the job's driver, at its end |
 //! | `cleanups/ID` | [`crate::cleaner::Cleanup`] | the cleaner |
@@ -74,6 +74,17 @@ pub struct JobRecord {
     /// The VM moved away from there, and what it left is not yet given to the cleaner.
     pub left: Option<HostId>,
     pub meter: Meter,
+    #[serde(default)]
+    pub log: LogKept,
+}
+
+/// How much of a job's log is kept, and what of it is not any more.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct LogKept {
+    pub bytes: u64,
+    pub dropped_lines: u64,
+    /// Number of the last line that was dropped.
+    pub dropped_seq: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -201,6 +212,17 @@ impl Records {
     pub async fn list<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Problem> {
         let entries = self.store.list(prefix).await?;
         entries.into_iter().map(|entry| decode(entry).map(|(value, _)| value)).collect()
+    }
+
+    /// The first values below the prefix whose keys come after `after`, with their keys.
+    pub async fn list_after<T: DeserializeOwned>(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, T)>, Problem> {
+        let entries = self.store.list_after(prefix, after, limit).await?;
+        entries.into_iter().map(|entry| Ok((entry.key.clone(), decode(entry)?.0))).collect()
     }
 
     pub async fn keys(&self, prefix: &str) -> Result<Vec<String>, Problem> {

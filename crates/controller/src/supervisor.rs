@@ -52,6 +52,7 @@ impl Supervisor {
         supervisor.spawn(hosts::monitor(Arc::clone(cluster)));
         supervisor.spawn(links::measure_new_links(Arc::clone(cluster)));
         supervisor.spawn(cleaner::run(Arc::clone(cluster)));
+        supervisor.spawn(jobs::collect_bundles(Arc::clone(cluster)));
         Ok(supervisor)
     }
 

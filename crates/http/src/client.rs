@@ -9,6 +9,9 @@ use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// A connection that is not used for so long is closed here.
+const IDLE_MAX: Duration = Duration::from_secs(15);
+
 /// Calls one server; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -31,6 +34,8 @@ impl Client {
         let mut builder = reqwest::Client::builder()
             .no_proxy()
             .connect_timeout(Duration::from_secs(3))
+            // Before the server closes it, so that no request meets a closing connection.
+            .pool_idle_timeout(IDLE_MAX)
             .timeout(timeout);
         let base = if let Some(path) = address.strip_prefix("unix:") {
             builder = builder.unix_socket(std::path::Path::new(path));

@@ -4,6 +4,7 @@
 //! [`perigee_model::Problem`] in JSON and its HTTP status; the client gives that same `Problem` back.
 
 mod client;
+mod connections;
 mod server;
 
 pub use client::Client;

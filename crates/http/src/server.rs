@@ -16,6 +16,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
+use crate::connections::{self, Limits};
+
 /// A [`Problem`] as an HTTP answer.
 #[derive(Debug)]
 pub struct Failure(pub Problem);
@@ -162,18 +164,17 @@ pub async fn serve(router: Router, addresses: &[Listen]) -> Result<(), Problem> 
         match address {
             Listen::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.map_err(refused)?;
-                servers.spawn(async move { axum::serve(listener, router).await });
+                servers.spawn(connections::serve(listener, router, Limits::default()));
             }
             Listen::Unix(path) => {
                 let listener = bind_unix(path).await.map_err(refused)?;
-                servers.spawn(async move { axum::serve(listener, router).await });
+                servers.spawn(connections::serve(listener, router, Limits::default()));
             }
         }
     }
     match servers.join_next().await {
-        Some(Ok(Err(error))) => Err(Problem::internal("HTTP listener", error)),
         Some(Err(error)) => Err(Problem::internal("HTTP listener", error)),
-        Some(Ok(Ok(()))) | None => Ok(()),
+        Some(Ok(())) | None => Ok(()),
     }
 }
 

@@ -54,6 +54,17 @@ pub struct GuestMessage {
     pub body: GuestBody,
 }
 
+/// A message as the agent hands it on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GuestEvent {
+    /// How long before this answer it came to the agent: whoever reads it late still knows when it happened,
+    /// whatever the hosts' clocks say.
+    #[serde(default)]
+    pub age_ms: u64,
+    #[serde(flatten)]
+    pub message: GuestMessage,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum GuestBody {

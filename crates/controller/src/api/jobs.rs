@@ -62,22 +62,25 @@ pub async fn cancel(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job
 }
 
 #[derive(Debug, Deserialize)]
-pub struct After {
+pub struct Page {
     #[serde(default)]
     after: u64,
+    limit: Option<usize>,
 }
 
-/// Log lines with a higher number than `after`.
+/// The first log lines with a higher number than `after`, at most `limit`. There are no more when the answer
+/// is empty. Of a long log only the end is kept; then the first line says how much is gone.
 #[utoipa::path(get, path = "/jobs/{job}/log", tag = "jobs",
-    params(("job" = String, Path), ("after" = Option<u64>, Query)),
+    params(("job" = String, Path), ("after" = Option<u64>, Query), ("limit" = Option<usize>, Query)),
     responses((status = 200, body = Vec<LogLine>)))]
 pub async fn log(
     State(cluster): Shared,
     Name(job): Name<JobId>,
-    query: Result<Query<After>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<Page>, axum::extract::rejection::QueryRejection>,
 ) -> Reply<Vec<LogLine>> {
-    let Query(query) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    json(jobs::log(&cluster, &job, query.after).await?)
+    let Query(page) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let limit = page.limit.unwrap_or(jobs::PAGE_LINES_MAX);
+    json(jobs::log(&cluster, &job, page.after, limit).await?)
 }
 
 #[utoipa::path(get, path = "/jobs/{job}/decisions", tag = "jobs",

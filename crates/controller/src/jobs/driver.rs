@@ -111,11 +111,22 @@ impl Run {
         self.record.save().await
     }
 
-    /// The one place that decides what a failed step means: what does not answer is waited for,
-    /// everything else ends the job.
+    /// The one place that decides what a failed step means. Trouble of ours never ends a job: what
+    /// does not answer, has no room or is broken is waited for, and the job says why. What the job
+    /// itself asks for and cannot have ends it.
     async fn troubled(&mut self, problem: Problem) -> Result<Duration, Problem> {
         let text = format!("{}: {}", problem.what, problem.why);
-        if problem.kind == ProblemKind::Unavailable || self.record.value.ending.is_some() {
+        // What the step changed and could not store has not happened.
+        let stored = self.cluster.own_job(&self.id).await?;
+        self.record = stored.ok_or_else(|| {
+            Problem::not_found(format!("job {}", self.id), "its record was deleted")
+        })?;
+        let asked_for_it = match problem.kind {
+            ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict => true,
+            ProblemKind::Unavailable | ProblemKind::NoSpace | ProblemKind::Internal => false,
+        };
+        if !asked_for_it || self.record.value.ending.is_some() {
+            tracing::warn!("job {} waits: {text}", self.id);
             self.say(&text).await?;
             return Ok(self.cluster.timing.monitor);
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use perigee_model::Problem;
-use perigee_model::job::MigrationState;
+use perigee_model::job::{JobState, MigrationState};
 use perigee_model::states::JobEvent;
 
 use super::driver::{Run, Step};
@@ -34,9 +34,11 @@ impl Run {
         super::remove_file(&files::seed_path(&self.cluster.state_dir, &self.id))?;
         let record = &mut self.record.value;
         let event = match record.ending {
-            Some(Ending::Collected { exit_code }) => JobEvent::Collected { exit_code },
-            Some(Ending::Failed) | None => JobEvent::Failed,
+            Some(Ending::Collected { exit_code }) if record.job.state == JobState::Collecting => {
+                JobEvent::Collected { exit_code }
+            }
             Some(Ending::Cancelled) => JobEvent::Cancelled,
+            Some(Ending::Collected { .. } | Ending::Failed) | None => JobEvent::Failed,
         };
         if matches!(record.ending, Some(Ending::Collected { .. })) {
             planning::job_ended(&self.cluster, record).await?;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use perigee_model::guest::GuestMessage;
+use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{Disk, VmReport, VmSpec, VmStatus};
@@ -11,7 +11,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use perigee_planner::Verdict;
 
 use super::driver::{Run, Step};
-use super::guest;
+use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
 use crate::planning;
@@ -130,12 +130,12 @@ impl Run {
         while self.record.value.last_seq < up_to_seq {
             let record = &mut self.record.value;
             let path = format!("/v1/vms/{}/events?after={}", vm_of(&self.id), record.last_seq);
-            let messages: Vec<GuestMessage> = host.agent.get(&path).await?;
-            if messages.is_empty() {
+            let events: Vec<GuestEvent> = host.agent.get(&path).await?;
+            if events.is_empty() {
                 return Ok(());
             }
-            let lines = guest::apply(record, now_ms(), messages)?;
-            guest::store_lines(&self.cluster, &self.id, &lines).await?;
+            let lines = guest::apply(record, now_ms(), events);
+            log::store(&self.cluster, &self.id, &mut record.log, lines).await?;
             self.record.save().await?;
         }
         Ok(())
@@ -203,17 +203,18 @@ impl Run {
         let Some(here) = self.job().host.clone() else { return Ok(()) };
         let mut disks = Vec::new();
         let mut at_homes: Vec<(HostId, Option<Vec<ExportStats>>)> = Vec::new();
-        for (disk, client) in placement.disks.iter().zip(&report.io) {
+        for (index, disk) in placement.disks.iter().enumerate() {
+            let client = report.io.get(index).copied();
             if disk.home != here && !at_homes.iter().any(|(home, _)| *home == disk.home) {
                 let home = self.cluster.hosts.get(&disk.home)?;
                 at_homes.push((disk.home.clone(), home.volume.get("/v1/stats").await.ok()));
             }
             let home = if disk.home == here {
-                Some(*client)
+                client
             } else {
                 stats_of(&at_homes, &disk.home, &disk.volume)
             };
-            disks.push(Reading { client: *client, home });
+            disks.push(Reading { client, home });
         }
         self.record.value.meter.read(report.vcpu_ms, &disks);
         Ok(())

@@ -1,80 +1,127 @@
 //! What the guest's messages do to a job's record: synchronous, so that tests feed messages.
+//!
+//! The guest is not trusted. A message that does not fit the job's state is passed over, or it ends the job
+//! where the job could not end any more; none of them is an error.
 
-use perigee_model::guest::{GuestBody, GuestMessage};
+use perigee_model::guest::{GuestBody, GuestEvent};
 use perigee_model::job::{JobState, LogLine, Progress};
-use perigee_model::states::{JobEvent, Refused};
-use perigee_model::{JobId, Problem};
+use perigee_model::states::JobEvent;
+use perigee_model::volume::BLOCK_BYTES;
 
-use crate::cluster::Cluster;
+use crate::files;
 use crate::planning::seconds;
 use crate::records::{Ending, JobRecord, Output};
 
-/// Lines kept under one key of the store.
-const LINES_PER_CHUNK: usize = 100;
+/// What a job shows of a text that its guest made up.
+const TEXT_BYTES_MAX: usize = 1000;
+
+/// The runner cuts longer lines into several; here only a guest that is not ours has longer ones.
+const LINE_BYTES_MAX: usize = 8 << 10;
 
 /// Takes messages into account, in order, each once; gives back the log lines among them.
-///
-/// # Errors
-/// [`Refused`] when a message does not fit the job's state.
-pub fn apply(
-    record: &mut JobRecord,
-    now_ms: u64,
-    messages: Vec<GuestMessage>,
-) -> Result<Vec<LogLine>, Refused> {
+pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Vec<LogLine> {
     let mut lines = Vec::new();
-    for message in messages {
+    for GuestEvent { age_ms, message } in events {
         if message.seq <= record.last_seq {
             continue;
         }
         record.last_seq = message.seq;
-        match message.body {
-            GuestBody::Log { stream, line } => {
-                lines.push(LogLine { seq: message.seq, uptime_ms: message.uptime_ms, stream, line })
-            }
-            GuestBody::Started => started(record, now_ms)?,
-            GuestBody::Progress { done, total, label } => {
-                record.job.progress = Some(Progress { done, total, label });
-            }
-            GuestBody::Exited { code } => exited(record, now_ms, code)?,
-            GuestBody::Finished { output_bytes, output_sha256 } => {
-                record.finished = Some(Output { bytes: output_bytes, sha256: output_sha256 });
-            }
-            GuestBody::Failed { reason } => {
-                record.ending = Some(Ending::Failed);
-                record.job.reason = format!("the runner in the guest: {reason}");
-            }
+        if let GuestBody::Log { stream, line } = message.body {
+            let line = shorten(&line, LINE_BYTES_MAX);
+            lines.push(LogLine { seq: message.seq, uptime_ms: message.uptime_ms, stream, line });
+        } else if record.ending.is_none() && !record.job.state.is_final() {
+            take(record, When::new(record, now_ms, age_ms), message.body);
         }
     }
-    Ok(lines)
+    lines
 }
 
-fn started(record: &mut JobRecord, now_ms: u64) -> Result<(), Refused> {
-    record.job.state = record.job.state.next(JobEvent::CommandStarted)?;
-    record.job.running_ms = Some(now_ms);
-    record.meter.command_started(now_ms);
-    Ok(())
+/// The moment of a message, by the controller's clock.
+#[derive(Clone, Copy)]
+struct When {
+    at_ms: u64,
+    /// How much later it is taken into account.
+    late_ms: u64,
 }
 
-fn exited(record: &mut JobRecord, now_ms: u64, code: i32) -> Result<(), Refused> {
-    if record.job.state == JobState::Starting {
-        started(record, now_ms)?;
+impl When {
+    /// Nothing happens before what happened before it.
+    fn new(record: &JobRecord, now_ms: u64, age_ms: u64) -> Self {
+        let job = &record.job;
+        let earliest_ms = job.running_ms.or(job.started_ms).unwrap_or(0).min(now_ms);
+        let at_ms = now_ms.saturating_sub(age_ms).max(earliest_ms);
+        Self { at_ms, late_ms: now_ms - at_ms }
     }
-    record.job.state = record.job.state.next(JobEvent::CommandEnded)?;
-    record.meter.command_ended();
+}
+
+fn take(record: &mut JobRecord, when: When, body: GuestBody) {
+    match body {
+        GuestBody::Log { .. } => {}
+        GuestBody::Started => {
+            started(record, when);
+        }
+        GuestBody::Progress { done, total, label } => {
+            record.job.progress =
+                Some(Progress { done, total, label: shorten(&label, TEXT_BYTES_MAX) });
+        }
+        GuestBody::Exited { code } => exited(record, when, code),
+        GuestBody::Finished { output_bytes, output_sha256 } => {
+            finished(record, Output { bytes: output_bytes, sha256: output_sha256 });
+        }
+        GuestBody::Failed { reason } => {
+            fail(record, format!("the runner in the guest: {}", shorten(&reason, TEXT_BYTES_MAX)));
+        }
+    }
+}
+
+/// Whether the command starts now; it starts once.
+fn started(record: &mut JobRecord, when: When) -> bool {
+    let Ok(state) = record.job.state.next(JobEvent::CommandStarted) else { return false };
+    record.job.state = state;
+    record.job.running_ms = Some(when.at_ms);
+    record.meter.command_started(when.at_ms, when.late_ms);
+    true
+}
+
+fn exited(record: &mut JobRecord, when: When, code: i32) {
+    if record.job.state == JobState::Starting && !started(record, when) {
+        return;
+    }
+    let Ok(state) = record.job.state.next(JobEvent::CommandEnded) else { return };
+    record.job.state = state;
+    record.meter.command_ended(when.late_ms);
     record.job.exit_code = Some(code);
-    record.job.measured_s = record.job.started_ms.map(|ms| seconds(now_ms.saturating_sub(ms)));
-    Ok(())
+    record.job.measured_s = record.job.started_ms.map(|ms| seconds(when.at_ms.saturating_sub(ms)));
 }
 
-pub fn log_prefix(job: &JobId) -> String {
-    format!("logs/{job}/")
-}
-
-/// Stores lines under the number of the first one: storing them again changes nothing.
-pub async fn store_lines(cluster: &Cluster, job: &JobId, lines: &[LogLine]) -> Result<(), Problem> {
-    for chunk in lines.chunks(LINES_PER_CHUNK) {
-        let key = format!("{}{:012}", log_prefix(job), chunk[0].seq);
-        cluster.records.put(&key, &chunk).await?;
+fn finished(record: &mut JobRecord, output: Output) {
+    if record.finished.is_some() {
+        return;
     }
-    Ok(())
+    if record.job.state != JobState::Collecting {
+        return fail(record, "the guest says that its outputs stand before its command ended");
+    }
+    let disk_bytes = record.job.spec.output_bytes.next_multiple_of(BLOCK_BYTES);
+    if output.bytes > disk_bytes {
+        let said = output.bytes;
+        let why =
+            format!("the guest says that it wrote {said} bytes to an output disk of {disk_bytes}");
+        return fail(record, why);
+    }
+    if !files::is_sha256(&output.sha256) {
+        return fail(record, "the guest gives no SHA-256 of its outputs");
+    }
+    record.finished = Some(output);
 }
+
+fn fail(record: &mut JobRecord, reason: impl Into<String>) {
+    record.ending = Some(Ending::Failed);
+    record.job.reason = reason.into();
+}
+
+fn shorten(text: &str, bytes_max: usize) -> String {
+    text[..text.floor_char_boundary(bytes_max)].to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -13,28 +13,34 @@ mod driver;
 mod finish;
 mod follow;
 mod guest;
-
+mod log;
 mod place;
 mod samples;
 mod settle;
 mod stage;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use perigee_model::job::{Job, JobSpec, JobState, LogLine, Sample};
+use perigee_model::job::{Job, JobSpec, JobState, Sample};
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
 use crate::records::{
-    JobIntent, JobRecord, MigrationRecord, job_intent_key, job_key, migration_prefix, vm_of,
+    JobIntent, JobRecord, LogKept, MigrationRecord, job_intent_key, job_key, migration_prefix,
+    vm_of,
 };
 use crate::{catalog, files};
 
 pub use driver::drive;
+pub use log::{PAGE_LINES_MAX, read as log};
 
 /// A job's name with `-0001` and a volume's suffix must still be a name.
 const NAME_BYTES_MAX: usize = 48;
+
+/// Between two looks for input files that nothing needs.
+const COLLECT_EVERY: Duration = Duration::from_secs(600);
 
 const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
@@ -73,6 +79,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         moves: 0,
         left: None,
         meter: Meter::default(),
+        log: LogKept::default(),
     }
 }
 
@@ -121,12 +128,10 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         }
         catalog::find(cluster, &volume.volume).await?;
     }
-    if let Some(sha256) = &spec.inputs {
-        let known =
-            files::is_sha256(sha256) && files::bundle_path(&cluster.state_dir, sha256).exists();
-        if !known {
-            return invalid(format!("inputs: no bundle {sha256} was uploaded"));
-        }
+    if let Some(sha256) = &spec.inputs
+        && !files::keep_bundle(&cluster.state_dir, sha256)
+    {
+        return invalid(format!("inputs: no bundle {sha256} was uploaded"));
     }
     if !cluster.hosts.up().is_empty() {
         catalog::image(cluster, &spec.image).await?;
@@ -209,15 +214,23 @@ pub async fn intend(
     Ok(job)
 }
 
-pub async fn log(cluster: &Cluster, id: &JobId, after: u64) -> Result<Vec<LogLine>, Problem> {
-    record(cluster, id).await?;
-    let chunks: Vec<Vec<LogLine>> = cluster.records.list(&guest::log_prefix(id)).await?;
-    Ok(chunks.into_iter().flatten().filter(|line| line.seq > after).collect())
-}
-
 pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Problem> {
     record(cluster, id).await?;
     samples::read(cluster, id).await
+}
+
+/// Removes uploaded input files that no unfinished job needs, again and again.
+pub async fn collect_bundles(cluster: Arc<Cluster>) {
+    loop {
+        let jobs = cluster.unfinished_jobs();
+        let needed = jobs.iter().filter_map(|record| record.job.spec.inputs.clone()).collect();
+        match files::collect_bundles(&cluster.state_dir, &needed) {
+            Ok(0) => {}
+            Ok(removed) => tracing::info!("{removed} bundles that no job needs are removed"),
+            Err(problem) => tracing::warn!("{problem}"),
+        }
+        tokio::time::sleep(COLLECT_EVERY).await;
+    }
 }
 
 /// Forgets an ended job with all that was kept of it.
@@ -233,8 +246,7 @@ pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     if !cluster.records.keys(&crate::cleaner::prefix(id)).await?.is_empty() {
         return refuse("parts of it stand on a host that does not answer");
     }
-    for prefix in [guest::log_prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))]
-    {
+    for prefix in [log::prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))] {
         cluster.records.remove_all(&prefix).await?;
     }
     cluster.records.remove_all(&format!("intents/migrations/{id}/")).await?;

@@ -1,5 +1,6 @@
-//! A job's time series, bounded: when it is full, every second point goes and the others come
-//! half as often. It is an observation: the last seconds may be missing after a crash.
+//! A job's time series, bounded: when it is full, every second point of its older three quarters goes.
+//! So the last minutes are dense, and the further back, the thinner it is. It is an observation: the last
+//! seconds may be missing after a crash.
 
 use std::time::{Duration, Instant};
 
@@ -9,35 +10,28 @@ use perigee_model::{JobId, Problem};
 use crate::cluster::Cluster;
 
 const SAMPLES_MAX: usize = 1000;
+const DENSE: usize = SAMPLES_MAX / 4;
 const STORE_EVERY: Duration = Duration::from_secs(5);
 
 pub struct Samples {
     points: Vec<Sample>,
     stored: Option<Instant>,
-    /// Points left out between two that are kept.
-    skip: usize,
-    skipped: usize,
 }
 
 impl Samples {
     pub async fn load(cluster: &Cluster, job: &JobId) -> Result<Self, Problem> {
-        Ok(Self { points: read(cluster, job).await?, stored: None, skip: 0, skipped: 0 })
+        Ok(Self { points: read(cluster, job).await?, stored: None })
     }
 
     pub fn push(&mut self, sample: Sample) {
-        if self.skipped < self.skip {
-            self.skipped += 1;
-            return;
-        }
-        self.skipped = 0;
         self.points.push(sample);
         if self.points.len() >= SAMPLES_MAX {
-            let mut keep = false;
+            let older = self.points.len() - DENSE;
+            let mut index = 0;
             self.points.retain(|_| {
-                keep = !keep;
-                keep
+                index += 1;
+                index > older || index % 2 == 1
             });
-            self.skip = self.skip * 2 + 1;
         }
     }
 
@@ -69,8 +63,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_series_stays_bounded_and_keeps_its_beginning() {
-        let mut samples = Samples { points: Vec::new(), stored: None, skip: 0, skipped: 0 };
+    fn a_long_series_stays_bounded_and_thins_out_with_age() {
+        let mut samples = Samples { points: Vec::new(), stored: None };
         for at_ms in 0..10_000 {
             samples.push(Sample {
                 at_ms,
@@ -83,6 +77,10 @@ mod tests {
         assert!(samples.points.len() < SAMPLES_MAX);
         assert_eq!(samples.points[0].at_ms, 0);
         assert!(samples.points.is_sorted_by_key(|point| point.at_ms));
-        assert!(samples.points.last().expect("points").at_ms > 9_900);
+        let times: Vec<u64> = samples.points.iter().map(|point| point.at_ms).collect();
+        let steps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(steps[steps.len() - DENSE + 1..].iter().all(|step| *step == 1), "{steps:?}");
+        assert!(steps.is_sorted_by(|older, newer| older >= newer), "{steps:?}");
+        assert_eq!(times.last(), Some(&9_999));
     }
 }

@@ -39,6 +39,7 @@ contract!(
         a_write_with_an_old_revision_is_refused,
         a_deleted_key_comes_back_with_a_new_revision,
         a_list_is_in_order_and_stays_in_its_prefix,
+        a_list_goes_on_after_a_key_and_ends_at_its_limit,
         a_watcher_sees_its_prefix_in_order,
         a_slow_watcher_is_told_that_it_missed_changes,
         one_of_many_racing_writers_wins,
@@ -52,6 +53,22 @@ async fn put(store: &dyn Store, key: &str, value: i32) -> super::Revision {
         Swap::Done(revision) => revision,
         Swap::Differs => panic!("nobody else writes {key}"),
     }
+}
+
+async fn a_list_goes_on_after_a_key_and_ends_at_its_limit(fixture: &impl Fixture) {
+    let store = fixture.open();
+    for (value, key) in ["a", "l/1", "l/2", "l/3", "l/4", "m"].iter().zip(0..).map(|(k, v)| (v, k))
+    {
+        put(&*store, key, value).await;
+    }
+    let keys = async |after: &str, limit| {
+        let entries = store.list_after("l/", after, limit).await.expect("list");
+        entries.into_iter().map(|entry| entry.key).collect::<Vec<_>>()
+    };
+    assert_eq!(keys("", 2).await, ["l/1", "l/2"]);
+    assert_eq!(keys("l/2", 2).await, ["l/3", "l/4"]);
+    assert_eq!(keys("l/1x", 9).await, ["l/2", "l/3", "l/4"]);
+    assert!(keys("l/4", 9).await.is_empty());
 }
 
 async fn what_was_put_is_read(fixture: &impl Fixture) {

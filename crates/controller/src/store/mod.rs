@@ -69,6 +69,15 @@ pub trait Store: Send + Sync + 'static {
     /// All entries whose key starts with `prefix`, in the order of their keys.
     fn list<'a>(&'a self, prefix: &'a str) -> Answer<'a, Vec<Entry>>;
 
+    /// The first `limit` entries whose key starts with `prefix` and comes after `after`, in the
+    /// order of their keys.
+    fn list_after<'a>(
+        &'a self,
+        prefix: &'a str,
+        after: &'a str,
+        limit: usize,
+    ) -> Answer<'a, Vec<Entry>>;
+
     /// Writes only if the key's revision is `expected`; `None` means that there is no such key.
     /// A write that was answered `Done` survives a crash of the machine.
     fn compare_and_swap<'a>(

@@ -94,6 +94,27 @@ impl Store for SqliteStore {
         })
     }
 
+    fn list_after<'a>(
+        &'a self,
+        prefix: &'a str,
+        after: &'a str,
+        limit: usize,
+    ) -> Answer<'a, Vec<Entry>> {
+        let (prefix, after) = (prefix.to_owned(), after.to_owned());
+        self.run(move |_, connection| {
+            let end = format!("{prefix}\u{10FFFF}");
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            connection
+                .prepare_cached(
+                    "SELECT key, value, revision FROM entries
+                     WHERE key >= ?1 AND key > ?2 AND key < ?3 ORDER BY key LIMIT ?4",
+                )?
+                .query_map(params![prefix, after, end, limit], row)?
+                .map(|row| entry(row?))
+                .collect()
+        })
+    }
+
     fn compare_and_swap<'a>(
         &'a self,
         key: &'a str,

@@ -330,7 +330,15 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
     {
         return Err(no_volume());
     }
-    let info = VolumeInfo {
+    let info = volume_info(&new);
+    let volume =
+        Volume { info: info.clone(), issued: 1, data: Vec::new(), stats: IoStats::default() };
+    inside.volumes.insert(new.name, volume);
+    Ok(Json(info))
+}
+
+fn volume_info(new: &CreateVolume) -> VolumeInfo {
+    VolumeInfo {
         name: new.name.clone(),
         size_bytes: new.size_bytes.unwrap_or(1 << 20),
         head_bytes: 0,
@@ -344,11 +352,7 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
         sessions: 0,
         tenant: TenantName::default(),
         cache: CachePolicy::default(),
-    };
-    let volume =
-        Volume { info: info.clone(), issued: 1, data: Vec::new(), stats: IoStats::default() };
-    inside.volumes.insert(new.name, volume);
-    Ok(Json(info))
+    }
 }
 
 async fn delete_volume(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<()> {

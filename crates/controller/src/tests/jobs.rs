@@ -36,7 +36,7 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     lab.wait_for_clean_hosts().await;
     let output = std::fs::read(files::output_path(lab.dir.path(), &id)).expect("output");
     assert_eq!(output, b"the answers");
-    let lines = jobs::log(&lab.cluster, &id, 0).await.expect("log");
+    let lines = jobs::log(&lab.cluster, &id, 0, 100).await.expect("log");
     assert_eq!(lines.iter().map(|l| l.line.as_str()).collect::<Vec<_>>(), ["hello"]);
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
     assert_eq!(decisions.len(), 1);
@@ -60,7 +60,7 @@ async fn a_controller_restart_in_the_middle_of_a_job_does_nothing_twice_and_lose
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     assert_eq!(lab.home.inside().starts[&vm], 1);
-    let lines = jobs::log(&lab.cluster, &id, 0).await.expect("log");
+    let lines = jobs::log(&lab.cluster, &id, 0, 100).await.expect("log");
     assert_eq!(lines.iter().map(|l| l.line.as_str()).collect::<Vec<_>>(), ["one", "two"]);
     lab.wait_for_clean_hosts().await;
 }
@@ -81,7 +81,7 @@ async fn a_guest_that_said_much_and_powered_off_has_not_lost_its_job() {
     lab.home.inside().vms.get_mut(&vm).expect("the VM").report.status = VmStatus::Shutdown;
     lab.restart_controller().await;
     lab.wait_for_state(&id, JobState::Succeeded).await;
-    assert_eq!(jobs::log(&lab.cluster, &id, 0).await.expect("log").len(), 10);
+    assert_eq!(jobs::log(&lab.cluster, &id, 0, 100).await.expect("log").len(), 10);
 }
 
 #[tokio::test]

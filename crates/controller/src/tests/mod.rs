@@ -3,6 +3,7 @@
 
 mod api;
 mod fake;
+mod faults;
 mod jobs;
 mod migrations;
 

@@ -1,0 +1,163 @@
+//! A job's log, in pieces of the store: bounded, written piece by piece and read page by page.
+//!
+//! A piece has the lines among 100 consecutive messages of the guest, under the number of the hundred. So
+//! storing a line again changes nothing, and where to begin to read follows from a line's number.
+
+use perigee_model::guest::LogStream;
+use perigee_model::job::LogLine;
+use perigee_model::{JobId, Problem};
+
+use crate::cluster::Cluster;
+use crate::records::LogKept;
+
+const MESSAGES_PER_PIECE: u64 = 100;
+
+/// What is kept of one job's log; its first lines go first.
+const LOG_BYTES_MAX: u64 = 16 << 20;
+
+/// What a line takes beside its text.
+const LINE_BYTES: u64 = 80;
+
+/// Lines in one answer, at most; also when nobody asks for a number.
+pub const PAGE_LINES_MAX: usize = 10_000;
+
+/// An answer ends after the piece that reaches this size.
+const PAGE_BYTES: u64 = 4 << 20;
+
+pub fn prefix(job: &JobId) -> String {
+    format!("logs/{job}/")
+}
+
+fn key(job: &JobId, piece: u64) -> String {
+    format!("{}{piece:014}", prefix(job))
+}
+
+/// Stores lines, whose numbers grow, and drops the oldest ones beyond the limit.
+pub async fn store(
+    cluster: &Cluster,
+    job: &JobId,
+    kept: &mut LogKept,
+    lines: Vec<LogLine>,
+) -> Result<(), Problem> {
+    let same_piece =
+        |a: &LogLine, b: &LogLine| a.seq / MESSAGES_PER_PIECE == b.seq / MESSAGES_PER_PIECE;
+    for new in lines.chunk_by(same_piece) {
+        let key = key(job, new[0].seq / MESSAGES_PER_PIECE);
+        let mut piece: Vec<LogLine> = cluster.records.read(&key).await?.unwrap_or_default();
+        let last_seq = piece.last().map_or(0, |line| line.seq);
+        let before = size_of(&piece);
+        piece.extend(new.iter().filter(|line| line.seq > last_seq).cloned());
+        cluster.records.put(&key, &piece).await?;
+        kept.bytes += size_of(&piece) - before;
+    }
+    while kept.bytes > LOG_BYTES_MAX {
+        let oldest = cluster.records.list_after::<Vec<LogLine>>(&prefix(job), "", 1).await?;
+        let Some((key, piece)) = oldest.into_iter().next() else { break };
+        kept.bytes = kept.bytes.saturating_sub(size_of(&piece));
+        kept.dropped_lines += piece.len() as u64;
+        kept.dropped_seq = piece.last().map_or(kept.dropped_seq, |line| line.seq);
+        cluster.records.remove(&key).await?;
+    }
+    Ok(())
+}
+
+fn size_of(lines: &[LogLine]) -> u64 {
+    lines.iter().map(|line| line.line.len() as u64 + LINE_BYTES).sum()
+}
+
+/// The first lines with a higher number than `after`, at most `limit`; there may be more although it
+/// are fewer. In place of lines that are not kept any more, one line says how many they were.
+pub async fn read(
+    cluster: &Cluster,
+    job: &JobId,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<LogLine>, Problem> {
+    let kept = super::record(cluster, job).await?.log;
+    page(cluster, job, &kept, after, limit).await
+}
+
+async fn page(
+    cluster: &Cluster,
+    job: &JobId,
+    kept: &LogKept,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<LogLine>, Problem> {
+    let limit = limit.clamp(1, PAGE_LINES_MAX);
+    let mut page = Vec::new();
+    if kept.dropped_seq > after {
+        page.push(gap(kept));
+    }
+    // The piece of `after` itself may have more.
+    let mut from = match (after / MESSAGES_PER_PIECE).checked_sub(1) {
+        Some(piece) => key(job, piece),
+        None => String::new(),
+    };
+    let mut bytes = 0;
+    while page.len() < limit && bytes < PAGE_BYTES {
+        let next = cluster.records.list_after::<Vec<LogLine>>(&prefix(job), &from, 1).await?;
+        let Some((key, piece)) = next.into_iter().next() else { break };
+        bytes += size_of(&piece);
+        page.extend(piece.into_iter().filter(|line| line.seq > after));
+        from = key;
+    }
+    page.truncate(limit);
+    Ok(page)
+}
+
+fn gap(kept: &LogKept) -> LogLine {
+    let (lines, mib) = (kept.dropped_lines, LOG_BYTES_MAX >> 20);
+    LogLine {
+        seq: kept.dropped_seq,
+        uptime_ms: 0,
+        stream: LogStream::Stderr,
+        line: format!(
+            "perigee: {lines} lines before this are gone: a job's last {mib} MiB are kept"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Timing;
+    use crate::supervisor::Supervisor;
+
+    #[tokio::test]
+    async fn a_log_without_end_keeps_its_last_part_and_is_read_in_pages() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let supervisor = Supervisor::start(dir.path(), Timing::default()).await.expect("start");
+        let cluster = &supervisor.cluster;
+        let job = JobId::new("q-0001").expect("name");
+        let line = |seq: u64| LogLine {
+            seq,
+            uptime_ms: 0,
+            stream: LogStream::Stdout,
+            line: "x".repeat(32 << 10),
+        };
+        let mut kept = LogKept::default();
+        for batch in 0..20 {
+            let seqs = 40 * batch + 1..=40 * (batch + 1);
+            let lines: Vec<LogLine> = seqs.map(line).collect();
+            store(cluster, &job, &mut kept, lines.clone()).await.expect("store");
+            let before = kept.bytes;
+            store(cluster, &job, &mut kept, lines).await.expect("again, after a crash");
+            assert_eq!(kept.bytes, before);
+        }
+        let (mut after, mut read) = (0, Vec::new());
+        loop {
+            let page = page(cluster, &job, &kept, after, 7).await.expect("read");
+            assert!(page.len() <= 7, "{} lines", page.len());
+            let Some(last) = page.last() else { break };
+            after = last.seq;
+            read.extend(page);
+        }
+        assert_eq!(
+            read[0].line,
+            "perigee: 299 lines before this are gone: a job's last 16 MiB are kept"
+        );
+        let seqs: Vec<u64> = read.iter().map(|line| line.seq).collect();
+        assert_eq!(seqs, (299..=800).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,156 @@
+//! Tar streams of people and of guests, entry by entry: none is unpacked here, and none is trusted.
+//!
+//! An entry that could leave its directory is refused. What an archive says about its entries (long names,
+//! extended headers) is read into memory, so it is bounded before it is read.
+
+use std::cell::Cell;
+use std::io::{self, Read, Write};
+use std::path::{Component, Path, PathBuf};
+
+use perigee_model::guest::Seed;
+
+/// What may stand between the end of one entry's data and the beginning of the next one's.
+const HEADER_BYTES_MAX: u64 = 64 << 10;
+
+/// One of 512 bytes at least.
+const ENTRIES_MAX: u64 = 1_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TarError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("entry {0:?} is absolute or goes up with '..'")]
+    Escapes(String),
+    #[error("entry {0:?} is neither a file, a directory nor a symbolic link")]
+    Kind(String),
+    #[error("it has more than {0} entries")]
+    Entries(u64),
+    #[error("the seed's description: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Gives no more bytes than there are in its budget.
+pub struct Bounded<'a, R> {
+    inner: R,
+    budget: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.budget.get();
+        if left == 0 && !buffer.is_empty() {
+            let why = format!("the headers of an entry take more than {HEADER_BYTES_MAX} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        let room = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        let length = self.inner.read(&mut buffer[..room])?;
+        self.budget.set(left - length as u64);
+        Ok(length)
+    }
+}
+
+/// Calls `each` for every entry; what it does not read of a plain file is passed over.
+pub fn for_each_entry<R: Read>(
+    archive: R,
+    entries_max: u64,
+    mut each: impl FnMut(&mut tar::Entry<'_, Bounded<'_, R>>) -> Result<(), TarError>,
+) -> Result<(), TarError> {
+    let budget = Cell::new(HEADER_BYTES_MAX);
+    let mut archive = tar::Archive::new(Bounded { inner: archive, budget: &budget });
+    let mut entries = archive.entries()?;
+    let mut count = 0;
+    loop {
+        // The iterator reads headers only: all of the entry before was read.
+        budget.set(HEADER_BYTES_MAX);
+        let Some(entry) = entries.next() else { return Ok(()) };
+        let mut entry = entry?;
+        count += 1;
+        if count > entries_max {
+            return Err(TarError::Entries(entries_max));
+        }
+        budget.set(u64::MAX);
+        each(&mut entry)?;
+        io::copy(&mut entry, &mut io::sink())?;
+    }
+}
+
+/// Looks at every entry of an archive of input files.
+///
+/// # Errors
+/// When it is no tar or holds an entry that a job may not have.
+pub fn check_inputs(archive: impl Read) -> Result<(), TarError> {
+    for_each_entry(archive, ENTRIES_MAX, |entry| input_path(entry).map(drop))
+}
+
+/// The tar for a job's seed disk: its description, then its input files.
+pub fn write_seed<W: Write>(
+    target: W,
+    seed: &Seed,
+    bundle: Option<impl Read>,
+) -> Result<W, TarError> {
+    let mut builder = tar::Builder::new(target);
+    let json = serde_json::to_vec(seed)?;
+    let mut header = header_of_root(0o644, 0);
+    header.set_size(json.len() as u64);
+    builder.append_data(&mut header, "job.json", &json[..])?;
+    if let Some(bundle) = bundle {
+        for_each_entry(bundle, ENTRIES_MAX, |entry| copy_entry(entry, &mut builder))?;
+    }
+    Ok(builder.into_inner()?)
+}
+
+fn copy_entry<R: Read, W: Write>(
+    entry: &mut tar::Entry<'_, R>,
+    builder: &mut tar::Builder<W>,
+) -> Result<(), TarError> {
+    let Some(path) = input_path(entry)? else { return Ok(()) };
+    let mut header = header_of_root(entry.header().mode()? & 0o777, entry.header().mtime()?);
+    header.set_entry_type(entry.header().entry_type());
+    if let Some(link) = entry.link_name()? {
+        builder.append_link(&mut header, path, link)?;
+    } else {
+        header.set_size(entry.size());
+        builder.append_data(&mut header, path, entry)?;
+    }
+    Ok(())
+}
+
+/// The numbering is the guest's: there the job runs as root.
+fn header_of_root(mode: u32, mtime_s: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(mode);
+    header.set_mtime(mtime_s);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_size(0);
+    header
+}
+
+/// Where an entry goes on the seed; `None` for the bundle's own top directory and for what is no
+/// file but a word about the archive.
+fn input_path<R: Read>(entry: &tar::Entry<'_, R>) -> Result<Option<PathBuf>, TarError> {
+    if entry.header().entry_type().is_pax_global_extensions() {
+        return Ok(None);
+    }
+    let path = entry.path()?;
+    let shown = || path.to_string_lossy().into_owned();
+    let kind = entry.header().entry_type();
+    if !(kind.is_file() || kind.is_dir() || kind.is_symlink()) {
+        return Err(TarError::Kind(shown()));
+    }
+    let mut inside = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => inside.push(part),
+            Component::CurDir => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                return Err(TarError::Escapes(shown()));
+            }
+        }
+    }
+    let is_top = inside.as_os_str().is_empty();
+    Ok((!is_top).then(|| Path::new("inputs").join(inside)))
+}
+
+#[cfg(test)]
+pub mod tests;

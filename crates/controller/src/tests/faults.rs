@@ -1,0 +1,111 @@
+//! Faults that cost a job its work, each with the way it came about.
+
+use perigee_model::guest::{GuestBody, LogStream};
+use perigee_model::job::{Access, JobState};
+use perigee_model::vm::VmStatus;
+
+use super::{Lab, finish, spec, vm_of};
+use crate::{files, jobs};
+
+/// A running job whose guest has ended its command and left an output.
+async fn running(lab: &Lab) -> (perigee_model::JobId, perigee_model::VmId) {
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (id, vm)
+}
+
+#[tokio::test]
+async fn a_disk_of_the_controller_that_takes_no_output_ends_no_job() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    let outputs = lab.dir.path().join("outputs");
+    std::fs::remove_dir(&outputs).expect("it is empty");
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab
+        .wait_for_job(&id, "waiting for its output", |job| {
+            job.state.is_final() || !job.reason.is_empty()
+        })
+        .await;
+    assert_eq!(job.state, JobState::Collecting, "{}", job.reason);
+    assert!(job.reason.contains("outputs"), "{}", job.reason);
+    std::fs::create_dir(&outputs).expect("the disk is back");
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    let output = std::fs::read(files::output_path(lab.dir.path(), &id)).expect("output");
+    assert_eq!(output, b"the answers");
+}
+
+#[tokio::test]
+async fn a_store_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    let other = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
+    other.busy_timeout(std::time::Duration::from_secs(30)).expect("patience");
+    let full = "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'logs/%'
+                BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
+    other.execute_batch(full).expect("the disk fills up");
+    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "kept".into() });
+    let job = lab
+        .wait_for_job(&id, "waiting for its log", |job| {
+            job.state.is_final() || job.reason.contains("full")
+        })
+        .await;
+    assert_eq!(job.state, JobState::Running, "{}", job.reason);
+    other.execute_batch("DROP TRIGGER full_1").expect("there is room again");
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    let lines = jobs::log(&lab.cluster, &id, 0, 100).await.expect("log");
+    assert_eq!(lines.iter().map(|l| l.line.as_str()).collect::<Vec<_>>(), ["kept"]);
+}
+
+#[tokio::test]
+async fn a_guest_that_begins_with_finished_ends_its_job() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    lab.home.say(&vm, GuestBody::Finished { output_bytes: 0, output_sha256: empty.into() });
+    let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed, "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn an_output_that_the_guest_claims_beyond_its_disk_ends_the_job() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    lab.home.say(&vm, GuestBody::Exited { code: 0 });
+    let sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".into();
+    lab.home.say(&vm, GuestBody::Finished { output_bytes: 16 << 40, output_sha256: sha256 });
+    let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.reason.contains("output disk"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn an_empty_answer_of_a_volume_server_keeps_the_account() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    let set = |reads: Option<u64>| {
+        let mut inside = lab.home.inside();
+        let report = &mut inside.vms.get_mut(&vm).expect("VM").report;
+        let stats = |reads| perigee_model::volume::IoStats { reads, ..Default::default() };
+        report.io =
+            reads.map(|reads| vec![stats(reads); report.spec.disks.len()]).unwrap_or_default();
+    };
+    let reads = async || {
+        let samples = jobs::samples(&lab.cluster, &id).await.expect("samples");
+        samples.last().map_or(0, |sample| sample.io.reads)
+    };
+    for count in [Some(10), Some(1010), None, Some(1020)] {
+        set(count);
+        tokio::time::sleep(super::TIMING.figures * 4).await;
+    }
+    lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::Running;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(reads().await, 4 * 1020, "four disks, from zero on");
+}
