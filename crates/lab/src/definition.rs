@@ -11,6 +11,8 @@ use std::str::FromStr;
 use perigee_model::{HostId, Problem, SiteId};
 use serde::{Deserialize, Serialize};
 
+use crate::wan::LinkSettings;
+
 pub const CONTROLLER_PORT: u16 = 7000;
 pub const VOLUME_PORT: u16 = 7001;
 pub const AGENT_PORT: u16 = 7002;
@@ -20,6 +22,8 @@ pub const NBD_PORT: u16 = 10809;
 const CONTROLLER_NUMBER: u8 = 2;
 const FIRST_HOST_NUMBER: u8 = 10;
 const HOSTS_MAX: usize = 200;
+/// Every pair of sites has a link of its own: 16 sites have 120.
+const SITES_MAX: usize = 16;
 
 /// Four lower-case hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -79,39 +83,62 @@ pub struct SiteDef {
     pub hosts: Vec<HostId>,
 }
 
+/// The WAN between two sites.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    pub sites: [SiteId; 2],
+    #[serde(flatten)]
+    pub settings: LinkSettings,
+}
+
+impl Link {
+    pub fn joins(&self, one: &SiteId, other: &SiteId) -> bool {
+        let [a, b] = &self.sites;
+        (a, b) == (one, other) || (a, b) == (other, one)
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.sites[0], self.sites[1])
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definition {
     pub id: LabId,
-    /// Round-trip time between any two sites.
-    pub rtt_ms: u32,
     pub sites: Vec<SiteDef>,
+    /// One for each pair of sites, as the lab begins.
+    pub links: Vec<Link>,
     /// A kernel the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
 }
 
-/// A wire between two switches, by their names, with its delay in each direction.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Wire {
-    pub left: String,
-    pub right: String,
-    pub delay_ms: f64,
-}
-
-/// The switch in the middle when there are more than two sites.
-pub const HUB: &str = "hub";
-
 impl Definition {
+    /// All links are alike.
+    pub fn new(id: LabId, sites: Vec<SiteDef>, settings: LinkSettings) -> Self {
+        let mut links = Vec::new();
+        for (index, one) in sites.iter().enumerate() {
+            for other in &sites[index + 1..] {
+                links.push(Link { sites: [one.name.clone(), other.name.clone()], settings });
+            }
+        }
+        Self { id, sites, links, probe_kernel: None }
+    }
+
     /// Site `home` with two hosts and site `cloud` with one.
-    ///
+    pub fn default_demo(id: LabId, rtt_ms: u32) -> Self {
+        Self::new(id, Self::default_sites(), LinkSettings::of_rtt_us(u64::from(rtt_ms) * 1000))
+    }
+
     /// # Panics
     /// Never: the names are constants that are names.
-    pub fn default_demo(id: LabId, rtt_ms: u32) -> Self {
+    pub fn default_sites() -> Vec<SiteDef> {
         let site = |name: &str, hosts: &[&str]| SiteDef {
             name: SiteId::new(name).expect("a constant name"),
             hosts: hosts.iter().map(|h| HostId::new(*h).expect("a constant name")).collect(),
         };
-        let sites = vec![site("home", &["home1", "home2"]), site("cloud", &["cloud1"])];
-        Self { id, rtt_ms, sites, probe_kernel: None }
+        vec![site("home", &["home1", "home2"]), site("cloud", &["cloud1"])]
     }
 
     /// # Errors
@@ -131,8 +158,8 @@ impl Definition {
                 return refuse(format!("a host cannot be called {host}: the lab uses that name"));
             }
         }
-        if sites.iter().any(|s| s.as_str() == HUB) {
-            return refuse(format!("a site cannot be called {HUB}: the lab uses that name"));
+        if sites.len() > SITES_MAX {
+            return refuse(format!("{} sites are more than {SITES_MAX}", sites.len()));
         }
         hosts.sort();
         sites.sort();
@@ -177,27 +204,32 @@ impl Definition {
         Ipv4Addr::new(10, high, low, number)
     }
 
-    /// The WAN. Two sites have one wire; more have one each to a hub, with half the delay, so that
-    /// no loop arises and any two sites are `rtt_ms` apart.
-    pub fn wires(&self) -> Vec<Wire> {
-        let one_way_ms = f64::from(self.rtt_ms) / 2.0;
-        match &self.sites[..] {
-            [] | [_] => Vec::new(),
-            [a, b] => vec![Wire {
-                left: a.name.to_string(),
-                right: b.name.to_string(),
-                delay_ms: one_way_ms,
-            }],
-            many => many
-                .iter()
-                .map(|site| Wire {
-                    left: site.name.to_string(),
-                    right: HUB.to_owned(),
-                    delay_ms: one_way_ms / 2.0,
-                })
-                .collect(),
-        }
+    /// # Errors
+    /// `NotFound` when there are no two such sites.
+    pub fn link(&self, one: &SiteId, other: &SiteId) -> Result<&Link, Problem> {
+        find_link(&self.links, one, other).map(|index| &self.links[index])
     }
+
+    /// A site's network card at the other end of the link: `wan0` leads to the first site.
+    pub fn wan_device(&self, to: &SiteId) -> String {
+        let index = self.sites.iter().position(|s| &s.name == to);
+        format!("wan{}", index.unwrap_or(self.sites.len()))
+    }
+}
+
+/// Where the link between two sites stands.
+///
+/// # Errors
+/// `NotFound` with the links that there are.
+pub fn find_link(links: &[Link], one: &SiteId, other: &SiteId) -> Result<usize, Problem> {
+    links.iter().position(|link| link.joins(one, other)).ok_or_else(|| {
+        let there: Vec<String> = links.iter().map(ToString::to_string).collect();
+        let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+        Problem::not_found(
+            format!("link {one}-{other}"),
+            format!("the lab has no such two sites; its links: {there}"),
+        )
+    })
 }
 
 #[cfg(test)]
@@ -237,16 +269,24 @@ mod tests {
     }
 
     #[test]
-    fn three_sites_meet_at_a_hub_with_half_the_delay() {
-        let mut lab = demo();
-        assert_eq!(lab.wires().len(), 1);
-        assert!((lab.wires()[0].delay_ms - 8.0).abs() < 1e-9);
-        lab.sites.push(SiteDef {
-            name: SiteId::new("edge").expect("a name"),
+    fn every_pair_of_sites_has_a_link_and_a_device_at_each_end() {
+        let name = |text: &str| SiteId::new(text).expect("a name");
+        let mut sites = Definition::default_sites();
+        sites.push(SiteDef {
+            name: name("edge"),
             hosts: vec![HostId::new("edge1").expect("a name")],
         });
-        let wires = lab.wires();
-        assert_eq!(wires.len(), 3);
-        assert!(wires.iter().all(|w| w.right == HUB && (w.delay_ms - 4.0).abs() < 1e-9));
+        let lab = Definition::new(LabId::random(), sites, LinkSettings::of_rtt_us(1000));
+        let links: Vec<String> = lab.links.iter().map(ToString::to_string).collect();
+        assert_eq!(links, ["home-cloud", "home-edge", "cloud-edge"]);
+        assert_eq!(
+            lab.link(&name("edge"), &name("home")).expect("either way round"),
+            &lab.links[1]
+        );
+        assert!(lab.link(&name("home"), &name("home")).is_err());
+        let refused = lab.link(&name("home"), &name("moon")).expect_err("no such site");
+        assert!(refused.why.contains("cloud-edge"), "{refused}");
+        assert_eq!(lab.wan_device(&name("home")), "wan0");
+        assert_eq!(lab.wan_device(&name("edge")), "wan2");
     }
 }

@@ -5,6 +5,8 @@
 //! |---|---|
 //! | what is a lab called, which addresses has it | `definition.rs` |
 //! | how do packets get from host to host | `net.rs` |
+//! | what is the WAN between the sites like | `wan/` |
+//! | what may stand in a lab's definition file | `lab_file.rs` |
 //! | who starts the daemons again | `supervisor.rs` |
 //! | how does it come up, how does it go without a trace | `up.rs`, `down.rs` |
 //! | where are its sockets and logs | `state.rs` |
@@ -21,7 +23,9 @@ pub mod demo;
 pub mod diskless;
 mod down;
 pub mod interrupt;
+pub mod lab_file;
 pub mod net;
+mod netns;
 mod process;
 mod progress;
 pub mod report;
@@ -31,8 +35,9 @@ mod supervisor;
 pub mod tpch;
 mod up;
 pub mod usage;
+pub mod wan;
 
-pub use definition::{Definition, LabId, SiteDef};
+pub use definition::{Definition, LabId, Link, SiteDef};
 pub use down::{down, down_all};
 pub use progress::{Step, Steps};
 pub use state::DEFAULT_BASE;

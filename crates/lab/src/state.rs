@@ -3,9 +3,10 @@
 //! ```text
 //! BASE/ID/lab.json          definition and program; written first, never changed
 //!         supervisor.json   the supervisor's process
-//!         processes.json    daemons that run now, by name: `HOST/agent`, `HOST/volume`, `ctl`
+//!         wan.json          what the links between the sites are set to now
+//!         processes.json    daemons that run now, by name: `HOST/agent`, `HOST/volume`, `ctl`, `relay`
 //!         failed.json       why the supervisor gave up
-//!         supervisor.log    net/ (switches)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
+//!         supervisor.log    net/ (relay)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
 //! ```
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::definition::{Definition, LabId};
 use crate::process::Process;
+use crate::wan::Wan;
 
 pub const DEFAULT_BASE: &str = "/var/tmp/perigee-lab";
 
@@ -122,9 +124,20 @@ impl LabDir {
         self.0.join("hosts").join(host.as_str())
     }
 
-    /// The control directory of a switch.
-    pub fn switch(&self, name: &str) -> PathBuf {
-        self.0.join("net").join(name)
+    /// Where the WAN's relay can be asked for its state.
+    pub fn relay_socket(&self) -> PathBuf {
+        self.0.join("net/relay.sock")
+    }
+
+    pub fn wan(&self) -> Result<Wan, Problem> {
+        self.read("wan.json")?.ok_or_else(|| {
+            Problem::not_found("the lab's WAN", format!("{} has no wan.json", self.0.display()))
+                .next("the lab is not up yet; `perigee lab list` shows the labs")
+        })
+    }
+
+    pub fn set_wan(&self, wan: &Wan) -> Result<(), Problem> {
+        self.write("wan.json", wan)
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {

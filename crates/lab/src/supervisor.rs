@@ -19,6 +19,7 @@ use crate::definition::{AGENT_PORT, CONTROLLER_PORT, Definition, LabId, NBD_PORT
 use crate::net;
 use crate::process::Process;
 use crate::state::{LabDir, LabFile};
+use crate::wan::Emulator;
 
 const RESTART_MIN: Duration = Duration::from_millis(200);
 const RESTART_MAX: Duration = Duration::from_secs(5);
@@ -38,8 +39,8 @@ pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
         signal(SignalKind::terminate()).map_err(|e| Problem::internal("wait for SIGTERM", e))?;
     // Not interrupted: what an interrupted step leaves could come after the cleaning.
     let made = net::create(&file.definition, &dir).await;
-    let processes = match made {
-        Ok(processes) => processes,
+    let emulator = match made {
+        Ok(emulator) => emulator,
         Err(problem) => {
             dir.set_failure(&problem)?;
             return Err(problem);
@@ -47,10 +48,8 @@ pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
     };
     let registry = Registry::new(dir.clone());
     let mut tasks = tokio::task::JoinSet::new();
-    for (name, child) in processes {
-        tasks.spawn(watch(name, child, registry.clone()));
-    }
-    for daemon in daemons(&file, &dir) {
+    let relay = (emulator == Emulator::Relay).then(|| relay(&file, &dir)).flatten();
+    for daemon in relay.into_iter().chain(daemons(&file, &dir)) {
         tasks.spawn(keep(daemon, registry.clone()));
     }
     stop.recv().await;
@@ -135,14 +134,6 @@ async fn keep(daemon: Daemon, registry: Registry) {
     }
 }
 
-/// A switch cannot be replaced under its hosts; that it ended is only said.
-async fn watch(name: String, mut child: Child, registry: Registry) {
-    registry.set(&name, process_of(&child));
-    let status = child.wait().await;
-    registry.set(&name, None);
-    tracing::error!(name, ?status, "part of the lab's network ended");
-}
-
 fn daemons(file: &LabFile, dir: &LabDir) -> Vec<Daemon> {
     let definition = &file.definition;
     let mut daemons = vec![controller(file, dir)];
@@ -153,6 +144,26 @@ fn daemons(file: &LabFile, dir: &LabDir) -> Vec<Daemon> {
         daemons.push(agent(file, dir, site, host, &address));
     }
     daemons
+}
+
+/// It runs in a site's namespace, where `down` finds it; `None` when there is no WAN.
+fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
+    let definition = &file.definition;
+    let site = definition.sites.first().filter(|_| !definition.links.is_empty())?;
+    let base = dir.path().parent()?;
+    Some(Daemon {
+        name: "relay".to_owned(),
+        namespace: definition.site_namespace(&site.name),
+        program: file.program.clone(),
+        args: words(&[
+            "lab",
+            "relay",
+            &definition.id.to_string(),
+            "--base",
+            &base.to_string_lossy(),
+        ]),
+        log: dir.path().join("net/relay.log"),
+    })
 }
 
 fn controller(file: &LabFile, dir: &LabDir) -> Daemon {

@@ -11,11 +11,12 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::command::cannot_start;
-use crate::definition::{Definition, LabId, SiteDef};
+use crate::definition::{Definition, LabId, Link, SiteDef};
 use crate::down::down;
 use crate::process::Process;
 use crate::progress::Steps;
 use crate::state::{self, LabDir, LabFile};
+use crate::wan;
 
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -87,6 +88,26 @@ impl Lab {
         self.pid(&format!("{host}/{daemon}"))
     }
 
+    /// The process that carries frames from site to site, where the kernel has no netem.
+    ///
+    /// # Errors
+    /// `NotFound` when it does not run at this moment.
+    pub fn relay_pid(&self) -> Result<i32, Problem> {
+        self.pid("relay")
+    }
+
+    /// The WAN as it is set now.
+    ///
+    /// # Errors
+    /// `NotFound` when the lab has no network yet.
+    pub fn links(&self) -> Result<Vec<Link>, Problem> {
+        Ok(self.dir.wan()?.links)
+    }
+
+    pub(crate) fn lab_dir(&self) -> &LabDir {
+        &self.dir
+    }
+
     /// The controller's process.
     ///
     /// # Errors
@@ -112,7 +133,8 @@ pub struct LabSummary {
     pub id: LabId,
     /// Empty when the lab is only half made.
     pub sites: Vec<SiteDef>,
-    pub rtt_ms: Option<u32>,
+    /// As they are set now.
+    pub links: Vec<Link>,
     /// Whether its supervisor lives.
     pub supervised: bool,
     pub api: String,
@@ -125,7 +147,7 @@ pub fn list(base: &Path) -> Result<Vec<LabSummary>, Problem> {
         let dir = LabDir::new(base, &id);
         let definition = dir.load().ok().map(|file| file.definition);
         LabSummary {
-            rtt_ms: definition.as_ref().map(|d| d.rtt_ms),
+            links: dir.wan().map(|wan| wan.links).unwrap_or_default(),
             sites: definition.map(|d| d.sites).unwrap_or_default(),
             supervised: dir.supervisor().is_some_and(Process::alive),
             api: format!("unix:{}", dir.controller_socket().display()),
@@ -181,6 +203,7 @@ async fn bring_up(lab: &Lab, options: &Options, steps: &Steps) -> Result<(), Pro
         step.at(&state);
         if up == all {
             step.done(&lab.api);
+            verify_wan(lab, steps).await;
             return Ok(());
         }
         if tokio::time::Instant::now() >= end {
@@ -188,6 +211,18 @@ async fn bring_up(lab: &Lab, options: &Options, steps: &Steps) -> Result<(), Pro
             return Err(Problem::unavailable(format!("bring lab {id} up"), why));
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Says what the WAN is. A lab whose WAN cannot be measured is a lab all the same.
+async fn verify_wan(lab: &Lab, steps: &Steps) {
+    let definition = lab.definition.clone();
+    let links = definition.links.clone();
+    let verified = tokio::task::spawn_blocking(move || wan::verify(&definition, &links)).await;
+    match verified {
+        Ok(Ok(lines)) => lines.iter().for_each(|line| steps.say(&format!("    WAN {line}"))),
+        Ok(Err(problem)) => steps.say(&format!("    the WAN could not be measured: {problem}")),
+        Err(error) => steps.say(&format!("    the WAN could not be measured: {error}")),
     }
 }
 
@@ -218,8 +253,9 @@ fn start_supervisor(lab: &Lab, options: &Options) -> Result<(), Problem> {
 
 /// Adds the ends of the logs, which go away with the lab.
 fn with_log(problem: Problem, lab: &Lab) -> Problem {
-    let mut logs =
-        vec![lab.dir.path().join("supervisor.log"), lab.dir.path().join("ctl/controller.log")];
+    let mut logs = ["supervisor.log", "net/relay.log", "ctl/controller.log"]
+        .map(|log| lab.dir.path().join(log))
+        .to_vec();
     for (_, host) in lab.definition.hosts() {
         logs.push(lab.dir.host(host).join("agent.log"));
         logs.push(lab.dir.host(host).join("volume.log"));

@@ -15,7 +15,7 @@ pub mod trace;
 pub mod units;
 pub mod vm;
 pub mod volume;
-mod yaml;
+pub mod yaml;
 
 pub use ids::{
     BadName, ClientName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, TenantName,

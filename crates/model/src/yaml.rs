@@ -15,7 +15,9 @@ use crate::problem::ProblemKind;
 
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
-pub(crate) struct Document<'a> {
+/// A document that was parsed; errors name it.
+#[derive(Debug)]
+pub struct Document<'a> {
     name: &'a str,
     text: &'a str,
     root: Spanned<Node>,
@@ -32,7 +34,8 @@ enum Node {
 }
 
 /// A value in the document and the way to it, `volumes[0].mount`.
-pub(crate) struct Field<'a> {
+#[derive(Debug)]
+pub struct Field<'a> {
     document: &'a Document<'a>,
     node: &'a Spanned<Node>,
     path: String,
@@ -43,7 +46,7 @@ impl<'a> Document<'a> {
     ///
     /// # Errors
     /// [`Problem`] when the text is not one YAML document, or too large.
-    pub(crate) fn parse(name: &'a str, text: &'a str) -> Result<Self, Problem> {
+    pub fn parse(name: &'a str, text: &'a str) -> Result<Self, Problem> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(Problem::invalid(name, "it is larger than 1 MiB"));
         }
@@ -56,7 +59,8 @@ impl<'a> Document<'a> {
         Ok(Self { name, text, root })
     }
 
-    pub(crate) fn root(&'a self) -> Field<'a> {
+    /// The whole of it.
+    pub fn root(&'a self) -> Field<'a> {
         Field { document: self, node: &self.root, path: String::new() }
     }
 
@@ -69,26 +73,26 @@ impl<'a> Document<'a> {
 
 impl<'a> Field<'a> {
     /// What is wrong with this value.
-    pub(crate) fn problem(&self, why: impl fmt::Display) -> Problem {
+    pub fn problem(&self, why: impl fmt::Display) -> Problem {
         self.document.problem(self.node.referenced.line(), &self.path, why)
     }
 
     /// A field that was left out, or left empty.
-    pub(crate) fn is_null(&self) -> bool {
+    pub fn is_null(&self) -> bool {
         matches!(self.node.value, Node::Null)
     }
 
-    pub(crate) fn is_list(&self) -> bool {
+    pub fn is_list(&self) -> bool {
         matches!(self.node.value, Node::List(_))
     }
 
-    pub(crate) fn is_map(&self) -> bool {
+    pub fn is_map(&self) -> bool {
         matches!(self.node.value, Node::Map(_))
     }
 
     /// # Errors
     /// [`Problem`] when it is a list or a mapping, or empty.
-    pub(crate) fn text(&self) -> Result<&'a str, Problem> {
+    pub fn text(&self) -> Result<&'a str, Problem> {
         match &self.node.value {
             Node::Text(text) => Ok(text),
             Node::Plain => self.as_written().ok_or_else(|| self.problem("write it in quotes")),
@@ -109,7 +113,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// [`Problem`] with the parser's words.
-    pub(crate) fn parse<T, E: fmt::Display>(
+    pub fn parse<T, E: fmt::Display>(
         &self,
         parse: impl FnOnce(&'a str) -> Result<T, E>,
     ) -> Result<T, Problem> {
@@ -118,7 +122,7 @@ impl<'a> Field<'a> {
 
     /// # Errors
     /// [`Problem`] when it is not a list.
-    pub(crate) fn list(&self) -> Result<Vec<Field<'a>>, Problem> {
+    pub fn list(&self) -> Result<Vec<Field<'a>>, Problem> {
         let Node::List(items) = &self.node.value else {
             return Err(self.problem("a list is wanted, with lines `- value`"));
         };
@@ -134,7 +138,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is not a mapping.
-    pub(crate) fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, Problem> {
+    pub fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, Problem> {
         let Node::Map(entries) = &self.node.value else {
             return Err(self.problem("fields are wanted, with lines `name: value`"));
         };
@@ -155,7 +159,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// [`Problem`] when it is not a mapping, or has a field that is none of these.
-    pub(crate) fn fields<const N: usize>(
+    pub fn fields<const N: usize>(
         &self,
         names: [&str; N],
     ) -> Result<[Option<Field<'a>>; N], Problem> {

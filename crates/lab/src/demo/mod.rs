@@ -8,9 +8,10 @@ mod work;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use perigee_model::job::Link;
-use perigee_model::{ImageName, Problem, VolumeName, units};
+use perigee_model::{ImageName, Problem, SiteId, VolumeName, units};
 use sha2::{Digest, Sha256};
 
 use crate::command;
@@ -96,7 +97,7 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     }
     runs.sort_by_key(|run| SHOWN.iter().position(|name| *name == run.name));
     Ok(Outcome {
-        rtt_ms: options.definition.rtt_ms,
+        rtt_ms: rtt_ms(&options.definition, &stage.far),
         scale_factor: options.scale_factor,
         table_bytes,
         data_home: stage.near,
@@ -106,6 +107,13 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
         links,
         versions,
     })
+}
+
+/// Between where jobs start and where the data is, as it was set.
+fn rtt_ms(definition: &Definition, far: &SiteId) -> f64 {
+    let near = definition.sites.last().map(|site| &site.name);
+    let link = near.and_then(|near| definition.link(far, near).ok());
+    link.map_or(0.0, |link| Duration::from_micros(link.settings.rtt_us).as_secs_f64() * 1e3)
 }
 
 fn stage(definition: &Definition) -> Result<Stage, Problem> {

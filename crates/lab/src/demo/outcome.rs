@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    pub rtt_ms: u32,
+    pub rtt_ms: f64,
     pub scale_factor: f64,
     pub table_bytes: u64,
     /// The home of the volume with the tables.
@@ -275,7 +275,7 @@ pub(crate) mod tests {
             phases: phases(),
         });
         Outcome {
-            rtt_ms: 16,
+            rtt_ms: 16.0,
             scale_factor: 0.1,
             table_bytes: 92 << 20,
             data_home: host("cloud1"),
@@ -325,7 +325,7 @@ pub(crate) mod tests {
     #[test]
     fn the_result_has_the_fields_that_others_read() {
         let json = serde_json::to_value(good()).expect("JSON");
-        assert_eq!(json["rtt_ms"], 16);
+        assert_eq!(json["rtt_ms"], 16.0);
         assert_eq!(json["versions"]["qemu"], "7.2.22");
         let names: Vec<_> =
             json["runs"].as_array().expect("runs").iter().map(|r| &r["name"]).collect();

@@ -5,12 +5,14 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_lab::storm::{self, MachineOutcome};
-use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps};
+use perigee_lab::wan::{LinkSettings, Rate, parse_loss, parse_rtt};
+use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps, lab_file};
 use perigee_model::Problem;
 use perigee_model::client::Over;
 
 use crate::Context;
 use crate::commands::client::over;
+use crate::commands::wan;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
@@ -38,7 +40,7 @@ pub enum Verb {
         base: BaseOption,
     },
     /// Start a lab, run a command or a shell with PERIGEE_API set, and remove the lab; or run an
-    /// experiment in a lab of its own
+    /// experiment in a lab of its own. Without FILE as `up` does
     #[command(args_conflicts_with_subcommands = true)]
     Run {
         #[command(subcommand)]
@@ -62,6 +64,16 @@ pub enum Verb {
         /// Where report.html and result.json go
         #[arg(long, default_value = "out/demo", value_name = "DIR")]
         out: PathBuf,
+    },
+    /// The network between a lab's sites
+    #[command(subcommand)]
+    Wan(wan::Verb),
+    /// The process that carries frames between a lab's sites; its supervisor starts it
+    #[command(hide = true)]
+    Relay {
+        lab: LabId,
+        #[command(flatten)]
+        base: BaseOption,
     },
     /// The process that keeps a lab's daemons alive; `up` starts it
     #[command(hide = true)]
@@ -106,17 +118,27 @@ pub enum Experiment {
 pub struct BaseOption {
     /// Where labs have their directories
     #[arg(long, default_value = DEFAULT_BASE, env = "PERIGEE_LAB_BASE", value_name = "DIR")]
-    base: PathBuf,
+    pub base: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct Shape {
+    /// The lab's definition, YAML: its sites, hosts and links
+    /// [default: site `home` with two hosts, site `cloud` with one]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
     /// The lab's id, four hexadecimal digits [default: random]
     #[arg(long)]
     id: Option<LabId>,
-    /// Round-trip time between the sites
-    #[arg(long, default_value_t = 16)]
-    rtt_ms: u32,
+    /// Round-trip time of each link that FILE says nothing else of
+    #[arg(long, default_value = "16ms", value_name = "TIME", value_parser = parse_rtt)]
+    rtt: u64,
+    /// Bits a second, each way: 100Mbit, 1Gbit, unlimited
+    #[arg(long, default_value = "unlimited")]
+    rate: Rate,
+    /// The share of frames that get lost, each way: 0.1%
+    #[arg(long, default_value = "0%", value_name = "SHARE", value_parser = parse_loss)]
+    loss: u32,
     /// The kernel for finding out whether KVM works [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
@@ -127,7 +149,15 @@ pub struct Shape {
 impl Shape {
     fn lab(self) -> Result<(Definition, Options), Problem> {
         let id = self.id.unwrap_or_else(LabId::random);
-        let mut definition = Definition::default_demo(id, self.rtt_ms);
+        let settings = LinkSettings {
+            rate: self.rate,
+            loss_ppm: self.loss,
+            ..LinkSettings::of_rtt_us(self.rtt)
+        };
+        let mut definition = match &self.file {
+            Some(file) => lab_file::read(file, id, settings)?,
+            None => Definition::new(id, Definition::default_sites(), settings),
+        };
         definition.probe_kernel = self.kernel;
         Ok((definition, Options { base: self.base.base, ..Options::new()? }))
     }
@@ -181,7 +211,10 @@ const LABS: &[Column<LabSummary>] = &[
         };
         l.sites.iter().map(names).collect::<Vec<_>>().join("; ")
     }),
-    ("rtt", |l| l.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt} ms"))),
+    ("links", |l| {
+        let links = l.links.iter().map(|link| format!("{link}: {}", link.settings));
+        links.collect::<Vec<_>>().join("; ")
+    }),
     ("supervised", |l| if l.supervised { "yes" } else { "no: remove it" }.to_owned()),
     ("api", |l| l.api.clone()),
 ];
@@ -231,6 +264,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let options = perigee_lab::demo::Options { definition, lab, image, scale_factor, out };
             perigee_lab::demo::demo(options, &steps).await?;
         }
+        Verb::Wan(verb) => wan::run(verb, context, &steps).await?,
+        Verb::Relay { lab, base } => perigee_lab::wan::relay(&base.base, &lab)?,
         Verb::Supervise { lab, base } => perigee_lab::supervise(&base.base, &lab).await?,
     }
     Ok(ExitCode::SUCCESS)

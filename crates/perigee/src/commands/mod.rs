@@ -17,6 +17,7 @@ pub mod remotes;
 pub mod trace;
 pub mod vm;
 pub mod volume;
+pub mod wan;
 
 use std::path::Path;
 use std::time::Duration;

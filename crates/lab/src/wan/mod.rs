@@ -1,0 +1,220 @@
+//! The WAN between a lab's sites: what each pair of sites is set to, who makes it so, and what it is
+//! when it is measured.
+//!
+//! | question | file |
+//! |---|---|
+//! | what can be set, and how is it written | `settings.rs` |
+//! | when does a frame arrive, if it does | `wire.rs` |
+//! | how long is a frame on the wire | `frame.rs` |
+//! | where are frames on their way | `ring.rs` |
+//! | who carries them where the kernel has no netem | `relay.rs`, `tap.rs` |
+//! | and where it has | `netem.rs` |
+//! | is what was set what one gets | `measure.rs` |
+
+mod frame;
+mod measure;
+mod netem;
+mod relay;
+mod ring;
+mod settings;
+mod tap;
+mod wire;
+
+use std::fs::File;
+use std::time::Duration;
+
+use perigee_model::{Problem, SiteId};
+use serde::{Deserialize, Serialize};
+
+pub use measure::{Measured, measure};
+pub use relay::{LinkState, relay};
+pub use settings::{
+    Change, LinkSettings, Rate, format_bits, format_loss, format_rtt, parse_loss, parse_rtt,
+};
+pub use wire::Counts;
+
+use crate::command::run;
+use crate::definition::{Definition, Link, find_link};
+use crate::process::wait_until;
+use crate::state::LabDir;
+use crate::up::Lab;
+
+/// How long another change of the same lab's WAN may take.
+const LOCK_DEADLINE: Duration = Duration::from_secs(30);
+const QUEUE_FRAMES: &str = "10000";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Emulator {
+    /// The kernel's own.
+    Netem,
+    /// A process of the lab.
+    Relay,
+}
+
+/// `wan.json`: the WAN as it is set now.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Wan {
+    pub emulator: Emulator,
+    pub links: Vec<Link>,
+}
+
+/// A link as it is set and as it is.
+#[derive(Debug, Clone, Serialize)]
+pub struct LinkReport {
+    #[serde(flatten)]
+    pub link: Link,
+    pub measured: Measured,
+    /// Where that is not what was set, in sentences.
+    pub differences: Vec<String>,
+    /// From the first site to the second, and back; only the relay counts.
+    pub counts: Option<[Counts; 2]>,
+}
+
+/// Makes the links' network cards in the sites, and says in `wan.json` what they are set to. The
+/// sites' bridges are there already; the relay, where it is needed, starts afterwards.
+///
+/// # Errors
+/// Names the first step that failed.
+pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, Problem> {
+    let emulator = match definition.sites.first() {
+        Some(site) if netem::works(&definition.site_namespace(&site.name)).await => Emulator::Netem,
+        _ => Emulator::Relay,
+    };
+    for link in &definition.links {
+        let [a, b] = &link.sites;
+        let ends = [(a, b), (b, a)]
+            .map(|(site, other)| (definition.site_namespace(site), definition.wan_device(other)));
+        let [(a, a_device), (b, b_device)] = &ends;
+        if emulator == Emulator::Netem {
+            let cable = ["type", "veth", "peer", "name", b_device, "netns", b];
+            run("ip", &[&["link", "add", a_device, "netns", a][..], &cable].concat()).await?;
+        } else {
+            for (namespace, device) in &ends {
+                run("ip", &["-n", namespace, "tuntap", "add", device, "mode", "tap"]).await?;
+            }
+        }
+        for (namespace, device) in &ends {
+            let ip = ["-n", namespace, "link", "set", device];
+            // With a queue of the usual 1000, four streams of TCP lose frames.
+            let plug = ["txqueuelen", QUEUE_FRAMES, "master", "br0", "up"];
+            run("ip", &[&ip[..], &plug].concat()).await?;
+            // A site passes nothing on from one site to another: each pair has its own link.
+            run("ip", &[&ip[..], &["type", "bridge_slave", "isolated", "on"]].concat()).await?;
+        }
+        if emulator == Emulator::Netem {
+            netem::apply(definition, &definition.links, link).await?;
+        }
+    }
+    dir.set_wan(&Wan { emulator, links: definition.links.clone() })?;
+    Ok(emulator)
+}
+
+/// Changes a link while the lab runs.
+///
+/// # Errors
+/// `NotFound` when there is no such link or the lab has no network yet.
+pub async fn set(lab: &Lab, one: &SiteId, other: &SiteId, change: Change) -> Result<Link, Problem> {
+    let dir = lab.lab_dir();
+    let _lock = lock(dir).await?;
+    let mut wan = dir.wan()?;
+    let index = find_link(&wan.links, one, other)?;
+    wan.links[index].settings = change.of(wan.links[index].settings);
+    let link = wan.links[index].clone();
+    dir.set_wan(&wan)?;
+    match wan.emulator {
+        Emulator::Netem => netem::apply(&lab.definition, &wan.links, &link).await?,
+        Emulator::Relay => drop(relay::ask(dir)?),
+    }
+    Ok(link)
+}
+
+async fn lock(dir: &LabDir) -> Result<File, Problem> {
+    let path = dir.path().join("net/wan.lock");
+    let what = || format!("lock {}", path.display());
+    let file = File::create(&path).map_err(|e| Problem::internal(what(), e))?;
+    if wait_until(LOCK_DEADLINE, || file.try_lock().is_ok()).await {
+        return Ok(file);
+    }
+    let why = format!("another change of the WAN has not ended within {LOCK_DEADLINE:?}");
+    Err(Problem::unavailable(what(), why))
+}
+
+/// Measures links one after the other. It takes about 3 s for each, and uses them.
+///
+/// # Errors
+/// When the lab has no network.
+pub fn report(lab: &Lab, links: &[Link]) -> Result<Vec<LinkReport>, Problem> {
+    let mut reports = Vec::new();
+    for link in links {
+        let measured = measure(&lab.definition, link)?;
+        reports.push(LinkReport {
+            differences: measure::differences(&link.settings, &measured),
+            link: link.clone(),
+            measured,
+            counts: None,
+        });
+    }
+    for state in counts(lab)? {
+        let report = reports.iter_mut().find(|r| r.link.sites == state.link.sites);
+        if let Some(report) = report {
+            report.counts = Some(state.counts);
+        }
+    }
+    Ok(reports)
+}
+
+/// What the relay has counted so far; netem does not say.
+///
+/// # Errors
+/// `Unavailable` when the relay does not run at this moment.
+pub fn counts(lab: &Lab) -> Result<Vec<LinkState>, Problem> {
+    let wan = lab.lab_dir().wan()?;
+    if wan.emulator == Emulator::Netem || wan.links.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(relay::ask(lab.lab_dir())?.links)
+}
+
+/// One line for each link: what was set, and what was found by using it. A rate is measured only
+/// where one is set.
+///
+/// # Errors
+/// When the lab has no network.
+pub fn verify(definition: &Definition, links: &[Link]) -> Result<Vec<String>, Problem> {
+    let round_trips: Vec<Result<Option<u64>, Problem>> = std::thread::scope(|scope| {
+        let all: Vec<_> = links
+            .iter()
+            .map(|link| scope.spawn(|| measure::round_trip(definition, link)))
+            .collect();
+        all.into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let mut lines = Vec::new();
+    for (link, rtt_us) in links.iter().zip(round_trips) {
+        let measured = match (link.settings.rate.0, rtt_us?) {
+            (Some(_), Some(_)) if links.len() <= VERIFIED_RATES_MAX => measure(definition, link)?,
+            (_, rtt_us) => Measured { rtt_us, ..Measured::default() },
+        };
+        lines.push(line(link, &measured));
+    }
+    Ok(lines)
+}
+
+/// With more links than these a lab is not held up by measuring all their rates.
+const VERIFIED_RATES_MAX: usize = 6;
+
+fn line(link: &Link, measured: &Measured) -> String {
+    let mut words = vec![format!("{link}: set {}", link.settings)];
+    match measured.rtt_us {
+        Some(rtt_us) => words
+            .push(format!("measured {:.2} ms", Duration::from_micros(rtt_us).as_secs_f64() * 1e3)),
+        None => words.push("nobody answers".to_owned()),
+    }
+    if let [Some(there), Some(back)] = measured.rate_bits_per_s {
+        words.push(format!("{} and {} back", format_bits(there), format_bits(back)));
+    }
+    words.extend(measure::differences(&link.settings, measured));
+    words.join("; ")
+}

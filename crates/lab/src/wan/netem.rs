@@ -1,0 +1,100 @@
+//! The WAN where the kernel has netem: a cable between the sites, and a queue of it at each end.
+
+use std::time::Duration;
+
+use perigee_model::Problem;
+
+use super::settings::LinkSettings;
+use crate::command::run;
+use crate::definition::{Definition, Link};
+
+const BITS_PER_FRAME: u64 = 1514 * 8;
+const FRAMES_MIN: u64 = 1000;
+/// What a fast link holds: 64 KiB each, where frames cross as the hosts hand them over.
+const FRAMES_MAX: u64 = 100_000;
+/// The kernel's own value for a network card without a limit.
+const SEGMENTS_MAX: &str = "65535";
+
+/// Whether the kernel has netem: found out by using it, in a namespace of ours.
+pub async fn works(namespace: &str) -> bool {
+    let tc = |action: &'static str| {
+        let args =
+            ["-n", namespace, "qdisc", action, "dev", "br0", "root", "netem", "delay", "1ms"];
+        async move { run("tc", &args).await }
+    };
+    tc("add").await.is_ok() && tc("delete").await.is_ok()
+}
+
+/// Makes a link be as it is set.
+///
+/// # Errors
+/// What `tc` says.
+pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Result<(), Problem> {
+    let [a, b] = &link.sites;
+    for (site, other) in [(a, b), (b, a)] {
+        let namespace = definition.site_namespace(site);
+        let device = definition.wan_device(other);
+        let mut args = vec!["-n", &namespace, "qdisc", "replace", "dev", &device, "root", "netem"];
+        let settings = netem_words(&link.settings);
+        args.extend(settings.iter().map(String::as_str));
+        run("tc", &args).await?;
+        // netem takes what it gets as one: frames have to be cut before, where they begin.
+        let all = links.iter().filter(|l| l.sites.contains(site));
+        let super_frames = all.into_iter().all(|l| l.settings.super_frames());
+        let segments = if super_frames { SEGMENTS_MAX } else { "1" };
+        for host in definition.sites.iter().filter(|s| &s.name == site).flat_map(|s| &s.hosts) {
+            let namespace = definition.host_namespace(host);
+            let args = ["-n", &namespace, "link", "set", "eth0", "gso_max_segs", segments];
+            run("ip", &args).await?;
+        }
+    }
+    Ok(())
+}
+
+/// netem's own words for one direction.
+fn netem_words(settings: &LinkSettings) -> Vec<String> {
+    let loss_ppm = if settings.down { 1_000_000 } else { settings.loss_ppm };
+    let mut words = vec!["limit".to_owned(), frames(settings).to_string()];
+    words.extend(["delay".to_owned(), format!("{}us", settings.rtt_us.div_ceil(2))]);
+    if loss_ppm > 0 {
+        words.extend(["loss".to_owned(), format!("{}%", f64::from(loss_ppm) / 1e4)]);
+    }
+    if let Some(rate) = settings.rate.0 {
+        words.extend(["rate".to_owned(), format!("{rate}bit")]);
+    }
+    words
+}
+
+/// How many frames netem holds: those on their way, and those that wait for the link.
+fn frames(settings: &LinkSettings) -> u64 {
+    let Some(rate) = settings.rate.0 else { return FRAMES_MAX };
+    let held = Duration::from_micros(settings.rtt_us / 2 + settings.wait_us_max());
+    let bits = u128::from(rate) * held.as_micros() / 1_000_000;
+    let frames = u64::try_from(bits / u128::from(BITS_PER_FRAME)).unwrap_or(FRAMES_MAX);
+    frames.clamp(FRAMES_MIN, FRAMES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::Rate;
+    use super::*;
+
+    #[test]
+    fn netem_gets_half_of_the_round_trip_and_what_is_set() {
+        let words = |settings: LinkSettings| netem_words(&settings).join(" ");
+        let free = LinkSettings::of_rtt_us(16_000);
+        assert_eq!(words(free), "limit 100000 delay 8000us");
+        let slow = LinkSettings { rate: Rate(Some(100_000_000)), loss_ppm: 1000, ..free };
+        assert_eq!(words(slow), "limit 1000 delay 8000us loss 0.1% rate 100000000bit");
+        let down = LinkSettings { down: true, ..free };
+        assert_eq!(words(down), "limit 100000 delay 8000us loss 100%");
+    }
+
+    #[test]
+    fn netem_holds_what_is_on_its_way_and_what_waits() {
+        let gigabit =
+            LinkSettings { rate: Rate(Some(1_000_000_000)), ..LinkSettings::of_rtt_us(100_000) };
+        // 150 ms at 1 Gbit/s.
+        assert_eq!(frames(&gigabit), 150_000_000 / 12_112);
+    }
+}

@@ -1,0 +1,138 @@
+//! `perigee lab wan`
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use perigee_lab::wan::{
+    self, Change, LinkReport, Rate, format_bits, format_loss, format_rtt, parse_loss, parse_rtt,
+};
+use perigee_lab::{Lab, LabId, Link, Steps};
+use perigee_model::{Problem, SiteId};
+
+use crate::Context;
+use crate::commands::lab::BaseOption;
+use crate::output::{self, Column};
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// What each pair of sites is set to, and what is found when it is measured; takes some
+    /// seconds for each, and uses the links
+    Show {
+        #[command(flatten)]
+        lab: LabOption,
+    },
+    /// Change the link between two sites of a lab that runs, and measure what it is now
+    Set {
+        /// A site
+        #[arg(value_name = "SITE")]
+        one: SiteId,
+        /// Another site
+        #[arg(value_name = "SITE")]
+        other: SiteId,
+        #[command(flatten)]
+        change: ChangeOptions,
+        #[command(flatten)]
+        lab: LabOption,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct ChangeOptions {
+    /// Round-trip time: 16ms, 800us, 1s
+    #[arg(long, value_name = "TIME", value_parser = parse_rtt)]
+    rtt: Option<u64>,
+    /// Bits a second, each way: 100Mbit, 1Gbit, unlimited
+    #[arg(long)]
+    rate: Option<Rate>,
+    /// The share of frames that get lost, each way: 0.1%
+    #[arg(long, value_name = "SHARE", value_parser = parse_loss)]
+    loss: Option<u32>,
+    /// Let nothing pass
+    #[arg(long, conflicts_with = "up")]
+    down: bool,
+    /// Let frames pass again
+    #[arg(long)]
+    up: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct LabOption {
+    /// The lab's id [default: the only lab there is]
+    #[arg(long, env = "PERIGEE_LAB")]
+    lab: Option<LabId>,
+    #[command(flatten)]
+    base: BaseOption,
+}
+
+impl LabOption {
+    fn open(&self) -> Result<Lab, Problem> {
+        let base = &self.base.base;
+        let id = match &self.lab {
+            Some(id) => id.clone(),
+            None => match &perigee_lab::list(base)?[..] {
+                [one] => one.id.clone(),
+                [] => return Err(Problem::not_found("the lab", "there is none on this machine")),
+                many => {
+                    let ids: Vec<String> = many.iter().map(|lab| lab.id.to_string()).collect();
+                    let why = format!("there are several: {}", ids.join(", "));
+                    return Err(Problem::invalid("the lab", why).next("say which: --lab ID"));
+                }
+            },
+        };
+        Lab::open(base, &id)
+    }
+}
+
+const LINKS: &[Column<LinkReport>] = &[
+    ("link", |r| r.link.to_string()),
+    ("rtt set", |r| format_rtt(r.link.settings.rtt_us)),
+    ("measured", |r| {
+        let rtt = r.measured.rtt_us.map(Duration::from_micros);
+        rtt.map_or_else(|| "-".to_owned(), |rtt| format!("{:.2} ms", rtt.as_secs_f64() * 1e3))
+    }),
+    ("rate set", |r| r.link.settings.rate.to_string()),
+    ("measured", |r| rate(r.measured.rate_bits_per_s[0])),
+    ("and back", |r| rate(r.measured.rate_bits_per_s[1])),
+    ("loss set", |r| format_loss(r.link.settings.loss_ppm)),
+    ("", |r| {
+        let down = r.link.settings.down.then(|| "down".to_owned());
+        down.into_iter().chain(r.differences.clone()).collect::<Vec<_>>().join("; ")
+    }),
+];
+
+fn rate(bits_per_s: Option<u64>) -> String {
+    bits_per_s.map_or_else(|| "-".to_owned(), format_bits)
+}
+
+pub async fn run(verb: Verb, context: &Context, steps: &Steps) -> Result<(), Problem> {
+    let (lab, links) = match verb {
+        Verb::Show { lab } => {
+            let lab = lab.open()?;
+            let links = lab.links()?;
+            (lab, links)
+        }
+        Verb::Set { one, other, change, lab } => {
+            let lab = lab.open()?;
+            let change = Change {
+                rtt_us: change.rtt,
+                rate: change.rate,
+                loss_ppm: change.loss,
+                down: (change.down || change.up).then_some(change.down),
+            };
+            let link = wan::set(&lab, &one, &other, change).await?;
+            (lab, vec![link])
+        }
+    };
+    let reports = measured(lab, links, steps).await?;
+    output::list(context.format, &reports, LINKS)
+}
+
+async fn measured(lab: Lab, links: Vec<Link>, steps: &Steps) -> Result<Vec<LinkReport>, Problem> {
+    let step = steps.begin("measure the WAN");
+    let reports = tokio::task::spawn_blocking(move || wan::report(&lab, &links))
+        .await
+        .map_err(|e| Problem::internal("measure the WAN", e))??;
+    step.done(&format!("{} links", reports.len()));
+    Ok(reports)
+}
