@@ -1,0 +1,240 @@
+//! The same guest under Perigee: a job, moved with what `perigee vm move` asks for.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use perigee_http::Client;
+use perigee_lab::Lab;
+use perigee_model::job::{
+    Access, ClusterVolume, Job, JobSpec, JobVolume, Migration, MigrationState, MoveVm, NewVolume,
+    Start,
+};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
+
+use crate::guest::{Guest, MOUNT};
+use crate::results::Measured;
+use crate::{DATA_BYTES, MEMORY_BYTES, OUTPUT_BYTES, wait_for_console};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const DEADLINE: Duration = Duration::from_secs(300);
+
+pub struct Perigee<'a> {
+    lab: &'a Lab,
+    client: Client,
+    job: JobId,
+    vm: VmId,
+}
+
+impl<'a> Perigee<'a> {
+    /// Submits the job and waits until its guest is at work.
+    pub async fn boot(
+        lab: &'a Lab,
+        guest: Guest,
+        image: &ImageName,
+        [near, far]: [&HostId; 2],
+    ) -> Result<Self> {
+        let client = lab.client(Duration::from_secs(120))?;
+        let volume = VolumeName::new(format!("data-{}", guest.name()))?;
+        let new = NewVolume {
+            name: volume.clone(),
+            host: Some(far.clone()),
+            size_bytes: Some(DATA_BYTES),
+            source: VolumeSource::Empty,
+        };
+        client.post::<ClusterVolume>("/v1/volumes", &new).await?;
+        let spec = JobSpec {
+            name: guest.name().to_owned(),
+            image: image.clone(),
+            command: guest.command(),
+            env: Default::default(),
+            cpus: 1,
+            memory_bytes: MEMORY_BYTES,
+            root_bytes: None,
+            output_bytes: OUTPUT_BYTES,
+            volumes: vec![JobVolume { volume, mount: MOUNT.to_owned(), access: Access::Write }],
+            outputs: Vec::new(),
+            start: Start::Host(near.clone()),
+            may_migrate: false,
+            timeout_s: None,
+            inputs: None,
+        };
+        let job: Job = client.post("/v1/jobs", &spec).await?;
+        let vm = VmId::new(job.id.as_str())?;
+        let running = Self { lab, client, job: job.id, vm };
+        wait_for_console(&running.dir(near).join("run/console.log")).await?;
+        Ok(running)
+    }
+
+    /// The directory of the VM at a host.
+    fn dir(&self, host: &HostId) -> PathBuf {
+        let host = self.lab.dir().join("hosts").join(host.as_str());
+        host.join("agent/vms").join(self.vm.as_str())
+    }
+
+    /// The process of its QEMU at a host.
+    pub fn pid(&self, host: &HostId) -> Result<u32> {
+        Ok(self.find(host)?.0)
+    }
+
+    /// QEMU's command line at a host.
+    pub fn machine(&self, host: &HostId) -> Result<Machine> {
+        let (_, line) = self.find(host)?;
+        let volume_socket = self.lab.dir().join("hosts").join(host.as_str()).join("volume.sock");
+        Ok(Machine { line, dir: self.dir(host), volume_socket })
+    }
+
+    fn find(&self, host: &HostId) -> Result<(u32, Vec<String>)> {
+        let mark = self.dir(host).join("run").display().to_string();
+        for entry in std::fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            // A process that ends meanwhile has no line any more.
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line: Vec<String> = line
+                .split(|byte| *byte == 0)
+                .filter(|word| !word.is_empty())
+                .map(|word| String::from_utf8_lossy(word).into_owned())
+                .collect();
+            let is_qemu = line.first().is_some_and(|program| program.contains("qemu-system"));
+            if is_qemu && line.iter().any(|word| word.contains(&mark)) {
+                return Ok((pid, line));
+            }
+        }
+        bail!("no QEMU of VM {} at {host}", self.vm)
+    }
+
+    /// From asking for the move until the API says that it has ended.
+    pub async fn move_to(&self, to: &HostId) -> Result<Measured> {
+        let path = format!("/v1/vms/{}/move", self.vm);
+        let wish = MoveVm { host: to.clone() };
+        let deadline = Instant::now() + DEADLINE;
+        let (begun, asked) = loop {
+            let begun = Instant::now();
+            match self.client.post::<Migration>(&path, &wish).await {
+                Ok(migration) => break (begun, migration),
+                // What an earlier move left there is being removed: that is not part of this one.
+                Err(problem) if Instant::now() > deadline => return Err(problem.into()),
+                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+            }
+        };
+        let migrations = format!("/v1/vms/{}/migrations", self.vm);
+        while Instant::now() < deadline {
+            let all: Vec<Migration> = self.client.get(&migrations).await?;
+            let found = all.into_iter().find(|m| m.id == asked.id).context("the migration")?;
+            if found.state.is_final() {
+                let whole_ms = begun.elapsed().as_secs_f64() * 1e3;
+                return measured(whole_ms, found);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        bail!("the migration {} did not end within {DEADLINE:?}", asked.id)
+    }
+
+    /// Ends the job and waits until nothing of it is left to be done.
+    pub async fn end(self) -> Result<()> {
+        let path = format!("/v1/jobs/{}", self.job);
+        let _: serde_json::Value =
+            self.client.post(&format!("{path}/cancel"), &serde_json::json!({})).await?;
+        let deadline = Instant::now() + DEADLINE;
+        while Instant::now() < deadline {
+            let job: Job = self.client.get(&path).await?;
+            if job.state.is_final() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        bail!("the job {} did not end within {DEADLINE:?}", self.job)
+    }
+}
+
+fn measured(whole_ms: f64, moved: Migration) -> Result<Measured> {
+    ensure!(moved.state == MigrationState::Completed, "the move ended so: {}", moved.error);
+    let prepare_ms = moved.phases.prepare.map_or(0, |prepare| prepare.total_ms());
+    Ok(Measured {
+        whole_ms,
+        qemu_total_ms: moved.total_ms.saturating_sub(prepare_ms),
+        pause_ms: moved.downtime_ms,
+        bytes: moved.bytes,
+        phases: Some(moved.phases),
+    })
+}
+
+/// A QEMU's command line, and what in it is its own.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    line: Vec<String>,
+    dir: PathBuf,
+    volume_socket: PathBuf,
+}
+
+impl Machine {
+    /// The same machine with another directory, another volume server, and other volumes, which
+    /// are opened without an epoch.
+    pub fn line_for(
+        &self,
+        dir: &Path,
+        volume_socket: &Path,
+        volume: impl Fn(&str) -> Result<VolumeName>,
+    ) -> Result<Vec<String>> {
+        let (from_dir, to_dir) = (self.dir.display().to_string(), dir.display().to_string());
+        let mut line = Vec::with_capacity(self.line.len());
+        let mut words = self.line.iter().peekable();
+        while let Some(word) = words.next() {
+            // The experiment's QEMU boots, wherever this one came from.
+            if word == "-incoming" {
+                words.next();
+            } else if word.contains("\"driver\":\"nbd\"") {
+                let mut node: serde_json::Value = serde_json::from_str(word)?;
+                let serial = node["node-name"].as_str().context("a disk has a name")?.to_owned();
+                let wanted = volume(if serial == "output" { "out" } else { &serial })?;
+                node["export"] = wanted.to_string().into();
+                node["server"]["path"] = volume_socket.display().to_string().into();
+                line.push(node.to_string());
+            } else {
+                line.push(word.replace(&from_dir, &to_dir));
+            }
+        }
+        let old = self.volume_socket.display().to_string();
+        ensure!(
+            !line
+                .iter()
+                .any(|word| word.contains(&old) && old != volume_socket.display().to_string()),
+            "a disk is still Perigee's"
+        );
+        Ok(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_machine_gets_other_paths_and_exports_without_an_epoch() {
+        let words = |line: &[&str]| line.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let machine = Machine {
+            line: words(&[
+                "qemu-system-x86_64",
+                "-pidfile",
+                "/l/home1/vms/q/run/qemu.pid",
+                "-blockdev",
+                r#"{"driver":"nbd","export":"q-root@7","node-name":"root","server":{"path":"/l/home1/volume.sock","type":"unix"}}"#,
+                "-incoming",
+                "defer",
+            ]),
+            dir: PathBuf::from("/l/home1/vms/q"),
+            volume_socket: PathBuf::from("/l/home1/volume.sock"),
+        };
+        let volume = |serial: &str| Ok(VolumeName::new(format!("bare-{serial}"))?);
+        let line = machine
+            .line_for(Path::new("/b"), Path::new("/l/cloud1/volume.sock"), volume)
+            .expect("a line");
+        assert_eq!(line[2], "/b/run/qemu.pid");
+        assert!(line[4].contains(r#""export":"bare-root""#) && line[4].contains("/l/cloud1/"));
+        assert_eq!(line.len(), 5);
+    }
+}
