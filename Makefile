@@ -11,24 +11,21 @@ setup:
 
 ## Build the release binary
 build: setup
-	cargo build --release --locked
+	cargo build --release --locked --package perigee
 
 ## Build the golden image once; prints where it is
 image: setup
 	scripts/golden-image
 
 ## A running VM goes to its data: the whole system on this machine
-demo: build
-	@image=$$(scripts/golden-image) && \
+demo: setup
+	@image=$$(scripts/golden-image --beside cargo build --release --locked --package perigee) && \
 	exec target/release/perigee lab demo --image $$image/debian-pg.raw --kernel $$image/vmlinuz \
 	  --scale-factor $(PERIGEE_SCALE) --out out/demo
 
 ## All tests: unit, property, and the whole system with QEMU
 test: setup
-	cargo test --locked --workspace --exclude perigee
-	cargo build --locked --package perigee
-	image=$$(scripts/golden-image) && PERIGEE_TEST_IMAGE=$$image \
-	  cargo test --locked --package perigee -- --test-threads=1 --nocapture
+	scripts/test
 
 ## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio
 soak: setup
@@ -48,9 +45,10 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 || exit 1; \
 	done
 
-## Formatting and lints
-lint:
+## Formatting, lints, and what may be in the dependency graph
+lint: setup
 	cargo fmt --all --check
+	PATH=$$(scripts/tools):$$PATH cargo deny --locked check bans licenses sources
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
