@@ -26,6 +26,7 @@ mod vms;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::Listen;
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
@@ -53,12 +54,16 @@ pub struct Config {
     pub probe_kernel: Option<PathBuf>,
 }
 
-/// Runs the agent until SIGTERM or SIGINT. VMs go on.
+/// Runs the agent until SIGTERM or SIGINT. VMs go on. The future is boxed, so that it is compiled in this crate only.
 ///
 /// # Errors
 /// When the state directory cannot be used, another agent uses it, QEMU is missing, or an address
 /// cannot be listened on.
-pub async fn run(config: Config) -> Result<(), Problem> {
+pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
+    until_stopped(config).boxed()
+}
+
+async fn until_stopped(config: Config) -> Result<(), Problem> {
     let mut terminate = handler(SignalKind::terminate())?;
     let mut interrupt = handler(SignalKind::interrupt())?;
     tokio::select! {

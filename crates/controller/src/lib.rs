@@ -28,6 +28,7 @@ mod tests;
 
 use std::path::PathBuf;
 
+use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::Listen;
 use perigee_model::Problem;
 use tokio::signal::unix::{SignalKind, signal};
@@ -42,11 +43,15 @@ pub struct Config {
     pub listen: Vec<Listen>,
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT. The future is boxed, so that it is compiled in this crate only.
 ///
 /// # Errors
 /// When the state directory cannot be used or an address is taken.
-pub async fn run(config: Config) -> Result<(), Problem> {
+pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
+    until_stopped(config).boxed()
+}
+
+async fn until_stopped(config: Config) -> Result<(), Problem> {
     let fault = |e: std::io::Error| Problem::internal("wait for signals", e);
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;

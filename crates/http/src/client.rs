@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_model::Problem;
 use perigee_model::volume::{Progress, Step};
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -99,13 +101,12 @@ impl Client {
             .request(method, self.url(path))
             .timeout(Duration::from_secs(24 * 3600))
             .body(body);
-        self.answer(self.run(request).await?).await
+        self.parse(&self.body(self.run(request).await?).await?)
     }
 
     /// The whole answer, like every other within the client's deadline.
     pub async fn get_bytes(&self, path: &str) -> Result<Bytes, Problem> {
-        let response = self.check(self.run(self.http.get(self.url(path))).await?).await?;
-        response.bytes().await.map_err(|e| self.unavailable(&e))
+        self.exchange(Method::GET, self.url(path), None).await
     }
 
     /// The answer's body unread, for streaming; a wrong status is already a [`Problem`].
@@ -181,11 +182,24 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, Problem> {
-        let mut request = self.http.request(method, self.url(path));
-        if let Some(body) = body {
-            request = request.json(body);
+        let body = body.map(serde_json::to_vec).transpose();
+        let body =
+            body.map_err(|e| Problem::internal(format!("request to {}", self.address), e))?;
+        self.parse(&self.exchange(method, self.url(path), body).await?)
+    }
+
+    /// Not generic and boxed, so that it is compiled once and not for each type of answer in each crate.
+    fn exchange(
+        &self,
+        method: Method,
+        url: String,
+        json: Option<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<Bytes, Problem>> {
+        let mut request = self.http.request(method, url);
+        if let Some(json) = json {
+            request = request.header(CONTENT_TYPE, "application/json").body(json);
         }
-        self.answer(self.run(request).await?).await
+        async move { self.body(self.run(request).await?).await }.boxed()
     }
 
     async fn run(&self, request: reqwest::RequestBuilder) -> Result<Response, Problem> {
@@ -206,9 +220,12 @@ impl Client {
         }))
     }
 
-    async fn answer<T: DeserializeOwned>(&self, response: Response) -> Result<T, Problem> {
-        let body = self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))?;
-        let text: &[u8] = if body.is_empty() { b"null" } else { &body };
+    async fn body(&self, response: Response) -> Result<Bytes, Problem> {
+        self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))
+    }
+
+    fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Problem> {
+        let text = if body.is_empty() { b"null" } else { body };
         serde_json::from_slice(text).map_err(|e| self.unread(&e))
     }
 

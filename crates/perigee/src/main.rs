@@ -7,6 +7,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use perigee_model::Problem;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{agent, boot, client, controller, host, image, job, lab, pool, vm, volume};
 use crate::output::Format;
@@ -88,14 +93,7 @@ pub struct Context {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("PERIGEE_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
-        )
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    log_to_stderr();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Problem::internal("start the runtime", error), 1),
@@ -109,6 +107,14 @@ fn main() -> ExitCode {
             fail(&problem, code)
         }
     }
+}
+
+/// Logs what `PERIGEE_LOG` asks for, such as `debug` or `info,perigee_volume=debug`; without it, or if it is wrong, `info`.
+fn log_to_stderr() {
+    let wanted = std::env::var("PERIGEE_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let messages = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    let wanted = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    tracing_subscriber::registry().with(messages.with_filter(wanted)).init();
 }
 
 async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {

@@ -66,8 +66,13 @@ pub use remote::Connector;
 pub use volume::{Volume, io_problem};
 pub use work::{StopOnDrop, Work};
 
+use std::sync::{Arc, Mutex};
+
 use perigee_block::device::IoError;
 use perigee_block::trace;
+use tokio::task::JoinHandle;
+
+const UNHARMED: &str = "nothing that can panic runs under this lock";
 
 /// Runs blocking file or catalog work away from the async threads. It runs to its end even when
 /// the caller goes away, so what must not be torn apart is put into one such call.
@@ -76,10 +81,22 @@ where
     T: Send + 'static,
     E: Send + 'static,
 {
-    match tokio::task::spawn_blocking(trace::carry(work)).await {
-        Ok(result) => result,
-        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    let result = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&result);
+    let work = trace::carry(move || {
+        let done = work();
+        *slot.lock().expect(UNHARMED) = Some(done);
+    });
+    if let Err(failed) = spawn(Box::new(work)).await {
+        std::panic::resume_unwind(failed.into_panic());
     }
+    let done = result.lock().expect(UNHARMED).take();
+    done.expect("work that did not panic has a result")
+}
+
+/// Not generic: the runtime's part is compiled once, and not for each kind of work.
+fn spawn(work: Box<dyn FnOnce() + Send>) -> JoinHandle<()> {
+    tokio::task::spawn_blocking(work)
 }
 
 /// Refuses a range that does not lie within the device.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{BoxFuture, FutureExt as _, try_join_all};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perigee_block::stats::StatsTable;
 use perigee_http::Listen;
@@ -58,12 +58,17 @@ impl IscsiOptions {
     }
 }
 
-/// Runs a volume server until SIGTERM or SIGINT; every volume is flushed when it returns.
+/// Runs a volume server until SIGTERM or SIGINT; every volume is flushed when it returns. The future is boxed: so all that it
+/// runs is compiled in this crate, optimised like it, and not again in each caller.
 ///
 /// # Errors
 /// `Conflict` when the pool is open elsewhere or an address is taken; `Internal` when a volume
 /// could not be flushed at the end.
-pub async fn serve(config: Config) -> Result<(), Problem> {
+pub fn serve(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
+    run(config).boxed()
+}
+
+async fn run(config: Config) -> Result<(), Problem> {
     allow_many_files();
     let mut terminate = on(SignalKind::terminate())?;
     let mut interrupt = on(SignalKind::interrupt())?;

@@ -11,6 +11,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::server::TlsStream;
 
 use super::super::pem;
+use super::common_name;
 
 /// The PEM files of a server that speaks TLS.
 #[derive(Debug, Clone)]
@@ -58,7 +59,5 @@ impl Tls {
 
 /// The common name of the certificate that the client showed, which was verified.
 pub fn common_name<S>(stream: &TlsStream<S>) -> Option<String> {
-    let certificate = stream.get_ref().1.peer_certificates()?.first()?;
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    parsed.subject().iter_common_name().next()?.as_str().ok().map(str::to_owned)
+    common_name::of(stream.get_ref().1.peer_certificates()?.first()?)
 }
