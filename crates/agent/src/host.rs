@@ -28,6 +28,7 @@ pub struct Host {
     volume: Client,
     pub accelerator: Found,
     qemu_version: String,
+    cpu_model: String,
     /// Whom QEMU runs as; `None`: as the agent, which is not root.
     pub user: Option<QemuUser>,
     pub has_cgroups: bool,
@@ -77,6 +78,7 @@ impl Host {
             volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
             accelerator,
             qemu_version,
+            cpu_model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             user,
             has_cgroups,
             warnings,
@@ -98,6 +100,7 @@ impl Host {
             memory_available_bytes: memory_field(&memory, "MemAvailable"),
             load_1min: load.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0),
             accelerator: self.accelerator.kind,
+            cpu_model: self.cpu_model.clone(),
             qemu_version: self.qemu_version.clone(),
             warnings: self.warnings.clone(),
         })
@@ -174,6 +177,11 @@ async fn qemu_version() -> Result<String, Problem> {
     Ok(version.unwrap_or("unknown").to_owned())
 }
 
+fn cpu_model(cpuinfo: &str) -> String {
+    let line = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+    line.and_then(|rest| rest.split_once(':')).map_or("", |(_, name)| name.trim()).to_owned()
+}
+
 fn memory_field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
@@ -189,6 +197,13 @@ mod tests {
         let text = "MemTotal:       2048 kB\nMemAvailable:   1024 kB\n";
         assert_eq!(memory_field(text, "MemAvailable"), 1 << 20);
         assert_eq!(memory_field(text, "Mem"), 0);
+    }
+
+    #[test]
+    fn a_processor_says_its_model() {
+        let text = "processor\t: 0\nmodel name\t: EPYC 7B13 @ 2.4GHz\nflags\t: fpu\n";
+        assert_eq!(cpu_model(text), "EPYC 7B13 @ 2.4GHz");
+        assert_eq!(cpu_model("processor : 0"), "");
     }
 
     #[test]

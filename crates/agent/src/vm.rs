@@ -106,6 +106,7 @@ impl Vm {
                 qemu_pid: seen.process.map_or(0, |process| process.pid),
                 uptime_ms: live.map_or(0, |process| process.uptime_ms()),
                 vcpu_ms: live.map_or(0, |process| process.vcpu_ms()),
+                waiting_ms: live.and_then(|process| process.vcpu_waiting_ms()),
                 incoming_uri: seen.incoming_uri.clone(),
                 migration: seen.migration.clone(),
                 last_seq: self.log.last_seq(),

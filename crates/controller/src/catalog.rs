@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use perigee_model::job::{Access, ClusterImage, ClusterVolume, NewImage, NewVolume};
+use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
 use perigee_model::volume::{
     CreateVolume, ImageInfo, ImportImage, PoolInfo, Snapshot, VolumeInfo, VolumeSource,
 };
@@ -70,7 +70,6 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
         Some(host) => reachable(cluster, host)?,
         None => roomiest(cluster).await?,
     };
-    let _quiet = cluster.network.lock().await;
     let ask = ImportImage { name: new.name.clone(), source: new.source, layer: None };
     let info: ImageInfo = first.volume_slow.post("/v1/images", &ask).await?;
     for host in cluster.hosts.up().iter().filter(|host| host.id != first.id) {
@@ -108,9 +107,14 @@ pub async fn ensure_image(
     }
     for host in cluster.hosts.up() {
         if let Ok(info) = host.volume.get::<ImageInfo>(&path).await {
-            let _quiet = cluster.network.lock().await;
             copy_image(&host, at, &info).await?;
-            return at.volume.get(&path).await;
+            return at.volume.get(&path).await.map_err(|problem| match problem.kind {
+                ProblemKind::NotFound => {
+                    let what = format!("copy image {name} to {}", at.id);
+                    Problem::unavailable(what, "another job's copy is under way")
+                }
+                _ => problem,
+            });
         }
     }
     Err(no_image(name))
@@ -291,16 +295,10 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
 
 pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
     let record = find(cluster, name).await?;
-    let _placing = cluster.placing.lock().await;
-    for job in cluster.unfinished_jobs() {
-        let wanted = job.job.spec.volumes.iter().any(|volume| volume.volume == *name);
-        let has = job.placement.iter().flat_map(|p| &p.disks).any(|disk| disk.volume == *name);
-        if wanted || has {
-            let why = format!("job {} uses it", job.job.id);
-            return Err(Problem::conflict(format!("delete volume {name}"), why)
-                .next("wait for the job, or cancel it"));
-        }
-    }
+    let _deletion = cluster.index.begin_deletion(name).map_err(|why| {
+        Problem::conflict(format!("delete volume {name}"), why)
+            .next("wait for the job, or cancel it")
+    })?;
     let home = reachable(cluster, &record.home)?;
     match home.volume.delete(&format!("/v1/volumes/{name}")).await {
         Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
@@ -323,29 +321,6 @@ pub async fn snapshot(
     let path = format!("/v1/volumes/{name}/snapshot");
     let info: ImageInfo = home.volume_slow.post(&path, ask).await?;
     Ok(ClusterImage { hosts: vec![home.id.clone()], ..image_view(&info) })
-}
-
-/// Whether another unfinished job keeps this one from using the volume, and why.
-///
-/// A volume that is written has one user: a filesystem that changes underneath is of no use to a reader.
-pub fn conflict(
-    jobs: &[Arc<JobRecord>],
-    me: &perigee_model::JobId,
-    name: &VolumeName,
-    access: Access,
-) -> Option<String> {
-    let other = jobs.iter().filter(|record| record.job.id != *me).find(|record| {
-        let disks = record.placement.iter().flat_map(|placement| &placement.disks);
-        disks.into_iter().any(|disk| {
-            disk.volume == *name
-                && match access {
-                    Access::Write => true,
-                    Access::Read => !disk.read_only,
-                    Access::Clone => false,
-                }
-        })
-    })?;
-    Some(format!("volume {name} is in use by job {}", other.job.id))
 }
 
 /// # Errors

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
@@ -11,6 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
 use crate::records::{PlacedDisk, vm_of};
+
+/// While the cleaner is at work on the same cleanup, a job waits for it so often.
+const OTHER_TRIES_MAX: u32 = 600;
+const OTHER_TRY: Duration = Duration::from_millis(50);
 
 /// An intent: each part is removed from the record when it is done.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -89,21 +94,32 @@ pub async fn run(cluster: Arc<Cluster>) {
 
 /// One try at everything a job left; what does not answer stays for later.
 pub async fn try_now(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
-    clean(cluster, &prefix(job)).await
-}
-
-async fn clean(cluster: &Cluster, prefix: &str) -> Result<(), Problem> {
-    let _cleaning = cluster.cleaning.lock().await;
-    let mut sweep = Sweep { cluster, silent: BTreeSet::new() };
-    for mut cleanup in cluster.records.list::<Cleanup>(prefix).await? {
-        sweep.clean(&mut cleanup).await?;
-        if cleanup.is_done() {
-            cluster.records.remove(&cleanup.key()).await?;
-        } else {
-            cluster.records.put(&cleanup.key(), &cleanup).await?;
-        }
+    let mut waits = 0;
+    while !clean(cluster, &prefix(job)).await? && waits < OTHER_TRIES_MAX {
+        waits += 1;
+        tokio::time::sleep(OTHER_TRY).await;
     }
     Ok(())
+}
+
+/// Whether nobody else was at work on a part of it.
+async fn clean(cluster: &Cluster, prefix: &str) -> Result<bool, Problem> {
+    let mut sweep = Sweep { cluster, silent: BTreeSet::new() };
+    let mut mine = true;
+    for key in cluster.records.keys(prefix).await? {
+        let Some(_cleaning) = cluster.index.begin_cleanup(&key) else {
+            mine = false;
+            continue;
+        };
+        let Some(mut cleanup) = cluster.records.read::<Cleanup>(&key).await? else { continue };
+        sweep.clean(&mut cleanup).await?;
+        if cleanup.is_done() {
+            cluster.records.remove(&key).await?;
+        } else {
+            cluster.records.put(&key, &cleanup).await?;
+        }
+    }
+    Ok(mine)
 }
 
 /// One pass; a host that does not answer is asked once in it.
@@ -124,7 +140,7 @@ impl Sweep<'_> {
         let mut left = Vec::new();
         for (host, volume) in std::mem::take(&mut cleanup.attachments) {
             let vm_there = cleanup.vms.iter().any(|(at, _)| *at == host);
-            if vm_there || !self.detach(&host, &volume).await? {
+            if vm_there || !self.detach(&host, &volume).await {
                 left.push((host, volume));
             }
         }
@@ -143,19 +159,10 @@ impl Sweep<'_> {
     }
 
     /// Removes an attachment unless another VM there needs it.
-    async fn detach(&mut self, host: &HostId, volume: &VolumeName) -> Result<bool, Problem> {
-        let _placing = self.cluster.placing.lock().await;
-        let jobs = self.cluster.unfinished_jobs();
-        let moves = self.cluster.unsettled_migrations();
-        let needed = jobs.iter().filter(|record| record.ending.is_none()).any(|record| {
-            let comes = moves.iter().any(|moved| {
-                Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
-            });
-            let is_there = record.job.host.as_ref() == Some(host);
-            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-            (is_there || comes) && disks.any(|disk| disk.volume == *volume)
-        });
-        Ok(needed || self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await)
+    async fn detach(&mut self, host: &HostId, volume: &VolumeName) -> bool {
+        let cluster = self.cluster;
+        let Some(_detaching) = cluster.index.begin_detachment(host, volume) else { return true };
+        self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await
     }
 
     /// Whether the thing is gone. A host that was removed from the cluster took it along.

@@ -16,6 +16,14 @@ pub async fn issue_epoch(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Pr
 pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Result<(), Problem> {
     let host = catalog::reachable(cluster, at)?;
     for disk in disks.iter().filter(|disk| disk.home != *at) {
+        // The index says that the VM is or comes here, so no new removal begins.
+        if cluster.index.is_being_detached(at, &disk.volume) {
+            let why = "what an earlier VM left there is being removed";
+            return Err(Problem::unavailable(
+                format!("attach volume {} at {at}", disk.volume),
+                why,
+            ));
+        }
         let nbd_addr = cluster.hosts.get(&disk.home)?.addresses.nbd_addr.clone();
         let target = format!("/v1/attachments/{}", disk.volume);
         host.volume.put::<Attachment>(&target, &Attach { nbd_addr }).await?;

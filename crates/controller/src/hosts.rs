@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{Host, HostState, Site};
+use perigee_model::job::{Host, HostRemoval, HostState, Site};
 use perigee_model::vm::{HostAddresses, HostReport};
 use perigee_model::{HostId, Problem};
 
 use crate::cluster::{Cluster, Known, now_ms, state_of};
-use crate::records::HostRecord;
+use crate::jobs::{self, Fate};
+use crate::records::{HostRecord, VolumeRecord};
 
 /// `PUT /hosts/{host}`: a host makes itself known, and says again that it is there.
 pub async fn register(
@@ -82,6 +83,7 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
         memory_bytes: report.map_or(0, |r| r.memory_bytes),
         memory_used_bytes: used.get(id).copied().unwrap_or(0),
         accelerator: report.map(|r| r.accelerator),
+        cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
         warnings: report.map(|r| r.warnings.clone()).unwrap_or_default(),
         last_seen_ms: known.last_seen_ms,
     }
@@ -89,12 +91,7 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
 
 /// Memory promised to VMs at each host.
 pub fn memory_used(cluster: &Cluster) -> BTreeMap<HostId, u64> {
-    cluster.index.used().into_iter().map(|(host, used)| (host, used.memory_bytes)).collect()
-}
-
-/// VMs promised to each host.
-pub fn vms_placed(cluster: &Cluster) -> BTreeMap<HostId, u32> {
-    cluster.index.used().into_iter().map(|(host, used)| (host, used.vms)).collect()
+    cluster.index.used().into_iter().map(|(host, used)| (host, used.demand.memory_bytes)).collect()
 }
 
 pub fn sites(cluster: &Cluster) -> Vec<Site> {
@@ -105,36 +102,58 @@ pub fn sites(cluster: &Cluster) -> Vec<Site> {
     sites.into_iter().map(|(id, hosts)| Site { id, hosts }).collect()
 }
 
-/// Forgets a host that is gone for good.
-pub async fn remove(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
+/// Forgets a host that is gone for good, and says what is lost with it.
+///
+/// # Errors
+/// `Conflict` while it is up or a migration needs it; without `force`, also when something is lost.
+pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostRemoval, Problem> {
     cluster.hosts.get(id)?;
-    let _placing = cluster.placing.lock().await;
-    let refuse = |why: String| Err(Problem::conflict(format!("remove host {id}"), why));
+    let conflict = |why: String| Problem::conflict(format!("remove host {id}"), why);
     if cluster.hosts.state(id) == HostState::Up {
-        return refuse("it is up; stop its agent first".to_owned());
-    }
-    for record in cluster.unfinished_jobs() {
-        let placed = record.placement.iter().flat_map(|p| &p.disks).any(|d| d.home == *id);
-        if placed || record.job.host.as_ref() == Some(id) {
-            return refuse(format!("job {} is on it", record.job.id));
-        }
+        return Err(conflict("it is up; stop its agent first".to_owned()));
     }
     for record in cluster.unfinished_migrations() {
         let migration = &record.migration;
         if migration.from == *id || migration.to == *id {
-            return refuse(format!("migration {} is not over", migration.id));
+            let why = format!("migration {} is not over", migration.id);
+            return Err(conflict(why).next(format!("perigee vm move {} --cancel", migration.vm)));
         }
     }
-    let volumes: Vec<crate::records::VolumeRecord> = cluster.records.list("volumes/").await?;
-    if let Some(volume) = volumes.iter().find(|volume| volume.home == *id) {
-        return refuse(format!("it is the home of volume {}", volume.name));
+    let removal = what_goes_with(cluster, id).await?;
+    let losses = removal.in_words();
+    if !force && !losses.is_empty() {
+        return Err(conflict(losses.join("; "))
+            .next(format!("`perigee host remove {id} --force` gives that up")));
     }
-    for host in cluster.hosts.all() {
-        cluster.records.remove(&format!("links/{id}/{}", host.id)).await?;
-        cluster.records.remove(&format!("links/{}/{id}", host.id)).await?;
+    tracing::warn!("host {id} is removed: {}", losses.join("; "));
+    for volume in &removal.lost_volumes {
+        cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
-    cluster.records.remove(&format!("local_blocks/{id}")).await?;
+    cluster.links.forget(&cluster.records, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;
     cluster.hosts.lock().remove(id);
-    Ok(())
+    for job in removal.failed_jobs.iter().chain(&removal.placed_again) {
+        cluster.drive_job(job);
+    }
+    Ok(removal)
+}
+
+async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, Problem> {
+    let mut removal = HostRemoval::default();
+    let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
+    let lost = volumes.into_iter().filter(|volume| volume.home == *id);
+    removal.lost_volumes = lost.map(|volume| volume.name).collect();
+    for record in cluster.unfinished_jobs() {
+        let job = record.job.id.clone();
+        let at_home = record.placement.iter().flat_map(|p| &p.disks).any(|disk| disk.home == *id);
+        if record.job.host.as_ref() == Some(id) {
+            match jobs::fate(&record, id, true) {
+                Fate::Again => removal.placed_again.push(job),
+                Fate::Fail(_) | Fate::Wait => removal.failed_jobs.push(job),
+            }
+        } else if at_home {
+            removal.failed_jobs.push(job);
+        }
+    }
+    Ok(removal)
 }

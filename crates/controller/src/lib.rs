@@ -18,6 +18,7 @@ mod meter;
 mod migration;
 mod planning;
 mod records;
+mod scheduler;
 mod store;
 mod supervisor;
 mod tars;

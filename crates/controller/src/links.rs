@@ -1,16 +1,21 @@
 //! What lies between hosts: round trip, rate and the time of a block read, measured by the hosts.
 //!
-//! Links are measured when their hosts are first seen up, when a plan needs one that is not
-//! measured yet or long ago, and when somebody asks.
+//! One task measures, one link after another, because each would measure the others; whoever needs a
+//! figure asks it and waits for its answer, without holding anything. For each ordered pair of sites
+//! one pair of hosts is measured: when the sites are first seen up, when a plan needs it and it is
+//! old, and when somebody asks.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use perigee_model::job::Link;
 use perigee_model::vm::{LinkProbe, ProbeLink};
-use perigee_model::volume::{BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
-use perigee_model::{HostId, Problem};
+use perigee_model::volume::{ImageInfo, ProbeBlocks, VolumeInfo};
+use perigee_model::{HostId, Problem, SiteId};
+use tokio::sync::oneshot;
 
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::cluster::{Ask, Cluster, HostLink, Local, now_ms};
 
 /// The size of a block read in a probe: PostgreSQL's page, and close to what guests send.
 pub const PROBE_REQUEST_BYTES: u32 = 8192;
@@ -23,142 +28,222 @@ const PROBE_LENGTH_BYTES: u64 = 8 << 20;
 /// A plan measures again what is older.
 const FRESH_MS: u64 = 10 * 60 * 1000;
 
-pub async fn list(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
-    cluster.records.list("links/").await
+/// A plan measures again after this time where there was nothing to read.
+const EMPTY_MS: u64 = 30 * 1000;
+
+/// Nobody waits longer for a figure.
+const MEASURE_DEADLINE: Duration = Duration::from_secs(120);
+
+pub fn list(cluster: &Cluster) -> Vec<Link> {
+    cluster.links.all()
 }
 
-pub async fn local_blocks(cluster: &Cluster, host: &HostId) -> Result<Option<BlockProbe>, Problem> {
-    let local: Option<Local> = cluster.records.read(&local_key(host)).await?;
-    Ok(local.and_then(|local| local.blocks))
+/// What flows from one host to the other, as last measured: by the one that reads. Any pair of hosts
+/// of their sites stands for them.
+pub fn toward(cluster: &Cluster, from: &HostId, to: &HostId) -> Option<LinkProbe> {
+    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let (from_site, to_site) = (site(from), site(to));
+    let of_sites = |link: &Link| site(&link.from) == to_site && site(&link.to) == from_site;
+    let exact = cluster.links.get(to, from);
+    exact.or_else(|| cluster.links.all().into_iter().find(of_sites)).map(|link| link.probe)
 }
 
-/// What flows from one host to the other, as last measured: by the one that reads.
-pub async fn toward(
-    cluster: &Cluster,
-    from: &HostId,
-    to: &HostId,
-) -> Result<Option<LinkProbe>, Problem> {
-    let link: Option<Link> = cluster.records.read(&key(to, from)).await?;
-    Ok(link.map(|link| link.probe))
-}
-
-/// Block reads of a host from itself.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
-struct Local {
-    /// `None` when it has nothing to read.
-    blocks: Option<BlockProbe>,
-    measured_ms: u64,
-}
-
-/// Measures every ordered pair of hosts that are up, one after the other.
+/// Measures now, once for each ordered pair of sites.
 ///
 /// # Errors
 /// When a host that is up does not measure; what was measured before is kept.
 pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
-    let _quiet = cluster.network.lock().await;
-    let hosts = cluster.hosts.up();
-    for from in &hosts {
-        probe_local(cluster, from).await?;
-        for to in hosts.iter().filter(|to| to.id != from.id) {
-            probe_link(cluster, from, to).await?;
+    let sites = by_site(cluster);
+    let now = now_ms();
+    for hosts in sites.values() {
+        for host in hosts {
+            ask(cluster, host, host, now).await?;
         }
     }
-    list(cluster).await
+    for (from, to) in pairs(&sites) {
+        ask(cluster, &from, &to, now).await?;
+    }
+    Ok(list(cluster))
 }
 
-/// Measures what a plan about these homes needs: each host from and to each of them. What is known
-/// and old is measured again, but not while VMs use the links.
-///
-/// A host that does not measure keeps no plan from the others: the first problem is given back.
-///
-/// # Errors
-/// When the store fails.
-pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Result<Option<Problem>, Problem> {
-    let _quiet = cluster.network.lock().await;
-    let busy = cluster.unfinished_jobs().iter().any(|record| record.vm_started);
-    let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
-    let hosts = cluster.hosts.up();
-    let mut failed = None;
-    for home in hosts.iter().filter(|host| homes.contains(&host.id)) {
-        for host in &hosts {
-            if let Err(problem) = ensure_pair(cluster, host, home, oldest_ms).await {
-                tracing::warn!("measure between {} and {}: {problem}", host.id, home.id);
-                failed.get_or_insert(problem);
+/// The reported hosts that are up, by their sites.
+fn by_site(cluster: &Cluster) -> BTreeMap<SiteId, Vec<HostId>> {
+    let mut sites: BTreeMap<SiteId, Vec<HostId>> = BTreeMap::new();
+    for host in cluster.hosts.up() {
+        if cluster.hosts.report(&host.id).is_some() {
+            sites.entry(host.addresses.site.clone()).or_default().push(host.id.clone());
+        }
+    }
+    sites
+}
+
+/// One pair of different hosts for each ordered pair of sites, also of a site with itself.
+fn pairs(sites: &BTreeMap<SiteId, Vec<HostId>>) -> Vec<(HostId, HostId)> {
+    let mut pairs = Vec::new();
+    for (from_site, from) in sites {
+        for (to_site, to) in sites {
+            let to = if from_site == to_site { to.get(1) } else { to.first() };
+            if let (Some(from), Some(to)) = (from.first(), to) {
+                pairs.push((from.clone(), to.clone()));
+                if from_site == to_site {
+                    pairs.push((to.clone(), from.clone()));
+                }
             }
         }
     }
-    Ok(failed)
+    pairs
 }
 
-/// Both directions between a host and a home; the home itself when it is the host.
-async fn ensure_pair(
-    cluster: &Cluster,
-    host: &HostLink,
-    home: &HostLink,
-    oldest_ms: u64,
-) -> Result<(), Problem> {
-    let readable = async || Ok::<_, Problem>(something_to_read(home).await?.is_some());
-    if host.id == home.id {
-        let local: Option<Local> = cluster.records.read(&local_key(&home.id)).await?;
-        let local = local.filter(|local| local.measured_ms >= oldest_ms);
-        let known = match local {
-            Some(Local { blocks: Some(_), .. }) => true,
-            Some(Local { blocks: None, .. }) => !readable().await?,
-            None => false,
-        };
-        return if known { Ok(()) } else { probe_local(cluster, home).await };
+/// What a plan about these homes needs and nobody measured: reads of each home from itself, and the
+/// links between its site and every other.
+pub fn missing(cluster: &Cluster, homes: &[HostId]) -> Vec<(HostId, HostId)> {
+    let sites = by_site(cluster);
+    let mut wanted: Vec<(HostId, HostId)> = Vec::new();
+    for home in homes {
+        if cluster.hosts.state(home) == perigee_model::job::HostState::Up {
+            wanted.push((home.clone(), home.clone()));
+        }
     }
-    let link = known_link(cluster, host, home, oldest_ms).await?;
-    let known = match link {
-        Some(Link { blocks: Some(_), .. }) => true,
-        Some(Link { blocks: None, .. }) => !readable().await?,
-        None => false,
+    let site_of = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let home_sites: Vec<SiteId> = homes.iter().filter_map(site_of).collect();
+    for (from, to) in pairs(&sites) {
+        let concerns = [&from, &to].into_iter().filter_map(site_of);
+        if concerns.into_iter().any(|site| home_sites.contains(&site)) {
+            wanted.push((from, to));
+        }
+    }
+    wanted.sort();
+    wanted.dedup();
+    wanted.retain(|(from, to)| !is_known(cluster, from, to, 0));
+    wanted
+}
+
+/// Whether the figure is there and measured since then; for a link, of any hosts of these sites.
+fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bool {
+    // Where there was nothing to read, there may be something now.
+    let counts = |has_blocks: bool, measured_ms: u64| {
+        let oldest_ms = if has_blocks { oldest_ms } else { oldest_ms.max(now_ms() - EMPTY_MS) };
+        measured_ms >= oldest_ms
     };
-    if !known {
-        probe_link(cluster, host, home).await?;
+    if from == to {
+        let local = cluster.links.local(from);
+        return local.is_some_and(|local| counts(local.blocks.is_some(), local.measured_ms));
     }
-    if known_link(cluster, home, host, oldest_ms).await?.is_none() {
-        probe_link(cluster, home, host).await?;
+    if oldest_ms > 0 {
+        let link = cluster.links.get(from, to);
+        return link.is_some_and(|link| counts(link.blocks.is_some(), link.measured_ms));
     }
-    Ok(())
+    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let (from_site, to_site) = (site(from), site(to));
+    let same = |link: &Link| {
+        site(&link.from) == from_site
+            && site(&link.to) == to_site
+            && counts(link.blocks.is_some(), link.measured_ms)
+    };
+    cluster.links.all().iter().any(same)
 }
 
-/// Measures links nobody measured yet, while no job runs that the probe would disturb.
-pub async fn measure_new_links(cluster: Arc<Cluster>) {
-    loop {
-        tokio::time::sleep(cluster.timing.monitor).await;
-        if let Err(problem) = measure_one_new_link(&cluster).await {
-            tracing::debug!("measure a link: {problem}");
+/// Measures what a plan about these homes needs. What is known and old is measured again, but not
+/// while VMs use the links.
+///
+/// A host that does not measure keeps no plan from the others: the first problem is given back.
+pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
+    let busy = cluster.unfinished_jobs().iter().any(|record| record.vm_started);
+    let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
+    let mut wanted = missing(cluster, homes);
+    if !busy {
+        let sites = by_site(cluster);
+        wanted.extend(
+            pairs(&sites).into_iter().filter(|(from, to)| !is_known(cluster, from, to, oldest_ms)),
+        );
+        wanted.sort();
+        wanted.dedup();
+    }
+    let mut failed = None;
+    for (from, to) in wanted {
+        if let Err(problem) = ask(cluster, &from, &to, oldest_ms).await {
+            tracing::warn!("measure between {from} and {to}: {problem}");
+            failed.get_or_insert(problem);
+        }
+    }
+    failed
+}
+
+/// Has it measured and waits for the answer.
+async fn ask(cluster: &Cluster, from: &HostId, to: &HostId, since_ms: u64) -> Result<(), Problem> {
+    let what = || format!("measure the link from {from} to {to}");
+    let answered = want(cluster, from, to, since_ms);
+    match tokio::time::timeout(MEASURE_DEADLINE, answered).await {
+        Ok(Ok(measured)) => measured,
+        Ok(Err(_)) => Err(Problem::unavailable(what(), "the controller ends")),
+        Err(_) => {
+            let why = format!("other links kept it waiting for {} s", MEASURE_DEADLINE.as_secs());
+            Err(Problem::unavailable(what(), why))
         }
     }
 }
 
+/// Has it measured; the answer may be dropped.
+pub fn want(
+    cluster: &Cluster,
+    from: &HostId,
+    to: &HostId,
+    oldest_ms: u64,
+) -> oneshot::Receiver<Result<(), Problem>> {
+    let (answer, answered) = oneshot::channel();
+    cluster.links.ask(Ask { from: from.clone(), to: to.clone(), oldest_ms, answer });
+    answered
+}
+
+/// Measures what is asked for, and links between sites that nobody measured yet.
+pub async fn run(cluster: Arc<Cluster>) {
+    let Some(mut asked) = cluster.links.asked() else { return };
+    loop {
+        tokio::select! {
+            ask = asked.recv() => {
+                let Some(ask) = ask else { return };
+                let measured = measure(&cluster, &ask.from, &ask.to, ask.oldest_ms).await;
+                // Whoever asked may have gone.
+                drop(ask.answer.send(measured));
+                cluster.index.changed.notify_one();
+            }
+            () = tokio::time::sleep(cluster.timing.monitor) => {
+                if let Err(problem) = measure_one_new_link(&cluster).await {
+                    tracing::debug!("measure a link: {problem}");
+                }
+            }
+        }
+    }
+}
+
+async fn measure(
+    cluster: &Cluster,
+    from: &HostId,
+    to: &HostId,
+    oldest_ms: u64,
+) -> Result<(), Problem> {
+    let (from, to) = (cluster.hosts.get(from)?, cluster.hosts.get(to)?);
+    if oldest_ms > 0 && is_known(cluster, &from.id, &to.id, oldest_ms) {
+        return Ok(());
+    }
+    if from.id == to.id {
+        probe_local(cluster, &from).await
+    } else {
+        probe_link(cluster, &from, &to).await
+    }
+}
+
+/// While no job runs that the probe would disturb.
 async fn measure_one_new_link(cluster: &Cluster) -> Result<(), Problem> {
-    let _quiet = cluster.network.lock().await;
     if !cluster.unfinished_jobs().is_empty() {
         return Ok(());
     }
-    let mut reported = cluster.hosts.up();
-    reported.retain(|host| cluster.hosts.report(&host.id).is_some());
-    let known = cluster.records.keys("links/").await?;
-    for from in &reported {
-        for to in reported.iter().filter(|to| to.id != from.id) {
-            if !known.contains(&key(&from.id, &to.id)) {
-                return probe_link(cluster, from, to).await;
-            }
+    for (from, to) in pairs(&by_site(cluster)) {
+        if !is_known(cluster, &from, &to, 0) {
+            return measure(cluster, &from, &to, 0).await;
         }
     }
     Ok(())
-}
-
-async fn known_link(
-    cluster: &Cluster,
-    from: &HostLink,
-    to: &HostLink,
-    oldest_ms: u64,
-) -> Result<Option<Link>, Problem> {
-    let link: Option<Link> = cluster.records.read(&key(&from.id, &to.id)).await?;
-    Ok(link.filter(|link| link.measured_ms >= oldest_ms))
 }
 
 async fn probe_link(cluster: &Cluster, from: &HostLink, to: &HostLink) -> Result<(), Problem> {
@@ -174,16 +259,19 @@ async fn probe_link(cluster: &Cluster, from: &HostLink, to: &HostLink) -> Result
         blocks: probe_blocks(from, to).await?,
         measured_ms: now_ms(),
     };
-    cluster.records.put(&key(&from.id, &to.id), &link).await
+    cluster.links.put(&cluster.records, link).await
 }
 
 async fn probe_local(cluster: &Cluster, host: &HostLink) -> Result<(), Problem> {
     let local = Local { blocks: probe_blocks(host, host).await?, measured_ms: now_ms() };
-    cluster.records.put(&local_key(&host.id), &local).await
+    cluster.links.put_local(&cluster.records, &host.id, local).await
 }
 
 /// Reads at `from` what has its home at `to`; `None` when there is nothing to read.
-async fn probe_blocks(from: &HostLink, to: &HostLink) -> Result<Option<BlockProbe>, Problem> {
+async fn probe_blocks(
+    from: &HostLink,
+    to: &HostLink,
+) -> Result<Option<perigee_model::volume::BlockProbe>, Problem> {
     let Some(export) = something_to_read(to).await? else { return Ok(None) };
     let ask = ProbeBlocks {
         nbd_addr: to.addresses.nbd_addr.clone(),
@@ -201,12 +289,4 @@ async fn something_to_read(host: &HostLink) -> Result<Option<String>, Problem> {
     let volumes = volumes.into_iter().map(|v| (v.allocated_bytes, v.name.to_string()));
     let images = images.into_iter().map(|i| (i.allocated_bytes, format!("image:{}", i.name)));
     Ok(volumes.chain(images).max().filter(|(bytes, _)| *bytes > 0).map(|(_, export)| export))
-}
-
-fn key(from: &HostId, to: &HostId) -> String {
-    format!("links/{from}/{to}")
-}
-
-fn local_key(host: &HostId) -> String {
-    format!("local_blocks/{host}")
 }

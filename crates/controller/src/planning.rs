@@ -2,9 +2,8 @@
 //!
 //! The planner itself is pure; everything it is told stands in the store or comes from the hosts.
 
-use perigee_model::job::{Job, JobSpec, MigrationState, Start};
+use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::{Basis, Decision, Plan, Trigger};
-use perigee_model::vm::HostReport;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::{
     Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, PastMove, Refused,
@@ -13,10 +12,10 @@ use perigee_planner::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
-use crate::records::{JobRecord, MigrationRecord, Placement, migration_prefix};
-use crate::{catalog, files, hosts, links};
+use crate::records::{JobRecord, Placement};
+use crate::{catalog, files, links};
 
 /// Boot times kept for each host.
 const BOOTS_KEPT: usize = 5;
@@ -29,11 +28,18 @@ struct History {
     dirty_bytes_per_s: Option<u64>,
 }
 
-/// The ways to run a job that has not started. Links it needs are measured first.
+/// What the planner is told of a job before it starts, beside the cluster.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    pub job: JobFacts,
+    pub history: Option<WorkProfile>,
+}
+
+/// Finds the job's volumes and what earlier runs taught.
 ///
 /// # Errors
-/// `NotFound` for an unknown volume, `Unavailable` when nothing can take the job now.
-pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
+/// `NotFound` for an unknown volume, `Unavailable` when its home does not answer.
+pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Problem> {
     let mut volumes = Vec::new();
     for volume in &spec.volumes {
         let record = catalog::find(cluster, &volume.volume).await?;
@@ -44,36 +50,30 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
             allocated_bytes: record.seen.map_or(0, |seen| seen.allocated_bytes),
         });
     }
-    let mut homes: Vec<HostId> = volumes.iter().map(|volume| volume.home.clone()).collect();
-    homes.extend(possible_starts(cluster, &spec.start));
-    let not_measured = links::ensure(cluster, &homes).await?;
     let history = history(cluster, spec).await?;
-    let snapshot = Snapshot {
-        cluster: facts(cluster).await?,
-        job: JobFacts {
-            memory_bytes: spec.memory_bytes,
-            start: spec.start.clone(),
-            may_migrate: spec.may_migrate,
-            volumes,
-            dirty_bytes_per_s: history.as_ref().and_then(|h| h.dirty_bytes_per_s),
-        },
-        history: history.map(|h| h.profile),
+    let job = JobFacts {
+        memory_bytes: spec.memory_bytes,
+        start: spec.start.clone(),
+        may_migrate: spec.may_migrate,
+        volumes,
+        dirty_bytes_per_s: history.as_ref().and_then(|h| h.dirty_bytes_per_s),
     };
+    Ok(Prepared { job, history: history.map(|h| h.profile) })
+}
+
+/// The ways to run a job that has not started. Links it needs are measured first.
+///
+/// # Errors
+/// `NotFound` for an unknown volume, `Unavailable` when nothing can take the job now.
+pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
+    let Prepared { job, history } = prepare(cluster, spec).await?;
+    let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
+    let not_measured = links::ensure(cluster, &homes).await;
+    let snapshot = Snapshot { cluster: facts(cluster), job, history };
     perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
         (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
         (refused, _) => refused.into(),
     })
-}
-
-/// The hosts where the VM's root volume may come to stand.
-fn possible_starts(cluster: &Cluster, start: &Start) -> Vec<HostId> {
-    let mut hosts = cluster.hosts.up();
-    hosts.retain(|host| match start {
-        Start::Anywhere => true,
-        Start::Site(site) => host.addresses.site == *site,
-        Start::Host(id) => host.id == *id,
-    });
-    hosts.iter().map(|host| host.id.clone()).collect()
 }
 
 /// Whether a running job's VM moves now.
@@ -83,13 +83,12 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
     };
     let here = record.meter.totals.since(&record.meter.at_arrival);
     let spec = &record.job.spec;
-    let measured = last_dirty_rate(cluster, record).await?;
-    let dirty_bytes_per_s = match measured {
+    let dirty_bytes_per_s = match last_dirty_rate(cluster, record) {
         Some(rate) => Some(rate),
-        None => history(cluster, spec).await?.and_then(|h| h.dirty_bytes_per_s),
+        None => taught_dirty_rate(cluster, spec).await?,
     };
     let running = Running {
-        cluster: facts(cluster).await?,
+        cluster: facts(cluster),
         host: host.clone(),
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
@@ -104,17 +103,13 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
 }
 
 /// What a migration will take; `None` where the link is not measured.
-pub async fn move_cost_s(
-    cluster: &Cluster,
-    record: &JobRecord,
-    to: &HostId,
-) -> Result<Option<f64>, Problem> {
-    let Some(from) = &record.job.host else { return Ok(None) };
-    let dirty = last_dirty_rate(cluster, record).await?;
-    let facts = facts(cluster).await?;
+pub fn move_cost_s(cluster: &Cluster, record: &JobRecord, to: &HostId) -> Option<f64> {
+    let from = record.job.host.as_ref()?;
+    let dirty = last_dirty_rate(cluster, record);
+    let facts = facts(cluster);
     let memory_bytes = record.job.spec.memory_bytes;
     let cost = perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty);
-    Ok(cost.ok().map(|cost| cost.total_s))
+    cost.ok().map(|cost| cost.total_s)
 }
 
 /// The data volumes' counters, by the names in the job file. The VM's own disks are left out: what
@@ -134,63 +129,91 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
         .collect()
 }
 
-async fn facts(cluster: &Cluster) -> Result<Facts, Problem> {
-    let used = hosts::memory_used(cluster);
-    let placed = hosts::vms_placed(cluster);
-    let mut facts = Vec::new();
+/// The hosts that are up and what was measured between them: all of it is in memory.
+pub fn facts(cluster: &Cluster) -> Facts {
+    let used = cluster.index.used();
+    let mut hosts = Vec::new();
     for host in cluster.hosts.up() {
         let Some(report) = cluster.hosts.report(&host.id) else { continue };
-        let used_bytes = used.get(&host.id).copied().unwrap_or(0);
-        facts.push(HostFacts {
+        let used = used.get(&host.id).copied().unwrap_or_default();
+        let mut free = capacity(&report);
+        free.take(used.demand);
+        hosts.push(HostFacts {
             id: host.id.clone(),
             site: host.addresses.site.clone(),
             cpus: report.cpus,
-            memory_free_bytes: free_bytes(&report, used_bytes),
-            running_vms: placed.get(&host.id).copied().unwrap_or(0),
-            boot_s: boot_s(cluster, &host.id).await?,
-            local_blocks: links::local_blocks(cluster, &host.id).await?,
+            memory_free_bytes: free.memory_bytes,
+            running_vms: used.vms,
+            takes_jobs: true,
+            accelerator: report.accelerator,
+            cpu_model: report.cpu_model,
+            boot_s: cluster.taught.boot_s(&host.id),
+            local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
         });
     }
-    let links = links::list(cluster).await?.into_iter().map(|link| LinkFacts {
-        from: link.from,
-        to: link.to,
-        probe: link.probe,
-        blocks: link.blocks,
+    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let links = links::list(cluster).into_iter().filter_map(|link| {
+        Some(LinkFacts {
+            from_site: site(&link.from)?,
+            to_site: site(&link.to)?,
+            from: link.from,
+            to: link.to,
+            probe: link.probe,
+            blocks: link.blocks,
+        })
     });
-    Ok(Facts {
-        hosts: facts,
+    Facts {
+        hosts,
         links: links.collect(),
         probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
-        past_moves: past_moves(cluster).await?,
-    })
+        past_moves: past_moves(cluster),
+    }
 }
 
-/// What a host can still promise.
-pub fn free_bytes(report: &HostReport, promised_bytes: u64) -> u64 {
-    report.memory_bytes.saturating_sub(promised_bytes)
+/// Whether a VM that runs at one host can go on at another.
+///
+/// # Errors
+/// The reason, in plain words.
+pub fn can_move(cluster: &Cluster, from: &HostId, to: &HostId) -> Result<(), Problem> {
+    let facts = facts(cluster);
+    let of = |id: &HostId| facts.hosts.iter().find(|host| host.id == *id);
+    match (of(from), of(to)) {
+        // A source that is silent just now may still send.
+        (Some(from), Some(to)) => Ok(from.can_send_to(to)?),
+        _ => Ok(()),
+    }
 }
 
 /// Moves teach with the link of their time; one without it teaches nothing.
-pub(crate) async fn past_moves(cluster: &Cluster) -> Result<Vec<PastMove>, Problem> {
-    let records: Vec<MigrationRecord> = cluster.records.list("migrations/").await?;
-    let completed = records.into_iter().filter(|r| r.migration.state == MigrationState::Completed);
-    Ok(completed
-        .filter_map(|record| {
-            let link = record.migration.link?;
-            Some(PastMove {
-                memory_bytes: record.plan?.spec.memory_bytes,
-                rate_bytes_per_s: link.rate_bytes_per_s,
-                rtt_ms: link.rtt_ms,
-                phases: record.migration.phases,
-            })
+pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
+    let moves = cluster.index.past_moves();
+    let completed = moves.iter().filter_map(|record| {
+        let link = record.migration.link?;
+        Some(PastMove {
+            memory_bytes: record.plan.as_ref()?.spec.memory_bytes,
+            rate_bytes_per_s: link.rate_bytes_per_s,
+            rtt_ms: link.rtt_ms,
+            phases: record.migration.phases.clone(),
         })
-        .collect())
+    });
+    completed.collect()
 }
 
-async fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Result<Option<u64>, Problem> {
-    let Some(vm) = &record.job.vm else { return Ok(None) };
-    let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
-    Ok(moves.iter().rev().map(|m| m.migration.dirty_bytes_per_s).find(|rate| *rate > 0))
+/// By the last migration of the job's VM.
+fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Option<u64> {
+    let moves = cluster.index.migrations_of(record.job.vm.as_ref()?);
+    moves.iter().rev().map(|m| m.migration.dirty_bytes_per_s).find(|rate| *rate > 0)
+}
+
+/// By earlier runs of such a job; asked again and again while it runs, so it is kept in memory.
+async fn taught_dirty_rate(cluster: &Cluster, spec: &JobSpec) -> Result<Option<u64>, Problem> {
+    let key = history_key(spec);
+    if let Some(rate) = cluster.taught.dirty_rate(&key) {
+        return Ok(rate);
+    }
+    let rate = history(cluster, spec).await?.and_then(|h| h.dirty_bytes_per_s);
+    cluster.taught.set_dirty_rate(&key, rate);
+    Ok(rate)
 }
 
 // --- decisions ---
@@ -266,13 +289,15 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
         tracing::info!("job {} teaches nothing: its counters were read too late", job.id);
         return Ok(());
     }
-    let newest = WorkProfile::learn(&measured(cluster, record, ended_ms).await?);
-    let dirty = last_dirty_rate(cluster, record).await?;
+    let newest = WorkProfile::learn(&measured(cluster, record, ended_ms));
+    let dirty = last_dirty_rate(cluster, record);
     let keep = |old: Option<History>| History {
         profile: old.as_ref().map_or_else(|| newest.clone(), |h| h.profile.with(&newest)),
         dirty_bytes_per_s: dirty.or(old.and_then(|h| h.dirty_bytes_per_s)),
     };
-    cluster.records.update(&history_key(&job.spec), keep).await?;
+    let key = history_key(&job.spec);
+    let kept = cluster.records.update(&key, keep).await?;
+    cluster.taught.set_dirty_rate(&key, kept.dirty_bytes_per_s);
     Ok(())
 }
 
@@ -284,11 +309,7 @@ fn measure(decision: &mut Decision, ended_ms: u64, measured_s: f64) {
     });
 }
 
-async fn measured(
-    cluster: &Cluster,
-    record: &JobRecord,
-    ended_ms: u64,
-) -> Result<Measured, Problem> {
+fn measured(cluster: &Cluster, record: &JobRecord, ended_ms: u64) -> Measured {
     let job: &Job = &record.job;
     let meter = &record.meter;
     let work = meter.at_exit.as_ref().unwrap_or(&meter.totals).since(&meter.at_command);
@@ -296,17 +317,17 @@ async fn measured(
         (job.started_ms.unwrap_or(ended_ms), job.running_ms.unwrap_or(ended_ms));
     let mut paused_ms = 0;
     if let Some(vm) = &job.vm {
-        let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+        let moves = cluster.index.migrations_of(vm);
         paused_ms = moves.iter().map(|m| m.migration.downtime_ms).sum();
     }
-    Ok(Measured {
+    Measured {
         boot_s: seconds(running_ms.saturating_sub(started_ms)),
         wall_s: seconds(ended_ms.saturating_sub(running_ms)),
         paused_s: seconds(paused_ms),
         vcpu_s: seconds(work.vcpu_ms),
         cpus: job.spec.cpus,
         volumes: record.placement.as_ref().map(|p| data_disks(p, &work)).unwrap_or_default(),
-    })
+    }
 }
 
 async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Option<History>, Problem> {
@@ -327,16 +348,9 @@ async fn keep_boot(cluster: &Cluster, host: &HostId, boot_s: f64) -> Result<(), 
         boots.drain(..excess);
         boots
     };
-    cluster.records.update(&format!("boots/{host}"), keep).await?;
+    let boots = cluster.records.update(&format!("boots/{host}"), keep).await?;
+    cluster.taught.set_boots(host, boots);
     Ok(())
-}
-
-/// The median of the last boots there.
-async fn boot_s(cluster: &Cluster, host: &HostId) -> Result<Option<f64>, Problem> {
-    let boots: Option<Vec<f64>> = cluster.records.read(&format!("boots/{host}")).await?;
-    let mut boots = boots.unwrap_or_default();
-    boots.sort_by(f64::total_cmp);
-    Ok(boots.get(boots.len() / 2).copied())
 }
 
 pub fn seconds(ms: u64) -> f64 {

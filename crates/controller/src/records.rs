@@ -76,6 +76,12 @@ pub struct JobRecord {
     pub meter: Meter,
     #[serde(default)]
     pub log: LogKept,
+    /// How often it began anew, because its host was gone.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Hosts that it was lost at: what it left there may stand until they are back.
+    #[serde(default)]
+    pub avoid: Vec<HostId>,
 }
 
 /// How much of a job's log is kept, and what of it is not any more.

@@ -13,12 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Timing, Wanted};
-use crate::{cleaner, hosts, jobs, links, migration};
+use crate::records::job_intent_key;
+use crate::{cleaner, hosts, jobs, links, migration, scheduler};
 
 /// Before a driver that failed is started again; doubled each time up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -39,8 +41,14 @@ impl Supervisor {
     pub async fn start(state_dir: &Path, timing: Timing) -> Result<Arc<Self>, Problem> {
         let (wanted, wishes) = mpsc::unbounded_channel();
         let cluster = Cluster::open(state_dir, timing, wanted).await?;
+        let asked = cluster.records.keys("intents/jobs/").await?;
         for record in cluster.unfinished_jobs() {
-            cluster.drive_job(&record.job.id);
+            let id = &record.job.id;
+            // A queued job waits without a driver, unless somebody wants something of it.
+            let waits = record.job.state == JobState::Queued && record.ending.is_none();
+            if !waits || asked.contains(&job_intent_key(id)) {
+                cluster.drive_job(id);
+            }
         }
         for record in cluster.unfinished_migrations() {
             cluster.drive_migration(&record);
@@ -50,7 +58,8 @@ impl Supervisor {
         let cluster = &supervisor.cluster;
         supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
         supervisor.spawn(hosts::monitor(Arc::clone(cluster)));
-        supervisor.spawn(links::measure_new_links(Arc::clone(cluster)));
+        supervisor.spawn(links::run(Arc::clone(cluster)));
+        supervisor.spawn(scheduler::run(Arc::clone(cluster)));
         supervisor.spawn(cleaner::run(Arc::clone(cluster)));
         supervisor.spawn(jobs::collect_bundles(Arc::clone(cluster)));
         Ok(supervisor)

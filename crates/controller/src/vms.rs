@@ -97,7 +97,7 @@ pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Mi
             .next("`perigee vm list` shows the VMs"));
     };
     cluster.hosts.get(&to)?;
-    let predicted_s = planning::move_cost_s(cluster, &record, &to).await?;
+    let predicted_s = planning::move_cost_s(cluster, &record, &to);
     let wish = migration::Wish {
         to: to.clone(),
         reason: "asked".to_owned(),

@@ -43,6 +43,25 @@ pub enum Start {
     Host(HostId),
 }
 
+/// What becomes of a job whose host is gone after its VM was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Restart {
+    /// It waits for its host, and goes on there.
+    #[default]
+    Never,
+    /// It starts again from its beginning at another host, once the old host can write none of
+    /// its volumes any more.
+    OnHostFailure,
+}
+
+/// Whose a job is that names nobody.
+pub const DEFAULT_OWNER: &str = "default";
+
+fn default_owner() -> String {
+    DEFAULT_OWNER.to_owned()
+}
+
 /// A job as it is submitted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSpec {
@@ -63,10 +82,19 @@ pub struct JobSpec {
     pub timeout_s: Option<u64>,
     /// SHA-256 of a tar of the input files, uploaded before (`POST /v1/bundles`).
     pub inputs: Option<String>,
+    /// Who submitted it. Owners share the cluster equally.
+    #[serde(default = "default_owner")]
+    pub owner: String,
+    /// The higher, the sooner it starts; within a priority, owners take turns.
+    #[serde(default)]
+    pub priority: i32,
+    #[serde(default)]
+    pub restart: Restart,
 }
 
 /// ```text
 /// queued -> staging -> starting -> running -> collecting -> succeeded | failed
+///    <-________\__________\__________/   (its host is gone: placed again)
 ///    \_________\__________\__________\____________\-> failed | cancelled
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -101,6 +129,9 @@ pub struct Job {
     /// Why it waits or failed, in plain words.
     #[serde(default)]
     pub reason: String,
+    /// While it is queued: its place in the queue, from 1 on.
+    #[serde(default)]
+    pub queue_place: Option<u32>,
     /// Where its VM is now.
     pub host: Option<HostId>,
     pub vm: Option<VmId>,
@@ -196,6 +227,8 @@ pub struct Host {
     /// Memory of the VMs placed there.
     pub memory_used_bytes: u64,
     pub accelerator: Option<Accelerator>,
+    #[serde(default)]
+    pub cpu_model: String,
     pub warnings: Vec<String>,
     pub last_seen_ms: u64,
 }
@@ -299,4 +332,36 @@ pub struct Sample {
     pub progress: Option<f64>,
     pub io: IoStats,
     pub vcpu_ms: u64,
+}
+
+/// What `host remove --force` gave up.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostRemoval {
+    /// Volumes whose home it was: their data is lost to the cluster.
+    pub lost_volumes: Vec<VolumeName>,
+    /// Jobs that fail, because their VM or their data was there.
+    pub failed_jobs: Vec<JobId>,
+    /// Jobs that are placed again.
+    pub placed_again: Vec<JobId>,
+}
+
+impl HostRemoval {
+    /// One sentence for each kind of loss.
+    pub fn in_words(&self) -> Vec<String> {
+        let names = |names: Vec<&str>| names.join(", ");
+        let mut words = Vec::new();
+        if !self.lost_volumes.is_empty() {
+            let lost = names(self.lost_volumes.iter().map(VolumeName::as_str).collect());
+            words.push(format!("the data of these volumes is lost: {lost}"));
+        }
+        if !self.failed_jobs.is_empty() {
+            let failed = names(self.failed_jobs.iter().map(JobId::as_str).collect());
+            words.push(format!("these jobs fail: {failed}"));
+        }
+        if !self.placed_again.is_empty() {
+            let again = names(self.placed_again.iter().map(JobId::as_str).collect());
+            words.push(format!("these jobs start again elsewhere: {again}"));
+        }
+        words
+    }
 }

@@ -21,6 +21,8 @@
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
 //!   move: auto              # auto | never
 //! timeout: 10m
+//! priority: 0              # the higher, the sooner
+//! restart: never           # never | on-host-failure
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
@@ -29,7 +31,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::job::{Access, JobSpec, JobVolume, Start};
+use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use crate::units::{parse_bytes, parse_duration};
 use crate::volume::BLOCK_BYTES;
 use crate::yaml::{Document, Field};
@@ -38,6 +40,7 @@ use crate::{HostId, ImageName, JobId, Problem, SiteId, VolumeName};
 const MEMORY_BYTES: u64 = 512 << 20;
 /// Less does not boot a Linux kernel.
 const MEMORY_BYTES_MIN: u64 = 64 << 20;
+const PRIORITY_MAX: i32 = 100;
 const OUTPUT_BYTES: u64 = 1 << 30;
 const DISK_BYTES_MIN: u64 = 1 << 20;
 const CPUS_MAX: u32 = 255;
@@ -79,6 +82,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         outputs,
         placement,
         timeout,
+        priority,
+        restart,
     ] = root.fields([
         "name",
         "image",
@@ -93,6 +98,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "outputs",
         "placement",
         "timeout",
+        "priority",
+        "restart",
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
@@ -112,6 +119,9 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         may_migrate,
         timeout_s: read(timeout, read_timeout)?,
         inputs: None,
+        owner: DEFAULT_OWNER.to_owned(),
+        priority: read(priority, read_priority)?.unwrap_or_default(),
+        restart: read(restart, read_restart)?.unwrap_or_default(),
     };
     Ok(JobFile { spec, inputs: read(inputs, read_inputs)?.unwrap_or_default() })
 }
@@ -218,6 +228,21 @@ fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
         0 => Err(field.problem("a job needs more than no time")),
         timeout_s => Ok(timeout_s),
     }
+}
+
+fn read_priority(field: &Field<'_>) -> Result<i32, Problem> {
+    field.parse(|text| match text.parse() {
+        Ok(priority) if (-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority) => Ok(priority),
+        _ => Err(format!("{text:?} is not a whole number of -{PRIORITY_MAX} to {PRIORITY_MAX}")),
+    })
+}
+
+fn read_restart(field: &Field<'_>) -> Result<Restart, Problem> {
+    field.parse(|text| match text {
+        "never" => Ok(Restart::Never),
+        "on-host-failure" => Ok(Restart::OnHostFailure),
+        _ => Err(format!("{text:?} is not known: use never or on-host-failure")),
+    })
 }
 
 fn read_volumes(field: &Field<'_>) -> Result<Vec<JobVolume>, Problem> {
@@ -486,6 +511,20 @@ timeout: 1h30m
         assert!(!problem.why.contains('\n'), "one line: {problem}");
         assert!(parse("", "a.yaml").is_err());
         assert!(parse("image: a\nimage: b\ncommand: c\n", "a.yaml").is_err());
+    }
+
+    #[test]
+    fn priority_and_restart_have_defaults_and_bounds() {
+        let spec = |more: &str| {
+            parse(&format!("image: debian\ncommand: x\n{more}"), "j.yaml").map(|file| file.spec)
+        };
+        let plain = spec("").unwrap();
+        assert_eq!((plain.priority, plain.restart), (0, Restart::Never));
+        let set = spec("priority: -3\nrestart: on-host-failure\n").unwrap();
+        assert_eq!((set.priority, set.restart), (-3, Restart::OnHostFailure));
+        for wrong in ["priority: 101", "priority: soon", "restart: always"] {
+            assert!(spec(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

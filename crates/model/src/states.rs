@@ -76,6 +76,8 @@ pub enum JobEvent {
     /// It cannot go on: the VM is lost, the runner failed, the time is up.
     Failed,
     Cancelled,
+    /// Its host is gone: it begins anew elsewhere.
+    HostLost,
 }
 
 impl JobState {
@@ -104,6 +106,10 @@ impl JobState {
         match (self, event) {
             (_, JobEvent::Failed) => Ok(Self::Failed),
             (_, JobEvent::Cancelled) => Ok(Self::Cancelled),
+            (
+                Self::Staging | Self::Starting | Self::Running | Self::Collecting,
+                JobEvent::HostLost,
+            ) => Ok(Self::Queued),
             (Self::Queued, JobEvent::Placed) => Ok(Self::Staging),
             (Self::Staging, JobEvent::Staged) => Ok(Self::Starting),
             (Self::Starting, JobEvent::CommandStarted) => Ok(Self::Running),
@@ -280,7 +286,7 @@ mod switchover_tests;
 mod tests {
     use super::*;
 
-    const JOB_EVENTS: [JobEvent; 8] = [
+    const JOB_EVENTS: [JobEvent; 9] = [
         JobEvent::Placed,
         JobEvent::Staged,
         JobEvent::CommandStarted,
@@ -289,6 +295,7 @@ mod tests {
         JobEvent::Collected { exit_code: 1 },
         JobEvent::Failed,
         JobEvent::Cancelled,
+        JobEvent::HostLost,
     ];
 
     const VM_EVENTS: [VmEvent; 6] = [
@@ -310,6 +317,10 @@ mod tests {
             (S::Running, JobEvent::CommandEnded, S::Collecting),
             (S::Collecting, JobEvent::Collected { exit_code: 0 }, S::Succeeded),
             (S::Collecting, JobEvent::Collected { exit_code: 1 }, S::Failed),
+            (S::Staging, JobEvent::HostLost, S::Queued),
+            (S::Starting, JobEvent::HostLost, S::Queued),
+            (S::Running, JobEvent::HostLost, S::Queued),
+            (S::Collecting, JobEvent::HostLost, S::Queued),
         ];
         for state in S::ALL {
             for event in JOB_EVENTS {

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | `GET /host` | | [`HostReport`] |
 //! | `GET /vms`, `GET /vms/{vm}` | | [`VmReport`] |
+//! | `GET /changes?after=N&wait_ms=MS` | | [`VmChanges`], as soon as there are any, at the latest after that time |
 //! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing |
 //! | `DELETE /vms/{vm}` | | stops QEMU at once and forgets the VM; deleting what is not there succeeds |
 //! | `DELETE /vms/{vm}?unless_ran=true` | | the same, but a conflict when the guest has run there: how a source learns what became of a migration that broke |
@@ -39,6 +40,9 @@ pub struct HostReport {
     pub memory_available_bytes: u64,
     pub load_1min: f64,
     pub accelerator: Accelerator,
+    /// As the processor names itself; empty when it does not.
+    #[serde(default)]
+    pub cpu_model: String,
     pub qemu_version: String,
     /// Plain words on what this host cannot do, for example "no cgroup v2 controllers: …".
     pub warnings: Vec<String>,
@@ -108,6 +112,10 @@ pub struct VmReport {
     pub uptime_ms: u64,
     /// CPU time of all vCPU threads since this QEMU started.
     pub vcpu_ms: u64,
+    /// How long its vCPU threads wanted to run and had to wait for a CPU of the host, since this
+    /// QEMU started; `None` where the kernel does not tell.
+    #[serde(default)]
+    pub waiting_ms: Option<u64>,
     /// Where an incoming migration can connect, `tcp:IP:PORT`, once it listens.
     #[serde(default)]
     pub incoming_uri: Option<String>,
@@ -118,6 +126,17 @@ pub struct VmReport {
     pub last_seq: u64,
     /// Figures of this host's volume server for the VM's disks, in the order of the spec.
     pub io: Vec<IoStats>,
+}
+
+/// What changed on a host. A first question has `after` 0 and is answered at once with everything.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VmChanges {
+    /// The next question's `after`. Numbers of an agent that was started again are higher.
+    pub revision: u64,
+    /// All VMs there are.
+    pub present: Vec<VmId>,
+    /// Those with a new state, a new message of their guest or a new phase of their migration.
+    pub changed: Vec<VmReport>,
 }
 
 /// Moves one volume's writer epoch in the pause of a migration.

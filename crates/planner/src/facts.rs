@@ -2,7 +2,7 @@
 
 use perigee_model::job::Start;
 use perigee_model::phases::Phases;
-use perigee_model::vm::LinkProbe;
+use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
 
@@ -34,9 +34,15 @@ impl Cluster {
     }
 
     pub(crate) fn link(&self, from: &HostId, to: &HostId) -> Result<&LinkFacts, Refused> {
-        self.links
-            .iter()
-            .find(|l| l.from == *from && l.to == *to && l.is_measured())
+        let measured = || self.links.iter().filter(|link| link.is_measured());
+        let site = |id: &HostId| self.host(id).ok().map(|host| &host.site);
+        let of_sites = |link: &&LinkFacts| {
+            site(from) == Some(&link.from_site) && site(to) == Some(&link.to_site)
+        };
+        // One pair of hosts is measured for each pair of sites.
+        measured()
+            .find(|l| l.from == *from && l.to == *to)
+            .or_else(|| measured().find(of_sites))
             .ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
     }
 }
@@ -48,10 +54,38 @@ pub struct HostFacts {
     pub cpus: u32,
     pub memory_free_bytes: u64,
     pub running_vms: u32,
+    /// A job may start there now.
+    pub takes_jobs: bool,
+    pub accelerator: Accelerator,
+    /// Empty where it is not known.
+    pub cpu_model: String,
     /// From VM start to the command's start, as measured in the last runs there.
     pub boot_s: Option<f64>,
     /// Block reads at this host of an export whose home it is.
     pub local_blocks: Option<BlockProbe>,
+}
+
+impl HostFacts {
+    /// Whether a VM that runs here can go on at another host: its processor must look the same to it.
+    /// TCG makes its own processor, KVM shows the host's.
+    ///
+    /// # Errors
+    /// [`Refused`] with what differs.
+    pub fn can_send_to(&self, other: &Self) -> Result<(), Refused> {
+        let refuse = |why| {
+            let (from, to) = (self.id.clone(), other.id.clone());
+            Err(Refused::ProcessorDiffers { from, to, why })
+        };
+        if self.accelerator != other.accelerator {
+            let (here, there) = (self.accelerator, other.accelerator);
+            return refuse(format!("VMs run with {here:?} at one and with {there:?} at the other"));
+        }
+        let known = !self.cpu_model.is_empty() && !other.cpu_model.is_empty();
+        if self.accelerator == Accelerator::Kvm && known && self.cpu_model != other.cpu_model {
+            return refuse(format!("{:?} is not {:?}", self.cpu_model, other.cpu_model));
+        }
+        Ok(())
+    }
 }
 
 /// One direction: `probe` is `from` reading from `to`, `blocks` is `from` reading an export whose
@@ -60,6 +94,8 @@ pub struct HostFacts {
 pub struct LinkFacts {
     pub from: HostId,
     pub to: HostId,
+    pub from_site: SiteId,
+    pub to_site: SiteId,
     pub probe: LinkProbe,
     pub blocks: Option<BlockProbe>,
 }

@@ -1,7 +1,7 @@
 //! Two hosts at site `home`, one in `cloud`, 16 ms apart, as a lab measures them.
 
 use perigee_model::job::Start;
-use perigee_model::vm::LinkProbe;
+use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
 
@@ -36,9 +36,16 @@ fn host(id: &str, site: &str) -> HostFacts {
         cpus: 2,
         memory_free_bytes: 4096 * MIB,
         running_vms: 0,
+        takes_jobs: true,
+        accelerator: Accelerator::Kvm,
+        cpu_model: "EPYC".to_owned(),
         boot_s: Some(12.0),
         local_blocks: Some(probe(LOCAL_US)),
     }
+}
+
+fn site_of(host: &str) -> SiteId {
+    SiteId::new(if host == "cloud1" { "cloud" } else { "home" }).unwrap()
 }
 
 fn link(from: &str, to: &str) -> LinkFacts {
@@ -49,6 +56,8 @@ fn link(from: &str, to: &str) -> LinkFacts {
     LinkFacts {
         from: host_id(from),
         to: host_id(to),
+        from_site: site_of(from),
+        to_site: site_of(to),
         probe: probe_of_link,
         blocks: Some(probe(latency_us)),
     }

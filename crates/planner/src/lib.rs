@@ -19,6 +19,7 @@ mod moving;
 mod network;
 mod options;
 mod profile;
+pub mod queue;
 mod refused;
 mod running;
 

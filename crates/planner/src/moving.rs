@@ -77,6 +77,7 @@ pub(crate) fn move_cost_with(
     dirty: Dirty,
 ) -> Result<MoveCost, Refused> {
     let mut figures = Figures::default();
+    cluster.host(from)?.can_send_to(cluster.host(to)?)?;
     // What flows from the source to the destination was probed by the destination.
     let link = cluster.link(to, from)?;
     figures.link(link, cluster.probe_request_bytes);

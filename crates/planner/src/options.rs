@@ -122,7 +122,7 @@ fn stays(
 }
 
 fn no_host(snapshot: &Snapshot) -> Refused {
-    let allowed = snapshot.cluster.hosts.iter().filter(|h| may_start(&snapshot.job.start, h));
+    let allowed = snapshot.cluster.hosts.iter().filter(|h| is_allowed(&snapshot.job.start, h));
     let place = match &snapshot.job.start {
         Start::Anywhere => String::new(),
         Start::Site(site) => format!(" at site {site}"),
@@ -141,6 +141,11 @@ fn no_host(snapshot: &Snapshot) -> Refused {
 }
 
 fn may_start(start: &Start, host: &HostFacts) -> bool {
+    host.takes_jobs && is_allowed(start, host)
+}
+
+/// The job file lets it start there.
+fn is_allowed(start: &Start, host: &HostFacts) -> bool {
     match start {
         Start::Anywhere => true,
         Start::Site(site) => host.site == *site,
@@ -226,7 +231,8 @@ fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     })?;
     let mut candidate = Candidate::new(way, best, &best.host, best.seconds);
     if !best.allowed {
-        candidate.impossible = Some("the job file has it start elsewhere".to_owned());
+        candidate.impossible =
+            Some("the job may not start there: by its file, or the host is full".to_owned());
     }
     Some(candidate)
 }
@@ -242,9 +248,22 @@ fn best_move(
         let better = stays.iter().filter(|end| end.seconds.network_s < start.seconds.network_s);
         better.map(move |end| (start, end))
     });
-    let moves = pairs.filter_map(|(start, end)| predict_move(snapshot, work, start, end));
-    let (mut best, cost_figures) = moves
-        .min_by(|a, b| a.0.option.predicted.total_s.total_cmp(&b.0.option.predicted.total_s))?;
+    let mut refused = None;
+    let moves = pairs.filter_map(|(start, end)| {
+        predict_move(snapshot, work, start, end)
+            .map_err(|why| refused = Some((start, end, why)))
+            .ok()
+    });
+    let best =
+        moves.min_by(|a, b| a.0.option.predicted.total_s.total_cmp(&b.0.option.predicted.total_s));
+    let Some((mut best, cost_figures)) = best else {
+        // Only where the hosts cannot exchange a VM at all is that worth a line of its own.
+        let (start, end, why) = refused?;
+        matches!(why, Refused::ProcessorDiffers { .. }).then_some(())?;
+        let mut candidate = Candidate::new(Way::Migrate, start, &end.host, start.seconds);
+        candidate.impossible = Some(why.to_string());
+        return Some(candidate);
+    };
     if snapshot.job.may_migrate {
         cost_figures.into_iter().for_each(|figure| figures.measured(figure));
         let start = &best.option.start;
@@ -256,26 +275,27 @@ fn best_move(
 }
 
 /// Remotely up to the moment at which a move would have saved its cost, then at the other host.
-/// `None` when this move is not possible at all.
+///
+/// # Errors
+/// [`Refused`] when this move is not possible at all.
 fn predict_move(
     snapshot: &Snapshot,
     work: &WorkProfile,
     start: &Stay,
     end: &Stay,
-) -> Option<(Candidate, Vec<String>)> {
+) -> Result<(Candidate, Vec<String>), Refused> {
     let (here, there) = (&start.seconds, &end.seconds);
     let data_bytes: f64 = work.volumes.values().map(|v| v.bytes).sum();
     let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, here.total_s - here.boot_s);
     let memory_bytes = snapshot.job.memory_bytes;
-    let cost =
-        move_cost_with(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty).ok()?;
+    let cost = move_cost_with(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
     let avoidable_s = here.network_s - there.network_s;
     let share_before = (cost.total_s / avoidable_s).min(1.0);
     let mut seconds = *here;
     seconds.network_s = here.network_s * share_before + there.network_s * (1.0 - share_before);
     seconds.migration_s = cost.total_s;
     add_up(&mut seconds);
-    Some((Candidate::new(Way::Migrate, start, &end.host, seconds), cost.figures))
+    Ok((Candidate::new(Way::Migrate, start, &end.host, seconds), cost.figures))
 }
 
 fn choose(
@@ -399,6 +419,24 @@ mod tests {
         let beside = plan.options.last().unwrap();
         assert_eq!(beside.way, Way::Beside);
         assert!(beside.reason.starts_with("not possible"), "{}", beside.reason);
+    }
+
+    #[test]
+    fn no_move_is_proposed_between_hosts_whose_processors_differ() {
+        let mut snapshot = at_site_home(2500.0);
+        snapshot.cluster.hosts[2].cpu_model = "Xeon".to_owned();
+        let plan = plan(&snapshot).unwrap();
+        assert_eq!(plan.options[0].way, Way::Remote);
+        let reason = &option(&plan, Way::Migrate).reason;
+        assert!(reason.contains("not possible") && reason.contains("\"EPYC\" is not \"Xeon\""));
+    }
+
+    #[test]
+    fn a_host_that_takes_no_jobs_now_is_not_started_at() {
+        let mut snapshot = snapshot(2500.0);
+        snapshot.cluster.hosts[2].takes_jobs = false;
+        let plan = plan(&snapshot).unwrap();
+        assert_eq!(plan.options[0].way, Way::Migrate, "it may still be moved there");
     }
 
     #[test]

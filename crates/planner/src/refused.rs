@@ -12,6 +12,8 @@ pub enum Refused {
     HomeNotUp { volume: VolumeName, home: HostId },
     #[error("the link from {from} to {to} is not measured yet")]
     LinkNotMeasured { from: HostId, to: HostId },
+    #[error("a running VM cannot go from {from} to {to}: their processors differ ({why})")]
+    ProcessorDiffers { from: HostId, to: HostId, why: String },
     #[error(
         "the VM changes {dirty}/s of its memory and the link from {from} to {to} carries {rate}/s: a live migration would not end"
     )]
@@ -26,6 +28,9 @@ impl From<Refused> for Problem {
             }
             Refused::LinkNotMeasured { .. } => {
                 "links are measured within a minute of a host's start: see `perigee link list`"
+            }
+            Refused::ProcessorDiffers { .. } => {
+                "move it to a host with the same processor: see `perigee host list`"
             }
             Refused::WouldNotConverge { .. } => {
                 "move it when it writes less, or stop and restart it"

@@ -292,6 +292,21 @@ mod tests {
     }
 
     #[test]
+    fn it_stays_where_no_other_host_has_its_processor() {
+        let mut running = reading(1000, 30.0);
+        for host in &mut running.cluster.hosts[1..] {
+            host.accelerator = perigee_model::vm::Accelerator::Tcg;
+        }
+        let why = why_stay(&running);
+        assert!(why.contains("their processors differ"), "{why}");
+        for host in &mut running.cluster.hosts {
+            host.accelerator = perigee_model::vm::Accelerator::Tcg;
+            host.cpu_model = host.id.to_string();
+        }
+        assert_eq!(moved_to(&consider(&running)), Some("cloud1"), "TCG makes its own processor");
+    }
+
+    #[test]
     fn it_stays_and_says_why_when_a_link_is_not_measured() {
         let mut running = reading(1000, 30.0);
         running.cluster.links.clear();

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail, ensure};
 use perigee_http::Client;
 use perigee_lab::Lab;
 use perigee_model::job::{
-    Access, ClusterVolume, Job, JobSpec, JobVolume, Migration, MigrationState, MoveVm, NewVolume,
-    Start,
+    Access, ClusterVolume, DEFAULT_OWNER, Job, JobSpec, JobVolume, Migration, MigrationState,
+    MoveVm, NewVolume, Restart, Start,
 };
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
@@ -59,6 +59,9 @@ impl<'a> Perigee<'a> {
             may_migrate: false,
             timeout_s: None,
             inputs: None,
+            owner: DEFAULT_OWNER.to_owned(),
+            priority: 0,
+            restart: Restart::Never,
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -1,10 +1,11 @@
 //! `/hosts`, `/sites`, `/links`
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
-use perigee_model::HostId;
-use perigee_model::job::{Host, Link, Site};
+use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::vm::HostAddresses;
+use perigee_model::{HostId, Problem};
+use serde::Deserialize;
 
 use super::{Name, Shared, json};
 use crate::{hosts, links};
@@ -32,11 +33,23 @@ pub async fn info(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<Hos
     json(hosts::info(&cluster, &host).await?)
 }
 
-/// Forgets a host that is unreachable and holds nothing.
-#[utoipa::path(delete, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
-    responses((status = 200)))]
-pub async fn remove(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
-    json(hosts::remove(&cluster, &host).await?)
+#[derive(Debug, Deserialize)]
+pub struct Force {
+    #[serde(default)]
+    force: bool,
+}
+
+/// Forgets a host that is unreachable. What is lost with it is given up only with `force`.
+#[utoipa::path(delete, path = "/hosts/{host}", tag = "hosts",
+    params(("host" = String, Path), ("force" = Option<bool>, Query)),
+    responses((status = 200, body = HostRemoval)))]
+pub async fn remove(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+    query: Result<Query<Force>, axum::extract::rejection::QueryRejection>,
+) -> Reply<HostRemoval> {
+    let Query(query) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(hosts::remove(&cluster, &host, query.force).await?)
 }
 
 #[utoipa::path(get, path = "/sites", tag = "hosts", responses((status = 200, body = Vec<Site>)))]
@@ -47,7 +60,7 @@ pub async fn sites(State(cluster): Shared) -> Reply<Vec<Site>> {
 /// What was measured between hosts.
 #[utoipa::path(get, path = "/links", tag = "links", responses((status = 200, body = Vec<Link>)))]
 pub async fn links(State(cluster): Shared) -> Reply<Vec<Link>> {
-    json(links::list(&cluster).await?)
+    json(links::list(&cluster))
 }
 
 /// Measures every ordered pair of hosts now.

@@ -1,15 +1,23 @@
 //! What is unfinished, in memory: so that nobody lists the store to place, move or show a job.
 //!
 //! The store is written first, the index follows: every owner of a record tells it what it saved.
+//! What is only promised stands here too: places given to queued jobs, room for a VM that is about
+//! to move, and the [`Hold`]s that take the place of locks over calls to hosts. All of it is decided
+//! under one lock that nobody holds while waiting; after a restart, it is decided anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use perigee_model::job::{JobState, MigrationState};
-use perigee_model::{HostId, JobId, Problem, VmId};
+use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::plan::Plan;
+use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
+use perigee_planner::queue::{Demand, VolumeUse};
 use tokio::sync::Notify;
 
 use crate::records::{JobRecord, MigrationRecord, Records};
+
+/// Completed migrations that the planner learns from, the last ones.
+const PAST_MOVES_MAX: usize = 50;
 
 #[derive(Debug, Default)]
 pub struct Index {
@@ -24,24 +32,85 @@ struct Inner {
     jobs: BTreeMap<JobId, Arc<JobRecord>>,
     /// Of the VMs of these jobs.
     migrations: BTreeMap<(VmId, u32), Arc<MigrationRecord>>,
+    /// The last that completed, of any job.
+    past_moves: Vec<Arc<MigrationRecord>>,
+    /// Queued jobs that may start, until their driver has recorded it.
+    grants: BTreeMap<JobId, Arc<Grant>>,
+    /// Why the other queued jobs wait, and their places.
+    waits: BTreeMap<JobId, (u32, String)>,
+    held: Vec<Held>,
+}
+
+/// A queued job's place to start, with the plan that says why.
+#[derive(Debug)]
+pub struct Grant {
+    pub host: HostId,
+    pub plan: Plan,
+    pub predicted_s: f64,
+    /// In the order of the job file.
+    pub volume_homes: Vec<HostId>,
+}
+
+/// Something that one task does and no other may do, or undo, meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Held {
+    /// A job with these volumes is being recorded.
+    Submission(Vec<VolumeName>),
+    Deletion(VolumeName),
+    Detachment(HostId, VolumeName),
+    /// By the cleanup's key.
+    Cleanup(String),
+    /// A migration of the VM to the host is being recorded.
+    Move(VmId, HostId),
+}
+
+/// Ends what it stands for when it is dropped.
+#[derive(Debug)]
+pub struct Hold<'a> {
+    index: &'a Index,
+    held: Held,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.index.lock();
+        if let Some(at) = inner.held.iter().position(|held| *held == self.held) {
+            inner.held.swap_remove(at);
+        }
+    }
 }
 
 /// What is promised of a host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
-    pub memory_bytes: u64,
-    pub cpus: u32,
+    pub demand: Demand,
     pub vms: u32,
     /// Jobs among them whose volumes are being made or whose guest boots.
-    pub booting: u32,
+    pub starting: u32,
 }
 
 impl Used {
     fn add(&mut self, record: &JobRecord) {
-        self.memory_bytes += record.job.spec.memory_bytes;
-        self.cpus += record.job.spec.cpus;
+        self.demand.add(demand_of(record));
         self.vms += 1;
     }
+}
+
+pub fn demand_of(record: &JobRecord) -> Demand {
+    let spec = &record.job.spec;
+    Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes }
+}
+
+/// The volumes that a placed job keeps from others; a clone is its own.
+fn volume_uses(record: &JobRecord) -> Vec<VolumeUse> {
+    let shared = record.job.spec.volumes.iter().filter(|v| v.access != Access::Clone);
+    shared
+        .map(|volume| VolumeUse {
+            volume: volume.volume.clone(),
+            job: record.job.id.clone(),
+            writes: volume.access == Access::Write,
+        })
+        .collect()
 }
 
 impl Index {
@@ -50,9 +119,9 @@ impl Index {
         for record in records.list::<JobRecord>("jobs/").await? {
             index.put_job(&record);
         }
-        for record in records.list::<MigrationRecord>("migrations/").await? {
-            index.put_migration(&record);
-        }
+        let mut migrations: Vec<MigrationRecord> = records.list("migrations/").await?;
+        migrations.sort_by_key(|record| record.migration.started_ms);
+        migrations.iter().for_each(|record| index.put_migration(record));
         Ok(index)
     }
 
@@ -63,6 +132,10 @@ impl Index {
     pub fn put_job(&self, record: &JobRecord) {
         let id = &record.job.id;
         let mut inner = self.lock();
+        if record.job.state != JobState::Queued {
+            inner.grants.remove(id);
+            inner.waits.remove(id);
+        }
         let before = if record.job.state.is_final() {
             if let Some(vm) = &record.job.vm {
                 inner.migrations.retain(|(of, _), _| of != vm);
@@ -81,15 +154,22 @@ impl Index {
     }
 
     pub fn put_migration(&self, record: &MigrationRecord) {
-        let key = (record.migration.vm.clone(), record.number);
+        let vm = &record.migration.vm;
         let mut inner = self.lock();
+        let state = record.migration.state;
+        if state == MigrationState::Completed
+            && !inner.past_moves.iter().any(|past| past.migration.id == record.migration.id)
+        {
+            inner.past_moves.push(Arc::new(record.clone()));
+            let excess = inner.past_moves.len().saturating_sub(PAST_MOVES_MAX);
+            inner.past_moves.drain(..excess);
+        }
         // Those of an ended job are of no use any more.
-        let of_unfinished = inner.job_of(&record.migration.vm).is_some();
-        if of_unfinished {
-            inner.migrations.insert(key, Arc::new(record.clone()));
+        if inner.job_of(vm).is_some() {
+            inner.migrations.insert((vm.clone(), record.number), Arc::new(record.clone()));
         }
         drop(inner);
-        if record.migration.state.is_final() {
+        if state.is_final() {
             self.changed.notify_one();
         }
     }
@@ -102,35 +182,188 @@ impl Index {
         self.lock().jobs.get(id).cloned()
     }
 
+    pub fn past_moves(&self) -> Vec<Arc<MigrationRecord>> {
+        self.lock().past_moves.clone()
+    }
+
+    /// Of the VM of an unfinished job, the first one first.
+    pub fn migrations_of(&self, vm: &VmId) -> Vec<Arc<MigrationRecord>> {
+        let inner = self.lock();
+        let of_vm = inner.migrations.range((vm.clone(), 0)..=(vm.clone(), u32::MAX));
+        of_vm.map(|(_, record)| Arc::clone(record)).collect()
+    }
+
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
         let inner = self.lock();
         let unfinished = inner.migrations.values().filter(|r| !r.migration.state.is_final());
         unfinished.cloned().collect()
     }
 
-    pub fn unsettled_migrations(&self) -> Vec<Arc<MigrationRecord>> {
-        self.lock().unsettled().cloned().collect()
-    }
-
     /// What is promised of each host: to every VM that is or will be there, and to every one that
     /// is moving or has come there.
     pub fn used(&self) -> BTreeMap<HostId, Used> {
-        let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
+        self.lock().used()
+    }
+
+    // --- the queue ---
+
+    /// Jobs that wait for a place.
+    pub fn waiting(&self) -> Vec<Arc<JobRecord>> {
         let inner = self.lock();
+        let waiting = inner.jobs.values().filter(|record| {
+            record.job.state == JobState::Queued
+                && record.ending.is_none()
+                && !inner.grants.contains_key(&record.job.id)
+        });
+        waiting.cloned().collect()
+    }
+
+    /// What each owner's jobs hold that wait no more, and the volumes they use.
+    pub fn taken(&self) -> (BTreeMap<String, Demand>, Vec<VolumeUse>) {
+        let inner = self.lock();
+        let (mut held, mut uses) = (BTreeMap::<String, Demand>::new(), Vec::new());
+        for (id, record) in &inner.jobs {
+            let granted = inner.grants.contains_key(id);
+            if record.job.state == JobState::Queued && !granted {
+                continue;
+            }
+            held.entry(record.job.spec.owner.clone()).or_default().add(demand_of(record));
+            uses.extend(volume_uses(record));
+        }
+        (held, uses)
+    }
+
+    pub fn give(&self, job: &JobId, grant: Grant) {
+        let mut inner = self.lock();
+        inner.waits.remove(job);
+        // It may have been cancelled meanwhile.
+        if inner.jobs.get(job).is_some_and(|record| record.job.state == JobState::Queued) {
+            inner.grants.insert(job.clone(), Arc::new(grant));
+        }
+    }
+
+    pub fn grant_of(&self, job: &JobId) -> Option<Arc<Grant>> {
+        self.lock().grants.get(job).cloned()
+    }
+
+    /// Says of all waiting jobs why they wait.
+    pub fn set_waits(&self, waits: BTreeMap<JobId, (u32, String)>) {
+        self.lock().waits = waits;
+    }
+
+    pub fn wait_of(&self, job: &JobId) -> Option<(u32, String)> {
+        self.lock().waits.get(job).cloned()
+    }
+
+    // --- holds ---
+
+    fn hold(&self, held: Held) -> Hold<'_> {
+        Hold { index: self, held }
+    }
+
+    /// While a job with these volumes is recorded.
+    ///
+    /// # Errors
+    /// The volume that is being deleted.
+    pub fn begin_submission(&self, volumes: Vec<VolumeName>) -> Result<Hold<'_>, VolumeName> {
+        let mut inner = self.lock();
+        let deleted = |name: &&VolumeName| inner.held.contains(&Held::Deletion((*name).clone()));
+        if let Some(name) = volumes.iter().find(deleted) {
+            return Err(name.clone());
+        }
+        let held = Held::Submission(volumes);
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
+    /// While a volume is deleted.
+    ///
+    /// # Errors
+    /// Why it may not be, in plain words.
+    pub fn begin_deletion(&self, name: &VolumeName) -> Result<Hold<'_>, String> {
+        let mut inner = self.lock();
         for record in inner.jobs.values() {
-            let Some(host) = &record.job.host else { continue };
-            let of_host = used.entry(host.clone()).or_default();
-            of_host.add(record);
-            if matches!(record.job.state, JobState::Staging | JobState::Starting) {
-                of_host.booting += 1;
+            let wanted = record.job.spec.volumes.iter().any(|volume| volume.volume == *name);
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            if wanted || disks.any(|disk| disk.volume == *name) {
+                return Err(format!("job {} uses it", record.job.id));
             }
         }
-        for moved in inner.unsettled() {
-            if let Some(record) = inner.job_of(&moved.migration.vm) {
-                used.entry(moved.migration.to.clone()).or_default().add(record);
-            }
+        let submitted = inner.held.iter().any(|held| match held {
+            Held::Submission(volumes) => volumes.contains(name),
+            _ => false,
+        });
+        let held = Held::Deletion(name.clone());
+        if submitted || inner.held.contains(&held) {
+            return Err("a job that uses it is just submitted, or it is being deleted".to_owned());
         }
-        used
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
+    /// While an attachment is removed; `None` when a VM that is or comes there needs it.
+    pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Option<Hold<'_>> {
+        let mut inner = self.lock();
+        let needed = inner.jobs.values().filter(|record| record.ending.is_none()).any(|record| {
+            let comes = inner.unsettled().any(|moved| {
+                Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
+            });
+            let is_there = record.job.host.as_ref() == Some(host);
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            (is_there || comes) && disks.any(|disk| disk.volume == *volume)
+        });
+        if needed {
+            return None;
+        }
+        let held = Held::Detachment(host.clone(), volume.clone());
+        inner.held.push(held.clone());
+        drop(inner);
+        Some(self.hold(held))
+    }
+
+    pub fn is_being_detached(&self, host: &HostId, volume: &VolumeName) -> bool {
+        self.lock().held.contains(&Held::Detachment(host.clone(), volume.clone()))
+    }
+
+    /// While one cleanup is worked on; `None` when somebody else does.
+    pub fn begin_cleanup(&self, key: &str) -> Option<Hold<'_>> {
+        let held = Held::Cleanup(key.to_owned());
+        let mut inner = self.lock();
+        if inner.held.contains(&held) {
+            return None;
+        }
+        inner.held.push(held.clone());
+        drop(inner);
+        Some(self.hold(held))
+    }
+
+    /// While a migration is recorded: its room is promised from here on.
+    ///
+    /// # Errors
+    /// Why the VM cannot go there, in plain words.
+    pub fn begin_move(&self, vm: &VmId, to: &HostId, total: Demand) -> Result<Hold<'_>, String> {
+        let mut inner = self.lock();
+        let Some(demand) = inner.job_of(vm).map(|record| demand_of(record)) else {
+            return Err("its job has ended".to_owned());
+        };
+        let recorded = inner.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm));
+        if recorded || inner.unsettled().any(|moved| moved.migration.vm == *vm) {
+            return Err("it is being moved already".to_owned());
+        }
+        let mut free = total;
+        free.take(inner.used().get(to).map(|used| used.demand).unwrap_or_default());
+        if demand.memory_bytes > free.memory_bytes {
+            return Err(format!("only {} MiB of memory are free there", free.memory_bytes >> 20));
+        }
+        if demand.cpus > free.cpus {
+            return Err(format!("only {} virtual CPUs are free there", free.cpus));
+        }
+        let held = Held::Move(vm.clone(), to.clone());
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
     }
 }
 
@@ -141,10 +374,43 @@ impl Inner {
         self.jobs.get(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
     }
 
+    /// Migrations that their jobs have not taken into account: the VM is on its way, or at the
+    /// destination already while its job's record still names the source.
     fn unsettled(&self) -> impl Iterator<Item = &Arc<MigrationRecord>> {
         self.migrations.values().filter(|record| {
             record.migration.state != MigrationState::Aborted
                 && self.job_of(&record.migration.vm).is_some_and(|job| record.number > job.settled)
         })
+    }
+
+    fn used(&self) -> BTreeMap<HostId, Used> {
+        let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
+        for record in self.jobs.values() {
+            let Some(host) = &record.job.host else { continue };
+            let of_host = used.entry(host.clone()).or_default();
+            of_host.add(record);
+            if matches!(record.job.state, JobState::Staging | JobState::Starting) {
+                of_host.starting += 1;
+            }
+        }
+        for (id, grant) in &self.grants {
+            let Some(record) = self.jobs.get(id) else { continue };
+            let of_host = used.entry(grant.host.clone()).or_default();
+            of_host.add(record);
+            of_host.starting += 1;
+        }
+        let mut moving: BTreeSet<(&VmId, &HostId)> = BTreeSet::new();
+        moving.extend(self.unsettled().map(|moved| (&moved.migration.vm, &moved.migration.to)));
+        for held in &self.held {
+            if let Held::Move(vm, to) = held {
+                moving.insert((vm, to));
+            }
+        }
+        for (vm, to) in moving {
+            if let Some(record) = self.job_of(vm) {
+                used.entry(to.clone()).or_default().add(record);
+            }
+        }
+        used
     }
 }

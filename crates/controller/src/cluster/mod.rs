@@ -2,8 +2,11 @@
 //! unfinished. It starts nothing: whoever wants a driver asks the supervisor through
 //! [`Cluster::drive_job`], so that this module stands below all that use it.
 
+mod capacity;
 mod hosts;
 mod index;
+mod links;
+mod taught;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,8 +20,11 @@ use crate::files;
 use crate::records::{JobRecord, MigrationRecord, Owned, Records, job_key, migration_key};
 use crate::store::SqliteStore;
 
+pub use capacity::{Counters, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known, state_of};
-pub use index::Index;
+pub use index::{Grant, Index, demand_of};
+pub use links::{Ask, Links, Local};
+use taught::Taught;
 
 /// How often and how long; the tests use shorter ones.
 #[derive(Debug, Clone, Copy)]
@@ -60,12 +66,10 @@ pub struct Cluster {
     pub index: Index,
     pub state_dir: PathBuf,
     pub timing: Timing,
-    /// Held while room is looked for and taken, so that nothing is given out twice.
-    pub placing: tokio::sync::Mutex<()>,
-    /// Held while links are measured or images go over them: each would measure the other.
-    pub network: tokio::sync::Mutex<()>,
-    /// Held by whoever takes things down.
-    pub cleaning: tokio::sync::Mutex<()>,
+    pub links: Links,
+    pub taught: Taught,
+    /// What the scheduler did.
+    pub counters: Counters,
     /// Wakes the cleaner.
     pub clean_now: Notify,
     wanted: mpsc::UnboundedSender<Wanted>,
@@ -90,15 +94,17 @@ impl Cluster {
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
         let hosts = Hosts::load(&records, timing.host_deadline).await?;
         let index = Index::load(&records).await?;
+        let links = Links::load(&records).await?;
+        let taught = Taught::load(&records).await?;
         Ok(Arc::new(Self {
             records,
             hosts,
             index,
             state_dir: state_dir.to_owned(),
             timing,
-            placing: tokio::sync::Mutex::default(),
-            network: tokio::sync::Mutex::default(),
-            cleaning: tokio::sync::Mutex::default(),
+            links,
+            taught,
+            counters: Counters::default(),
             clean_now: Notify::new(),
             wanted,
             lock: Mutex::new(Some(lock)),
@@ -117,12 +123,6 @@ impl Cluster {
 
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
         self.index.unfinished_migrations()
-    }
-
-    /// Migrations that their jobs have not taken into account: the VM is on its way, or at the
-    /// destination already while its job's record still names the source.
-    pub fn unsettled_migrations(&self) -> Vec<Arc<MigrationRecord>> {
-        self.index.unsettled_migrations()
     }
 
     /// Takes a job's record as its one owner; what the owner saves stands in the index.

@@ -18,6 +18,8 @@ use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key};
 pub enum Step {
     Again,
     Wait(Duration),
+    /// Until somebody asks for the driver again.
+    Leave,
 }
 
 /// A job in the hands of its driver.
@@ -36,8 +38,8 @@ pub struct Run {
 pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
     let mut intents = cluster.records.watch(&job_intent_key(&id));
     let Some(mut run) = Run::load(&cluster, &id).await? else { return Ok(()) };
+    run.heed_intent().await?;
     loop {
-        run.heed_intent().await?;
         if run.job().state.is_final() {
             return Ok(());
         }
@@ -47,17 +49,19 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
                 // The step was left in the middle: go on from what it recorded.
                 let Some(again) = Run::load(&cluster, &id).await? else { return Ok(()) };
                 run = again;
+                run.heed_intent().await?;
                 continue;
             }
         };
         let pause = match done {
             Ok(Step::Again) => continue,
             Ok(Step::Wait(pause)) => pause,
+            Ok(Step::Leave) => return Ok(()),
             Err(problem) => run.troubled(problem).await?,
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            _ = intents.next() => {}
+            _ = intents.next() => run.heed_intent().await?,
         }
     }
 }

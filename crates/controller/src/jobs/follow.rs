@@ -33,12 +33,18 @@ const CONSOLE_LINES: usize = 12;
 impl Run {
     pub(super) async fn follow(&mut self) -> Result<Step, Problem> {
         if !self.record.value.vm_started {
+            if let Some(step) = self.leave_gone_host().await? {
+                return Ok(step);
+            }
             return self.start_vm().await;
         }
         let moving = match self.settle().await? {
             Some(moving) => moving,
             None => return Ok(Step::Again),
         };
+        if !moving && let Some(step) = self.leave_gone_host().await? {
+            return Ok(step);
+        }
         let host = self.host()?;
         let path = format!("/v1/vms/{}", vm_of(&self.id));
         let report = match host.agent.get::<VmReport>(&path).await {
@@ -81,7 +87,7 @@ impl Run {
             return self.lost(&ended(&report)).await;
         }
         self.say(&trouble_of(&report)).await?;
-        if let Some(reason) = self.overdue() {
+        if let Some(reason) = self.overdue(&report) {
             self.end(Ending::Failed, reason).await?;
             return Ok(Step::Again);
         }
@@ -170,14 +176,15 @@ impl Run {
     }
 
     /// Why the job has taken too long, if it has. Counts only while the host answers.
-    fn overdue(&self) -> Option<String> {
+    fn overdue(&self, report: &VmReport) -> Option<String> {
         let (job, now) = (self.job(), now_ms());
         match (job.state, job.started_ms, job.running_ms) {
             (JobState::Starting, Some(started_ms), _) => {
                 let limit = self.cluster.timing.boot_deadline;
-                let late = Duration::from_millis(now.saturating_sub(started_ms)) > limit;
+                let late = boot_time(report, now.saturating_sub(started_ms)) > limit;
                 late.then(|| {
-                    format!("the guest did not start the job within {} s", limit.as_secs())
+                    let limit_s = limit.as_secs();
+                    format!("the guest had a CPU for {limit_s} s and did not start the job")
                 })
             }
             (JobState::Collecting, Some(started_ms), _) => {
@@ -238,7 +245,7 @@ impl Run {
         if moving || !job.spec.may_migrate || job.state != JobState::Running {
             return Ok(());
         }
-        if let Some(aborted_ms) = migration::last_abort_ms(&self.cluster, &vm_of(&self.id)).await?
+        if let Some(aborted_ms) = migration::last_abort_ms(&self.cluster, &vm_of(&self.id))
             && now_ms().saturating_sub(aborted_ms) < AFTER_ABORT_MS
         {
             return Ok(());
@@ -310,6 +317,13 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
     })
 }
 
+/// How long the guest could boot: while its CPUs wait for one of the host's, its clock stands still.
+fn boot_time(report: &VmReport, since_start_ms: u64) -> Duration {
+    // 0 is said of a VM whose QEMU is not there, and never for long.
+    let up_ms = if report.uptime_ms == 0 { since_start_ms } else { report.uptime_ms };
+    Duration::from_millis(up_ms.saturating_sub(report.waiting_ms.unwrap_or(0)))
+}
+
 fn stats_of(
     at_homes: &[(HostId, Option<Vec<ExportStats>>)],
     home: &HostId,
@@ -335,5 +349,26 @@ fn trouble_of(report: &VmReport) -> String {
         }
         VmStatus::IoError => format!("a disk answers with errors: {}", report.reason),
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_waits_for_a_cpu_is_not_late_with_its_boot() {
+        let spec = VmSpec {
+            vm: perigee_model::VmId::new("q-0001").expect("name"),
+            cpus: 1,
+            memory_bytes: 256 << 20,
+            disks: Vec::new(),
+            incoming: false,
+        };
+        let mut report = crate::tests::report(spec);
+        (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));
+        assert_eq!(boot_time(&report, 900_000), Duration::from_secs(20));
+        report.waiting_ms = None;
+        assert_eq!(boot_time(&report, 900_000), Duration::from_secs(900));
     }
 }

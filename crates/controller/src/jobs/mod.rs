@@ -1,7 +1,7 @@
 //! Jobs: taken in here, driven by one task each ([`drive`]), taken down by the cleaner.
 //!
 //! ```text
-//! queued     place     a host with room, chosen by the planner
+//! queued     place     the scheduler gives a host with room; without a driver until then
 //! staging    stage     volumes, seed, epochs, attachments
 //! starting   follow    the VM, until the runner says that the command starts
 //! running    follow    events, figures, migrations, until the command ends
@@ -9,6 +9,7 @@
 //! (ending)   finish    output fetched, VM and volumes away; then a final state
 //! ```
 
+mod again;
 mod driver;
 mod finish;
 mod follow;
@@ -19,10 +20,11 @@ mod samples;
 mod settle;
 mod stage;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::job::{Job, JobSpec, JobState, Sample};
+use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
@@ -33,6 +35,7 @@ use crate::records::{
 };
 use crate::{catalog, files};
 
+pub use again::{Fate, fate};
 pub use driver::drive;
 pub use log::{PAGE_LINES_MAX, read as log};
 
@@ -52,14 +55,18 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
         .map_err(|e| Problem::invalid("submit a job", e))?;
     let record = new_record(id.clone(), spec);
     let (cluster, job) = (Arc::clone(cluster), record.job.clone());
-    // Not part of the request: a client that goes away leaves no job without a driver.
+    // Not part of the request: a client that goes away leaves no job out of the queue.
     let made = tokio::spawn(async move {
+        let volumes = record.job.spec.volumes.iter().map(|volume| volume.volume.clone());
+        let _submission = cluster.index.begin_submission(volumes.collect()).map_err(|name| {
+            let why = format!("volume {name} is being deleted");
+            Problem::conflict(format!("submit job {id}"), why)
+        })?;
         if !cluster.records.create(&job_key(&id), &record).await? {
             let why = "there is such a job already";
             return Err(Problem::internal(format!("submit job {id}"), why));
         }
         cluster.index.put_job(&record);
-        cluster.drive_job(&id);
         Ok(())
     });
     made.await.map_err(|e| Problem::internal("submit a job", e))??;
@@ -80,6 +87,8 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         left: None,
         meter: Meter::default(),
         log: LogKept::default(),
+        restarts: 0,
+        avoid: Vec::new(),
     }
 }
 
@@ -89,6 +98,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         spec,
         state: JobState::Queued,
         reason: String::new(),
+        queue_place: None,
         host: None,
         vm: None,
         exit_code: None,
@@ -150,24 +160,36 @@ pub async fn record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem>
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
     let mut jobs = Vec::new();
+    let mut moves: BTreeMap<VmId, Vec<Migration>> = BTreeMap::new();
+    for record in cluster.records.list::<MigrationRecord>("migrations/").await? {
+        moves.entry(record.migration.vm.clone()).or_default().push(record.migration);
+    }
     for record in cluster.jobs().await? {
-        jobs.push(view(cluster, record).await?);
+        let of_vm = moves.remove(&vm_of(&record.job.id)).unwrap_or_default();
+        jobs.push(view(cluster, record, of_vm));
     }
     jobs.sort_by_key(|job| job.submitted_ms);
     Ok(jobs)
 }
 
 pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
-    view(cluster, record(cluster, id).await?).await
+    let record = record(cluster, id).await?;
+    let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm_of(id))).await?;
+    Ok(view(cluster, record, moves.into_iter().map(|record| record.migration).collect()))
 }
 
-/// The job's record with its migrations, which stand in their own.
-async fn view(cluster: &Cluster, record: JobRecord) -> Result<Job, Problem> {
-    let mut job = record.job;
-    let moves: Vec<MigrationRecord> =
-        cluster.records.list(&migration_prefix(&vm_of(&job.id))).await?;
-    job.migrations = moves.into_iter().map(|record| record.migration).collect();
-    Ok(job)
+/// The job's record with its migrations, which stand in their own, and its place in the queue.
+fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
+    let mut job = Job { migrations, ..record.job };
+    if job.state == JobState::Queued
+        && let Some((place, reason)) = cluster.index.wait_of(&job.id)
+    {
+        job.queue_place = Some(place);
+        // What happened to it before stays said.
+        let separator = if job.reason.is_empty() { "" } else { "; " };
+        job.reason = format!("{}{separator}{reason}", job.reason);
+    }
+    job
 }
 
 /// What is done of the job, 0 to 1, as it says itself.
@@ -211,6 +233,8 @@ pub async fn intend(
         intent
     };
     cluster.records.update(&job_intent_key(id), change).await?;
+    // A queued job has no driver.
+    cluster.drive_job(id);
     Ok(job)
 }
 

@@ -7,7 +7,7 @@ use perigee_model::job::{HostState, MigrationState};
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
-use crate::records::{MigrationRecord, migration_prefix, vm_of};
+use crate::records::{MigrationRecord, vm_of};
 
 impl Run {
     /// Takes ended migrations into account. `Some(true)` while one is under way, `None` when
@@ -22,8 +22,7 @@ impl Run {
             self.record.save().await?;
             return Ok(None);
         }
-        let prefix = migration_prefix(&vm_of(&self.id));
-        let moves: Vec<MigrationRecord> = self.cluster.records.list(&prefix).await?;
+        let moves = self.cluster.index.migrations_of(&vm_of(&self.id));
         let settled = self.record.value.settled;
         let Some(next) = moves.into_iter().find(|record| record.number > settled) else {
             return Ok(Some(false));

@@ -23,6 +23,9 @@ const SEED_DEADLINE: Duration = Duration::from_secs(600);
 
 impl Run {
     pub(super) async fn stage(&mut self) -> Result<Step, Problem> {
+        if let Some(step) = self.leave_gone_host().await? {
+            return Ok(step);
+        }
         let cluster = self.cluster.clone();
         let placement = self.placement()?.clone();
         for (index, disk) in placement.disks.iter().enumerate() {
@@ -138,7 +141,7 @@ async fn info(home: &HostLink, disk: &PlacedDisk) -> Result<VolumeInfo, Problem>
 }
 
 /// A new epoch for a volume that others wrote before: whoever still has it open writes no more.
-async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
+pub(super) async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
     let from = info(home, disk).await?.epoch;
     let to = disks::issue_epoch(home, disk).await?;
     let target = format!("/v1/volumes/{}/epoch", disk.volume);

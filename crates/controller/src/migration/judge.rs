@@ -117,6 +117,7 @@ mod tests {
             qemu_pid: 1,
             uptime_ms: 0,
             vcpu_ms: 0,
+            waiting_ms: None,
             incoming_uri: None,
             migration,
             last_seq: 0,

@@ -25,13 +25,13 @@ use perigee_model::vm::{
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::cleaner;
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::cluster::{Cluster, HostLink, capacity, now_ms};
 use crate::jobs;
 use crate::records::{
     JobRecord, MigrationIntent, MigrationRecord, MovePlan, Owned, PlacedDisk, migration_intent_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, disks, hosts, links, planning};
+use crate::{catalog, disks, links, planning};
 use judge::{Seen, Verdict, judge};
 
 const DOWNTIME_LIMIT_MS: u64 = 300;
@@ -79,7 +79,6 @@ pub async fn request(
     wish: Wish,
 ) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
-    let _placing = cluster.placing.lock().await;
     let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {}", wish.to), why);
     let refuse = |why: String| Err(refusal(why));
     let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
@@ -101,29 +100,20 @@ pub async fn request(
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
     catalog::reachable(cluster, &wish.to)?;
-    check_room(cluster, job, &wish.to).await?;
+    planning::can_move(cluster, &from, &wish.to)?;
+    let Some(report) = cluster.hosts.report(&wish.to) else {
+        let what = format!("move VM {vm} to {}", wish.to);
+        return Err(Problem::unavailable(what, "the host has not reported yet"));
+    };
+    let _moving = cluster.index.begin_move(&vm, &wish.to, capacity(&report)).map_err(&refusal)?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
-    let link = links::toward(cluster, &from, &wish.to).await?;
+    let link = links::toward(cluster, &from, &wish.to);
     let record = new_record(&vm, number, from, wish, link)?;
     if !cluster.create_migration(&record).await? {
         return Err(Problem::conflict(format!("move VM {vm}"), "it is being moved already"));
     }
     cluster.drive_migration(&record);
     Ok(record.migration)
-}
-
-async fn check_room(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<(), Problem> {
-    let what = format!("move VM {} to {to}", vm_of(&job.job.id));
-    let Some(report) = cluster.hosts.report(to) else {
-        return Err(Problem::unavailable(what, "the host has not reported yet"));
-    };
-    let promised = hosts::memory_used(cluster).get(to).copied().unwrap_or(0);
-    let free_bytes = planning::free_bytes(&report, promised);
-    if free_bytes < job.job.spec.memory_bytes {
-        let why = format!("only {} MiB of memory are free there", free_bytes >> 20);
-        return Err(Problem::conflict(what, why));
-    }
-    Ok(())
 }
 
 fn new_record(
@@ -190,10 +180,10 @@ pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Vec<Migration>, Probl
 }
 
 /// When the VM's last migration was aborted, if the last one was.
-pub async fn last_abort_ms(cluster: &Cluster, vm: &VmId) -> Result<Option<u64>, Problem> {
-    let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+pub fn last_abort_ms(cluster: &Cluster, vm: &VmId) -> Option<u64> {
+    let all = cluster.index.migrations_of(vm);
     let last = all.last().filter(|r| r.migration.state == MigrationState::Aborted);
-    Ok(last.and_then(|record| record.migration.ended_ms))
+    last.and_then(|record| record.migration.ended_ms)
 }
 
 /// Drives a migration to its end.

@@ -49,6 +49,7 @@ pub struct Inside {
     /// What stands on its image.
     pub image_children: u64,
     pub image_deleted: bool,
+    pub no_new_volumes: bool,
     pub volumes: BTreeMap<VolumeName, Volume>,
     pub attachments: BTreeMap<VolumeName, String>,
     pub vms: BTreeMap<VmId, FakeVm>,
@@ -173,6 +174,7 @@ async fn host() -> Reply<HostReport> {
         memory_available_bytes: 1 << 30,
         load_1min: 0.0,
         accelerator: Accelerator::Tcg,
+        cpu_model: String::new(),
         qemu_version: "7.2".into(),
         warnings: Vec::new(),
     }))
@@ -212,21 +214,27 @@ async fn put_vm(
         let own = here.filter(|_| !spec.incoming && !disk.read_only);
         assert!(own.is_none_or(|v| v.info.epoch == disk.epoch), "{} has an old epoch", disk.volume);
     }
-    let report = VmReport {
+    let report = report_of(spec);
+    *inside.starts.entry(vm.clone()).or_default() += 1;
+    inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
+    Ok(Json(report))
+}
+
+/// A VM that has just started.
+pub fn report_of(spec: VmSpec) -> VmReport {
+    VmReport {
         status: if spec.incoming { VmStatus::Incoming } else { VmStatus::Running },
         reason: String::new(),
         qemu_pid: 1,
         uptime_ms: 0,
         vcpu_ms: 0,
+        waiting_ms: None,
         incoming_uri: spec.incoming.then(|| "tcp:127.0.0.1:1".to_owned()),
         migration: None,
         last_seq: 0,
         io: spec.disks.iter().map(|_| IoStats::default()).collect(),
         spec,
-    };
-    *inside.starts.entry(vm.clone()).or_default() += 1;
-    inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
-    Ok(Json(report))
+    }
 }
 
 async fn delete_vm(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
@@ -322,6 +330,9 @@ async fn volume(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<Vo
 
 async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<VolumeInfo> {
     let mut inside = inside.lock().expect("lock");
+    if inside.no_new_volumes {
+        return Err(Problem::unavailable("create a volume", "not now").into());
+    }
     if inside.volumes.contains_key(&new.name) {
         return Err(Problem::conflict("create a volume", "there is one").into());
     }

@@ -6,13 +6,16 @@ mod fake;
 mod faults;
 mod jobs;
 mod migrations;
+mod queue;
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, Job, JobSpec, JobState, JobVolume, NewVolume, Start};
+use perigee_model::job::{
+    Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, NewVolume, Restart, Start,
+};
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
@@ -20,6 +23,7 @@ use crate::cluster::{Cluster, Timing};
 use crate::supervisor::Supervisor;
 use crate::{catalog, hosts};
 use fake::FakeHost;
+pub use fake::report_of as report;
 
 const TIMING: Timing = Timing {
     poll: Duration::from_millis(10),
@@ -147,6 +151,9 @@ pub fn spec(access: Access) -> JobSpec {
         may_migrate: false,
         timeout_s: None,
         inputs: None,
+        owner: DEFAULT_OWNER.to_owned(),
+        priority: 0,
+        restart: Restart::Never,
     }
 }
 

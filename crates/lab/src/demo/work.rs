@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
-use perigee_model::job::{Access, JobSpec, JobVolume, Start};
+use perigee_model::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use perigee_model::{HostId, ImageName, Problem, SiteId, VolumeName, job_file};
 
 use super::outcome::RunName;
@@ -98,6 +98,9 @@ impl Stage {
             may_migrate: false,
             timeout_s: Some(TIMEOUT_S),
             inputs: Some(bundle),
+            owner: DEFAULT_OWNER.to_owned(),
+            priority: 0,
+            restart: Restart::Never,
         }
     }
 

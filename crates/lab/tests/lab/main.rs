@@ -151,6 +151,7 @@ fn up_host(name: &str) -> Host {
         memory_bytes: 1,
         memory_used_bytes: 0,
         accelerator: None,
+        cpu_model: String::new(),
         warnings: Vec::new(),
         last_seen_ms: 0,
     }

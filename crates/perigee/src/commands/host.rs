@@ -1,7 +1,8 @@
 //! `perigee host`, `perigee site` and `perigee link`
 
 use clap::Subcommand;
-use perigee_model::job::{Host, Link, Site};
+use perigee_http::Method;
+use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::{HostId, Problem};
 
 use crate::Context;
@@ -17,6 +18,15 @@ pub enum HostVerb {
     Info {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
+    },
+    /// Forget a host that is gone for good
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+        /// Give up the volumes whose home it is and the jobs that need it
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -56,11 +66,22 @@ const HOST: &[Column<Host>] = &[
     ("memory", |h| output::bytes(h.memory_bytes)),
     ("used", |h| output::bytes(h.memory_used_bytes)),
     ("accelerator", |h| h.accelerator.map_or_else(|| "-".to_owned(), |a| output::word(&a))),
+    ("processor", |h| h.cpu_model.clone()),
     ("agent", |h| h.addresses.agent_url.clone()),
     ("volumes", |h| h.addresses.volume_url.clone()),
     ("nbd", |h| h.addresses.nbd_addr.clone()),
     ("warnings", |h| h.warnings.join("\n")),
 ];
+
+const REMOVAL: &[Column<HostRemoval>] = &[
+    ("lost volumes", |r| names(&r.lost_volumes)),
+    ("failed jobs", |r| names(&r.failed_jobs)),
+    ("placed again", |r| names(&r.placed_again)),
+];
+
+fn names<T: ToString>(all: &[T]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
 
 const SITES: &[Column<Site>] = &[
     ("site", |s| s.id.to_string()),
@@ -91,6 +112,12 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
         HostVerb::Info { host } => {
             let host: Host = client.get(&format!("/v1/hosts/{host}")).await?;
             output::one(context.format, &host, HOST)
+        }
+        HostVerb::Remove { host, force } => {
+            let removal: HostRemoval = client
+                .send_body(Method::DELETE, &format!("/v1/hosts/{host}?force={force}"), "")
+                .await?;
+            output::one(context.format, &removal, REMOVAL)
         }
     }
 }

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use perigee_http::{Client, Method};
 use perigee_model::guest::LogStream;
-use perigee_model::job::{Bundle, Job, JobState, LogLine};
+use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine};
 use perigee_model::job_file::{self, InputFile, JobFile};
 use perigee_model::plan::{Decision, Plan, PlanOption};
 use perigee_model::{JobId, Problem};
@@ -81,6 +81,7 @@ pub enum Verb {
 const JOBS: &[Column<Job>] = &[
     ("job", |j| j.id.to_string()),
     ("state", |j| output::word(&j.state)),
+    ("place", place),
     ("host", |j| output::or_dash(j.host.as_ref())),
     ("progress", progress),
     ("predicted", |j| output::seconds(j.predicted_s)),
@@ -92,7 +93,10 @@ const JOBS: &[Column<Job>] = &[
 const JOB: &[Column<Job>] = &[
     ("job", |j| j.id.to_string()),
     ("state", |j| output::word(&j.state)),
+    ("place in the queue", place),
     ("reason", |j| j.reason.clone()),
+    ("owner", |j| j.spec.owner.clone()),
+    ("priority", |j| j.spec.priority.to_string()),
     ("host", |j| output::or_dash(j.host.as_ref())),
     ("image", |j| j.spec.image.to_string()),
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
@@ -123,6 +127,16 @@ const OPTIONS: &[Column<PlanOption>] = &[
     ("migration", |o| format!("{:.1}", o.predicted.migration_s)),
     ("reason", |o| o.reason.clone()),
 ];
+
+fn place(job: &Job) -> String {
+    job.queue_place.map_or_else(String::new, |place| place.to_string())
+}
+
+/// The user who submits: there are no accounts yet, so the controller believes it.
+fn owner() -> String {
+    let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
+    user.map_or_else(|| DEFAULT_OWNER.to_owned(), |user| user.name)
+}
 
 fn progress(job: &Job) -> String {
     job.progress
@@ -197,6 +211,7 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
 
 async fn submit(file: &Path, wait: bool, context: &Context) -> Result<ExitCode, Problem> {
     let JobFile { mut spec, inputs } = read_job_file(file)?;
+    spec.owner = owner();
     let client = controller_client(context)?;
     if !inputs.is_empty() {
         let base = file.parent().unwrap_or(Path::new("")).to_owned();

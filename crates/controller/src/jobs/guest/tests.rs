@@ -23,6 +23,9 @@ fn record(state: JobState) -> JobRecord {
         may_migrate: false,
         timeout_s: None,
         inputs: None,
+        owner: "ann".into(),
+        priority: 0,
+        restart: Default::default(),
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;

@@ -1,0 +1,121 @@
+//! What is known of the links between hosts, and who is asked to measure them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use perigee_model::job::Link;
+use perigee_model::volume::BlockProbe;
+use perigee_model::{HostId, Problem};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::records::Records;
+
+/// Block reads of a host from itself.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Local {
+    /// `None` when it has nothing to read.
+    pub blocks: Option<BlockProbe>,
+    pub measured_ms: u64,
+}
+
+/// Somebody wants it measured, unless it was since `oldest_ms`. With `from` and `to` the same host:
+/// its reads from itself.
+#[derive(Debug)]
+pub struct Ask {
+    pub from: HostId,
+    pub to: HostId,
+    pub oldest_ms: u64,
+    pub answer: oneshot::Sender<Result<(), Problem>>,
+}
+
+#[derive(Debug)]
+pub struct Links {
+    known: Mutex<Known>,
+    asks: mpsc::UnboundedSender<Ask>,
+    /// Taken by the one task that measures.
+    asked: Mutex<Option<mpsc::UnboundedReceiver<Ask>>>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    links: BTreeMap<(HostId, HostId), Link>,
+    locals: BTreeMap<HostId, Local>,
+}
+
+impl Links {
+    pub async fn load(records: &Records) -> Result<Self, Problem> {
+        let mut known = Known::default();
+        for link in records.list::<Link>("links/").await? {
+            known.links.insert((link.from.clone(), link.to.clone()), link);
+        }
+        for key in records.keys("local_blocks/").await? {
+            let Ok(host) = HostId::new(key.trim_start_matches("local_blocks/")) else { continue };
+            if let Some(local) = records.read::<Local>(&key).await? {
+                known.locals.insert(host, local);
+            }
+        }
+        let (asks, asked) = mpsc::unbounded_channel();
+        Ok(Self { known: Mutex::new(known), asks, asked: Mutex::new(Some(asked)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the task that measures; `None` when there is one.
+    pub fn asked(&self) -> Option<mpsc::UnboundedReceiver<Ask>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub fn ask(&self, ask: Ask) {
+        // Without a measuring task the answer's sender is dropped, and whoever waits hears that.
+        drop(self.asks.send(ask));
+    }
+
+    pub fn all(&self) -> Vec<Link> {
+        self.lock().links.values().cloned().collect()
+    }
+
+    pub fn get(&self, from: &HostId, to: &HostId) -> Option<Link> {
+        self.lock().links.get(&(from.clone(), to.clone())).cloned()
+    }
+
+    pub fn local(&self, host: &HostId) -> Option<Local> {
+        self.lock().locals.get(host).copied()
+    }
+
+    /// Writes to the store, then here.
+    pub async fn put(&self, records: &Records, link: Link) -> Result<(), Problem> {
+        records.put(&format!("links/{}/{}", link.from, link.to), &link).await?;
+        self.lock().links.insert((link.from.clone(), link.to.clone()), link);
+        Ok(())
+    }
+
+    pub async fn put_local(
+        &self,
+        records: &Records,
+        host: &HostId,
+        local: Local,
+    ) -> Result<(), Problem> {
+        records.put(&format!("local_blocks/{host}"), &local).await?;
+        self.lock().locals.insert(host.clone(), local);
+        Ok(())
+    }
+
+    /// All that is known of a host that is removed.
+    pub async fn forget(&self, records: &Records, host: &HostId) -> Result<(), Problem> {
+        let gone: Vec<(HostId, HostId)> = {
+            let known = self.lock();
+            known.links.keys().filter(|(from, to)| from == host || to == host).cloned().collect()
+        };
+        for (from, to) in &gone {
+            records.remove(&format!("links/{from}/{to}")).await?;
+        }
+        records.remove(&format!("local_blocks/{host}")).await?;
+        let mut known = self.lock();
+        known.links.retain(|(from, to), _| from != host && to != host);
+        known.locals.remove(host);
+        Ok(())
+    }
+}

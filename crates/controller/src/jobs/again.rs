@@ -1,0 +1,122 @@
+//! A host that is gone: who goes on elsewhere.
+//!
+//! A job whose VM was not asked for yet is placed again. One whose VM was may run there unseen, so it
+//! begins anew only if its file says `restart: on-host-failure`, and only when the host is fenced: the
+//! epochs of all volumes that the VM writes at other homes are raised first, so that a host that comes
+//! back writes nothing there. What stands on the host itself is removed when it is back.
+
+use perigee_model::job::{HostState, Restart, Start};
+use perigee_model::states::JobEvent;
+use perigee_model::{HostId, Problem, ProblemKind};
+
+use super::driver::{Run, Step};
+use super::{log, stage};
+use crate::catalog;
+use crate::cleaner::{self, Cleanup};
+use crate::meter::Meter;
+use crate::records::{Ending, JobRecord, LogKept};
+
+/// A job that loses its host again and again may be the reason.
+const RESTARTS_MAX: u32 = 3;
+
+/// What becomes of a job whose host is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// It begins anew at another host.
+    Again,
+    /// It waits for its host.
+    Wait,
+    /// Its host will not come back.
+    Fail(String),
+}
+
+/// `removed`: by a person, for good; otherwise the host may come back.
+pub fn fate(record: &JobRecord, host: &HostId, removed: bool) -> Fate {
+    let or_wait = |why: &str| {
+        if removed { Fate::Fail(format!("its host {host} was removed: {why}")) } else { Fate::Wait }
+    };
+    if record.ending.is_some() {
+        return Fate::Wait;
+    }
+    let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    if let Some(disk) = disks.find(|disk| !disk.temporary && disk.home == *host) {
+        return or_wait(&format!("volume {} was there", disk.volume));
+    }
+    if record.job.spec.start == Start::Host(host.clone()) {
+        return or_wait("its job file has it start there");
+    }
+    let never_started = record.job.started_ms.is_none();
+    if !never_started && record.job.spec.restart == Restart::Never {
+        return or_wait("its VM was there, and its job file has it not start again");
+    }
+    if record.restarts >= RESTARTS_MAX {
+        return or_wait(&format!("it has started again {RESTARTS_MAX} times before"));
+    }
+    Fate::Again
+}
+
+impl Run {
+    /// `Some` when the job's host is gone and the job does not wait for it.
+    pub(super) async fn leave_gone_host(&mut self) -> Result<Option<Step>, Problem> {
+        let Some(host) = self.job().host.clone() else { return Ok(None) };
+        let removed = self.cluster.hosts.get(&host).is_err();
+        if !removed && self.cluster.hosts.state(&host) == HostState::Up {
+            return Ok(None);
+        }
+        match fate(&self.record.value, &host, removed) {
+            Fate::Wait => return Ok(None),
+            Fate::Fail(why) => self.end(Ending::Failed, why).await?,
+            Fate::Again => self.begin_anew(&host).await?,
+        }
+        Ok(Some(Step::Again))
+    }
+
+    async fn begin_anew(&mut self, host: &HostId) -> Result<(), Problem> {
+        self.fence(host).await?;
+        let number = self.record.value.restarts + 1;
+        let disks = self.placement()?.disks.clone();
+        let mut cleanup = Cleanup::of_host(&self.id, &format!("r{number}"), host, &disks);
+        let own = disks.iter().filter(|disk| disk.temporary);
+        cleanup.volumes = own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect();
+        cleaner::hand_over(&self.cluster, &cleanup).await?;
+        self.cluster.records.remove_all(&log::prefix(&self.id)).await?;
+        tracing::warn!("job {} begins anew: host {host} is gone", self.id);
+        let record = &mut self.record.value;
+        record.restarts = number;
+        record.avoid.push(host.clone());
+        record.placement = None;
+        record.vm_started = false;
+        record.last_seq = 0;
+        record.finished = None;
+        record.left = None;
+        record.meter = Meter::default();
+        record.log = LogKept::default();
+        let job = &mut record.job;
+        job.state = job.state.next(JobEvent::HostLost)?;
+        job.reason = format!("host {host} is gone; the job starts again elsewhere");
+        (job.host, job.vm) = (None, None);
+        (job.exit_code, job.progress, job.predicted_s) = (None, None, None);
+        (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
+        self.record.save().await
+    }
+
+    /// Takes from the lost VM the right to write. Where a home does not answer, the job waits.
+    async fn fence(&self, host: &HostId) -> Result<(), Problem> {
+        if self.job().started_ms.is_none() {
+            return Ok(());
+        }
+        let written = self.placement()?.disks.iter().filter(|disk| !disk.read_only);
+        for disk in written.filter(|disk| disk.home != *host) {
+            // A home that was removed has nothing that could be written.
+            if self.cluster.hosts.get(&disk.home).is_err() {
+                continue;
+            }
+            let home = catalog::reachable(&self.cluster, &disk.home)?;
+            match stage::take_over(&home, disk).await {
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                fenced => drop(fenced?),
+            }
+        }
+        Ok(())
+    }
+}

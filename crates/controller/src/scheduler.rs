@@ -1,0 +1,258 @@
+//! The one task that gives queued jobs their places.
+//!
+//! It brings the pure decision ([`perigee_planner::queue`]) a snapshot of the index, and gives out
+//! what that says. A grant stands in the index only: the job's driver records the placement, and
+//! after a restart the job is queued again. What a job's plan needs to know beforehand (the homes of
+//! its volumes, what earlier runs taught) is asked for in tasks of its own; nothing waits for a host
+//! here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use perigee_model::{HostId, JobId, Problem};
+use perigee_planner::queue::{HostRoom, Queue, Turn, Waiting, schedule};
+use perigee_planner::{Cluster as Facts, Snapshot};
+use tokio::task::JoinSet;
+
+use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
+use crate::records::JobRecord;
+use crate::{links, planning};
+
+/// Between two decisions, so that many changes at once are one.
+const GAP: Duration = Duration::from_millis(20);
+
+/// What was learned about a queued job is learned again after this time.
+const FACTS_AGE_MAX: Duration = Duration::from_secs(60);
+
+/// After a failure to learn it.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// A job waits so long for its links to be measured; then it is placed with what is known.
+const LINKS_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is known of a queued job beyond its record.
+#[derive(Debug)]
+struct Known {
+    at: Instant,
+    facts: Result<planning::Prepared, Problem>,
+}
+
+#[derive(Default)]
+struct Scheduler {
+    known: BTreeMap<JobId, Known>,
+    learning: JoinSet<(JobId, Result<planning::Prepared, Problem>)>,
+    asked: BTreeMap<JobId, Instant>,
+    /// Since when a job's links have been missing.
+    unmeasured: BTreeMap<JobId, Instant>,
+}
+
+pub async fn run(cluster: Arc<Cluster>) {
+    let mut scheduler = Scheduler::default();
+    loop {
+        scheduler.pass(&cluster);
+        tokio::select! {
+            () = cluster.index.changed.notified() => {}
+            Some(learned) = scheduler.learning.join_next() => scheduler.learned(learned),
+            () = tokio::time::sleep(cluster.timing.monitor) => {}
+        }
+        tokio::time::sleep(GAP).await;
+        while let Some(learned) = scheduler.learning.try_join_next() {
+            scheduler.learned(learned);
+        }
+    }
+}
+
+impl Scheduler {
+    fn learned(
+        &mut self,
+        learned: Result<(JobId, Result<planning::Prepared, Problem>), tokio::task::JoinError>,
+    ) {
+        match learned {
+            Ok((job, facts)) => {
+                self.asked.remove(&job);
+                self.known.insert(job, Known { at: Instant::now(), facts });
+            }
+            // Asked again when the asking is too old.
+            Err(error) => tracing::error!("learn what a job needs: {error}"),
+        }
+    }
+
+    /// One decision over all queued jobs.
+    fn pass(&mut self, cluster: &Arc<Cluster>) {
+        let begun = Instant::now();
+        let records = cluster.index.waiting();
+        let ids: BTreeSet<&JobId> = records.iter().map(|record| &record.job.id).collect();
+        let waiting_ids = |job: &JobId| ids.contains(job);
+        self.known.retain(|job, _| waiting_ids(job));
+        self.unmeasured.retain(|job, _| waiting_ids(job));
+        self.asked.retain(|job, at| at.elapsed() < FACTS_AGE_MAX && waiting_ids(job));
+        if !records.is_empty() {
+            self.decide(cluster, &records);
+        }
+        let spent_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        cluster.counters.passes.fetch_add(1, Ordering::Relaxed);
+        cluster.counters.pass_us.fetch_add(spent_us, Ordering::Relaxed);
+    }
+
+    fn decide(&mut self, cluster: &Arc<Cluster>, records: &[Arc<JobRecord>]) {
+        let mut facts = planning::facts(cluster);
+        let queue = queue(cluster, records);
+        let by_id: BTreeMap<&JobId, &Arc<JobRecord>> =
+            records.iter().map(|record| (&record.job.id, record)).collect();
+        let mut grants: BTreeMap<JobId, Grant> = BTreeMap::new();
+        let turns = schedule(&queue, |waiting, hosts| {
+            let grant = self.choose(cluster, by_id[&waiting.job], hosts, &mut facts)?;
+            let host = grant.host.clone();
+            grants.insert(waiting.job.clone(), grant);
+            Ok(host)
+        });
+        let mut waits = BTreeMap::new();
+        for (job, turn) in turns {
+            match turn {
+                Turn::Start(_) => {
+                    let Some(grant) = grants.remove(&job) else { continue };
+                    cluster.index.give(&job, grant);
+                    cluster.counters.placed.fetch_add(1, Ordering::Relaxed);
+                    cluster.drive_job(&job);
+                }
+                Turn::Wait { place, reason } => {
+                    waits.insert(job, (place, reason));
+                }
+            }
+        }
+        cluster.index.set_waits(waits);
+    }
+
+    /// The planner's choice among the hosts with room, or why the job waits.
+    fn choose(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        record: &Arc<JobRecord>,
+        hosts: &[HostId],
+        facts: &mut Facts,
+    ) -> Result<Grant, String> {
+        let job = self.facts_of(cluster, record)?;
+        let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
+        self.links_known(cluster, &record.job.id, &homes)?;
+        for host in &mut facts.hosts {
+            host.takes_jobs = hosts.contains(&host.id);
+        }
+        let snapshot =
+            Snapshot { cluster: std::mem::take(facts), job, history: self.history(&record.job.id) };
+        let planned = perigee_planner::plan(&snapshot);
+        *facts = snapshot.cluster;
+        let plan = planned.map_err(|refused| refused.to_string())?;
+        let chosen = plan.options.iter().find(|option| option.chosen);
+        let Some((host, predicted_s)) =
+            chosen.map(|option| (option.start.clone(), option.predicted.total_s))
+        else {
+            return Err("the planner chose nothing".to_owned());
+        };
+        if !hosts.contains(&host) {
+            return Err(format!("the planner would start it at {host}, which has no room now"));
+        }
+        // The next one is chosen as if this one ran there.
+        if let Some(host) = facts.hosts.iter_mut().find(|facts| facts.id == host) {
+            host.running_vms += 1;
+            let needed_bytes = record.job.spec.memory_bytes;
+            host.memory_free_bytes = host.memory_free_bytes.saturating_sub(needed_bytes);
+        }
+        Ok(Grant { host, plan, predicted_s, volume_homes: homes })
+    }
+
+    /// What the planner is told of the job; asked for when it is not known yet.
+    fn facts_of(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        record: &Arc<JobRecord>,
+    ) -> Result<perigee_planner::JobFacts, String> {
+        let id = &record.job.id;
+        let known = self.known.get(id);
+        if known.is_none_or(|known| !known.is_fresh()) && !self.asked.contains_key(id) {
+            self.asked.insert(id.clone(), Instant::now());
+            let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
+            self.learning.spawn(async move {
+                let facts = planning::prepare(&cluster, &record.job.spec).await;
+                (record.job.id.clone(), facts)
+            });
+        }
+        match known.map(|known| &known.facts) {
+            Some(Ok(facts)) => Ok(facts.job.clone()),
+            Some(Err(problem)) => Err(format!("{}: {}", problem.what, problem.why)),
+            None => Err("what its plan needs to know is being looked up".to_owned()),
+        }
+    }
+
+    fn history(&self, job: &JobId) -> Option<perigee_planner::WorkProfile> {
+        self.known.get(job)?.facts.as_ref().ok()?.history.clone()
+    }
+
+    /// Has what is missing measured; after some time, the job goes on without.
+    fn links_known(
+        &mut self,
+        cluster: &Cluster,
+        job: &JobId,
+        homes: &[HostId],
+    ) -> Result<(), String> {
+        let missing = links::missing(cluster, homes);
+        let Some((from, to)) = missing.first() else { return Ok(()) };
+        let begun = !self.unmeasured.contains_key(job);
+        let since = *self.unmeasured.entry(job.clone()).or_insert_with(Instant::now);
+        if begun {
+            for (from, to) in &missing {
+                // The measuring task wakes the scheduler.
+                drop(links::want(cluster, from, to, 0));
+            }
+        }
+        if since.elapsed() > LINKS_PATIENCE {
+            return Ok(());
+        }
+        Err(format!("what lies between {from} and {to} is being measured"))
+    }
+}
+
+impl Known {
+    fn is_fresh(&self) -> bool {
+        let age_max = if self.facts.is_ok() { FACTS_AGE_MAX } else { RETRY };
+        self.at.elapsed() < age_max
+    }
+}
+
+fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
+    let used = cluster.index.used();
+    let mut hosts = Vec::new();
+    for host in cluster.hosts.up() {
+        let Some(report) = cluster.hosts.report(&host.id) else { continue };
+        let used = used.get(&host.id).copied().unwrap_or_default();
+        let total = capacity(&report);
+        let mut free = total;
+        free.take(used.demand);
+        hosts.push(HostRoom {
+            id: host.id.clone(),
+            site: host.addresses.site.clone(),
+            total,
+            free,
+            start_slots: starts_at_once(&report).saturating_sub(used.starting),
+        });
+    }
+    let (held, uses) = cluster.index.taken();
+    let waiting = records.iter().map(|record| waiting(record)).collect();
+    Queue { hosts, waiting, held, uses }
+}
+
+fn waiting(record: &JobRecord) -> Waiting {
+    let spec = &record.job.spec;
+    Waiting {
+        job: record.job.id.clone(),
+        owner: spec.owner.clone(),
+        priority: spec.priority,
+        submitted: record.job.submitted_ms,
+        demand: demand_of(record),
+        start: spec.start.clone(),
+        volumes: spec.volumes.clone(),
+        avoid: record.avoid.clone(),
+        blocked: None,
+    }
+}

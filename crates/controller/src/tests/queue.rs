@@ -1,0 +1,145 @@
+//! Jobs that wait, and jobs that lose their host.
+
+use std::sync::atomic::Ordering;
+
+use perigee_model::ProblemKind;
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, JobSpec, JobState, Restart, Start};
+
+use super::fake::FakeHost;
+use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use crate::{hosts, jobs};
+
+/// A job of a quarter of a GiB without data, that starts anywhere.
+fn small() -> JobSpec {
+    let volumes = Vec::new();
+    JobSpec { start: Start::Anywhere, memory_bytes: 256 << 20, volumes, ..spec(Access::Read) }
+}
+
+async fn unreachable(lab: &Lab, host: &FakeHost) {
+    host.inside().down = true;
+    wait_for("the host to be unreachable", async || {
+        let host = hosts::info(&lab.cluster, &host.id).await.expect("host");
+        (host.state == perigee_model::job::HostState::Unreachable).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn jobs_submitted_at_once_boot_a_few_at_a_time_and_say_their_places() {
+    let lab = Lab::up().await;
+    let mut ids = Vec::new();
+    for _ in 0..12 {
+        ids.push(lab.submit(small()).await);
+    }
+    let last =
+        lab.wait_for_job(ids.last().expect("jobs"), "the last", |job| job.queue_place == Some(8));
+    let reason = last.await.reason;
+    assert!(reason.contains("as many jobs as it may at once"), "{reason}");
+    let vms = || lab.home.inside().vms.len() + lab.cloud.inside().vms.len();
+    wait_for("4 VMs", async || (vms() == 4).then_some(())).await;
+    for id in &ids {
+        let vm = vm_of(id);
+        wait_for("the VM in its turn", async || {
+            let host =
+                [&lab.home, &lab.cloud].into_iter().find(|h| h.inside().vms.contains_key(&vm))?;
+            assert!(vms() <= 4, "{} VMs", vms());
+            host.say(&vm, GuestBody::Started);
+            finish(host, host, &vm);
+            Some(())
+        })
+        .await;
+        lab.wait_for_state(id, JobState::Succeeded).await;
+    }
+    assert_eq!(lab.cluster.counters.placed.load(Ordering::Relaxed), 12);
+}
+
+#[tokio::test]
+async fn a_queued_job_is_cancelled_without_a_driver() {
+    let lab = Lab::up().await;
+    let mut huge = small();
+    huge.memory_bytes = 64 << 30;
+    let id = lab.submit(huge).await;
+    let job = lab.wait_for_job(&id, "queued", |job| job.queue_place == Some(1)).await;
+    assert!(job.reason.contains("the largest host is"), "{}", job.reason);
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&id, JobState::Cancelled).await;
+}
+
+#[tokio::test]
+async fn a_job_whose_host_went_away_before_its_vm_started_is_placed_again() {
+    let lab = Lab::up().await;
+    // It can make no disk: nothing was started when the host goes.
+    lab.home.inside().no_new_volumes = true;
+    lab.cloud.inside().no_new_volumes = true;
+    let id = lab.submit(small()).await;
+    let job = lab.wait_for_state(&id, JobState::Staging).await;
+    let (first, second) = match job.host.as_ref() == Some(&lab.home.id) {
+        true => (&lab.home, &lab.cloud),
+        false => (&lab.cloud, &lab.home),
+    };
+    second.inside().no_new_volumes = false;
+    unreachable(&lab, first).await;
+    lab.wait_for_vm(second, &vm_of(&id)).await;
+    second.say(&vm_of(&id), GuestBody::Started);
+    finish_again(second, &id);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+fn finish_again(host: &FakeHost, id: &perigee_model::JobId) {
+    let vm = vm_of(id);
+    let out = perigee_model::VolumeName::new(format!("{vm}-r1-out")).expect("name");
+    let digest = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(b"x"));
+    host.inside().volumes.get_mut(&out).expect("output volume").data = b"x".to_vec();
+    host.say(&vm, GuestBody::Exited { code: 0 });
+    host.say(&vm, GuestBody::Finished { output_bytes: 1, output_sha256: digest });
+}
+
+#[tokio::test]
+async fn a_job_that_may_restart_begins_anew_when_its_host_is_fenced() {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("home2", "home").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let mut job = spec(Access::Write);
+    job.start = Start::Site(perigee_model::SiteId::new("home").expect("name"));
+    job.restart = Restart::OnHostFailure;
+    let id = lab.submit(job).await;
+    let vm = vm_of(&id);
+    let placed = lab.wait_for_job(&id, "starting", |job| job.started_ms.is_some()).await;
+    let (first, second) = match placed.host.as_ref() == Some(&lab.home.id) {
+        true => (&lab.home, &third),
+        false => (&third, &lab.home),
+    };
+    lab.wait_for_vm(first, &vm).await;
+    first.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    let before = lab.cloud.inside().volumes[&data_volume()].info.epoch;
+    first.inside().down = true;
+    lab.wait_for_vm(second, &vm).await;
+    let after = lab.cloud.inside().volumes[&data_volume()].info.epoch;
+    assert!(after > before, "the lost VM's epoch is of the past: {before} and {after}");
+    second.say(&vm, GuestBody::Started);
+    finish_again(second, &id);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    first.inside().down = false;
+    wait_for("what the lost VM left to be removed", async || {
+        let inside = first.inside();
+        (inside.vms.is_empty() && inside.volumes.is_empty()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_host_is_removed_by_force_and_says_what_is_lost() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    unreachable(&lab, &lab.cloud).await;
+    let refused = hosts::remove(&lab.cluster, &lab.cloud.id, false).await.expect_err("a volume");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("tpch") && refused.why.contains(id.as_str()), "{refused}");
+    let removal = hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("removed");
+    assert_eq!(removal.lost_volumes, [data_volume()]);
+    assert_eq!(removal.failed_jobs, [id]);
+    assert!(lab.cluster.hosts.get(&lab.cloud.id).is_err());
+}

@@ -1,0 +1,229 @@
+//! Which of the waiting jobs starts now, and where: a pure function of a snapshot.
+//!
+//! - **Order**: a higher priority first. Within a priority, the owner who has the smallest share of
+//!   the cluster comes next (the larger of its shares of CPUs and memory: dominant resource fairness,
+//!   Ghodsi et al., NSDI 2011), and of one owner's jobs the one that was submitted first. What was
+//!   submitted first decides between equal shares.
+//! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
+//! - **Backfill**: a job that does not fit lets those behind it go ahead, but a host is kept for it:
+//!   nothing else starts there until it fits. One host is kept for the first job of each wish where
+//!   to start, so that small jobs never starve a large one and most hosts stay open.
+//! - **Volumes**: a job that waits for a volume keeps it from those behind it.
+
+mod room;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+use perigee_model::job::{Access, JobVolume, Start};
+use perigee_model::{HostId, JobId, SiteId, VolumeName};
+
+use room::Rooms;
+
+/// Everything that decides who starts.
+#[derive(Debug, Clone, Default)]
+pub struct Queue {
+    /// Hosts that are up.
+    pub hosts: Vec<HostRoom>,
+    pub waiting: Vec<Waiting>,
+    /// What each owner's jobs hold that are not waiting any more.
+    pub held: BTreeMap<String, Demand>,
+    /// Volumes that these jobs use.
+    pub uses: Vec<VolumeUse>,
+}
+
+/// What a host can give to VMs: in all, and now.
+#[derive(Debug, Clone)]
+pub struct HostRoom {
+    pub id: HostId,
+    pub site: SiteId,
+    pub total: Demand,
+    pub free: Demand,
+    /// How many more jobs may be staged and booted there now.
+    pub start_slots: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    pub cpus: u32,
+    pub memory_bytes: u64,
+}
+
+impl Demand {
+    fn fits(self, room: Self) -> bool {
+        self.cpus <= room.cpus && self.memory_bytes <= room.memory_bytes
+    }
+
+    /// Takes another demand on top.
+    pub fn add(&mut self, other: Self) {
+        self.cpus = self.cpus.saturating_add(other.cpus);
+        self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
+    }
+
+    /// Gives a part of it away; nothing is left of what is less.
+    pub fn take(&mut self, other: Self) {
+        self.cpus = self.cpus.saturating_sub(other.cpus);
+        self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
+    }
+}
+
+/// A job that waits.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    pub job: JobId,
+    pub owner: String,
+    /// The higher, the sooner.
+    pub priority: i32,
+    /// Grows with each submission.
+    pub submitted: u64,
+    pub demand: Demand,
+    pub start: Start,
+    pub volumes: Vec<JobVolume>,
+    /// Hosts where it may not start now.
+    pub avoid: Vec<HostId>,
+    /// Why it cannot start anywhere now, for a reason outside this snapshot.
+    pub blocked: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub struct VolumeUse {
+    pub volume: VolumeName,
+    pub job: JobId,
+    pub writes: bool,
+}
+
+/// What becomes of a waiting job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    Start(HostId),
+    Wait {
+        /// From 1 on, among those that wait after this decision.
+        place: u32,
+        reason: String,
+    },
+}
+
+/// Decides for every waiting job. `choose` picks one of the hosts that have room for a job, or says
+/// why it starts at none of them.
+pub fn schedule(
+    queue: &Queue,
+    mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
+) -> Vec<(JobId, Turn)> {
+    let mut rooms = Rooms::new(&queue.hosts);
+    let mut uses = queue.uses.clone();
+    let mut turns = Vec::with_capacity(queue.waiting.len());
+    let mut place = 0;
+    for waiting in InOrder::new(queue) {
+        let turn = match try_start(waiting, &mut rooms, &mut uses, &mut choose) {
+            Ok(host) => Turn::Start(host),
+            Err(reason) => {
+                place += 1;
+                Turn::Wait { place, reason }
+            }
+        };
+        turns.push((waiting.job.clone(), turn));
+    }
+    turns
+}
+
+fn try_start(
+    waiting: &Waiting,
+    rooms: &mut Rooms,
+    uses: &mut Vec<VolumeUse>,
+    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
+) -> Result<HostId, String> {
+    if let Some(reason) = &waiting.blocked {
+        return Err(reason.clone());
+    }
+    if let Some(reason) = volume_taken(waiting, uses) {
+        uses.extend(uses_of(waiting));
+        return Err(reason);
+    }
+    let host = match rooms.with_room(waiting) {
+        Ok(hosts) => choose(waiting, &hosts)?,
+        Err(wait) => return Err(wait.reason(waiting)),
+    };
+    rooms.take(&host, waiting.demand);
+    uses.extend(uses_of(waiting));
+    Ok(host)
+}
+
+fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {
+    let shared = waiting.volumes.iter().filter(|volume| volume.access != Access::Clone);
+    shared.map(|volume| VolumeUse {
+        volume: volume.volume.clone(),
+        job: waiting.job.clone(),
+        writes: volume.access == Access::Write,
+    })
+}
+
+/// A volume that is written has one user: a filesystem that changes underneath is of no use to a
+/// reader.
+fn volume_taken(waiting: &Waiting, uses: &[VolumeUse]) -> Option<String> {
+    let mine: Vec<VolumeUse> = uses_of(waiting).collect();
+    let taken = uses.iter().find(|other| {
+        mine.iter().any(|own| own.volume == other.volume && (own.writes || other.writes))
+    })?;
+    Some(format!("volume {} is in use by job {}", taken.volume, taken.job))
+}
+
+/// The waiting jobs, each when it is its turn, as if all before it had got what they want.
+struct InOrder<'a> {
+    /// By priority, then by owner, the first submitted first.
+    lines: BTreeMap<Reverse<i32>, BTreeMap<&'a str, VecDeque<&'a Waiting>>>,
+    held: BTreeMap<&'a str, Demand>,
+    total: Demand,
+}
+
+impl<'a> InOrder<'a> {
+    fn new(queue: &'a Queue) -> Self {
+        let mut all: Vec<&Waiting> = queue.waiting.iter().collect();
+        all.sort_by_key(|waiting| (waiting.submitted, &waiting.job));
+        let mut lines: BTreeMap<_, BTreeMap<&str, VecDeque<&Waiting>>> = BTreeMap::new();
+        for waiting in all {
+            let owners = lines.entry(Reverse(waiting.priority)).or_default();
+            owners.entry(waiting.owner.as_str()).or_default().push_back(waiting);
+        }
+        let held = queue.held.iter().map(|(owner, held)| (owner.as_str(), *held)).collect();
+        let mut total = Demand::default();
+        queue.hosts.iter().for_each(|host| total.add(host.total));
+        Self { lines, held, total }
+    }
+
+    /// The larger of the owner's shares, in millionths of the cluster.
+    fn share(&self, owner: &str) -> u64 {
+        let held = self.held.get(owner).copied().unwrap_or_default();
+        let of = |part: u64, whole: u64| {
+            let share = u128::from(part) * 1_000_000 / u128::from(whole.max(1));
+            u64::try_from(share).unwrap_or(u64::MAX)
+        };
+        of(held.cpus.into(), self.total.cpus.into())
+            .max(of(held.memory_bytes, self.total.memory_bytes))
+    }
+}
+
+impl<'a> Iterator for InOrder<'a> {
+    type Item = &'a Waiting;
+
+    fn next(&mut self) -> Option<&'a Waiting> {
+        let (_, owners) = self.lines.first_key_value()?;
+        let next = owners
+            .iter()
+            .filter_map(|(owner, line)| Some((*owner, line.front()?)))
+            .min_by_key(|(owner, first)| (self.share(owner), first.submitted, &first.job));
+        let owner = next.map(|(owner, _)| owner)?;
+        let mut owners = self.lines.first_entry()?;
+        let line = owners.get_mut().get_mut(owner)?;
+        let waiting = line.pop_front()?;
+        if line.is_empty() {
+            owners.get_mut().remove(owner);
+        }
+        if owners.get().is_empty() {
+            owners.remove();
+        }
+        self.held.entry(owner).or_default().add(waiting.demand);
+        Some(waiting)
+    }
+}

@@ -1,0 +1,154 @@
+//! The room that is left while the queue is gone through, and why a job finds none.
+
+use perigee_model::job::Start;
+use perigee_model::units::format_bytes;
+use perigee_model::{HostId, JobId};
+
+use super::{Demand, HostRoom, Waiting};
+
+pub(super) struct Rooms {
+    rooms: Vec<Room>,
+    /// Wishes where to start for whose first job a host is kept.
+    kept: Vec<Start>,
+}
+
+struct Room {
+    host: HostRoom,
+    kept_for: Option<JobId>,
+}
+
+/// Why there is no room for a job now.
+#[derive(Debug)]
+pub(super) enum Wait {
+    NoHost,
+    /// No host that it may start at is so large; the largest one.
+    TooLarge(HostId, Demand),
+    /// The host with the most room, and whether it is kept for this job.
+    Full {
+        at: HostId,
+        free: Demand,
+        kept: bool,
+    },
+    /// Those with room are kept for another job.
+    KeptForAnother(JobId),
+    /// Those with room start as many jobs as they may.
+    Starting,
+}
+
+impl Rooms {
+    pub(super) fn new(hosts: &[HostRoom]) -> Self {
+        let rooms = hosts.iter().map(|host| Room { host: host.clone(), kept_for: None });
+        Self { rooms: rooms.collect(), kept: Vec::new() }
+    }
+
+    pub(super) fn take(&mut self, host: &HostId, demand: Demand) {
+        if let Some(room) = self.rooms.iter_mut().find(|room| room.host.id == *host) {
+            room.host.free.take(demand);
+            room.host.start_slots = room.host.start_slots.saturating_sub(1);
+        }
+    }
+
+    /// The hosts where the job can start now. Where there is none for want of CPUs or memory, a
+    /// host may be kept for it.
+    pub(super) fn with_room(&mut self, waiting: &Waiting) -> Result<Vec<HostId>, Wait> {
+        let demand = waiting.demand;
+        let allowed: Vec<&Room> = self.rooms.iter().filter(|room| may_use(waiting, room)).collect();
+        let open = |room: &&&Room| room.kept_for.is_none() && demand.fits(room.host.free);
+        let ready = allowed.iter().filter(open).filter(|room| room.host.start_slots > 0);
+        let ready: Vec<HostId> = ready.map(|room| room.host.id.clone()).collect();
+        if !ready.is_empty() {
+            return Ok(ready);
+        }
+        if allowed.iter().any(|room| open(&room)) {
+            return Err(Wait::Starting);
+        }
+        let Some(largest) = allowed.iter().max_by_key(|room| share(demand, room.host.total)) else {
+            return Err(Wait::NoHost);
+        };
+        if !demand.fits(largest.host.total) {
+            return Err(Wait::TooLarge(largest.host.id.clone(), largest.host.total));
+        }
+        let kept = allowed.iter().filter(|room| demand.fits(room.host.free));
+        if let Some(other) = kept.filter_map(|room| room.kept_for.clone()).next() {
+            return Err(Wait::KeptForAnother(other));
+        }
+        Err(self.keep_one(waiting))
+    }
+
+    /// Keeps the host that will have room soonest, as far as can be told: the one with the most
+    /// of it already. As nothing else starts there, it only becomes more.
+    fn keep_one(&mut self, waiting: &Waiting) -> Wait {
+        let demand = waiting.demand;
+        let may_keep = !self.kept.contains(&waiting.start);
+        let candidates = self
+            .rooms
+            .iter_mut()
+            .filter(|room| may_use(waiting, room) && demand.fits(room.host.total));
+        let best = candidates.max_by_key(|room| {
+            (room.kept_for.is_none(), share(demand, room.host.free), room.host.free.memory_bytes)
+        });
+        let Some(best) = best else { return Wait::NoHost };
+        let kept = may_keep && best.kept_for.is_none();
+        if kept {
+            best.kept_for = Some(waiting.job.clone());
+            self.kept.push(waiting.start.clone());
+        }
+        Wait::Full { at: best.host.id.clone(), free: best.host.free, kept }
+    }
+}
+
+fn may_use(waiting: &Waiting, room: &Room) -> bool {
+    let start_ok = match &waiting.start {
+        Start::Anywhere => true,
+        Start::Site(site) => room.host.site == *site,
+        Start::Host(id) => room.host.id == *id,
+    };
+    start_ok && !waiting.avoid.contains(&room.host.id)
+}
+
+/// How much of the scarcer resource is there of what is needed, in thousandths, at most all of it.
+fn share(needed: Demand, room: Demand) -> u64 {
+    let of = |part: u64, whole: u64| {
+        part.saturating_mul(1000).checked_div(whole).map_or(1000, |share| share.min(1000))
+    };
+    of(room.cpus.into(), needed.cpus.into()).min(of(room.memory_bytes, needed.memory_bytes))
+}
+
+impl Wait {
+    pub(super) fn reason(&self, waiting: &Waiting) -> String {
+        let place = match &waiting.start {
+            Start::Anywhere => String::new(),
+            Start::Site(site) => format!(" at site {site}"),
+            Start::Host(host) => format!(" as host {host}"),
+        };
+        let needs = words(waiting.demand);
+        match self {
+            Self::NoHost if !waiting.avoid.is_empty() => {
+                "no host is up but those it was lost at".to_owned()
+            }
+            Self::NoHost => format!("no host is up{place}"),
+            Self::TooLarge(host, total) => {
+                format!(
+                    "it needs {needs}; the largest host{place} is {host} with {}",
+                    words(*total)
+                )
+            }
+            Self::Full { at, free, kept } => {
+                let kept = if *kept { ", which is kept for it" } else { "" };
+                format!(
+                    "it needs {needs}; the most that is free{place} is {} at {at}{kept}",
+                    words(*free)
+                )
+            }
+            Self::KeptForAnother(job) => format!("the hosts with room are kept for job {job}"),
+            Self::Starting => {
+                "each host with room is starting as many jobs as it may at once".to_owned()
+            }
+        }
+    }
+}
+
+fn words(demand: Demand) -> String {
+    let plural = if demand.cpus == 1 { "" } else { "s" };
+    format!("{} CPU{plural} and {} of memory", demand.cpus, format_bytes(demand.memory_bytes))
+}

@@ -1,0 +1,298 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture::{MIB, host_id, volume_name};
+
+fn room(id: &str, cpus: u32, memory_mib: u64) -> HostRoom {
+    let total = Demand { cpus, memory_bytes: memory_mib * MIB };
+    let site = SiteId::new("home").unwrap();
+    HostRoom { id: host_id(id), site, total, free: total, start_slots: u32::MAX }
+}
+
+fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
+    Waiting {
+        job: JobId::new(format!("j-{number:04}")).unwrap(),
+        owner: owner.to_owned(),
+        priority: 0,
+        submitted: number,
+        demand: Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB },
+        start: Start::Anywhere,
+        volumes: Vec::new(),
+        avoid: Vec::new(),
+        blocked: None,
+    }
+}
+
+fn first(_: &Waiting, hosts: &[HostId]) -> Result<HostId, String> {
+    Ok(hosts[0].clone())
+}
+
+fn started(turns: &[(JobId, Turn)]) -> Vec<&str> {
+    let starts = turns.iter().filter(|(_, turn)| matches!(turn, Turn::Start(_)));
+    starts.map(|(job, _)| job.as_str()).collect()
+}
+
+fn reason<'a>(turns: &'a [(JobId, Turn)], job: &str) -> &'a str {
+    let (_, turn) = turns.iter().find(|(id, _)| id.as_str() == job).unwrap();
+    match turn {
+        Turn::Wait { reason, .. } => reason,
+        Turn::Start(host) => panic!("{job} starts at {host}"),
+    }
+}
+
+#[test]
+fn a_higher_priority_starts_first() {
+    let mut urgent = job(2, "ann", 1);
+    urgent.priority = 1;
+    let queue = Queue {
+        hosts: vec![room("h1", 1, 1024)],
+        waiting: vec![job(1, "ann", 1), urgent],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0002"]);
+    assert_eq!(
+        reason(&turns, "j-0001"),
+        "it needs 1 CPU and 256 MiB of memory; the most that is free is 0 CPUs and 768 MiB of \
+         memory at h1, which is kept for it"
+    );
+}
+
+#[test]
+fn the_owner_with_the_smallest_share_comes_next() {
+    let many = (1..=10).map(|number| job(number, "ann", 1));
+    let queue = Queue {
+        hosts: vec![room("h1", 4, 4096)],
+        waiting: many.chain([job(11, "bob", 1), job(12, "bob", 1)]).collect(),
+        held: [("bob".to_owned(), Demand::default())].into(),
+        ..Queue::default()
+    };
+    assert_eq!(started(&schedule(&queue, first)), ["j-0001", "j-0011", "j-0002", "j-0012"]);
+}
+
+#[test]
+fn a_host_is_kept_for_the_large_job_and_the_others_stay_open() {
+    let mut full = room("h1", 4, 4096);
+    full.free = Demand { cpus: 2, memory_bytes: 1024 * MIB };
+    let mut other = room("h2", 4, 4096);
+    other.free = Demand { cpus: 1, memory_bytes: 1024 * MIB };
+    let queue = Queue {
+        hosts: vec![full, other],
+        waiting: vec![job(1, "ann", 4), job(2, "ann", 1), job(3, "ann", 1)],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(turns[1].1, Turn::Start(host_id("h2")));
+    assert!(reason(&turns, "j-0001").ends_with("at h1, which is kept for it"));
+    assert_eq!(reason(&turns, "j-0003"), "the hosts with room are kept for job j-0001");
+}
+
+#[test]
+fn a_bound_on_starts_makes_jobs_wait_and_keeps_no_host() {
+    let mut host = room("h1", 8, 8192);
+    host.start_slots = 1;
+    let queue = Queue {
+        hosts: vec![host],
+        waiting: vec![job(1, "ann", 1), job(2, "ann", 1)],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0001"]);
+    assert!(reason(&turns, "j-0002").contains("as many jobs as it may"));
+}
+
+#[test]
+fn a_job_that_fits_nowhere_says_so_and_holds_nobody_up() {
+    let queue = Queue {
+        hosts: vec![room("h1", 2, 8192)],
+        waiting: vec![job(1, "ann", 9), job(2, "ann", 1)],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0002"]);
+    assert!(reason(&turns, "j-0001").contains("the largest host is h1 with 2 CPUs"));
+}
+
+#[test]
+fn readers_do_not_starve_a_writer_of_their_volume() {
+    let using = |number, access| Waiting {
+        volumes: vec![JobVolume { volume: volume_name("data"), mount: "/data".into(), access }],
+        ..job(number, "ann", 1)
+    };
+    let queue = Queue {
+        hosts: vec![room("h1", 8, 8192)],
+        waiting: vec![using(1, Access::Write), using(2, Access::Read), using(3, Access::Clone)],
+        uses: vec![VolumeUse {
+            volume: volume_name("data"),
+            job: JobId::new("reader-0001").unwrap(),
+            writes: false,
+        }],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0003"]);
+    assert_eq!(reason(&turns, "j-0001"), "volume data is in use by job reader-0001");
+    assert_eq!(reason(&turns, "j-0002"), "volume data is in use by job j-0001");
+}
+
+fn hosts() -> impl Strategy<Value = Vec<HostRoom>> {
+    proptest::collection::vec((1u32..8, 1u64..8, 0u32..4), 1..6).prop_map(|sizes| {
+        let sizes = sizes.into_iter().enumerate();
+        let rooms = sizes.map(|(index, (cpus, gib, start_slots))| HostRoom {
+            start_slots,
+            ..room(&format!("h{index}"), cpus, gib * 1024)
+        });
+        rooms.collect()
+    })
+}
+
+fn jobs() -> impl Strategy<Value = Vec<Waiting>> {
+    let one = (0usize..3, 1u32..5, 1u64..16, -1i32..2);
+    proptest::collection::vec(one, 0..40).prop_map(|jobs| {
+        let jobs = jobs.into_iter().zip(1u64..);
+        let jobs = jobs.map(|((owner, cpus, quarters, priority), number)| Waiting {
+            priority,
+            demand: Demand { cpus, memory_bytes: quarters * 256 * MIB },
+            ..job(number, ["ann", "bob", "cid"][owner], cpus)
+        });
+        jobs.collect()
+    })
+}
+
+/// A cluster that runs: every job takes its steps, and starts are decided at each step.
+struct Run {
+    hosts: Vec<HostRoom>,
+    /// Host, owner, demand, and the step at which it ends.
+    running: Vec<(HostId, String, Demand, u64)>,
+}
+
+impl Run {
+    /// Gives the jobs that start at this step.
+    fn step(&mut self, now: u64, waiting: &mut Vec<Waiting>, steps: u64) -> Vec<Waiting> {
+        self.running.retain(|(.., end)| *end > now);
+        let mut queue = Queue { hosts: self.hosts.clone(), ..Queue::default() };
+        for (host, owner, demand, _) in &self.running {
+            queue.hosts.iter_mut().find(|h| h.id == *host).unwrap().free.take(*demand);
+            queue.held.entry(owner.clone()).or_default().add(*demand);
+        }
+        queue.waiting = std::mem::take(waiting);
+        let turns: BTreeMap<JobId, Turn> = schedule(&queue, first).into_iter().collect();
+        let mut starts = Vec::new();
+        for job in queue.waiting {
+            match &turns[&job.job] {
+                Turn::Start(host) => {
+                    let of = (host.clone(), job.owner.clone(), job.demand, now + steps);
+                    self.running.push(of);
+                    starts.push(job);
+                }
+                Turn::Wait { .. } => waiting.push(job),
+            }
+        }
+        starts
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn no_host_gets_more_than_it_has(hosts in hosts(), waiting in jobs()) {
+        let queue = Queue { hosts: hosts.clone(), waiting: waiting.clone(), ..Queue::default() };
+        let turns = schedule(&queue, first);
+        prop_assert_eq!(turns.len(), waiting.len());
+        for host in hosts {
+            let mut taken = Demand::default();
+            let mut starts = 0;
+            for (id, turn) in &turns {
+                if *turn == Turn::Start(host.id.clone()) {
+                    starts += 1;
+                    taken.add(waiting.iter().find(|w| w.job == *id).unwrap().demand);
+                }
+            }
+            prop_assert!(taken.fits(host.total) && starts <= host.start_slots);
+        }
+    }
+
+    #[test]
+    fn of_equal_jobs_the_earlier_one_starts_first(hosts in hosts(), waiting in jobs()) {
+        let queue = Queue { hosts, waiting: waiting.clone(), ..Queue::default() };
+        let turns: BTreeMap<JobId, Turn> = schedule(&queue, first).into_iter().collect();
+        let waits = |w: &Waiting| matches!(turns[&w.job], Turn::Wait { .. });
+        for early in waiting.iter().filter(|w| waits(w)) {
+            for late in waiting.iter().filter(|w| w.submitted > early.submitted && !waits(w)) {
+                let equal = late.owner == early.owner
+                    && late.demand == early.demand
+                    && late.priority == early.priority;
+                prop_assert!(!equal, "{} started before {}", late.job, early.job);
+            }
+        }
+    }
+
+    #[test]
+    fn places_are_counted_without_a_gap(hosts in hosts(), waiting in jobs()) {
+        let turns = schedule(&Queue { hosts, waiting, ..Queue::default() }, first);
+        let places = turns.iter().filter_map(|(_, turn)| match turn {
+            Turn::Wait { place, .. } => Some(*place),
+            Turn::Start(_) => None,
+        });
+        for (index, place) in places.enumerate() {
+            prop_assert_eq!(index + 1, place as usize);
+        }
+    }
+
+    /// Small jobs come without end; the large one starts as soon as what ran before it has ended.
+    #[test]
+    fn small_jobs_never_starve_a_large_one(
+        smalls_a_step in 1u64..6,
+        steps in 1u64..6,
+        cpus in proptest::collection::vec(2u32..9, 1..4),
+        large_of in 0u32..8,
+        own_owner in any::<bool>(),
+    ) {
+        let sizes = cpus.iter().enumerate();
+        let hosts: Vec<HostRoom> =
+            sizes.map(|(i, cpus)| room(&format!("h{i}"), *cpus, u64::from(*cpus) * 256)).collect();
+        let mut run = Run { hosts, running: Vec::new() };
+        let largest = cpus.iter().max().copied().unwrap();
+        let large = job(500, if own_owner { "bob" } else { "ann" }, 2 + large_of % (largest - 1));
+        let (mut waiting, mut number) = (Vec::new(), 0);
+        let mut started_at = None;
+        for now in 0..60 {
+            for _ in 0..smalls_a_step {
+                number += 1;
+                let at = if now < 20 { number } else { 1000 + number };
+                waiting.push(job(at, "ann", 1));
+            }
+            if now == 20 {
+                // Those that wait already may go first: they were submitted before it.
+                waiting.truncate(8);
+                waiting.push(large.clone());
+            }
+            if run.step(now, &mut waiting, steps).iter().any(|w| w.job == large.job) {
+                started_at = Some(now);
+                break;
+            }
+        }
+        let limit = 20 + 12 * steps;
+        prop_assert!(started_at.is_some_and(|at| at <= limit.min(59)), "{started_at:?}");
+    }
+
+    /// Two owners who always have jobs waiting get the same, up to one job.
+    #[test]
+    fn owners_who_always_wait_get_equal_shares(slots in 2u32..9, first_has in 1u64..30) {
+        let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], running: vec![] };
+        let mut waiting: Vec<Waiting> = (1..=first_has).map(|n| job(n, "ann", 1)).collect();
+        let mut number = first_has;
+        for now in 0..40 {
+            for owner in ["ann", "bob"] {
+                for _ in 0..slots {
+                    number += 1;
+                    waiting.push(job(number, owner, 1));
+                }
+            }
+            run.step(now, &mut waiting, 1);
+            let of = |name: &str| run.running.iter().filter(|(_, owner, ..)| owner == name).count();
+            prop_assert!(of("ann").abs_diff(of("bob")) <= 1, "{} and {}", of("ann"), of("bob"));
+        }
+    }
+}
