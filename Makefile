@@ -27,14 +27,17 @@ demo: setup
 test: setup
 	scripts/test
 
-## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio
+## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio; and
+## a lab in which daemons are killed and the WAN is cut while jobs and moves go on, for SOAK_LENGTH
+SOAK_LENGTH ?= 1h
 soak: setup
 	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-store
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
 	cargo build --release --locked --package perigee
 	image=$$(scripts/golden-image) && for over in iscsi nbd; do \
 	  target/release/perigee lab run boot-storm --over $$over --image $$image --out out/soak-$$over || exit 1; \
-	done
+	done && \
+	target/release/perigee lab run soak --length $(SOAK_LENGTH) --image $$image --out out/soak
 
 ## Fuzz what reads bytes from a network or a damaged disk, each for FUZZ_SECONDS. Needs cargo-fuzz
 FUZZ_SECONDS ?= 600

@@ -14,6 +14,7 @@
 //! | what does `make demo` do | `demo/` |
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |
+//! | what does `perigee lab run soak` do | `soak/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs end when they are told to | `interrupt.rs` |
 
@@ -29,6 +30,7 @@ mod netns;
 mod process;
 mod progress;
 pub mod report;
+pub mod soak;
 mod state;
 pub mod storm;
 mod supervisor;

@@ -12,6 +12,7 @@ use perigee_model::client::Over;
 
 use crate::Context;
 use crate::commands::client::over;
+use crate::commands::soak::{self, SoakOptions};
 use crate::commands::wan;
 use crate::output::{self, Column, Format};
 
@@ -87,31 +88,37 @@ pub enum Verb {
 #[derive(Debug, Subcommand)]
 pub enum Experiment {
     /// Real machines without disks boot together over the network, each from its own clone
-    BootStorm {
-        /// How many; each takes its memory, and some for QEMU
-        #[arg(long, value_name = "N", default_value_t = 8)]
-        clients: u16,
-        /// How they reach their disks: `iscsi` or `nbd`
-        #[arg(long, default_value = "iscsi", value_parser = over)]
-        over: Over,
-        /// Memory of each in MiB
-        #[arg(long, value_name = "MIB", default_value_t = 256)]
-        memory_mib: u32,
-        /// The golden image: its file, or the directory that scripts/golden-image prints
-        #[arg(long, value_name = "PATH")]
-        image: PathBuf,
-        /// Where report.html and result.json go
-        #[arg(long, default_value = "out/boot-storm", value_name = "DIR")]
-        out: PathBuf,
-        /// Keep the recorded requests in this file; one that is there is written over
-        #[arg(long, value_name = "FILE")]
-        trace: Option<PathBuf>,
-        /// The lab's id, four hexadecimal digits [default: random]
-        #[arg(long)]
-        id: Option<LabId>,
-        #[command(flatten)]
-        base: BaseOption,
-    },
+    BootStorm(StormOptions),
+    /// Jobs and moves go on while daemons are killed and the WAN is cut; every job must end with
+    /// the right answer, and nothing may be left behind
+    Soak(SoakOptions),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct StormOptions {
+    /// How many; each takes its memory, and some for QEMU
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    clients: u16,
+    /// How they reach their disks: `iscsi` or `nbd`
+    #[arg(long, default_value = "iscsi", value_parser = over)]
+    over: Over,
+    /// Memory of each in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    memory_mib: u32,
+    /// The golden image: its file, or the directory that scripts/golden-image prints
+    #[arg(long, value_name = "PATH")]
+    image: PathBuf,
+    /// Where report.html and result.json go
+    #[arg(long, default_value = "out/boot-storm", value_name = "DIR")]
+    out: PathBuf,
+    /// Keep the recorded requests in this file; one that is there is written over
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// The lab's id, four hexadecimal digits [default: random]
+    #[arg(long)]
+    id: Option<LabId>,
+    #[command(flatten)]
+    base: BaseOption,
 }
 
 #[derive(Debug, clap::Args)]
@@ -172,9 +179,8 @@ const MACHINES: &[Column<MachineOutcome>] = &[
 ];
 
 /// A format other than the table prints what stands in result.json.
-async fn storm(experiment: Experiment, format: Format, steps: &Steps) -> Result<(), Problem> {
-    let Experiment::BootStorm { clients, over, memory_mib, image, out, trace, id, base } =
-        experiment;
+async fn boot_storm(ask: StormOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
+    let StormOptions { clients, over, memory_mib, image, out, trace, id, base } = ask;
     let Options { program, .. } = Options::new()?;
     let options = storm::Options {
         id: id.unwrap_or_else(LabId::random),
@@ -251,8 +257,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::List { base } => {
             output::list(context.format, &perigee_lab::list(&base.base)?, LABS)?;
         }
-        Verb::Run { experiment: Some(experiment), .. } => {
-            storm(experiment, context.format, &steps).await?;
+        Verb::Run { experiment: Some(Experiment::BootStorm(options)), .. } => {
+            boot_storm(options, context.format, &steps).await?;
+        }
+        Verb::Run { experiment: Some(Experiment::Soak(options)), .. } => {
+            return soak::run(options, context, &steps).await;
         }
         Verb::Run { experiment: None, shape, command } => {
             let (definition, options) = shape.lab()?;

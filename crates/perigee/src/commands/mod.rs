@@ -14,6 +14,7 @@ pub mod moving;
 pub mod nbd_clients;
 pub mod pool;
 pub mod remotes;
+pub mod soak;
 pub mod trace;
 pub mod vm;
 pub mod volume;

@@ -1,0 +1,220 @@
+//! The stream of jobs: each on one of a few volumes, each with an answer that is known.
+
+use std::path::Path;
+use std::time::Duration;
+
+use perigee_http::Client;
+use perigee_model::job::{
+    ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, NewImage, NewVolume,
+};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{ImageName, JobId, Problem, ProblemKind, VolumeName, job_file};
+use sha2::{Digest, Sha256};
+
+use super::outcome::{Outcome, SoakJob};
+use super::patiently;
+use crate::up::Lab;
+
+const WORK: &str = include_str!("work.sh");
+const VOLUME_BYTES: u64 = 256 << 20;
+const MEMORY: &str = "200MiB";
+/// Rounds of writing in one job: some 20 s on an idle machine.
+const ROUNDS: u32 = 40;
+const QUICK: Duration = Duration::from_secs(20);
+/// An image is written on every host before the request is answered.
+const SLOW: Duration = Duration::from_secs(600);
+
+pub struct Stream {
+    client: Client,
+    volumes: Vec<VolumeName>,
+    submitted: u32,
+    unfinished: Vec<Running>,
+    jobs_max: usize,
+}
+
+struct Running {
+    job: Job,
+    number: u32,
+    volume: VolumeName,
+}
+
+impl Stream {
+    /// Imports the image and makes one volume fewer than there are jobs at a time, so that one job
+    /// waits for another's volume; the volumes lie at the lab's hosts in turn.
+    pub async fn prepare(lab: &Lab, image: &Path, jobs: u16) -> Result<Self, Problem> {
+        let source = std::path::absolute(image)
+            .map_err(|e| Problem::invalid(format!("image {}", image.display()), e))?;
+        let name = ImageName::new("debian").map_err(|e| Problem::internal("name the image", e))?;
+        let new = NewImage { name, source: source.to_string_lossy().into_owned(), host: None };
+        let _: ClusterImage = lab.client(SLOW)?.post("/v1/images", &new).await?;
+        let client = lab.client(QUICK)?;
+        let hosts: Vec<_> = lab.definition.hosts().map(|(_, host)| host.clone()).collect();
+        let mut volumes = Vec::new();
+        for (number, host) in (1..jobs.max(2)).zip(hosts.iter().cycle()) {
+            let name = VolumeName::new(format!("soak-{number}"))
+                .map_err(|e| Problem::internal("name a volume", e))?;
+            let new = NewVolume {
+                name: name.clone(),
+                host: Some(host.clone()),
+                size_bytes: Some(VOLUME_BYTES),
+                source: VolumeSource::Empty,
+            };
+            let _: ClusterVolume = client.post("/v1/volumes", &new).await?;
+            volumes.push(name);
+        }
+        let jobs_max = usize::from(jobs);
+        Ok(Self { client, volumes, submitted: 0, unfinished: Vec::new(), jobs_max })
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub fn is_busy(&self) -> bool {
+        !self.unfinished.is_empty()
+    }
+
+    /// The jobs whose command runs.
+    pub fn running(&self) -> Vec<&Job> {
+        let jobs = self.unfinished.iter().map(|running| &running.job);
+        jobs.filter(|job| job.state == JobState::Running).collect()
+    }
+
+    /// Submits jobs until there are as many as are wanted.
+    pub async fn fill(&mut self, outcome: &mut Outcome) -> Result<(), Problem> {
+        while self.unfinished.len() < self.jobs_max {
+            let number = self.submitted + 1;
+            let volume = self.volumes[number as usize % self.volumes.len()].clone();
+            let spec = spec(number, &volume)?;
+            // A submission whose answer is lost may have been taken: then its job counts too.
+            match self.client.post::<Job>("/v1/jobs", &spec).await {
+                Ok(job) => self.unfinished.push(Running { job, number, volume }),
+                Err(problem) if problem.kind == ProblemKind::Unavailable => {
+                    match self.find(&spec.name).await? {
+                        Some(job) => self.unfinished.push(Running { job, number, volume }),
+                        None => return Ok(()),
+                    }
+                }
+                Err(problem) => return Err(problem),
+            }
+            self.submitted = number;
+            outcome.jobs_submitted = self.submitted;
+        }
+        Ok(())
+    }
+
+    /// The job with this name, if the controller has one.
+    async fn find(&self, name: &str) -> Result<Option<Job>, Problem> {
+        let jobs: Vec<Job> = patiently(async || self.client.get("/v1/jobs").await).await?;
+        Ok(jobs.into_iter().find(|job| job.spec.name == name))
+    }
+
+    /// Asks for each job how it stands, and takes the answers of those that ended.
+    pub async fn look(&mut self, outcome: &mut Outcome) -> Result<(), Problem> {
+        for at in (0..self.unfinished.len()).rev() {
+            let path = format!("/v1/jobs/{}", self.unfinished[at].job.id);
+            // While the controller is being started again, the next look asks again.
+            let Ok(job) = self.client.get::<Job>(&path).await else { continue };
+            let is_final = job.state.is_final();
+            self.unfinished[at].job = job;
+            if is_final {
+                let ended = self.unfinished.remove(at);
+                let judged = self.judge(ended).await?;
+                outcome.add(judged);
+            }
+        }
+        Ok(())
+    }
+
+    async fn judge(&self, ended: Running) -> Result<(SoakJob, Vec<MigrationState>), Problem> {
+        let Running { job, number, volume } = ended;
+        let answer = match job.state {
+            JobState::Succeeded => self.answer(&job.id).await?,
+            _ => String::new(),
+        };
+        let (count, sum) = answer.trim().split_once(' ').unwrap_or_default();
+        let moves: Vec<MigrationState> = job.migrations.iter().map(|m| m.state).collect();
+        let judged = SoakJob {
+            volume: volume.to_string(),
+            state: job.state,
+            reason: job.reason,
+            count: count.parse().ok(),
+            is_right: sum == expected(number),
+            moves: u32::try_from(moves.len()).unwrap_or(u32::MAX),
+            id: job.id,
+        };
+        Ok((judged, moves))
+    }
+
+    async fn answer(&self, id: &JobId) -> Result<String, Problem> {
+        let path = format!("/v1/jobs/{id}/output");
+        let bytes = patiently(async || self.client.get_bytes(&path).await).await?;
+        let fail = |e| Problem::internal(format!("read the output of job {id}"), e);
+        let mut archive = tar::Archive::new(&bytes[..]);
+        for entry in archive.entries().map_err(fail)? {
+            let mut entry = entry.map_err(fail)?;
+            if entry.path().map_err(fail)?.ends_with("answer") {
+                return std::io::read_to_string(&mut entry).map_err(fail);
+            }
+        }
+        Ok(String::new())
+    }
+
+    /// Jobs that have not ended in time count as they stand.
+    pub fn give_up(&mut self, outcome: &mut Outcome) {
+        for Running { job, volume, .. } in self.unfinished.drain(..) {
+            let reason = format!("it has not ended: {}", job.reason);
+            let judged = SoakJob {
+                id: job.id,
+                volume: volume.to_string(),
+                state: job.state,
+                reason,
+                count: None,
+                is_right: false,
+                moves: u32::try_from(job.migrations.len()).unwrap_or(u32::MAX),
+            };
+            outcome.add((judged, Vec::new()));
+        }
+    }
+}
+
+/// Each job has a name of its own, so that one whose submission was not answered can be found.
+fn spec(number: u32, volume: &VolumeName) -> Result<JobSpec, Problem> {
+    let script: String = WORK.lines().map(|line| format!("    {line}\n")).collect();
+    let text = format!(
+        "name: soak-job-{number}\nimage: debian\nmemory: {MEMORY}\noutput: 16MiB\n\
+         env: {{JOB: \"{number}\", NUMBER: \"{number}\", ROUNDS: \"{ROUNDS}\"}}\n\
+         volumes:\n  - volume: {volume}\n\
+         command:\n  - /bin/sh\n  - -c\n  - |\n{script}"
+    );
+    Ok(job_file::parse(&text, "soak.yaml")?.spec)
+}
+
+/// What `seq NUMBER | sha256sum` prints.
+fn expected(number: u32) -> String {
+    let mut hash = Sha256::new();
+    for line in 1..=number {
+        hash.update(format!("{line}\n"));
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_expected_answer_is_what_seq_and_sha256sum_print() {
+        // `seq 3 | sha256sum`
+        let three = "14c5e74c4b96ccef41cd94db73a9ec3348038ac094feca4fd897cecffa07cdae";
+        assert_eq!(expected(3), three);
+    }
+
+    #[test]
+    fn the_job_file_is_one() {
+        let volume = VolumeName::new("soak-1").expect("a name");
+        let spec = spec(7, &volume).expect("a job");
+        assert_eq!(spec.volumes[0].volume, volume);
+        assert!(spec.command[2].contains("sha256sum"));
+    }
+}

@@ -1,0 +1,67 @@
+//! What stands on the hosts when no job is left: there must be nothing of any job.
+
+use std::time::{Duration, Instant};
+
+use perigee_http::Client;
+use perigee_model::Problem;
+use perigee_model::job::{ClusterVolume, Vm};
+use perigee_model::volume::{Attachment, VolumeInfo};
+
+use crate::command::run;
+use crate::up::Lab;
+
+const QUICK: Duration = Duration::from_secs(20);
+
+/// What is there after `patience`, in plain words; empty as soon as nothing is.
+///
+/// # Errors
+/// When a daemon does not answer at the end: then it is not known what is left.
+pub async fn wait_until_nothing(lab: &Lab, patience: Duration) -> Result<Vec<String>, Problem> {
+    let end = Instant::now() + patience;
+    loop {
+        match look(lab).await {
+            Ok(left) if left.is_empty() => return Ok(left),
+            Ok(left) if Instant::now() >= end => return Ok(left),
+            Err(problem) if Instant::now() >= end => return Err(problem),
+            Ok(_) | Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
+    }
+}
+
+async fn look(lab: &Lab) -> Result<Vec<String>, Problem> {
+    let client = lab.client(QUICK)?;
+    let mut left = Vec::new();
+    let vms: Vec<Vm> = client.get("/v1/vms").await?;
+    left.extend(vms.iter().map(|vm| format!("VM {} on {}", vm.id, vm.host)));
+    let kept: Vec<ClusterVolume> = client.get("/v1/volumes").await?;
+    for (_, host) in lab.definition.hosts() {
+        let home = lab.dir().join("hosts").join(host.as_str());
+        let control = home.join("volume-control.sock");
+        let server = Client::new(&format!("unix:{}", control.display()), QUICK)?;
+        let volumes: Vec<VolumeInfo> = server.get("/v1/volumes").await?;
+        let extra = volumes.iter().filter(|volume| {
+            !kept.iter().any(|kept| kept.name == volume.name && kept.home == *host)
+        });
+        left.extend(extra.map(|volume| format!("volume {} on {host}", volume.name)));
+        let attached: Vec<Attachment> = server.get("/v1/attachments").await?;
+        left.extend(attached.iter().map(|a| format!("attachment {} on {host}", a.volume)));
+        left.extend(directories(&home.join("agent/vms"))?.map(|vm| format!("{vm} on {host}")));
+        left.extend(qemus(lab, host).await?);
+    }
+    Ok(left)
+}
+
+fn directories(at: &std::path::Path) -> Result<impl Iterator<Item = String>, Problem> {
+    let entries = std::fs::read_dir(at)
+        .map_err(|e| Problem::internal(format!("read {}", at.display()), e))?;
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    Ok(names.map(|name| format!("the directory of VM {name}")))
+}
+
+async fn qemus(lab: &Lab, host: &perigee_model::HostId) -> Result<Vec<String>, Problem> {
+    let namespace = lab.definition.host_namespace(host);
+    let pids = run("ip", &["netns", "pids", &namespace]).await?;
+    let name = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let qemu = pids.lines().map(str::trim).filter(|pid| name(pid).starts_with("qemu-system"));
+    Ok(qemu.map(|pid| format!("QEMU (process {pid}) on {host}")).collect())
+}

@@ -1,0 +1,125 @@
+//! `perigee lab run soak`: jobs and moves go on while daemons are killed and the WAN is cut.
+//!
+//! Jobs write and check files on a few volumes, VMs move from host to host, and every few seconds
+//! something breaks: an agent, a volume server or the controller is killed with SIGKILL, or the WAN
+//! is down for a while. QEMU is never killed, so every job must end with the right answer, and at
+//! the end nothing of the jobs may be left on any host.
+
+mod breaks;
+mod jobs;
+mod left;
+mod outcome;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use perigee_model::Problem;
+
+use crate::definition::{Definition, LabId};
+use crate::progress::Steps;
+use crate::up::{self, Lab, with_lab};
+use jobs::Stream;
+pub use outcome::{Event, Outcome, SoakJob};
+
+/// How long a request to the controller may be tried again while daemons are being killed.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// From the last thing that was broken until the last job has ended: a job may have just begun.
+const ENDING_MAX: Duration = Duration::from_secs(1800);
+/// From the last job's end until nothing of it is left.
+const CLEAN_MAX: Duration = Duration::from_secs(180);
+
+/// What a soak is asked to do.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub id: LabId,
+    pub lab: up::Options,
+    /// The golden image's disk.
+    pub image: PathBuf,
+    /// The kernel for finding out whether KVM works.
+    pub kernel: Option<PathBuf>,
+    /// How long things are broken; jobs that have begun are waited for afterwards.
+    pub length: Duration,
+    /// How many jobs are unfinished at any time; one more than volumes waits in the queue.
+    pub jobs: u16,
+    /// The same seed breaks the same things in the same order.
+    pub seed: u64,
+    /// Where `result.json` goes.
+    pub out: PathBuf,
+}
+
+/// Runs a soak in a lab of its own, which is gone afterwards in any case.
+///
+/// # Errors
+/// What kept the soak from running. Jobs with wrong answers and what is left behind are no error
+/// here: [`Outcome::faults`] has them.
+pub async fn soak(options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
+    if options.jobs == 0 {
+        return Err(
+            Problem::invalid("soak", "--jobs 0 gives nothing to check").next("give 1 or more")
+        );
+    }
+    let mut definition = Definition::default_demo(options.id.clone(), 16);
+    definition.probe_kernel.clone_from(&options.kernel);
+    let outcome =
+        with_lab(definition, &options.lab, steps, async |lab: Lab| run(options, &lab, steps).await)
+            .await?;
+    let path = options.out.join("result.json");
+    let write = || -> std::io::Result<()> {
+        fs::create_dir_all(&options.out)?;
+        fs::write(&path, serde_json::to_vec_pretty(&outcome)?)
+    };
+    write().map_err(|e| Problem::internal(format!("write {}", path.display()), e))?;
+    Ok(outcome)
+}
+
+async fn run(options: &Options, lab: &Lab, steps: &Steps) -> Result<Outcome, Problem> {
+    let step = steps.begin("import the image");
+    let mut stream = Stream::prepare(lab, &options.image, options.jobs).await?;
+    step.done("");
+    let began = Instant::now();
+    let mut outcome = Outcome { seed: options.seed, ..Outcome::default() };
+    let mut step = steps.begin("soak");
+    let mut breaks = breaks::Breaks::new(lab, options.seed);
+    while began.elapsed() < options.length {
+        stream.look(&mut outcome).await?;
+        stream.fill(&mut outcome).await?;
+        breaks.act_if_due(&stream, &mut outcome, began).await?;
+        step.at(&outcome.line());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    breaks.mend(&mut outcome, began).await?;
+    let end = Instant::now() + ENDING_MAX;
+    while stream.is_busy() && Instant::now() < end {
+        stream.look(&mut outcome).await?;
+        step.at(&format!("{}; waiting for the last jobs", outcome.line()));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    stream.give_up(&mut outcome);
+    step.done(&outcome.line());
+    let step = steps.begin("look for what is left");
+    outcome.left = left::wait_until_nothing(lab, CLEAN_MAX).await?;
+    outcome.length_s = began.elapsed().as_secs_f64();
+    step.done("");
+    outcome.judge();
+    Ok(outcome)
+}
+
+/// Tries again what a killed daemon keeps from succeeding.
+///
+/// # Errors
+/// The last one, after [`PATIENCE`]; at once what trying again does not change.
+async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<T, Problem>) -> Result<T, Problem> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match ask().await {
+            Err(problem)
+                if problem.kind == perigee_model::ProblemKind::Unavailable
+                    && Instant::now() < end =>
+            {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            answer => return answer,
+        }
+    }
+}

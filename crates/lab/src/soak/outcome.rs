@@ -1,0 +1,135 @@
+//! What a soak came to: `result.json`.
+
+use std::collections::BTreeMap;
+
+use perigee_model::JobId;
+use perigee_model::job::{JobState, MigrationState};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    pub seed: u64,
+    pub length_s: f64,
+    pub jobs_submitted: u32,
+    /// Those that have ended.
+    pub jobs: Vec<SoakJob>,
+    pub events: Vec<Event>,
+    pub moves_completed: u32,
+    pub moves_aborted: u32,
+    /// What stands on the hosts after the last job, in plain words.
+    pub left: Vec<String>,
+    /// Why the soak failed; empty when all is right.
+    pub faults: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SoakJob {
+    pub id: JobId,
+    pub volume: String,
+    pub state: JobState,
+    pub reason: String,
+    /// How many jobs had run on its volume, as it counted itself.
+    pub count: Option<u32>,
+    /// Whether the checksum in its answer is the one that the soak computed.
+    pub is_right: bool,
+    pub moves: u32,
+}
+
+/// Something that was done to the lab.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Event {
+    pub at_s: f64,
+    pub what: String,
+}
+
+impl Outcome {
+    pub fn add(&mut self, (job, moves): (SoakJob, Vec<MigrationState>)) {
+        for state in moves {
+            match state {
+                MigrationState::Completed => self.moves_completed += 1,
+                _ => self.moves_aborted += 1,
+            }
+        }
+        self.jobs.push(job);
+    }
+
+    pub fn line(&self) -> String {
+        let right = self.jobs.iter().filter(|job| job.is_right).count();
+        format!(
+            "{right} of {} jobs right, {} moves ({} aborted), {} things broken",
+            self.jobs.len(),
+            self.moves_completed,
+            self.moves_aborted,
+            self.events.len()
+        )
+    }
+
+    /// Every job must have succeeded with the right answer, and every job must have run once: the
+    /// jobs of one volume count 1, 2, 3 and so on.
+    pub fn judge(&mut self) {
+        let mut counts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for job in &self.jobs {
+            if job.state != JobState::Succeeded {
+                self.faults.push(format!("job {}: {:?}: {}", job.id, job.state, job.reason));
+            } else if !job.is_right {
+                self.faults.push(format!("job {} gave a wrong answer", job.id));
+            }
+            counts.entry(&job.volume).or_default().extend(job.count);
+        }
+        for (volume, mut seen) in counts {
+            seen.sort_unstable();
+            if !seen.iter().copied().eq((1..).take(seen.len())) {
+                self.faults.push(format!("the jobs of volume {volume} counted {seen:?}"));
+            }
+        }
+        self.faults.extend(self.left.iter().map(|left| format!("left behind: {left}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(count: u32, state: JobState, is_right: bool) -> SoakJob {
+        SoakJob {
+            id: JobId::new(format!("soak-{count:04}")).expect("a name"),
+            volume: "soak-1".to_owned(),
+            state,
+            reason: String::new(),
+            count: Some(count),
+            is_right,
+            moves: 0,
+        }
+    }
+
+    fn faults(jobs: Vec<SoakJob>) -> Vec<String> {
+        let mut outcome = Outcome { jobs, ..Outcome::default() };
+        outcome.judge();
+        outcome.faults
+    }
+
+    #[test]
+    fn jobs_that_count_on_and_answer_right_are_no_fault() {
+        let jobs = vec![job(2, JobState::Succeeded, true), job(1, JobState::Succeeded, true)];
+        assert_eq!(faults(jobs), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_job_whose_run_was_lost_is_seen_in_the_count_of_the_others() {
+        let jobs = vec![job(1, JobState::Succeeded, true), job(3, JobState::Succeeded, true)];
+        assert_eq!(faults(jobs), ["the jobs of volume soak-1 counted [1, 3]"]);
+    }
+
+    #[test]
+    fn a_failed_job_and_a_wrong_answer_are_faults() {
+        let jobs = vec![job(1, JobState::Failed, false), job(2, JobState::Succeeded, false)];
+        assert_eq!(faults(jobs).len(), 2);
+    }
+
+    #[test]
+    fn what_is_left_is_a_fault() {
+        let mut outcome = Outcome { left: vec!["VM x on home1".to_owned()], ..Outcome::default() };
+        outcome.judge();
+        assert_eq!(outcome.faults, ["left behind: VM x on home1"]);
+    }
+}
