@@ -8,13 +8,14 @@
 //! | how frames come from and go to sockets, for every protocol | [`stream`] |
 //! | how a session's new connection waits for the end of its old one | [`sessions`] |
 //! | who uses which volume now | [`logins`] |
-//! | where requests' time goes | [`stats`], [`trace`] |
+//! | where requests' time goes | [`measured`], [`stats`], [`trace`] |
 
 pub mod device;
 pub mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod logins;
+pub mod measured;
 mod recording;
 pub mod sessions;
 pub mod stats;

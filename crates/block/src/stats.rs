@@ -189,14 +189,17 @@ struct BusyState {
     in_flight: u32,
     /// Of the period that began when `in_flight` left 0.
     since: Option<Instant>,
+    /// When the last period ended.
+    ended: Option<Instant>,
     ended_ns: u64,
 }
 
 impl Busy {
-    fn begin(&self, now: Instant) {
+    /// A request is in flight since a moment that may be past: no time counts twice.
+    fn begin(&self, since: Instant) {
         let mut state = lock(&self.0);
         if state.in_flight == 0 {
-            state.since = Some(now);
+            state.since = Some(state.ended.map_or(since, |ended| ended.max(since)));
         }
         state.in_flight += 1;
     }
@@ -208,6 +211,7 @@ impl Busy {
             && let Some(since) = state.since.take()
         {
             state.ended_ns += nanoseconds(now.saturating_duration_since(since));
+            state.ended = Some(now);
         }
     }
 
@@ -276,22 +280,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What one batch of requests came to that were answered at once.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct BatchCounts {
-    reads: u64,
-    read_bytes: u64,
-    writes: u64,
-    write_bytes: u64,
-}
-
-impl BatchCounts {
-    pub fn read(&mut self, bytes: usize) {
-        self.reads += 1;
-        self.read_bytes += bytes as u64;
-    }
-
-    pub fn write(&mut self, bytes: usize) {
-        self.writes += 1;
-        self.write_bytes += bytes as u64;
-    }
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
 }
 
 #[cfg(test)]
@@ -310,6 +302,10 @@ mod tests {
         busy.begin(at(50));
         busy.end(at(55));
         assert_eq!(busy.total_ns(), 35_000_000);
+        // It was taken while the one before it was in flight.
+        busy.begin(at(52));
+        busy.end(at(60));
+        assert_eq!(busy.total_ns(), 40_000_000);
     }
 
     #[test]

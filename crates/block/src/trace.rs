@@ -4,10 +4,10 @@
 //! that part with [`stage`], without knowing which request it is for; without a span that costs a
 //! look at a thread's variable. Threads that do work for a task get its span with [`carry`].
 //!
-//! What is looked at closely: every request that has to wait; of those that are answered at once,
-//! every [`SAMPLE`]th of a connection, which then counts as so many in the histograms; and with
-//! somebody following, all. Whether somebody follows is one relaxed load for each request.
+//! What is looked at closely, [`crate::measured`] decides: every request that has to wait, some of
+//! those that are answered at once, and with somebody following, all.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -16,12 +16,8 @@ use perigee_model::volume::{StageTime, TracedRequest};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::device::IoError;
 use crate::recording::Recorder;
-use crate::stats::Counters;
 
-/// One of so many requests that are answered at once is measured.
-pub const SAMPLE: u32 = 64;
 /// Somebody who follows and is slow misses requests beyond these.
 const FOLLOWER_REQUESTS_MAX: usize = 4096;
 
@@ -77,6 +73,19 @@ pub struct Span {
 
 tokio::task_local! {
     static CURRENT: Arc<Span>;
+    static QUEUED_SINCE: Cell<Option<Instant>>;
+}
+
+/// Does the work of a request that was taken from its socket at `since`, in another task than that
+/// of its connection.
+pub async fn queued<T>(since: Instant, work: impl Future<Output = T>) -> T {
+    QUEUED_SINCE.scope(Cell::new(Some(since)), work).await
+}
+
+/// When the request that this work is for was taken from its socket. It is told once: only the
+/// first part of the work had to wait for the task.
+pub fn queued_since() -> Option<Instant> {
+    QUEUED_SINCE.try_with(Cell::take).ok().flatten()
 }
 
 impl Span {
@@ -264,36 +273,6 @@ impl Tracing {
     }
 }
 
-/// Picks, of the requests that are answered at once, those that are looked at closely.
-#[derive(Default)]
-pub struct Sampler {
-    requests: u32,
-}
-
-impl Sampler {
-    pub fn measure(
-        &mut self,
-        counters: &Counters,
-        command: &'static str,
-        offset: u64,
-        length: usize,
-        work: impl FnOnce() -> Option<Result<(), IoError>>,
-    ) -> Option<Result<(), IoError>> {
-        self.requests = self.requests.wrapping_add(1);
-        let sampled = self.requests.is_multiple_of(SAMPLE);
-        if !sampled && !counters.tracing.is_followed() {
-            return work();
-        }
-        let span = Span::new(Instant::now());
-        let result = span.enter(work)?;
-        let error = result.as_ref().err().map(ToString::to_string);
-        let length_bytes = length as u64;
-        let ended = Ended { command, offset, length_bytes, at_once: true, error };
-        counters.tracing.end(&span, ended, if sampled { SAMPLE } else { 0 });
-        Some(result)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -342,10 +321,10 @@ mod tests {
             let _timer = stage(Stage::HeadRead);
             std::thread::sleep(std::time::Duration::from_micros(10));
         });
-        tracing.end(&span, ended(), SAMPLE);
+        tracing.end(&span, ended(), 64);
         let read = tracing.histograms().find(|(stage, _)| *stage == Stage::HeadRead);
         let (_, histogram) = read.expect("the stage");
-        assert_eq!(histogram.counts().iter().sum::<u64>(), u64::from(SAMPLE));
+        assert_eq!(histogram.counts().iter().sum::<u64>(), 64);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Answers on their way out: every PDU that a session sends in the full feature phase is made here.
 
 use bytes::Bytes;
+use perigee_block::device::IoError;
 use perigee_block::stream::output::Output;
 
 use super::pdu::{Digests, Head, NO_TAG, flag, response};
@@ -166,14 +167,14 @@ impl Answers {
     }
 
     /// Room for a reply to a read of exactly as many bytes as the initiator expects, filled by
-    /// `fill`, piece by piece. What `fill` says when it does not fill a piece is given back, and
-    /// nothing was added. `None`: there is no room.
-    pub fn fill_data_in<E>(
+    /// `fill`, piece by piece. Nothing was added when `fill` fails or has to wait (`None`), and when
+    /// there is no room (`None` too).
+    pub fn fill_data_in(
         &mut self,
         itt: u32,
         length: usize,
-        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
-    ) -> Option<Result<(), E>> {
+        mut fill: impl FnMut(usize, &mut [u8]) -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
         let (piece, digests) = (self.piece_bytes(), self.digests);
         let total = self.data_in_bytes(length);
         let first = self.first_data_in(itt);
@@ -186,8 +187,8 @@ impl Answers {
             let (pdu, rest) = room.split_at_mut(digests.pdu_bytes(size));
             let (front, back) = pdu.split_at_mut(digests.head_bytes());
             let (data, tail) = back.split_at_mut(size);
-            if let Err(other) = fill(offset, data) {
-                return Some(Err(other));
+            if let Err(error) = fill(offset, data)? {
+                return Some(Err(error));
             }
             let place = Piece { offset, size, number, length, burst_bytes };
             digests.put_head(front, &place.head(first, (0, 0)));

@@ -1,17 +1,19 @@
 //! PDU to effect, at once: answers what needs no waiting, straight from and into the buffers.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use perigee_block::stats::BatchCounts;
+use perigee_block::device::Device;
+use perigee_block::measured::Measured;
 use perigee_block::stream::AT_ONCE_BYTES_MAX;
 use perigee_block::stream::buffers::BUFFER_BYTES;
+use perigee_block::stream::connection::{Exchange, Taken};
 use perigee_block::stream::input::{self, Input};
-use perigee_block::trace::Sampler;
+use perigee_block::stream::output::Output;
 
-use super::ConnectionError;
 use super::answers::Answers;
 use super::execute::Disk;
 use super::pdu::{Head, PduFraming, flag, reject, request};
@@ -22,126 +24,138 @@ use super::scsi::{Outcome, inquiry, report};
 use super::session::{COMMANDS_MAX, Session, Turn};
 use super::tasks::{Ready, Tasks};
 use super::text::OUR_DATA_BYTES_MAX;
-use super::transfer::{Taken, Task, Transfers};
+use super::transfer::{self, Task, Transfers};
+use super::unit::Place;
+use super::{ConnectionError, Shared};
 
 type Frame = input::Frame<Head>;
 
-/// What one PDU costs besides its bytes, in bytes: a turn's work is counted in these.
-const PDU_COST_BYTES: usize = 4 << 10;
-/// After so much work a connection lets others run.
-const TURN_BYTES: usize = 4 << 20;
-
-/// Why a batch ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BatchEnd {
-    /// All whole PDUs are taken.
-    NeedsInput,
-    /// Answers have to be sent, or tasks have to end, before the next one is taken.
-    Full,
-    /// The connection had its turn.
-    TurnOver,
-    /// The initiator has logged out.
-    LoggedOut,
+/// The PDUs of one session.
+pub(super) struct Batch {
+    input: Input<PduFraming>,
+    answers: Answers,
+    tasks: Tasks,
+    transfers: Transfers,
+    requests: Requests,
+    disk: Option<Disk>,
+    /// Who else may end its tasks. A session for discovery has nobody.
+    place: Option<Place>,
+    silence_max: Duration,
 }
 
-pub struct Batch {
-    pub input: Input<PduFraming>,
-    pub answers: Answers,
-    pub tasks: Tasks,
-    pub transfers: Transfers,
-    pub requests: Requests,
-    disk: Option<Disk>,
-    turn_bytes: usize,
-    /// When the PDUs of this batch were taken.
-    taken: Instant,
-    sampler: Sampler,
+impl Exchange for Batch {
+    type Framing = PduFraming;
+    type Error = ConnectionError;
+
+    /// Of long writes each read of the socket brings about one, and sending its answer takes a
+    /// tenth of what it costs.
+    const HELD_BYTES_MAX: usize = 256;
+
+    fn input(&mut self) -> &mut Input<PduFraming> {
+        &mut self.input
+    }
+
+    fn output(&mut self) -> &mut Output {
+        &mut self.answers.output
+    }
+
+    fn device(&self) -> Option<&Measured> {
+        self.disk.as_ref().map(|disk| &*disk.device)
+    }
+
+    fn take(&mut self, frame: Frame, now: Instant) -> Result<Taken, ConnectionError> {
+        self.pdu(frame, now)
+    }
+
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+        let ended = self.tasks.poll_next(cx).map_ok(|ready| self.ended(ready));
+        // Also after those that were aborted, which nobody is told of: writes may have waited.
+        ask_for_data(&mut self.transfers, &self.tasks, &mut self.answers);
+        ended
+    }
+
+    fn is_idle(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    fn panicked() -> ConnectionError {
+        ConnectionError::Panicked("a command".into())
+    }
+
+    fn silence_max(&self) -> Option<Duration> {
+        Some(self.silence_max)
+    }
+
+    fn ask(&mut self) {
+        self.answers.ping(0);
+    }
+
+    /// Another session, or this one, wants this session's tasks to end.
+    fn poll_aborts(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut aborted = false;
+        while let Some(place) = &mut self.place
+            && let Poll::Ready(Some(done)) = place.aborts.poll_recv(cx)
+        {
+            self.transfers.abort_all();
+            self.tasks.abort_all(done);
+            aborted = true;
+        }
+        aborted
+    }
+
+    fn close(&mut self, because: Option<&ConnectionError>) -> bool {
+        self.transfers.abort_all();
+        // What is wrong with its bytes, the initiator is told.
+        because.is_none_or(|error| matches!(error, ConnectionError::Framing(_)))
+    }
 }
 
 impl Batch {
-    pub fn new(session: &Session, requests: Requests) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        session: Session,
+        attached: Option<(Disk, Place)>,
+    ) -> Self {
         let digests = session.digests();
         let framing = PduFraming { digests, data_bytes_max: OUR_DATA_BYTES_MAX };
         let answers = Answers {
-            output: Default::default(),
+            output: Output::default(),
             numbers: session.numbers,
             digests,
             parameters: session.parameters,
             descriptor_sense: false,
         };
+        let silence_max = shared.silence_max;
+        let (disk, place) = attached.unzip();
         Self {
             input: Input::new(framing),
             answers,
             tasks: Tasks::default(),
             transfers: Transfers::new(session.parameters),
-            requests,
-            disk: session.disk().cloned(),
-            turn_bytes: TURN_BYTES,
-            taken: Instant::now(),
-            sampler: Sampler::default(),
+            requests: Requests::new(shared, session.client, session.portal),
+            disk,
+            place,
+            silence_max,
         }
-    }
-
-    pub fn new_turn(&mut self) {
-        self.turn_bytes = TURN_BYTES;
-    }
-
-    /// Takes whole PDUs from the input and answers or starts them.
-    ///
-    /// # Errors
-    /// When the input is not iSCSI, or the device panicked.
-    pub fn run(&mut self) -> Result<BatchEnd, ConnectionError> {
-        let Some(first) = self.input.first()? else { return Ok(BatchEnd::NeedsInput) };
-        let counters = self.disk.as_ref().map(|disk| disk.counters.clone());
-        self.taken = counters.as_ref().map_or_else(Instant::now, |counters| counters.begin_batch());
-        let mut counts = BatchCounts::default();
-        // A panic must not close the socket before the connection is drained.
-        let end = catch_unwind(AssertUnwindSafe(|| self.take_all(first, &mut counts)));
-        if let Some(counters) = counters {
-            counters.end_batch(self.taken, &counts);
-        }
-        end.unwrap_or_else(|_| Err(ConnectionError::Panicked("a command".into())))
-    }
-
-    fn take_all(
-        &mut self,
-        first: Frame,
-        counts: &mut BatchCounts,
-    ) -> Result<BatchEnd, ConnectionError> {
-        let mut next = Some(first);
-        while let Some(frame) = next {
-            if let Some(end) = self.one(frame, counts)? {
-                return Ok(end);
-            }
-            next = self.input.first()?;
-        }
-        Ok(BatchEnd::NeedsInput)
     }
 
     /// Takes one PDU, or says why not.
-    fn one(
-        &mut self,
-        frame: Frame,
-        counts: &mut BatchCounts,
-    ) -> Result<Option<BatchEnd>, ConnectionError> {
-        if self.turn_bytes == 0 {
-            return Ok(Some(BatchEnd::TurnOver));
-        }
+    fn pdu(&mut self, frame: Frame, now: Instant) -> Result<Taken, ConnectionError> {
         let head = frame.head;
         let starts = matches!(head.opcode(), request::SCSI_COMMAND | request::TEXT);
         // Pings and task management are taken as long as their answers are.
         if !self.answers.output.accepts() || starts && self.tasks.is_full() {
-            return Ok(Some(BatchEnd::Full));
+            return Ok(Taken::Full);
         }
         if head.opcode() == request::SCSI_COMMAND {
             if !self.has_room(&head) {
-                return Ok(Some(BatchEnd::Full));
+                return Ok(Taken::Full);
             }
             // What was granted does not bound these.
             if head.is_immediate() && self.open() >= COMMANDS_MAX as usize {
                 self.answers.reject(reject::TOO_MANY_IMMEDIATE, &head);
                 self.input.skip(frame);
-                self.turn_bytes = self.turn_bytes.saturating_sub(PDU_COST_BYTES);
-                return Ok(None);
+                return Ok(Taken::Done { cost_bytes: 0 });
             }
         }
         let mut cost_bytes = head.data_bytes() as usize;
@@ -150,7 +164,7 @@ impl Batch {
                 Turn::Now => self.answers.numbers.take(head.is_immediate()),
                 Turn::Never => {
                     self.input.skip(frame);
-                    return Ok(None);
+                    return Ok(Taken::Done { cost_bytes: 0 });
                 }
                 Turn::Gap => return Err(ConnectionError::Protocol("a command is missing")),
             }
@@ -169,9 +183,7 @@ impl Batch {
             answers: &mut self.answers,
             tasks: &mut self.tasks,
             transfers: &mut self.transfers,
-            sampler: &mut self.sampler,
-            counts,
-            taken: self.taken,
+            now,
         };
         let mut logged_out = false;
         match head.opcode() {
@@ -182,13 +194,7 @@ impl Batch {
         self.input.skip(frame);
         let open = self.open();
         self.answers.numbers.grant(open);
-        self.turn_bytes = self.turn_bytes.saturating_sub(PDU_COST_BYTES + cost_bytes);
-        Ok(logged_out.then_some(BatchEnd::LoggedOut))
-    }
-
-    /// To be called when tasks have ended: writes may have waited for that.
-    pub fn ask_for_data(&mut self) {
-        ask_for_data(&mut self.transfers, &self.tasks, &mut self.answers);
+        Ok(if logged_out { Taken::Goodbye } else { Taken::Done { cost_bytes } })
     }
 
     /// Commands that are not answered yet.
@@ -206,7 +212,7 @@ impl Batch {
     }
 
     /// Adds the answer to what has ended.
-    pub fn ended(&mut self, ready: Ready) {
+    fn ended(&mut self, ready: Ready) {
         // There is room for one more command now, and the answer says so.
         self.answers.numbers.grant(self.open());
         match ready {
@@ -241,9 +247,8 @@ pub struct Work<'a> {
     pub answers: &'a mut Answers,
     pub tasks: &'a mut Tasks,
     pub transfers: &'a mut Transfers,
-    sampler: &'a mut Sampler,
-    counts: &'a mut BatchCounts,
-    taken: Instant,
+    /// When the batch began.
+    now: Instant,
 }
 
 impl Work<'_> {
@@ -281,7 +286,7 @@ impl Work<'_> {
             }
             Ok(command) => match disk.answer_now(&command, blocks) {
                 Some(outcome) => self.answers.outcome(&task(command), outcome),
-                None => self.tasks.start(disk, task(command), Bytes::new(), self.taken),
+                None => self.tasks.start(disk, task(command), Bytes::new(), self.now),
             },
             Err(outcome) => {
                 self.answers.descriptor_sense = disk.unit.settings().descriptor_sense;
@@ -297,19 +302,17 @@ impl Work<'_> {
             self.answers.outcome(&task, Outcome::DONE);
             return 0;
         }
-        let Self { answers, sampler, taken, .. } = self;
-        let filled = answers.fill_data_in(task.itt, length, |at, piece| {
-            let (offset, size) = (range.offset + at as u64, piece.len());
-            let read = || disk.device.try_read(offset, piece);
-            let tried = sampler.measure(&disk.counters, "read", offset, size, read);
-            tried.map_or(Err(None), |result| result.map_err(Some))
-        });
-        match filled {
-            Some(Ok(())) => self.counts.read(length),
-            Some(Err(Some(error))) => {
+        let read = |device: &dyn Device| {
+            self.answers.fill_data_in(task.itt, length, |at, piece| {
+                device.try_read(range.offset + at as u64, piece)
+            })
+        };
+        match disk.device.try_read_into(range.offset, length, read) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
                 self.answers.outcome(&task, Sense::of(&error, false).into());
             }
-            Some(Err(None)) | None => self.tasks.start(disk, task, Bytes::new(), *taken),
+            None => self.tasks.start(disk, task, Bytes::new(), self.now),
         }
         length
     }
@@ -333,11 +336,11 @@ impl Work<'_> {
         self.transferred(disk, taken);
     }
 
-    fn transferred(&mut self, disk: &Disk, taken: Taken) {
+    fn transferred(&mut self, disk: &Disk, taken: transfer::Taken) {
         match taken {
-            Taken::Part | Taken::Unknown => {}
-            Taken::Whole(task, data) => self.gathered(disk, task, Cow::Owned(data)),
-            Taken::Misfit(task) => self.answers.outcome(&task, Sense::DATA_PHASE.into()),
+            transfer::Taken::Part | transfer::Taken::Unknown => {}
+            transfer::Taken::Whole(task, data) => self.gathered(disk, task, Cow::Owned(data)),
+            transfer::Taken::Misfit(task) => self.answers.outcome(&task, Sense::DATA_PHASE.into()),
         }
         self.ask_for_data();
     }
@@ -355,7 +358,7 @@ impl Work<'_> {
         if !self.write_now(disk, &task, &data[..length]) {
             let mut data = Bytes::from(data.into_owned());
             data.truncate(length);
-            self.tasks.start(disk, task, data, self.taken);
+            self.tasks.start(disk, task, data, self.now);
         }
     }
 
@@ -365,16 +368,9 @@ impl Work<'_> {
         if data.len() > AT_ONCE_BYTES_MAX {
             return false;
         }
-        let write = || disk.try_write(range, data);
-        let (counters, length) = (&disk.counters, data.len());
-        let tried = self.sampler.measure(counters, "write", range.offset, length, write);
-        let Some(result) = tried else { return false };
-        counters.note(&result);
+        let Some(result) = disk.try_write(range, data) else { return false };
         match result {
-            Ok(()) => {
-                self.counts.write(length);
-                self.answers.outcome(task, Outcome::DONE);
-            }
+            Ok(()) => self.answers.outcome(task, Outcome::DONE),
             Err(error) => self.answers.outcome(task, Sense::of(&error, true).into()),
         }
         true

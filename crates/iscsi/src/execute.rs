@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use perigee_block::device::{Device, IoError, Zeroing};
-use perigee_block::stats::Counters;
+use perigee_block::measured::Measured;
 
 use super::scsi::command::{Command, Compare, Range};
 use super::scsi::reservations::Out;
@@ -25,9 +25,8 @@ const PATTERN_BYTES: u64 = 1 << 20;
 pub struct Disk {
     pub unit: Arc<Unit>,
     pub nexus: Arc<Nexus>,
-    pub device: Arc<dyn Device>,
+    pub device: Arc<Measured>,
     pub read_only: bool,
-    pub counters: Arc<Counters>,
 }
 
 impl Disk {
@@ -159,9 +158,6 @@ impl Disk {
             // Answered at once, or not known: never taken for done.
             _ => Ok(Sense::INVALID_OPCODE.into()),
         };
-        if writes {
-            self.counters.note(&done.as_ref().map(|_| ()).map_err(Clone::clone));
-        }
         done.unwrap_or_else(|error| Sense::of(&error, writes).into())
     }
 

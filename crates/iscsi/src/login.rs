@@ -7,8 +7,11 @@
 //! Whoever has not proved who it is learns nothing of targets: only after the proof is it looked at
 //! whether the target is there and is for this initiator. If not, the answer is the same for both.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use perigee_block::exports::Opener;
+use perigee_block::measured::Measured;
 use perigee_model::ProblemKind;
 use perigee_model::client::Over;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -320,9 +323,8 @@ impl<'a> Login<'a> {
         let disk = Disk {
             unit: place.unit.clone(),
             nexus: place.nexus.clone(),
-            device: opened.device,
+            device: Arc::new(Measured::new(opened.device, opened.counters)),
             read_only: opened.read_only,
-            counters: opened.counters,
         };
         let initiator = self.initiator.as_deref().unwrap_or_default();
         let peer = format!("{initiator} at {}", self.peer);

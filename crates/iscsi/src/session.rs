@@ -44,10 +44,6 @@ impl Session {
         let Parameters { header_digest, data_digest, .. } = self.parameters;
         Digests { header: header_digest, data: data_digest }
     }
-
-    pub fn disk(&self) -> Option<&Disk> {
-        self.attached.as_ref().map(|attached| &attached.disk)
-    }
 }
 
 /// Whether a PDU's number lets it be taken now.

@@ -10,8 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use perigee_block::stats::Kind;
-use perigee_block::trace::{Ended, Span, Stage};
+use perigee_block::trace;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinSet;
 
@@ -130,7 +129,7 @@ impl Tasks {
                 0 => None,
                 _ => room.acquire_many_owned(units).await.ok(),
             };
-            let outcome = follow(&disk, &command, data, since).await;
+            let outcome = trace::queued(since, disk.execute(command, data)).await;
             Ending::Command { number, task, outcome, _room: room }
         });
     }
@@ -201,36 +200,5 @@ impl Tasks {
         }
         self.waiters.retain(|waiter| !waiter.numbers.is_empty());
         (!running.aborted).then_some(outcome)
-    }
-}
-
-async fn follow(disk: &Disk, command: &Command, data: Bytes, since: Instant) -> Outcome {
-    let carried = data.len();
-    let mut timer = kind(command).map(|kind| disk.counters.time(kind, since));
-    let span = Span::new(since);
-    span.add(Stage::Queue, since);
-    let outcome = span.follow(disk.execute(*command, data)).await;
-    if let (Some(timer), Outcome::Good(data)) = (&mut timer, &outcome) {
-        timer.carried(carried + data.len());
-    }
-    drop(timer);
-    let error = match &outcome {
-        Outcome::Good(_) => None,
-        other => Some(format!("{other:?}")),
-    };
-    let (offset, length_bytes) =
-        command.range().map_or((0, 0), |range| (range.offset, range.length_bytes));
-    let ended = Ended { command: command.name(), offset, length_bytes, at_once: false, error };
-    disk.counters.tracing.end(&span, ended, 1);
-    outcome
-}
-
-/// What a command counts as.
-fn kind(command: &Command) -> Option<Kind> {
-    match command {
-        Command::Read { .. } | Command::Verify { .. } => Some(Kind::Read),
-        Command::SynchronizeCache | Command::StartStop { .. } => Some(Kind::Flush),
-        command if command.writes() => Some(Kind::Write),
-        _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! What the block protocols share below their frames: listening, the turns of a
+//! What the block protocols share below their frames: listening, the driver of a
 //! connection, sockets, and buffers towards and from them.
 //!
 //! A connection reads whatever its socket has with one call, and sends many answers with one. It
@@ -9,7 +9,7 @@ pub const AT_ONCE_BYTES_MAX: usize = 1 << 20;
 
 pub mod accept;
 pub mod buffers;
+pub mod connection;
 pub mod input;
 pub mod output;
 pub mod socket;
-pub mod turns;

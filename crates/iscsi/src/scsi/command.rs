@@ -429,34 +429,6 @@ impl Command {
                 | Self::Unmap { .. }
         )
     }
-
-    /// As traces call it; they have one word for each kind, whatever the protocol.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Read { .. } | Self::Verify { .. } => "read",
-            Self::Unmap { .. } | Self::WriteSame { unmap: true, .. } => "zero",
-            command if command.writes() => "write",
-            Self::SynchronizeCache | Self::StartStop { .. } => "flush",
-            Self::Prefetch { .. } => "cache",
-            Self::LbaStatus { .. } => "status",
-            _ => "other",
-        }
-    }
-
-    /// The bytes of the volume that it is about, where that is one range.
-    pub fn range(&self) -> Option<Range> {
-        match *self {
-            Self::Read { range, .. }
-            | Self::Write { range, .. }
-            | Self::WriteVerify { range, .. }
-            | Self::Verify { range, .. }
-            | Self::WriteSame { range, .. }
-            | Self::CompareAndWrite { range, .. }
-            | Self::OrWrite { range, .. }
-            | Self::Prefetch { range, .. } => Some(range),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

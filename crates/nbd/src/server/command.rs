@@ -20,19 +20,6 @@ pub enum Command {
     Cache { offset: u64, length_bytes: u64 },
 }
 
-impl Command {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read { .. } => "read",
-            Self::Write { .. } => "write",
-            Self::Flush => "flush",
-            Self::Zero { .. } => "zero",
-            Self::Status { .. } => "status",
-            Self::Cache { .. } => "cache",
-        }
-    }
-}
-
 /// What a refusal depends on besides the request and the export's size.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {

@@ -1,109 +1,83 @@
 //! Command to effect, at once: answers what needs no waiting, straight from and into the buffers.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
 use perigee_block::device::Device;
-use perigee_block::stats::{BatchCounts, Counters};
+use perigee_block::measured::Measured;
+use perigee_block::stream::AT_ONCE_BYTES_MAX;
+use perigee_block::stream::connection::{Exchange, Taken};
+use perigee_block::stream::input::{self, Input};
 use perigee_block::stream::output::Output;
-use perigee_block::stream::{AT_ONCE_BYTES_MAX, input};
-use perigee_block::trace::Sampler;
 
 use super::super::super::wire::{Answer, AnswerTo, Dialect, Request, command};
 use super::super::ConnectionError;
 use super::super::command::{Command, Refusal, Rules, check};
 use super::waiting::{Waiting, refusal};
 
-/// What one request costs besides its bytes, in bytes: a turn's work is counted in these.
-const REQUEST_COST_BYTES: usize = 4 << 10;
-/// After so much work a connection lets others run.
-const TURN_BYTES: usize = 4 << 20;
-
-type Input = input::Input<Dialect>;
 type Frame = input::Frame<Request>;
 
-/// Why a batch ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BatchEnd {
-    /// All whole requests are taken.
-    NeedsInput,
-    /// Replies have to be sent, or requests have to end, before the next one is taken.
-    Full,
-    /// The connection had its turn.
-    TurnOver,
-    /// The client said goodbye.
-    Disconnect,
+/// The requests of one connection.
+pub(super) struct Requests {
+    device: Arc<Measured>,
+    rules: Rules,
+    input: Input<Dialect>,
+    output: Output,
+    waiting: Waiting,
 }
 
-pub struct Batch {
-    pub device: Arc<dyn Device>,
-    pub counters: Arc<Counters>,
-    pub rules: Rules,
-    pub input: Input,
-    pub output: Output,
-    pub waiting: Waiting,
-    /// What is left of this turn.
-    turn_bytes: usize,
-    /// When the requests of this batch were taken.
-    taken: Instant,
-    sampler: Sampler,
+impl Exchange for Requests {
+    type Framing = Dialect;
+    type Error = ConnectionError;
+
+    fn input(&mut self) -> &mut Input<Dialect> {
+        &mut self.input
+    }
+
+    fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+
+    fn device(&self) -> Option<&Measured> {
+        Some(&self.device)
+    }
+
+    fn take(&mut self, frame: Frame, now: Instant) -> Result<Taken, ConnectionError> {
+        Ok(self.request(frame, now))
+    }
+
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+        let reply = ready!(self.waiting.poll_next(cx))?;
+        self.output.push(reply.head, reply.payload);
+        Poll::Ready(Ok(()))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn panicked() -> ConnectionError {
+        ConnectionError::Panicked("a request".into())
+    }
 }
 
-impl Batch {
-    pub fn new(device: Arc<dyn Device>, counters: Arc<Counters>, rules: Rules) -> Self {
-        let waiting = Waiting::new(device.clone(), counters.clone(), rules.dialect);
+impl Requests {
+    pub fn new(device: Measured, rules: Rules) -> Self {
+        let device = Arc::new(device);
+        let waiting = Waiting::new(device.clone(), rules.dialect);
         let (input, output) = (Input::new(rules.dialect), Output::default());
-        let (turn_bytes, taken) = (TURN_BYTES, Instant::now());
-        let sampler = Sampler::default();
-        Self { device, counters, rules, input, output, waiting, turn_bytes, taken, sampler }
+        Self { device, rules, input, output, waiting }
     }
 
-    pub fn new_turn(&mut self) {
-        self.turn_bytes = TURN_BYTES;
-    }
-
-    /// Takes whole requests from the input and answers or starts them.
-    ///
-    /// # Errors
-    /// When the input is not NBD, or the device panicked.
-    pub fn run(&mut self) -> Result<BatchEnd, ConnectionError> {
-        let Some(first) = self.input.first()? else { return Ok(BatchEnd::NeedsInput) };
-        self.taken = self.counters.begin_batch();
-        let mut counts = BatchCounts::default();
-        // A panic must not close the socket before the connection is drained.
-        let end = catch_unwind(AssertUnwindSafe(|| self.take_all(first, &mut counts)));
-        self.counters.end_batch(self.taken, &counts);
-        end.unwrap_or_else(|_| Err(ConnectionError::Panicked("a request".into())))
-    }
-
-    fn take_all(
-        &mut self,
-        first: Frame,
-        counts: &mut BatchCounts,
-    ) -> Result<BatchEnd, ConnectionError> {
-        let mut next = Some(first);
-        while let Some(frame) = next {
-            if let Some(end) = self.one(frame, counts) {
-                return Ok(end);
-            }
-            next = self.input.first()?;
-        }
-        Ok(BatchEnd::NeedsInput)
-    }
-
-    /// Takes one request, or says why not.
-    fn one(&mut self, frame: Frame, counts: &mut BatchCounts) -> Option<BatchEnd> {
+    fn request(&mut self, frame: Frame, now: Instant) -> Taken {
         let request = frame.head;
         if request.command == command::DISCONNECT {
-            return Some(BatchEnd::Disconnect);
-        }
-        if self.turn_bytes == 0 {
-            return Some(BatchEnd::TurnOver);
+            return Taken::Goodbye;
         }
         if self.waiting.is_full() || !self.output.accepts() {
-            return Some(BatchEnd::Full);
+            return Taken::Full;
         }
         let to = AnswerTo { cookie: request.cookie, offset: request.offset };
         let cost_bytes = match check(&request, &self.rules, self.device.size_bytes()) {
@@ -119,110 +93,82 @@ impl Batch {
                 0
             }
             Ok(command @ Command::Read { length_bytes, .. }) => {
-                if !self.read(to, command, length_bytes as usize, counts) {
-                    return Some(BatchEnd::Full);
+                if !self.read(to, command, length_bytes as usize, now) {
+                    return Taken::Full;
                 }
                 self.input.skip(frame);
                 length_bytes as usize
             }
-            Ok(command @ Command::Write { .. }) => self.write(to, command, frame, counts),
+            Ok(command @ Command::Write { .. }) => self.write(to, command, frame, now),
             Ok(command) => {
                 self.input.skip(frame);
-                self.waiting.start(to, command, Bytes::new(), self.taken);
+                self.waiting.start(to, command, Bytes::new(), now);
                 0
             }
         };
-        self.turn_bytes = self.turn_bytes.saturating_sub(REQUEST_COST_BYTES + cost_bytes);
-        None
+        Taken::Done { cost_bytes }
     }
 
     /// False when there is no room for the data now.
-    fn read(
-        &mut self,
-        to: AnswerTo,
-        command: Command,
-        length: usize,
-        counts: &mut BatchCounts,
-    ) -> bool {
+    fn read(&mut self, to: AnswerTo, command: Command, length: usize, now: Instant) -> bool {
         let dialect = self.rules.dialect;
         let head_bytes = dialect.data_head_bytes();
         let Some(room) = self.output.room(head_bytes + length) else {
             let begins = self.output.is_empty();
             if begins {
-                self.read_long(to, command, length, counts);
+                self.read_long(to, command, length, now);
             }
             return begins;
         };
         let (mut head, data) = room.split_at_mut(head_bytes);
-        let read = || self.device.try_read(to.offset, data);
-        match self.sampler.measure(&self.counters, command.name(), to.offset, length, read) {
+        match self.device.try_read(to.offset, data) {
             Some(Ok(())) => {
                 dialect.put_data_head(&mut head, to, length);
                 self.output.commit(head_bytes + length);
-                counts.read(length);
             }
             Some(Err(error)) => self.answer(to, refusal(&error)),
-            None => self.waiting.start(to, command, Bytes::new(), self.taken),
+            None => self.waiting.start(to, command, Bytes::new(), now),
         }
         true
     }
 
     /// A read that does not fit the output's buffer.
-    fn read_long(
-        &mut self,
-        to: AnswerTo,
-        command: Command,
-        length: usize,
-        counts: &mut BatchCounts,
-    ) {
+    fn read_long(&mut self, to: AnswerTo, command: Command, length: usize, now: Instant) {
         let mut data = Vec::new();
-        let read = || {
-            if length > AT_ONCE_BYTES_MAX {
-                return None;
-            }
+        let tried = if length > AT_ONCE_BYTES_MAX {
+            None
+        } else {
             data = vec![0; length];
             self.device.try_read(to.offset, &mut data)
         };
-        match self.sampler.measure(&self.counters, command.name(), to.offset, length, read) {
+        match tried {
             Some(Ok(())) => {
                 self.answer(to, Answer::Data { offset: to.offset, data: data.into() });
-                counts.read(length);
             }
             Some(Err(error)) => self.answer(to, refusal(&error)),
-            None => self.waiting.start(to, command, Bytes::new(), self.taken),
+            None => self.waiting.start(to, command, Bytes::new(), now),
         }
     }
 
     /// The bytes that were written or are being written.
-    fn write(
-        &mut self,
-        to: AnswerTo,
-        command: Command,
-        frame: Frame,
-        counts: &mut BatchCounts,
-    ) -> usize {
+    fn write(&mut self, to: AnswerTo, command: Command, frame: Frame, now: Instant) -> usize {
         let payload = self.input.payload(&frame);
         let length = payload.len();
         let tried = match command {
             _ if payload.is_empty() => Some(Ok(())),
             Command::Write { fua: false, .. } if length <= AT_ONCE_BYTES_MAX => {
-                let write = || self.device.try_write(to.offset, payload);
-                self.sampler.measure(&self.counters, command.name(), to.offset, length, write)
+                self.device.try_write(to.offset, payload)
             }
             _ => None,
         };
         let Some(result) = tried else {
             let payload = self.input.take(frame);
-            self.waiting.start(to, command, payload, self.taken);
+            self.waiting.start(to, command, payload, now);
             return length;
         };
         self.input.skip(frame);
-        self.counters.note(&result);
         match result {
-            Ok(()) => {
-                counts.write(length);
-                self.done(to);
-            }
+            Ok(()) => self.done(to),
             Err(error) => self.answer(to, refusal(&error)),
         }
         length

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use perigee_block::device::{Device, IoError};
-use perigee_block::stats::{Counters, Kind, Timer};
-use perigee_block::trace::{Ended, Span, Stage};
+use perigee_block::measured::Measured;
+use perigee_block::trace;
 use tokio::task::JoinSet;
 
 use super::super::super::wire::{Answer, AnswerTo, Dialect, Errno};
@@ -27,16 +27,15 @@ pub struct Reply {
 }
 
 pub struct Waiting {
-    device: Arc<dyn Device>,
-    counters: Arc<Counters>,
+    device: Arc<Measured>,
     dialect: Dialect,
     tasks: JoinSet<Reply>,
     payload_bytes: usize,
 }
 
 impl Waiting {
-    pub fn new(device: Arc<dyn Device>, counters: Arc<Counters>, dialect: Dialect) -> Self {
-        Self { device, counters, dialect, tasks: JoinSet::new(), payload_bytes: 0 }
+    pub fn new(device: Arc<Measured>, dialect: Dialect) -> Self {
+        Self { device, dialect, tasks: JoinSet::new(), payload_bytes: 0 }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -54,23 +53,10 @@ impl Waiting {
             _ => payload.len(),
         };
         self.payload_bytes += share_bytes;
-        let (device, counters) = (self.device.clone(), self.counters.clone());
-        let dialect = self.dialect;
-        let mut timer = kind(command).map(|kind| counters.time(kind, since));
-        let length_bytes = length_bytes(command, payload.len());
+        let (device, dialect) = (self.device.clone(), self.dialect);
         self.tasks.spawn(async move {
-            let span = Span::new(since);
-            span.add(Stage::Queue, since);
-            let work = execute(&*device, &counters, &mut timer, command, payload);
-            let answer = span.follow(work).await;
-            drop(timer);
-            let error = match &answer {
-                Answer::Error(_, text) => Some(text.clone()),
-                _ => None,
-            };
-            let (command, offset) = (command.name(), to.offset);
-            let ended = Ended { command, offset, length_bytes, at_once: false, error };
-            counters.tracing.end(&span, ended, 1);
+            let work = execute(&*device, command, payload);
+            let answer = trace::queued(since, work).await.unwrap_or_else(|error| refusal(&error));
             let (head, payload) = dialect.encode_answer(to, answer);
             Reply { head, payload, share_bytes }
         });
@@ -95,65 +81,24 @@ impl Waiting {
     }
 }
 
-async fn execute(
-    device: &dyn Device,
-    counters: &Counters,
-    timer: &mut Option<Timer>,
-    command: Command,
-    payload: Bytes,
-) -> Answer {
-    let carried_bytes = payload.len();
-    let result = match command {
+async fn execute(device: &dyn Device, command: Command, payload: Bytes) -> Result<Answer, IoError> {
+    match command {
         Command::Read { offset, length_bytes } => {
-            device.read(offset, length_bytes).await.map(|data| Answer::Data { offset, data })
-        }
-        Command::Write { offset, fua } => done(counters, device.write(offset, payload, fua).await),
-        Command::Flush => done(counters, device.flush().await),
-        Command::Zero { offset, length_bytes, how, fua } => {
-            done(counters, device.zero(offset, length_bytes, how, fua).await)
+            let data = device.read(offset, length_bytes).await?;
+            return Ok(Answer::Data { offset, data });
         }
         Command::Status { offset, length_bytes, only_one, contexts } => {
-            let told = describe(device, contexts, offset, length_bytes, only_one).await;
-            told.map(Answer::Status)
+            let told = describe(device, contexts, offset, length_bytes, only_one).await?;
+            return Ok(Answer::Status(told));
         }
-        Command::Cache { offset, length_bytes } => {
-            device.prefetch(offset, length_bytes).await.map(|()| Answer::Done)
+        Command::Write { offset, fua } => device.write(offset, payload, fua).await?,
+        Command::Flush => device.flush().await?,
+        Command::Zero { offset, length_bytes, how, fua } => {
+            device.zero(offset, length_bytes, how, fua).await?;
         }
-    };
-    if let (Some(timer), Ok(answer)) = (timer, &result) {
-        timer.carried(if let Answer::Data { data, .. } = answer {
-            data.len()
-        } else {
-            carried_bytes
-        });
+        Command::Cache { offset, length_bytes } => device.prefetch(offset, length_bytes).await?,
     }
-    result.unwrap_or_else(|error| refusal(&error))
-}
-
-fn done(counters: &Counters, result: Result<(), IoError>) -> Result<Answer, IoError> {
-    counters.note(&result);
-    result.map(|()| Answer::Done)
-}
-
-fn length_bytes(command: Command, payload: usize) -> u64 {
-    match command {
-        Command::Read { length_bytes, .. } => length_bytes.into(),
-        Command::Write { .. } => payload as u64,
-        Command::Flush => 0,
-        Command::Zero { length_bytes, .. }
-        | Command::Status { length_bytes, .. }
-        | Command::Cache { length_bytes, .. } => length_bytes,
-    }
-}
-
-/// What a command counts as.
-fn kind(command: Command) -> Option<Kind> {
-    match command {
-        Command::Read { .. } => Some(Kind::Read),
-        Command::Write { .. } | Command::Zero { .. } => Some(Kind::Write),
-        Command::Flush => Some(Kind::Flush),
-        Command::Status { .. } | Command::Cache { .. } => None,
-    }
+    Ok(Answer::Done)
 }
 
 pub fn refusal(error: &IoError) -> Answer {
