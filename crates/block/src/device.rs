@@ -81,7 +81,13 @@ pub enum Zeroing {
     FreeSpace,
 }
 
-/// A block device. Requests within the device's size only: the protocol's edge checks that.
+/// Whether a range lies within a device. All three have the same unit.
+pub fn is_within(size: u64, offset: u64, length: u64) -> bool {
+    offset.checked_add(length).is_some_and(|end| end <= size)
+}
+
+/// A block device. Requests within the device's size only: the protocol checks that with
+/// [`is_within`] before it asks. A device whose size can change looks again when it has it fixed.
 ///
 /// Requests may run at the same time. A read that overlaps a write in flight sees old or new
 /// bytes, sector by sector; anything else sees the last completed write.
@@ -153,4 +159,16 @@ pub trait Device: Send + Sync + 'static {
 
     /// Nobody waits for answers any more: requests that wait for another host fail now.
     fn hang_up(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_ends_within_its_device_and_never_overflows() {
+        assert!(is_within(4096, 0, 4096) && is_within(4096, 4096, 0) && is_within(0, 0, 0));
+        assert!(!is_within(4096, 1, 4096) && !is_within(4096, 4097, 0));
+        assert!(!is_within(u64::MAX, u64::MAX, 1));
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
-use perigee_block::device::{Device, IoError, Zeroing};
+use perigee_block::device::{Device, IoError, Zeroing, is_within};
 use perigee_block::measured::Measured;
 
 use super::scsi::command::{Command, Compare, Range};
@@ -298,8 +298,7 @@ fn unmap_ranges(list: &[u8], size_bytes: u64) -> Result<Vec<Range>, Sense> {
     for descriptor in descriptors.chunks_exact(RANGE_BYTES) {
         let first = u64::from_be_bytes(descriptor[..8].try_into().expect("eight"));
         let count = u32::from_be_bytes(descriptor[8..12].try_into().expect("four"));
-        let end = first.checked_add(count.into());
-        if end.is_none_or(|end| end > size_bytes / BLOCK_BYTES) {
+        if !is_within(size_bytes / BLOCK_BYTES, first, count.into()) {
             return Err(Sense::LBA_OUT_OF_RANGE);
         }
         if count > 0 {

@@ -68,7 +68,7 @@ pub use work::{StopOnDrop, Work};
 
 use std::sync::{Arc, Mutex};
 
-use perigee_block::device::IoError;
+use perigee_block::device::{IoError, is_within};
 use perigee_block::trace;
 use tokio::task::JoinHandle;
 
@@ -99,12 +99,12 @@ fn spawn(work: Box<dyn FnOnce() + Send>) -> JoinHandle<()> {
     tokio::task::spawn_blocking(work)
 }
 
-/// Refuses a range that does not lie within the device.
+/// Refuses a range that does not lie within a volume: it may have become smaller since the protocol
+/// looked.
 fn check_range(size_bytes: u64, offset: u64, length_bytes: u64) -> Result<(), IoError> {
-    match offset.checked_add(length_bytes) {
-        Some(end) if end <= size_bytes => Ok(()),
-        _ => Err(IoError::Invalid(format!(
-            "{length_bytes} bytes at {offset} of a device of {size_bytes}"
-        ))),
+    if is_within(size_bytes, offset, length_bytes) {
+        return Ok(());
     }
+    let why = format!("{length_bytes} bytes at {offset} of a volume of {size_bytes}");
+    Err(IoError::Invalid(why))
 }

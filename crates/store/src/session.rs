@@ -244,7 +244,7 @@ impl Device for Session {
     }
 }
 
-/// A sealed layer with its chain, read-only.
+/// A sealed layer with its chain, read-only. Its size never changes.
 pub(super) struct SealedDevice {
     pub(super) size_bytes: u64,
     pub(super) layers: Arc<Sealed>,
@@ -266,17 +266,11 @@ impl Device for SealedDevice {
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        Box::pin(async move {
-            check_range(self.size_bytes, offset, length_bytes.into())?;
-            self.chain().plan(offset, length_bytes).read(&self.layers).await
-        })
+        Box::pin(async move { self.chain().plan(offset, length_bytes).read(&self.layers).await })
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
-        match check_range(self.size_bytes, offset, buffer.len() as u64) {
-            Ok(()) => self.chain().try_read(offset, buffer),
-            Err(error) => Some(Err(error)),
-        }
+        self.chain().try_read(offset, buffer)
     }
 
     fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
@@ -296,10 +290,7 @@ impl Device for SealedDevice {
         offset: u64,
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        Box::pin(async move {
-            check_range(self.size_bytes, offset, length_bytes)?;
-            self.chain().extents(offset, length_bytes).await
-        })
+        Box::pin(async move { self.chain().extents(offset, length_bytes).await })
     }
 
     fn origins(
@@ -307,10 +298,7 @@ impl Device for SealedDevice {
         offset: u64,
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<OriginRun>, IoError>> {
-        Box::pin(async move {
-            check_range(self.size_bytes, offset, length_bytes)?;
-            Ok(self.chain().origins(offset, length_bytes))
-        })
+        Box::pin(async move { Ok(self.chain().origins(offset, length_bytes)) })
     }
 }
 
@@ -327,7 +315,6 @@ impl Device for SumsDevice {
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         Box::pin(async move {
-            check_range(self.size_bytes, offset, length_bytes.into())?;
             let length = index(length_bytes.into());
             Ok(cold::read(Arc::clone(&self.file), offset, length).await?.into())
         })

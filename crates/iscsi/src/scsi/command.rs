@@ -1,5 +1,7 @@
 //! Bytes of a command to what it asks for, or why it is refused (SBC-3, SPC-4). Pure.
 
+use perigee_block::device::is_within;
+
 use super::opcodes::{self, op};
 use super::reservations::PERSISTENT_OUT_BYTES;
 use super::sense::Sense;
@@ -213,12 +215,10 @@ impl Bytes<'_> {
     }
 
     fn range_of(&self, first: u64, count: u64) -> Result<Range, Sense> {
-        match first.checked_add(count) {
-            Some(end) if end <= self.blocks => {
-                Ok(Range { offset: first * BLOCK_BYTES, length_bytes: count * BLOCK_BYTES })
-            }
-            _ => Err(Sense::LBA_OUT_OF_RANGE),
+        if !is_within(self.blocks, first, count) {
+            return Err(Sense::LBA_OUT_OF_RANGE);
         }
+        Ok(Range { offset: first * BLOCK_BYTES, length_bytes: count * BLOCK_BYTES })
     }
 
     fn range(&self) -> Result<Range, Sense> {

@@ -1,6 +1,6 @@
 //! Frame to command: what a request asks for, or why it is refused. Pure.
 
-use perigee_block::device::Zeroing;
+use perigee_block::device::{Zeroing, is_within};
 use perigee_model::volume::BLOCK_BYTES;
 
 use super::super::wire::{Dialect, Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
@@ -112,9 +112,8 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
 }
 
 fn check_range(request: &Request, size_bytes: u64, beyond: Errno) -> Result<(), Refusal> {
-    let end = request.offset.checked_add(request.length_bytes);
-    if end.is_none_or(|end| end > size_bytes) {
-        let Request { offset, length_bytes, .. } = request;
+    let Request { offset, length_bytes, .. } = *request;
+    if !is_within(size_bytes, offset, length_bytes) {
         let message =
             format!("{length_bytes} bytes at {offset} end beyond the export's {size_bytes}");
         return refuse(beyond, message);
