@@ -1,6 +1,7 @@
 //! The agent's HTTP API, as [`perigee_model::vm`] documents it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
@@ -9,7 +10,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestMessage;
-use perigee_model::vm::{HostReport, LinkProbe, MigrateOut, ProbeLink, VmReport, VmSpec};
+use perigee_model::vm::{
+    HostReport, LinkProbe, MigrateOut, ProbeLink, VmChanges, VmReport, VmSpec,
+};
 use perigee_model::{Problem, VmId};
 use serde::Deserialize;
 
@@ -26,6 +29,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
     Router::new()
         .route("/v1/host", get(host))
         .route("/v1/vms", get(list))
+        .route("/v1/changes", get(changes))
         .route("/v1/vms/{vm}", get(report).put(put).delete(delete))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
@@ -53,6 +57,28 @@ async fn host(State(vms): Shared) -> Reply<HostReport> {
 async fn list(State(vms): Shared) -> Reply<Vec<VmReport>> {
     let stats = vms.host.volume_stats().await;
     Ok(Json(vms.list().iter().map(|vm| vm.report(&stats)).collect()))
+}
+
+#[derive(Debug, Deserialize)]
+struct ChangesQuery {
+    #[serde(default)]
+    after: u64,
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply<VmChanges> {
+    vms.host.changes.wait(query.after, Duration::from_millis(query.wait_ms)).await;
+    // Before anything is read: what changes meanwhile is told the next time.
+    let revision = vms.host.changes.now();
+    let all = vms.list();
+    let changed: Vec<_> = all.iter().filter(|vm| vm.changed_since(query.after)).collect();
+    let stats = if changed.is_empty() { Vec::new() } else { vms.host.volume_stats().await };
+    Ok(Json(VmChanges {
+        revision,
+        present: all.iter().map(|vm| vm.id().clone()).collect(),
+        changed: changed.into_iter().map(|vm| vm.report(&stats)).collect(),
+    }))
 }
 
 async fn report(State(vms): Shared, Path(vm): Path<String>) -> Reply<VmReport> {

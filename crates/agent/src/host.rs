@@ -1,6 +1,7 @@
 //! The host: what the agent knows of it, what it is asked about it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::unistd::{Gid, Uid, chown};
@@ -10,6 +11,7 @@ use perigee_model::volume::{ExportStats, IoStats};
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use crate::accelerator::{self, Found};
+use crate::changes::Changes;
 use crate::command::QEMU;
 use crate::files::{SOCKET_PATH_BYTES_MAX, closed_ancestor};
 use crate::process::{QEMU_UID, QemuUser};
@@ -19,6 +21,7 @@ use crate::{Config, cgroup, link};
 #[derive(Debug)]
 pub struct Host {
     pub name: HostId,
+    pub changes: Arc<Changes>,
     pub site: SiteId,
     pub state: PathBuf,
     pub agent_url: String,
@@ -70,6 +73,7 @@ impl Host {
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
         Ok(Self {
             name: config.host.clone(),
+            changes: Arc::new(Changes::new()),
             site: config.site.clone(),
             state: config.state.clone(),
             agent_url: config.agent_url.clone(),

@@ -11,6 +11,7 @@
 mod accelerator;
 mod api;
 mod cgroup;
+mod changes;
 mod command;
 mod files;
 mod guest;

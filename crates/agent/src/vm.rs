@@ -8,13 +8,14 @@ pub mod migrate;
 pub mod owner;
 mod start;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use perigee_model::vm::{MigrateOut, MigrationReport, VmReport, VmSpec, VmStatus};
+use perigee_model::vm::{MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
-use perigee_model::{Problem, VmId};
+use perigee_model::{MigrationId, Problem, VmId};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
 use crate::guest::GuestLog;
 use crate::host::select_stats;
@@ -55,12 +56,26 @@ pub struct Observed {
     pub qmp: Option<Qmp>,
 }
 
+impl Observed {
+    /// What others are told at once when it changes; figures that only grow are not among it.
+    fn news(&self) -> (VmStatus, String, bool, Option<(MigrationId, MigrationPhase)>) {
+        let migration = self.migration.as_ref();
+        (
+            self.status,
+            self.reason.clone(),
+            self.incoming_uri.is_some(),
+            migration.map(|report| (report.migration.clone(), report.phase)),
+        )
+    }
+}
+
 #[derive(Debug)]
 pub struct Vm {
     pub spec: VmSpec,
     pub dir: VmDir,
-    pub log: std::sync::Arc<GuestLog>,
+    pub log: Arc<GuestLog>,
     observed: Mutex<Observed>,
+    changed: Arc<Changed>,
     requests: mpsc::Sender<Request>,
 }
 
@@ -69,7 +84,8 @@ impl Vm {
         spec: VmSpec,
         dir: VmDir,
         log: GuestLog,
-    ) -> (std::sync::Arc<Self>, mpsc::Receiver<Request>) {
+        changes: &Arc<Changes>,
+    ) -> (Arc<Self>, mpsc::Receiver<Request>) {
         let (requests, queue) = mpsc::channel(16);
         let observed = Observed {
             status: VmStatus::Starting,
@@ -80,18 +96,34 @@ impl Vm {
             migration: None,
             qmp: None,
         };
-        let log = std::sync::Arc::new(log);
-        let vm = Self { spec, dir, log, observed: Mutex::new(observed), requests };
-        (std::sync::Arc::new(vm), queue)
+        let changed = Arc::new(Changed::new(Arc::clone(changes)));
+        log.tell(Arc::clone(&changed));
+        let log = Arc::new(log);
+        let vm = Self { spec, dir, log, observed: Mutex::new(observed), changed, requests };
+        (Arc::new(vm), queue)
     }
 
     pub fn id(&self) -> &VmId {
         &self.spec.vm
     }
 
-    /// Reads or changes what is known; short, and without waiting inside.
+    /// Reads or changes what is known; short, and without waiting inside. What is news to others is
+    /// noted here, for all who change it.
     pub fn observed<T>(&self, act: impl FnOnce(&mut Observed) -> T) -> T {
-        act(&mut self.observed.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut seen = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = seen.news();
+        let answer = act(&mut seen);
+        let changed = before != seen.news();
+        drop(seen);
+        if changed {
+            self.changed.note();
+        }
+        answer
+    }
+
+    /// Whether there is news of it since then.
+    pub fn changed_since(&self, revision: u64) -> bool {
+        self.changed.since(revision)
     }
 
     pub fn report(&self, stats: &[ExportStats]) -> VmReport {

@@ -36,7 +36,7 @@ impl Vms {
                 continue;
             };
             let log = GuestLog::open(&paths.events())?;
-            let (vm, requests) = Vm::new(spec, paths, log);
+            let (vm, requests) = Vm::new(spec, paths, log, &host.changes);
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
             owner.adopt().await;
             vms.with(|all| all.insert(id, vm.clone()));
@@ -90,7 +90,7 @@ impl Vms {
             let paths = VmDir::new(&self.host.state, &spec.vm);
             paths.create(self.host.user.map(|user| user.uid))?;
             let log = GuestLog::open(&paths.events())?;
-            let (vm, requests) = Vm::new(spec.clone(), paths, log);
+            let (vm, requests) = Vm::new(spec.clone(), paths, log, &self.host.changes);
             all.insert(spec.vm.clone(), vm.clone());
             Ok(Some((vm.clone(), Owner::new(self.host.clone(), vm, requests))))
         })
@@ -106,6 +106,7 @@ impl Vms {
         let failed = result.is_err();
         if failed {
             self.with(|all| all.remove(vm.id()));
+            self.host.changes.note();
         }
         // Whoever asked may have gone.
         let _ = started.send(result);
@@ -117,6 +118,7 @@ impl Vms {
     async fn look_after(self: Arc<Self>, vm: Arc<Vm>, owner: Owner) {
         let deleted = owner.run().await;
         self.with(|all| all.remove(vm.id()));
+        self.host.changes.note();
         if let Some(answer) = deleted {
             // Whoever asked may have gone.
             let _ = answer.send(Ok(()));

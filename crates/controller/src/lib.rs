@@ -23,6 +23,7 @@ mod store;
 mod supervisor;
 mod tars;
 mod vms;
+mod watching;
 
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,7 @@
 //! (`None`) are fields of their own everywhere.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
@@ -203,20 +204,49 @@ impl From<StoreError> for Problem {
 #[derive(Clone)]
 pub struct Records {
     store: Arc<dyn Store>,
+    pub counts: Arc<Counts>,
+}
+
+/// Operations of the store since the controller started.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub gets: AtomicU64,
+    pub lists: AtomicU64,
+    pub writes: AtomicU64,
 }
 
 impl Records {
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
+        Self { store, counts: Arc::default() }
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.counts.gets.fetch_add(1, Ordering::Relaxed);
+        self.store.get(key).await
+    }
+
+    async fn list_entries(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+        self.counts.lists.fetch_add(1, Ordering::Relaxed);
+        self.store.list(prefix).await
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        expected: Option<Revision>,
+        write: Write,
+    ) -> Result<Swap, StoreError> {
+        self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        self.store.compare_and_swap(key, expected, write).await
     }
 
     pub async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Problem> {
-        self.store.get(key).await?.map(|entry| decode(entry).map(|(value, _)| value)).transpose()
+        self.get(key).await?.map(|entry| decode(entry).map(|(value, _)| value)).transpose()
     }
 
     /// Every value below the prefix, in the order of the keys.
     pub async fn list<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Problem> {
-        let entries = self.store.list(prefix).await?;
+        let entries = self.list_entries(prefix).await?;
         entries.into_iter().map(|entry| decode(entry).map(|(value, _)| value)).collect()
     }
 
@@ -227,18 +257,21 @@ impl Records {
         after: &str,
         limit: usize,
     ) -> Result<Vec<(String, T)>, Problem> {
-        let entries = self.store.list_after(prefix, after, limit).await?;
+        let entries = {
+            self.counts.lists.fetch_add(1, Ordering::Relaxed);
+            self.store.list_after(prefix, after, limit).await?
+        };
         entries.into_iter().map(|entry| Ok((entry.key.clone(), decode(entry)?.0))).collect()
     }
 
     pub async fn keys(&self, prefix: &str) -> Result<Vec<String>, Problem> {
-        Ok(self.store.list(prefix).await?.into_iter().map(|entry| entry.key).collect())
+        Ok(self.list_entries(prefix).await?.into_iter().map(|entry| entry.key).collect())
     }
 
     /// Writes a key that must not exist; `false` when it does.
     pub async fn create<T: Serialize>(&self, key: &str, value: &T) -> Result<bool, Problem> {
         let write = Write::Put(encode(key, value)?);
-        Ok(matches!(self.store.compare_and_swap(key, None, write).await?, Swap::Done(_)))
+        Ok(matches!(self.swap(key, None, write).await?, Swap::Done(_)))
     }
 
     /// Reads, changes and writes until nobody else wrote in between. `change` may run several times.
@@ -248,7 +281,7 @@ impl Records {
         change: impl Fn(Option<T>) -> T,
     ) -> Result<T, Problem> {
         loop {
-            let (old, revision) = match self.store.get(key).await? {
+            let (old, revision) = match self.get(key).await? {
                 Some(entry) => {
                     let (value, revision) = decode(entry)?;
                     (Some(value), Some(revision))
@@ -257,7 +290,7 @@ impl Records {
             };
             let new = change(old);
             let write = Write::Put(encode(key, &new)?);
-            if let Swap::Done(_) = self.store.compare_and_swap(key, revision, write).await? {
+            if let Swap::Done(_) = self.swap(key, revision, write).await? {
                 return Ok(new);
             }
         }
@@ -266,17 +299,17 @@ impl Records {
     pub async fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), Problem> {
         let value = encode(key, value)?;
         loop {
-            let revision = self.store.get(key).await?.map(|entry| entry.revision);
+            let revision = self.get(key).await?.map(|entry| entry.revision);
             let write = Write::Put(value.clone());
-            if let Swap::Done(_) = self.store.compare_and_swap(key, revision, write).await? {
+            if let Swap::Done(_) = self.swap(key, revision, write).await? {
                 return Ok(());
             }
         }
     }
 
     pub async fn remove(&self, key: &str) -> Result<(), Problem> {
-        while let Some(entry) = self.store.get(key).await? {
-            let swap = self.store.compare_and_swap(key, Some(entry.revision), Write::Delete);
+        while let Some(entry) = self.get(key).await? {
+            let swap = self.swap(key, Some(entry.revision), Write::Delete);
             if let Swap::Done(_) = swap.await? {
                 break;
             }
@@ -297,7 +330,7 @@ impl Records {
 
     /// Takes a record as its one owner.
     pub async fn own<T: DeserializeOwned>(&self, key: &str) -> Result<Option<Owned<T>>, Problem> {
-        let Some(entry) = self.store.get(key).await? else { return Ok(None) };
+        let Some(entry) = self.get(key).await? else { return Ok(None) };
         let (value, revision) = decode(entry)?;
         let (records, key) = (self.clone(), key.to_owned());
         Ok(Some(Owned { records, key, revision, value, tell: Box::new(|_| {}) }))
@@ -328,7 +361,7 @@ impl<T: Serialize> Owned<T> {
     /// `Internal` when somebody else wrote the record: the holder must read it again.
     pub async fn save(&mut self) -> Result<(), Problem> {
         let write = Write::Put(encode(&self.key, &self.value)?);
-        let swap = self.records.store.compare_and_swap(&self.key, Some(self.revision), write);
+        let swap = self.records.swap(&self.key, Some(self.revision), write);
         match swap.await? {
             Swap::Done(revision) => {
                 self.revision = revision;

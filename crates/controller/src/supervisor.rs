@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Timing, Wanted};
 use crate::records::job_intent_key;
-use crate::{cleaner, hosts, jobs, links, migration, scheduler};
+use crate::{cleaner, hosts, jobs, links, migration, scheduler, watching};
 
 /// Before a driver that failed is started again; doubled each time up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -58,6 +58,7 @@ impl Supervisor {
         let cluster = &supervisor.cluster;
         supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
         supervisor.spawn(hosts::monitor(Arc::clone(cluster)));
+        supervisor.spawn(watching::run(Arc::clone(cluster)));
         supervisor.spawn(links::run(Arc::clone(cluster)));
         supervisor.spawn(scheduler::run(Arc::clone(cluster)));
         supervisor.spawn(cleaner::run(Arc::clone(cluster)));

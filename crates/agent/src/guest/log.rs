@@ -7,10 +7,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use perigee_model::Problem;
 use perigee_model::guest::GuestMessage;
+
+use crate::changes::Changed;
 
 /// An answer ends after the message that reaches this size.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
@@ -18,6 +20,8 @@ const ANSWER_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct GuestLog {
     inner: Mutex<Inner>,
+    /// Hears of new messages.
+    changed: OnceLock<Arc<Changed>>,
 }
 
 #[derive(Debug)]
@@ -44,7 +48,13 @@ impl GuestLog {
         let mut inner =
             Inner { file: open.map_err(fail)?, first_seq: 1, ends: Vec::new(), torn: true };
         inner.scan().map_err(fail)?;
-        Ok(Self { inner: Mutex::new(inner) })
+        Ok(Self { inner: Mutex::new(inner), changed: OnceLock::new() })
+    }
+
+    /// From now on new messages are noted there, too.
+    pub fn tell(&self, changed: Arc<Changed>) {
+        // The first one stays: a log belongs to one VM.
+        drop(self.changed.set(changed));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -61,7 +71,12 @@ impl GuestLog {
     /// returns.
     pub fn append(&self, messages: &[GuestMessage]) -> Result<(), Problem> {
         let mut inner = self.lock();
-        inner.append(messages).map_err(|e| Problem::internal("store a guest's messages", e))
+        inner.append(messages).map_err(|e| Problem::internal("store a guest's messages", e))?;
+        drop(inner);
+        if let Some(changed) = self.changed.get() {
+            changed.note();
+        }
+        Ok(())
     }
 
     /// The messages behind a number; at most about a MiB, so that the caller asks again.

@@ -3,6 +3,7 @@
 mod catalog;
 mod hosts;
 mod jobs;
+mod metrics;
 mod vms;
 
 use std::sync::Arc;
@@ -85,6 +86,7 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
     let (router, document) = routes().split_for_parts();
     router
         .route("/v1/openapi.json", axum::routing::get(move || async { axum::Json(document) }))
+        .route("/metrics", axum::routing::get(metrics::metrics))
         .fallback(nothing_here)
         .with_state(cluster)
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use perigee_http::Client;
 use perigee_model::job::HostState;
-use perigee_model::vm::{HostAddresses, HostReport, VmReport};
+use perigee_model::vm::{HostAddresses, HostReport, VmChanges, VmReport};
+use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, VmId};
 
 use super::now_ms;
@@ -22,6 +23,8 @@ pub struct HostLink {
     pub addresses: HostAddresses,
     pub agent: Client,
     pub volume: Client,
+    /// For questions that are answered when there is news.
+    pub agent_wait: Client,
     /// For what takes as long as its bytes: imports, copies, probes.
     pub agent_slow: Client,
     pub volume_slow: Client,
@@ -33,6 +36,7 @@ impl HostLink {
         Ok(Self {
             agent: Client::new(&addresses.agent_url, quick)?,
             volume: Client::new(&addresses.volume_url, quick)?,
+            agent_wait: Client::new(&addresses.agent_url, Duration::from_secs(30))?,
             agent_slow: Client::new(&addresses.agent_url, Duration::from_secs(120))?,
             volume_slow: Client::new(&addresses.volume_url, Duration::from_secs(3600))?,
             id,
@@ -49,7 +53,9 @@ pub struct Known {
     pub heard: Instant,
     pub last_seen_ms: u64,
     /// What its VMs last looked like, for the time when it does not answer.
-    vms: BTreeMap<VmId, VmReport>,
+    vms: BTreeMap<VmId, (Instant, VmReport)>,
+    /// What its volume server counted.
+    stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
 }
 
 #[derive(Debug)]
@@ -82,6 +88,7 @@ impl Hosts {
             heard: Instant::now(),
             last_seen_ms: seen_ms,
             vms: BTreeMap::new(),
+            stats: None,
         };
         self.lock().insert(id, known);
         Ok(())
@@ -137,19 +144,81 @@ impl Hosts {
 
     pub fn remember_vm(&self, id: &HostId, report: &VmReport) {
         if let Some(known) = self.lock().get_mut(id) {
-            known.vms.insert(report.spec.vm.clone(), report.clone());
+            known.vms.insert(report.spec.vm.clone(), (Instant::now(), report.clone()));
         }
     }
 
     /// All its VMs, seen at once: what is not among them is not there.
     pub fn remember_vms(&self, id: &HostId, reports: &[VmReport]) {
         if let Some(known) = self.lock().get_mut(id) {
-            known.vms = reports.iter().map(|r| (r.spec.vm.clone(), r.clone())).collect();
+            let now = Instant::now();
+            known.vms = reports.iter().map(|r| (r.spec.vm.clone(), (now, r.clone()))).collect();
         }
     }
 
+    /// What the agent told by itself; with `all`, of every VM it has. Gives back those that are gone.
+    pub fn take_changes(&self, id: &HostId, changes: &VmChanges, all: bool) -> Vec<VmId> {
+        let mut hosts = self.lock();
+        let Some(known) = hosts.get_mut(id) else { return Vec::new() };
+        let now = Instant::now();
+        known.heard = now;
+        known.last_seen_ms = now_ms();
+        for report in &changes.changed {
+            known.vms.insert(report.spec.vm.clone(), (now, report.clone()));
+        }
+        if all {
+            let changed = &changes.changed;
+            known.vms.retain(|vm, _| changed.iter().any(|report| report.spec.vm == *vm));
+        }
+        let gone = known.vms.keys().filter(|vm| !changes.present.contains(vm));
+        let gone: Vec<VmId> = gone.cloned().collect();
+        gone.iter().for_each(|vm| drop(known.vms.remove(vm)));
+        gone
+    }
+
+    /// What was heard of a VM, if that is not older.
+    pub fn fresh_vm(&self, id: &HostId, vm: &VmId, age_max: Duration) -> Option<VmReport> {
+        let hosts = self.lock();
+        let (at, report) = hosts.get(id)?.vms.get(vm)?;
+        (at.elapsed() <= age_max).then(|| report.clone())
+    }
+
+    /// What the host's volume server counted: asked once for all who want it at about the same time.
+    pub async fn volume_stats(
+        &self,
+        id: &HostId,
+        age_max: Duration,
+    ) -> Result<Option<Arc<Vec<ExportStats>>>, Problem> {
+        let link = self.get(id)?;
+        if let Some(stats) = self.kept_stats(id, age_max) {
+            return Ok(Some(stats));
+        }
+        let Ok(stats) = link.volume.get::<Vec<ExportStats>>("/v1/stats").await else {
+            return Ok(None);
+        };
+        let stats = Arc::new(stats);
+        if let Some(known) = self.lock().get_mut(id) {
+            known.stats = Some((Instant::now(), Arc::clone(&stats)));
+        }
+        Ok(Some(stats))
+    }
+
+    fn kept_stats(&self, id: &HostId, age_max: Duration) -> Option<Arc<Vec<ExportStats>>> {
+        let mut hosts = self.lock();
+        let (at, stats) = hosts.get_mut(id)?.stats.as_mut()?;
+        if at.elapsed() <= age_max {
+            return Some(Arc::clone(stats));
+        }
+        // This one asks; whoever comes meanwhile takes what is there.
+        *at = Instant::now();
+        None
+    }
+
     pub fn remembered_vms(&self, id: &HostId) -> Vec<VmReport> {
-        self.lock().get(id).map(|k| k.vms.values().cloned().collect()).unwrap_or_default()
+        self.lock()
+            .get(id)
+            .map(|k| k.vms.values().map(|(_, r)| r.clone()).collect())
+            .unwrap_or_default()
     }
 }
 

@@ -7,6 +7,7 @@ mod hosts;
 mod index;
 mod links;
 mod taught;
+mod wakes;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ pub use hosts::{HostLink, Hosts, Known, state_of};
 pub use index::{Grant, Index, demand_of};
 pub use links::{Ask, Links, Local};
 use taught::Taught;
+use wakes::Wakes;
 
 /// How often and how long; the tests use shorter ones.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +70,7 @@ pub struct Cluster {
     pub timing: Timing,
     pub links: Links,
     pub taught: Taught,
+    pub wakes: Wakes,
     /// What the scheduler did.
     pub counters: Counters,
     /// Wakes the cleaner.
@@ -104,6 +107,7 @@ impl Cluster {
             timing,
             links,
             taught,
+            wakes: Wakes::default(),
             counters: Counters::default(),
             clean_now: Notify::new(),
             wanted,

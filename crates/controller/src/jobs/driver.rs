@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::JobState;
-use perigee_model::{JobId, Problem, ProblemKind};
+use perigee_model::{JobId, Problem, ProblemKind, VmId};
+use tokio::sync::Notify;
 
 use super::samples::Samples;
 use crate::cluster::Cluster;
-use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key};
+use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, vm_of};
 
 /// How the loop goes on after a step.
 pub enum Step {
@@ -37,6 +38,7 @@ pub struct Run {
 /// When the store fails; whoever calls tries again.
 pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
     let mut intents = cluster.records.watch(&job_intent_key(&id));
+    let news = News::of(&cluster, &id);
     let Some(mut run) = Run::load(&cluster, &id).await? else { return Ok(()) };
     run.heed_intent().await?;
     loop {
@@ -62,7 +64,28 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = intents.next() => run.heed_intent().await?,
+            () = news.wake.notified() => {}
         }
+    }
+}
+
+/// The news of a job's VM, while its driver is there.
+struct News {
+    cluster: Arc<Cluster>,
+    vm: VmId,
+    wake: Arc<Notify>,
+}
+
+impl News {
+    fn of(cluster: &Arc<Cluster>, job: &JobId) -> Self {
+        let vm = vm_of(job);
+        Self { cluster: Arc::clone(cluster), wake: cluster.wakes.of(&vm), vm }
+    }
+}
+
+impl Drop for News {
+    fn drop(&mut self) {
+        self.cluster.wakes.forget(&self.vm);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Starting, running, collecting: the VM is looked at, again and again, and what it says is recorded.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::guest::GuestEvent;
@@ -46,8 +47,7 @@ impl Run {
             return Ok(step);
         }
         let host = self.host()?;
-        let path = format!("/v1/vms/{}", vm_of(&self.id));
-        let report = match host.agent.get::<VmReport>(&path).await {
+        let report = match self.look(&host).await {
             Ok(report) => report,
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 // In a migration the destination's agent decides what this means.
@@ -62,7 +62,6 @@ impl Run {
             }
             Err(problem) => return Err(problem),
         };
-        self.cluster.hosts.remember_vm(&host.id, &report);
         let has_news = report.last_seq > self.record.value.last_seq;
         let figures_due =
             self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
@@ -97,11 +96,26 @@ impl Run {
         self.pause()
     }
 
+    /// Until the next figures; news of the VM comes by itself.
     fn pause(&self) -> Result<Step, Problem> {
-        Ok(Step::Wait(self.cluster.timing.poll))
+        Ok(Step::Wait(self.cluster.timing.figures))
     }
 
-    pub(super) fn host(&self) -> Result<std::sync::Arc<HostLink>, Problem> {
+    /// What the host's agent told by itself; asked for where that is old, or would end the job.
+    async fn look(&self, host: &HostLink) -> Result<VmReport, Problem> {
+        let vm = vm_of(&self.id);
+        let heard = self.cluster.hosts.fresh_vm(&host.id, &vm, self.cluster.timing.monitor);
+        if let Some(report) = heard
+            && !matches!(report.status, VmStatus::Gone | VmStatus::Shutdown)
+        {
+            return Ok(report);
+        }
+        let report = host.agent.get::<VmReport>(&format!("/v1/vms/{vm}")).await?;
+        self.cluster.hosts.remember_vm(&host.id, &report);
+        Ok(report)
+    }
+
+    pub(super) fn host(&self) -> Result<Arc<HostLink>, Problem> {
         let Some(host) = &self.job().host else {
             return Err(Problem::internal(format!("job {}", self.id), "its VM has no host"));
         };
@@ -209,12 +223,13 @@ impl Run {
         let placement = self.placement()?.clone();
         let Some(here) = self.job().host.clone() else { return Ok(()) };
         let mut disks = Vec::new();
-        let mut at_homes: Vec<(HostId, Option<Vec<ExportStats>>)> = Vec::new();
+        let age_max = self.cluster.timing.figures / 2;
+        let mut at_homes: Vec<(HostId, Option<Arc<Vec<ExportStats>>>)> = Vec::new();
         for (index, disk) in placement.disks.iter().enumerate() {
             let client = report.io.get(index).copied();
             if disk.home != here && !at_homes.iter().any(|(home, _)| *home == disk.home) {
-                let home = self.cluster.hosts.get(&disk.home)?;
-                at_homes.push((disk.home.clone(), home.volume.get("/v1/stats").await.ok()));
+                let stats = self.cluster.hosts.volume_stats(&disk.home, age_max).await?;
+                at_homes.push((disk.home.clone(), stats));
             }
             let home = if disk.home == here {
                 client
@@ -325,7 +340,7 @@ fn boot_time(report: &VmReport, since_start_ms: u64) -> Duration {
 }
 
 fn stats_of(
-    at_homes: &[(HostId, Option<Vec<ExportStats>>)],
+    at_homes: &[(HostId, Option<Arc<Vec<ExportStats>>>)],
     home: &HostId,
     volume: &VolumeName,
 ) -> Option<perigee_model::volume::IoStats> {

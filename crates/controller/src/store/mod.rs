@@ -94,21 +94,16 @@ pub trait Store: Send + Sync + 'static {
 /// Changes below one prefix.
 #[derive(Debug)]
 pub struct Watch {
-    prefix: String,
     changes: broadcast::Receiver<Change>,
 }
 
 impl Watch {
     /// Waits for the next change; `None` when the store is gone.
     pub async fn next(&mut self) -> Option<Change> {
-        loop {
-            match self.changes.recv().await {
-                Ok(Change::Put(entry)) if !entry.key.starts_with(&self.prefix) => {}
-                Ok(Change::Deleted(key)) if !key.starts_with(&self.prefix) => {}
-                Ok(change) => return Some(change),
-                Err(broadcast::error::RecvError::Lagged(_)) => return Some(Change::Missed),
-                Err(broadcast::error::RecvError::Closed) => return None,
-            }
+        match self.changes.recv().await {
+            Ok(change) => Some(change),
+            Err(broadcast::error::RecvError::Lagged(_)) => Some(Change::Missed),
+            Err(broadcast::error::RecvError::Closed) => None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The store in one SQLite file: WAL, every write synced, one connection behind a mutex.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,8 +10,8 @@ use tokio::sync::broadcast;
 
 use super::{Answer, Change, Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
-/// How far a watcher may fall behind before it is told to list again.
-const CHANGES_KEPT: usize = 1024;
+/// How far a watcher may fall behind before it is told to list again. Each job that runs has one.
+const CHANGES_KEPT: usize = 32;
 
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS entries (
@@ -30,7 +31,8 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Inner {
     connection: Mutex<Connection>,
-    changes: broadcast::Sender<Change>,
+    /// One channel for each prefix that is watched, so that a write wakes only who waits for it.
+    watchers: Mutex<BTreeMap<String, broadcast::Sender<Change>>>,
 }
 
 impl SqliteStore {
@@ -44,8 +46,8 @@ impl SqliteStore {
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "full")?;
         connection.execute_batch(SCHEMA)?;
-        let (changes, _) = broadcast::channel(CHANGES_KEPT);
-        Ok(Self { inner: Arc::new(Inner { connection: Mutex::new(connection), changes }) })
+        let watchers = Mutex::default();
+        Ok(Self { inner: Arc::new(Inner { connection: Mutex::new(connection), watchers }) })
     }
 
     /// Runs on a thread where waiting for the disk is allowed.
@@ -63,6 +65,25 @@ impl SqliteStore {
             })
             .await?
         })
+    }
+}
+
+impl Inner {
+    fn tell(&self, change: &Change) {
+        let key = match change {
+            Change::Put(entry) => &entry.key,
+            Change::Deleted(key) => key,
+            Change::Missed => return,
+        };
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = key.char_indices().map(|(at, _)| at).chain([key.len()]);
+        for end in ends {
+            let prefix = &key[..end];
+            // Nobody watches it any more.
+            if watchers.get(prefix).is_some_and(|watcher| watcher.send(change.clone()).is_err()) {
+                watchers.remove(prefix);
+            }
+        }
     }
 }
 
@@ -134,14 +155,19 @@ impl Store for SqliteStore {
             let revision = next_revision(&transaction)?;
             let change = apply(&transaction, key, write, revision)?;
             transaction.commit()?;
-            // Under the mutex, so that watchers see the order of the writes. No watcher: no error.
-            drop(inner.changes.send(change));
+            // Under the mutex, so that watchers see the order of the writes.
+            inner.tell(&change);
             Ok(Swap::Done(revision))
         })
     }
 
     fn watch(&self, prefix: &str) -> Watch {
-        Watch { prefix: prefix.to_owned(), changes: self.inner.changes.subscribe() }
+        let mut watchers = self.inner.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of ended jobs.
+        watchers.retain(|_, watcher| watcher.receiver_count() > 0);
+        let watcher =
+            watchers.entry(prefix.to_owned()).or_insert_with(|| broadcast::channel(CHANGES_KEPT).0);
+        Watch { changes: watcher.subscribe() }
     }
 }
 

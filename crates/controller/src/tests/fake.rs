@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -13,7 +14,7 @@ use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage};
 use perigee_model::vm::{
     Accelerator, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase, MigrationReport,
-    VmReport, VmSpec, VmStatus,
+    VmChanges, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CreateVolume, EpochChange, EpochIssued,
@@ -53,6 +54,9 @@ pub struct Inside {
     pub volumes: BTreeMap<VolumeName, Volume>,
     pub attachments: BTreeMap<VolumeName, String>,
     pub vms: BTreeMap<VmId, FakeVm>,
+    revision: u64,
+    /// What was last told of each VM, and with which number.
+    told: BTreeMap<VmId, (u64, String)>,
     /// How often each VM was started, over all time.
     pub starts: BTreeMap<VmId, u32>,
 }
@@ -139,6 +143,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/host", get(host))
         .route("/v1/vms", get(vms))
+        .route("/v1/changes", get(changes))
         .route("/v1/vms/{vm}", get(vm).put(put_vm).delete(delete_vm))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
@@ -187,6 +192,43 @@ fn no_vm() -> Failure {
 async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {
     let inside = inside.lock().expect("lock");
     Ok(Json(inside.vms.values().map(|vm| vm.report.clone()).collect()))
+}
+
+/// As a real agent: an answer comes when something changed, and what did not is left out.
+async fn changes(
+    State(inside): Shared,
+    Query(query): Query<BTreeMap<String, u64>>,
+) -> Reply<VmChanges> {
+    let (after, wait) = (query["after"], Duration::from_millis(query["wait_ms"]));
+    let begun = Instant::now();
+    loop {
+        let changes = inside.lock().expect("lock").changes(after);
+        if changes.revision > after || begun.elapsed() >= wait {
+            return Ok(Json(changes));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+impl Inside {
+    fn changes(&mut self, after: u64) -> VmChanges {
+        let present: Vec<VmId> = self.vms.keys().cloned().collect();
+        for vm in &present {
+            let report = &self.vms[vm].report;
+            let phase = report.migration.as_ref().map(|migration| migration.phase);
+            let news = format!("{:?} {:?} {}", report.status, phase, report.last_seq);
+            if self.told.get(vm).is_none_or(|(_, told)| *told != news) {
+                self.revision += 1;
+                self.told.insert(vm.clone(), (self.revision, news));
+            }
+        }
+        let gone = self.told.len();
+        self.told.retain(|vm, _| present.contains(vm));
+        self.revision += u64::from(self.told.len() < gone);
+        let changed = present.iter().filter(|vm| self.told[*vm].0 > after);
+        let changed = changed.map(|vm| self.vms[vm].report.clone()).collect();
+        VmChanges { revision: self.revision, present, changed }
+    }
 }
 
 async fn vm(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<VmReport> {

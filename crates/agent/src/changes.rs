@@ -1,0 +1,98 @@
+//! What changed on this host, numbered: so that whoever watches its VMs asks once and is answered when
+//! there is something to say.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+
+/// Nobody is kept waiting longer, so that a connection which broke unseen does not stay.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// The numbers of this agent's run begin at the time in microseconds: above those of any run before.
+#[derive(Debug)]
+pub struct Changes {
+    last: watch::Sender<u64>,
+}
+
+impl Changes {
+    pub fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (last, _) = watch::channel(u64::try_from(since.as_micros()).unwrap_or(1));
+        Self { last }
+    }
+
+    pub fn now(&self) -> u64 {
+        *self.last.borrow()
+    }
+
+    /// Something changed; gives its number.
+    pub fn note(&self) -> u64 {
+        let mut number = 0;
+        self.last.send_modify(|last| {
+            *last += 1;
+            number = *last;
+        });
+        number
+    }
+
+    /// Waits for a change after this one, or for the time to be over.
+    pub async fn wait(&self, after: u64, at_most: Duration) {
+        let mut last = self.last.subscribe();
+        let newer = last.wait_for(|last| *last > after);
+        // The sender lives as long as this; a wait that is over is no error.
+        drop(tokio::time::timeout(at_most.min(WAIT_MAX), newer).await);
+    }
+}
+
+/// The last change of one VM.
+#[derive(Debug)]
+pub struct Changed {
+    all: Arc<Changes>,
+    last: AtomicU64,
+}
+
+impl Changed {
+    pub fn new(all: Arc<Changes>) -> Self {
+        let last = AtomicU64::new(all.note());
+        Self { all, last }
+    }
+
+    pub fn note(&self) {
+        self.last.fetch_max(self.all.note(), Ordering::SeqCst);
+    }
+
+    pub fn since(&self, revision: u64) -> bool {
+        self.last.load(Ordering::SeqCst) > revision
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_ends_a_wait_and_is_told_to_who_knows_less() {
+        let all = Arc::new(Changes::new());
+        let vm = Changed::new(Arc::clone(&all));
+        let before = all.now();
+        assert!(!vm.since(before));
+        let waiting = tokio::spawn({
+            let all = Arc::clone(&all);
+            async move { all.wait(before, Duration::from_secs(30)).await }
+        });
+        vm.note();
+        tokio::time::timeout(Duration::from_secs(20), waiting)
+            .await
+            .expect("waited 20 s for the change")
+            .expect("no panic");
+        assert!(vm.since(before) && all.now() > before);
+    }
+
+    #[tokio::test]
+    async fn a_wait_without_a_change_ends_in_its_time() {
+        let all = Changes::new();
+        all.wait(all.now(), Duration::from_millis(10)).await;
+    }
+}

@@ -1,0 +1,42 @@
+//! The guests of all hosts: each boots for a while, runs its command and ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::VmId;
+use perigee_model::guest::GuestBody;
+
+use crate::fake::FakeHost;
+
+/// From the start of a VM to the end of its command.
+pub const BOOT: Duration = Duration::from_millis(500);
+
+const LOOK: Duration = Duration::from_millis(20);
+
+/// SHA-256 of nothing: the jobs have no outputs.
+const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+/// Until it is aborted.
+pub async fn live(hosts: Arc<Vec<FakeHost>>) {
+    let mut begun: BTreeMap<VmId, Option<Instant>> = BTreeMap::new();
+    loop {
+        for host in hosts.iter() {
+            let vms: Vec<VmId> = host.inside().vms.keys().cloned().collect();
+            for vm in vms {
+                match begun.get(&vm) {
+                    None => drop(begun.insert(vm, Some(Instant::now()))),
+                    Some(Some(at)) if at.elapsed() >= BOOT => {
+                        host.say(&vm, GuestBody::Started);
+                        host.say(&vm, GuestBody::Exited { code: 0 });
+                        let output_sha256 = EMPTY.to_owned();
+                        host.say(&vm, GuestBody::Finished { output_bytes: 0, output_sha256 });
+                        begun.insert(vm, None);
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}

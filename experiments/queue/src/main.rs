@@ -1,0 +1,69 @@
+//! What many jobs and many hosts cost the controller: seconds for each placement, operations of its store,
+//! memory and CPU time, and how each grows.
+//!
+//! The controller is a process of its own. The hosts are the test doubles of the controller's tests: made
+//! of memory, on the real API, with guests that boot for a fixed time and end well.
+
+#[expect(dead_code, reason = "the tests of the controller use more of it")]
+#[path = "../../../crates/controller/src/tests/fake.rs"]
+mod fake;
+mod guests;
+mod load;
+mod report;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+
+use load::{Case, Results};
+
+#[derive(Parser)]
+struct Options {
+    /// Only shows that it works
+    #[arg(long)]
+    quick: bool,
+    #[arg(long, default_value = "experiments/queue")]
+    out: PathBuf,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// The controller of one case; the experiment starts it itself
+    #[command(hide = true)]
+    Controller { state: PathBuf, address: String },
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let options = Options::parse();
+    if let Some(Part::Controller { state, address }) = options.part {
+        let listen = address.parse().map_err(anyhow::Error::msg)?;
+        let config = perigee_controller::Config { state, listen: vec![listen] };
+        return Ok(perigee_controller::run(config).await?);
+    }
+    // Hosts, jobs: first the hosts grow, then the jobs.
+    let sizes: &[(usize, usize)] = if options.quick {
+        &[(2, 12), (4, 12)]
+    } else {
+        &[(5, 200), (10, 200), (20, 200), (50, 200), (50, 500), (50, 1000)]
+    };
+    let mut cases: Vec<Case> = Vec::new();
+    for (hosts, jobs) in sizes {
+        let case = load::run(*hosts, *jobs)
+            .await
+            .with_context(|| format!("{hosts} hosts, {jobs} jobs"))?;
+        eprintln!("{}", case.line());
+        ensure!(case.succeeded == *jobs, "{} of {jobs} jobs succeeded", case.succeeded);
+        cases.push(case);
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let results = Results { cpus, boot_ms: guests::BOOT.as_millis(), cases };
+    fs::create_dir_all(&options.out)?;
+    fs::write(options.out.join("results.json"), serde_json::to_string_pretty(&results)? + "\n")?;
+    fs::write(options.out.join("report.html"), report::html(&results))?;
+    Ok(())
+}
