@@ -231,7 +231,9 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
                 VolumeRecord { name: name.clone(), home: host.id.clone(), seen: Some(seen(&info)) };
             let jobs = cluster.unfinished_jobs();
             let mut disks = jobs.iter().filter_map(|j| j.placement.as_ref()).flat_map(|p| &p.disks);
-            if !disks.any(|disk| disk.temporary && disk.volume == *name) {
+            let made_by_a_job =
+                info.owner.is_some() || disks.any(|disk| disk.temporary && disk.volume == *name);
+            if !made_by_a_job {
                 cluster.records.create(&key, &record).await?;
             }
             return Ok(record);

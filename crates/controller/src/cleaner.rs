@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::job::HostState;
-use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
+use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
@@ -25,6 +25,9 @@ pub struct Cleanup {
     pub vms: Vec<(HostId, VmId)>,
     pub attachments: Vec<(HostId, VolumeName)>,
     pub volumes: Vec<(HostId, VolumeName)>,
+    /// What the volumes carry: others of their names are left alone.
+    #[serde(default)]
+    pub owner: Option<OwnerName>,
 }
 
 impl Cleanup {
@@ -35,6 +38,7 @@ impl Cleanup {
             vms: Vec::new(),
             attachments: Vec::new(),
             volumes: Vec::new(),
+            owner: None,
         }
     }
 
@@ -149,8 +153,9 @@ impl Sweep<'_> {
             return Ok(());
         }
         let mut left = Vec::new();
+        let owner = cleanup.owner.as_ref().map_or_else(String::new, |o| format!("?owner={o}"));
         for (host, volume) in std::mem::take(&mut cleanup.volumes) {
-            if !self.delete(&host, Part::Volume, &format!("/v1/volumes/{volume}")).await {
+            if !self.delete(&host, Part::Volume, &format!("/v1/volumes/{volume}{owner}")).await {
                 left.push((host, volume));
             }
         }

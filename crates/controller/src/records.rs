@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::IoStats;
-use perigee_model::{Epoch, HostId, JobId, Problem, VmId, VolumeName};
+use perigee_model::{Epoch, HostId, JobId, OwnerName, Problem, VmId, VolumeName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -183,6 +183,14 @@ pub fn migration_key(vm: &VmId, number: u32) -> String {
 
 pub fn migration_intent_key(vm: &VmId, number: u32) -> String {
     format!("intents/migrations/{vm}/{number:04}")
+}
+
+/// What a job's volumes carry: its id, and when it was submitted, because another controller may have a job
+/// of the same id.
+pub fn owner_of(job: &Job) -> OwnerName {
+    OwnerName::new(format!("{}-{:x}", job.id, job.submitted_ms / 1000))
+        .or_else(|_| OwnerName::new(job.id.as_str()))
+        .expect("a job's id is a name")
 }
 
 /// The VM of a job; both carry one name.

@@ -88,6 +88,8 @@ name_type!(/// The name of a sealed layer: an imported image or a snapshot.
     ImageName);
 name_type!(/// Whose a volume is, for accounting.
     TenantName);
+name_type!(/// Who made a volume, where that is a job and not a person: nobody else takes or deletes it for its own.
+    OwnerName);
 name_type!(/// A machine that boots from a volume of a pool.
     ClientName);
 name_type!(/// A job, `NAME-NNNN`: the name in the job file and a number.

@@ -18,7 +18,7 @@ pub mod volume;
 pub mod yaml;
 
 pub use ids::{
-    BadName, ClientName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, SiteId, TenantName,
-    VmId, VolumeName,
+    BadName, ClientName, Epoch, HostId, ImageName, JobId, LayerId, MigrationId, OwnerName, SiteId,
+    TenantName, VmId, VolumeName,
 };
 pub use problem::{Problem, ProblemKind};

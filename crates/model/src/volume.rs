@@ -14,7 +14,7 @@
 //! | `GET /volumes`, `GET /volumes/{volume}` | | [`VolumeInfo`] |
 //! | `POST /volumes` | [`CreateVolume`] | [`VolumeInfo`] |
 //! | `POST /batch/volumes` | [`CreateVolumes`] | [`VolumeInfo`], all of them or none |
-//! | `DELETE /volumes/{volume}` | | |
+//! | `DELETE /volumes/{volume}?owner=OWNER` | | not found unless it carries that owner, where one is named |
 //! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
 //! | `POST /volumes/{volume}/resize` | [`Resize`] | [`VolumeInfo`] |
 //! | `POST /volumes/{volume}/compact` | | lines of [`Step`] of [`Compacted`] |
@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Epoch, ImageName, LayerId, TenantName, VolumeName};
+use crate::{Epoch, ImageName, LayerId, OwnerName, TenantName, VolumeName};
 
 /// The unit of a layer's map and of copy-on-write.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -198,6 +198,9 @@ pub struct CreateVolume {
     pub tenant: TenantName,
     #[serde(default)]
     pub cache: CachePolicy,
+    /// Stays with the volume, and deleting can ask for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<OwnerName>,
 }
 
 /// Many volumes from one source, in one transaction. The clones of a volume are all of one moment.
@@ -212,20 +215,22 @@ pub struct CreateVolumes {
     pub tenant: TenantName,
     #[serde(default)]
     pub cache: CachePolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<OwnerName>,
 }
 
 impl From<CreateVolume> for CreateVolumes {
     fn from(one: CreateVolume) -> Self {
-        let CreateVolume { name, size_bytes, source, tenant, cache } = one;
-        Self { names: vec![name], size_bytes, source, tenant, cache }
+        let CreateVolume { name, size_bytes, source, tenant, cache, owner } = one;
+        Self { names: vec![name], size_bytes, source, tenant, cache, owner }
     }
 }
 
 impl CreateVolume {
-    /// Of the default tenant, with the default cache policy.
+    /// Of the default tenant, with the default cache policy, made by a person.
     pub fn new(name: VolumeName, size_bytes: Option<u64>, source: VolumeSource) -> Self {
-        let (tenant, cache) = Default::default();
-        Self { name, size_bytes, source, tenant, cache }
+        let (tenant, cache, owner) = Default::default();
+        Self { name, size_bytes, source, tenant, cache, owner }
     }
 }
 
@@ -304,6 +309,8 @@ pub struct VolumeInfo {
     pub tenant: TenantName,
     #[serde(default)]
     pub cache: CachePolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<OwnerName>,
 }
 
 /// Seals the head under a name and puts a new head on it.

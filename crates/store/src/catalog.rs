@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::{CachePolicy, Keep};
-use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
+use perigee_model::{Epoch, ImageName, LayerId, OwnerName, Problem, TenantName, VolumeName};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
@@ -92,6 +92,7 @@ pub(super) struct VolumeRow {
     pub(super) epoch: Epoch,
     pub(super) tenant: TenantName,
     pub(super) cache: CachePolicy,
+    pub(super) owner: Option<OwnerName>,
 }
 
 /// The columns of [`layer_row`]; column 9 is whether it is a head.
@@ -100,7 +101,7 @@ const LAYER_ROWS: &str = "
            l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id),
            EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id), r.keep, r.is_layer
     FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
-const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache";
+const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache, owner";
 
 /// A volume to be, with an empty head.
 #[derive(Debug, Clone)]
@@ -109,6 +110,7 @@ pub(super) struct NewVolume {
     pub(super) head: LayerRow,
     pub(super) tenant: TenantName,
     pub(super) cache: CachePolicy,
+    pub(super) owner: Option<OwnerName>,
 }
 
 /// A head that is sealed, and how much of it is data.
@@ -440,6 +442,7 @@ fn volume_row(row: &Row<'_>) -> Result<VolumeRow> {
         epoch: Epoch(unsigned(row, 3)?),
         tenant: parsed(row, 4)?,
         cache: parsed(row, 5)?,
+        owner: optional_parsed(row, 6)?,
     })
 }
 
@@ -516,18 +519,19 @@ fn insert_image(tx: &Transaction<'_>, name: &ImageName, layer: LayerId) -> Resul
 }
 
 fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
-    let NewVolume { name, head, tenant, cache } = volume;
+    let NewVolume { name, head, tenant, cache, owner } = volume;
     insert_layer(tx, head)?;
     tx.prepare_cached(
-        "INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache)
-         VALUES (?1, ?2, ?3, 1, 1, ?4, ?5)",
+        "INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache, owner)
+         VALUES (?1, ?2, ?3, 1, 1, ?4, ?5, ?6)",
     )?
     .execute(params![
         name.as_str(),
         head.id.to_string(),
         signed(head.size_bytes)?,
         tenant.as_str(),
-        cache.to_string()
+        cache.to_string(),
+        owner.as_ref().map(OwnerName::as_str)
     ])
     .map(drop)
 }

@@ -286,6 +286,7 @@ impl Pool {
             name: volume.clone(),
             head: LayerRow::new_head(size_bytes, Some(parent)),
             tenant: TenantName::default(),
+            owner: None,
             cache: CachePolicy::default(),
         };
         let made = CloneRow { volume, client: row.name.clone(), lifetime };

@@ -245,6 +245,7 @@ fn change_rows(path: &Path, input: &mut Input<'_>) {
         ("volumes", "epoch"),
         ("volumes", "epoch_issued_max"),
         ("volumes", "tenant"),
+        ("volumes", "owner"),
         ("volumes", "cache"),
         ("attachments", "volume"),
         ("stores", "dir"),

@@ -11,7 +11,7 @@ use perigee_model::volume::{
     CachePolicy, CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
     VolumeSource,
 };
-use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use perigee_model::{ImageName, LayerId, OwnerName, Problem, VolumeName};
 
 use super::blocking;
 use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed};
@@ -35,6 +35,7 @@ impl Base {
             head: LayerRow { remote, ..LayerRow::new_head(size_bytes, self.parent) },
             tenant: request.tenant.clone(),
             cache: request.cache,
+            owner: request.owner.clone(),
         }
     }
 }
@@ -328,7 +329,23 @@ impl Pool {
     /// # Errors
     /// A conflict while sessions are open.
     pub async fn delete_volume(self: &Arc<Self>, name: &VolumeName) -> Result<(), Problem> {
+        self.delete_volume_of(name, None).await
+    }
+
+    /// With an owner: only if the volume carries it. Another one of that name is not meant.
+    ///
+    /// # Errors
+    /// As [`Pool::delete_volume`].
+    pub async fn delete_volume_of(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        owner: Option<OwnerName>,
+    ) -> Result<(), Problem> {
         let turn = Arc::clone(&self.changes).lock_owned().await;
+        if let Some(owner) = owner {
+            let (pool, named) = (Arc::clone(self), name.clone());
+            blocking(move || pool.check_owner(&named, &owner)).await?;
+        }
         let (pool, closed) = (Arc::clone(self), name.clone());
         let opened = blocking(move || pool.delete_closed(&closed)).await?;
         let Some(volume) = opened else { return Ok(()) };
@@ -347,6 +364,14 @@ impl Pool {
 }
 
 impl Pool {
+    fn check_owner(&self, name: &VolumeName, owner: &OwnerName) -> Result<(), Problem> {
+        let what = format!("can't delete volume {name}");
+        match self.catalog.volume(name).map_err(failed(&what))? {
+            Some(row) if row.owner.as_ref() == Some(owner) => Ok(()),
+            _ => Err(Problem::not_found(what, format!("{owner} has no such volume in this pool"))),
+        }
+    }
+
     /// Deletes a volume that is not open, without opening it: one whose files are damaged can be
     /// deleted too. Gives back the volume if it is open.
     fn delete_closed(&self, name: &VolumeName) -> Result<Option<Arc<Volume>>, Problem> {

@@ -125,9 +125,9 @@ impl Pool {
                 let empty = spaces[&volumes[0].head.id].clone();
                 spaces.insert(head, empty);
             }
-            let NewVolume { name, head, tenant, cache } = volume.clone();
+            let NewVolume { name, head, tenant, cache, owner } = volume.clone();
             let (head, size_bytes, epoch) = (head.id, head.size_bytes, Epoch(1));
-            let row = VolumeRow { name, head, size_bytes, epoch, tenant, cache };
+            let row = VolumeRow { name, head, size_bytes, epoch, tenant, cache, owner };
             infos.push(self.describe(row, &spaces));
         }
         Ok(infos)
@@ -151,6 +151,7 @@ impl Pool {
             sessions: open.map_or(0, |volume| volume.open_sessions()),
             tenant: row.tenant,
             cache: row.cache,
+            owner: row.owner,
         }
     }
 

@@ -24,7 +24,7 @@ use perigee_model::volume::{
     EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, Keep, PoolInfo, ProbeBlocks,
     Resize, Snapshot, VolumeInfo,
 };
-use perigee_model::{BadName, ImageName, Problem, VolumeName};
+use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
 use perigee_store::{Pool, io_problem};
 use serde::Deserialize;
 
@@ -177,12 +177,24 @@ async fn volume_info(
     Ok(Json(control.pool.volume_info(&volume).await?))
 }
 
-async fn delete_volume(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
+#[derive(Deserialize)]
+struct OwnedBy {
+    owner: Option<OwnerName>,
+}
+
+async fn delete_volume(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    query: Result<Query<OwnedBy>, QueryRejection>,
+) -> Reply<()> {
+    let Query(OwnedBy { owner }) = query.map_err(|error| {
+        Problem::invalid(format!("can't delete volume {volume}"), error.body_text())
+    })?;
     let patience = Instant::now() + SESSION_END_MAX;
     while control.pool.open_sessions(&volume) > 0 && Instant::now() < patience {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    control.pool.delete_volume(&volume).await?;
+    control.pool.delete_volume_of(&volume, owner).await?;
     control.stats.forget(&volume);
     Ok(Json(()))
 }

@@ -54,6 +54,7 @@ impl Control {
             source: VolumeSource::Image(image.parse()?),
             tenant: Default::default(),
             cache: Default::default(),
+            owner: None,
         };
         let _: Vec<VolumeInfo> =
             self.runtime.block_on(self.client.post("/v1/batch/volumes", &body))?;

@@ -165,6 +165,7 @@ fn info(epoch: Epoch) -> VolumeInfo {
         sessions: 0,
         tenant: TenantName::default(),
         cache: CachePolicy::default(),
+        owner: None,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
 use crate::records::{
     Ending, JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix,
-    vm_of,
+    owner_of, vm_of,
 };
 use crate::{catalog, files, planning};
 
@@ -102,6 +102,7 @@ fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Clean
     hosts.sort();
     hosts.dedup();
     let mut cleanup = Cleanup::new(&record.job.id, "end");
+    cleanup.owner = Some(owner_of(&record.job));
     for host in hosts {
         cleanup.add_host(&host, &placement.disks);
     }

@@ -1,6 +1,6 @@
 //! Staging: everything the VM needs stands before it starts.
 //!
-//! Each part is made under a name that belongs to the job, so that making it again finds it.
+//! Each part carries the job as its owner, so that making it again finds it, and nothing else is taken for it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use perigee_model::{Epoch, JobId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
 use crate::cluster::HostLink;
-use crate::records::{PlacedDisk, Placement};
+use crate::records::{PlacedDisk, Placement, owner_of};
 use crate::{catalog, disks, files};
 
 /// Room for a seed that is only a description.
@@ -59,18 +59,44 @@ impl Run {
             ("root", _) => {
                 catalog::ensure_image(&self.cluster, &home, &spec.image).await?;
                 let source = VolumeSource::Image(spec.image.clone());
-                create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
+                self.create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
             }
             ("seed", _) => self.make_seed(&home, disk, at).await,
             ("output", _) => {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));
-                create(&home, disk, size_bytes, VolumeSource::Empty).await
+                self.create(&home, disk, size_bytes, VolumeSource::Empty).await
             }
             (_, Some(source)) if disk.temporary => {
-                create(&home, disk, None, VolumeSource::Volume(source.clone())).await
+                self.create(&home, disk, None, VolumeSource::Volume(source.clone())).await
             }
             _ if disk.read_only => Ok(info(&home, disk).await?.epoch),
             _ => take_over(&home, disk).await,
+        }
+    }
+
+    /// Makes a volume for this job, or finds the one that an earlier try made.
+    async fn create(
+        &self,
+        home: &HostLink,
+        disk: &PlacedDisk,
+        size_bytes: Option<u64>,
+        source: VolumeSource,
+    ) -> Result<Epoch, Problem> {
+        let owner = Some(owner_of(self.job()));
+        let new = CreateVolume::new(disk.volume.clone(), size_bytes, source);
+        let ask = CreateVolume { owner: owner.clone(), ..new };
+        match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
+            Ok(info) => Ok(info.epoch),
+            Err(problem) if problem.kind == ProblemKind::Conflict => match info(home, disk).await {
+                Ok(info) if info.owner == owner => Ok(info.epoch),
+                Ok(_) => Err(Problem::conflict(
+                    format!("make volume {} at {}", disk.volume, home.id),
+                    "there is one of this name that is not this job's",
+                )
+                .next("delete or rename that volume, and submit the job again")),
+                Err(_) => Err(problem),
+            },
+            Err(problem) => Err(problem),
         }
     }
 
@@ -88,7 +114,7 @@ impl Run {
         let file = tokio::fs::File::open(&path).await.map_err(fault)?;
         let bytes = file.metadata().await.map_err(fault)?.len();
         let size_bytes = whole_blocks(bytes.max(SEED_BYTES_MIN));
-        let epoch = create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
+        let epoch = self.create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
         let body = Body::wrap_stream(tokio_util::io::ReaderStream::new(file));
         let target = format!("/v1/volumes/{}/data", disk.volume);
         let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, body);
@@ -115,24 +141,6 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
         mounts: mounts.collect(),
         outputs: spec.outputs.clone(),
         timeout_s: spec.timeout_s,
-    }
-}
-
-async fn create(
-    home: &HostLink,
-    disk: &PlacedDisk,
-    size_bytes: Option<u64>,
-    source: VolumeSource,
-) -> Result<Epoch, Problem> {
-    let ask = CreateVolume::new(disk.volume.clone(), size_bytes, source);
-    match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
-        Ok(info) => Ok(info.epoch),
-        // An earlier try made it: the name is this job's.
-        Err(problem) if problem.kind == ProblemKind::Conflict => match info(home, disk).await {
-            Ok(info) => Ok(info.epoch),
-            Err(_) => Err(problem),
-        },
-        Err(problem) => Err(problem),
     }
 }
 

@@ -21,7 +21,7 @@ use perigee_model::volume::{
     ExportStats, ImageInfo, IoStats, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
-    Epoch, HostId, ImageName, LayerId, Problem, SiteId, TenantName, VmId, VolumeName,
+    Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VolumeName,
 };
 use tokio::task::JoinHandle;
 
@@ -95,6 +95,14 @@ impl FakeHost {
 
     pub fn inside(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().expect("no test panics with the lock")
+    }
+
+    /// A volume that no job of this controller made.
+    pub fn make_volume(&self, name: &VolumeName) {
+        let new = CreateVolume::new(name.clone(), Some(1 << 20), VolumeSource::Empty);
+        let info = volume_info(&new);
+        let volume = Volume { info, issued: 1, data: Vec::new(), stats: IoStats::default() };
+        self.inside().volumes.insert(name.clone(), volume);
     }
 
     /// The guest of a VM says something.
@@ -405,11 +413,26 @@ fn volume_info(new: &CreateVolume) -> VolumeInfo {
         sessions: 0,
         tenant: TenantName::default(),
         cache: CachePolicy::default(),
+        owner: new.owner.clone(),
     }
 }
 
-async fn delete_volume(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<()> {
-    inside.lock().expect("lock").volumes.remove(&name).map(|_| Json(())).ok_or_else(no_volume)
+async fn delete_volume(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Reply<()> {
+    let volumes = &mut inside.lock().expect("lock").volumes;
+    let meant = query.get("owner");
+    let is_meant = volumes.get(&name).is_some_and(|volume| {
+        meant.is_none()
+            || volume.info.owner.as_ref().map(OwnerName::as_str) == meant.map(String::as_str)
+    });
+    if !is_meant {
+        return Err(no_volume());
+    }
+    volumes.remove(&name);
+    Ok(Json(()))
 }
 
 async fn write(State(inside): Shared, Path(name): Path<VolumeName>, body: Bytes) -> Reply<()> {

@@ -2,9 +2,9 @@
 
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, JobState};
-use perigee_model::vm::VmStatus;
+use perigee_model::{VolumeName, vm::VmStatus};
 
-use super::{Lab, finish, spec, vm_of};
+use super::{Lab, finish, spec, vm_of, wait_for};
 use crate::{files, jobs};
 
 /// A running job whose guest has ended its command and left an output.
@@ -108,4 +108,22 @@ async fn an_empty_answer_of_a_volume_server_keeps_the_account() {
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     assert_eq!(reads().await, 4 * 1020, "four disks, from zero on");
+}
+
+#[tokio::test]
+async fn a_volume_that_somebody_else_made_under_a_jobs_name_is_neither_taken_nor_deleted() {
+    let lab = Lab::up().await;
+    let theirs = VolumeName::new("q-0001-root").expect("name");
+    lab.home.make_volume(&theirs);
+    let id = lab.submit(spec(Access::Clone)).await;
+    let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.reason.contains("q-0001-root"), "{}", job.reason);
+    wait_for("everything else to be gone", async || {
+        (lab.home.inside().volumes.len() <= 1 && lab.cloud.inside().volumes.len() == 1)
+            .then_some(())
+    })
+    .await;
+    assert!(lab.home.inside().volumes.contains_key(&theirs), "it was never the job's");
+    assert!(lab.home.inside().vms.is_empty());
 }

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N leads from version N to N + 1.
-const STEPS: [&str; 3] = [
+const STEPS: [&str; 4] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -91,6 +91,9 @@ CREATE TABLE reservations (             -- who has a claim on a volume over SCSI
     volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
     state TEXT NOT NULL
 ) STRICT;
+",
+    "
+ALTER TABLE volumes ADD COLUMN owner TEXT;          -- the job that made it, if no person did
 ",
 ];
 

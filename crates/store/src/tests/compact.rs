@@ -130,6 +130,7 @@ async fn a_layer_that_is_named_meanwhile_stops_the_change_and_nothing_is_lost() 
         head: clone,
         tenant: Default::default(),
         cache: Default::default(),
+        owner: None,
     };
     pool.catalog.add_volumes(&[volume]).unwrap();
     assert!(!pool.catalog.replace_layers(&chain[2..4], &by).unwrap(), "a clone stands on it");

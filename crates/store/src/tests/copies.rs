@@ -182,7 +182,7 @@ async fn however_many_clones_read_at_once_each_block_is_fetched_once() {
     let names = (0..64).map(|n| volume_name(&format!("c{n}"))).collect();
     let source = VolumeSource::Image(image_name("i"));
     let (tenant, cache) = Default::default();
-    let request = CreateVolumes { names, size_bytes: None, source, tenant, cache };
+    let request = CreateVolumes { names, size_bytes: None, source, tenant, cache, owner: None };
     bench.pool.create_volumes(request).await.unwrap();
     let content = bench.home.content();
     let clients = (0..64).map(|n| {

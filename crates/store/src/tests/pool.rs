@@ -295,3 +295,21 @@ async fn a_volume_past_the_page_cache_reads_what_was_written() {
     expected[4100..4200].fill(6);
     assert_eq!(all(&device).await, expected);
 }
+
+#[tokio::test]
+async fn a_volume_is_deleted_for_its_owner_and_not_for_another_one_of_that_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let owner = |name: &str| Some(perigee_model::OwnerName::new(name).unwrap());
+    let new = create("q-0001-root", Some(1 << 20), VolumeSource::Empty);
+    let info = pool.create_volume(CreateVolume { owner: owner("q-0001"), ..new }).await.unwrap();
+    assert_eq!(info.owner, owner("q-0001"));
+    let name = volume_name("q-0001-root");
+    let refused = pool.delete_volume_of(&name, owner("q-0002")).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::NotFound);
+    drop(pool);
+    let pool = open_real(dir.path()).await;
+    assert_eq!(pool.volume_info(&name).await.unwrap().owner, owner("q-0001"));
+    pool.delete_volume_of(&name, owner("q-0001")).await.unwrap();
+    pool.volume_info(&name).await.unwrap_err();
+}
