@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::guest::GuestMessage;
+use perigee_model::guest::GuestEvent;
 use perigee_model::vm::{
     HostReport, LinkProbe, MigrateOut, ProbeLink, VmChanges, VmReport, VmSpec,
 };
@@ -124,9 +124,13 @@ async fn events(
     State(vms): Shared,
     Path(vm): Path<String>,
     Query(query): Query<EventsQuery>,
-) -> Reply<Vec<GuestMessage>> {
+) -> Reply<Vec<GuestEvent>> {
     let vm = vms.get(&id(&vm)?)?;
-    let read = tokio::task::spawn_blocking(move || vm.log.after(query.after));
+    let read = tokio::task::spawn_blocking(move || {
+        // Who asks for what comes after has stored what comes before.
+        vm.log.taken(query.after)?;
+        vm.log.after(query.after)
+    });
     let messages = read.await.map_err(|e| Problem::internal("read a guest's messages", e))??;
     Ok(Json(messages))
 }

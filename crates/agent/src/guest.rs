@@ -33,7 +33,17 @@ const SEQ_MAX: u64 = 1 << 53;
 /// Reads the port until its QEMU has ended. `from_start`: the VM booted here, so its first message
 /// has number 1; otherwise the first number is wherever the source's acknowledgements ended.
 pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: Process) {
+    let mut said_full = false;
     while qemu.is_alive() {
+        if log.is_full() {
+            if !said_full {
+                tracing::warn!(path = %socket.display(), "the guest's messages wait: the log is full of what the controller has not fetched");
+            }
+            said_full = true;
+            tokio::time::sleep(RECONNECT).await;
+            continue;
+        }
+        said_full = false;
         if let Ok(stream) = UnixStream::connect(socket).await {
             let mut intake = Intake::new(log.last_seq(), from_start);
             match converse(stream, &log, &mut intake).await {
@@ -74,6 +84,10 @@ async fn converse(
         }
         if acknowledge {
             say(&mut writer, &HostMessage::Ack(log.last_seq())).await?;
+        }
+        if log.is_full() {
+            // What is not acknowledged comes again, when there is room.
+            return Ok(());
         }
         if resume {
             say(&mut writer, &HostMessage::Resume).await?;
@@ -202,7 +216,7 @@ mod tests {
         guest.expect(HostMessage::Ack(2)).await;
         host.abort();
 
-        let stored: Vec<u64> = log.after(0).unwrap().iter().map(|m| m.seq).collect();
+        let stored: Vec<u64> = log.after(0).unwrap().iter().map(|e| e.message.seq).collect();
         assert_eq!(stored, [1, 2]);
     }
 }

@@ -65,6 +65,7 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 }
 
 async fn until_stopped(config: Config) -> Result<(), Problem> {
+    perigee_http::allow_many_files();
     let mut terminate = handler(SignalKind::terminate())?;
     let mut interrupt = handler(SignalKind::interrupt())?;
     tokio::select! {

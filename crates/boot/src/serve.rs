@@ -35,6 +35,7 @@ struct Shared {
 /// Not found when the network card is not there; a conflict when a port is taken; unavailable when
 /// dnsmasq ends.
 pub async fn serve(config: Config) -> Result<(), Problem> {
+    perigee_http::allow_many_files();
     let on = |kind| signal(kind).map_err(|error| Problem::internal("listen for signals", error));
     let (mut terminate, mut interrupt) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);

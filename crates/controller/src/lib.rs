@@ -12,6 +12,7 @@ mod cluster;
 mod disks;
 mod files;
 mod hosts;
+mod images;
 mod jobs;
 mod links;
 mod meter;
@@ -37,6 +38,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use cluster::Timing;
 use supervisor::Supervisor;
+pub use tars::{TarError, check_output};
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -55,6 +57,7 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 
 async fn until_stopped(config: Config) -> Result<(), Problem> {
     let fault = |e: std::io::Error| Problem::internal("wait for signals", e);
+    perigee_http::allow_many_files();
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
     let supervisor = Supervisor::start(&config.state, Timing::default()).await?;

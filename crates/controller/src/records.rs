@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `hosts/HOST` | [`HostRecord`] | the host's registration |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
+//! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
 //! | `jobs/JOB` | [`JobRecord`] | the job's driver only |
 //! | `intents/jobs/JOB` | [`JobIntent`] | the API: what people want of the job |
@@ -25,7 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::IoStats;
-use perigee_model::{Epoch, HostId, JobId, OwnerName, Problem, VmId, VolumeName};
+use perigee_model::{
+    Epoch, HostId, ImageName, JobId, LayerId, OwnerName, Problem, VmId, VolumeName,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +48,14 @@ pub struct VolumeRecord {
     pub home: HostId,
     /// `None` while it is being made.
     pub seen: Option<VolumeSeen>,
+}
+
+/// An image's name, taken for one layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    pub name: ImageName,
+    /// `None` while it is being made of a volume.
+    pub layer: Option<LayerId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -163,6 +174,10 @@ pub struct MigrationIntent {
     /// A person wants the VM to stay where it is.
     #[serde(default)]
     pub cancel: bool,
+}
+
+pub fn image_key(name: &ImageName) -> String {
+    format!("images/{name}")
 }
 
 pub fn job_key(job: &JobId) -> String {

@@ -82,6 +82,19 @@ pub fn check_inputs(archive: impl Read) -> Result<(), TarError> {
     for_each_entry(archive, ENTRIES_MAX, |entry| input_path(entry).map(drop))
 }
 
+/// Looks at every entry of a job's output before somebody unpacks it.
+///
+/// # Errors
+/// When it is no tar, or holds something that takes more memory or disk than its bytes.
+pub fn check_output(archive: impl Read) -> Result<(), TarError> {
+    for_each_entry(archive, ENTRIES_MAX, |entry| {
+        if !entry.header().entry_type().is_gnu_sparse() {
+            return Ok(());
+        }
+        Err(TarError::Kind(entry.path()?.to_string_lossy().into_owned()))
+    })
+}
+
 /// The tar for a job's seed disk: its description, then its input files.
 pub fn write_seed<W: Write>(
     target: W,

@@ -9,4 +9,6 @@ mod server;
 
 pub use client::Client;
 pub use reqwest::{Body, Method};
-pub use server::{Failure, Json, Listen, Reply, bind_unix, cannot_listen, serve, unused_port};
+pub use server::{
+    Failure, Json, Listen, Reply, allow_many_files, bind_unix, cannot_listen, serve, unused_port,
+};

@@ -23,6 +23,7 @@ pub mod definition;
 pub mod demo;
 pub mod diskless;
 mod down;
+mod images;
 pub mod interrupt;
 pub mod lab_file;
 pub mod net;
@@ -41,6 +42,7 @@ pub mod wan;
 
 pub use definition::{Definition, LabId, Link, SiteDef};
 pub use down::{down, down_all};
+pub use images::import_everywhere;
 pub use progress::{Step, Steps};
 pub use state::DEFAULT_BASE;
 pub use supervisor::supervise;

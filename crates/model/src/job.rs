@@ -278,8 +278,11 @@ pub struct ClusterImage {
     pub name: ImageName,
     pub size_bytes: u64,
     pub allocated_bytes: u64,
-    /// Hosts that have a copy.
+    /// Hosts that can use it.
     pub hosts: Vec<HostId>,
+    /// What the hosts' copies together have not fetched yet.
+    #[serde(default)]
+    pub missing_bytes: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -287,7 +290,7 @@ pub struct NewImage {
     pub name: ImageName,
     /// A path on the host that imports it.
     pub source: String,
-    /// Where to import it first; it is then copied to every host. Default: any host.
+    /// Where to import it first; every other host gets a copy. Default: any host.
     #[serde(default)]
     pub host: Option<HostId>,
 }

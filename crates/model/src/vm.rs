@@ -10,7 +10,7 @@
 //! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing |
 //! | `DELETE /vms/{vm}` | | stops QEMU at once and forgets the VM; deleting what is not there succeeds |
 //! | `DELETE /vms/{vm}?unless_ran=true` | | the same, but a conflict when the guest has run there: how a source learns what became of a migration that broke |
-//! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestMessage`] list |
+//! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
 //! | `POST /vms/{vm}/migrate/cancel` | | 202 |

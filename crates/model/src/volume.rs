@@ -155,6 +155,9 @@ pub struct CopyImage {
     pub export: Option<String>,
     #[serde(default)]
     pub keep: Keep,
+    /// Refuses an export that is not this sealed layer.
+    #[serde(default)]
+    pub layer: Option<LayerId>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -77,11 +77,15 @@ impl Pool {
         name: &ImageName,
         request: CopyImage,
     ) -> Result<ImageInfo, Problem> {
-        let CopyImage { nbd_addr, export, keep } = request;
+        let CopyImage { nbd_addr, export, keep, layer: wanted } = request;
         let what = format!("can't copy image {name} from {nbd_addr}");
         let export = export.unwrap_or_else(|| format!("image:{name}"));
         let mut remote = self.remote_row(&what, &nbd_addr, &export).await?;
         remote.keep = keep;
+        if let Some(wanted) = wanted.filter(|wanted| remote.is_layer != Some(*wanted)) {
+            let why = format!("{export} there is not layer {wanted}");
+            return Err(Problem::conflict(what, why).next("look at the image at the other host"));
+        }
         let layer = remote.is_layer.unwrap_or_else(|| LayerId(Uuid::new_v4()));
         let size_bytes = Self::layer_size(&what, remote.size_bytes)?;
         let turn = Arc::clone(&self.changes).lock_owned().await;

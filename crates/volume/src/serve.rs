@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt as _, try_join_all};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perigee_block::stats::StatsTable;
 use perigee_http::Listen;
 use perigee_iscsi::Target;
@@ -69,7 +68,7 @@ pub fn serve(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 }
 
 async fn run(config: Config) -> Result<(), Problem> {
-    allow_many_files();
+    perigee_http::allow_many_files();
     let mut terminate = on(SignalKind::terminate())?;
     let mut interrupt = on(SignalKind::interrupt())?;
     std::fs::create_dir_all(&config.pool).map_err(|error| {
@@ -134,15 +133,6 @@ async fn run(config: Config) -> Result<(), Problem> {
     }
     pool.flush().await?;
     ended
-}
-
-/// Clients and volumes take a file descriptor or a few each; shells and service managers often
-/// allow only 1024 unless a program asks for what it may have.
-fn allow_many_files() {
-    let limit = getrlimit(Resource::RLIMIT_NOFILE);
-    if let Err(error) = limit.and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard)) {
-        tracing::warn!(%error, "can't raise the limit of open files");
-    }
 }
 
 fn addresses(listen: &[Listen]) -> String {

@@ -20,8 +20,8 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use perigee_lab::{Definition, Lab, LabId, Options, Steps, with_lab};
-use perigee_model::job::{ClusterImage, NewImage};
+use perigee_lab::{Definition, Lab, LabId, Options, Steps, import_everywhere, with_lab};
+use perigee_model::job::NewImage;
 use perigee_model::{HostId, ImageName, Problem};
 
 use bare::Bare;
@@ -107,7 +107,7 @@ async fn measure(
     let source = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
     let import = NewImage { name: image.clone(), source: source.display().to_string(), host: None };
     let client = lab.client(Duration::from_secs(600))?;
-    client.post::<ClusterImage>("/v1/images", &import).await?;
+    import_everywhere(&client, &import).await?;
     for guest in Guest::ALL {
         eprintln!("{rtt_ms} ms, {}: booting", guest.name());
         let hosts = [&near, &far];

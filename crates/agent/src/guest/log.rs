@@ -2,20 +2,41 @@
 //!
 //! A message is in the file before it is acknowledged (`fdatasync`), so a line that a crash tore
 //! was never acknowledged and is cut off when the file is opened.
+//!
+//! The file is bounded. What the controller has stored goes, in large pieces; a log that is full of what it has
+//! not takes nothing more, and the guest, whose messages are not acknowledged, waits.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use perigee_model::Problem;
-use perigee_model::guest::GuestMessage;
+use perigee_model::guest::{GuestEvent, GuestMessage};
+use serde::{Deserialize, Serialize};
 
 use crate::changes::Changed;
 
 /// An answer ends after the message that reaches this size.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
+
+/// What the controller has not stored yet may take so much.
+const LOG_BYTES_MAX: u64 = 64 << 20;
+
+/// What it has stored goes when it takes so much.
+const TAKEN_BYTES_MAX: u64 = 8 << 20;
+
+/// A line of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    /// Unix time of this host when the message came; 0 where an older agent wrote the line.
+    #[serde(default)]
+    arrived_ms: u64,
+    #[serde(flatten)]
+    message: GuestMessage,
+}
 
 #[derive(Debug)]
 pub struct GuestLog {
@@ -26,6 +47,7 @@ pub struct GuestLog {
 
 #[derive(Debug)]
 struct Inner {
+    path: PathBuf,
     file: File,
     /// Number of the first message.
     first_seq: u64,
@@ -45,8 +67,13 @@ impl GuestLog {
             .write(true)
             .mode(0o600)
             .open(path);
-        let mut inner =
-            Inner { file: open.map_err(fail)?, first_seq: 1, ends: Vec::new(), torn: true };
+        let mut inner = Inner {
+            path: path.to_owned(),
+            file: open.map_err(fail)?,
+            first_seq: 1,
+            ends: Vec::new(),
+            torn: true,
+        };
         inner.scan().map_err(fail)?;
         Ok(Self { inner: Mutex::new(inner), changed: OnceLock::new() })
     }
@@ -67,6 +94,17 @@ impl GuestLog {
         inner.first_seq + inner.ends.len() as u64 - 1
     }
 
+    /// Whether nothing more is taken before the controller has stored what is here.
+    pub fn is_full(&self) -> bool {
+        self.lock().end() >= LOG_BYTES_MAX
+    }
+
+    /// The controller has stored everything up to this number.
+    pub fn taken(&self, seq: u64) -> Result<(), Problem> {
+        let dropped = self.lock().drop_through(seq);
+        dropped.map_err(|e| Problem::internal("shorten the log of a guest's messages", e))
+    }
+
     /// Stores messages whose numbers go on where the last one ended. They are on disk when this
     /// returns.
     pub fn append(&self, messages: &[GuestMessage]) -> Result<(), Problem> {
@@ -80,14 +118,17 @@ impl GuestLog {
     }
 
     /// The messages behind a number; at most about a MiB, so that the caller asks again.
-    pub fn after(&self, seq: u64) -> Result<Vec<GuestMessage>, Problem> {
+    pub fn after(&self, seq: u64) -> Result<Vec<GuestEvent>, Problem> {
         let text = self.lock().read_after(seq);
         let text = text.map_err(|e| Problem::internal("read a guest's messages", e))?;
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let now_ms = now_ms();
         lines
             .map(|line| {
-                serde_json::from_slice(line)
-                    .map_err(|e| Problem::internal("read a guest's messages", e))
+                let Stored { arrived_ms, message } = serde_json::from_slice(line)
+                    .map_err(|e| Problem::internal("read a guest's messages", e))?;
+                let arrived_ms = if arrived_ms == 0 { now_ms } else { arrived_ms };
+                Ok(GuestEvent { age_ms: now_ms.saturating_sub(arrived_ms), message })
             })
             .collect()
     }
@@ -109,7 +150,7 @@ impl Inner {
             if line.last() != Some(&b'\n') {
                 return Ok(());
             }
-            let Ok(message) = serde_json::from_slice::<GuestMessage>(&line) else { return Ok(()) };
+            let Ok(Stored { message, .. }) = serde_json::from_slice(&line) else { return Ok(()) };
             if self.ends.is_empty() {
                 self.first_seq = message.seq;
             } else if message.seq != self.first_seq + self.ends.len() as u64 {
@@ -127,8 +168,9 @@ impl Inner {
         }
         let mut text = Vec::new();
         let mut ends = Vec::with_capacity(messages.len());
+        let arrived_ms = now_ms();
         for message in messages {
-            serde_json::to_writer(&mut text, message)?;
+            serde_json::to_writer(&mut text, &Stored { arrived_ms, message: message.clone() })?;
             text.push(b'\n');
             ends.push(start + text.len() as u64);
         }
@@ -141,6 +183,40 @@ impl Inner {
         }
         self.ends.extend(ends);
         Ok(())
+    }
+
+    /// Drops messages up to this number, if that is worth it: what stays is written anew. The last
+    /// one always stays, because its number must not be forgotten.
+    fn drop_through(&mut self, seq: u64) -> std::io::Result<()> {
+        let taken = seq.saturating_add(1).saturating_sub(self.first_seq);
+        let taken = usize::try_from(taken).unwrap_or(usize::MAX);
+        let dropped = taken.min(self.ends.len().saturating_sub(1));
+        let start = if dropped == 0 { 0 } else { self.ends[dropped - 1] };
+        if start < TAKEN_BYTES_MAX {
+            return Ok(());
+        }
+        let new_path = self.path.with_extension("new");
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(true).read(true).write(true).mode(0o600);
+        let mut new = options.open(&new_path)?;
+        self.file.seek(SeekFrom::Start(start))?;
+        let left = self.end() - start;
+        if std::io::copy(&mut (&self.file).take(left), &mut new)? != left {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        new.sync_all()?;
+        std::fs::rename(&new_path, &self.path)?;
+        self.file = new;
+        self.torn = false;
+        self.ends.drain(..dropped);
+        for end in &mut self.ends {
+            *end -= start;
+        }
+        self.first_seq += dropped as u64;
+        match self.path.parent() {
+            Some(parent) => File::open(parent)?.sync_all(),
+            None => Ok(()),
+        }
     }
 
     fn read_after(&self, seq: u64) -> std::io::Result<Vec<u8>> {
@@ -160,6 +236,11 @@ impl Inner {
     }
 }
 
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -174,7 +255,7 @@ mod tests {
     }
 
     fn numbers(log: &GuestLog, after: u64) -> Vec<u64> {
-        log.after(after).unwrap().iter().map(|message| message.seq).collect()
+        log.after(after).unwrap().iter().map(|event| event.message.seq).collect()
     }
 
     #[test]
@@ -204,6 +285,48 @@ mod tests {
         assert_eq!(log.last_seq(), 1);
         log.append(&[message(2, 1)]).unwrap();
         assert_eq!(numbers(&GuestLog::open(&path).unwrap(), 0), [1, 2]);
+    }
+
+    #[test]
+    fn what_the_controller_has_goes_and_a_full_log_takes_more_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let log = GuestLog::open(&path).unwrap();
+        let mut seq = 0;
+        while !log.is_full() {
+            let next = seq + 1..=seq + 20;
+            log.append(&next.map(|seq| message(seq, 60_000)).collect::<Vec<_>>()).unwrap();
+            seq += 20;
+        }
+        let full_bytes = std::fs::metadata(&path).unwrap().len();
+        assert!(full_bytes < LOG_BYTES_MAX + (2 << 20), "{full_bytes} bytes");
+        log.taken(10).unwrap();
+        assert!(log.is_full(), "so little is not worth the work");
+        log.taken(seq - 1).unwrap();
+        assert!(!log.is_full());
+        assert!(std::fs::metadata(&path).unwrap().len() < 1 << 20);
+        assert_eq!(numbers(&log, 0), [seq]);
+        log.append(&[message(seq + 1, 3)]).unwrap();
+        let log = GuestLog::open(&path).unwrap();
+        assert_eq!(numbers(&log, 0), [seq, seq + 1]);
+        log.taken(u64::MAX).unwrap();
+        assert_eq!(log.last_seq(), seq + 1, "its number is not forgotten");
+    }
+
+    #[test]
+    fn a_message_tells_how_long_ago_it_came() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let line = |seq: u64, arrived_ms: u64| {
+            let stored = Stored { arrived_ms, message: message(seq, 1) };
+            serde_json::to_string(&stored).unwrap() + "\n"
+        };
+        let old = serde_json::to_string(&message(1, 1)).unwrap() + "\n";
+        std::fs::write(&path, old + &line(2, now_ms() - 50_000) + &line(3, u64::MAX)).unwrap();
+        let ages: Vec<u64> =
+            GuestLog::open(&path).unwrap().after(0).unwrap().iter().map(|e| e.age_ms).collect();
+        assert_eq!((ages[0], ages[2]), (0, 0), "not known, or by a clock that was set back");
+        assert!((50_000..500_000).contains(&ages[1]), "{ages:?}");
     }
 
     #[test]

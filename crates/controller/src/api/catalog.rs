@@ -7,34 +7,35 @@ use perigee_model::volume::Snapshot;
 use perigee_model::{ImageName, VolumeName};
 
 use super::{Name, Shared, json};
-use crate::catalog;
+use crate::{catalog, images};
 
 #[utoipa::path(get, path = "/images", tag = "images",
     responses((status = 200, body = Vec<ClusterImage>)))]
 pub async fn images(State(cluster): Shared) -> Reply<Vec<ClusterImage>> {
-    json(catalog::images(&cluster).await?)
+    json(images::images(&cluster).await?)
 }
 
-/// Imports an image on one host and copies it to the others; answers when all have it.
+/// Imports an image on one host; the others get copies that can be used at once and are completed in the
+/// background. `missing_bytes` says how much of them is still to come.
 #[utoipa::path(post, path = "/images", tag = "images", request_body = NewImage,
     responses((status = 200, body = ClusterImage)))]
 pub async fn import_image(
     State(cluster): Shared,
     Json(new): Json<NewImage>,
 ) -> Reply<ClusterImage> {
-    json(catalog::import(&cluster, new).await?)
+    json(images::import(&cluster, new).await?)
 }
 
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
     responses((status = 200, body = ClusterImage)))]
 pub async fn image(State(cluster): Shared, Name(image): Name<ImageName>) -> Reply<ClusterImage> {
-    json(catalog::image(&cluster, &image).await?)
+    json(images::image(&cluster, &image).await?)
 }
 
 #[utoipa::path(delete, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
     responses((status = 200)))]
 pub async fn delete_image(State(cluster): Shared, Name(image): Name<ImageName>) -> Reply<()> {
-    json(catalog::delete_image(&cluster, &image).await?)
+    json(images::delete(&cluster, &image).await?)
 }
 
 #[utoipa::path(get, path = "/volumes", tag = "volumes",
@@ -76,5 +77,5 @@ pub async fn snapshot(
     Name(volume): Name<VolumeName>,
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
-    json(catalog::snapshot(&cluster, &volume, &ask).await?)
+    json(images::snapshot(&cluster, &volume, &ask).await?)
 }

@@ -33,7 +33,7 @@ use crate::records::{
     JobIntent, JobRecord, LogKept, MigrationRecord, job_intent_key, job_key, migration_prefix,
     vm_of,
 };
-use crate::{catalog, files};
+use crate::{catalog, files, images};
 
 pub use again::{Fate, fate};
 pub use driver::drive;
@@ -144,7 +144,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         return invalid(format!("inputs: no bundle {sha256} was uploaded"));
     }
     if !cluster.hosts.up().is_empty() {
-        catalog::image(cluster, &spec.image).await?;
+        images::image(cluster, &spec.image).await?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use perigee_model::{Epoch, JobId, Problem, ProblemKind};
 use super::driver::{Run, Step};
 use crate::cluster::HostLink;
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, files};
+use crate::{catalog, disks, files, images};
 
 /// Room for a seed that is only a description.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -57,7 +57,7 @@ impl Run {
         let spec = &self.job().spec;
         match (disk.serial.as_str(), &disk.data_of) {
             ("root", _) => {
-                catalog::ensure_image(&self.cluster, &home, &spec.image).await?;
+                images::ensure(&self.cluster, &home, &spec.image).await?;
                 let source = VolumeSource::Image(spec.image.clone());
                 self.create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
             }

@@ -17,8 +17,9 @@ use perigee_model::vm::{
     VmChanges, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CachePolicy, CreateVolume, EpochChange, EpochIssued,
-    ExportStats, ImageInfo, IoStats, VolumeHealth, VolumeInfo, VolumeSource,
+    Attach, Attachment, BlockProbe, CachePolicy, CopyImage, CreateVolume, EpochChange, EpochIssued,
+    ExportStats, ImageInfo, ImageSource, ImportImage, IoStats, VolumeHealth, VolumeInfo,
+    VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VolumeName,
@@ -47,9 +48,11 @@ pub struct Inside {
     /// Nothing answers.
     pub down: bool,
     pub refuse_migration: bool,
-    /// What stands on its image.
+    /// What stands on its images.
     pub image_children: u64,
-    pub image_deleted: bool,
+    pub images: BTreeMap<ImageName, ImageInfo>,
+    /// What it was asked to copy.
+    pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
     pub volumes: BTreeMap<VolumeName, Volume>,
     pub attachments: BTreeMap<VolumeName, String>,
@@ -80,7 +83,8 @@ impl Drop for FakeHost {
 
 impl FakeHost {
     pub async fn start(id: &str, site: &str) -> Self {
-        let inside = Arc::new(Mutex::new(Inside::default()));
+        let images = BTreeMap::from([(image().name, image())]);
+        let inside = Arc::new(Mutex::new(Inside { images, ..Inside::default() }));
         let (agent_url, agent) = serve(agent_routes(inside.clone())).await;
         let (volume_url, volume) = serve(volume_routes(inside.clone())).await;
         let addresses = HostAddresses {
@@ -164,8 +168,9 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
 
 fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
-        .route("/v1/images", get(async || Json(vec![image()])))
+        .route("/v1/images", get(images).post(import_image))
         .route("/v1/images/{image}", get(one_image).delete(delete_image))
+        .route("/v1/images/{image}/copy", post(copy_image))
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
         .route("/v1/volumes/{volume}/data", put(write).get(read))
@@ -347,20 +352,53 @@ pub fn image() -> ImageInfo {
     }
 }
 
-async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<ImageInfo> {
-    if name == image().name {
-        let children = inside.lock().expect("lock").image_children;
-        return Ok(Json(ImageInfo { children, ..image() }));
-    }
-    Err(Problem::not_found("image", "there is none").into())
+async fn images(State(inside): Shared) -> Reply<Vec<ImageInfo>> {
+    let inside = inside.lock().expect("lock");
+    let children = inside.image_children;
+    Ok(Json(inside.images.values().map(|info| ImageInfo { children, ..info.clone() }).collect()))
 }
 
-async fn delete_image(State(inside): Shared) -> Reply<()> {
+async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<ImageInfo> {
+    let inside = inside.lock().expect("lock");
+    let info = inside.images.get(&name).cloned();
+    let info = info.ok_or_else(|| Problem::not_found("image", "there is none"))?;
+    Ok(Json(ImageInfo { children: inside.image_children, ..info }))
+}
+
+/// Takes its time, so that two at once meet.
+async fn import_image(State(inside): Shared, Json(new): Json<ImportImage>) -> Reply<ImageInfo> {
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    let layer = new.layer.expect("the controller names the layer");
+    let info = ImageInfo { name: new.name.clone(), layer, ..image() };
+    inside.lock().expect("lock").images.insert(new.name, info.clone());
+    Ok(Json(info))
+}
+
+async fn copy_image(
+    State(inside): Shared,
+    Path(name): Path<ImageName>,
+    Json(ask): Json<CopyImage>,
+) -> Reply<ImageInfo> {
+    let mut inside = inside.lock().expect("lock");
+    let layer = ask.layer.expect("the controller names the layer");
+    let remote = ImageSource {
+        nbd_addr: ask.nbd_addr.clone(),
+        export: format!("image:{name}"),
+        keep: ask.keep,
+        missing_bytes: 1000,
+    };
+    inside.copied.push(ask);
+    let info = ImageInfo { name: name.clone(), layer, remote: Some(remote), ..image() };
+    inside.images.insert(name, info.clone());
+    Ok(Json(info))
+}
+
+async fn delete_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
     if inside.image_children > 0 {
         return Err(Problem::conflict("delete the image", "a volume stands on it").into());
     }
-    inside.image_deleted = true;
+    inside.images.remove(&name);
     Ok(Json(()))
 }
 

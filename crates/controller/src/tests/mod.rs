@@ -4,6 +4,7 @@
 mod api;
 mod fake;
 mod faults;
+mod images;
 mod jobs;
 mod migrations;
 mod queue;

@@ -12,11 +12,12 @@ use perigee_model::plan::{Decision, Plan};
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, Problem, VolumeName};
 
+use crate::images::import_everywhere;
 use crate::progress::Step;
 use crate::up::Lab;
 
 const QUICK: Duration = Duration::from_secs(30);
-/// An image is written on every host before the request is answered.
+/// An image is written before the request is answered.
 const SLOW: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(400);
 /// Beyond the job's own timeout, for staging and collecting.
@@ -41,7 +42,8 @@ impl Cluster {
         let source = std::path::absolute(file)
             .map_err(|e| Problem::invalid(format!("image {}", file.display()), e))?;
         let source = source.to_string_lossy().into_owned();
-        self.slow.post("/v1/images", &NewImage { name: name.clone(), source, host: None }).await
+        let new = NewImage { name: name.clone(), source, host: None };
+        import_everywhere(&self.slow, &new).await
     }
 
     pub async fn create_volume(

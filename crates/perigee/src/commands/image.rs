@@ -106,6 +106,7 @@ const CLUSTER: &[Column<ClusterImage>] = &[
     ("size", |i| output::bytes(i.size_bytes)),
     ("allocated", |i| output::bytes(i.allocated_bytes)),
     ("hosts", |i| i.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+    ("missing", |i| output::bytes(i.missing_bytes)),
 ];
 
 const LOCAL: &[Column<ImageInfo>] = &[
@@ -145,7 +146,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             }
         }
         Verb::Copy { name, from, export, keep, pool } => {
-            let body = CopyImage { nbd_addr: from, export, keep };
+            let body = CopyImage { nbd_addr: from, export, keep, layer: None };
             let path = format!("/v1/images/{name}/copy");
             let image: ImageInfo = pool_server(&pool).await?.post(&path, &body).await?;
             output::one(format, &image, LOCAL)

@@ -391,8 +391,11 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
             .next("name another directory with --to")
     };
     std::fs::create_dir_all(&to).map_err(unpack)?;
+    // The guest wrote this: headers that would fill the memory and files that claim to be huge are refused
+    // first, and `unpack` refuses paths that lead out of the directory.
+    perigee_controller::check_output(&scratch).map_err(|e| unpack(std::io::Error::other(e)))?;
+    std::io::Seek::rewind(&mut scratch).map_err(internal)?;
     let mut tar = tar::Archive::new(scratch);
-    // The guest wrote this: `unpack` refuses paths that lead out of the directory.
     tar.set_preserve_permissions(false);
     tar.set_preserve_ownerships(false);
     tar.unpack(&to).map_err(unpack)?;

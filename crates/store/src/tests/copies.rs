@@ -124,7 +124,7 @@ impl Bench {
     }
 
     async fn copy(&self, keep: Keep) -> Result<ImageInfo, perigee_model::Problem> {
-        let request = CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep };
+        let request = CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep, layer: None };
         self.pool.copy_image(&image_name("i"), request).await
     }
 
@@ -302,7 +302,8 @@ async fn what_is_here_is_served_while_the_other_host_is_away() {
 async fn a_host_that_does_not_answer_is_waited_for_until_a_deadline() {
     let (dir, files, home) = (tempfile::tempdir().unwrap(), Arc::default(), Home::new());
     let pool = open(&dir, &files, &home, 1);
-    let request = CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep: Keep::Read };
+    let request =
+        CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep: Keep::Read, layer: None };
     pool.copy_image(&image_name("i"), request).await.unwrap();
     drop(pool);
     // Nobody is there any more: `reach` knows this address only.
@@ -312,6 +313,23 @@ async fn a_host_that_does_not_answer_is_waited_for_until_a_deadline() {
     let image = pool.open_image(&image_name("i")).await.unwrap();
     let Err(IoError::Unreachable(why)) = read(&image, 0).await else { panic!("it is gone") };
     assert!(why.contains("image:i at gone:1"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_that_is_another_layer_than_the_one_wanted_is_not_copied() {
+    let bench = Bench::new();
+    let request = |layer| CopyImage {
+        nbd_addr: "there:1".to_owned(),
+        export: None,
+        keep: Keep::All,
+        layer: Some(layer),
+    };
+    let wrong = request(LayerId(uuid::Uuid::new_v4()));
+    let refused = bench.pool.copy_image(&image_name("i"), wrong).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert!(bench.pool.images().await.unwrap().is_empty());
+    let layer = bench.copy(Keep::All).await.unwrap().layer;
+    bench.pool.copy_image(&image_name("i"), request(layer)).await.expect("the same again");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,7 +41,7 @@ impl Source {
 
 async fn copy(host: &Server, home: &Server, export: Option<&str>, keep: Keep) -> ImageInfo {
     let nbd_addr = home.nbd_addr.clone();
-    let request = CopyImage { nbd_addr, export: export.map(str::to_owned), keep };
+    let request = CopyImage { nbd_addr, export: export.map(str::to_owned), keep, layer: None };
     host.control.post("/v1/images/golden/copy", &request).await.expect("a copy")
 }
 
@@ -224,7 +224,8 @@ async fn a_home_that_wants_tls_is_copied_from_and_proxied() {
     let source = Source::at(&home).await;
     home.clone_image("data", "golden").await;
     let nbd_addr = home.nbd_addr.clone();
-    let request = CopyImage { nbd_addr: nbd_addr.clone(), export: None, keep: Keep::Read };
+    let request =
+        CopyImage { nbd_addr: nbd_addr.clone(), export: None, keep: Keep::Read, layer: None };
     let plain = host.control.post::<ImageInfo>("/v1/images/golden/copy", &request).await;
     let plain = plain.expect_err("it wants TLS").to_string();
     assert!(plain.contains("it wants TLS"), "{plain}");

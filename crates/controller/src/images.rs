@@ -1,0 +1,255 @@
+//! The cluster's images: one name, one layer. The name is taken in the store before any host makes anything,
+//! and copies are made by the layer's UUID and compared with its checksums by the volume servers. A
+//! host can use a copy at once: what it has not yet is read from the host it came from.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use perigee_model::job::{ClusterImage, NewImage};
+use perigee_model::volume::{CopyImage, ImageInfo, ImportImage, Keep, Snapshot};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
+use uuid::Uuid;
+
+use crate::catalog::{self, or_silent, reachable, roomiest};
+use crate::cluster::{Cluster, HostLink};
+use crate::records::{ImageRecord, image_key};
+
+/// An image at one host.
+struct Found {
+    host: HostId,
+    info: ImageInfo,
+}
+
+async fn found(cluster: &Cluster) -> Vec<Found> {
+    let hosts = cluster.hosts.up();
+    let asked = hosts.iter().map(|host| host.volume.get::<Vec<ImageInfo>>("/v1/images"));
+    let answers = hosts.iter().zip(join_all(asked).await);
+    let infos = answers.filter_map(|(host, answer)| Some((host, or_silent(host, answer)?)));
+    infos
+        .flat_map(|(host, infos)| {
+            infos.into_iter().map(|info| Found { host: host.id.clone(), info })
+        })
+        .collect()
+}
+
+/// All images, each with the hosts that have the layer of that name.
+pub async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
+    let records = cluster.records.list::<ImageRecord>("images/").await?;
+    let mut layers: BTreeMap<ImageName, LayerId> =
+        records.into_iter().filter_map(|record| Some((record.name, record.layer?))).collect();
+    let mut images: BTreeMap<ImageName, ClusterImage> = BTreeMap::new();
+    for Found { host, info } in found(cluster).await {
+        if *layers.entry(info.name.clone()).or_insert(info.layer) != info.layer {
+            tracing::warn!("host {host} has another image of the name {}", info.name);
+            continue;
+        }
+        let image = images.entry(info.name.clone()).or_insert_with(|| view(&info));
+        image.hosts.push(host);
+        image.missing_bytes += missing_bytes(&info);
+    }
+    Ok(images.into_values().collect())
+}
+
+pub async fn image(cluster: &Cluster, name: &ImageName) -> Result<ClusterImage, Problem> {
+    images(cluster).await?.into_iter().find(|i| i.name == *name).ok_or_else(|| no_image(name))
+}
+
+fn no_image(name: &ImageName) -> Problem {
+    Problem::not_found(format!("image {name}"), "no host that is up has an image of this name")
+        .next("`perigee image list` shows the images, `perigee image import` makes one")
+}
+
+fn view(info: &ImageInfo) -> ClusterImage {
+    ClusterImage {
+        name: info.name.clone(),
+        size_bytes: info.size_bytes,
+        allocated_bytes: info.allocated_bytes,
+        hosts: Vec::new(),
+        missing_bytes: 0,
+    }
+}
+
+fn missing_bytes(info: &ImageInfo) -> u64 {
+    info.remote.as_ref().map_or(0, |remote| remote.missing_bytes)
+}
+
+/// Takes a name for one layer, for good.
+///
+/// # Errors
+/// `Conflict` when it is taken, also by an import that is under way.
+async fn take_name(
+    cluster: &Cluster,
+    what: &str,
+    name: &ImageName,
+    layer: Option<LayerId>,
+) -> Result<(), Problem> {
+    let at: Vec<String> = found(cluster)
+        .await
+        .into_iter()
+        .filter(|found| found.info.name == *name)
+        .map(|found| found.host.to_string())
+        .collect();
+    if !at.is_empty() {
+        let why = format!("there is an image of this name at {}", at.join(", "));
+        return Err(Problem::conflict(what, why).next("choose another name, or delete it first"));
+    }
+    let record = ImageRecord { name: name.clone(), layer };
+    if !cluster.records.create(&image_key(name), &record).await? {
+        let why =
+            "the name is taken: by an image of a host that is away, or by one that is being made";
+        return Err(Problem::conflict(what, why)
+            .next(format!("choose another name, or free it: `perigee image delete {name}`")));
+    }
+    Ok(())
+}
+
+/// The layer that a name stands for. An image that was made at a host without the controller is
+/// remembered from now on.
+async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Problem> {
+    if let Some(ImageRecord { layer: Some(layer), .. }) =
+        cluster.records.read(&image_key(name)).await?
+    {
+        return Ok(layer);
+    }
+    let mut found = found(cluster).await;
+    found.retain(|found| found.info.name == *name);
+    let Some(first) = found.first() else { return Err(no_image(name)) };
+    let layer = first.info.layer;
+    if let Some(other) = found.iter().find(|other| other.info.layer != layer) {
+        let why = format!("{} and {} have different images of this name", first.host, other.host);
+        return Err(Problem::conflict(format!("image {name}"), why)
+            .next("delete the wrong one at its host, with `perigee image delete --pool`"));
+    }
+    bind(cluster, name, layer).await?;
+    Ok(layer)
+}
+
+async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(), Problem> {
+    let record = |old: Option<ImageRecord>| {
+        let layer = old.and_then(|record| record.layer).unwrap_or(layer);
+        ImageRecord { name: name.clone(), layer: Some(layer) }
+    };
+    let kept = cluster.records.update(&image_key(name), record).await?;
+    if kept.layer == Some(layer) {
+        return Ok(());
+    }
+    Err(Problem::conflict(format!("image {name}"), "another layer has taken the name meanwhile"))
+}
+
+/// Imports on one host; the other hosts that are up have copies that can be used at once.
+pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Problem> {
+    let first = match &new.host {
+        Some(host) => reachable(cluster, host)?,
+        None => roomiest(cluster).await?,
+    };
+    let layer = LayerId(Uuid::new_v4());
+    take_name(cluster, &format!("import image {}", new.name), &new.name, Some(layer)).await?;
+    let ask = ImportImage { name: new.name.clone(), source: new.source, layer: Some(layer) };
+    if let Err(problem) = first.volume_slow.post::<ImageInfo>("/v1/images", &ask).await {
+        // An answer that got lost may hide an image: then the name stays taken.
+        if problem.kind != ProblemKind::Unavailable {
+            cluster.records.remove(&image_key(&new.name)).await?;
+        }
+        return Err(problem);
+    }
+    for host in cluster.hosts.up().iter().filter(|host| host.id != first.id) {
+        if let Err(problem) = copy(&first, host, &new.name, layer).await {
+            // It gets its copy when it first needs one.
+            tracing::warn!("host {} has no copy of image {} yet: {problem}", host.id, new.name);
+        }
+    }
+    image(cluster, &new.name).await
+}
+
+async fn copy(
+    from: &HostLink,
+    to: &HostLink,
+    name: &ImageName,
+    layer: LayerId,
+) -> Result<ImageInfo, Problem> {
+    let ask = CopyImage {
+        nbd_addr: from.addresses.nbd_addr.clone(),
+        export: None,
+        keep: Keep::All,
+        layer: Some(layer),
+    };
+    tracing::info!("copy image {name} from {} to {}", from.id, to.id);
+    to.volume.post(&format!("/v1/images/{name}/copy"), &ask).await
+}
+
+/// Makes sure that a host can use the image: one that came later gets its copy now.
+///
+/// # Errors
+/// `NotFound` when no host that is up has it, `Conflict` when the host has another one of that name.
+pub async fn ensure(
+    cluster: &Cluster,
+    at: &HostLink,
+    name: &ImageName,
+) -> Result<ImageInfo, Problem> {
+    let layer = layer_of(cluster, name).await?;
+    match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
+        Ok(info) if info.layer == layer => return Ok(info),
+        Ok(_) => {
+            let why = format!("host {} has another image of this name", at.id);
+            return Err(Problem::conflict(format!("use image {name}"), why)
+                .next("delete that one at its host, with `perigee image delete --pool`"));
+        }
+        Err(problem) if problem.kind == ProblemKind::NotFound => {}
+        Err(problem) => return Err(problem),
+    }
+    let mut sources = found(cluster).await;
+    sources.retain(|source| source.info.name == *name && source.info.layer == layer);
+    // A complete one first: a copy of a copy needs two hosts to be there.
+    let best = sources.iter().min_by_key(|source| missing_bytes(&source.info));
+    let Some(best) = best else { return Err(no_image(name)) };
+    copy(&*cluster.hosts.get(&best.host)?, at, name, layer).await
+}
+
+pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> {
+    for job in cluster.unfinished_jobs() {
+        if job.job.spec.image == *name {
+            let why = format!("job {} starts from it", job.job.id);
+            return Err(Problem::conflict(format!("delete image {name}"), why));
+        }
+    }
+    let is_taken = cluster.records.read::<ImageRecord>(&image_key(name)).await?.is_some();
+    let mut found = found(cluster).await;
+    found.retain(|found| found.info.name == *name);
+    if found.is_empty() && !is_taken {
+        return Err(no_image(name));
+    }
+    // Where something stands on it first: what refuses does so before any copy is gone.
+    found.sort_by_key(|found| std::cmp::Reverse(found.info.children));
+    for Found { host, .. } in found {
+        let host = reachable(cluster, &host)?;
+        match host.volume.delete(&format!("/v1/images/{name}")).await {
+            Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
+            _ => {}
+        }
+    }
+    cluster.records.remove(&image_key(name)).await
+}
+
+/// Seals what a volume holds now under a name, at the volume's home.
+pub async fn snapshot(
+    cluster: &Cluster,
+    volume: &VolumeName,
+    ask: &Snapshot,
+) -> Result<ClusterImage, Problem> {
+    let home = reachable(cluster, &catalog::find(cluster, volume).await?.home)?;
+    let what = format!("snapshot volume {volume} as {}", ask.image);
+    take_name(cluster, &what, &ask.image, None).await?;
+    let path = format!("/v1/volumes/{volume}/snapshot");
+    match home.volume_slow.post::<ImageInfo>(&path, ask).await {
+        Ok(info) => {
+            bind(cluster, &ask.image, info.layer).await?;
+            Ok(ClusterImage { hosts: vec![home.id.clone()], ..view(&info) })
+        }
+        Err(problem) => {
+            if problem.kind != ProblemKind::Unavailable {
+                cluster.records.remove(&image_key(&ask.image)).await?;
+            }
+            Err(problem)
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Images: one name, one layer, wherever they are copied to.
+
+use perigee_model::job::{Access, JobState, NewImage};
+use perigee_model::volume::{ImageInfo, Keep};
+use perigee_model::{ImageName, LayerId, ProblemKind};
+
+use super::fake::image;
+use super::{Lab, spec, vm_of};
+use crate::{images, jobs};
+
+fn other_layer() -> LayerId {
+    LayerId(uuid::Uuid::new_v4())
+}
+
+fn name(text: &str) -> ImageName {
+    ImageName::new(text).expect("name")
+}
+
+#[tokio::test]
+async fn two_imports_at_once_never_give_one_name_two_contents() {
+    let lab = Lab::up().await;
+    let import = |host: &super::fake::FakeHost| NewImage {
+        name: name("db"),
+        source: format!("/images/{}.raw", host.id),
+        host: Some(host.id.clone()),
+    };
+    let (home, cloud) = tokio::join!(
+        images::import(&lab.cluster, import(&lab.home)),
+        images::import(&lab.cluster, import(&lab.cloud)),
+    );
+    let refused = match (home, cloud) {
+        (Ok(_), Err(refused)) | (Err(refused), Ok(_)) => refused,
+        both => panic!("one of them has the name: {both:?}"),
+    };
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    let layer = |host: &super::fake::FakeHost| host.inside().images[&name("db")].layer;
+    assert_eq!(layer(&lab.home), layer(&lab.cloud));
+}
+
+#[tokio::test]
+async fn a_new_host_starts_vms_from_a_copy_by_layer_before_it_is_complete() {
+    let lab = Lab::up().await;
+    lab.home.inside().images.clear();
+    let layer = other_layer();
+    let info = ImageInfo { layer, ..image() };
+    lab.cloud.inside().images.insert(info.name.clone(), info);
+    let id = lab.submit(spec(Access::Clone)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let copied = lab.home.inside().copied.clone();
+    assert_eq!(copied.len(), 1, "{copied:?}");
+    assert_eq!((copied[0].layer, copied[0].keep), (Some(layer), Keep::All));
+    assert_eq!(copied[0].nbd_addr, lab.cloud.addresses.nbd_addr);
+    let image = images::image(&lab.cluster, &name("debian")).await.expect("image");
+    assert_eq!((image.hosts.len(), image.missing_bytes), (2, 1000));
+}
+
+#[tokio::test]
+async fn a_host_with_another_image_of_the_name_starts_no_job_from_it() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&id, JobState::Cancelled).await;
+    // The name is known by now. Somebody makes another image of it at the host.
+    lab.home.inside().images.get_mut(&name("debian")).expect("image").layer = other_layer();
+    let id = lab.submit(spec(Access::Clone)).await;
+    let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.reason.contains("another image of this name"), "{}", job.reason);
+    let image = images::image(&lab.cluster, &name("debian")).await.expect("image");
+    assert_eq!(image.hosts, std::slice::from_ref(&lab.cloud.id));
+}
+
+#[tokio::test]
+async fn a_deleted_images_name_can_be_taken_again() {
+    let lab = Lab::up().await;
+    let host = Some(lab.home.id.clone());
+    let new =
+        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    images::import(&lab.cluster, new("/a")).await.expect("import");
+    images::delete(&lab.cluster, &name("db")).await.expect("delete");
+    images::import(&lab.cluster, new("/b")).await.expect("import again");
+}
