@@ -41,6 +41,36 @@ pub async fn down(base: &Path, id: &LabId) -> Result<bool, Problem> {
     Ok(was_there)
 }
 
+/// What still carries a lab's id, in words; empty when it is gone without a trace.
+pub fn remains(base: &Path, id: &LabId) -> Vec<String> {
+    let dir = LabDir::new(base, id);
+    let mut found: Vec<String> =
+        namespaces(id).into_iter().map(|name| format!("namespace {name}")).collect();
+    if dir.path().exists() {
+        found.push(format!("directory {}", dir.path().display()));
+    }
+    let words = [
+        format!("{}/", dir.path().display()),
+        format!("lab supervise {id} "),
+        format!("lab relay {id} "),
+    ];
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let own = name == std::process::id().to_string();
+        if own || !name.bytes().all(|b| b.is_ascii_digit()) {
+            continue;
+        }
+        // A process that has ended meanwhile has no command line.
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if words.iter().any(|word| line.contains(word)) {
+            found.push(format!("process {name} ({})", line.trim()));
+        }
+    }
+    found
+}
+
 /// Takes down every lab below the base directory and tells which.
 ///
 /// # Errors

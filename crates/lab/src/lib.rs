@@ -41,7 +41,7 @@ pub mod usage;
 pub mod wan;
 
 pub use definition::{Definition, LabId, Link, SiteDef};
-pub use down::{down, down_all};
+pub use down::{down, down_all, remains};
 pub use images::import_everywhere;
 pub use progress::{Step, Steps};
 pub use state::DEFAULT_BASE;

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::command;
 use crate::definition::Definition;
+use crate::down::remains;
 use crate::progress::Steps;
 use crate::tpch::{self, Answer};
 use crate::up::{self, Lab, with_lab};
@@ -46,18 +47,21 @@ pub struct Options {
 /// Runs the whole demo in a lab of its own, which is gone afterwards in any case.
 ///
 /// # Errors
-/// What went wrong on the way; also when all ran but did not show what it should.
+/// What went wrong on the way; also when all ran and the result is not right. That it was slow is no
+/// error.
 pub async fn demo(options: Options, steps: &Steps) -> Result<Outcome, Problem> {
     let definition = options.definition.clone();
+    let id = definition.id.clone();
     let story = async |lab: Lab| tell(&lab, &options, steps).await;
-    let outcome = with_lab(definition, &options.lab, steps, story).await?;
+    let mut outcome = with_lab(definition, &options.lab, steps, story).await?;
+    outcome.left_behind = remains(&options.lab.base, &id);
     write_results(&outcome, &options.out)?;
     print::outcome(&outcome, &options.out);
     let faults = outcome.faults();
     if faults.is_empty() {
         return Ok(outcome);
     }
-    Err(Problem::internal("the demo ran but does not show what it should", faults.join("; "))
+    Err(Problem::internal("the demo ran but is not right", faults.join("; "))
         .next(format!("the measurements are in {}", options.out.join("report.html").display())))
 }
 
@@ -68,10 +72,9 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     std::fs::create_dir_all(&scratch)
         .map_err(|e| Problem::internal(format!("make {}", scratch.display()), e))?;
 
-    let table_bytes = make_tables(&scratch, options.scale_factor, steps).await?;
-    import(&cluster, &stage, &options.image, steps).await?;
+    let table_bytes = prepare(&cluster, &stage, &scratch, options, steps).await?;
     let right = right_answers(scratch.clone());
-    load(&cluster, &stage, &scratch, options.scale_factor, steps).await?;
+    load(&cluster, &stage, &scratch, steps).await?;
     let right = right.await.map_err(|e| Problem::internal("work out the right answers", e))??;
     let links = probe(&cluster, steps).await?;
 
@@ -106,6 +109,7 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
         runs,
         links,
         versions,
+        left_behind: Vec::new(),
     })
 }
 
@@ -131,14 +135,40 @@ fn stage(definition: &Definition) -> Result<Stage, Problem> {
     })
 }
 
-async fn make_tables(dir: &Path, scale_factor: f64, steps: &Steps) -> Result<u64, Problem> {
-    let step = steps.begin(format!("make the TPC-H tables, scale factor {scale_factor}"));
-    let dir = dir.to_owned();
-    let bytes = tokio::task::spawn_blocking(move || tpch::write_tables(scale_factor, &dir))
-        .await
-        .map_err(|e| Problem::internal("make the tables", e))??;
-    step.done(&units::format_bytes(bytes));
+/// Makes the tables and packs them for the loading job, imports the golden image on every host, and
+/// makes the data volume: all at once, for none needs another.
+async fn prepare(
+    cluster: &Cluster,
+    stage: &Stage,
+    scratch: &Path,
+    options: &Options,
+    steps: &Steps,
+) -> Result<u64, Problem> {
+    let scale_factor = options.scale_factor;
+    let step = steps.begin(format!(
+        "make the TPC-H tables, scale factor {scale_factor}, and import the golden image on every host"
+    ));
+    let dir = scratch.to_owned();
+    let tables = tokio::task::spawn_blocking(move || {
+        let bytes = tpch::write_tables(scale_factor, &dir)?;
+        work::load_bundle(&dir, &load_bundle(&dir))?;
+        Ok(bytes)
+    });
+    let tables = async { tables.await.map_err(|e| Problem::internal("make the tables", e))? };
+    let volume = cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor));
+    let image = cluster.import_image(&stage.image, &options.image);
+    let (bytes, image, _) = tokio::try_join!(tables, image, volume)?;
+    step.done(&format!(
+        "{} of tables, {} on {} hosts",
+        units::format_bytes(bytes),
+        units::format_bytes(image.allocated_bytes),
+        image.hosts.len()
+    ));
     Ok(bytes)
+}
+
+fn load_bundle(scratch: &Path) -> PathBuf {
+    scratch.join("load.tar")
 }
 
 /// Works in the background: SQLite is done long before the guest.
@@ -146,34 +176,14 @@ fn right_answers(dir: PathBuf) -> tokio::task::JoinHandle<Result<Vec<Answer>, Pr
     tokio::task::spawn_blocking(move || tpch::expected(&dir))
 }
 
-async fn import(
-    cluster: &Cluster,
-    stage: &Stage,
-    image: &Path,
-    steps: &Steps,
-) -> Result<(), Problem> {
-    let step = steps.begin("import the golden image on every host");
-    let imported = cluster.import_image(&stage.image, image).await?;
-    let hosts = imported.hosts.len();
-    step.done(&format!("{} on {hosts} hosts", units::format_bytes(imported.allocated_bytes)));
-    Ok(())
-}
-
 async fn load(
     cluster: &Cluster,
     stage: &Stage,
     scratch: &Path,
-    scale_factor: f64,
     steps: &Steps,
 ) -> Result<(), Problem> {
     let mut step = steps.begin(format!("load the tables into PostgreSQL at {}", stage.near));
-    cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor)).await?;
-    let bundle = scratch.join("load.tar");
-    let (tables, target) = (scratch.to_owned(), bundle.clone());
-    tokio::task::spawn_blocking(move || work::load_bundle(&tables, &target))
-        .await
-        .map_err(|e| Problem::internal("pack the tables", e))??;
-    let bundle = cluster.upload(&bundle).await?;
+    let bundle = cluster.upload(&load_bundle(scratch)).await?;
     let job = cluster.run(&stage.load_job(bundle), &mut step).await?;
     step.done(&format!("job {}", job.id));
     Ok(())

@@ -1,6 +1,7 @@
 //! What the demo found out: the content of `result.json`, and whether it shows what it claims.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use perigee_model::job::{Job, Link, Migration, MigrationState, Sample};
 use perigee_model::phases::Phases;
@@ -22,6 +23,9 @@ pub struct Outcome {
     /// What was measured between the hosts.
     pub links: Vec<Link>,
     pub versions: BTreeMap<String, String>,
+    /// What of the lab was still there when it had been taken down.
+    #[serde(default)]
+    pub left_behind: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,12 +140,11 @@ impl Outcome {
         self.runs.iter().find(|run| run.name == name)
     }
 
-    /// Every claim that does not hold, in plain words; empty when the demo shows what it should.
+    /// What is wrong, in plain words; empty when the demo is right. Whether it was fast is no part of
+    /// it: see [`Self::shape`].
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        let (Some(remote), Some(beside), Some(planned)) =
-            (self.run(RunName::Remote), self.run(RunName::Beside), self.run(RunName::Planned))
-        else {
+        let Some([remote, beside, planned]) = self.three() else {
             return vec!["not all three runs are there".to_owned()];
         };
         if self.runs.iter().any(|run| run.answers_sha256 != remote.answers_sha256) {
@@ -162,16 +165,48 @@ impl Outcome {
             }
             Some(_) => {}
         }
-        let to_beside = (planned.measured_s - beside.measured_s).abs();
-        let to_remote = (planned.measured_s - remote.measured_s).abs();
-        if to_beside >= to_remote {
-            faults.push(format!(
-                "the planned run ({:.1} s) is not closer to the run beside the data ({:.1} s) than to the remote one ({:.1} s)",
-                planned.measured_s, beside.measured_s, remote.measured_s
-            ));
+        if !self.left_behind.is_empty() {
+            faults.push(format!("the lab left something behind: {}", self.left_behind.join(", ")));
         }
         faults
     }
+
+    /// One sentence where the planned run was not nearer to the one beside the data, as it is on a
+    /// machine with nothing else to do; it names where the time went.
+    pub fn shape(&self) -> Option<String> {
+        let [remote, beside, planned] = self.three()?;
+        let to_beside = (planned.measured_s - beside.measured_s).abs();
+        let to_remote = (planned.measured_s - remote.measured_s).abs();
+        if to_beside < to_remote {
+            return None;
+        }
+        let went =
+            planned.migrations.first().map_or_else(String::new, |m| where_it_went(planned, m));
+        Some(format!(
+            "The planned run ({:.1} s) was not closer to the run beside the data ({:.1} s) than to the remote one ({:.1} s){went}.",
+            planned.measured_s, beside.measured_s, remote.measured_s
+        ))
+    }
+
+    fn three(&self) -> Option<[&Run; 3]> {
+        Some([self.run(RunName::Remote)?, self.run(RunName::Beside)?, self.run(RunName::Planned)?])
+    }
+}
+
+/// Before, in and after the migration; and its longest phase.
+fn where_it_went(run: &Run, migration: &Move) -> String {
+    let seconds = |ms: u64| Duration::from_millis(ms).as_secs_f64();
+    let before_s = seconds(migration.started_ms.saturating_sub(run.started_ms));
+    let total_s = seconds(migration.total_ms);
+    let after_s = (run.measured_s - before_s - total_s).max(0.0);
+    let longest = migration.phases.parts().into_iter().max_by_key(|part| part.duration_us);
+    let longest = longest.map_or_else(String::new, |part| {
+        let part_s = Duration::from_micros(part.duration_us).as_secs_f64();
+        format!(" (most of it, {part_s:.1} s, in its phase {:?})", part.name)
+    });
+    format!(
+        ": {before_s:.1} s went by before its migration began, {total_s:.1} s in the migration{longest} and {after_s:.1} s after it"
+    )
 }
 
 #[cfg(test)]
@@ -288,6 +323,7 @@ pub(crate) mod tests {
             ],
             links: Vec::new(),
             versions: BTreeMap::from([("qemu".to_owned(), "7.2.22".to_owned())]),
+            left_behind: Vec::new(),
         }
     }
 
@@ -309,8 +345,27 @@ pub(crate) mod tests {
         told(|o| o.runs[0].migrations = o.runs[2].migrations.clone(), "may not");
         told(|o| o.runs[2].migrations.clear(), "did not migrate");
         told(|o| o.runs[2].migrations[0].job_progress = Some(1.0), "only when its work was done");
-        told(|o| o.runs[2].measured_s = 70.0, "not closer");
+        told(|o| o.left_behind.push("process 7".to_owned()), "process 7");
         told(|o| drop(o.runs.pop()), "three runs");
+    }
+
+    #[test]
+    fn a_slow_demo_is_right_and_says_where_its_time_went() {
+        assert_eq!(good().shape(), None);
+        let mut slow = good();
+        slow.runs[2].measured_s = 70.0;
+        slow.runs[2].migrations[0].total_ms = 10_400;
+        assert_eq!(slow.faults(), Vec::<String>::new());
+        let told = slow.shape().expect("a sentence");
+        for words in [
+            "70.0 s",
+            "19.0 s went by before",
+            "10.4 s in the migration",
+            "1.7 s, in its phase \"copy 1\"",
+            "40.6 s after",
+        ] {
+            assert!(told.contains(words), "{told:?} must say {words:?}");
+        }
     }
 
     #[test]

@@ -78,6 +78,9 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
             }
         }
     }
+    if let Some(shape) = outcome.shape() {
+        println!("  {shape}");
+    }
     let answers = if outcome.answers_checked { "are those SQLite finds" } else { "are WRONG" };
     println!("  the answers to {} {answers}", outcome.queries.join(", "));
     println!("  {}\n  {}", out.join("report.html").display(), out.join("result.json").display());

@@ -48,6 +48,9 @@ fn head(page: &mut String, outcome: &Outcome) {
     for fault in outcome.faults() {
         let _ = writeln!(page, "<p class=\"fault\">{}</p>", escape(&fault));
     }
+    if let Some(shape) = outcome.shape() {
+        let _ = writeln!(page, "<p>{}</p>", escape(&shape));
+    }
 }
 
 fn summary(outcome: &Outcome) -> String {

@@ -53,6 +53,7 @@ impl Bench {
     }
 
     pub fn assert_nothing_left(&self, id: &LabId) {
+        assert_eq!(perigee_lab::remains(&self.options.base, id), Vec::<String>::new());
         assert_eq!(namespaces(id), Vec::<String>::new(), "namespaces");
         assert!(!self.options.base.join(id.to_string()).exists(), "directory");
         assert_eq!(processes_of(self.base.path(), id), Vec::<String>::new(), "processes");

@@ -47,6 +47,28 @@ async fn a_killed_daemon_is_started_again() {
 }
 
 #[tokio::test]
+async fn what_a_lab_left_behind_is_found() {
+    let bench = Bench::new();
+    let lab = bench.up().await;
+    let id = lab.definition.id.clone();
+    let mut lost = std::process::Command::new("sh")
+        .args(["-c", "read line", "lab", "relay", &id.to_string(), "--base"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let words = [format!("pg-{id}-site-home"), "directory".to_owned(), lost.id().to_string()];
+    // A process that was just started has no command line for a moment.
+    until("all that is there", || {
+        let found = perigee_lab::remains(&bench.options.base, &id).join("; ");
+        words.iter().all(|word| found.contains(word))
+    })
+    .await;
+    lost.kill().expect("kill");
+    lost.wait().expect("its end");
+    bench.down(&id).await;
+}
+
+#[tokio::test]
 async fn nothing_stays_when_the_supervisor_was_killed() {
     let bench = Bench::new();
     let lab = bench.up().await;
