@@ -7,6 +7,9 @@ use perigee_lab::report::plots::{Trace, traces};
 
 use crate::load::{Case, Results};
 
+/// A title, the unit, and the figure of a case.
+type Plot = (&'static str, &'static str, fn(&Case) -> f64);
+
 // Writing to a String cannot fail, so the results of `write!` below say nothing.
 
 pub fn html(results: &Results) -> String {
@@ -20,7 +23,7 @@ pub fn html(results: &Results) -> String {
     );
     table(&mut page, &results.cases);
     page.push_str("<h2>How it grows</h2>\n");
-    let plots: [(&str, &str, fn(&Case) -> f64); 4] = [
+    let plots: [Plot; 4] = [
         ("Decisions, ms for each job placed", "ms", |case| case.decision_ms_per_job),
         ("Store operations for each job", "operations", |case| case.store_operations_per_job),
         ("The controller's CPU time for each job", "ms", |case| {
