@@ -10,6 +10,8 @@
 //! | who uses which volume now | [`logins`] |
 //! | where requests' time goes | [`measured`], [`stats`], [`trace`] |
 
+#![warn(missing_docs)]
+
 pub mod device;
 pub mod exports;
 #[cfg(feature = "fuzzing")]
