@@ -10,8 +10,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestEvent;
+use perigee_model::switchover::Fate;
 use perigee_model::vm::{
-    HostReport, LinkProbe, MigrateOut, ProbeLink, VmChanges, VmReport, VmSpec,
+    CancelMigration, EndUnlessRan, HostReport, LinkProbe, MigrateOut, ProbeLink, VmChanges,
+    VmReport, VmSpec,
 };
 use perigee_model::{Problem, VmId};
 use serde::Deserialize;
@@ -31,6 +33,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms", get(list))
         .route("/v1/changes", get(changes))
         .route("/v1/vms/{vm}", get(report).put(put).delete(delete))
+        .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
         .route("/v1/vms/{vm}/migrate", post(migrate))
@@ -99,19 +102,17 @@ async fn put(
     Ok(Json(vm.report(&vms.host.volume_stats().await)))
 }
 
-#[derive(Debug, Deserialize)]
-struct DeleteQuery {
-    #[serde(default)]
-    unless_ran: bool,
+async fn delete(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {
+    vms.delete(&id(&vm)?).await?;
+    Ok(Json(()))
 }
 
-async fn delete(
+async fn end_unless_ran(
     State(vms): Shared,
     Path(vm): Path<String>,
-    Query(query): Query<DeleteQuery>,
-) -> Reply<()> {
-    vms.delete(&id(&vm)?, query.unless_ran).await?;
-    Ok(Json(()))
+    Json(asked): Json<EndUnlessRan>,
+) -> Reply<Fate> {
+    Ok(Json(vms.end_unless_ran(&id(&vm)?, &asked.migration).await?))
 }
 
 #[derive(Debug, Deserialize)]
@@ -153,9 +154,10 @@ async fn migrate(
 async fn cancel_migration(
     State(vms): Shared,
     Path(vm): Path<String>,
+    Json(asked): Json<CancelMigration>,
 ) -> Result<StatusCode, Failure> {
     let vm = vms.get(&id(&vm)?)?;
-    let answer = vm.ask(Request::CancelMigration).await;
+    let answer = vm.ask(|answer| Request::CancelMigration(asked, answer)).await;
     answer.unwrap_or_else(|| Err(gone(vm.id())))?;
     Ok(StatusCode::ACCEPTED)
 }

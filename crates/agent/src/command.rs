@@ -95,9 +95,9 @@ pub fn check(spec: &VmSpec) -> Result<(), BadSpec> {
     Ok(())
 }
 
-/// The argument by which a VM's QEMU is found among all processes.
-pub fn mark(dir: &VmDir) -> String {
-    dir.pid().display().to_string()
+/// The arguments by which a VM's QEMU is found among all processes.
+pub fn mark(dir: &VmDir) -> [String; 2] {
+    ["-pidfile".to_owned(), dir.pid().display().to_string()]
 }
 
 pub fn arguments(
@@ -114,9 +114,11 @@ pub fn arguments(
     add(&accelerator_arguments(accelerator));
     add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &spec.cpus.to_string()]);
     add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
-    add(&["-pidfile", &mark(dir)]);
-    // A guest that powers off stays to be looked at until the VM is deleted.
-    add(&["-action", "shutdown=pause"]);
+    add(&mark(dir).each_ref().map(String::as_str));
+    // A guest that powers off stays to be looked at until the VM is deleted. One that reboots or
+    // panics ends as well: started again, its job would run twice.
+    add(&["-action", "shutdown=pause,reboot=shutdown,panic=pause"]);
+    add(&["-device", "pvpanic"]);
     add(&["-boot", "strict=on"]);
     add(&["-chardev", &socket("monitor", &dir.qmp()), "-mon", "chardev=monitor,mode=control"]);
     let console = escape(&dir.console());
@@ -134,8 +136,9 @@ pub fn arguments(
     add(&["-chardev", &socket("job", &dir.job())]);
     add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
     add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
-    if spec.incoming {
-        add(&["-incoming", "defer"]);
+    if spec.arrives_by.is_some() {
+        // It arrives stopped: its agent stores that it is here, and then lets it run.
+        add(&["-S", "-incoming", "defer"]);
     }
     line
 }
@@ -194,7 +197,7 @@ mod tests {
             cpus: 2,
             memory_bytes: 384 * MIB,
             disks: vec![disk("root", 1, false), disk("data0", 7, true)],
-            incoming: false,
+            arrives_by: None,
         }
     }
 
@@ -213,9 +216,10 @@ mod tests {
 
     #[test]
     fn the_destination_builds_the_same_machine() {
-        let incoming = VmSpec { incoming: true, ..spec() };
+        let migration = perigee_model::MigrationId::new("m-1").unwrap();
+        let incoming = VmSpec { arrives_by: Some(migration), ..spec() };
         let mut there = line(&incoming, "/s");
-        assert_eq!(there.split_off(there.len() - 2), ["-incoming", "defer"]);
+        assert_eq!(there.split_off(there.len() - 3), ["-S", "-incoming", "defer"]);
         assert_eq!(there, line(&spec(), "/s"));
     }
 
@@ -235,9 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_an_argument_of_its_own() {
+    fn the_mark_is_two_arguments_that_stand_together() {
         let dir = VmDir::new(Path::new("/s"), &spec().vm);
-        assert!(line(&spec(), "/s").contains(&mark(&dir)));
+        assert!(line(&spec(), "/s").windows(2).any(|pair| pair == mark(&dir)));
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //! STATE/vms/VM/          root only, except for passing through
 //!   spec.json            the VmSpec; a directory without it is a start that never happened
 //!   migration.json       the current or last outgoing migration
-//!   ran                  exists once a VM that came by migration has run here
+//!   arrival              of a VM that comes by migration: whether it has run here
 //!   events.jsonl         the guest's messages
 //!   qemu.log             QEMU's stderr
 //!   run/                 QEMU's own, mode 0700: sockets, pid file, console.log
+//! STATE/ended/VM.json    what became of a VM that came by migration and is deleted
 //! ```
 //!
 //! Everything under `run/` was written by QEMU's user: it is opened without following links.
@@ -48,8 +49,8 @@ impl VmDir {
         self.root.join("migration.json")
     }
 
-    pub fn ran(&self) -> PathBuf {
-        self.root.join("ran")
+    pub fn arrival(&self) -> PathBuf {
+        self.root.join("arrival")
     }
 
     pub fn events(&self) -> PathBuf {
@@ -127,6 +128,7 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
     std::fs::create_dir_all(state).map_err(fail)?;
     make_dir(state, 0o711).map_err(fail)?;
     make_dir(&state.join("vms"), 0o711).map_err(fail)?;
+    make_dir(&state.join("ended"), 0o700).map_err(fail)?;
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)

@@ -34,7 +34,7 @@ const SEQ_MAX: u64 = 1 << 53;
 /// has number 1; otherwise the first number is wherever the source's acknowledgements ended.
 pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: Process) {
     let mut said_full = false;
-    while qemu.is_alive() {
+    while !qemu.has_ended() {
         if log.is_full() {
             if !said_full {
                 tracing::warn!(path = %socket.display(), "the guest's messages wait: the log is full of what the controller has not fetched");

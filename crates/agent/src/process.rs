@@ -3,13 +3,19 @@
 //! A process is known by its pid and its start time, so that a pid that was given to another
 //! process is never taken for QEMU. After a restart it is found by its own command line, which
 //! names the VM's pid file: that also finds a QEMU that an agent started just before it died.
+//! Other programs may name that file too: only QEMU's own program, run by QEMU's user, counts.
+//!
+//! What `/proc` does not tell, for example because the agent is out of file descriptors, is not
+//! known: it is not taken for "the process has ended".
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
 use perigee_model::Problem;
@@ -40,8 +46,27 @@ struct Stat {
     start_ticks: u64,
 }
 
-fn read_stat(path: &str) -> Option<Stat> {
-    parse_stat(&std::fs::read_to_string(path).ok()?)
+impl Stat {
+    fn has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
+}
+
+/// `Ok(None)`: there is no such process.
+fn read_stat(path: &str) -> std::io::Result<Option<Stat>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => match parse_stat(&text) {
+            Some(stat) => Ok(Some(stat)),
+            None => Err(std::io::Error::other(format!("{path} is not as expected"))),
+        },
+        Err(error) if is_no_process(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// An entry of a process that has ended is not there, or its reading fails with `ESRCH`.
+fn is_no_process(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// The command's name may hold spaces and parentheses: fields count from the last `)`.
@@ -56,29 +81,92 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
+/// How a VM's QEMU is told from all other processes.
+#[derive(Debug, Clone, Copy)]
+pub struct Looks<'a> {
+    /// Its name, as it is found in `PATH`.
+    pub program: &'a str,
+    pub arguments: [&'a str; 2],
+    /// `None`: the agent's own.
+    pub user: Option<QemuUser>,
+}
+
+impl Looks<'_> {
+    /// # Errors
+    /// When the process is there and cannot be looked at.
+    fn fit(&self, dir: &Path) -> std::io::Result<bool> {
+        let line = std::fs::read(dir.join("cmdline"))?;
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        if !words.windows(2).any(|pair| pair == self.arguments.map(str::as_bytes)) {
+            return Ok(false);
+        }
+        let uid = self.user.map_or_else(Uid::effective, |user| user.uid);
+        if std::fs::metadata(dir)?.uid() != uid.as_raw() {
+            return Ok(false);
+        }
+        let program = std::fs::read_link(dir.join("exe"))?;
+        Ok(is_program(&program, self.program))
+    }
+}
+
+/// A program that was replaced while it ran has ` (deleted)` behind its path.
+fn is_program(path: &Path, name: &str) -> bool {
+    let text = path.to_string_lossy();
+    let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
+    let wanted = which(name);
+    Some(path) == wanted.as_deref() || path.file_name() == Some(OsStr::new(name))
+}
+
+/// The file that a program's name means, with links followed.
+fn which(name: &str) -> Option<PathBuf> {
+    let dirs = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found?.canonicalize().ok()
+}
+
 impl Process {
     pub fn of_pid(pid: u32) -> Option<Self> {
-        let stat = read_stat(&format!("/proc/{pid}/stat"))?;
+        let stat = read_stat(&format!("/proc/{pid}/stat")).ok()??;
         Some(Self { pid, start_ticks: stat.start_ticks })
     }
 
-    /// The running process whose command line has `argument` as one whole argument.
-    pub fn find(argument: &str) -> Option<Self> {
-        let entries = std::fs::read_dir("/proc").ok()?;
-        entries.flatten().find_map(|entry| {
-            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-            if !line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes()) {
-                return None;
+    /// The running process that looks so.
+    ///
+    /// # Errors
+    /// When none was found and not all processes could be looked at.
+    pub fn find(looks: Looks<'_>) -> std::io::Result<Option<Self>> {
+        let mut not_known = None;
+        for entry in std::fs::read_dir("/proc")? {
+            let entry = entry?;
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            match looks.fit(&entry.path()) {
+                Ok(true) => match read_stat(&format!("/proc/{pid}/stat")) {
+                    Ok(Some(stat)) if !stat.has_ended() => {
+                        return Ok(Some(Self { pid, start_ticks: stat.start_ticks }));
+                    }
+                    Ok(_) => {}
+                    Err(error) => not_known = Some(error),
+                },
+                Ok(false) => {}
+                Err(error) if is_no_process(&error) => {}
+                Err(error) => not_known = Some(error),
             }
-            Self::of_pid(pid).filter(Self::is_alive)
-        })
+        }
+        not_known.map_or(Ok(None), Err)
     }
 
-    pub fn is_alive(&self) -> bool {
-        read_stat(&format!("/proc/{}/stat", self.pid)).is_some_and(|stat| {
-            stat.start_ticks == self.start_ticks && !matches!(stat.state, b'Z' | b'X')
-        })
+    /// Whether it is known to have ended. Not so while `/proc` cannot be read.
+    pub fn has_ended(&self) -> bool {
+        match read_stat(&format!("/proc/{}/stat", self.pid)) {
+            Ok(Some(stat)) => stat.start_ticks != self.start_ticks || stat.has_ended(),
+            Ok(None) => true,
+            Err(error) => {
+                tracing::warn!(pid = self.pid, %error, "whether a process runs is not known");
+                false
+            }
+        }
     }
 
     pub fn uptime_ms(&self) -> u64 {
@@ -93,7 +181,7 @@ impl Process {
         let ticks = tasks.flatten().filter_map(|task| {
             let path = task.path();
             let name = std::fs::read_to_string(path.join("comm")).ok()?;
-            name.starts_with("CPU ").then(|| read_stat(path.join("stat").to_str()?))?
+            name.starts_with("CPU ").then(|| read_stat(path.join("stat").to_str()?).ok()?)?
         });
         ticks.map(|stat| stat.cpu_ticks * TICK_MS).sum()
     }
@@ -115,7 +203,7 @@ impl Process {
     /// Ends it at once and waits until it is gone.
     pub async fn kill(&self) -> Result<(), Problem> {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
-        while self.is_alive() {
+        while !self.has_ended() {
             let pid = Pid::from_raw(i32::try_from(self.pid).unwrap_or(i32::MAX));
             // An error means that it is gone already, which the next look tells.
             let _ = kill(pid, Signal::SIGKILL);
@@ -205,20 +293,73 @@ mod tests {
     #[test]
     fn a_pid_with_another_start_time_is_another_process() {
         let me = Process::of_pid(std::process::id()).unwrap();
-        assert!(me.is_alive());
-        assert!(!Process { start_ticks: me.start_ticks + 1, ..me }.is_alive());
+        assert!(!me.has_ended());
+        assert!(Process { start_ticks: me.start_ticks + 1, ..me }.has_ended());
+    }
+
+    fn looks<'a>(program: &'a str, mark: &'a str) -> Looks<'a> {
+        Looks { program, arguments: ["-pidfile", mark], user: None }
+    }
+
+    fn start_sleep(dir: &Path, program: &str, mark: &str) -> Process {
+        let arguments = ["-c", "sleep 60; true", "-pidfile", mark].map(String::from);
+        start(program, &arguments, None, &dir.join("log")).unwrap()
     }
 
     #[tokio::test]
-    async fn a_process_is_found_by_its_argument_and_killed() {
+    async fn a_process_is_found_by_its_arguments_and_killed() {
         let dir = tempfile::tempdir().unwrap();
         let mark = dir.path().join("mark").display().to_string();
-        let arguments = ["-c".into(), "sleep 60; true".into(), mark.clone()];
-        let started = start("/bin/sh", &arguments, None, &dir.path().join("log")).unwrap();
-        let found = Process::find(&mark);
+        let started = start_sleep(dir.path(), "bash", &mark);
+        let find = || Process::find(looks("bash", &mark)).unwrap();
+        while find().is_none() {
+            assert!(!started.has_ended());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let found = find();
         started.kill().await.unwrap();
         assert_eq!(found, Some(started));
-        assert!(!started.is_alive());
-        assert_eq!(Process::find(&mark), None);
+        assert!(started.has_ended());
+        assert_eq!(find(), None);
+    }
+
+    #[tokio::test]
+    async fn another_program_that_names_the_pid_file_is_not_adopted() {
+        let dir = tempfile::tempdir().unwrap();
+        let mark = dir.path().join("mark").display().to_string();
+        let editor = start_sleep(dir.path(), "bash", &mark);
+        while Process::find(looks("bash", &mark)).unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let found = Process::find(looks("qemu-system-x86_64", &mark)).unwrap();
+        let other_user = Some(QemuUser { uid: Uid::from_raw(4242), gid: Gid::from_raw(4242) });
+        let of_another = Process::find(Looks { user: other_user, ..looks("bash", &mark) }).unwrap();
+        editor.kill().await.unwrap();
+        assert_eq!((found, of_another), (None, None));
+    }
+
+    /// In a process of its own: the limit on descriptors counts for all threads.
+    #[test]
+    fn without_file_descriptors_nobody_says_that_qemu_is_gone() {
+        if std::env::var_os("PERIGEE_NO_DESCRIPTORS").is_none() {
+            let name = "process::tests::without_file_descriptors_nobody_says_that_qemu_is_gone";
+            let status = std::process::Command::new("sh")
+                .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""])
+                .arg(std::env::current_exe().unwrap())
+                .args(["--exact", name])
+                .env("PERIGEE_NO_DESCRIPTORS", "1")
+                .status();
+            assert!(status.unwrap().success());
+            return;
+        }
+        let me = Process::of_pid(std::process::id()).unwrap();
+        let mut taken = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            taken.push(file);
+        }
+        let (ended, found) = (me.has_ended(), Process::find(looks("bash", "none")));
+        taken.clear();
+        assert!(!ended, "not known is not ended");
+        assert!(found.is_err(), "not known is not none");
     }
 }

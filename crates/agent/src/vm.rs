@@ -1,16 +1,22 @@
 //! One virtual machine: what others see of it, and what they may ask its owner.
 //!
-//! [`owner`] is the one task that acts on the VM's QEMU. It lends the power to act to
-//! [`migrate`] while the VM is paused in a migration. [`decide`] holds what is decided, without I/O.
+//! [`owner`] is the one task that acts on the VM's QEMU. A migration's task ([`migrate`]) sends it
+//! wishes. [`decide`] holds what is decided, without I/O.
 
+mod arrival;
 pub mod decide;
+pub mod ended;
 pub mod migrate;
 pub mod owner;
 mod start;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use perigee_model::vm::{MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec, VmStatus};
+use perigee_model::states::{Refused, VmEvent};
+use perigee_model::switchover::{Arrival, Fate, Switchover};
+use perigee_model::vm::{
+    CancelMigration, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec, VmStatus,
+};
 use perigee_model::volume::ExportStats;
 use perigee_model::{MigrationId, Problem, VmId};
 use tokio::sync::{mpsc, oneshot};
@@ -27,41 +33,53 @@ const CONSOLE_TAIL_BYTES: u64 = 64 << 10;
 /// How much of QEMU's stderr becomes a reason.
 const REASON_BYTES: u64 = 2000;
 
-type Answer = oneshot::Sender<Result<(), Problem>>;
+pub type Answer<T> = oneshot::Sender<Result<T, Problem>>;
 
 /// What the owner is asked to do.
 #[derive(Debug)]
 pub enum Request {
     /// Answered when the VM has started, and not at all when it could not.
-    Started(Answer),
-    Migrate(Box<MigrateOut>, Answer),
-    CancelMigration(Answer),
-    /// With `unless_ran`: refused when the guest has run here.
-    Delete {
-        unless_ran: bool,
-        answer: Answer,
-    },
+    Started(Answer<()>),
+    Migrate(Box<MigrateOut>, Answer<()>),
+    CancelMigration(CancelMigration, Answer<()>),
+    Delete(Answer<()>),
+    /// What became of the VM that this migration was to bring; ends it unless it has run.
+    EndUnlessRan(MigrationId, Answer<Fate>),
 }
 
 /// What is known of a VM now; written by its owner and its migration only.
 #[derive(Debug)]
 pub struct Observed {
-    pub status: VmStatus,
+    /// Changed by [`Vm::take`] only.
+    status: VmStatus,
     pub reason: String,
     pub process: Option<Process>,
-    /// The guest has run in this QEMU.
-    pub ran: bool,
+    /// The agent could not yet look at all processes to find the VM's.
+    pub is_searched: bool,
+    /// Whether the guest has run in this QEMU.
+    pub arrival: Arrival,
     pub incoming_uri: Option<String>,
     pub migration: Option<MigrationReport>,
+    /// Of the last migration; `None` when its record cannot be read.
+    pub switchover: Option<Switchover>,
     pub qmp: Option<Qmp>,
 }
 
 impl Observed {
+    pub fn status(&self) -> VmStatus {
+        self.status
+    }
+
+    /// Known to have ended, or never begun.
+    fn qemu_has_ended(&self) -> bool {
+        self.process.map_or(!self.is_searched, |process| process.has_ended())
+    }
+
     /// What others are told at once when it changes; figures that only grow are not among it.
     fn news(&self) -> (VmStatus, String, bool, Option<(MigrationId, MigrationPhase)>) {
         let migration = self.migration.as_ref();
         (
-            self.status,
+            self.arrival.told(self.status),
             self.reason.clone(),
             self.incoming_uri.is_some(),
             migration.map(|report| (report.migration.clone(), report.phase)),
@@ -84,16 +102,20 @@ impl Vm {
         spec: VmSpec,
         dir: VmDir,
         log: GuestLog,
+        status: VmStatus,
         changes: &Arc<Changes>,
     ) -> (Arc<Self>, mpsc::Receiver<Request>) {
         let (requests, queue) = mpsc::channel(16);
+        let arrival = if spec.arrives_by.is_none() { Arrival::Ran } else { Arrival::Waits };
         let observed = Observed {
-            status: VmStatus::Starting,
+            status,
             reason: String::new(),
             process: None,
-            ran: !spec.incoming,
+            is_searched: false,
+            arrival,
             incoming_uri: None,
             migration: None,
+            switchover: Some(Switchover::Source),
             qmp: None,
         };
         let changed = Arc::new(Changed::new(Arc::clone(changes)));
@@ -126,14 +148,42 @@ impl Vm {
         self.changed.since(revision)
     }
 
+    /// The VM's status after an event. One that is not possible is a fault of ours: it is logged,
+    /// and changes nothing.
+    pub fn take(&self, event: VmEvent, qemu_says: &str) {
+        let changed = self.observed(|seen| {
+            let before = seen.status;
+            seen.status = before.next(event)?;
+            Ok((before, seen.status))
+        });
+        match changed {
+            Ok((before, after)) if before != after => {
+                tracing::info!(vm = %self.id(), ?before, ?after, qemu_says, "status");
+            }
+            Ok(_) => {}
+            Err::<_, Refused>(refused) => {
+                tracing::error!(vm = %self.id(), %refused, qemu_says, "the VM is not as expected");
+            }
+        }
+    }
+
+    pub fn status(&self) -> VmStatus {
+        self.observed(|seen| seen.status)
+    }
+
+    /// Whether its QEMU is known to have ended.
+    pub fn qemu_has_ended(&self) -> bool {
+        self.observed(|seen| seen.qemu_has_ended())
+    }
+
     pub fn report(&self, stats: &[ExportStats]) -> VmReport {
         let volumes = self.spec.disks.iter().map(|disk| &disk.volume);
         let io = select_stats(stats, volumes);
         self.observed(|seen| {
-            let live = seen.process.filter(Process::is_alive);
+            let live = seen.process.filter(|process| !process.has_ended());
             VmReport {
                 spec: self.spec.clone(),
-                status: seen.status,
+                status: seen.arrival.told(seen.status),
                 reason: seen.reason.clone(),
                 qemu_pid: seen.process.map_or(0, |process| process.pid),
                 uptime_ms: live.map_or(0, |process| process.uptime_ms()),
@@ -160,7 +210,10 @@ impl Vm {
     }
 
     /// Queues a request and waits for the owner's answer. `None`: the VM is no more.
-    pub async fn ask(&self, make: impl FnOnce(Answer) -> Request) -> Option<Result<(), Problem>> {
+    pub async fn ask<T>(
+        &self,
+        make: impl FnOnce(Answer<T>) -> Request,
+    ) -> Option<Result<T, Problem>> {
         let (answer, answered) = oneshot::channel();
         self.requests.send(make(answer)).await.ok()?;
         answered.await.ok()

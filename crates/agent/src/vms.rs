@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use perigee_model::vm::VmSpec;
-use perigee_model::{Problem, VmId};
+use perigee_model::switchover::{Fate, Switchover, fate};
+use perigee_model::vm::{VmSpec, VmStatus};
+use perigee_model::{MigrationId, Problem, VmId};
 use tokio::sync::oneshot;
 
 use crate::command;
 use crate::files::{VmDir, read_json};
 use crate::guest::GuestLog;
 use crate::host::Host;
-use crate::vm::owner::Owner;
+use crate::vm::ended;
+use crate::vm::migrate::Record;
+use crate::vm::owner::{Farewell, Owner};
 use crate::vm::{Request, Vm};
 
 #[derive(Debug)]
@@ -36,9 +39,10 @@ impl Vms {
                 continue;
             };
             let log = GuestLog::open(&paths.events())?;
-            let (vm, requests) = Vm::new(spec, paths, log, &host.changes);
+            let record = Record::load(&paths);
+            let (vm, requests) = Vm::new(spec, paths, log, status_of(&record), &host.changes);
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
-            owner.adopt().await;
+            owner.adopt(record).await;
             vms.with(|all| all.insert(id, vm.clone()));
             tokio::spawn(vms.clone().look_after(vm, owner));
         }
@@ -90,7 +94,8 @@ impl Vms {
             let paths = VmDir::new(&self.host.state, &spec.vm);
             paths.create(self.host.user.map(|user| user.uid))?;
             let log = GuestLog::open(&paths.events())?;
-            let (vm, requests) = Vm::new(spec.clone(), paths, log, &self.host.changes);
+            let (vm, requests) =
+                Vm::new(spec.clone(), paths, log, VmStatus::Starting, &self.host.changes);
             all.insert(spec.vm.clone(), vm.clone());
             Ok(Some((vm.clone(), Owner::new(self.host.clone(), vm, requests))))
         })
@@ -116,19 +121,45 @@ impl Vms {
     }
 
     async fn look_after(self: Arc<Self>, vm: Arc<Vm>, owner: Owner) {
-        let deleted = owner.run().await;
+        let farewell = owner.run().await;
         self.with(|all| all.remove(vm.id()));
         self.host.changes.note();
-        if let Some(answer) = deleted {
-            // Whoever asked may have gone.
-            let _ = answer.send(Ok(()));
+        // Whoever asked may have gone.
+        match farewell {
+            Farewell::Nobody => {}
+            Farewell::Deleted(answer) => drop(answer.send(Ok(()))),
+            Farewell::DidNotRun(answer) => drop(answer.send(Ok(Fate::DidNotRun))),
         }
     }
 
     /// Stops and forgets a VM. What is not there is deleted already.
-    pub async fn delete(&self, id: &VmId, unless_ran: bool) -> Result<(), Problem> {
+    pub async fn delete(&self, id: &VmId) -> Result<(), Problem> {
         let Ok(vm) = self.get(id) else { return Ok(()) };
-        vm.ask(|answer| Request::Delete { unless_ran, answer }).await.unwrap_or(Ok(()))
+        vm.ask(Request::Delete).await.unwrap_or(Ok(()))
+    }
+
+    /// What became of the VM that a migration was to bring here.
+    pub async fn end_unless_ran(
+        &self,
+        id: &VmId,
+        migration: &MigrationId,
+    ) -> Result<Fate, Problem> {
+        if let Ok(vm) = self.get(id) {
+            let asked = vm.ask(|answer| Request::EndUnlessRan(migration.clone(), answer)).await;
+            if let Some(answer) = asked {
+                return answer;
+            }
+        }
+        let last = ended::read(&self.host.state, id)?;
+        Ok(fate(last.as_ref().map(|last| (&last.migration, last.arrival)), migration))
+    }
+}
+
+/// Of a VM that is found: whether it moved away is on the disk, the rest is asked of its QEMU.
+fn status_of(record: &Result<Option<Record>, Problem>) -> VmStatus {
+    match record {
+        Ok(Some(record)) if record.switchover == Switchover::Destination => VmStatus::Migrated,
+        _ => VmStatus::Starting,
     }
 }
 

@@ -3,8 +3,9 @@
 mod support;
 
 use perigee_model::ProblemKind;
+use perigee_model::switchover::Fate;
 use perigee_model::vm::{MigrationPhase, VmStatus};
-use support::{Agent, Blocks, Home, directory, kill_9, signal, spec, wait_for};
+use support::{Agent, Blocks, Home, directory, kill_9, signal, spec, wait_for, writes_port};
 use tokio::runtime::Runtime;
 
 /// Dropped from the top down: agents delete their VMs before the disks go away.
@@ -17,11 +18,15 @@ struct Scene {
 }
 
 fn scene(names: &[&str]) -> Scene {
+    scene_with(names, &[])
+}
+
+fn scene_with(names: &[&str], boot_sector: &[u8]) -> Scene {
     let dir = directory();
     let runtime = Runtime::new().unwrap();
     let home = Home::serve(&runtime);
     let socket = dir.path().join("nbd.sock");
-    let blocks = Blocks::serve(&socket);
+    let blocks = Blocks::serve(&socket, boot_sector);
     let agents = names.iter().map(|name| Agent::start(name, dir.path(), &socket, &home)).collect();
     Scene { agents, home, _blocks: blocks, _runtime: runtime, _dir: dir }
 }
@@ -47,11 +52,11 @@ fn a_vm_outlives_its_agent_and_ends_when_deleted() {
     let adopted = agent.wait_for_status(VmStatus::Running);
     assert_eq!(adopted.qemu_pid, pid);
 
-    agent.delete("").unwrap();
+    agent.delete().unwrap();
     assert!(!is_running(pid));
     assert!(!agent.vm_dir().exists());
     assert_eq!(agent.get().unwrap_err().kind, ProblemKind::NotFound);
-    agent.delete("").unwrap();
+    agent.delete().unwrap();
 }
 
 #[test]
@@ -103,9 +108,10 @@ fn a_migrated_vm_runs_there_and_no_more_here() {
     let figures = report.migration.unwrap();
     assert!(figures.total_ms > 0 && figures.transferred_bytes > 0, "{figures:?}");
 
-    let ran = there.delete("?unless_ran=true").unwrap_err();
-    assert_eq!(ran.kind, ProblemKind::Conflict, "{ran}");
+    assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::Ran);
     there.wait_for_status(VmStatus::Running);
+    there.delete().unwrap();
+    assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::Ran, "also when it is gone since");
 }
 
 #[test]
@@ -152,6 +158,7 @@ fn a_destination_killed_in_the_pause_gives_the_vm_back() {
     here.wait_for_status(VmStatus::Running);
     assert_eq!(scene.home.epoch(), 1);
     assert_eq!(there.get().unwrap_err().kind, ProblemKind::NotFound);
+    assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::DidNotRun, "the question comes again");
 }
 
 #[test]
@@ -163,7 +170,7 @@ fn a_migration_cancelled_in_the_pause_gives_the_vm_back() {
     scene.home.open(false);
     here.migrate_to(there, &scene.home);
     scene.home.wait_until_asked();
-    here.post("migrate/cancel", &()).unwrap();
+    here.cancel("m-1").unwrap();
     scene.home.open(true);
     here.wait_for_phase(MigrationPhase::Cancelled);
     here.wait_for_status(VmStatus::Running);
@@ -194,26 +201,98 @@ fn a_vm_that_was_to_come_is_deleted_when_it_did_not() {
     let waiting = agent.put(&spec(2, true)).unwrap();
     assert_eq!(waiting.status, VmStatus::Incoming);
     assert!(waiting.incoming_uri.is_some());
-    agent.delete("?unless_ran=true").unwrap();
+    assert_eq!(agent.end_unless_ran("m-2").unwrap(), Fate::NotKnown, "another migration");
+    assert!(is_running(waiting.qemu_pid));
+    assert_eq!(agent.end_unless_ran("m-1").unwrap(), Fate::DidNotRun);
     assert!(!is_running(waiting.qemu_pid));
+    assert_eq!(agent.end_unless_ran("m-1").unwrap(), Fate::DidNotRun, "the question comes again");
 }
 
 #[test]
-fn while_its_qemu_is_silent_nobody_says_that_a_vm_did_not_arrive() {
+fn a_qemu_that_is_silent_has_not_run_a_vm_that_its_agent_never_let_run() {
     let mut scene = scene(&["a"]);
     let agent = &mut scene.agents[0];
     let pid = agent.put(&spec(2, true)).unwrap().qemu_pid;
     agent.kill();
     signal("-STOP", pid);
     agent.run();
-    let silent = agent.delete("?unless_ran=true").unwrap_err();
-    assert_eq!(silent.kind, ProblemKind::Unavailable, "{silent}");
-    assert!(is_running(pid));
-    signal("-CONT", pid);
-    wait_for("QEMU to answer again", || {
-        agent.delete("?unless_ran=true").map_err(|problem| problem.to_string())
-    });
+    let fate = wait_for("the answer", || agent.end_unless_ran("m-1").map_err(|e| e.to_string()));
+    assert_eq!(fate, Fate::DidNotRun);
     assert!(!is_running(pid));
+}
+
+#[test]
+fn an_agent_that_lost_what_it_stored_does_not_say_that_a_vm_did_not_run() {
+    let mut scene = scene(&["a", "b"]);
+    let (source, destination) = (0, 1);
+    scene.agents[source].put(&spec(1, false)).unwrap();
+    scene.agents[source].wait_for_status(VmStatus::Running);
+    scene.agents[source].migrate_to(&scene.agents[destination], &scene.home);
+    scene.agents[destination].wait_for_status(VmStatus::Running);
+    let pid = scene.agents[destination].get().unwrap().qemu_pid;
+
+    scene.agents[destination].kill();
+    std::fs::write(scene.agents[destination].vm_dir().join("arrival"), "").unwrap();
+    scene.agents[destination].run();
+    let there = &scene.agents[destination];
+    assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::NotKnown, "its mark is lost");
+    assert!(is_running(pid));
+
+    let elsewhere = there.end_unless_ran("m-7").unwrap();
+    assert_eq!(elsewhere, Fate::NotKnown, "a migration it has never heard of");
+}
+
+#[test]
+fn an_arrival_that_cannot_be_stored_does_not_run() {
+    let scene = scene(&["a", "b"]);
+    let (here, there) = (&scene.agents[0], &scene.agents[1]);
+    here.put(&spec(1, false)).unwrap();
+    here.wait_for_status(VmStatus::Running);
+    there.put(&spec(2, true)).unwrap();
+    let mark = there.vm_dir().join("arrival");
+    std::fs::remove_file(&mark).unwrap();
+    here.migrate_to(there, &scene.home);
+    let stuck = wait_for("the reason", || {
+        let report = there.get().map_err(|e| e.to_string())?;
+        let stuck = report.reason.contains("its arrival is not stored");
+        if stuck { Ok(report) } else { Err(format!("{report:?}")) }
+    });
+    assert_eq!(stuck.status, VmStatus::Incoming, "for others it has not come");
+    std::fs::write(&mark, "waits\n").unwrap();
+    there.wait_for_status(VmStatus::Running);
+    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "ran  \n");
+}
+
+#[test]
+fn a_migration_that_is_called_off_before_its_order_comes_never_begins() {
+    let scene = scene(&["a", "b"]);
+    let (here, there) = (&scene.agents[0], &scene.agents[1]);
+    here.put(&spec(1, false)).unwrap();
+    here.wait_for_status(VmStatus::Running);
+    here.cancel("m-1").unwrap();
+    here.migrate_to(there, &scene.home);
+    let report = here.wait_for_phase(MigrationPhase::Cancelled);
+    assert_eq!(report.migration.unwrap().reason, "the test wants it so");
+    assert_eq!((report.status, scene.home.epoch()), (VmStatus::Running, 1));
+    there.wait_for_status(VmStatus::Incoming);
+}
+
+#[test]
+fn a_guest_that_reboots_has_ended_and_its_job_does_not_run_again() {
+    let scene = scene_with(&["a"], &writes_port(0xcf9, 6));
+    let agent = &scene.agents[0];
+    let pid = agent.put(&spec(1, false)).unwrap().qemu_pid;
+    let report = agent.wait_for_status(VmStatus::Shutdown);
+    assert!(report.reason.contains("the guest rebooted"), "{report:?}");
+    assert!(is_running(pid), "it can still be looked at");
+}
+
+#[test]
+fn a_guest_whose_kernel_panics_has_ended_with_this_reason() {
+    let scene = scene_with(&["a"], &writes_port(0x505, 1));
+    scene.agents[0].put(&spec(1, false)).unwrap();
+    let report = scene.agents[0].wait_for_status(VmStatus::Shutdown);
+    assert_eq!(report.reason, "the guest's kernel panicked");
 }
 
 #[test]

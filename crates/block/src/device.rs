@@ -1,6 +1,6 @@
 //! What can be read and written at byte offsets: a volume of this pool, or an export of another host.
 //!
-//! The protocols serve a [`Device`] and do not know which kind it is. Offsets and lengths are in bytes.
+//! The NBD server serves a [`Device`] and does not know which one it has.
 
 use std::sync::Arc;
 
@@ -8,40 +8,26 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_model::{Epoch, LayerId};
 
-/// [`Device::prefetch`] reads in pieces of this size.
+/// What is brought closer passes through memory in pieces of this size.
 const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
 
 /// Why a request failed. Each has one NBD error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum IoError {
-    /// The pool has no room for the data (`ENOSPC`).
     #[error("no space left in the pool")]
     NoSpace,
-    /// A sync of the layer failed before, with this error. Since then nothing more is written to
-    /// it.
     #[error("the layer is read-only since a flush failed: {0}")]
     Poisoned(String),
-    /// The session's writer epoch is older than the volume's: another writer has taken over.
     #[error("writer epoch {session} is not the volume's epoch {volume}")]
-    Fenced {
-        /// The epoch that the session was opened with.
-        session: Epoch,
-        /// The epoch that the volume has now.
-        volume: Epoch,
-    },
-    /// The volume's home refused a write that was sent on to it, and said this.
+    Fenced { session: Epoch, volume: Epoch },
     #[error("the other host refused the write: {0}")]
     Refused(String),
-    /// A write to an export that can only be read.
     #[error("the export is read-only")]
     ReadOnly,
-    /// The request is beyond the device's end or not aligned. The text says which.
     #[error("request beyond the end or not aligned: {0}")]
     Invalid(String),
-    /// The host that has the bytes does not answer. The text says which, and why.
     #[error("the other host does not serve it: {0}")]
     Unreachable(String),
-    /// Any other error of the operating system.
     #[error("I/O error: {0}")]
     Io(Arc<std::io::Error>),
 }
@@ -59,7 +45,6 @@ impl From<std::io::Error> for IoError {
 /// A run of bytes of one kind, for NBD's `base:allocation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Length of the run.
     pub length_bytes: u64,
     /// No layer has data here (NBD_STATE_HOLE).
     pub hole: bool,
@@ -83,9 +68,7 @@ pub enum Origin {
 /// A run of bytes of one origin, for NBD's `perigee:origin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginRun {
-    /// Length of the run.
     pub length_bytes: u64,
-    /// Who has these bytes.
     pub origin: Origin,
 }
 
@@ -109,7 +92,6 @@ pub fn is_within(size: u64, offset: u64, length: u64) -> bool {
 /// Requests may run at the same time. A read that overlaps a write in flight sees old or new
 /// bytes, sector by sector; anything else sees the last completed write.
 pub trait Device: Send + Sync + 'static {
-    /// The device's size.
     fn size_bytes(&self) -> u64;
 
     /// Which sealed layer it is, if it is one: it never changes.
@@ -117,7 +99,6 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
-    /// Reads `length_bytes` from `offset` on.
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
 
     /// Fills `buffer` from `offset` on if nothing has to be waited for: every byte is in memory,
@@ -132,10 +113,9 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
-    /// Writes `data` from `offset` on. With `fua`, the data is durable when this returns.
+    /// With `fua`, durable when it returns.
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>>;
 
-    /// Makes a range read as zeros. With `fua`, this is durable when it returns.
     fn zero(
         &self,
         offset: u64,
@@ -154,8 +134,7 @@ pub trait Device: Send + Sync + 'static {
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>>;
 
-    /// Who has the bytes, from `offset` on; covers what [`Device::extents`] covers. Unless a device says otherwise, another
-    /// host has all of them.
+    /// As [`Device::extents`], who has the bytes. A device that knows no better is another host's.
     fn origins(
         &self,
         _offset: u64,

@@ -10,8 +10,6 @@
 //! | who uses which volume now | [`logins`] |
 //! | where requests' time goes | [`measured`], [`stats`], [`trace`] |
 
-#![warn(missing_docs)]
-
 pub mod device;
 pub mod exports;
 #[cfg(feature = "fuzzing")]

@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use perigee_model::VolumeName;
 use perigee_model::client::{Login, Over};
 
-/// The sessions that are open now, over all protocols.
 #[derive(Default)]
 pub struct Logins {
     open: Mutex<Open>,

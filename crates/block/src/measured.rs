@@ -17,7 +17,7 @@ use crate::device::{Device, Extent, IoError, OriginRun, Zeroing};
 use crate::stats::{BatchCounts, Counters, Kind};
 use crate::trace::{self, Ended, Span, Stage};
 
-/// Of the requests that are answered at once, one in this many is traced.
+/// One of so many requests that are answered at once is traced.
 pub const SAMPLE: u32 = 64;
 
 /// A device whose requests are counted for its volume, on behalf of one connection.
@@ -78,7 +78,6 @@ impl Asked {
 }
 
 impl Measured {
-    /// Counts the requests to `device` in `counters`.
     pub fn new(device: Arc<dyn Device>, counters: Arc<Counters>) -> Self {
         let (tried, reads, read_bytes, writes, write_bytes) = Default::default();
         Self { device, counters, tried, reads, read_bytes, writes, write_bytes }

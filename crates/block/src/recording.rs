@@ -50,8 +50,6 @@ impl Queue {
 }
 
 impl Recorder {
-    /// Queues a record of a request that has ended. When the queue is full the record is dropped
-    /// and counted as lost.
     pub fn record(&self, span: &Span, ended: &Ended) {
         let mut served = Served { at_once: ended.at_once, ..Served::default() };
         for (stage, _) in span.stages() {

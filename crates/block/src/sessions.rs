@@ -10,10 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// What a client names its session by, the same on each of its connections.
 pub type SessionKey = Bytes;
 
-/// The sessions that have a connection now.
 #[derive(Default)]
 pub struct SessionTable {
     live: Arc<Mutex<HashMap<SessionKey, Live>>>,

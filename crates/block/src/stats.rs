@@ -20,7 +20,6 @@ pub struct StatsTable {
 }
 
 impl StatsTable {
-    /// The counters of a volume, made when it has none yet.
     pub fn of(&self, volume: &VolumeName) -> Arc<Counters> {
         let mut volumes = lock(&self.volumes);
         let counters = volumes.entry(volume.clone()).or_insert_with(|| {
@@ -54,7 +53,6 @@ impl StatsTable {
         self.recording.stop()
     }
 
-    /// The figures of every volume.
     pub fn list(&self) -> Vec<ExportStats> {
         lock(&self.volumes)
             .iter()
@@ -65,7 +63,6 @@ impl StatsTable {
             .collect()
     }
 
-    /// The counters of every volume.
     pub fn all(&self) -> Vec<(VolumeName, Arc<Counters>)> {
         let volumes = lock(&self.volumes);
         volumes.iter().map(|(volume, counters)| (volume.clone(), Arc::clone(counters))).collect()
@@ -90,7 +87,6 @@ pub struct Counters {
     network: Class,
     network_busy: Busy,
     fenced: AtomicU64,
-    /// Where the time of this volume's requests goes.
     pub tracing: Tracing,
 }
 
@@ -124,8 +120,8 @@ impl Counters {
         now
     }
 
-    /// Counts a batch. Each request gets an equal share of the batch's time: asking the clock for each request would
-    /// cost more than most requests.
+    /// Counts a batch. Its time is shared out evenly: asking the clock for each request would
+    /// cost more than most of them.
     pub fn end_batch(&self, started: Instant, counts: &BatchCounts) {
         let now = Instant::now();
         let requests = counts.reads + counts.writes;
@@ -139,7 +135,6 @@ impl Counters {
         self.writes.add(counts.writes, counts.write_bytes, elapsed_ns - read_ns);
     }
 
-    /// The counters' present values. Requests in flight count when they end.
     pub fn snapshot(&self) -> IoStats {
         IoStats {
             reads: get(&self.reads.requests),
@@ -238,17 +233,15 @@ impl Busy {
 /// What a request is counted as.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
-    /// A read.
     Read,
     /// Trims and zeroes too; they carry no bytes.
     Write,
-    /// A flush.
     Flush,
     /// To another host on behalf of the volume.
     Network,
 }
 
-/// One request in flight. Dropping it counts the request, however it ended.
+/// One request in flight. It counts when it is dropped, however the request ended.
 pub struct Timer {
     counters: Arc<Counters>,
     kind: Kind,
@@ -257,7 +250,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Adds bytes of payload.
+    /// Bytes of payload that were carried.
     pub fn carried(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
@@ -284,16 +277,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The requests of one batch, all answered at once.
+/// What one batch of requests came to that were answered at once.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct BatchCounts {
-    /// Reads in the batch.
     pub reads: u64,
-    /// Bytes that were read.
     pub read_bytes: u64,
-    /// Writes in the batch.
     pub writes: u64,
-    /// Bytes that were written.
     pub write_bytes: u64,
 }
 

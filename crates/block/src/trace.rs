@@ -1,11 +1,11 @@
 //! Where a request's time goes, from the socket to the disk and back.
 //!
 //! A request that is looked at closely carries a [`Span`]. Whoever does a part of its work measures
-//! that part with [`stage`], without knowing which request it is for. Without a span this costs one
+//! that part with [`stage`], without knowing which request it is for; without a span that costs a
 //! look at a thread's variable. Threads that do work for a task get its span with [`carry`].
 //!
-//! [`crate::measured`] decides which requests are looked at closely: every request that has to wait, some of those that
-//! are answered at once, and all requests while somebody follows.
+//! What is looked at closely, [`crate::measured`] decides: every request that has to wait, some of
+//! those that are answered at once, and with somebody following, all.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::recording::Recorder;
 
-/// A follower that is slower than the requests misses those beyond this many.
+/// Somebody who follows and is slow misses requests beyond these.
 const FOLLOWER_REQUESTS_MAX: usize = 4096;
 
 /// A part of a request's way.
@@ -26,23 +26,19 @@ const FOLLOWER_REQUESTS_MAX: usize = 4096;
 pub enum Stage {
     /// From the socket until a task takes it on.
     Queue,
-    /// A request to the volume's home: from sending it to its answer.
+    /// A request to the volume's home, there and back.
     Network,
-    /// Recording in the map which blocks the head has.
+    /// Writing down which blocks the head has.
     Map,
-    /// Reading a sealed layer of this pool from the disk.
     SourceRead,
-    /// Reading the volume's own layer from the disk.
     HeadRead,
-    /// Reading from another host what was never written here.
+    /// From another host that has what was never written here.
     RemoteRead,
-    /// Writing the data.
     Write,
     /// Syncing the data.
     Flush,
 }
 
-/// Every stage, in the order of its number.
 pub const STAGES: [Stage; 8] = [
     Stage::Queue,
     Stage::Network,
@@ -55,7 +51,6 @@ pub const STAGES: [Stage; 8] = [
 ];
 
 impl Stage {
-    /// The stage's name in metrics and traces.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -72,7 +67,6 @@ impl Stage {
 
 /// One request's time so far.
 pub struct Span {
-    /// When the request was received.
     pub since: Instant,
     stages_ns: [AtomicU64; STAGES.len()],
 }
@@ -95,7 +89,6 @@ pub fn queued_since() -> Option<Instant> {
 }
 
 impl Span {
-    /// A span of a request that was received at `since`.
     pub fn new(since: Instant) -> Arc<Self> {
         Arc::new(Self { since, stages_ns: Default::default() })
     }
@@ -172,10 +165,10 @@ pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// Buckets of a histogram; the last one counts everything longer.
+/// Buckets of a histogram; the last one is for everything longer.
 pub const BUCKETS: usize = 24;
 
-/// A histogram of durations. Bucket `n` counts durations from 2^(n-1) up to 2^n microseconds, bucket 0 those below one.
+/// Durations; bucket `n` counts those below 2 to the n microseconds that are in no earlier one.
 #[derive(Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -183,19 +176,16 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Adds a duration in nanoseconds. It counts `weight` times.
     pub fn record(&self, ns: u64, weight: u64) {
         let bucket = (u64::BITS - (ns / 1000).leading_zeros()) as usize;
         self.buckets[bucket.min(BUCKETS - 1)].fetch_add(weight, Ordering::Relaxed);
         self.sum_ns.fetch_add(ns.saturating_mul(weight), Ordering::Relaxed);
     }
 
-    /// How many durations each bucket has.
     pub fn counts(&self) -> [u64; BUCKETS] {
         std::array::from_fn(|bucket| self.buckets[bucket].load(Ordering::Relaxed))
     }
 
-    /// Sum of all durations, in nanoseconds.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns.load(Ordering::Relaxed)
     }
@@ -204,15 +194,10 @@ impl Histogram {
 /// What was done for a request that has ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// The request's name in its protocol.
     pub command: &'static str,
-    /// First byte of the request's range.
     pub offset: u64,
-    /// Length of the request's range.
     pub length_bytes: u64,
-    /// It was answered without waiting.
     pub at_once: bool,
-    /// Why it failed, if it did.
     pub error: Option<String>,
 }
 
@@ -231,12 +216,10 @@ struct Followers {
 }
 
 impl Tracing {
-    /// How long each stage took, over all requests that were measured.
     pub fn histograms(&self) -> impl Iterator<Item = (Stage, &Histogram)> {
         STAGES.into_iter().zip(&self.stages)
     }
 
-    /// Whether somebody wants to see every request.
     pub fn is_followed(&self) -> bool {
         self.following.load(Ordering::Relaxed) > 0
     }

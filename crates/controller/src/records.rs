@@ -159,6 +159,9 @@ pub struct MigrationRecord {
     pub asked_source: bool,
     /// The destination's counters of the disks before the VM was there.
     pub io_before: Vec<IoStats>,
+    /// For how long controllers have watched over it: what counts for its limit.
+    #[serde(default)]
+    pub watched_ms: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

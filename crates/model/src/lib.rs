@@ -11,6 +11,7 @@ pub mod phases;
 pub mod plan;
 pub mod problem;
 pub mod states;
+pub mod switchover;
 pub mod trace;
 pub mod units;
 pub mod vm;

@@ -7,29 +7,16 @@
 //! A VM as its host's agent sees it ([`VmStatus`]):
 //!
 //! ```text
-//! starting ──┐            ┌─> paused ───┐
-//!            ├─> running ─┤             ├─> running
-//! incoming ──┘            ├─> io_error ─┘
-//!                         └─> shutdown
-//! incoming ─> io_error, shutdown          (it was stopped so when its state was sent)
-//! running, paused, io_error ─> migrated   (its state is elsewhere: it never runs here again)
-//! everything ─> gone
+//! starting ─> incoming ─> paused        (its state has arrived; its agent lets it run)
+//! starting, incoming, running, paused, io_error ─> running, paused, io_error, shutdown
+//! all but starting and incoming ─> migrated   (its state is elsewhere: it never runs here again)
+//! all but migrated ─> gone
 //! ```
 //!
-//! Who may write a VM's volumes while it migrates ([`WriteRight`]):
-//!
-//! ```text
-//! source ─raise─> destination ─destination gone─> nobody ─flip back─> source
-//! ```
-//!
-//! The raise happens while the source is paused. Once it has begun, the source runs again only
-//! after the destination's QEMU is known to be gone and the epochs are back, in this order;
-//! [`WriteRight::may_source_run`] is the guard.
+//! Who may run a VM while it migrates is [`crate::switchover`].
 
-use crate::Epoch;
 use crate::job::{JobState, MigrationState};
 use crate::vm::VmStatus;
-use crate::volume::EpochChange;
 use crate::{Problem, ProblemKind};
 
 /// An event that is not possible in a state.
@@ -43,7 +30,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    fn new(
+    pub(crate) fn new(
         machine: &'static str,
         state: impl std::fmt::Debug,
         event: impl std::fmt::Debug,
@@ -123,15 +110,17 @@ impl JobState {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VmEvent {
-    /// QEMU runs the guest: it booted, arrived or was resumed.
+    /// QEMU waits for the VM's state.
+    Waits,
+    /// QEMU runs the guest: it booted or was let run.
     Resumed,
-    /// QEMU stopped the guest because it was told to.
+    /// QEMU stands still, and could go on. An incoming VM has arrived.
     Stopped,
     /// QEMU stopped the guest because a disk answered with an error.
     DiskError,
-    /// The last state has arrived at the destination of a migration.
+    /// The VM is at the destination of a migration.
     HandedOver,
-    /// The guest powered off.
+    /// The guest powered off, rebooted or panicked: it does not go on.
     PoweredOff,
     /// The QEMU process has ended.
     ProcessEnded,
@@ -153,24 +142,24 @@ impl VmStatus {
     /// [`Refused`] when the guest would run twice or after its end.
     pub fn next(self, event: VmEvent) -> Result<Self, Refused> {
         use VmEvent as E;
+        let refused = |why| Err(Refused::new("VM", self, event, why));
         match (self, event) {
-            (_, E::ProcessEnded) => Ok(Self::Gone),
-            (Self::Gone, _) => Err(Refused::new("VM", self, event, "its QEMU has ended")),
-            (Self::Migrated, _) => {
-                Err(Refused::new("VM", self, event, "its state is at another host"))
+            (Self::Starting | Self::Incoming, E::HandedOver) => {
+                refused("it has no state to hand over yet")
             }
-            (Self::Shutdown, _) => Err(Refused::new("VM", self, event, "it is powered off")),
+            // Also when its QEMU ended before anybody knew.
+            (_, E::HandedOver) => Ok(Self::Migrated),
+            (Self::Migrated, E::Resumed | E::Waits) => refused("its state is at another host"),
+            (Self::Migrated, _) => Ok(Self::Migrated),
+            (_, E::ProcessEnded) => Ok(Self::Gone),
+            (Self::Gone, _) => refused("its QEMU has ended"),
+            (Self::Shutdown, E::PoweredOff | E::Stopped) => Ok(Self::Shutdown),
+            (Self::Shutdown, _) => refused("it is powered off"),
+            (Self::Starting | Self::Incoming, E::Waits) => Ok(Self::Incoming),
+            (_, E::Waits) => refused("it was here already"),
             (_, E::Resumed) => Ok(Self::Running),
-            // It arrives as it was when its state was sent.
             (_, E::DiskError) => Ok(Self::IoError),
             (_, E::PoweredOff) => Ok(Self::Shutdown),
-            (Self::Incoming, _) => {
-                Err(Refused::new("VM", self, event, "its state has not arrived yet"))
-            }
-            (Self::Starting, E::HandedOver) => {
-                Err(Refused::new("VM", self, event, "it has no state to hand over yet"))
-            }
-            (_, E::HandedOver) => Ok(Self::Migrated),
             (_, E::Stopped) => Ok(Self::Paused),
         }
     }
@@ -184,8 +173,8 @@ pub enum MigrationEvent {
     Paused,
     /// The VM runs at the destination.
     Arrived,
-    /// It was given up and the VM's write right is at the source.
-    RolledBack(WriteRight),
+    /// It was given up and the VM is at the source, or nowhere.
+    GivenUp,
 }
 
 impl MigrationState {
@@ -197,18 +186,14 @@ impl MigrationState {
     }
 
     /// # Errors
-    /// [`Refused`] when it has ended, when a step is left out, or when it is to be given up while
-    /// the destination may write.
+    /// [`Refused`] when it has ended or a step is left out.
     pub fn next(self, event: MigrationEvent) -> Result<Self, Refused> {
         use MigrationEvent as E;
         if self.is_final() {
             return Err(Refused::new("migration", self, event, "it has ended"));
         }
         match (self, event) {
-            (_, E::RolledBack(right)) if right.may_source_run() => Ok(Self::Aborted),
-            (_, E::RolledBack(_)) => {
-                Err(Refused::new("migration", self, event, "the source may not write yet"))
-            }
+            (_, E::GivenUp) => Ok(Self::Aborted),
             (Self::Preparing, E::Sending) => Ok(Self::Copying),
             (Self::Copying, E::Paused) => Ok(Self::Switching),
             (Self::Switching, E::Arrived) => Ok(Self::Completed),
@@ -216,71 +201,6 @@ impl MigrationState {
         }
     }
 }
-
-/// Which side of a migration may write the VM's volumes; the drawing is at the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WriteRight {
-    Source,
-    /// At least one epoch was raised, or its raise was sent and not answered.
-    Destination,
-    /// The epochs are the destination's, whose QEMU is gone for good.
-    Nobody,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WriteRightEvent {
-    /// The first raise of an epoch is about to be sent.
-    Raise,
-    /// The destination's agent says that the VM's QEMU is gone there.
-    DestinationGone,
-    /// Every epoch is back at the source's.
-    FlippedBack,
-}
-
-impl WriteRight {
-    /// The source's QEMU may be resumed.
-    pub fn may_source_run(self) -> bool {
-        self == Self::Source
-    }
-
-    /// # Errors
-    /// [`Refused`] when the epochs would go back while the destination may still run.
-    pub fn next(self, event: WriteRightEvent) -> Result<Self, Refused> {
-        use WriteRightEvent as E;
-        match (self, event) {
-            (Self::Source, E::Raise) => Ok(Self::Destination),
-            (Self::Source, E::DestinationGone) => Ok(Self::Source),
-            (Self::Destination | Self::Nobody, E::DestinationGone) => Ok(Self::Nobody),
-            (Self::Nobody | Self::Source, E::FlippedBack) => Ok(Self::Source),
-            (Self::Destination, E::FlippedBack) => {
-                Err(Refused::new("write right", self, event, "the destination may still run"))
-            }
-            (Self::Destination | Self::Nobody, E::Raise) => {
-                Err(Refused::new("write right", self, event, "the epochs were raised before"))
-            }
-        }
-    }
-}
-
-impl EpochChange {
-    /// The epoch of a volume after this change: compare-and-swap, where a repeated call succeeds.
-    ///
-    /// # Errors
-    /// [`Refused`] when the volume's epoch is neither `from` nor `to`, or `to` was never issued.
-    pub fn apply(self, current: Epoch, last_issued: Epoch) -> Result<Epoch, Refused> {
-        let refused = |why| Err(Refused::new("volume's epoch", current, self, why));
-        if self.to > last_issued {
-            return refused("the new epoch was never issued");
-        }
-        if current != self.from && current != self.to {
-            return refused("the volume's epoch is another one");
-        }
-        Ok(self.to)
-    }
-}
-
-#[cfg(test)]
-mod switchover_tests;
 
 #[cfg(test)]
 mod tests {
@@ -298,7 +218,8 @@ mod tests {
         JobEvent::HostLost,
     ];
 
-    const VM_EVENTS: [VmEvent; 6] = [
+    const VM_EVENTS: [VmEvent; 7] = [
+        VmEvent::Waits,
         VmEvent::Resumed,
         VmEvent::Stopped,
         VmEvent::DiskError,
@@ -364,10 +285,23 @@ mod tests {
     }
 
     #[test]
-    fn every_qemu_can_end() {
+    fn every_qemu_can_end_and_a_vm_that_moved_away_stays_known_as_moved() {
         for state in VmStatus::ALL {
-            assert_eq!(state.next(VmEvent::ProcessEnded), Ok(VmStatus::Gone));
+            let expected = match state {
+                VmStatus::Migrated => VmStatus::Migrated,
+                _ => VmStatus::Gone,
+            };
+            assert_eq!(state.next(VmEvent::ProcessEnded), Ok(expected));
         }
+    }
+
+    #[test]
+    fn a_vm_that_comes_by_migration_stands_still_when_it_has_arrived() {
+        let waits = VmStatus::Starting.next(VmEvent::Waits).unwrap();
+        let arrived = waits.next(VmEvent::Stopped).unwrap();
+        assert_eq!((waits, arrived), (VmStatus::Incoming, VmStatus::Paused));
+        assert_eq!(waits.next(VmEvent::DiskError), Ok(VmStatus::IoError), "as it was sent");
+        assert_eq!(waits.next(VmEvent::PoweredOff), Ok(VmStatus::Shutdown), "as it was sent");
     }
 
     #[test]
@@ -378,24 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_cannot_be_given_up_while_the_destination_may_write() {
-        for state in [MigrationState::Preparing, MigrationState::Copying, MigrationState::Switching]
-        {
-            for right in [WriteRight::Destination, WriteRight::Nobody] {
-                assert!(state.next(MigrationEvent::RolledBack(right)).is_err());
-            }
-            let back = state.next(MigrationEvent::RolledBack(WriteRight::Source));
-            assert_eq!(back, Ok(MigrationState::Aborted));
+    fn a_migration_that_has_ended_is_neither_completed_nor_given_up_again() {
+        for state in MigrationState::ALL {
+            let given_up = state.next(MigrationEvent::GivenUp);
+            assert_eq!(given_up.is_err(), state.is_final(), "{state:?}");
         }
-    }
-
-    #[test]
-    fn an_epoch_changes_only_from_the_one_expected_to_one_that_was_issued() {
-        let change = EpochChange { from: Epoch(3), to: Epoch(5) };
-        assert_eq!(change.apply(Epoch(3), Epoch(5)), Ok(Epoch(5)));
-        assert_eq!(change.apply(Epoch(5), Epoch(5)), Ok(Epoch(5)), "a repeated call");
-        assert!(change.apply(Epoch(4), Epoch(5)).is_err(), "somebody else's epoch");
-        assert!(change.apply(Epoch(3), Epoch(4)).is_err(), "never issued");
     }
 
     #[test]

@@ -9,11 +9,11 @@
 //! | `GET /changes?after=N&wait_ms=MS` | | [`VmChanges`], as soon as there are any, at the latest after that time |
 //! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing |
 //! | `DELETE /vms/{vm}` | | stops QEMU at once and forgets the VM; deleting what is not there succeeds |
-//! | `DELETE /vms/{vm}?unless_ran=true` | | the same, but a conflict when the guest has run there: how a source learns what became of a migration that broke |
+//! | `POST /vms/{vm}/end-unless-ran` | [`EndUnlessRan`] | [`Fate`]: how a source learns what became of a migration that broke |
 //! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
-//! | `POST /vms/{vm}/migrate/cancel` | | 202 |
+//! | `POST /vms/{vm}/migrate/cancel` | [`CancelMigration`] | 202; one that has not begun never will |
 //! | `POST /probe` | [`ProbeLink`] | [`LinkProbe`] |
 //! | `GET /blob?length_bytes=N` | | N bytes, for a peer's probe |
 
@@ -21,6 +21,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::phases::Phases;
+#[cfg(doc)]
+use crate::switchover::Fate;
 use crate::volume::IoStats;
 use crate::{Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
 
@@ -78,9 +80,9 @@ pub struct VmSpec {
     pub memory_bytes: u64,
     /// The first one boots.
     pub disks: Vec<Disk>,
-    /// The VM does not boot: it waits for a migration to come in.
+    /// The VM does not boot: it waits for this migration to come in.
     #[serde(default)]
-    pub incoming: bool,
+    pub arrives_by: Option<MigrationId>,
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.
@@ -152,6 +154,8 @@ pub struct EpochRaise {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MigrateOut {
     pub migration: MigrationId,
+    /// The migrations of a VM are numbered; an order or a cancel that comes late is known by it.
+    pub number: u32,
     /// `tcp:IP:PORT`
     pub uri: String,
     /// Control of the destination: it is asked before an epoch is flipped back.
@@ -166,7 +170,7 @@ pub struct MigrateOut {
 /// setup -> copying -> switching (paused, epochs raised) -> completed
 ///   \________\___________\-> failed | cancelled   (epochs as before, VM runs here)
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MigrationPhase {
     Setup,
@@ -177,9 +181,31 @@ pub enum MigrationPhase {
     Cancelled,
 }
 
+impl MigrationPhase {
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+}
+
+/// Ends a migration that is under way, or makes sure that it never begins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CancelMigration {
+    pub migration: MigrationId,
+    pub number: u32,
+    pub reason: String,
+}
+
+/// Asks the destination of a migration what became of the VM. Unless the VM has run there, its
+/// QEMU is ended, so that the answer stays true.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndUnlessRan {
+    pub migration: MigrationId,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct MigrationReport {
     pub migration: MigrationId,
+    pub number: u32,
     pub phase: MigrationPhase,
     #[serde(default)]
     pub reason: String,
@@ -196,9 +222,10 @@ pub struct MigrationReport {
 
 impl MigrationReport {
     /// Nothing is sent yet.
-    pub fn new(migration: MigrationId, phase: MigrationPhase) -> Self {
+    pub fn new(migration: MigrationId, number: u32, phase: MigrationPhase) -> Self {
         Self {
             migration,
+            number,
             phase,
             reason: String::new(),
             total_ms: 0,

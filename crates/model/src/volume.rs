@@ -342,7 +342,7 @@ pub struct EpochIssued {
 /// epoch is `from` (or already `to`: a repeated call succeeds) and `to` was issued. A change to
 /// an older epoch gives `from` back for good, so that a raise to it that comes late is refused.
 /// Writes in flight with the old epoch have ended when this answers.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct EpochChange {
     pub from: Epoch,
     pub to: Epoch,

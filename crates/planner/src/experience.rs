@@ -34,8 +34,6 @@ pub(crate) struct Experience {
 }
 
 impl Experience {
-    /// Takes what the past moves tell, and notes in `figures` what was measured and what is
-    /// assumed.
     pub fn of(moves: &[PastMove], figures: &mut Figures) -> Self {
         let usable: Vec<&PastMove> =
             moves.iter().filter(|m| m.memory_bytes > 0 && m.rate_bytes_per_s > 0).collect();

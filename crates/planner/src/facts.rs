@@ -8,12 +8,10 @@ use perigee_model::{HostId, SiteId, VolumeName};
 
 use crate::{Refused, WorkProfile};
 
-/// All that a plan for a job that has not started is made from.
+/// Everything a plan for a job that has not started rests on.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The hosts and links.
     pub cluster: Cluster,
-    /// The job to be planned.
     pub job: JobFacts,
     /// What earlier runs of the same job did; none for a new job.
     pub history: Option<WorkProfile>,
@@ -22,9 +20,7 @@ pub struct Snapshot {
 /// Hosts that are up, and what was measured between them.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
-    /// The hosts that are up.
     pub hosts: Vec<HostFacts>,
-    /// Links between them; each has one direction.
     pub links: Vec<LinkFacts>,
     /// Request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,
@@ -51,22 +47,15 @@ impl Cluster {
     }
 }
 
-/// A host that is up.
 #[derive(Debug, Clone)]
 pub struct HostFacts {
-    /// The host's name.
     pub id: HostId,
-    /// The site it is in.
     pub site: SiteId,
-    /// Its CPUs.
     pub cpus: u32,
-    /// Memory that a new VM can have.
     pub memory_free_bytes: u64,
-    /// VMs that run on it now.
     pub running_vms: u32,
     /// A job may start there now.
     pub takes_jobs: bool,
-    /// How its CPUs run VMs. A VM moves only between hosts with the same accelerator.
     pub accelerator: Accelerator,
     /// Empty where it is not known.
     pub cpu_model: String,
@@ -103,17 +92,11 @@ impl HostFacts {
 /// home is `to`.
 #[derive(Debug, Clone)]
 pub struct LinkFacts {
-    /// The host that reads.
     pub from: HostId,
-    /// The host that is read from.
     pub to: HostId,
-    /// The site of `from`.
     pub from_site: SiteId,
-    /// The site of `to`.
     pub to_site: SiteId,
-    /// Round-trip time and rate of the network.
     pub probe: LinkProbe,
-    /// Round-trip time and rate of block reads, if they were measured.
     pub blocks: Option<BlockProbe>,
 }
 
@@ -130,75 +113,55 @@ pub struct PastMove {
     pub memory_bytes: u64,
     /// The rate and RTT of the link as probed before that move, not as they are now.
     pub rate_bytes_per_s: u64,
-    /// Round-trip time of that link, in milliseconds.
     pub rtt_ms: f64,
     /// Where its time went.
     pub phases: Phases,
 }
 
-/// A job that has not started.
 #[derive(Debug, Clone)]
 pub struct JobFacts {
-    /// Memory of its VM.
     pub memory_bytes: u64,
-    /// Where it may start.
     pub start: Start,
-    /// Whether its VM may be moved while it runs.
     pub may_migrate: bool,
-    /// Its data volumes.
     pub volumes: Vec<VolumeFacts>,
     /// How fast the job dirties memory, if an earlier migration of it measured that.
     pub dirty_bytes_per_s: Option<u64>,
 }
 
-/// A data volume of a job that has not started.
 #[derive(Debug, Clone)]
 pub struct VolumeFacts {
-    /// The volume's name.
     pub volume: VolumeName,
-    /// The host that has its data.
     pub home: HostId,
-    /// Bytes that hold data: what a job can read at most.
     pub allocated_bytes: u64,
 }
 
 /// A job while its command runs.
 ///
-/// Every figure counts from the moment the VM came to `host`: its command's start there, or the end of the migration that
-/// brought it. So each move starts the figures from zero.
+/// Every figure counts from the moment the VM came to `host` (its command's start there, or the
+/// end of the migration that brought it), so a move starts the account anew.
 #[derive(Debug, Clone)]
 pub struct Running {
-    /// The hosts and links.
     pub cluster: Cluster,
     /// Where the VM runs now.
     pub host: HostId,
-    /// Memory of the VM.
     pub memory_bytes: u64,
-    /// vCPUs of the VM.
     pub cpus: u32,
-    /// Whether the VM may be moved.
     pub may_migrate: bool,
     /// Live migrations of this job so far.
     pub moves: u32,
-    /// How fast the job changes its memory, if an earlier migration of it measured that.
     pub dirty_bytes_per_s: Option<u64>,
-    /// Time since the VM came to `host`, in seconds.
     pub wall_s: f64,
-    /// vCPU time in `wall_s`, the sum over all vCPUs, in seconds.
     pub vcpu_s: f64,
-    /// Its data volumes.
     pub disks: Vec<DiskFacts>,
 }
 
 /// One disk of a VM: its volume's counters, as differences over the time looked at.
 #[derive(Debug, Clone)]
 pub struct DiskFacts {
-    /// The volume's name.
     pub volume: VolumeName,
-    /// The host that has its data.
     pub home: HostId,
-    /// Measured by the volume servers of the hosts where the VM ran; added up if there were several.
+    /// At the volume servers of the hosts where the VM ran; sums, when there were several.
     pub client: IoStats,
-    /// Measured at the volume's home; equal to `client` while the VM runs there.
+    /// At the volume's home; the same figures as `client` while the VM runs there.
     pub at_home: IoStats,
 }

@@ -10,8 +10,6 @@
 //! - [`move_cost`]: what one live migration takes.
 //! - [`WorkProfile::learn`]: what a finished run teaches about the job.
 
-#![warn(missing_docs)]
-
 mod experience;
 mod facts;
 mod figures;

@@ -22,13 +22,10 @@ pub struct MoveCost {
     pub total_s: f64,
     /// Until the first byte of memory is sent.
     pub prepare_s: f64,
-    /// From the first byte of memory until the VM pauses, in seconds.
     pub copy_s: f64,
-    /// From the pause until the VM runs at the destination, in seconds.
     pub pause_s: f64,
     /// Bytes sent, pages sent again included.
     pub bytes: f64,
-    /// The measurements and assumptions that this rests on, each as a sentence.
     pub figures: Vec<String>,
 }
 

@@ -19,7 +19,6 @@ pub struct Measured {
     pub paused_s: f64,
     /// vCPU time from the command's start to its end, of all vCPUs and hosts.
     pub vcpu_s: f64,
-    /// vCPUs of the VM.
     pub cpus: u32,
     /// The data volumes, by the names in the job file.
     pub volumes: Vec<DiskFacts>,
@@ -30,7 +29,6 @@ pub struct Measured {
 pub struct WorkProfile {
     /// Runs it was learned from.
     pub runs: u32,
-    /// Mean time from VM start to the command's start, in seconds.
     pub boot_s: f64,
     /// Time in which the command computes.
     pub cpu_s: f64,
@@ -38,33 +36,26 @@ pub struct WorkProfile {
     pub overlap_s: f64,
     /// Time in which it neither computes nor waits for its data volumes.
     pub other_s: f64,
-    /// What it does to each data volume.
     pub volumes: BTreeMap<VolumeName, VolumeWork>,
 }
 
 /// What the job does to one volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct VolumeWork {
-    /// Read requests in a run.
     pub reads: f64,
-    /// Write requests in a run.
     pub writes: f64,
-    /// Flush requests in a run.
     pub flushes: f64,
-    /// Bytes read and written in a run.
     pub bytes: f64,
-    /// Sum of the requests' latencies in seconds, as measured wherever the VM was.
+    /// Sum of the requests' times, and time with at least one in flight, as measured wherever the
+    /// VM was. Their ratio over all runs is the queue depth: a run at a slow disk, which shows how
+    /// many requests the job keeps in flight, counts by its time.
     pub latencies_s: f64,
-    /// Seconds in which at least one request was in flight. By Little's law `latencies_s / busy_s` is the mean queue
-    /// depth in this time. Both add up over all runs, so a run on a slow disk, which shows best how many requests the job
-    /// keeps in flight, weighs more.
     pub busy_s: f64,
     /// Mean time of a request at the volume's home.
     pub home_latency_us: f64,
 }
 
 impl VolumeWork {
-    /// Requests of all kinds in a run.
     pub fn requests(&self) -> f64 {
         self.reads + self.writes + self.flushes
     }

@@ -2,55 +2,22 @@
 
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
-/// Why a job can't be planned, or a VM can't be moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// No host has what the job needs. The text says what is missing.
     #[error("no host can take the job: {0}")]
     NoHost(String),
-    /// The host does not answer, so nothing runs there.
     #[error("host {0} is not up")]
     HostNotUp(HostId),
-    /// The host that has a volume's data does not answer.
     #[error("volume {volume} has its home at {home}, which is not up")]
-    HomeNotUp {
-        /// The volume.
-        volume: VolumeName,
-        /// The host that has its data.
-        home: HostId,
-    },
-    /// A move over this link can't be predicted yet.
+    HomeNotUp { volume: VolumeName, home: HostId },
     #[error("the link from {from} to {to} is not measured yet")]
-    LinkNotMeasured {
-        /// The host that reads.
-        from: HostId,
-        /// The host that is read from.
-        to: HostId,
-    },
-    /// A live migration needs the same processor on both hosts.
+    LinkNotMeasured { from: HostId, to: HostId },
     #[error("a running VM cannot go from {from} to {to}: their processors differ ({why})")]
-    ProcessorDiffers {
-        /// The host where the VM runs.
-        from: HostId,
-        /// The host it would move to.
-        to: HostId,
-        /// What differs.
-        why: String,
-    },
-    /// The VM changes its memory faster than the link carries it.
+    ProcessorDiffers { from: HostId, to: HostId, why: String },
     #[error(
         "the VM changes {dirty}/s of its memory and the link from {from} to {to} carries {rate}/s: a live migration would not end"
     )]
-    WouldNotConverge {
-        /// The host where the VM runs.
-        from: HostId,
-        /// The host it would move to.
-        to: HostId,
-        /// How much memory the VM changes in a second, such as `20 MiB`.
-        dirty: String,
-        /// How much the link carries in a second.
-        rate: String,
-    },
+    WouldNotConverge { from: HostId, to: HostId, dirty: String, rate: String },
 }
 
 impl From<Refused> for Problem {
@@ -66,7 +33,7 @@ impl From<Refused> for Problem {
                 "move it to a host with the same processor: see `perigee host list`"
             }
             Refused::WouldNotConverge { .. } => {
-                "move it when it writes less to its memory, or stop it and start it again elsewhere"
+                "move it when it writes less, or stop and restart it"
             }
         };
         Problem::new(ProblemKind::Unavailable, "plan the job", refused).next(next)

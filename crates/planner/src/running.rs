@@ -26,29 +26,22 @@ use crate::refused::Refused;
 /// How many times its cost a move must save when the VM was moved before.
 pub const AFTER_A_MOVE: f64 = 2.0;
 
-/// Another host counts as better if at most this share of the time lost here would be lost there. Probes of two equal links
-/// differ a little, and that is no reason to move.
+/// A place counts as better when it would lose at most this share of what is lost here: probes of
+/// two equal links differ a little, and that is no reason to move.
 const CLEARLY_LESS: f64 = 0.8;
 
-/// What [`consider`] says about a running VM.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    /// The VM stays where it is, for now.
     Stay {
-        /// Why, as a sentence for people.
         reason: String,
-        /// Seconds lost to the network since the VM came to this host.
+        /// Lost to the network since the VM came to this host.
         lost_s: f64,
-        /// Predicted seconds of the best move, if another host would be better.
+        /// Of the best move, if there is a better place.
         cost_s: Option<f64>,
     },
-    /// The VM moves.
     Move {
-        /// Where to.
         to: HostId,
-        /// Why, as a sentence for people.
         reason: String,
-        /// The options that were compared, with predicted seconds and figures.
         plan: Plan,
     },
 }
@@ -61,8 +54,8 @@ struct Better<'a> {
     cost: MoveCost,
 }
 
-/// Decides from what was measured since the VM came to its host. The caller asks again and again while the job runs; the
-/// decision to move is late by at most the time between two calls.
+/// Decides with what was measured since the VM came to its host. To be asked again and again while
+/// the job runs: the answer is late by the time between two calls.
 pub fn consider(running: &Running) -> Verdict {
     let lost_s = lost_s(&running.disks, running.wall_s, running.vcpu_s, running.cpus);
     let stay = |reason: String, cost_s| Verdict::Stay { reason, lost_s, cost_s };

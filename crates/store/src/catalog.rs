@@ -23,7 +23,6 @@ use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
-pub(super) use epochs::EpochRefused;
 pub(super) use schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;

@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use perigee_block::device::{Device, IoError};
+use perigee_model::switchover::EpochRefused;
 use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Problem, VolumeName};
 
 use super::blocking;
-use super::catalog::{Catalog, EpochRefused};
+use super::catalog::Catalog;
 use super::chain::{Chain, Sealed};
 use super::head::Head;
 use super::session::Session;
@@ -142,16 +143,12 @@ impl Volume {
                     volume.epoch.store(change.to.0, Ordering::SeqCst);
                     Ok(())
                 }
-                Ok(Err(EpochRefused::NotIssued { issued_max })) => {
-                    let why = format!("epochs up to {issued_max} were issued");
-                    Err(Problem::conflict(what, why).next("issue the epoch first"))
-                }
-                Ok(Err(EpochRefused::NotFrom { epoch })) => {
-                    let why = format!("its epoch is {epoch}, not {}", change.from);
-                    Err(Problem::conflict(what, why))
-                }
-                Ok(Err(EpochRefused::Returned)) => {
-                    Err(Problem::conflict(what, "this epoch was given back before"))
+                Ok(Err(refused)) => {
+                    let problem = Problem::conflict(what, refused);
+                    Err(match refused {
+                        EpochRefused::NotIssued { .. } => problem.next("issue the epoch first"),
+                        EpochRefused::NotFrom { .. } | EpochRefused::Returned => problem,
+                    })
                 }
                 Err(error) => Err(Problem::internal(what, error)),
             }

@@ -1,22 +1,13 @@
 //! An outgoing migration, from the order to its end, also across a restart of the agent.
 //!
-//! ```text
-//! begin -> copying -> paused: raise the epochs -> let go -> completed
-//!     \_______\______________\____________________\-> fall_back: failed or cancelled
-//! ```
+//! What comes next is decided by [`Outgoing`] of the model; here it is done. QEMU pauses the guest
+//! before the switch (`pause-before-switchover`), and in this pause every volume's writer epoch is
+//! raised at its home, so that from then on only the destination may write. That the switch is
+//! made is stored before it is made ([`Record`]).
 //!
-//! QEMU pauses the guest before the switch (`pause-before-switchover`). In this pause every
-//! volume's writer epoch is raised at its home, so that from then on only the destination may
-//! write. What was begun is written down before it is done ([`Record`]), because the record says
-//! who may run the guest after a crash:
-//!
-//! - `raising` false: the source may.
-//! - `raising`, not `let_go`: the destination never got the last state. Once QEMU has stopped
-//!   sending it never will; the epochs go back and the source runs.
-//! - `let_go`: the destination may have it. Only when its agent says that the guest did not run
-//!   there, and its QEMU is gone, the epochs go back. If the guest did run there, the migration
-//!   has succeeded, whatever the source's QEMU thinks. While the destination's agent does not
-//!   answer, nobody knows, and the guest stays paused here.
+//! This task looks at QEMU and asks other hosts. What it wants done with QEMU it asks of the VM's
+//! owner. A QEMU whose migration fails in the pause runs the guest by itself: it is held at once,
+//! and cannot write where the epochs are raised.
 //!
 //! QEMU's `return-path` makes `completed` mean that the destination has loaded everything.
 
@@ -27,15 +18,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use perigee_model::Problem;
-use perigee_model::states::{WriteRight, WriteRightEvent};
-use perigee_model::vm::{MigrateOut, MigrationPhase, MigrationReport, VmStatus};
+use perigee_model::states::{Refused, VmEvent};
+use perigee_model::switchover::{Outgoing, Sending, Step, Switchover, Wish};
+use perigee_model::vm::{CancelMigration, MigrateOut, MigrationPhase, MigrationReport};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::Vm;
-use super::decide::{self, Copying, Sending};
-use crate::files;
+use super::{Vm, decide};
+use crate::files::{self, VmDir};
 use crate::qmp::{MigrateInfo, QmpError, StatusInfo};
 
 /// How often the figures are read; a change of state is told by an event.
@@ -43,42 +33,42 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How long the owner may take to connect again to a monitor that closed.
 const RECONNECT_DEADLINE: Duration = Duration::from_secs(30);
 const RESUME_DEADLINE: Duration = Duration::from_secs(30);
+/// Between two tries of what another host must answer, or of what should never be.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What must survive the agent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
-    pub order: MigrateOut,
+    /// `None` for a migration that was called off before its order came.
+    pub order: Option<MigrateOut>,
     pub report: MigrationReport,
-    /// From before the first raise until every epoch is back.
-    raising: bool,
-    /// From before QEMU may send the last state. On disk it is set with `raising`, in one write,
-    /// because the guest waits for it; a QEMU that is still before the switch tells the difference.
-    let_go: bool,
+    pub switchover: Switchover,
 }
 
 impl Record {
     pub fn new(order: MigrateOut) -> Self {
-        let report = MigrationReport::new(order.migration.clone(), MigrationPhase::Setup);
-        Self { order, report, raising: false, let_go: false }
+        let MigrateOut { migration, number, .. } = &order;
+        let report = MigrationReport::new(migration.clone(), *number, MigrationPhase::Setup);
+        Self { order: Some(order), report, switchover: Switchover::Source }
     }
 
-    pub fn load(vm: &Vm) -> Option<Self> {
-        files::read_json(&vm.dir.migration()).unwrap_or_else(|problem| {
-            tracing::error!(%problem, "the record of a migration is lost");
-            None
-        })
+    /// So that the order, should it come late, is known and begins nothing.
+    pub fn called_off(asked: &CancelMigration) -> Self {
+        let CancelMigration { migration, number, .. } = asked;
+        let mut report =
+            MigrationReport::new(migration.clone(), *number, MigrationPhase::Cancelled);
+        report.reason.clone_from(&asked.reason);
+        Self { order: None, report, switchover: Switchover::Source }
+    }
+
+    /// # Errors
+    /// When there is a record that cannot be read: then it is not known where the VM may run.
+    pub fn load(dir: &VmDir) -> Result<Option<Self>, Problem> {
+        files::read_json(&dir.migration())
     }
 
     pub fn save(&self, vm: &Vm) -> Result<(), Problem> {
         files::write_json(&vm.dir.migration(), self)
-    }
-
-    pub fn is_completed(&self) -> bool {
-        self.report.phase == MigrationPhase::Completed
-    }
-
-    fn write_right(&self) -> WriteRight {
-        if self.raising { WriteRight::Destination } else { WriteRight::Source }
     }
 }
 
@@ -103,217 +93,271 @@ impl From<Problem> for Stop {
     }
 }
 
-/// Runs a migration to its end. `resumed`: an agent that ran before has begun it.
-pub async fn run(
-    vm: Arc<Vm>,
-    record: Record,
-    resumed: bool,
-    cancel: Arc<AtomicBool>,
-    nudge: Arc<Notify>,
-) {
-    let homes = record.order.epochs.iter().cloned().map(steps::Home::new).collect();
-    let mut outgoing = Outgoing { vm, record, homes, cancel, nudge };
-    let end = match outgoing.send(resumed).await {
-        Ok(()) => MigrationPhase::Completed,
-        Err(stop) => outgoing.fall_back(stop).await,
-    };
-    outgoing.finish(end).await;
+impl From<Refused> for Stop {
+    fn from(refused: Refused) -> Self {
+        Self::Failed(refused.to_string())
+    }
 }
 
-struct Outgoing {
+/// A wish and where its outcome goes.
+pub type Wished = (Wish, oneshot::Sender<Result<(), QmpError>>);
+
+/// The owner's end of a migration.
+pub struct Handle {
+    pub cancel: Arc<AtomicBool>,
+    pub nudge: Arc<Notify>,
+    pub wishes: mpsc::Receiver<Wished>,
+    pub task: tokio::task::AbortHandle,
+}
+
+/// Begins a migration, or goes on with one that an agent began which ran before.
+pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> Handle {
+    let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+    let (wishes, wished) = mpsc::channel(1);
+    let migration = Migration {
+        homes: order.epochs.iter().cloned().map(steps::Home::new).collect(),
+        machine: Outgoing::new(record.switchover),
+        vm,
+        order,
+        record,
+        stop: None,
+        cancel: cancel.clone(),
+        nudge: nudge.clone(),
+        wishes,
+    };
+    let task = tokio::spawn(migration.run(resumed)).abort_handle();
+    Handle { cancel, nudge, wishes: wished, task }
+}
+
+struct Migration {
     vm: Arc<Vm>,
+    order: MigrateOut,
     record: Record,
     homes: Vec<steps::Home>,
+    machine: Outgoing,
+    /// Why it was given up.
+    stop: Option<Stop>,
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
+    wishes: mpsc::Sender<Wished>,
 }
 
-impl Outgoing {
-    async fn send(&mut self, resumed: bool) -> Result<(), Stop> {
-        if !resumed {
-            self.greet_homes().await?;
-            self.begin().await?;
+impl Migration {
+    async fn run(mut self, resumed: bool) {
+        if !resumed && let Err(stop) = self.begin().await {
+            self.give_up(stop);
         }
-        match self.copy().await? {
-            Copying::Completed => return Ok(()),
-            Copying::BehindSwitch => {}
-            _ => {
-                self.note_switch()?;
-                self.raise_epochs().await?;
-                self.let_go().await?;
+        let end = loop {
+            match self.advance().await {
+                Ok(Some(end)) => break end,
+                Ok(None) => {}
+                Err(refused) => self.stand_still(&refused).await,
             }
-        }
-        self.wait_for_arrival().await
+        };
+        self.finish(end).await;
     }
 
     async fn begin(&mut self) -> Result<(), Stop> {
-        let on = |name: &str| json!({"capability": name, "state": true});
-        let capabilities =
-            ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
-        self.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
-        let parameters = json!({
-            "downtime-limit": self.record.order.downtime_limit_ms.clamp(1, 2_000_000),
-            // In bytes per second: what the link gives. The default would be 128 MiB/s.
-            "max-bandwidth": 1_u64 << 40,
-        });
-        self.execute("migrate-set-parameters", parameters).await?;
-        self.execute("migrate", json!({"uri": self.record.order.uri})).await?;
-        self.enter(MigrationPhase::Copying)
+        self.greet_homes().await?;
+        self.greet_destination().await?;
+        let MigrateOut { uri, downtime_limit_ms, .. } = self.order.clone();
+        self.wish(Wish::Begin { uri, downtime_limit_ms }).await?;
+        self.record.report.phase = MigrationPhase::Copying;
+        self.save()?;
+        Ok(())
     }
 
-    /// Until the pause, or until there is nothing more to do in it.
-    async fn copy(&mut self) -> Result<Copying, Stop> {
+    /// Looks at QEMU once and does what is due; gives the end once it has come.
+    async fn advance(&mut self) -> Result<Option<MigrationPhase>, Refused> {
+        let Some(sending) = self.look().await else {
+            self.pause().await;
+            return Ok(None);
+        };
         loop {
-            let next = decide::while_copying(&self.look().await?);
-            match next {
-                Copying::Ended(why) if self.is_cancelled() => {
-                    tracing::debug!(why, "QEMU stopped sending");
-                    return Err(Stop::Cancelled);
+            self.hear_cancel();
+            match self.machine.step(sending)? {
+                // In the pause each of these leads at once to the next.
+                Step::Store => self.store_switch()?,
+                Step::Raise => match self.raise_epochs().await {
+                    Ok(()) => self.machine.raised(),
+                    Err(stop) => self.give_up(stop),
+                },
+                Step::LetGo => {
+                    self.let_go().await?;
+                    return Ok(None);
                 }
-                Copying::Ended(why) => return Err(Stop::Failed(why)),
-                Copying::Completed | Copying::BehindSwitch => return Ok(next),
-                _ if self.is_cancelled() => return Err(Stop::Cancelled),
-                Copying::AtSwitch => return Ok(next),
-                Copying::GoOn => self.pause().await,
+                Step::Wait => {
+                    self.pause().await;
+                    return Ok(None);
+                }
+                Step::StopSending => {
+                    // Refused only when it has just ended, which the next look tells.
+                    let _ = self.wish(Wish::StopSending).await;
+                    self.pause().await;
+                    return Ok(None);
+                }
+                Step::AskDestination => {
+                    self.hold().await;
+                    let fate = self.ask_destination().await;
+                    self.machine.answered(fate)?;
+                    self.note_switchover();
+                }
+                Step::FlipBack => {
+                    self.hold().await;
+                    self.note_switchover();
+                    self.flip_back().await;
+                    self.machine.flipped_back()?;
+                }
+                Step::Resume => return Ok(Some(self.resume().await)),
+                Step::Complete => return Ok(Some(MigrationPhase::Completed)),
+            }
+        }
+    }
+
+    fn hear_cancel(&mut self) {
+        if self.cancel.load(Ordering::SeqCst) && !self.machine.is_given_up() {
+            self.machine.cancel();
+            if self.machine.is_given_up() {
+                self.give_up(Stop::Cancelled);
             }
         }
     }
 
     /// Writes down what comes now, before any of it is done.
-    fn note_switch(&mut self) -> Result<(), Stop> {
-        (self.record.raising, self.record.let_go) = (true, true);
-        let noted = self.enter(MigrationPhase::Switching);
-        self.record.raising = noted.is_ok();
-        self.record.let_go = false;
-        noted
-    }
-
-    /// The point of no simple return.
-    async fn let_go(&mut self) -> Result<(), Stop> {
-        if self.is_cancelled() {
-            return Err(Stop::Cancelled);
+    fn store_switch(&mut self) -> Result<(), Refused> {
+        let mut noted = self.machine;
+        noted.noted()?;
+        self.record.report.phase = MigrationPhase::Switching;
+        self.record.switchover = noted.at().stored();
+        match self.save() {
+            Ok(()) => self.machine = noted,
+            Err(problem) => {
+                self.record.switchover = self.machine.at().stored();
+                self.give_up(problem.into());
+            }
         }
-        self.record.let_go = true;
-        self.execute("migrate-continue", json!({"state": "pre-switchover"})).await?;
+        self.publish();
         Ok(())
     }
 
-    async fn wait_for_arrival(&mut self) -> Result<(), Stop> {
-        loop {
-            match decide::while_copying(&self.look().await?) {
-                Copying::Completed => return Ok(()),
-                Copying::Ended(why) => return Err(Stop::Failed(why)),
-                _ => self.pause().await,
-            }
+    async fn let_go(&mut self) -> Result<(), Refused> {
+        self.machine.letting_go()?;
+        self.publish();
+        if let Err(error) = self.wish(Wish::LetGo).await {
+            self.give_up(error.into());
         }
+        Ok(())
     }
 
-    /// The one failure path: ends with the guest running here, or known to run there.
-    async fn fall_back(&mut self, stop: Stop) -> MigrationPhase {
-        tracing::warn!(vm = %self.vm.id(), %stop, "the migration is given up");
-        self.say(stop.to_string());
-        if self.stop_sending().await == Sending::Completed {
-            return MigrationPhase::Completed;
-        }
-        let mut right = self.record.write_right();
-        if right != WriteRight::Source {
-            if self.record.let_go && self.destination_ran(&stop).await {
-                return MigrationPhase::Completed;
-            }
-            right = right.next(WriteRightEvent::DestinationGone).unwrap_or(right);
-            self.flip_back(&stop).await;
-            right = right.next(WriteRightEvent::FlippedBack).unwrap_or(right);
-        }
-        self.say(stop.to_string());
-        if right.may_source_run() {
-            self.record.raising = false;
-            self.record.let_go = false;
-            if let Err(problem) = self.record.save(&self.vm) {
-                tracing::error!(%problem, "the end of a migration is not written down");
-            }
-            self.run_again().await;
-        }
-        match stop {
-            Stop::Cancelled => MigrationPhase::Cancelled,
-            Stop::Failed(_) => MigrationPhase::Failed,
+    /// The guest runs here again.
+    async fn resume(&mut self) -> MigrationPhase {
+        self.note_switchover();
+        self.run_again().await;
+        match self.stop {
+            Some(Stop::Cancelled) => MigrationPhase::Cancelled,
+            _ => MigrationPhase::Failed,
         }
     }
 
     async fn finish(&mut self, end: MigrationPhase) {
         if end == MigrationPhase::Completed {
             self.final_figures().await;
-            // The guest runs elsewhere: also where this QEMU thinks that it failed.
+            // The guest is elsewhere: also where this QEMU thinks that it failed.
             self.hold().await;
-            self.vm.observed(|seen| {
-                seen.status = VmStatus::Migrated;
-                seen.reason.clear();
-            });
-            self.say(String::new());
+            self.vm.take(VmEvent::HandedOver, "");
+            self.record.report.reason.clear();
+        } else if let Some(stop) = &self.stop {
+            self.record.report.reason = stop.to_string();
         }
-        if let Err(stop) = self.enter(end) {
-            tracing::error!(%stop, "the end of a migration is not written down");
+        // Said last: whoever sees it sees the VM as it is then.
+        self.record.report.phase = end;
+        self.record.switchover = self.machine.at().stored();
+        if let Err(problem) = self.save() {
+            tracing::error!(%problem, "the end of a migration is not written down");
         }
         tracing::info!(vm = %self.vm.id(), ?end, "the migration has ended");
     }
 
-    /// Makes QEMU stop sending and waits until it has; a QEMU that has ended has stopped.
-    async fn stop_sending(&mut self) -> Sending {
-        loop {
-            let info = match self.look().await {
-                Ok(info) => info,
-                Err(_) if !self.qemu_is_alive() => return Sending::Ended,
-                Err(stop) => {
-                    // A QEMU that waits for a disk does not answer, and may still be sending.
-                    tracing::warn!(vm = %self.vm.id(), %stop, "QEMU is asked again");
-                    self.pause().await;
-                    continue;
-                }
-            };
-            match decide::while_stopping(&info.status) {
-                end @ (Sending::Completed | Sending::Ended) => return end,
-                Sending::Ending => {}
-                Sending::Active => {
-                    // Refused only when it has just ended, which the next look tells.
-                    let _ = self.execute("migrate_cancel", json!({})).await;
-                }
-            }
-            self.pause().await;
+    /// The first reason counts.
+    fn give_up(&mut self, stop: Stop) {
+        self.machine.give_up();
+        tracing::warn!(vm = %self.vm.id(), %stop, "the migration is given up");
+        if self.stop.is_none() {
+            self.say(stop.to_string());
+            self.stop = Some(stop);
         }
+    }
+
+    /// Something is as it can't be: the guest stays held, whoever looks is told, and it is looked
+    /// at again.
+    async fn stand_still(&mut self, refused: &Refused) {
+        tracing::error!(vm = %self.vm.id(), %refused, "the migration stands still");
+        self.say(format!("the migration stands still: {refused}"));
+        self.hold().await;
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 
     /// Makes the guest run, whatever state QEMU left it in.
     async fn run_again(&mut self) {
         let deadline = tokio::time::Instant::now() + RESUME_DEADLINE;
-        while self.qemu_is_alive() {
-            let status = self.execute("query-status", json!({})).await.unwrap_or_default();
-            let info: StatusInfo = serde_json::from_value(status).unwrap_or_default();
-            match info.status.as_str() {
-                "running" | "shutdown" => return,
+        while !self.vm.qemu_has_ended() {
+            match self.run_state().await.as_str() {
+                "running" | "shutdown" | "guest-panicked" => return,
                 // From here on the owner tries, as with any disk error.
                 "io-error" if tokio::time::Instant::now() > deadline => return,
                 _ => {}
             }
             // Refused while QEMU is still on its way out of the migration.
-            let _ = self.execute("cont", json!({})).await;
+            let _ = self.wish(Wish::Run).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    fn qemu_is_alive(&self) -> bool {
-        self.vm.observed(|seen| seen.process).is_some_and(|process| process.is_alive())
+    async fn run_state(&self) -> String {
+        let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return String::new() };
+        qmp.query::<StatusInfo>("query-status").await.unwrap_or_default().status
     }
 
     /// Makes sure that the guest does not run here.
     async fn hold(&mut self) {
         // Without a QEMU it does not run either.
-        let _ = self.execute("stop", json!({})).await;
+        let _ = self.wish(Wish::Hold).await;
     }
 
-    /// QEMU's migration now, with the report brought up to date.
-    async fn look(&mut self) -> Result<MigrateInfo, Stop> {
-        let answer = self.execute("query-migrate", json!({})).await?;
-        let info: MigrateInfo = serde_json::from_value(answer)
-            .map_err(|e| Stop::Failed(format!("QEMU's answer to query-migrate: {e}")))?;
+    /// QEMU's migration now, with the report brought up to date; `None` when it does not say.
+    async fn look(&mut self) -> Option<Sending> {
+        let qmp = self.vm.observed(|seen| seen.qmp.clone());
+        let looked = match qmp {
+            Some(qmp) => qmp.query::<MigrateInfo>("query-migrate").await,
+            None => Err(QmpError::Closed),
+        };
+        let info = match looked {
+            Ok(info) => info,
+            Err(_) if self.vm.qemu_has_ended() => {
+                self.ended("QEMU has ended");
+                return Some(Sending::Ended);
+            }
+            Err(error) => {
+                // A QEMU that waits for a disk does not answer, and may still be sending.
+                tracing::debug!(vm = %self.vm.id(), %error, "QEMU is asked again");
+                return None;
+            }
+        };
+        self.read_figures(&info);
+        let sending = decide::sending(&info.status);
+        if sending == Sending::Ended {
+            self.ended(&decide::why_ended(&info));
+        }
+        Some(sending)
+    }
+
+    fn ended(&mut self, why: &str) {
+        if self.stop.is_none() {
+            self.give_up(Stop::Failed(why.to_owned()));
+        }
+    }
+
+    fn read_figures(&mut self, info: &MigrateInfo) {
         let report = &mut self.record.report;
         if info.total_time > 0 {
             report.total_ms = info.total_time;
@@ -324,16 +368,17 @@ impl Outgoing {
             report.rate_bytes_per_s = bits_to_bytes(info.ram.mbps);
         }
         self.publish();
-        Ok(info)
     }
 
     /// QEMU works out the times just after it has said that it completed.
     async fn final_figures(&mut self) {
         for _ in 0..50 {
-            match self.look().await {
+            let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
+            match qmp.query::<MigrateInfo>("query-migrate").await {
                 Ok(info) if info.status == "completed" && info.total_time == 0 => {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
+                Ok(info) if info.status == "completed" => return self.read_figures(&info),
                 // Also where QEMU thinks that it failed: there will be no others.
                 _ => return,
             }
@@ -346,15 +391,18 @@ impl Outgoing {
         let _ = tokio::time::timeout(LOOK_AGAIN, self.nudge.notified()).await;
     }
 
-    fn is_cancelled(&self) -> bool {
-        self.cancel.load(Ordering::SeqCst)
-    }
-
-    fn enter(&mut self, phase: MigrationPhase) -> Result<(), Stop> {
-        self.record.report.phase = phase;
+    fn save(&self) -> Result<(), Problem> {
         let saved = self.record.save(&self.vm);
         self.publish();
-        Ok(saved?)
+        saved
+    }
+
+    /// Stores where the VM may run. Where that fails, the older word on disk is the more careful one.
+    fn note_switchover(&mut self) {
+        self.record.switchover = self.machine.at().stored();
+        if let Err(problem) = self.save() {
+            tracing::error!(vm = %self.vm.id(), %problem, "a step of a migration is not written down");
+        }
     }
 
     fn say(&mut self, reason: String) {
@@ -363,21 +411,26 @@ impl Outgoing {
     }
 
     fn publish(&self) {
-        self.vm.observed(|seen| seen.migration = Some(self.record.report.clone()));
+        self.vm.observed(|seen| {
+            seen.migration = Some(self.record.report.clone());
+            seen.switchover = Some(self.machine.at());
+        });
     }
 
-    /// Sends a command on the owner's connection; waits for a new one when it has closed.
-    async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+    /// Asks the owner; again, while its connection to QEMU is being made anew.
+    async fn wish(&self, wish: Wish) -> Result<(), QmpError> {
         let deadline = tokio::time::Instant::now() + RECONNECT_DEADLINE;
         loop {
-            let qmp = self.vm.observed(|seen| seen.qmp.clone());
-            if let Some(qmp) = qmp {
-                match qmp.execute(command, arguments.clone()).await {
-                    Err(QmpError::Closed) => {}
-                    other => return other,
-                }
+            let (outcome, granted) = oneshot::channel();
+            if self.wishes.send((wish.clone(), outcome)).await.is_err() {
+                // The owner has ended, and this task with it.
+                return Err(QmpError::Closed);
             }
-            if !self.qemu_is_alive() || tokio::time::Instant::now() > deadline {
+            match granted.await.unwrap_or(Err(QmpError::Closed)) {
+                Err(QmpError::Closed) => {}
+                other => return other,
+            }
+            if self.vm.qemu_has_ended() || tokio::time::Instant::now() > deadline {
                 return Err(QmpError::Closed);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -1,28 +1,36 @@
 //! The owner of one VM: the only task that acts on its QEMU.
 //!
-//! It waits for requests, QEMU's events and the clock, and publishes what it sees in
-//! [`Vm::observed`]. While a migration runs, its task acts on the migration, and in its pause on
-//! whether the guest runs; the owner then only looks.
+//! It waits for requests, QEMU's events, the clock and the wishes of a migration, and publishes
+//! what it sees in [`Vm::observed`]. A migration's task only looks at QEMU; what it wishes is done
+//! here, where its [`Switchover`] allows it.
+
+mod ending;
+mod wishes;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use perigee_model::vm::{MigrateOut, VmStatus};
+use perigee_model::states::VmEvent;
+use perigee_model::switchover::{
+    Arrival, ArrivalStep, Fate, OnCancel, Switchover, on_arrival, on_cancel,
+};
+use perigee_model::vm::{CancelMigration, MigrateOut, VmStatus};
 use perigee_model::{Problem, VmId};
 use serde_json::json;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
 
-use super::migrate::{self, Record};
+use super::decide::DiskError;
+use super::migrate::{self, Handle, Record, Wished};
 use super::start::{Started, listen_for_migration, start};
-use super::{Request, Vm, decide};
-use crate::command::mark;
+use super::{Answer, Request, Vm, arrival, decide};
+use crate::command::{QEMU, mark};
 use crate::host::Host;
-use crate::process::Process;
+use crate::process::{Looks, Process};
 use crate::qmp::{BlockIoError, Event, Qmp, QmpError, StatusInfo};
-use crate::{cgroup, files, guest};
+use crate::{files, guest};
 
 const TICK: Duration = Duration::from_secs(1);
 /// For the console and for QEMU's stderr.
@@ -38,29 +46,32 @@ pub struct Owner {
     /// `None` while QEMU's monitor is not connected.
     events: Option<mpsc::UnboundedReceiver<Event>>,
     /// The last disk error was a write that the volume's epoch refused.
-    fenced: bool,
-    /// The disk error that was logged; the same one every second is not news.
+    is_fenced: bool,
+    /// The trouble that was logged; the same one every second is not news.
     logged: String,
-    migration: Option<Migration>,
+    /// What QEMU said last: nothing changes while it says the same.
+    run_state: String,
+    /// Why the guest powered off, where QEMU gave a reason of its own.
+    ended_because: &'static str,
+    migration: Option<Handle>,
     guest: Option<AbortHandle>,
-}
-
-/// The task of an outgoing migration and the ways to reach it.
-struct Migration {
-    task: AbortHandle,
-    cancel: Arc<AtomicBool>,
-    nudge: Arc<Notify>,
 }
 
 /// What woke the owner up.
 enum Wake {
     Request(Option<Request>),
     Event(Option<Event>),
+    Wish(Option<Wished>),
     Tick,
 }
 
-/// Why the owner has ended: the VM is no more, and somebody waits to hear it.
-pub type Deleted = Option<oneshot::Sender<Result<(), Problem>>>;
+/// Why the owner has ended, and who waits to hear it.
+pub enum Farewell {
+    /// The agent ends.
+    Nobody,
+    Deleted(Answer<()>),
+    DidNotRun(Answer<Fate>),
+}
 
 impl Owner {
     pub fn new(host: Arc<Host>, vm: Arc<Vm>, requests: mpsc::Receiver<Request>) -> Self {
@@ -69,8 +80,10 @@ impl Owner {
             vm,
             requests,
             events: None,
-            fenced: false,
+            is_fenced: false,
             logged: String::new(),
+            run_state: String::new(),
+            ended_because: "",
             migration: None,
             guest: None,
         }
@@ -98,33 +111,70 @@ impl Owner {
     }
 
     /// Finds the QEMU of an agent that ran before, and goes on with its migration.
-    pub async fn adopt(&mut self) {
-        let record = Record::load(&self.vm);
-        let migrated = record.as_ref().is_some_and(Record::is_completed);
-        let ran = !self.vm.spec.incoming || self.vm.dir.ran().exists();
+    pub async fn adopt(&mut self, record: Result<Option<Record>, Problem>) {
+        let (record, switchover) = match record {
+            Ok(Some(record)) => {
+                let switchover = record.switchover;
+                (Some(record), Some(switchover))
+            }
+            Ok(None) => (None, Some(Switchover::Source)),
+            Err(problem) => {
+                tracing::error!(vm = %self.vm.id(), %problem, "the VM stays as it is");
+                (None, None)
+            }
+        };
+        let arrival = match self.vm.spec.arrives_by {
+            Some(_) => arrival::read(&self.vm.dir.arrival()),
+            None => Arrival::Ran,
+        };
         self.vm.observed(|seen| {
-            seen.ran = ran;
+            seen.arrival = arrival;
             seen.migration = record.as_ref().map(|record| record.report.clone());
-            if migrated {
-                seen.status = VmStatus::Migrated;
+            seen.switchover = switchover;
+            seen.is_searched = true;
+            if switchover.is_none() {
+                let why =
+                    "the record of its migration cannot be read: where it may run is not known";
+                seen.reason = why.to_owned();
             }
         });
-        match Process::find(&mark(&self.vm.dir)) {
-            Some(process) => {
-                tracing::info!(vm = %self.vm.id(), pid = process.pid, "adopted");
-                self.watch_process(process);
-                self.reconnect_soon().await;
-            }
-            None => self.gone(),
+        self.find_process();
+        if self.vm.observed(|seen| seen.process.is_some()) {
+            self.reconnect_soon().await;
         }
-        if let Some(record) = record.filter(|record| !decide::is_final(record.report.phase)) {
-            self.begin_migration(record, true);
+        if let Some(record) = record
+            && !record.report.phase.is_final()
+            && let Some(order) = record.order.clone()
+        {
+            self.migration = Some(migrate::spawn(self.vm.clone(), record, order, true));
+        }
+    }
+
+    /// Looks for the QEMU of an agent that ran before, until it is known whether there is one.
+    fn find_process(&mut self) {
+        let mark = mark(&self.vm.dir);
+        let arguments = mark.each_ref().map(String::as_str);
+        let looks = Looks { program: QEMU, arguments, user: self.host.user };
+        match Process::find(looks) {
+            Ok(found) => {
+                self.vm.observed(|seen| seen.is_searched = false);
+                match found {
+                    Some(process) => {
+                        tracing::info!(vm = %self.vm.id(), pid = process.pid, "adopted");
+                        self.watch_process(process);
+                    }
+                    None => self.gone(),
+                }
+            }
+            Err(error) => {
+                tracing::warn!(vm = %self.vm.id(), %error, "whether its QEMU runs is not known");
+            }
         }
     }
 
     fn watch_process(&mut self, process: Process) {
         self.vm.observed(|seen| seen.process = Some(process));
-        let (vm, from_start) = (self.vm.clone(), !self.vm.spec.incoming);
+        let (vm, from_start) = (self.vm.clone(), self.vm.spec.arrives_by.is_none());
         let listening = tokio::spawn(async move {
             guest::listen(&vm.dir.job(), vm.log.clone(), from_start, process).await;
         });
@@ -137,8 +187,9 @@ impl Owner {
         events: mpsc::UnboundedReceiver<Event>,
     ) -> Result<(), QmpError> {
         self.events = Some(events);
+        self.run_state.clear();
         self.look(&qmp).await?;
-        if self.vm.observed(|seen| seen.status) == VmStatus::Incoming {
+        if self.vm.status() == VmStatus::Incoming {
             let uri = listen_for_migration(&qmp, &self.host.ip).await?;
             self.vm.observed(|seen| seen.incoming_uri = Some(uri));
         }
@@ -147,29 +198,22 @@ impl Owner {
     }
 
     /// Acts until the VM is deleted.
-    pub async fn run(mut self) -> Deleted {
+    pub async fn run(mut self) -> Farewell {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let wake = tokio::select! {
                 request = self.requests.recv() => Wake::Request(request),
                 event = next_event(&mut self.events) => Wake::Event(event),
+                wish = next_wish(&mut self.migration) => Wake::Wish(wish),
                 _ = tick.tick() => Wake::Tick,
             };
             match wake {
                 // Nobody can ask any more: the agent ends.
-                Wake::Request(None) => return None,
-                Wake::Request(Some(Request::Started(answer))) => drop(answer.send(Ok(()))),
-                Wake::Request(Some(Request::Migrate(order, answer))) => {
-                    let _ = answer.send(self.migrate(*order));
-                }
-                Wake::Request(Some(Request::CancelMigration(answer))) => {
-                    let _ = answer.send(self.cancel_migration());
-                }
-                Wake::Request(Some(Request::Delete { unless_ran, answer })) => {
-                    match self.delete(unless_ran).await {
-                        Ok(()) => return Some(answer),
-                        Err(problem) => drop(answer.send(Err(problem))),
+                Wake::Request(None) => return Farewell::Nobody,
+                Wake::Request(Some(request)) => {
+                    if let Some(farewell) = self.on_request(request).await {
+                        return farewell;
                     }
                 }
                 Wake::Event(Some(event)) => self.on_event(&event).await,
@@ -177,16 +221,45 @@ impl Owner {
                     self.disconnected();
                     self.look_at_process();
                 }
+                Wake::Wish(Some((wish, outcome))) => {
+                    let _ = outcome.send(self.grant(wish).await);
+                }
+                Wake::Wish(None) => self.migration = None,
                 Wake::Tick => self.on_tick().await,
             }
         }
     }
 
+    /// Whoever asked may have gone when the answer is sent.
+    async fn on_request(&mut self, request: Request) -> Option<Farewell> {
+        match request {
+            Request::Started(answer) => drop(answer.send(Ok(()))),
+            Request::Migrate(order, answer) => drop(answer.send(self.migrate(*order))),
+            Request::CancelMigration(asked, answer) => {
+                drop(answer.send(self.cancel_migration(&asked)));
+            }
+            Request::Delete(answer) => match self.delete().await {
+                Ok(()) => return Some(Farewell::Deleted(answer)),
+                Err(problem) => drop(answer.send(Err(problem))),
+            },
+            Request::EndUnlessRan(migration, answer) => {
+                match self.end_unless_ran(&migration).await {
+                    Ok(Fate::DidNotRun) => return Some(Farewell::DidNotRun(answer)),
+                    other => drop(answer.send(other)),
+                }
+            }
+        }
+        None
+    }
+
     async fn on_event(&mut self, event: &Event) {
         match event.name.as_str() {
             "BLOCK_IO_ERROR" => self.on_disk_error(event),
-            "RESUME" => self.note_run(),
-            "STOP" | "SHUTDOWN" | "POWERDOWN" => {}
+            "SHUTDOWN" => {
+                let reason = event.data.get("reason").and_then(serde_json::Value::as_str);
+                self.ended_because = reason.and_then(decide::shutdown_reason).unwrap_or_default();
+            }
+            "RESUME" | "STOP" | "POWERDOWN" | "GUEST_PANICKED" => {}
             "MIGRATION" => {
                 if let Some(migration) = &self.migration {
                     migration.nudge.notify_one();
@@ -205,48 +278,79 @@ impl Owner {
         if error.action != "stop" {
             return;
         }
-        self.fenced = decide::is_fenced(&error);
-        let reason = decide::describe(&error);
+        self.is_fenced = DiskError::of(&error) == DiskError::Fenced;
+        self.trouble(decide::describe(&error));
+    }
+
+    fn trouble(&mut self, reason: String) {
         self.vm.observed(|seen| seen.reason.clone_from(&reason));
         if self.logged != reason {
-            tracing::warn!(vm = %self.vm.id(), reason, "the VM is paused");
+            tracing::warn!(vm = %self.vm.id(), reason, "the VM does not run");
             self.logged = reason;
         }
     }
 
-    /// The guest is here from now on. For a VM that came by migration this is written down: a
-    /// source that does not know how its migration ended asks for it.
-    fn note_run(&self) {
-        if self.vm.observed(|seen| std::mem::replace(&mut seen.ran, true)) {
-            return;
+    /// Asks QEMU for the VM's status, and lets a VM run that has come by migration.
+    async fn look(&mut self, qmp: &Qmp) -> Result<(), QmpError> {
+        let info: StatusInfo = qmp.query("query-status").await?;
+        if info.status != self.run_state {
+            if let Some(event) = decide::event_of(&info.status) {
+                self.vm.take(event, &info.status);
+            }
+            self.run_state.clone_from(&info.status);
         }
-        if let Err(problem) = files::write_json(&self.vm.dir.ran(), &true) {
-            tracing::error!(%problem, "the arrival of a VM is not written down");
+        let ended_because = self.ended_because;
+        self.vm.observed(|seen| match seen.status() {
+            VmStatus::Running => seen.reason.clear(),
+            VmStatus::Shutdown => {
+                seen.reason = decide::reason_of(&info.status).unwrap_or(ended_because).to_owned();
+            }
+            VmStatus::IoError if seen.reason.is_empty() => {
+                seen.reason = "a disk answered with an error".to_owned();
+            }
+            VmStatus::Paused => {
+                if let Some(reason) = decide::reason_of(&info.status) {
+                    seen.reason = reason.to_owned();
+                }
+            }
+            _ => {}
+        });
+        self.on_arrival(qmp).await;
+        Ok(())
+    }
+
+    /// What has come by migration is stored first, and then runs. A VM that an agent left standing
+    /// for no other reason runs as well.
+    async fn on_arrival(&mut self, qmp: &Qmp) {
+        let may_run = self.run_state == "paused" && !self.is_migrating();
+        let step = self.vm.observed(|seen| {
+            let at_source = seen.switchover.is_some_and(Switchover::may_source_run);
+            on_arrival(seen.status(), seen.arrival, may_run && at_source)
+        });
+        match step {
+            ArrivalStep::Nothing => return,
+            ArrivalStep::Run => {}
+            ArrivalStep::Store => {
+                if let Err(problem) = arrival::store_ran(&self.vm.dir.arrival()) {
+                    return self.trouble(format!("its arrival is not stored: {problem}"));
+                }
+                self.vm.observed(|seen| {
+                    seen.arrival = Arrival::Ran;
+                    seen.incoming_uri = None;
+                });
+                if !may_run {
+                    return;
+                }
+            }
+        }
+        // What comes of it is told by events.
+        if let Err(error) = qmp.execute("cont", json!({})).await {
+            tracing::warn!(vm = %self.vm.id(), %error, "QEMU does not let the VM run yet");
         }
     }
 
-    /// Asks QEMU for the VM's status.
-    async fn look(&mut self, qmp: &Qmp) -> Result<(), QmpError> {
-        let info: StatusInfo = qmp.query("query-status").await?;
-        let (before, after) = self.vm.observed(|seen| {
-            let before = seen.status;
-            seen.status = decide::observe(before, &info.status);
-            match seen.status {
-                VmStatus::Running | VmStatus::Shutdown => seen.reason.clear(),
-                VmStatus::IoError if seen.reason.is_empty() => {
-                    seen.reason = "a disk answered with an error".to_owned();
-                }
-                _ => {}
-            }
-            (before, seen.status)
-        });
-        if decide::has_arrived(after) {
-            self.note_run();
-        }
-        if before != after && self.logged.is_empty() {
-            tracing::info!(vm = %self.vm.id(), ?before, ?after, "status");
-        }
-        Ok(())
+    fn is_migrating(&self) -> bool {
+        self.vm.observed(|seen| seen.migration.as_ref().is_some_and(|m| !m.phase.is_final()))
     }
 
     /// The monitor has closed: QEMU has ended, or somebody else connected to it.
@@ -259,39 +363,48 @@ impl Owner {
     }
 
     async fn on_tick(&mut self) {
-        let (status, phase) = self
-            .vm
-            .observed(|seen| (seen.status, seen.migration.as_ref().map(|report| report.phase)));
+        if self.vm.observed(|seen| seen.is_searched) {
+            self.find_process();
+        }
         if !self.look_at_process() {
             return;
         }
-        if status == VmStatus::Running {
+        if self.vm.status() == VmStatus::Running {
             self.logged.clear();
         }
         if self.events.is_none() {
-            self.reconnect().await;
+            self.reconnect_soon().await;
         }
         for path in [self.vm.dir.console(), self.vm.dir.log()] {
             if let Err(error) = files::bound(&path, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
                 tracing::debug!(path = %path.display(), %error, "a long log is not cut");
             }
         }
-        if decide::may_retry(status, phase, self.fenced, self.vm.spec.incoming)
-            && let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone())
+        let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
+        if self.vm.status() == VmStatus::Paused || self.is_waiting_to_be_stored() {
+            self.on_arrival(&qmp).await;
+        }
+        let (status, switchover) = self.vm.observed(|seen| (seen.status(), seen.switchover));
+        let has_come = self.vm.spec.arrives_by.is_some();
+        if decide::may_retry(status, switchover, self.is_fenced, has_come)
+            && !self.is_waiting_to_be_stored()
         {
             // What comes of it is told by events.
             let _ = qmp.execute("cont", json!({})).await;
         }
     }
 
-    /// Whether there is one; notices when it has ended.
+    fn is_waiting_to_be_stored(&self) -> bool {
+        self.vm.observed(|seen| seen.arrival == Arrival::Waits)
+    }
+
+    /// Whether there may be one; notices when it has ended.
     fn look_at_process(&mut self) -> bool {
-        let (process, status) = self.vm.observed(|seen| (seen.process, seen.status));
-        let is_alive = process.is_some_and(|process| process.is_alive());
-        if !is_alive && status != VmStatus::Gone {
+        let has_ended = self.vm.qemu_has_ended();
+        if has_ended && self.vm.status() != VmStatus::Gone {
             self.gone();
         }
-        is_alive
+        !has_ended
     }
 
     async fn reconnect_soon(&mut self) {
@@ -316,112 +429,64 @@ impl Owner {
     /// The process has ended. A VM that was handed over stays `Migrated`.
     fn gone(&mut self) {
         self.disconnected();
+        if matches!(self.vm.status(), VmStatus::Gone | VmStatus::Migrated) {
+            return;
+        }
         let words = self.vm.last_words();
-        let was_migrated = self.vm.observed(|seen| {
-            if seen.status == VmStatus::Migrated {
-                return true;
-            }
-            seen.status = VmStatus::Gone;
+        self.vm.observed(|seen| {
             seen.incoming_uri = None;
             seen.reason = if words.is_empty() {
                 "QEMU has ended and said nothing".to_owned()
             } else {
                 format!("QEMU has ended: {words}")
             };
-            false
         });
-        if !was_migrated {
-            tracing::warn!(vm = %self.vm.id(), words, "QEMU has ended");
-        }
+        self.vm.take(VmEvent::ProcessEnded, "");
+        tracing::warn!(vm = %self.vm.id(), words, "QEMU has ended");
     }
 
     fn migrate(&mut self, order: MigrateOut) -> Result<(), Problem> {
-        let (status, last) = self.vm.observed(|seen| (seen.status, seen.migration.clone()));
-        let begin = decide::may_begin(status, last.as_ref(), &order, &self.host.agent_url)
+        let (status, last) = self.vm.observed(|seen| (seen.status(), seen.migration.clone()));
+        let begin = decide::may_migrate(status, last.as_ref(), &order, &self.host.agent_url)
             .map_err(|refusal| migrate_refused(self.vm.id(), &refusal))?;
         if !begin {
             return Ok(());
         }
-        let record = Record::new(order);
-        record.save(&self.vm)?;
-        self.vm.observed(|seen| seen.migration = Some(record.report.clone()));
-        self.begin_migration(record, false);
+        let record = Record::new(order.clone());
+        self.keep(&record)?;
+        self.migration = Some(migrate::spawn(self.vm.clone(), record, order, false));
         Ok(())
     }
 
-    fn begin_migration(&mut self, record: Record, resumed: bool) {
-        let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
-        let work = migrate::run(self.vm.clone(), record, resumed, cancel.clone(), nudge.clone());
-        let task = tokio::spawn(work).abort_handle();
-        self.migration = Some(Migration { task, cancel, nudge });
+    fn keep(&self, record: &Record) -> Result<(), Problem> {
+        record.save(&self.vm)?;
+        self.vm.observed(|seen| {
+            seen.migration = Some(record.report.clone());
+            seen.switchover = Some(record.switchover);
+        });
+        Ok(())
     }
 
-    fn cancel_migration(&mut self) -> Result<(), Problem> {
-        let phase = self.vm.observed(|seen| seen.migration.as_ref().map(|report| report.phase));
-        match (&self.migration, phase) {
-            (Some(migration), Some(phase)) if !decide::is_final(phase) => {
-                migration.cancel.store(true, Ordering::SeqCst);
-                migration.nudge.notify_one();
+    /// One that is under way ends as soon as it can; one that has not begun never will.
+    fn cancel_migration(&mut self, asked: &CancelMigration) -> Result<(), Problem> {
+        let what = || format!("cancel the migration {}", asked.migration);
+        let (last, at) = self.vm.observed(|seen| {
+            (seen.migration.as_ref().map(|last| (last.number, last.phase)), seen.switchover)
+        });
+        let Some(at) = at else {
+            return Err(Problem::unavailable(what(), "the VM's last migration is not known"));
+        };
+        match on_cancel(last, at, asked.number).map_err(|e| Problem::conflict(what(), e))? {
+            OnCancel::Nothing => Ok(()),
+            OnCancel::Store => self.keep(&Record::called_off(asked)),
+            OnCancel::Stop => {
+                if let Some(migration) = &self.migration {
+                    migration.cancel.store(true, Ordering::SeqCst);
+                    migration.nudge.notify_one();
+                }
                 Ok(())
             }
-            _ => Err(Problem::conflict(
-                format!("cancel the migration of {}", self.vm.id()),
-                "none is under way",
-            )),
         }
-    }
-
-    /// Ends QEMU and forgets the VM.
-    async fn delete(&mut self, unless_ran: bool) -> Result<(), Problem> {
-        let ran_here = Problem::conflict(
-            format!("delete the VM {} that was to come here", self.vm.id()),
-            "it has arrived and has run here",
-        );
-        if unless_ran && self.events.is_none() && self.look_at_process() {
-            self.reconnect_soon().await;
-            if self.events.is_none() {
-                let why = "its QEMU does not answer: whether it has run here is not known";
-                return Err(Problem::unavailable(ran_here.what, why));
-            }
-        }
-        if unless_ran && self.vm.observed(|seen| seen.ran) {
-            return Err(ran_here);
-        }
-        if let Some(migration) = self.migration.take() {
-            migration.task.abort();
-        }
-        self.end_process().await?;
-        if unless_ran && self.arrived_at_last().await {
-            self.note_run();
-            self.gone();
-            return Err(ran_here);
-        }
-        if let Some(guest) = self.guest.take() {
-            guest.abort();
-        }
-        self.vm.dir.remove()?;
-        tracing::info!(vm = %self.vm.id(), "deleted");
-        Ok(())
-    }
-
-    /// Whether the guest ran in the last moment before its process was ended. QEMU says RESUME
-    /// before it lets a CPU run, so what stands in the socket up to its end is the whole truth.
-    async fn arrived_at_last(&mut self) -> bool {
-        let Some(mut events) = self.events.take() else { return false };
-        while let Some(event) = events.recv().await {
-            if event.name == "RESUME" {
-                return true;
-            }
-        }
-        false
-    }
-
-    async fn end_process(&mut self) -> Result<(), Problem> {
-        if let Some(process) = self.vm.observed(|seen| seen.process) {
-            process.kill().await?;
-            cgroup::forget(&process);
-        }
-        Ok(())
     }
 }
 
@@ -436,6 +501,13 @@ fn migrate_refused(vm: &VmId, refusal: &decide::Refusal) -> Problem {
 async fn next_event(events: &mut Option<mpsc::UnboundedReceiver<Event>>) -> Option<Event> {
     match events {
         Some(events) => events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_wish(migration: &mut Option<Handle>) -> Option<Wished> {
+    match migration {
+        Some(migration) => migration.wishes.recv().await,
         None => std::future::pending().await,
     }
 }

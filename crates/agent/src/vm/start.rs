@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::Vm;
+use super::{Vm, arrival};
 use crate::command::{QEMU, arguments};
 use crate::host::Host;
 use crate::process::Process;
@@ -28,6 +28,9 @@ pub struct Started {
 /// Starts QEMU. When this fails, no process is left.
 pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     vm.dir.create(host.user.map(|user| user.uid))?;
+    if vm.spec.arrives_by.is_some() {
+        arrival::prepare(&vm.dir.arrival())?;
+    }
     files::write_json(&vm.dir.spec(), &vm.spec)?;
     host.open_volume_socket();
     let line = arguments(&vm.spec, &vm.dir, &host.volume_socket, host.accelerator.kind);
@@ -54,9 +57,10 @@ async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
         if let Ok((qmp, events)) = Qmp::connect(&vm.dir.qmp()).await {
             return Ok(Started { process, qmp, events });
         }
-        if !process.is_alive() {
+        if process.has_ended() {
             let said = vm.last_words();
-            return Err(Problem::new(kind_of(&said), what(), format!("QEMU ended: {said}")));
+            let kind = StartError::of(&said).kind();
+            return Err(Problem::new(kind, what(), format!("QEMU ended: {said}")));
         }
         if Instant::now() > deadline {
             let why = format!("QEMU did not answer within {} s", START_DEADLINE.as_secs());
@@ -66,14 +70,34 @@ async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
     }
 }
 
-/// Whether trying again may help, by QEMU's last words.
-fn kind_of(said: &str) -> ProblemKind {
-    if said.contains("xport '") && said.contains("not ") {
-        ProblemKind::NotFound
-    } else if said.contains("Failed to connect") || said.contains("Connection refused") {
-        ProblemKind::Unavailable
-    } else {
-        ProblemKind::Internal
+/// Why QEMU did not start. It says so in words only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StartError {
+    /// The volume server has no such export.
+    NoExport,
+    /// The volume server does not answer.
+    NoVolumeServer,
+    Other,
+}
+
+impl StartError {
+    /// By QEMU's last words.
+    fn of(said: &str) -> Self {
+        if said.contains("xport '") && said.contains("not ") {
+            Self::NoExport
+        } else if said.contains("Failed to connect") || said.contains("Connection refused") {
+            Self::NoVolumeServer
+        } else {
+            Self::Other
+        }
+    }
+
+    fn kind(self) -> ProblemKind {
+        match self {
+            Self::NoExport => ProblemKind::NotFound,
+            Self::NoVolumeServer => ProblemKind::Unavailable,
+            Self::Other => ProblemKind::Internal,
+        }
     }
 }
 
@@ -101,13 +125,11 @@ mod tests {
     #[test]
     fn a_missing_export_is_told_from_a_server_that_is_away() {
         let missing = "qemu-system-x86_64: -blockdev …: Requested export 'x@1' not available";
-        assert_eq!(kind_of(missing), ProblemKind::NotFound);
+        assert_eq!(StartError::of(missing), StartError::NoExport);
         let away =
             "qemu-system-x86_64: -blockdev …: Failed to connect to '/run/v': Connection refused";
-        assert_eq!(kind_of(away), ProblemKind::Unavailable);
-        assert_eq!(
-            kind_of("qemu-system-x86_64: cannot set up guest memory"),
-            ProblemKind::Internal
-        );
+        assert_eq!(StartError::of(away), StartError::NoVolumeServer);
+        let other = "qemu-system-x86_64: cannot set up guest memory";
+        assert_eq!(StartError::of(other), StartError::Other);
     }
 }

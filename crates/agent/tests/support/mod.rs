@@ -12,13 +12,17 @@ use axum::extract::State;
 use axum::routing::{get, post};
 use perigee_agent::Config;
 use perigee_http::{Client, Failure, Json, Listen, Reply};
-use perigee_model::states::Refused;
-use perigee_model::vm::{Disk, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec, VmStatus};
+use perigee_model::switchover::{Fate, WriterEpochs};
+use perigee_model::vm::{
+    CancelMigration, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec,
+    VmStatus,
+};
 use perigee_model::volume::{CachePolicy, EpochChange, ExportStats, VolumeHealth, VolumeInfo};
 use perigee_model::{Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VolumeName};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
+const WANTED: &str = "the test wants it so";
 /// Far more than anything here takes on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -41,15 +45,28 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T
     }
 }
 
-/// Exports `root@1` and `root@2`, one disk of zeros, on a unix socket.
+/// A boot sector that writes `value` to `port` and halts.
+pub fn writes_port(port: u16, value: u8) -> [u8; 512] {
+    let [low, high] = port.to_le_bytes();
+    let mut sector = [0; 512];
+    // mov dx, port; mov al, value; out dx, al; hlt; jmp to the hlt
+    sector[..9].copy_from_slice(&[0xba, low, high, 0xb0, value, 0xee, 0xf4, 0xeb, 0xfd]);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+/// Exports `root@1` and `root@2`, one disk, on a unix socket. It begins with this sector, if any.
 pub struct Blocks {
     daemon: Child,
 }
 
 impl Blocks {
-    pub fn serve(socket: &Path) -> Self {
+    pub fn serve(socket: &Path, boot_sector: &[u8]) -> Self {
+        let disk = socket.with_extension("disk");
+        std::fs::write(&disk, boot_sector).unwrap();
+        std::fs::File::options().write(true).open(&disk).unwrap().set_len(64 << 20).unwrap();
         let mut command = Command::new("qemu-storage-daemon");
-        command.args(["--blockdev", "null-co,node-name=blocks,size=67108864,read-zeroes=on"]);
+        command.args(["--blockdev", &format!("file,node-name=blocks,filename={}", disk.display())]);
         let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
         command.args(["--nbd-server", &address]);
         for epoch in 1..=2 {
@@ -79,7 +96,7 @@ pub struct Home {
 }
 
 struct HomeInner {
-    epoch: Mutex<Epoch>,
+    epochs: Mutex<WriterEpochs>,
     /// No change is answered while this is false.
     open: watch::Sender<bool>,
     refuses: Mutex<bool>,
@@ -90,7 +107,11 @@ impl Home {
     pub fn serve(runtime: &Runtime) -> Self {
         let port = perigee_http::unused_port();
         let inner = Arc::new(HomeInner {
-            epoch: Mutex::new(Epoch(1)),
+            epochs: Mutex::new(WriterEpochs {
+                current: Epoch(1),
+                issued_max: Epoch(2),
+                returned_max: Epoch(0),
+            }),
             open: watch::Sender::new(true),
             refuses: Mutex::new(false),
             asked: watch::Sender::new(0),
@@ -107,11 +128,11 @@ impl Home {
     }
 
     pub fn epoch(&self) -> u64 {
-        self.inner.epoch.lock().unwrap().0
+        self.inner.epochs.lock().unwrap().current.0
     }
 
     pub fn set_epoch(&self, epoch: u64) {
-        *self.inner.epoch.lock().unwrap() = Epoch(epoch);
+        self.inner.epochs.lock().unwrap().current = Epoch(epoch);
     }
 
     /// Lets requests wait, or go on.
@@ -139,15 +160,16 @@ async fn change_epoch(
     home.asked.send_modify(|asked| *asked += 1);
     home.open.subscribe().wait_for(|open| *open).await.expect("the sender lives in `home`");
     if *home.refuses.lock().unwrap() {
-        return Err(Failure(Problem::conflict("change the epoch", "the test wants it so")));
+        return Err(Failure(Problem::conflict("change the epoch", WANTED)));
     }
-    let mut epoch = home.epoch.lock().unwrap();
-    *epoch = change.apply(*epoch, Epoch(2)).map_err(|e: Refused| Failure(e.into()))?;
-    Ok(Json(info(*epoch)))
+    let mut epochs = home.epochs.lock().unwrap();
+    let changed = epochs.apply(change);
+    *epochs = changed.map_err(|e| Failure(Problem::conflict("change the epoch", e)))?;
+    Ok(Json(info(epochs.current)))
 }
 
 async fn volume(State(home): State<Arc<HomeInner>>) -> Reply<VolumeInfo> {
-    Ok(Json(info(*home.epoch.lock().unwrap())))
+    Ok(Json(info(home.epochs.lock().unwrap().current)))
 }
 
 fn info(epoch: Epoch) -> VolumeInfo {
@@ -225,13 +247,26 @@ impl Agent {
         self.here.block_on(self.client.get("/v1/vms/vm-1"))
     }
 
-    pub fn delete(&self, query: &str) -> Result<(), Problem> {
-        self.here.block_on(self.client.delete(&format!("/v1/vms/vm-1{query}")))
+    pub fn delete(&self) -> Result<(), Problem> {
+        self.here.block_on(self.client.delete("/v1/vms/vm-1"))
+    }
+
+    pub fn end_unless_ran(&self, migration: &str) -> Result<Fate, Problem> {
+        let asked = EndUnlessRan { migration: MigrationId::new(migration).unwrap() };
+        self.here.block_on(self.client.post("/v1/vms/vm-1/end-unless-ran", &asked))
     }
 
     pub fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<(), Problem> {
         let path = format!("/v1/vms/vm-1/{path}");
         self.here.block_on(self.client.post::<serde_json::Value>(&path, body)).map(drop)
+    }
+
+    pub fn cancel(&self, migration: &str) -> Result<(), Problem> {
+        let migration = MigrationId::new(migration).unwrap();
+        self.post(
+            "migrate/cancel",
+            &CancelMigration { migration, number: 1, reason: WANTED.to_owned() },
+        )
     }
 
     pub fn vm_dir(&self) -> PathBuf {
@@ -258,6 +293,7 @@ impl Agent {
         let waiting = there.put(&spec(2, true)).unwrap();
         let order = MigrateOut {
             migration: MigrationId::new("m-1").unwrap(),
+            number: 1,
             uri: waiting.incoming_uri.expect("it waits for the migration"),
             destination_agent_url: there.config.agent_url.clone(),
             epochs: vec![EpochRaise {
@@ -277,7 +313,7 @@ impl Drop for Agent {
         if self.runtime.is_none() {
             self.run();
         }
-        let result = self.delete("");
+        let result = self.delete();
         self.kill();
         if !std::thread::panicking() {
             result.unwrap();
@@ -286,7 +322,7 @@ impl Drop for Agent {
 }
 
 /// A VM with one disk on which there is nothing: the firmware runs, and waits for ever.
-pub fn spec(epoch: u64, incoming: bool) -> VmSpec {
+pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
     VmSpec {
         vm: VmId::new("vm-1").unwrap(),
         cpus: 1,
@@ -297,7 +333,7 @@ pub fn spec(epoch: u64, incoming: bool) -> VmSpec {
             epoch: Epoch(epoch),
             read_only: false,
         }],
-        incoming,
+        arrives_by: is_incoming.then(|| MigrationId::new("m-1").unwrap()),
     }
 }
 

@@ -9,17 +9,14 @@ use tokio_util::sync::CancellationToken;
 /// After a failed accept (out of file descriptors) the listener waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening socket, of any kind.
 pub trait Accept: Send + Sync + 'static {
-    /// A new connection.
     type Accepted: Send;
 
-    /// Waits for the next connection.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Accepted>> + Send;
 }
 
 /// Serves until `stop`; returns when every connection is drained. `admit` says what becomes of a
-/// connection; `None` closes it at once.
+/// connection; one that gets `None` is hung up on.
 pub async fn serve<L, A, C>(
     protocol: &'static str,
     listeners: Vec<L>,

@@ -1,14 +1,14 @@
 //! Large buffers that connections borrow only while something is in them.
 //!
-//! A connection that waits for its client holds no buffer. Many clients that send one request at a time share the few
-//! buffers that the worker threads use at any moment, and these stay in the CPU's cache.
+//! A connection that waits for its client holds none. So many clients that ask one thing at a time
+//! share the few buffers that their workers use at a moment, and those stay in the CPU's cache.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
 /// The reply to a read of 128 KiB, the longest that most clients send, with some room.
 pub const BUFFER_BYTES: usize = 160 << 10;
-/// At most this many unused buffers are kept for the next borrowers; further ones are freed.
+/// So many are kept for the next borrower; what a burst needed beyond that is given back.
 const KEPT_MAX: usize = 16;
 
 static KEPT: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
@@ -17,7 +17,6 @@ static KEPT: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
 pub struct Buffer(Box<[u8]>);
 
 impl Buffer {
-    /// Takes a kept buffer, or makes one when none is kept.
     pub fn borrow() -> Self {
         let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Self(kept.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice()))

@@ -1,4 +1,4 @@
-//! Runs a connection in one task: it reads what came, answers, waits, and lets other connections run.
+//! Runs a connection in one task: takes what came, answers, waits, and lets others run.
 //!
 //! ```text
 //!            +-------------------------- take what has ended <----------+
@@ -6,12 +6,12 @@
 //! socket -> input -> batch: answer at once, or start what has to wait --+-> output -> socket
 //! ```
 //!
-//! A batch is all that one read of the socket brought. One write sends its answers. While the peer does not read its
-//! answers, nothing more is read from it.
+//! A batch is all that one read of the socket brought; the answers leave with one write. When the
+//! peer does not take its answers, nothing more is taken from it.
 //!
 //! A protocol is an [`Exchange`]: it takes one frame at a time and says what became of it. The
-//! driver does everything else. However the connection ends, the driver returns only when none of its requests runs
-//! any more.
+//! driver does everything else, and returns only when nothing of the connection runs any more,
+//! whatever ended it.
 
 use std::future::poll_fn;
 use std::io;
@@ -29,44 +29,37 @@ use super::output::Output;
 use crate::device::Device;
 use crate::measured::Measured;
 
-/// When the server stops, requests that wait for another host get this long, and so do peers that read their last
-/// answers slowly.
+/// When the server stops, what waits for another host gets this long, and so do peers that are slow
+/// to take their last answers.
 pub const DRAIN_MAX: Duration = Duration::from_secs(3);
-/// What one frame costs besides its bytes, as if it were so many bytes more.
+/// What one frame costs besides its bytes, in bytes: a turn's work is counted in these.
 const FRAME_COST_BYTES: usize = 4 << 10;
-/// After this much work a connection lets others run.
+/// After so much work a connection lets others run.
 const TURN_BYTES: usize = 4 << 20;
 
 /// What became of the first frame of the input.
 pub enum Taken {
-    /// It is answered, or its work has begun, and it is removed.
-    Done {
-        /// The bytes that it moved.
-        cost_bytes: usize,
-    },
-    /// It stays in the input: answers have to be sent, or work has to end, before it can be taken.
+    /// It is answered, or its work has begun, and it is removed. `cost_bytes`: what it moved.
+    Done { cost_bytes: usize },
+    /// It stays: answers have to be sent, or work has to end, before it is taken.
     Full,
-    /// The peer ended the session with it.
+    /// The peer said goodbye with it.
     Goodbye,
 }
 
 /// One connection's side of a protocol.
 pub trait Exchange {
-    /// How the protocol's frames are read.
     type Framing: Framing;
-    /// Why a connection can't go on.
     type Error: From<io::Error> + From<<Self::Framing as Framing>::Error>;
 
-    /// While more requests come, up to so many bytes of answers are held back, to be sent with those of the next batch.
+    /// As long as more comes, so many bytes of answers wait for those of the next batch.
     const HELD_BYTES_MAX: usize = 0;
 
-    /// What has come from the peer.
     fn input(&mut self) -> &mut Input<Self::Framing>;
 
-    /// What is to be sent to the peer.
     fn output(&mut self) -> &mut Output;
 
-    /// The device that the peer works on; `None` before it has chosen one.
+    /// What the peer works on, if it works on anything.
     fn device(&self) -> Option<&Measured>;
 
     /// Answers the first frame of the input, or starts its work. `now`: when its batch began.
@@ -79,37 +72,37 @@ pub trait Exchange {
         now: Instant,
     ) -> Result<Taken, Self::Error>;
 
-    /// Ready when a request that had to wait has ended and its answer is in the output.
+    /// Ready when something that had to wait has ended, and its answer is in the output.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>>;
 
-    /// Whether no request that had to wait still runs.
+    /// Whether nothing runs that had to wait.
     fn is_idle(&self) -> bool;
 
     /// What the connection ends with when a frame's work panicked.
     fn panicked() -> Self::Error;
 
-    /// A peer that is silent for this long is asked whether it is still there, and has the same time to
+    /// A peer that says nothing for so long is asked whether it is there, and has as long to
     /// answer.
     fn silence_max(&self) -> Option<Duration> {
         None
     }
 
-    /// Asks the peer whether it is still there.
+    /// Asks the peer whether it is there.
     fn ask(&mut self) {}
 
-    /// Ends the requests that other connections have asked to end. True when there were some.
+    /// Ends what others want to be ended. True when there was something.
     fn poll_aborts(&mut self, _cx: &mut Context<'_>) -> bool {
         false
     }
 
-    /// Called when no more frames are taken; `because` says why, unless the peer has ended the connection. Returns whether
-    /// the peer still reads what is in the output.
+    /// No more frames are taken. `because`: why, if the peer has not ended the connection. True
+    /// when the peer still hears what is in the output.
     fn close(&mut self, because: Option<&Self::Error>) -> bool {
         because.is_none()
     }
 }
 
-/// Runs a connection until it ends, and returns when none of its requests runs any more.
+/// Returns when nothing of the connection runs any more.
 ///
 /// # Errors
 /// Why the connection ended, when its peer did not end it.

@@ -1,4 +1,4 @@
-//! Bytes to frames: takes everything that the socket has at once, and finds the frames in it.
+//! Bytes to frames: what the socket has, taken at once, and the frames in it.
 
 use std::io;
 use std::ops::Range;
@@ -18,9 +18,7 @@ const ROOM_BYTES_MIN: usize = 64 << 10;
 
 /// How a protocol's frames lie in a stream: a head, then a payload whose length the head tells.
 pub trait Framing {
-    /// The part of a frame before its payload.
     type Head: Copy;
-    /// Why a stream can't be read on.
     type Error;
 
     /// Takes a head from the front of `bytes`; `None` when not all of it is there yet.
@@ -32,17 +30,13 @@ pub trait Framing {
 
 /// A head, and how many bytes it and its payload take in the stream.
 pub struct Measured<H> {
-    /// The head, as the protocol reads it.
     pub head: H,
-    /// Length of the head in the stream.
     pub head_bytes: usize,
-    /// Length of the payload that follows the head.
     pub payload_bytes: usize,
 }
 
 /// A whole frame at the front of the input, until [`Input::skip`] or [`Input::take`] removes it.
 pub struct Frame<H> {
-    /// The head, as the protocol reads it.
     pub head: H,
     /// Where its payload is, in the buffer or in memory of its own.
     payload: Range<usize>,
@@ -55,19 +49,17 @@ struct Large<H> {
     missing_bytes: usize,
 }
 
-/// The bytes that have come from a socket, and the frames in them.
 pub struct Input<F: Framing> {
     framing: F,
     buffer: Option<Buffer>,
-    /// The bytes from `start` to `end` of the buffer are not taken yet.
+    /// What of the buffer is not taken yet.
     start: usize,
     end: usize,
-    /// A large frame; it comes before what is in the buffer.
+    /// It comes before what is in the buffer.
     large: Option<Large<F::Head>>,
 }
 
 impl<F: Framing> Input<F> {
-    /// An empty input.
     pub fn new(framing: F) -> Self {
         Self { framing, buffer: None, start: 0, end: 0, large: None }
     }
@@ -97,7 +89,6 @@ impl<F: Framing> Input<F> {
         Ok(None)
     }
 
-    /// The payload of the frame that [`Self::first`] returned.
     pub fn payload(&self, frame: &Frame<F::Head>) -> &[u8] {
         match (&self.large, &self.buffer) {
             (Some(large), _) => &large.payload,

@@ -13,11 +13,10 @@ use super::buffers::{BUFFER_BYTES, Buffer};
 /// As many pieces as one write takes.
 const PIECES_MAX: usize = 8;
 
-/// The replies that are not sent yet.
 #[derive(Default)]
 pub struct Output {
     buffer: Option<Buffer>,
-    /// The bytes from `start` to `end` of the buffer are not sent yet.
+    /// What of the buffer is not sent yet.
     start: usize,
     end: usize,
     /// Sent after the buffer. While something is here, nothing is added.
@@ -27,7 +26,6 @@ pub struct Output {
 }
 
 impl Output {
-    /// Whether every byte was given to the stream.
     pub fn is_empty(&self) -> bool {
         self.start == self.end && self.rest.is_empty()
     }
@@ -37,7 +35,6 @@ impl Output {
         self.is_empty() && !self.unflushed
     }
 
-    /// Bytes that the stream has not taken yet.
     pub fn unsent_bytes(&self) -> usize {
         self.end - self.start + self.rest.iter().map(Bytes::len).sum::<usize>()
     }
@@ -56,7 +53,6 @@ impl Output {
         Some(&mut buffer[self.end..self.end + length])
     }
 
-    /// Adds the first `length` bytes of the room that [`Self::room`] returned.
     pub fn commit(&mut self, length: usize) {
         self.end += length;
     }

@@ -11,16 +11,13 @@ use tokio::net::{TcpStream, UnixStream};
 /// A peer that acknowledges nothing for this long is gone: its host, or the way to it.
 const SILENCE_S_MAX: u32 = 20;
 const KEEPALIVE_IDLE_S: u32 = 5;
-/// A unix socket takes this much at once before its reader has to run. The default is less than two
+/// A unix socket takes so much at once before its reader has to run. The default is less than two
 /// replies of 128 KiB. (TCP sizes its buffers itself.)
 const UNIX_SEND_BYTES: usize = 512 << 10;
 
-/// A connection over TCP or over a unix socket.
 #[derive(Debug)]
 pub enum Socket {
-    /// A connection over TCP.
     Tcp(TcpStream),
-    /// A connection over a unix socket.
     Unix(UnixStream),
 }
 

@@ -328,7 +328,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         cpus: spec.cpus,
         memory_bytes: spec.memory_bytes,
         disks: disks.collect::<Result<_, Problem>>()?,
-        incoming: false,
+        arrives_by: None,
     })
 }
 
@@ -349,11 +349,12 @@ fn stats_of(
 }
 
 fn ended(report: &VmReport) -> String {
-    let how = match report.status {
-        VmStatus::Shutdown => "the guest powered off",
-        _ => "its QEMU is gone",
-    };
-    if report.reason.is_empty() { how.to_owned() } else { format!("{how} ({})", report.reason) }
+    match report.status {
+        VmStatus::Shutdown if report.reason.is_empty() => "the guest powered off".to_owned(),
+        VmStatus::Shutdown => report.reason.clone(),
+        _ if report.reason.is_empty() => "its QEMU is gone".to_owned(),
+        _ => format!("its QEMU is gone ({})", report.reason),
+    }
 }
 
 /// What keeps a VM that is there from running; empty when nothing does.
@@ -363,6 +364,7 @@ fn trouble_of(report: &VmReport) -> String {
             "a disk answers with errors; the VM waits for it".to_owned()
         }
         VmStatus::IoError => format!("a disk answers with errors: {}", report.reason),
+        VmStatus::Paused => report.reason.clone(),
         _ => String::new(),
     }
 }
@@ -378,7 +380,7 @@ mod tests {
             cpus: 1,
             memory_bytes: 256 << 20,
             disks: Vec::new(),
-            incoming: false,
+            arrives_by: None,
         };
         let mut report = crate::tests::report(spec);
         (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));

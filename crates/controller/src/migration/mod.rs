@@ -9,18 +9,19 @@
 //!
 //! The source's agent does the sending and the epochs; here its work is prepared and watched.
 //! What happened is judged from what both agents say ([`judge()`]), so a controller that was away in
-//! the middle judges as if it had been there.
-
-mod judge;
+//! the middle judges as if it had been there. Once the source was asked, only what an agent says
+//! ends a migration. One that takes too long is called off at the source, which then says so.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::phases::{Phases, Prepare};
-use perigee_model::states::{MigrationEvent, WriteRight};
+use perigee_model::states::MigrationEvent;
+use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
-    EpochRaise, LinkProbe, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec,
+    CancelMigration, EndUnlessRan, EpochRaise, LinkProbe, MigrateOut, MigrationPhase,
+    MigrationReport, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
@@ -32,15 +33,15 @@ use crate::records::{
     migration_prefix, vm_of,
 };
 use crate::{catalog, disks, links, planning};
-use judge::{Seen, Verdict, judge};
 
 const DOWNTIME_LIMIT_MS: u64 = 300;
 
 /// From the destination's start until it listens.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A migration that takes longer does not converge: it is called off.
-const TOTAL_MS_MAX: u64 = 15 * 60 * 1000;
+/// A migration that takes longer does not converge: it is called off. The time while no controller
+/// looked does not count.
+const TOTAL_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Why a migration ended that a person did not want any more.
 const CANCELLED: &str = "cancelled";
@@ -152,6 +153,7 @@ fn new_record(
         plan: None,
         asked_source: false,
         io_before: Vec::new(),
+        watched_ms: 0,
     })
 }
 
@@ -197,7 +199,14 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
         let Some(record) = cluster.own_migration(&vm, number).await? else {
             return Ok(());
         };
-        let mut run = Run { cluster: Arc::clone(&cluster), vm: vm.clone(), record, cancel: false };
+        let mut run = Run {
+            cluster: Arc::clone(&cluster),
+            vm: vm.clone(),
+            earlier: Duration::from_millis(record.value.watched_ms),
+            begun: Instant::now(),
+            record,
+            cancel: false,
+        };
         if run.state().is_final() {
             return Ok(());
         }
@@ -229,6 +238,37 @@ struct Run {
     record: Owned<MigrationRecord>,
     /// A person wants the VM to stay; the source is told.
     cancel: bool,
+    begun: Instant,
+    /// For how long controllers looked that ran before.
+    earlier: Duration,
+}
+
+/// What an agent says of the VM.
+enum Told {
+    Vm(Box<VmReport>),
+    NotThere,
+    NotKnown,
+}
+
+impl Told {
+    fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Vm(report) => Seen::Vm(SeenVm {
+                status: report.status,
+                outgoing: self.outgoing().map(|own| (&own.migration, own.phase)),
+                arrives_by: report.spec.arrives_by.as_ref(),
+            }),
+            Self::NotThere => Seen::NotThere,
+            Self::NotKnown => Seen::NotKnown,
+        }
+    }
+
+    fn outgoing(&self) -> Option<&MigrationReport> {
+        match self {
+            Self::Vm(report) => report.migration.as_ref(),
+            Self::NotThere | Self::NotKnown => None,
+        }
+    }
 }
 
 impl Run {
@@ -288,7 +328,8 @@ impl Run {
         }
         let disks = self.disks().await?;
         let report: VmReport = self.source()?.agent.get(&self.path()).await?;
-        let mut spec = VmSpec { incoming: true, ..report.spec };
+        let arrives_by = Some(self.record.value.migration.id.clone());
+        let mut spec = VmSpec { arrives_by, ..report.spec };
         let mut raises = Vec::new();
         for disk in spec.disks.iter_mut().filter(|disk| !disk.read_only) {
             let placed =
@@ -340,7 +381,7 @@ impl Run {
             if report.incoming_uri.is_some() {
                 return Ok(());
             }
-            if report.status == perigee_model::vm::VmStatus::Gone {
+            if report.status == VmStatus::Gone {
                 let why = format!("QEMU at {} ended: {}", destination.id, report.reason);
                 return Err(Problem::unavailable("start the destination", why));
             }
@@ -352,58 +393,66 @@ impl Run {
 
     /// Looks at both agents until one of them says how it ended.
     async fn watch_over(&mut self) -> Result<(), Problem> {
-        let mut called_off = false;
+        let mut calls_off: Option<String> = None;
         loop {
             let (source, destination) = (self.source()?, self.destination()?);
             let at_source = self.look(&source).await;
             let at_destination = self.look(&destination).await;
             let id = self.record.value.migration.id.clone();
-            match judge(&id, &at_source, &at_destination) {
+            match judge(&id, &at_source.seen(), &at_destination.seen()) {
                 Verdict::Completed => return self.complete(&at_source).await,
-                Verdict::Aborted(why) => return self.abort(why).await,
-                Verdict::SourceEnded => return self.end_destination(&destination).await,
-                Verdict::NotBegun => {
-                    if let Err(problem) = self.ask_source(&source, &at_destination).await {
-                        return self.abort(format!("{}: {}", problem.what, problem.why)).await;
-                    }
-                    if self.age_ms() > TOTAL_MS_MAX {
-                        return self.abort("the source does not begin".to_owned()).await;
-                    }
+                Verdict::Aborted => return self.abort(reason_of(at_source.outgoing())).await,
+                Verdict::SourceEnded if self.end_destination(&destination).await? => return Ok(()),
+                Verdict::NotBegun if calls_off.is_none() => {
+                    calls_off = self.ask_source(&source, &at_destination).await;
                 }
-                Verdict::UnderWay(report) => self.mirror(&report).await?,
-                Verdict::NotKnown => {}
+                Verdict::CallOff if calls_off.is_none() => {
+                    calls_off = Some("the destination's QEMU ended before the start".to_owned());
+                }
+                Verdict::UnderWay => self.mirror(at_source.outgoing()).await?,
+                _ => {}
             }
-            if (self.cancel || self.age_ms() > TOTAL_MS_MAX) && !called_off {
-                let path = format!("{}/migrate/cancel", self.path());
-                called_off = source.agent.post::<serde_json::Value>(&path, &()).await.is_ok();
+            if calls_off.is_none() {
+                calls_off = self.unwanted();
+            }
+            if let Some(reason) = &calls_off {
+                self.call_off(&source, reason).await;
             }
             tokio::time::sleep(self.cluster.timing.poll).await;
         }
     }
 
-    fn age_ms(&self) -> u64 {
-        now_ms().saturating_sub(self.record.value.migration.started_ms)
+    /// Why the migration is not to go on, if so.
+    fn unwanted(&self) -> Option<String> {
+        if self.cancel {
+            return Some(CANCELLED.to_owned());
+        }
+        (self.age() > TOTAL_MAX)
+            .then(|| format!("it took longer than {} minutes", TOTAL_MAX.as_secs() / 60))
     }
 
-    async fn look(&self, host: &HostLink) -> Seen {
+    fn age(&self) -> Duration {
+        self.earlier + self.begun.elapsed()
+    }
+
+    async fn look(&self, host: &HostLink) -> Told {
         match host.agent.get::<VmReport>(&self.path()).await {
-            Ok(report) => Seen::Vm(Box::new(report)),
-            Err(problem) if problem.kind == ProblemKind::NotFound => Seen::NotThere,
-            Err(_) => Seen::NotKnown,
+            Ok(report) => Told::Vm(Box::new(report)),
+            Err(problem) if problem.kind == ProblemKind::NotFound => Told::NotThere,
+            Err(_) => Told::NotKnown,
         }
     }
 
-    /// # Errors
-    /// When the source refuses. An answer that does not come is asked for again, and a conflict
-    /// may be this very migration, not yet in the report: the next look tells.
-    async fn ask_source(&self, source: &HostLink, destination: &Seen) -> Result<(), Problem> {
-        let Seen::Vm(report) = destination else { return Ok(()) };
-        let Some(uri) = report.incoming_uri.clone() else { return Ok(()) };
+    /// Gives the reason when the source refuses. An answer that does not come is asked for again,
+    /// and a conflict may be this very migration, not yet in the report: the next look tells.
+    async fn ask_source(&self, source: &HostLink, destination: &Told) -> Option<String> {
+        let Told::Vm(report) = destination else { return None };
         let ask = MigrateOut {
             migration: self.record.value.migration.id.clone(),
-            uri,
-            destination_agent_url: self.destination()?.addresses.agent_url.clone(),
-            epochs: self.planned()?.raises.clone(),
+            number: self.record.value.number,
+            uri: report.incoming_uri.clone()?,
+            destination_agent_url: self.destination().ok()?.addresses.agent_url.clone(),
+            epochs: self.planned().ok()?.raises.clone(),
             downtime_limit_ms: DOWNTIME_LIMIT_MS,
         };
         let path = format!("{}/migrate", self.path());
@@ -411,14 +460,27 @@ impl Run {
             Err(problem)
                 if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::Conflict) =>
             {
-                Err(problem)
+                Some(format!("{}: {}", problem.what, problem.why))
             }
-            _ => Ok(()),
+            _ => None,
+        }
+    }
+
+    /// The source ends it, or promises that it never begins: an order may still be on its way.
+    /// What comes of it is told by the next look.
+    async fn call_off(&self, source: &HostLink, reason: &str) {
+        let path = format!("{}/migrate/cancel", self.path());
+        let migration = self.record.value.migration.id.clone();
+        let number = self.record.value.number;
+        let ask = CancelMigration { migration, number, reason: reason.to_owned() };
+        if let Err(problem) = source.agent.post::<serde_json::Value>(&path, &ask).await {
+            tracing::debug!("{} is not called off yet: {problem}", self.record.value.migration.id);
         }
     }
 
     /// The source's figures and phase become the record's.
-    async fn mirror(&mut self, report: &MigrationReport) -> Result<(), Problem> {
+    async fn mirror(&mut self, report: Option<&MigrationReport>) -> Result<(), Problem> {
+        let Some(report) = report else { return Ok(()) };
         let before = self.record.value.migration.clone();
         self.take_figures(report);
         match report.phase {
@@ -429,6 +491,8 @@ impl Run {
         }
         let after = &self.record.value.migration;
         if (before.state, before.bytes) != (after.state, after.bytes) {
+            self.record.value.watched_ms =
+                u64::try_from(self.age().as_millis()).unwrap_or(u64::MAX);
             self.record.save().await?;
         }
         Ok(())
@@ -471,22 +535,26 @@ impl Run {
     }
 
     /// The source is gone in the middle: either the VM came to run at the destination, or it is
-    /// lost. The destination's agent ends what has not run, and so decides it for good.
-    async fn end_destination(&mut self, destination: &HostLink) -> Result<(), Problem> {
-        let path = format!("{}?unless_ran=true", self.path());
-        match destination.agent.delete(&path).await {
-            Err(problem) if problem.kind == ProblemKind::Conflict => {
-                self.complete(&Seen::NotThere).await
+    /// lost. The destination's agent ends what has not run, and so decides it for good. `false`:
+    /// it does not know.
+    async fn end_destination(&mut self, destination: &HostLink) -> Result<bool, Problem> {
+        let path = format!("{}/end-unless-ran", self.path());
+        let asked = EndUnlessRan { migration: self.record.value.migration.id.clone() };
+        match destination.agent.post::<Fate>(&path, &asked).await {
+            Ok(Fate::Ran) => self.complete(&Told::NotThere).await?,
+            Ok(Fate::DidNotRun) => self.abort("the VM ended at the source".to_owned()).await?,
+            Ok(Fate::NotKnown) => return Ok(false),
+            Err(problem) => {
+                tracing::debug!("{}: {problem}", self.record.value.migration.id);
+                return Ok(false);
             }
-            Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
-            _ => self.abort("the VM ended at the source".to_owned()).await,
         }
+        Ok(true)
     }
 
-    async fn complete(&mut self, source: &Seen) -> Result<(), Problem> {
-        if let Seen::Vm(report) = source
-            && let Some(report) = &report.migration
-        {
+    async fn complete(&mut self, source: &Told) -> Result<(), Problem> {
+        let own = |report: &&MigrationReport| report.migration == self.record.value.migration.id;
+        if let Some(report) = source.outgoing().filter(own) {
             self.take_figures(report);
         }
         self.advance_to(MigrationState::Completed)?;
@@ -513,9 +581,20 @@ impl Run {
     async fn abort(&mut self, why: String) -> Result<(), Problem> {
         tracing::warn!("{} is aborted: {why}", self.record.value.migration.id);
         let migration = &mut self.record.value.migration;
-        migration.state = migration.state.next(MigrationEvent::RolledBack(WriteRight::Source))?;
+        migration.state = migration.state.next(MigrationEvent::GivenUp)?;
         migration.error = why;
         migration.ended_ms = Some(now_ms());
         self.record.save().await
+    }
+}
+
+/// Why the source gave it up.
+fn reason_of(report: Option<&MigrationReport>) -> String {
+    match report {
+        Some(report) if report.reason.is_empty() => {
+            format!("the source says: {:?}", report.phase).to_lowercase()
+        }
+        Some(report) => report.reason.clone(),
+        None => "the source says nothing of it".to_owned(),
     }
 }

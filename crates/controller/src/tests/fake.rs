@@ -12,9 +12,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage};
+use perigee_model::switchover::{Arrival, Fate, WriterEpochs, fate};
 use perigee_model::vm::{
-    Accelerator, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase, MigrationReport,
-    VmChanges, VmReport, VmSpec, VmStatus,
+    Accelerator, CancelMigration, EndUnlessRan, HostAddresses, HostReport, LinkProbe, MigrateOut,
+    MigrationPhase, MigrationReport, VmChanges, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CopyImage, CreateVolume, EpochChange, EpochIssued,
@@ -32,6 +33,7 @@ const EVENTS_MAX: usize = 3;
 pub struct Volume {
     pub info: VolumeInfo,
     issued: u64,
+    returned: u64,
     pub data: Vec<u8>,
     pub stats: IoStats,
 }
@@ -105,7 +107,8 @@ impl FakeHost {
     pub fn make_volume(&self, name: &VolumeName) {
         let new = CreateVolume::new(name.clone(), Some(1 << 20), VolumeSource::Empty);
         let info = volume_info(&new);
-        let volume = Volume { info, issued: 1, data: Vec::new(), stats: IoStats::default() };
+        let volume =
+            Volume { info, issued: 1, returned: 0, data: Vec::new(), stats: IoStats::default() };
         self.inside().volumes.insert(name.clone(), volume);
     }
 
@@ -161,6 +164,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
         .route("/v1/vms/{vm}/migrate", post(migrate))
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
+        .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
         .route("/v1/probe", post(probe_link))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
@@ -266,7 +270,7 @@ async fn put_vm(
             "{} is not reachable on the VM's host",
             disk.volume
         );
-        let own = here.filter(|_| !spec.incoming && !disk.read_only);
+        let own = here.filter(|_| spec.arrives_by.is_none() && !disk.read_only);
         assert!(own.is_none_or(|v| v.info.epoch == disk.epoch), "{} has an old epoch", disk.volume);
     }
     let report = report_of(spec);
@@ -278,13 +282,13 @@ async fn put_vm(
 /// A VM that has just started.
 pub fn report_of(spec: VmSpec) -> VmReport {
     VmReport {
-        status: if spec.incoming { VmStatus::Incoming } else { VmStatus::Running },
+        status: if spec.arrives_by.is_some() { VmStatus::Incoming } else { VmStatus::Running },
         reason: String::new(),
         qemu_pid: 1,
         uptime_ms: 0,
         vcpu_ms: 0,
         waiting_ms: None,
-        incoming_uri: spec.incoming.then(|| "tcp:127.0.0.1:1".to_owned()),
+        incoming_uri: spec.arrives_by.as_ref().map(|_| "tcp:127.0.0.1:1".to_owned()),
         migration: None,
         last_seq: 0,
         io: spec.disks.iter().map(|_| IoStats::default()).collect(),
@@ -320,20 +324,45 @@ async fn migrate(
     let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
     assert!(vm.asked.is_none(), "the source is asked once");
     vm.report.migration =
-        Some(MigrationReport::new(order.migration.clone(), MigrationPhase::Copying));
+        Some(MigrationReport::new(order.migration.clone(), order.number, MigrationPhase::Copying));
     vm.asked = Some(order);
     Ok(Json(()))
 }
 
-/// The source's QEMU stops sending at once.
-async fn cancel_migration(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
+/// The source's QEMU stops sending at once; a migration that has not begun never will.
+async fn cancel_migration(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Json(asked): Json<CancelMigration>,
+) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
     let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
-    if let Some(migration) = &mut vm.report.migration {
-        migration.phase = MigrationPhase::Cancelled;
-        migration.reason = "cancelled".into();
-    }
+    let mut report = vm.report.migration.take().unwrap_or_else(|| {
+        MigrationReport::new(asked.migration, asked.number, MigrationPhase::Cancelled)
+    });
+    report.phase = MigrationPhase::Cancelled;
+    report.reason = asked.reason;
+    vm.report.migration = Some(report);
     Ok(Json(()))
+}
+
+async fn end_unless_ran(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Json(asked): Json<EndUnlessRan>,
+) -> Reply<Fate> {
+    let mut inside = inside.lock().expect("lock");
+    let Some(present) = inside.vms.get(&vm) else { return Ok(Json(Fate::NotKnown)) };
+    let arrival = match present.report.status {
+        VmStatus::Incoming => Arrival::Waits,
+        _ => Arrival::Ran,
+    };
+    let kept = present.report.spec.arrives_by.as_ref().map(|by| (by, arrival));
+    let fate = fate(kept, &asked.migration);
+    if fate == Fate::DidNotRun {
+        inside.vms.remove(&vm);
+    }
+    Ok(Json(fate))
 }
 
 async fn probe_link() -> Reply<LinkProbe> {
@@ -430,8 +459,13 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
         return Err(no_volume());
     }
     let info = volume_info(&new);
-    let volume =
-        Volume { info: info.clone(), issued: 1, data: Vec::new(), stats: IoStats::default() };
+    let volume = Volume {
+        info: info.clone(),
+        issued: 1,
+        returned: 0,
+        data: Vec::new(),
+        stats: IoStats::default(),
+    };
     inside.volumes.insert(new.name, volume);
     Ok(Json(info))
 }
@@ -503,8 +537,14 @@ async fn change_epoch(
 ) -> Reply<VolumeInfo> {
     let mut inside = inside.lock().expect("lock");
     let volume = inside.volumes.get_mut(&name).ok_or_else(no_volume)?;
-    let next = change.apply(volume.info.epoch, Epoch(volume.issued)).map_err(Problem::from)?;
-    volume.info.epoch = next;
+    let before = WriterEpochs {
+        current: volume.info.epoch,
+        issued_max: Epoch(volume.issued),
+        returned_max: Epoch(volume.returned),
+    };
+    let refused = |e| Problem::conflict("change the epoch", e);
+    let after = before.apply(change).map_err(refused)?;
+    (volume.info.epoch, volume.returned) = (after.current, after.returned_max.0);
     Ok(Json(volume.info.clone()))
 }
 

@@ -135,8 +135,8 @@ fn stage(definition: &Definition) -> Result<Stage, Problem> {
     })
 }
 
-/// Makes the tables and packs them for the loading job; and meanwhile makes the data volume and
-/// imports the golden image on every host.
+/// Makes the tables and packs them for the loading job, imports the golden image on every host, and
+/// makes the data volume: all at once, for none needs another.
 async fn prepare(
     cluster: &Cluster,
     stage: &Stage,
@@ -155,11 +155,9 @@ async fn prepare(
         Ok(bytes)
     });
     let tables = async { tables.await.map_err(|e| Problem::internal("make the tables", e))? };
-    let stores = async {
-        cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor)).await?;
-        cluster.import_image(&stage.image, &options.image).await
-    };
-    let (bytes, image) = tokio::try_join!(tables, stores)?;
+    let volume = cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor));
+    let image = cluster.import_image(&stage.image, &options.image);
+    let (bytes, image, _) = tokio::try_join!(tables, image, volume)?;
     step.done(&format!(
         "{} of tables, {} on {} hosts",
         units::format_bytes(bytes),

@@ -27,9 +27,8 @@ use room::Rooms;
 pub struct Queue {
     /// Hosts that are up.
     pub hosts: Vec<HostRoom>,
-    /// The jobs that wait, in any order.
     pub waiting: Vec<Waiting>,
-    /// What the jobs of each owner hold that do not wait any more.
+    /// What each owner's jobs hold that are not waiting any more.
     pub held: BTreeMap<String, Demand>,
     /// Volumes that these jobs use.
     pub uses: Vec<VolumeUse>,
@@ -38,24 +37,17 @@ pub struct Queue {
 /// What a host can give to VMs: in all, and now.
 #[derive(Debug, Clone)]
 pub struct HostRoom {
-    /// The host's name.
     pub id: HostId,
-    /// The site it is in.
     pub site: SiteId,
-    /// What it can give when no VM is there.
     pub total: Demand,
-    /// What it can give now.
     pub free: Demand,
     /// How many more jobs may be staged and booted there now.
     pub start_slots: u32,
 }
 
-/// What a job takes of a host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// vCPUs.
     pub cpus: u32,
-    /// Memory.
     pub memory_bytes: u64,
 }
 
@@ -64,13 +56,13 @@ impl Demand {
         self.cpus <= room.cpus && self.memory_bytes <= room.memory_bytes
     }
 
-    /// Adds another demand.
+    /// Takes another demand on top.
     pub fn add(&mut self, other: Self) {
         self.cpus = self.cpus.saturating_add(other.cpus);
         self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
     }
 
-    /// Subtracts another demand; where that is larger, zero is left.
+    /// Gives a part of it away; nothing is left of what is less.
     pub fn take(&mut self, other: Self) {
         self.cpus = self.cpus.saturating_sub(other.cpus);
         self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
@@ -80,19 +72,14 @@ impl Demand {
 /// A job that waits.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// The job.
     pub job: JobId,
-    /// The user that submitted it.
     pub owner: String,
-    /// A job with a higher priority starts first.
+    /// The higher, the sooner.
     pub priority: i32,
     /// Grows with each submission.
     pub submitted: u64,
-    /// What it takes of a host.
     pub demand: Demand,
-    /// Where it may start.
     pub start: Start,
-    /// Its data volumes.
     pub volumes: Vec<JobVolume>,
     /// Hosts where it may not start now.
     pub avoid: Vec<HostId>,
@@ -100,27 +87,20 @@ pub struct Waiting {
     pub blocked: Option<String>,
 }
 
-/// A volume that a job uses.
 #[derive(Debug, Clone)]
 pub struct VolumeUse {
-    /// The volume's name.
     pub volume: VolumeName,
-    /// The job.
     pub job: JobId,
-    /// Whether the job may write to it.
     pub writes: bool,
 }
 
-/// What [`schedule`] decides about a waiting job.
+/// What becomes of a waiting job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// It starts now on this host.
     Start(HostId),
-    /// It waits.
     Wait {
-        /// Its place in the queue after this decision; the next one has place 1.
+        /// From 1 on, among those that wait after this decision.
         place: u32,
-        /// What it waits for.
         reason: String,
     },
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use perigee_http::Client;
-use perigee_model::vm::EpochRaise;
+use perigee_model::switchover::Fate;
+use perigee_model::vm::{EndUnlessRan, EpochRaise, VmReport};
 use perigee_model::volume::{EpochChange, VolumeInfo};
 use perigee_model::{Problem, ProblemKind};
 use tokio::time::{Instant, sleep};
 
-use super::{Outgoing, Stop};
+use super::{ASK_AGAIN, Migration, Stop};
 
 /// How long the guest waits in the pause for the homes of its volumes.
 const RAISE_DEADLINE: Duration = Duration::from_secs(10);
@@ -78,10 +79,22 @@ impl Home {
     }
 }
 
-impl Outgoing {
+impl Migration {
     pub(super) async fn greet_homes(&self) -> Result<(), Stop> {
         try_join_all(self.homes.iter().map(Home::greet)).await?;
         Ok(())
+    }
+
+    /// An order that comes late must not reach a QEMU that waits for another migration.
+    pub(super) async fn greet_destination(&self) -> Result<(), Stop> {
+        let client = Client::new(&self.order.destination_agent_url, CALL_DEADLINE)?;
+        let there: VmReport = client.get(&format!("/v1/vms/{}", self.vm.id())).await?;
+        let waits = there.spec.arrives_by.as_ref() == Some(&self.order.migration);
+        if waits && there.incoming_uri.as_ref() == Some(&self.order.uri) {
+            return Ok(());
+        }
+        let why = "the destination does not wait for this migration any more";
+        Err(Problem::conflict(format!("migrate the VM {}", self.vm.id()), why).into())
     }
 
     /// Gives the right to write to the destination, at all homes at once.
@@ -92,7 +105,7 @@ impl Outgoing {
     }
 
     /// Takes the right to write back. Does not give up: without it the guest cannot go on.
-    pub(super) async fn flip_back(&mut self, stop: &Stop) {
+    pub(super) async fn flip_back(&mut self) {
         loop {
             let deadline = Instant::now() + CALL_DEADLINE;
             let changes = self.homes.iter().map(|home| home.flip_back(deadline));
@@ -108,34 +121,40 @@ impl Outgoing {
                 }
             }
             let Some(problem) = unanswered else { return };
-            self.say(format!("{stop}; the VM stays paused until its volumes are back: {problem}"));
+            self.stays_paused(&format!("until its volumes are back: {problem}"));
             self.hold().await;
-            sleep(RETRY_MAX).await;
+            sleep(ASK_AGAIN).await;
         }
     }
 
-    /// Whether the guest has run at the destination. `false`: its QEMU is gone there for good.
-    /// Asks until there is an answer, and keeps the guest paused so long.
-    pub(super) async fn destination_ran(&mut self, stop: &Stop) -> bool {
-        let url = self.record.order.destination_agent_url.clone();
-        let path = format!("/v1/vms/{}?unless_ran=true", self.vm.id());
+    /// What became of the guest at the destination. Asks until the destination knows, and keeps
+    /// the guest held so long.
+    pub(super) async fn ask_destination(&mut self) -> Fate {
+        let url = self.order.destination_agent_url.clone();
+        let path = format!("/v1/vms/{}/end-unless-ran", self.vm.id());
+        let question = EndUnlessRan { migration: self.order.migration.clone() };
         loop {
-            self.hold().await;
             let result = match Client::new(&url, CALL_DEADLINE) {
-                Ok(client) => client.delete(&path).await,
+                Ok(client) => client.post::<Fate>(&path, &question).await,
                 Err(problem) => Err(problem),
             };
             match result {
-                Ok(()) => return false,
-                Err(problem) if problem.kind == ProblemKind::NotFound => return false,
-                Err(problem) if problem.kind == ProblemKind::Conflict => return true,
-                Err(problem) => self.say(format!(
-                    "{stop}; the VM stays paused until the destination says whether it runs there: \
-                     {problem}"
+                Ok(Fate::NotKnown) => {
+                    self.stays_paused("because the destination does not know whether it ran there");
+                }
+                Ok(fate) => return fate,
+                Err(problem) => self.stays_paused(&format!(
+                    "until the destination says whether it runs there: {problem}"
                 )),
             }
-            sleep(RETRY_MAX).await;
+            sleep(ASK_AGAIN).await;
+            self.hold().await;
         }
+    }
+
+    fn stays_paused(&mut self, why: &str) {
+        let stop = self.stop.as_ref().map_or_else(String::new, ToString::to_string);
+        self.say(format!("{stop}; the VM stays paused {why}"));
     }
 }
 

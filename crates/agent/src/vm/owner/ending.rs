@@ -1,0 +1,86 @@
+//! The end of a VM: deleted, or given back to the source of its migration.
+
+use std::time::Duration;
+
+use perigee_model::switchover::{Arrival, Fate, fate};
+use perigee_model::{MigrationId, Problem};
+
+use super::Owner;
+use crate::cgroup;
+use crate::vm::ended::{self, Ended};
+
+/// For a QEMU that may hang; the one who asks waits some seconds.
+const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+
+impl Owner {
+    /// What became of the VM that a migration was to bring. Whoever asks wants it back: what has
+    /// not run here is ended, which only this task could have let run.
+    pub(super) async fn end_unless_ran(&mut self, asked: &MigrationId) -> Result<Fate, Problem> {
+        let Some(own) = self.vm.spec.arrives_by.clone() else { return Ok(Fate::NotKnown) };
+        if own == *asked && self.vm.observed(|seen| seen.arrival) == Arrival::Waits {
+            // What has come whole stays.
+            self.look_once().await;
+        }
+        let arrival = self.vm.observed(|seen| seen.arrival);
+        let answer = fate(Some((&own, arrival)), asked);
+        if answer == Fate::DidNotRun {
+            self.end_process().await?;
+            // Before anything is removed: the question may come again.
+            self.keep_end()?;
+            self.forget()?;
+        }
+        Ok(answer)
+    }
+
+    async fn look_once(&mut self) {
+        let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
+        if tokio::time::timeout(LOOK_DEADLINE, self.look(&qmp)).await.is_err() {
+            tracing::warn!(vm = %self.vm.id(), "QEMU does not say whether the VM has come");
+        }
+    }
+
+    /// Ends QEMU and forgets the VM.
+    pub(super) async fn delete(&mut self) -> Result<(), Problem> {
+        if let Some(migration) = self.migration.take() {
+            migration.task.abort();
+        }
+        self.end_process().await?;
+        if let Err(problem) = self.keep_end() {
+            tracing::warn!(vm = %self.vm.id(), %problem, "whether it has run here is not kept");
+        }
+        self.forget()
+    }
+
+    fn keep_end(&self) -> Result<(), Problem> {
+        let Some(migration) = self.vm.spec.arrives_by.clone() else { return Ok(()) };
+        let arrival = self.vm.observed(|seen| seen.arrival);
+        ended::write(&self.host.state, self.vm.id(), &Ended { migration, arrival })
+    }
+
+    fn forget(&mut self) -> Result<(), Problem> {
+        if let Some(guest) = self.guest.take() {
+            guest.abort();
+        }
+        self.vm.dir.remove()?;
+        tracing::info!(vm = %self.vm.id(), "deleted");
+        Ok(())
+    }
+
+    pub(super) async fn end_process(&mut self) -> Result<(), Problem> {
+        if self.vm.observed(|seen| seen.is_searched) {
+            self.find_process();
+        }
+        let (process, is_searched) = self.vm.observed(|seen| (seen.process, seen.is_searched));
+        if is_searched {
+            let why =
+                "the processes of this host cannot be read: whether its QEMU runs is not known";
+            return Err(Problem::unavailable(format!("delete the VM {}", self.vm.id()), why)
+                .next("try again when the host has file descriptors to spare"));
+        }
+        if let Some(process) = process {
+            process.kill().await?;
+            cgroup::forget(&process);
+        }
+        Ok(())
+    }
+}

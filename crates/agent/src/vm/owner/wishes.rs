@@ -1,0 +1,48 @@
+//! What a migration wishes of QEMU, done where its switchover allows it.
+
+use perigee_model::switchover::{Switchover, Wish};
+use serde_json::json;
+
+use super::Owner;
+use crate::qmp::{Qmp, QmpError};
+
+impl Owner {
+    /// # Errors
+    /// When the wish is refused, here or by QEMU, or there is no connection to QEMU.
+    pub(super) async fn grant(&self, wish: Wish) -> Result<(), QmpError> {
+        // Not known is treated like the state in which least is allowed.
+        let at = self.vm.observed(|seen| seen.switchover).unwrap_or(Switchover::Returning);
+        if let Err(refused) = at.allows(&wish) {
+            tracing::error!(vm = %self.vm.id(), %refused, "a migration's wish is not granted");
+            let reason = refused.to_string();
+            return Err(QmpError::Refused { command: format!("{wish:?}"), reason });
+        }
+        let qmp = self.vm.observed(|seen| seen.qmp.clone()).ok_or(QmpError::Closed)?;
+        let done = match wish {
+            Wish::Begin { uri, downtime_limit_ms } => {
+                return begin(&qmp, &uri, downtime_limit_ms).await;
+            }
+            Wish::LetGo => {
+                qmp.execute("migrate-continue", json!({"state": "pre-switchover"})).await
+            }
+            Wish::StopSending => qmp.execute("migrate_cancel", json!({})).await,
+            Wish::Hold => qmp.execute("stop", json!({})).await,
+            Wish::Run => qmp.execute("cont", json!({})).await,
+        };
+        done.map(drop)
+    }
+}
+
+async fn begin(qmp: &Qmp, uri: &str, downtime_limit_ms: u64) -> Result<(), QmpError> {
+    let on = |name: &str| json!({"capability": name, "state": true});
+    let capabilities =
+        ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
+    qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
+    let parameters = json!({
+        "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
+        // In bytes per second: what the link gives. The default would be 128 MiB/s.
+        "max-bandwidth": 1_u64 << 40,
+    });
+    qmp.execute("migrate-set-parameters", parameters).await?;
+    qmp.execute("migrate", json!({"uri": uri})).await.map(drop)
+}

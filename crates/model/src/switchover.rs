@@ -1,0 +1,40 @@
+//! The switchover of a live migration: who may run the VM, and who may write its volumes.
+//!
+//! Pure functions, and the code that runs: the agents at both ends, the volumes' homes and the
+//! controller call them, and the tests here walk them with messages lost, doubled and late and
+//! with crashes at every step.
+//!
+//! The source's agent stores a [`Switchover`]:
+//!
+//! ```text
+//! source ─raise─> raising ─let go─> let_go ─ran─> destination
+//!    ^               │ QEMU stopped    │ did not run
+//!    │               v  sending        v
+//!    └──flipped back── returning <─────┘
+//! ```
+//!
+//! - `source`: every epoch is the source's; it may run the VM, and nobody else may.
+//! - `raising`: raises were sent. QEMU was not told to send the last state, so the destination
+//!   can never run the VM. On disk this is `let_go`: one write for both, because the guest waits.
+//! - `let_go`: the destination may have the last state. Only its agent knows whether it ran.
+//! - `returning`: the destination never runs the VM. The epochs go back, then the source runs.
+//! - `destination`: the VM is there for good.
+//!
+//! The destination's QEMU starts stopped (`-S`). When the state has arrived, its agent first
+//! stores that the VM runs there ([`Arrival`]) and then lets it run. So "did not run" is known,
+//! also after a crash; an agent that has no record of the VM says that it does not know.
+
+mod destination;
+mod home;
+mod judge;
+mod source;
+#[cfg(test)]
+mod walk;
+
+pub use destination::{Arrival, ArrivalStep, Fate, fate, on_arrival};
+pub use home::{EpochRefused, WriterEpochs};
+pub use judge::{Seen, SeenVm, Verdict, judge};
+pub use source::{
+    NotBegun, NotCancelled, OnCancel, Outgoing, Sending, Step, Switchover, SwitchoverEvent, Wish,
+    may_begin, on_cancel,
+};

@@ -1,0 +1,389 @@
+//! The source of a migration: the state that its agent stores, and what it does next.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Fate;
+use crate::states::Refused;
+use crate::vm::{MigrationPhase, VmStatus};
+
+/// Where the right to run the VM is, as its source's agent stores it; drawn at the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Switchover {
+    #[default]
+    Source,
+    Raising,
+    LetGo,
+    Returning,
+    Destination,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SwitchoverEvent {
+    /// The first raise of an epoch is about to be sent.
+    Raise,
+    /// QEMU is about to be told to send the last state.
+    LetGo,
+    /// QEMU sends no more: it failed, was cancelled, or ended.
+    StoppedSending,
+    /// QEMU has sent everything, or the destination's agent says that the VM has run there.
+    Ran,
+    /// The destination's agent says that the VM did not run there and never will.
+    DidNotRun,
+    /// Every epoch is the source's again.
+    FlippedBack,
+}
+
+impl Switchover {
+    pub const ALL: [Self; 5] =
+        [Self::Source, Self::Raising, Self::LetGo, Self::Returning, Self::Destination];
+
+    /// The source's QEMU may run the VM.
+    pub fn may_source_run(self) -> bool {
+        self == Self::Source
+    }
+
+    /// What stands on disk in this state.
+    #[must_use]
+    pub fn stored(self) -> Self {
+        if self == Self::Raising { Self::LetGo } else { self }
+    }
+
+    /// # Errors
+    /// [`Refused`] when the VM could then run on both sides, or on none.
+    pub fn next(self, event: SwitchoverEvent) -> Result<Self, Refused> {
+        use SwitchoverEvent as E;
+        let refused = |why| Err(Refused::new("switchover", self, event, why));
+        match (self, event) {
+            (Self::Source, E::Raise) => Ok(Self::Raising),
+            (Self::Raising | Self::LetGo, E::LetGo) => Ok(Self::LetGo),
+            (Self::Raising, E::StoppedSending | E::DidNotRun) => Ok(Self::Returning),
+            (_, E::StoppedSending) => Ok(self),
+            (Self::LetGo | Self::Returning, E::DidNotRun) => Ok(Self::Returning),
+            (Self::LetGo | Self::Destination, E::Ran) => Ok(Self::Destination),
+            (Self::Returning, E::FlippedBack) => Ok(Self::Source),
+            (Self::Destination, _) => refused("the VM is at the destination"),
+            (_, E::Raise) => refused("the epochs were raised before"),
+            (_, E::LetGo) => refused("the epochs are not raised"),
+            (_, E::Ran) => refused("the last state was never sent"),
+            (_, E::DidNotRun) => refused("the last state was never sent, and nobody was asked"),
+            (_, E::FlippedBack) => refused("the destination may still run the VM"),
+        }
+    }
+
+    /// Whether the owner of the VM's QEMU may do this for a migration in this state.
+    ///
+    /// # Errors
+    /// [`Refused`] when the VM could then run on both sides.
+    pub fn allows(self, wish: &Wish) -> Result<(), Refused> {
+        let why = match wish {
+            Wish::Begin { .. } if self != Self::Source => "it is under way",
+            Wish::LetGo if self != Self::LetGo => "that the VM goes is not stored yet",
+            Wish::Run if !self.may_source_run() => "the source may not run the VM",
+            _ => return Ok(()),
+        };
+        Err(Refused::new("switchover", self, wish, why))
+    }
+}
+
+/// What a migration wants of the VM's QEMU; only the VM's owner acts on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// Send the VM to this address, `tcp:IP:PORT`.
+    Begin { uri: String, downtime_limit_ms: u64 },
+    /// Send the last state.
+    LetGo,
+    /// Stop sending.
+    StopSending,
+    /// The VM must not run here.
+    Hold,
+    /// The VM runs on here.
+    Run,
+}
+
+/// How far QEMU is with sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sending {
+    Copying,
+    /// Paused before the switch, until it is told to go on.
+    AtSwitch,
+    /// It was told to go on.
+    BehindSwitch,
+    /// On its way to an end.
+    Ending,
+    /// Everything was sent and loaded.
+    Completed,
+    /// It does not send: failed, cancelled, never begun, or there is no QEMU any more.
+    Ended,
+}
+
+/// What the source's agent does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Look at QEMU again in a while.
+    Wait,
+    /// Store that the switch is made from here on, then [`Outgoing::noted`].
+    Store,
+    /// Raise the epochs at all homes, then [`Outgoing::raised`].
+    Raise,
+    /// [`Outgoing::letting_go`], then tell QEMU to send the last state.
+    LetGo,
+    StopSending,
+    /// Ask the destination's agent, then [`Outgoing::answered`].
+    AskDestination,
+    /// Lower the epochs at all homes, then [`Outgoing::flipped_back`].
+    FlipBack,
+    /// The VM is the source's again: let it run, and the migration has failed.
+    Resume,
+    /// The VM is at the destination: the migration has completed.
+    Complete,
+}
+
+/// An outgoing migration. What is not [`Switchover`] is forgotten when the agent ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Outgoing {
+    at: Switchover,
+    is_raised: bool,
+    is_told: bool,
+    is_given_up: bool,
+}
+
+impl Outgoing {
+    /// A new migration, or one that an agent stored which ran before.
+    pub fn new(stored: Switchover) -> Self {
+        Self { at: stored, is_raised: false, is_told: false, is_given_up: false }
+    }
+
+    pub fn at(&self) -> Switchover {
+        self.at
+    }
+
+    /// It cannot go on.
+    pub fn give_up(&mut self) {
+        self.is_given_up = true;
+    }
+
+    /// Somebody wants it to end; too late once QEMU was told to send the last state.
+    pub fn cancel(&mut self) {
+        self.is_given_up |= !self.is_told;
+    }
+
+    pub fn is_given_up(&self) -> bool {
+        self.is_given_up
+    }
+
+    /// What is next, where QEMU is so far.
+    ///
+    /// # Errors
+    /// [`Refused`] when QEMU is further than it was ever told to go.
+    pub fn step(&mut self, sending: Sending) -> Result<Step, Refused> {
+        use Switchover as S;
+        match sending {
+            Sending::Completed if self.at != S::Returning => self.take(SwitchoverEvent::Ran)?,
+            Sending::Ended => {
+                self.is_given_up = true;
+                self.take(SwitchoverEvent::StoppedSending)?;
+            }
+            _ => {}
+        }
+        Ok(match (self.at, sending) {
+            (S::Destination, _) => Step::Complete,
+            (S::Returning, _) => Step::FlipBack,
+            (S::LetGo, Sending::Ended) => Step::AskDestination,
+            (S::Source, Sending::Ended) => Step::Resume,
+            (_, Sending::Ending) => Step::Wait,
+            _ if self.is_given_up => Step::StopSending,
+            (S::Source, Sending::AtSwitch) => Step::Store,
+            (_, Sending::AtSwitch) if !self.is_raised => Step::Raise,
+            (_, Sending::AtSwitch) if !self.is_told => Step::LetGo,
+            _ => Step::Wait,
+        })
+    }
+
+    fn take(&mut self, event: SwitchoverEvent) -> Result<(), Refused> {
+        self.at = self.at.next(event)?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`Refused`] when it is not the step that was due; so with the others here.
+    pub fn noted(&mut self) -> Result<(), Refused> {
+        self.take(SwitchoverEvent::Raise)
+    }
+
+    pub fn raised(&mut self) {
+        self.is_raised = true;
+    }
+
+    /// # Errors
+    /// As [`Outgoing::noted`].
+    pub fn letting_go(&mut self) -> Result<(), Refused> {
+        self.take(SwitchoverEvent::LetGo)?;
+        self.is_told = true;
+        Ok(())
+    }
+
+    /// # Errors
+    /// As [`Outgoing::noted`].
+    pub fn answered(&mut self, fate: Fate) -> Result<(), Refused> {
+        match fate {
+            Fate::Ran => self.take(SwitchoverEvent::Ran),
+            Fate::DidNotRun => self.take(SwitchoverEvent::DidNotRun),
+            // Not known is not no: ask again.
+            Fate::NotKnown => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// As [`Outgoing::noted`].
+    pub fn flipped_back(&mut self) -> Result<(), Refused> {
+        self.take(SwitchoverEvent::FlippedBack)
+    }
+}
+
+/// Why a migration does not begin at its source.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotBegun {
+    #[error("it is {0:?}, and only a running VM can be moved")]
+    NotRunning(VmStatus),
+    #[error("its migration {0} is under way")]
+    Busy(u32),
+    #[error("its migration {0} came after this one")]
+    Late(u32),
+}
+
+/// Whether to begin the migration of the number `asked`; `Ok(false)` when it was begun or called
+/// off before. `last` is the last one that was.
+///
+/// # Errors
+/// [`NotBegun`].
+pub fn may_begin(
+    status: VmStatus,
+    last: Option<(u32, MigrationPhase)>,
+    asked: u32,
+) -> Result<bool, NotBegun> {
+    match last {
+        Some((last, _)) if last == asked => return Ok(false),
+        Some((last, phase)) if !phase.is_final() => return Err(NotBegun::Busy(last)),
+        Some((last, _)) if last > asked => return Err(NotBegun::Late(last)),
+        _ => {}
+    }
+    if status != VmStatus::Running {
+        return Err(NotBegun::NotRunning(status));
+    }
+    Ok(true)
+}
+
+/// What an agent does when it is asked to cancel a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCancel {
+    /// Tell its task.
+    Stop,
+    /// Store that it is cancelled, so that its order begins nothing when it comes.
+    Store,
+    /// It never begins: a later one has.
+    Nothing,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotCancelled {
+    #[error("its migration {0} is under way")]
+    Busy(u32),
+    #[error("the VM has moved away")]
+    Moved,
+}
+
+/// What to do with a cancel of the migration of the number `asked`.
+///
+/// # Errors
+/// [`NotCancelled`].
+pub fn on_cancel(
+    last: Option<(u32, MigrationPhase)>,
+    at: Switchover,
+    asked: u32,
+) -> Result<OnCancel, NotCancelled> {
+    match last {
+        Some((last, _)) if last == asked => Ok(OnCancel::Stop),
+        Some((last, _)) if last > asked => Ok(OnCancel::Nothing),
+        Some((last, phase)) if !phase.is_final() => Err(NotCancelled::Busy(last)),
+        _ if at != Switchover::Source => Err(NotCancelled::Moved),
+        _ => Ok(OnCancel::Store),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_runs_again_only_when_the_destination_never_will_and_the_epochs_are_back() {
+        use SwitchoverEvent as E;
+        let let_go = Switchover::LetGo;
+        assert!(let_go.next(E::FlippedBack).is_err());
+        assert_eq!(let_go.next(E::StoppedSending), Ok(let_go), "that alone says nothing");
+        let returning = let_go.next(E::DidNotRun).unwrap();
+        assert!(!returning.may_source_run());
+        assert!(returning.next(E::FlippedBack).unwrap().may_source_run());
+        for state in Switchover::ALL {
+            assert_eq!(state.allows(&Wish::Run).is_ok(), state == Switchover::Source);
+        }
+    }
+
+    #[test]
+    fn an_agent_that_is_back_does_not_know_whether_its_qemu_was_let_go() {
+        let mut outgoing = Outgoing::new(Switchover::Source);
+        assert_eq!(outgoing.step(Sending::AtSwitch), Ok(Step::Store));
+        outgoing.noted().unwrap();
+        let mut back = Outgoing::new(outgoing.at().stored());
+        assert_eq!(back.step(Sending::Ended), Ok(Step::AskDestination));
+        assert_eq!(outgoing.step(Sending::Ended), Ok(Step::FlipBack));
+    }
+
+    #[test]
+    fn a_destination_that_does_not_know_is_asked_again() {
+        let mut outgoing = Outgoing::new(Switchover::LetGo);
+        outgoing.answered(Fate::NotKnown).unwrap();
+        assert_eq!(outgoing.step(Sending::Ended), Ok(Step::AskDestination));
+    }
+
+    #[test]
+    fn a_cancel_after_the_last_state_was_sent_comes_too_late() {
+        let mut outgoing = Outgoing::new(Switchover::LetGo);
+        outgoing.raised();
+        outgoing.letting_go().unwrap();
+        outgoing.cancel();
+        assert_eq!(outgoing.step(Sending::BehindSwitch), Ok(Step::Wait));
+    }
+
+    #[test]
+    fn the_same_migration_again_changes_nothing_and_another_waits_for_its_end() {
+        use MigrationPhase as P;
+        let begin = |status, phase, asked| may_begin(status, Some((1, phase)), asked);
+        assert_eq!(begin(VmStatus::Running, P::Copying, 1), Ok(false));
+        assert_eq!(begin(VmStatus::Running, P::Cancelled, 1), Ok(false));
+        assert_eq!(begin(VmStatus::Running, P::Switching, 2), Err(NotBegun::Busy(1)));
+        assert_eq!(begin(VmStatus::Running, P::Failed, 2), Ok(true));
+        let paused = Err(NotBegun::NotRunning(VmStatus::Paused));
+        assert_eq!(begin(VmStatus::Paused, P::Failed, 2), paused);
+    }
+
+    #[test]
+    fn an_order_that_comes_after_a_later_migration_begins_nothing() {
+        let last = Some((2, MigrationPhase::Cancelled));
+        assert_eq!(may_begin(VmStatus::Running, last, 1), Err(NotBegun::Late(2)));
+        assert_eq!(on_cancel(last, Switchover::Source, 1), Ok(OnCancel::Nothing));
+    }
+
+    #[test]
+    fn a_cancel_ends_its_own_migration_or_lets_it_never_begin() {
+        use MigrationPhase as P;
+        let cancel = |phase, at| on_cancel(Some((1, phase)), at, 2);
+        assert_eq!(cancel(P::Failed, Switchover::Source), Ok(OnCancel::Store));
+        assert_eq!(cancel(P::Copying, Switchover::Source), Err(NotCancelled::Busy(1)));
+        assert_eq!(cancel(P::Completed, Switchover::Destination), Err(NotCancelled::Moved));
+        let own = on_cancel(Some((2, P::Copying)), Switchover::Source, 2);
+        assert_eq!(own, Ok(OnCancel::Stop));
+        assert_eq!(on_cancel(None, Switchover::Source, 2), Ok(OnCancel::Store));
+    }
+}
