@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use perigee_model::{Epoch, LayerId};
+use perigee_model::{Epoch, Incarnation, LayerId};
 
 /// What is brought closer passes through memory in pieces of this size.
 const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
@@ -96,6 +96,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Which sealed layer it is, if it is one: it never changes.
     fn layer(&self) -> Option<LayerId> {
+        None
+    }
+
+    /// Which volume of its name it is, if it is a volume.
+    fn incarnation(&self) -> Option<Incarnation> {
         None
     }
 

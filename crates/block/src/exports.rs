@@ -12,6 +12,8 @@ use crate::stats::Counters;
 
 /// The name of an export that is a sealed layer, before the layer's UUID.
 pub const LAYER_PREFIX: &str = "layer:";
+/// Before a volume's incarnation, where an export is described.
+pub const INCARNATION_PREFIX: &str = "incarnation:";
 /// After the name of a sealed layer's export: its checksums. Who may see the one may see the other.
 pub const SUMS_SUFFIX: &str = "@sums";
 

@@ -25,6 +25,7 @@ pub struct LoginGuard {
 }
 
 impl Logins {
+    /// A list that is whole at every step, and only shown.
     fn lock(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

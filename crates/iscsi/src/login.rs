@@ -9,9 +9,9 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use perigee_block::exports::Opener;
 use perigee_block::measured::Measured;
+use perigee_block::sessions::SessionKey;
 use perigee_model::ProblemKind;
 use perigee_model::client::Over;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -303,7 +303,7 @@ impl<'a> Login<'a> {
         let export = allowed.ok_or(Refusal::NO_TARGET)?;
         let port = self.port();
         // The session that this one takes the place of ends first, with all of its tasks.
-        let key = Bytes::from(format!("{} {target}", port.0));
+        let key = SessionKey::plain(format!("{} {target}", port.0));
         let claim = self.shared.sessions.claim(key, &self.stop).await;
         let opened = self.shared.exports.open(export, Opener::Client).await;
         let opened = opened.map_err(|problem| match problem.kind {

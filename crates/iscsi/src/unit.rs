@@ -341,6 +341,8 @@ impl Drop for Place {
     }
 }
 
+/// What these locks guard changes in one assignment, or one call on a list: it is whole even if a
+/// holder panics, and then the locks are still needed to let go of a session in order.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -127,13 +127,57 @@ impl FromStr for LayerId {
     }
 }
 
-/// Who may write a volume: a session writes only while its epoch is the volume's. Starts at 1.
+/// Which volume of its name it is: drawn when the volume is made. One that is deleted and made again
+/// under its name has another one. Volumes from before there were incarnations have 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Incarnation(pub u32);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+impl FromStr for Incarnation {
+    type Err = std::num::ParseIntError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        u32::from_str_radix(text, 16).map(Self)
+    }
+}
+
+/// Who may write a volume: a session writes only while its epoch is the volume's.
+///
+/// The number has the volume's incarnation in front, and then counts from 1: what was meant for a
+/// volume that was deleted does not fit the next one of its name. (It has 52 bits, which JSON's
+/// readers take as they are.)
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(transparent)]
 #[schema(value_type = u64)]
 pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// As many bits count the epochs of one incarnation.
+    const COUNT_BITS: u32 = 20;
+    /// As many epochs one incarnation has.
+    pub const COUNT_MAX: u64 = (1 << Self::COUNT_BITS) - 1;
+
+    /// The epoch of a new volume.
+    pub fn first(incarnation: Incarnation) -> Self {
+        Self(u64::from(incarnation.0) << Self::COUNT_BITS | 1)
+    }
+
+    pub fn incarnation(self) -> Incarnation {
+        Incarnation(u32::try_from(self.0 >> Self::COUNT_BITS).unwrap_or(u32::MAX))
+    }
+
+    /// The one after it; `None` after the last one of the incarnation.
+    pub fn next(self) -> Option<Self> {
+        let next = Self(self.0.checked_add(1)?);
+        (next.incarnation() == self.incarnation()).then_some(next)
+    }
+}
 
 impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -151,6 +195,18 @@ mod tests {
         for bad in ["", "-a", "A", "a/b", "a b", "a@1", &"x".repeat(64)] {
             assert!(VolumeName::new(bad).is_err(), "{bad:?} must be refused");
         }
+    }
+
+    #[test]
+    fn epochs_of_two_incarnations_are_never_the_same() {
+        let [old, new] = [Incarnation(7), Incarnation(8)];
+        assert_eq!(Epoch::first(old).incarnation(), old);
+        let mut last = Epoch(Epoch::first(old).0 + Epoch::COUNT_MAX - 2);
+        last = last.next().expect("the last one");
+        assert_eq!(last.next(), None);
+        assert!(last < Epoch::first(new));
+        assert_eq!(Epoch(3).incarnation(), Incarnation(0), "a volume from before");
+        assert_eq!(new.to_string().parse(), Ok(new));
     }
 
     #[test]

@@ -14,9 +14,14 @@ mod pem;
 pub mod server;
 pub mod wire;
 
-pub use client::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
+/// Entries for the fuzz targets.
 #[cfg(feature = "fuzzing")]
-pub use server::fuzzing;
+pub mod fuzzing {
+    pub use super::client::fuzzing::client;
+    pub use super::server::fuzzing::{handshake, transmission};
+}
+
+pub use client::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
 pub use server::{ServerOptions, TlsFiles};
 
 #[cfg(test)]

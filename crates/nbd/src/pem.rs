@@ -3,9 +3,13 @@
 use std::path::Path;
 
 use perigee_model::Problem;
-use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{Error, RootCertStore};
+use x509_parser::public_key::PublicKey;
+
+/// The provider of TLS's cryptography takes RSA keys of these sizes only.
+const RSA_STEP_BITS: usize = 512;
 
 pub fn wrong(path: &Path, why: impl std::fmt::Display) -> Problem {
     Problem::invalid(format!("can't use {} for TLS", path.display()), why)
@@ -26,6 +30,38 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem
 /// When the file can't be read, or has none.
 pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
     PrivateKeyDer::from_pem_file(path).map_err(|e| wrong(path, e))
+}
+
+/// A certificate and its key that can't be used together.
+pub fn unusable(cert: &Path, key: &Path, chain: &[CertificateDer<'_>], error: &Error) -> Problem {
+    let bits = chain.first().and_then(rsa_bits);
+    match bits.filter(|bits| !bits.is_multiple_of(RSA_STEP_BITS)) {
+        Some(bits) => {
+            let why = format!(
+                "it is an RSA key of {bits} bits, and only those are supported whose size is a \
+                 multiple of {RSA_STEP_BITS} bits, from 2048 to 4096"
+            );
+            wrong(key, why).next(
+                "make another key, say of 3072 bits or an elliptic one, and a certificate for it: \
+                 `certtool --generate-privkey --bits 3072`, \
+                 `openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072`",
+            )
+        }
+        None => wrong(cert, error),
+    }
+}
+
+/// The size of the public key, if it is RSA's.
+fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    match parsed.public_key().parsed().ok()? {
+        // The first byte of the number may be a zero that only says that it is not negative.
+        PublicKey::RSA(key) => {
+            let digits = key.modulus.iter().skip_while(|byte| **byte == 0);
+            Some(digits.count() * 8)
+        }
+        _ => None,
+    }
 }
 
 /// Certificates of authorities.

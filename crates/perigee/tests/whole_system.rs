@@ -109,7 +109,7 @@ async fn a_gone_host_is_named(system: &system::System) -> system::Checked<()> {
 #[test]
 fn ten_migrations_under_writes_lose_no_byte_and_leave_one_writer() {
     with_system(async |system| {
-        system.volume("data", "cloud1", 256 * MIB).await?;
+        let first = system.volume("data", "cloud1", 256 * MIB).await?.epoch;
         let job = system.submit(&writer_job("home1")).await?;
         system.progresses(&job.id, 2).await?;
         let job = system.job(&job.id).await?;
@@ -126,7 +126,7 @@ fn ten_migrations_under_writes_lose_no_byte_and_leave_one_writer() {
             ensure!(ended.downtime_ms > 0 && ended.bytes > 0, "no figures: {ended:?}");
             system.progresses(&job.id, 2).await?;
             // The epoch of the first session was given up with the first migration.
-            let stale = system.qemu_io("cloud1", "data@1", "write -P 0xff 0 4096");
+            let stale = system.qemu_io("cloud1", &format!("data@{first}"), "write -P 0xff 0 4096");
             ensure!(!succeeded(&stale), "a write with an old epoch got through: {stale:?}");
         }
         a_killed_destination_changes_nothing(&system, &job).await?;

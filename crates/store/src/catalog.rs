@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::{CachePolicy, Keep};
-use perigee_model::{Epoch, ImageName, LayerId, OwnerName, Problem, TenantName, VolumeName};
+use perigee_model::{Epoch, ImageName, Incarnation, LayerId, OwnerName, Problem, TenantName, VolumeName};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
-pub(super) use clients::{ClientRow, CloneRow};
+pub(super) use clients::{ClientRow, CloneRow, SpentClone};
 use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
@@ -107,9 +107,17 @@ const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache, owne
 pub(super) struct NewVolume {
     pub(super) name: VolumeName,
     pub(super) head: LayerRow,
+    pub(super) epoch: Epoch,
     pub(super) tenant: TenantName,
     pub(super) cache: CachePolicy,
     pub(super) owner: Option<OwnerName>,
+}
+
+/// The epoch of a volume that is made now.
+pub(super) fn first_epoch() -> Epoch {
+    // 0 is of volumes from before there were incarnations.
+    let random = Uuid::new_v4().as_fields().0.max(1);
+    Epoch::first(Incarnation(random))
 }
 
 /// A head that is sealed, and how much of it is data.
@@ -344,7 +352,7 @@ impl Catalog {
         })
     }
 
-    /// Volumes of epoch 1 with these heads, all of them or none.
+    /// Volumes with these heads, all of them or none.
     pub(super) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
         self.change(|tx| volumes.iter().try_for_each(|volume| insert_volume(tx, volume)))
     }
@@ -518,11 +526,11 @@ fn insert_image(tx: &Transaction<'_>, name: &ImageName, layer: LayerId) -> Resul
 }
 
 fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
-    let NewVolume { name, head, tenant, cache, owner } = volume;
+    let NewVolume { name, head, epoch, tenant, cache, owner } = volume;
     insert_layer(tx, head)?;
     tx.prepare_cached(
         "INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache, owner)
-         VALUES (?1, ?2, ?3, 1, 1, ?4, ?5, ?6)",
+         VALUES (?1, ?2, ?3, ?7, ?7, ?4, ?5, ?6)",
     )?
     .execute(params![
         name.as_str(),
@@ -530,7 +538,8 @@ fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
         signed(head.size_bytes)?,
         tenant.as_str(),
         cache.to_string(),
-        owner.as_ref().map(OwnerName::as_str)
+        owner.as_ref().map(OwnerName::as_str),
+        signed(epoch.0)?
     ])
     .map(drop)
 }

@@ -4,13 +4,15 @@
 //! booted, whatever it is bound to meanwhile. Of an image it gets a clone: `CLIENT.IMAGE`, made at
 //! the first boot and the same at every later one; or, if it is to start afresh each time,
 //! `CLIENT.IMAGE.N`. A fresh clone that nobody has used yet is handed out again, so that firmware
-//! that asks twice does not pile them up; a spent one goes when nobody has it open.
+//! that asks twice does not pile them up. A boot is over when its client has opened what it was given
+//! at a later one: that somebody asked for its disk says nothing, for anybody can. Then the clone goes
+//! when nobody has it open.
 //!
 //! A clone and whose it is are one transaction, and the client's row names it before the one before is
 //! spent: after a crash at any point each clone is some client's, or spent.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use perigee_model::client::{
     Binding, Boot, Chap, ClientInfo, InitiatorName, Lifetime, MacAddress, NewClient, Service,
@@ -19,10 +21,13 @@ use perigee_model::volume::CachePolicy;
 use perigee_model::{ClientName, ImageName, Problem, TenantName, VolumeName};
 
 use super::blocking;
-use super::catalog::{self, ClientRow, CloneRow, LayerRow, NewVolume};
+use super::catalog::{self, ClientRow, CloneRow, LayerRow, NewVolume, SpentClone};
 use super::pool::Pool;
 
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// A machine whose client was removed is known to be off when it had its clone not open for so long:
+/// after a restart of this server, or when the network is cut, it takes a while to come back.
+const ABSENT_MIN: Duration = Duration::from_secs(600);
 
 /// What an initiator may log in to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -285,6 +290,7 @@ impl Pool {
         let new = NewVolume {
             name: volume.clone(),
             head: LayerRow::new_head(size_bytes, Some(parent)),
+            epoch: catalog::first_epoch(),
             tenant: TenantName::default(),
             owner: None,
             cache: CachePolicy::default(),
@@ -297,13 +303,18 @@ impl Pool {
     /// Deletes clones that were for one boot, when it is over and nobody has them open. What fails is
     /// tried again at the next boot or by the keeper.
     pub async fn drop_spent_clones(self: &Arc<Self>) {
+        self.drop_clones_spent_at(Instant::now()).await;
+    }
+
+    pub(super) async fn drop_clones_spent_at(self: &Arc<Self>, now: Instant) {
         let pool = Arc::clone(self);
         let spent = match blocking(move || pool.catalog.spent_clones()).await {
             Ok(spent) => spent,
             Err(error) => return tracing::error!(%error, "can't tell which clones are spent"),
         };
-        for volume in spent {
-            if self.open_sessions(&volume) > 0 {
+        for SpentClone { volume, may_be_running } in spent {
+            let absent = || now.saturating_duration_since(self.last_used(&volume)) >= ABSENT_MIN;
+            if self.open_sessions(&volume) > 0 || may_be_running && !absent() {
                 continue;
             }
             match self.delete_volume(&volume).await {
@@ -370,14 +381,15 @@ impl Pool {
         Ok(vec![volume])
     }
 
-    /// Whether initiators are told apart: a pool without clients is open to all of them.
+    /// Whether initiators are told apart: a pool is open to all of them until it gets its first
+    /// client, and never again.
     ///
     /// # Errors
     /// When the catalog can't be read.
-    pub async fn has_clients(self: &Arc<Self>) -> Result<bool, Problem> {
+    pub async fn has_known_clients(self: &Arc<Self>) -> Result<bool, Problem> {
         let pool = Arc::clone(self);
         let what = "can't tell whether there are clients";
-        blocking(move || pool.catalog.has_clients().map_err(failed(what))).await
+        blocking(move || pool.catalog.has_known_clients().map_err(failed(what))).await
     }
 }
 

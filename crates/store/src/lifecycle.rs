@@ -33,6 +33,7 @@ impl Base {
         NewVolume {
             name: name.clone(),
             head: LayerRow { remote, ..LayerRow::new_head(size_bytes, self.parent) },
+            epoch: catalog::first_epoch(),
             tenant: request.tenant.clone(),
             cache: request.cache,
             owner: request.owner.clone(),

@@ -3,14 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use nix::fcntl::{Flock, FlockArg};
 use perigee_block::device::Device;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::BLOCK_BYTES;
-use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -37,7 +39,7 @@ pub struct PoolConfig {
 
 /// What is open now.
 #[derive(Default)]
-struct Open {
+pub(super) struct Open {
     volumes: HashMap<VolumeName, Arc<Volume>>,
     layers: HashMap<LayerId, Weak<Layer>>,
     /// By their topmost layer.
@@ -63,6 +65,7 @@ pub struct Pool {
     pub(super) connect: Connector,
     pub(super) home: Arc<HeadHome>,
     open: Mutex<Open>,
+    opened_at: Instant,
     /// Creating, sealing and deleting happen one after the other.
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
     /// Told when there is a layer without checksums.
@@ -181,6 +184,7 @@ impl Pool {
             files,
             connect: config.connect,
             open: Mutex::default(),
+            opened_at: Instant::now(),
             changes: Arc::default(),
             sealed: Notify::new(),
             to_fill: Notify::new(),
@@ -219,18 +223,41 @@ impl Pool {
 
     pub(super) fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
         let what = format!("can't open volume {name}");
+        self.with_open(&what, |open| match open.volumes.get(name) {
+            Some(volume) => Ok(Arc::clone(volume)),
+            None => self.open_volume(&what, name, open),
+        })
+    }
+
+    /// Does what may fail in any way, with the lock on what is open: also when it panics the lock is
+    /// let go in order. Then only what was asked for is refused, and what is open goes on.
+    pub(super) fn with_open<T>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&mut Open) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
         let mut open = self.open.lock().expect("no holder panics");
-        if let Some(volume) = open.volumes.get(name) {
-            return Ok(Arc::clone(volume));
-        }
+        // Nothing is in the table before it is whole.
+        catch_unwind(AssertUnwindSafe(|| work(&mut open))).unwrap_or_else(|_| {
+            let why = "the program has a fault, which its log describes";
+            Err(Problem::internal(what, why).next("report it with the log of the volume server"))
+        })
+    }
+
+    fn open_volume(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        open: &mut Open,
+    ) -> Result<Arc<Volume>, Problem> {
         let row = self
             .catalog
             .volume(name)
-            .map_err(|error| Problem::internal(&what, error))?
-            .ok_or_else(|| Problem::not_found(&what, "there is no such volume in this pool"))?;
-        let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(&what, error))?;
+            .map_err(|error| Problem::internal(what, error))?
+            .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
+        let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(what, error))?;
         let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
-            .map_err(|error| Problem::internal(&what, error))?
+            .map_err(|error| Problem::internal(what, error))?
             .with_cache(row.cache);
         match (&rows[0].poisoned, head.poisoned()) {
             (Some(why), _) => drop(head.poison(why.clone())),
@@ -243,8 +270,8 @@ impl Pool {
             (None, None) => {}
         }
         let below = self
-            .sealed(&mut open, &rows[1..], rows[0].remote.clone())
-            .map_err(|error| Problem::internal(&what, error))?;
+            .sealed(open, &rows[1..], rows[0].remote.clone())
+            .map_err(|error| Problem::internal(what, error))?;
         let stack = Stack { head: Arc::new(head), below };
         let catalog = Arc::clone(&self.catalog);
         let volume = Volume::new(name.clone(), row.epoch, stack, catalog);
@@ -373,6 +400,40 @@ impl Pool {
         self.open.lock().expect("no holder panics").volumes.get(name).map(Arc::clone)
     }
 
+    /// A session of a writer epoch; `None` takes the volume's epoch of this moment.
+    ///
+    /// # Errors
+    /// As [`Self::volume`]; a conflict when the epoch is of a volume that had this name before.
+    pub async fn open_session(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        epoch: Option<Epoch>,
+    ) -> Result<Arc<dyn Device>, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let volume = pool.volume_now(&name)?;
+            if epoch.is_some_and(|epoch| epoch.incarnation() != volume.incarnation()) {
+                let what =
+                    format!("can't open volume {name} at epoch {}", epoch.unwrap_or(Epoch(0)));
+                let why = "it was deleted since, and another one was made under its name";
+                return Err(Problem::conflict(what, why).next("start what uses it anew"));
+            }
+            // Counted before it is noted: nobody deletes a clone that is just being opened.
+            let session = volume.session(epoch);
+            if let Err(error) = pool.catalog.note_opened(&name) {
+                // Then clones of earlier boots are kept for longer.
+                tracing::warn!(volume = %name, %error, "can't record that a volume was opened");
+            }
+            Ok(session)
+        })
+        .await
+    }
+
+    /// When a session of a volume was last open, as far as this process knows.
+    pub(super) fn last_used(&self, name: &VolumeName) -> Instant {
+        self.opened(name).map_or(self.opened_at, |volume| volume.last_used())
+    }
+
     /// Sessions of a volume that are open.
     pub fn open_sessions(&self, name: &VolumeName) -> u64 {
         self.opened(name).map_or(0, |volume| volume.open_sessions())
@@ -476,11 +537,12 @@ impl Pool {
     }
 
     fn sealed_device(&self, what: &str, layer: LayerId) -> Result<SealedDevice, Problem> {
-        let mut open = self.open.lock().expect("no holder panics");
-        let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(what, error))?;
-        let layers =
-            self.sealed(&mut open, &rows, None).map_err(|error| Problem::internal(what, error))?;
-        Ok(SealedDevice { size_bytes: rows[0].size_bytes, layers })
+        self.with_open(what, |open| {
+            let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(what, error))?;
+            let layers =
+                self.sealed(open, &rows, None).map_err(|error| Problem::internal(what, error))?;
+            Ok(SealedDevice { size_bytes: rows[0].size_bytes, layers })
+        })
     }
 
     /// Rounds up to whole blocks and refuses what no layer can have.

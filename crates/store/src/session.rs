@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, OriginRun, Zeroing};
 use perigee_model::volume::BLOCK_BYTES;
-use perigee_model::{Epoch, LayerId};
+use perigee_model::{Epoch, Incarnation, LayerId};
 use tokio::sync::OwnedRwLockReadGuard;
 
 use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap};
@@ -43,6 +43,34 @@ struct Patch {
     data: Bytes,
 }
 
+/// What lies below blocks that a head did not have when they were read. It is read without a lock,
+/// for it may be on another host; it counts as long as the head is the same one, and the block still
+/// not in it: no head ever gives a block back.
+#[derive(Default)]
+struct Below {
+    head: Option<LayerId>,
+    blocks: Vec<(u64, Bytes)>,
+}
+
+impl Below {
+    async fn read(stack: &Stack, offset: u64, length_bytes: u64) -> Result<Self, IoError> {
+        let mut blocks = Vec::new();
+        for (block, _) in partial_edges(offset, length_bytes) {
+            if stack.head.layer.states.get(block) == BlockState::Absent {
+                let plan = stack.chain().plan(block * BLOCK_BYTES, BLOCK_BYTES_U32);
+                blocks.push((block, plan.read(&stack.below).await?));
+            }
+        }
+        Ok(Self { head: Some(stack.head.layer.id), blocks })
+    }
+
+    /// `None`: it was not read, or not of this head.
+    fn get(&self, stack: &Stack, block: u64) -> Option<&Bytes> {
+        let known = self.head == Some(stack.head.layer.id);
+        self.blocks.iter().find(|(at, _)| known && *at == block).map(|(_, bytes)| bytes)
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         self.volume.session_ended();
@@ -69,13 +97,21 @@ impl Session {
         if data.is_empty() {
             return Ok(());
         }
-        let (stack, admitted) = self.admit(offset, data.len() as u64).await?;
-        let patch = patch(&stack, offset, data).await?;
-        blocking(move || {
-            let _admitted = admitted;
-            stack.head.write(patch.offset, &patch.data)
-        })
-        .await
+        let length_bytes = data.len() as u64;
+        let mut below = Below::default();
+        loop {
+            let (stack, admitted) = self.admit(offset, length_bytes).await?;
+            if let Some(patch) = patch(&stack, offset, data.clone(), &below) {
+                return blocking(move || {
+                    let _admitted = admitted;
+                    stack.head.write(patch.offset, &patch.data)
+                })
+                .await;
+            }
+            // Nobody waits for another host because of this write.
+            drop(admitted);
+            below = Below::read(&stack, offset, length_bytes).await?;
+        }
     }
 
     /// The whole write, if nothing is in its way; what it holds, it holds for the time of two
@@ -115,26 +151,22 @@ impl Session {
         if length_bytes == 0 {
             return Ok(());
         }
-        let (stack, admitted) = self.admit(offset, length_bytes).await?;
-        let mut patches = Vec::new();
-        let mut whole = blocks_of(offset, length_bytes);
-        for (block, bytes) in partial_edges(offset, length_bytes) {
-            if block == whole.start {
-                whole.start += 1;
-            } else {
-                whole.end -= 1;
+        let mut below = Below::default();
+        loop {
+            let (stack, admitted) = self.admit(offset, length_bytes).await?;
+            if let Some((patches, whole)) = zero_patches(&stack, offset, length_bytes, &below) {
+                return blocking(move || {
+                    let _admitted = admitted;
+                    for patch in &patches {
+                        stack.head.write(patch.offset, &patch.data)?;
+                    }
+                    if whole.is_empty() { Ok(()) } else { zero_blocks(&stack, &whole, how) }
+                })
+                .await;
             }
-            let zeros = BytesMut::zeroed(bytes.len()).freeze();
-            patches.push(patch(&stack, block * BLOCK_BYTES + bytes.start as u64, zeros).await?);
+            drop(admitted);
+            below = Below::read(&stack, offset, length_bytes).await?;
         }
-        blocking(move || {
-            let _admitted = admitted;
-            for patch in &patches {
-                stack.head.write(patch.offset, &patch.data)?;
-            }
-            if whole.is_empty() { Ok(()) } else { zero_blocks(&stack, &whole, how) }
-        })
-        .await
     }
 }
 
@@ -148,32 +180,58 @@ fn zero_blocks(stack: &Stack, blocks: &Range<u64>, how: Zeroing) -> Result<(), I
     Ok(())
 }
 
-/// Fills up the blocks that a write covers in part and that the head does not have yet.
-/// The caller holds their locks.
-async fn patch(stack: &Stack, offset: u64, data: Bytes) -> Result<Patch, IoError> {
+/// Fills up the blocks that a write covers in part and that the head does not have yet. `None` when
+/// it is not known what lies below one of them. The caller holds their locks.
+fn patch(stack: &Stack, offset: u64, data: Bytes, below: &Below) -> Option<Patch> {
+    static ZEROS: [u8; 4096] = [0; 4096];
     let mut start = offset;
     let (mut before, mut after) = (Bytes::new(), Bytes::new());
     for (block, bytes) in partial_edges(offset, data.len() as u64) {
-        if stack.head.layer.states.get(block) == BlockState::Data {
-            continue;
-        }
-        let at = block * BLOCK_BYTES;
-        let old = stack.chain().plan(at, BLOCK_BYTES_U32).read(&stack.below).await?;
+        let old = match stack.head.layer.states.get(block) {
+            BlockState::Data => continue,
+            BlockState::Zero => Bytes::from_static(&ZEROS),
+            BlockState::Absent => below.get(stack, block)?.clone(),
+        };
         if bytes.start > 0 {
-            start = at;
+            start = block * BLOCK_BYTES;
             before = old.slice(..bytes.start);
         }
         after = old.slice(bytes.end..);
     }
     if before.is_empty() && after.is_empty() {
-        return Ok(Patch { offset, data });
+        return Some(Patch { offset, data });
     }
-    Ok(Patch { offset: start, data: [before, data, after].concat().into() })
+    Some(Patch { offset: start, data: [before, data, after].concat().into() })
+}
+
+/// The zeros to write at the edges of a range, and the whole blocks between them. `None` as above.
+fn zero_patches(
+    stack: &Stack,
+    offset: u64,
+    length_bytes: u64,
+    below: &Below,
+) -> Option<(Vec<Patch>, Range<u64>)> {
+    let mut patches = Vec::new();
+    let mut whole = blocks_of(offset, length_bytes);
+    for (block, bytes) in partial_edges(offset, length_bytes) {
+        if block == whole.start {
+            whole.start += 1;
+        } else {
+            whole.end -= 1;
+        }
+        let zeros = BytesMut::zeroed(bytes.len()).freeze();
+        patches.push(patch(stack, block * BLOCK_BYTES + bytes.start as u64, zeros, below)?);
+    }
+    Some((patches, whole))
 }
 
 impl Device for Session {
     fn size_bytes(&self) -> u64 {
         self.volume.size_bytes()
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        Some(self.volume.incarnation())
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {

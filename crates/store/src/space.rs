@@ -8,7 +8,7 @@ use std::sync::Arc;
 use perigee_model::volume::{
     ImageInfo, ImageSource, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo,
 };
-use perigee_model::{Epoch, ImageName, LayerId, Problem, TenantName, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
 
 use super::blocking;
 use super::catalog::{self, LayerSpace, NewVolume, VolumeRow};
@@ -125,8 +125,8 @@ impl Pool {
                 let empty = spaces[&volumes[0].head.id].clone();
                 spaces.insert(head, empty);
             }
-            let NewVolume { name, head, tenant, cache, owner } = volume.clone();
-            let (head, size_bytes, epoch) = (head.id, head.size_bytes, Epoch(1));
+            let NewVolume { name, head, epoch, tenant, cache, owner } = volume.clone();
+            let (head, size_bytes) = (head.id, head.size_bytes);
             let row = VolumeRow { name, head, size_bytes, epoch, tenant, cache, owner };
             infos.push(self.describe(row, &spaces));
         }

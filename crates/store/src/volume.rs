@@ -7,12 +7,13 @@
 //! the work: a client that goes away leaves no half-guarded write behind.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::time::Instant;
 
 use perigee_block::device::{Device, IoError};
 use perigee_model::switchover::EpochRefused;
 use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
-use perigee_model::{Epoch, Problem, VolumeName};
+use perigee_model::{Epoch, Incarnation, Problem, VolumeName};
 
 use super::blocking;
 use super::catalog::Catalog;
@@ -50,6 +51,8 @@ pub struct Volume {
     deleted: AtomicBool,
     stack: RwLock<Stack>,
     sessions: AtomicU64,
+    /// When a session last ended; before, when it was opened.
+    last_used: Mutex<Instant>,
 }
 
 impl Volume {
@@ -62,6 +65,7 @@ impl Volume {
             deleted: AtomicBool::new(false),
             stack: RwLock::new(stack),
             sessions: AtomicU64::new(0),
+            last_used: Mutex::new(Instant::now()),
         }
     }
 
@@ -86,7 +90,12 @@ impl Volume {
     }
 
     pub(super) fn session_ended(&self) {
+        *self.last_used.lock().expect("no holder panics") = Instant::now();
         self.sessions.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn last_used(&self) -> Instant {
+        *self.last_used.lock().expect("no holder panics")
     }
 
     /// Whether a session of this epoch may write. The caller holds the gate's read side, so the
@@ -100,6 +109,10 @@ impl Volume {
             return Err(IoError::Invalid(format!("volume {} was deleted", self.name)));
         }
         Ok(())
+    }
+
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.epoch().incarnation()
     }
 
     pub(super) fn open_sessions(&self) -> u64 {
@@ -120,10 +133,15 @@ impl Volume {
     pub async fn issue_epoch(self: &Arc<Self>) -> Result<EpochIssued, Problem> {
         let volume = Arc::clone(self);
         blocking(move || {
-            let epoch = volume.catalog.issue_epoch(&volume.name).map_err(|error| {
-                Problem::internal(format!("can't issue an epoch of volume {}", volume.name), error)
-            })?;
-            Ok(EpochIssued { epoch })
+            let what = format!("can't issue an epoch of volume {}", volume.name);
+            match volume.catalog.issue_epoch(&volume.name) {
+                Ok(Some(epoch)) => Ok(EpochIssued { epoch }),
+                Ok(None) => {
+                    let why = format!("all {} were issued", Epoch::COUNT_MAX);
+                    Err(Problem::conflict(what, why).next("clone the volume and use the clone"))
+                }
+                Err(error) => Err(Problem::internal(what, error)),
+            }
         })
         .await
     }

@@ -243,6 +243,7 @@ async fn attach(
 ) -> Reply<Attachment> {
     check_address(&format!("can't attach volume {volume}"), &nbd_addr)?;
     control.pool.attach(&volume, &nbd_addr).await?;
+    control.exports.attached(&volume);
     Ok(Json(attachment(&control, volume, nbd_addr)))
 }
 
@@ -260,7 +261,9 @@ fn attachment(control: &Control, volume: VolumeName, nbd_addr: String) -> Attach
 
 /// Sessions that are open stay; only new ones don't find the volume any more.
 async fn detach(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
-    Ok(Json(control.pool.detach(&volume).await?))
+    control.pool.detach(&volume).await?;
+    control.exports.detached(&volume);
+    Ok(Json(()))
 }
 
 async fn list_stats(State(control): Shared) -> Reply<Vec<ExportStats>> {

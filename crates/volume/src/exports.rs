@@ -11,17 +11,16 @@
 //! A volume that is not in this pool but attached is proxied: its home gets the same export name,
 //! and so enforces the epoch.
 
-use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::device::Device;
 use perigee_block::exports::{Export, Exports, LAYER_PREFIX, Opener, SUMS_SUFFIX};
 use perigee_block::logins::{LoginGuard, Logins};
+use perigee_block::sessions::SessionKey;
 use perigee_block::stats::{Counters, StatsTable};
 use perigee_model::client::Over;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
@@ -29,6 +28,7 @@ use perigee_nbd::NbdDevice;
 use perigee_store::Pool;
 use uuid::Uuid;
 
+use crate::proxies::{Proxies, ProxySession};
 use crate::remotes::Remotes;
 
 /// As many names as an error lists.
@@ -70,21 +70,34 @@ impl Wanted {
 pub struct PoolExports {
     pool: Arc<Pool>,
     stats: Arc<StatsTable>,
-    proxies: Arc<ProxySlots>,
+    proxies: Arc<Proxies>,
     /// Tells the homes of attached volumes which server asks. It outlives a restart.
     server_id: Uuid,
+    /// Tells them which start of it, so that what an earlier one left is drained there first.
+    start: Uuid,
     remotes: Remotes,
     pub logins: Arc<Logins>,
 }
 
 impl PoolExports {
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid, remotes: Remotes) -> Self {
-        Self { pool, stats, proxies: Arc::default(), server_id, remotes, logins: Arc::default() }
+        let (start, proxies) = (Uuid::new_v4(), Arc::new(Proxies::new(Arc::clone(&stats))));
+        Self { pool, stats, proxies, server_id, start, remotes, logins: Arc::default() }
     }
 
     /// Open sessions of an attached volume.
     pub fn proxied_sessions(&self, volume: &VolumeName) -> u64 {
         self.proxies.count(volume)
+    }
+
+    /// A volume is attached from now on.
+    pub fn attached(&self, volume: &VolumeName) {
+        self.proxies.attached(volume);
+    }
+
+    /// A volume is attached no more: its figures go when the last of its sessions has ended.
+    pub fn detached(&self, volume: &VolumeName) {
+        self.proxies.detached(volume);
     }
 
     async fn list(&self) -> Result<Vec<String>, Problem> {
@@ -98,21 +111,23 @@ impl PoolExports {
             Some(Wanted::Image(image)) => self.pool.open_image(&image).await.map(sealed),
             Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
             Some(Wanted::Sums(of)) => self.sums(name, &of).await.map(sealed),
-            Some(Wanted::Volume(volume, epoch)) => match self.pool.volume(&volume).await {
-                Ok(opened) => {
-                    let (device, counters) = (opened.session(epoch), self.stats.of(&volume));
-                    Ok(Export { device, read_only: false, counters })
-                }
-                Err(problem) if problem.kind == ProblemKind::NotFound => {
-                    match self.attachment(&volume).await? {
-                        Some(nbd_addr) if opener == Opener::Client => {
-                            return self.proxy(&volume, name, nbd_addr).await;
-                        }
-                        _ => Err(problem),
+            Some(Wanted::Volume(volume, epoch)) => {
+                match self.pool.open_session(&volume, epoch).await {
+                    Ok(device) => {
+                        let counters = self.stats.of(&volume);
+                        Ok(Export { device, read_only: false, counters })
                     }
+                    Err(problem) if problem.kind == ProblemKind::NotFound => {
+                        match self.attachment(&volume).await? {
+                            Some(nbd_addr) if opener == Opener::Client => {
+                                return self.proxy(&volume, name, nbd_addr).await;
+                            }
+                            _ => Err(problem),
+                        }
+                    }
+                    Err(problem) => Err(problem),
                 }
-                Err(problem) => Err(problem),
-            },
+            }
             None => return Err(unknown(name, &self.list().await?)),
         };
         match found {
@@ -146,14 +161,15 @@ impl PoolExports {
         name: &str,
         nbd_addr: String,
     ) -> Result<Export, Problem> {
-        let slot = ProxySlots::take(&self.proxies, volume, name);
+        let slot = Proxies::take(&self.proxies, volume, name);
         let counters = self.stats.of(volume);
         let mut remote = self.remotes.export(nbd_addr, name);
-        remote.session = Some(format!("{}/{name}/{}", self.server_id, slot.number).into());
+        let key = SessionKey::of_proxy(self.server_id, name, self.start, slot.number());
+        remote.session = Some(key);
         remote.counters = Some(counters.clone());
         let upstream = NbdDevice::open(remote).await?;
         let read_only = upstream.read_only();
-        let device = Arc::new(ProxySession { upstream, _slot: slot });
+        let device = Arc::new(ProxySession::new(upstream, slot));
         Ok(Export { device, read_only, counters })
     }
 }
@@ -194,100 +210,6 @@ impl Exports for PoolExports {
             }
             _ => None,
         }
-    }
-}
-
-/// The sessions of attached volumes, numbered for each export.
-///
-/// The number goes into the session's key, so that after a restart of this server the first
-/// session of an export has the key it had before: its home then drains what is left of the old
-/// one first.
-#[derive(Default)]
-struct ProxySlots {
-    taken: Mutex<HashMap<(VolumeName, String), BTreeSet<u64>>>,
-}
-
-impl ProxySlots {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(VolumeName, String), BTreeSet<u64>>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(slots: &Arc<Self>, volume: &VolumeName, export: &str) -> ProxySlot {
-        let key = (volume.clone(), export.to_owned());
-        let mut taken = slots.lock();
-        let numbers = taken.entry(key.clone()).or_default();
-        let number = (0..).find(|n| !numbers.contains(n)).expect("not all numbers are taken");
-        numbers.insert(number);
-        ProxySlot { slots: slots.clone(), key, number }
-    }
-
-    fn count(&self, volume: &VolumeName) -> u64 {
-        let taken = self.lock();
-        taken.iter().filter(|((v, _), _)| v == volume).map(|(_, n)| n.len() as u64).sum()
-    }
-}
-
-struct ProxySlot {
-    slots: Arc<ProxySlots>,
-    key: (VolumeName, String),
-    number: u64,
-}
-
-impl Drop for ProxySlot {
-    fn drop(&mut self) {
-        let mut taken = self.slots.lock();
-        if let Some(numbers) = taken.get_mut(&self.key) {
-            numbers.remove(&self.number);
-            if numbers.is_empty() {
-                taken.remove(&self.key);
-            }
-        }
-    }
-}
-
-/// One client's session on an attached volume, with a connection of its own to the volume's home.
-struct ProxySession {
-    upstream: NbdDevice,
-    _slot: ProxySlot,
-}
-
-impl Device for ProxySession {
-    fn size_bytes(&self) -> u64 {
-        self.upstream.size_bytes()
-    }
-
-    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        self.upstream.read(offset, length_bytes)
-    }
-
-    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        self.upstream.write(offset, data, fua)
-    }
-
-    fn zero(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-        how: Zeroing,
-        fua: bool,
-    ) -> BoxFuture<'_, Result<(), IoError>> {
-        self.upstream.zero(offset, length_bytes, how, fua)
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        self.upstream.flush()
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        self.upstream.extents(offset, length_bytes)
-    }
-
-    fn hang_up(&self) {
-        self.upstream.hang_up();
     }
 }
 
@@ -353,20 +275,6 @@ mod tests {
         ] {
             assert_eq!(Wanted::parse(bad), None, "{bad:?}");
         }
-    }
-
-    #[test]
-    fn a_freed_session_number_is_taken_again() {
-        let slots = Arc::<ProxySlots>::default();
-        let first = ProxySlots::take(&slots, &volume("data"), "data@1");
-        let second = ProxySlots::take(&slots, &volume("data"), "data@1");
-        let other = ProxySlots::take(&slots, &volume("data"), "data@2");
-        assert_eq!((first.number, second.number, other.number), (0, 1, 0));
-        assert_eq!(slots.count(&volume("data")), 3);
-        drop(first);
-        assert_eq!(ProxySlots::take(&slots, &volume("data"), "data@1").number, 0);
-        drop((second, other));
-        assert_eq!(slots.count(&volume("data")), 0);
     }
 
     #[test]

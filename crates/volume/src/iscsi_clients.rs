@@ -28,7 +28,7 @@ impl KnownClients {
         {
             return Ok(Some(granted(grant)));
         }
-        let open = self.file.is_none() && !self.pool.has_clients().await?;
+        let open = self.file.is_none() && !self.pool.has_known_clients().await?;
         Ok(open.then(Client::unrestricted))
     }
 }

@@ -6,7 +6,8 @@
 //! | what an NBD client may say and gets | [`perigee_nbd`] |
 //! | what an iSCSI initiator may say and gets | [`perigee_iscsi`] |
 //! | what these three share | [`perigee_block`] |
-//! | which device an export name means; proxying to a volume's home | `exports` |
+//! | which device an export name means | `exports` |
+//! | sessions on volumes of other hosts | `proxies` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
@@ -21,6 +22,7 @@ mod metrics;
 mod observe;
 mod offline;
 mod probe;
+mod proxies;
 mod remotes;
 mod serve;
 

@@ -3,10 +3,10 @@
 use std::io;
 
 use bytes::{Buf, Bytes, BytesMut};
-use perigee_block::exports::LAYER_PREFIX;
+use perigee_block::exports::{INCARNATION_PREFIX, LAYER_PREFIX};
 use perigee_block::stream::socket::Socket;
 use perigee_http::Listen;
-use perigee_model::{LayerId, Problem};
+use perigee_model::{Incarnation, LayerId, Problem};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -27,6 +27,8 @@ pub struct ExportInfo {
     pub allocation: bool,
     /// The sealed layer that it is, if the server tells.
     pub layer: Option<LayerId>,
+    /// Which volume of its name it is, if the server tells.
+    pub incarnation: Option<Incarnation>,
     /// How this connection's requests and replies look.
     pub dialect: Dialect,
 }
@@ -36,9 +38,15 @@ impl ExportInfo {
         self.flags & flag != 0
     }
 
-    /// Whether it seems to be the export that was there before.
+    /// Whether it is the export that was there before, as far as the server tells.
     pub fn is_still(&self, before: &Self) -> bool {
-        (self.size_bytes, self.layer) == (before.size_bytes, before.layer)
+        match (self.incarnation, before.incarnation) {
+            // It may have grown meanwhile.
+            (Some(is), Some(was)) => is == was && self.size_bytes >= before.size_bytes,
+            (None, Some(_)) => false,
+            // The server may have learnt to tell.
+            (_, None) => (self.size_bytes, self.layer) == (before.size_bytes, before.layer),
+        }
     }
 }
 
@@ -93,7 +101,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Channel for T {}
 
 pub type Stream = BufReader<Box<dyn Channel>>;
 
-fn buffered<C: Channel>(channel: C) -> BufReader<C> {
+pub fn buffered<C: Channel>(channel: C) -> BufReader<C> {
     BufReader::with_capacity(64 << 10, channel)
 }
 
@@ -108,9 +116,14 @@ pub async fn connect(way: &Way) -> Result<(Stream, ExportInfo), HandshakeError> 
         }
         Listen::Unix(path) => buffered(Box::new(Socket::unix(UnixStream::connect(path).await?)?)),
     };
-    greet(&mut stream).await?;
-    let info = choose(&mut stream, way).await?;
+    let info = agree(&mut stream, way).await?;
     Ok((stream, info))
+}
+
+/// The whole handshake, in the clear.
+pub async fn agree(stream: &mut Stream, way: &Way) -> Result<ExportInfo, HandshakeError> {
+    greet(stream).await?;
+    choose(stream, way).await
 }
 
 /// Nothing but the greeting and the request for TLS goes out in the clear.
@@ -191,7 +204,7 @@ fn export_info(
     const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
     let mut export = None;
     let mut request_bytes_max = PAYLOAD_BYTES_MAX;
-    let mut layer = None;
+    let (mut layer, mut incarnation) = (None, None);
     for mut data in infos {
         match data.try_get_u16().map_err(|_| SHORT)? {
             info::EXPORT => {
@@ -205,6 +218,7 @@ fn export_info(
             info::DESCRIPTION => {
                 let text = std::str::from_utf8(&data).unwrap_or_default();
                 layer = text.strip_prefix(LAYER_PREFIX).and_then(|id| id.parse().ok());
+                incarnation = text.strip_prefix(INCARNATION_PREFIX).and_then(|id| id.parse().ok());
             }
             _ => {}
         }
@@ -213,7 +227,7 @@ fn export_info(
     if flags & export_flag::HAS_FLAGS == 0 {
         return Err(FramingError::Malformed("the export has no flags").into());
     }
-    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, layer, dialect })
+    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, layer, incarnation, dialect })
 }
 
 /// The data of each informing reply, or the kind and text of the error.

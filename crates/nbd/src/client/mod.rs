@@ -4,6 +4,8 @@
 //! client connects again and sends everything unanswered once more, so that a restart of the other
 //! server shows only as a pause.
 
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod link;
 mod pending;
@@ -18,12 +20,12 @@ use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::stats::{Counters, Kind};
 use perigee_block::trace::{self, Stage};
 use perigee_http::Listen;
-use perigee_model::{LayerId, Problem};
+use perigee_model::{Incarnation, LayerId, Problem};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
-use handshake::{ExportInfo, Way};
+use handshake::{ExportInfo, Stream, Way};
 use link::{Address, Link};
 use pending::{Outgoing, PendingTable};
 pub use tls::{ClientTls, RemoteTlsFiles};
@@ -79,6 +81,17 @@ impl NbdDevice {
         let (stream, info) = link::connect(&way)
             .await
             .map_err(|error| error.into_problem(&way.name, &Address(&way.address).to_string()))?;
+        Ok(Self::over(stream, way, info, patience, counters.unwrap_or_default()))
+    }
+
+    /// An export that was agreed on.
+    fn over(
+        stream: Stream,
+        way: Arc<Way>,
+        info: ExportInfo,
+        patience: Duration,
+        counters: Arc<Counters>,
+    ) -> Self {
         let (sender, requests) = mpsc::unbounded_channel();
         let hung_up = CancellationToken::new();
         let link = Link {
@@ -90,7 +103,7 @@ impl NbdDevice {
             table: Mutex::new(PendingTable::default()),
         };
         tokio::spawn(link.run(stream));
-        Ok(Self { info, requests: sender, hung_up, counters: counters.unwrap_or_default() })
+        Self { info, requests: sender, hung_up, counters }
     }
 
     pub fn read_only(&self) -> bool {
@@ -184,6 +197,10 @@ impl Device for NbdDevice {
 
     fn layer(&self) -> Option<LayerId> {
         self.info.layer
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.info.incarnation
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {

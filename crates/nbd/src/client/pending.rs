@@ -176,7 +176,14 @@ impl Pending {
                 // New memory is zeros already, and chunks of one reply never overlap.
                 self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
             }
-            Chunk::Status(runs) => self.gathered.status.push(runs),
+            Chunk::Status(runs) => {
+                // One context was agreed on. More than its runs would fill the memory.
+                let asked = self.outgoing.request.command == command::BLOCK_STATUS;
+                if !asked || !self.gathered.status.is_empty() {
+                    return Err(FramingError::Malformed("a block status that was not asked for"));
+                }
+                self.gathered.status.push(runs);
+            }
             Chunk::Error { errno, message } => self.gathered.error = Some((errno, message)),
         }
         Ok(())
@@ -250,6 +257,17 @@ mod tests {
         let mut table = PendingTable::default();
         let (cookie, _receiver) = ask(&mut table, command::READ, 0, 8);
         assert!(table.chunk(cookie, Chunk::Nothing, true).is_err());
+    }
+
+    #[test]
+    fn a_server_that_tells_the_block_status_without_end_is_cut_off() {
+        let mut table = PendingTable::default();
+        let status = || Chunk::Status(ContextRuns { context: 1, runs: Vec::new() });
+        let (cookie, _receiver) = ask(&mut table, command::BLOCK_STATUS, 0, 4096);
+        table.chunk(cookie, status(), false).expect("the context that was agreed on");
+        assert!(table.chunk(cookie, status(), false).is_err());
+        let (cookie, _receiver) = ask(&mut table, command::FLUSH, 0, 0);
+        assert!(table.chunk(cookie, status(), false).is_err(), "nobody asked");
     }
 
     #[test]

@@ -37,9 +37,12 @@ impl ClientTls {
             .with_root_certificates(pem::roots(&files.ca)?);
         let config = match &files.own {
             None => builder.with_no_client_auth(),
-            Some((cert, key)) => builder
-                .with_client_auth_cert(pem::certificates(cert)?, pem::key(key)?)
-                .map_err(|e| pem::wrong(cert, e))?,
+            Some((cert, key)) => {
+                let chain = pem::certificates(cert)?;
+                builder
+                    .with_client_auth_cert(chain.clone(), pem::key(key)?)
+                    .map_err(|e| pem::unusable(cert, key, &chain, &e))?
+            }
         };
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }

@@ -41,7 +41,7 @@ use tls::Tls;
 pub use tls::TlsFiles;
 
 /// A client that has not picked an export by then is dropped.
-const NEGOTIATION_MAX: Duration = Duration::from_secs(60);
+const NEGOTIATION_MAX: Duration = Duration::from_secs(30);
 const CLIENTS_MAX_DEFAULT: usize = 4096;
 
 /// Why a connection ended before its client ended it.
@@ -103,7 +103,8 @@ pub struct ServerOptions {
     pub access_list: Option<PathBuf>,
     /// Clients can ask for a list of what they may see.
     pub listing: bool,
-    /// A client beyond that is hung up on.
+    /// A client beyond that is hung up on. Those of this host, on unix sockets, have as many places
+    /// of their own: what strangers do never keeps this host's VMs from their disks.
     pub clients_max: usize,
 }
 
@@ -118,7 +119,18 @@ struct Shared {
     sessions: SessionTable,
     tls: Option<Tls>,
     access: Access,
-    clients: Arc<Semaphore>,
+    local_places: Arc<Semaphore>,
+    remote_places: Arc<Semaphore>,
+    negotiation_max: Duration,
+}
+
+impl Shared {
+    fn places(&self, socket: &Socket) -> &Arc<Semaphore> {
+        match socket {
+            Socket::Unix(_) => &self.local_places,
+            Socket::Tcp(_) => &self.remote_places,
+        }
+    }
 }
 
 pub struct Server(Arc<Shared>);
@@ -130,17 +142,32 @@ impl Server {
         let access = Access { listing: options.listing, list: options.access_list };
         access.view(&Peer::default())?;
         let tls = options.tls.as_ref().map(Tls::load).transpose()?;
-        let clients = Arc::new(Semaphore::new(options.clients_max));
-        let sessions = SessionTable::default();
-        Ok(Self(Arc::new(Shared { exports, sessions, tls, access, clients })))
+        let places = || Arc::new(Semaphore::new(options.clients_max));
+        Ok(Self(Arc::new(Shared {
+            exports,
+            sessions: SessionTable::default(),
+            tls,
+            access,
+            local_places: places(),
+            remote_places: places(),
+            negotiation_max: NEGOTIATION_MAX,
+        })))
+    }
+
+    #[cfg(test)]
+    pub fn set_negotiation_max(&mut self, max: Duration) {
+        Arc::get_mut(&mut self.0).expect("it does not serve yet").negotiation_max = max;
     }
 
     /// Serves until `stop`; returns when every connection is drained.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
         let (shared, token) = (self.0, stop.clone());
-        let admit = move |socket| {
-            let Ok(place) = shared.clients.clone().try_acquire_owned() else {
-                tracing::warn!("there are too many NBD clients; refused one");
+        let admit = move |socket: Socket| {
+            let Ok(place) = Arc::clone(shared.places(&socket)).try_acquire_owned() else {
+                tracing::warn!(
+                    client = socket.peer(),
+                    "there are too many NBD clients; refused one"
+                );
                 return None;
             };
             let connection = connection(socket, shared.clone(), token.child_token());
@@ -156,7 +183,7 @@ impl Server {
 async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken) {
     let negotiated = tokio::select! {
         () = stop.cancelled() => return,
-        ended = tokio::time::timeout(NEGOTIATION_MAX, negotiate(socket, &shared, &stop)) => ended,
+        ended = tokio::time::timeout(shared.negotiation_max, negotiate(socket, &shared, &stop)) => ended,
     };
     let ended = match negotiated {
         Ok(Ok(Some((Stream::Plain(socket), agreed)))) => {

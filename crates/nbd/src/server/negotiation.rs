@@ -9,9 +9,10 @@
 //! read ahead, so that no byte sent in the clear is taken for one that came encrypted.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use perigee_block::exports::{Export, LAYER_PREFIX, Opener};
+use perigee_block::device::Device;
+use perigee_block::exports::{Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener};
 use perigee_block::logins::LoginGuard;
-use perigee_block::sessions::Claim;
+use perigee_block::sessions::{Claim, SessionKey};
 use perigee_model::client::Over;
 use perigee_model::{Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -226,6 +227,7 @@ impl<'a> Negotiation<'a> {
         if self.claim.is_some() {
             self.refuse(option, reply::ERR_INVALID, "the session is named already");
         } else {
+            let key = SessionKey::parse(&key);
             self.claim = Some(self.shared.sessions.claim(key, &self.stop).await);
             self.answer(option, reply::ACK, &[]);
         }
@@ -333,13 +335,12 @@ impl<'a> Negotiation<'a> {
             data.put_slice(go.name.as_bytes());
             self.answer(option, reply::INFO, &data);
         }
-        if let Some(layer) = export.device.layer()
+        if let Some(identity) = identity(&*export.device)
             && go.infos.contains(&info::DESCRIPTION)
         {
             let mut data = BytesMut::new();
             data.put_u16(info::DESCRIPTION);
-            // The name by which it is the same on every host that has it.
-            data.put_slice(format!("{LAYER_PREFIX}{layer}").as_bytes());
+            data.put_slice(identity.as_bytes());
             self.answer(option, reply::INFO, &data);
         }
         if go.infos.contains(&info::BLOCK_SIZE) {
@@ -400,6 +401,13 @@ impl<'a> Negotiation<'a> {
         let end = text.floor_char_boundary(STRING_BYTES_MAX as usize);
         self.answer(option, kind, &text.as_bytes()[..end]);
     }
+}
+
+/// What tells an export from another one that had its name: of a layer the name by which it is the
+/// same on every host that has it.
+fn identity(device: &dyn Device) -> Option<String> {
+    let layer = device.layer().map(|layer| format!("{LAYER_PREFIX}{layer}"));
+    layer.or_else(|| device.incarnation().map(|which| format!("{INCARNATION_PREFIX}{which}")))
 }
 
 /// False when the stream ended before the first byte.

@@ -51,8 +51,9 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let config =
-            builder.with_single_cert(chain, key).map_err(|e| pem::wrong(&files.cert, e))?;
+        let config = builder
+            .with_single_cert(chain.clone(), key)
+            .map_err(|e| pem::unusable(&files.cert, &files.key, &chain, &e))?;
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), required: files.required })
     }
 }

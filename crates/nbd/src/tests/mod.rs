@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::exports::{Export, Exports, Opener};
 use perigee_http::Listen;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{Incarnation, Problem, ProblemKind};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -29,17 +29,32 @@ const DEADLINE: Duration = Duration::from_secs(20);
 struct Memory {
     bytes: Mutex<Vec<u8>>,
     gate: Semaphore,
+    incarnation: Option<Incarnation>,
 }
 
 impl Memory {
     fn new(permits: usize) -> Arc<Self> {
-        Arc::new(Self { bytes: Mutex::new(vec![0; SIZE_BYTES]), gate: Semaphore::new(permits) })
+        Arc::new(Self::of(permits, None))
+    }
+
+    /// A volume; its writes never wait.
+    fn volume(incarnation: u32) -> Arc<Self> {
+        Arc::new(Self::of(1000, Some(Incarnation(incarnation))))
+    }
+
+    fn of(permits: usize, incarnation: Option<Incarnation>) -> Self {
+        let (bytes, gate) = (Mutex::new(vec![0; SIZE_BYTES]), Semaphore::new(permits));
+        Self { bytes, gate, incarnation }
     }
 }
 
 impl Device for Memory {
     fn size_bytes(&self) -> u64 {
         SIZE_BYTES as u64
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.incarnation
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
@@ -324,5 +339,71 @@ async fn an_unknown_option_is_unsupported_and_the_handshake_goes_on() {
     stream.write_all(&wire::encode_option(option::ABORT, b"")).await.expect("an option");
     let replies = rest(stream).await;
     assert_eq!(replies[12..16], [0x80, 0, 0, 1], "ERR_UNSUP");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_waits_for_a_volume_never_reaches_another_one_of_its_name() {
+    let (_dir, path) = socket();
+    let (old, new) = (Memory::volume(1), Memory::volume(2));
+    let server = Running::start(&old, &path).await;
+    let patience = Duration::from_secs(2);
+    let remote = RemoteExport { patience, ..RemoteExport::new(Listen::Unix(path.clone()), "data") };
+    let device = within("the export to open", NbdDevice::open(remote)).await.expect("the export");
+    server.stop().await;
+    let server = Running::start(&new, &path).await;
+    let refused = within("a refusal", device.write(0, vec![7; 512].into(), false)).await;
+    let refused = refused.expect_err("it is another volume").to_string();
+    assert!(refused.contains("another one now"), "{refused}");
+    assert!(new.bytes.lock().expect("no holder panics").iter().all(|byte| *byte == 0));
+    server.stop().await;
+    let server = Running::start(&old, &path).await;
+    within("a write", device.write(0, vec![7; 512].into(), false)).await.expect("it is back");
+    server.stop().await;
+}
+
+/// A server on a unix socket and a TCP port, with few places.
+async fn crowded(path: &Path, negotiation_max: Option<Duration>) -> (Running, String) {
+    let tcp = format!("127.0.0.1:{}", perigee_http::unused_port());
+    let mut listeners = Vec::new();
+    for address in [Listen::Tcp(tcp.clone()), Listen::Unix(path.into())] {
+        listeners.push(Listener::bind(&address).await.expect("a listener"));
+    }
+    let options = ServerOptions { clients_max: 2, ..ServerOptions::default() };
+    let mut server = Server::new(Arc::new(One(Memory::new(0))), options).expect("a server");
+    if let Some(max) = negotiation_max {
+        server.set_negotiation_max(max);
+    }
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(server.serve(listeners, stop.clone()));
+    (Running { stop, task }, tcp)
+}
+
+/// A client that takes the greeting and says nothing. `None`: it was hung up on at once.
+async fn silent(tcp: &str) -> Option<tokio::net::TcpStream> {
+    let mut stream = tokio::net::TcpStream::connect(tcp).await.expect("a connection");
+    let mut greeting = [0; 18];
+    let greeted = within("a greeting", stream.read_exact(&mut greeting)).await;
+    greeted.is_ok().then_some(stream)
+}
+
+#[tokio::test]
+async fn silent_strangers_do_not_lock_out_clients_of_this_host() {
+    let (_dir, path) = socket();
+    let (server, tcp) = crowded(&path, None).await;
+    let _silent = [silent(&tcp).await.expect("a place"), silent(&tcp).await.expect("a place")];
+    assert!(silent(&tcp).await.is_none(), "there are no more places");
+    let device = open(&path, None).await;
+    within("a read", device.read(0, 512)).await.expect("a read");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_finish_its_handshake_is_dropped() {
+    let (_dir, path) = socket();
+    let (server, tcp) = crowded(&path, Some(Duration::from_millis(100))).await;
+    let mut first = silent(&tcp).await.expect("a place");
+    let ended = within("the server to hang up", first.read(&mut [0; 1])).await;
+    assert_eq!(ended.expect("an end in order"), 0);
     server.stop().await;
 }

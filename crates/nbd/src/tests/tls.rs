@@ -278,3 +278,26 @@ async fn a_server_that_does_not_list_does_not_tell_names_in_errors_either() {
     assert_eq!(replies[12..16], [0x80, 0, 0, 2], "ERR_POLICY");
     server.stop().await;
 }
+
+#[test]
+fn an_rsa_key_of_an_odd_size_is_refused_with_what_is_wrong_and_what_to_do() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |file: &str| dir.path().join(file);
+    let text = |file: &str| path(file).display().to_string();
+    let made = std::process::Command::new("timeout")
+        .args(["120", "openssl", "req", "-x509", "-newkey", "rsa:2432", "-nodes", "-days", "2"])
+        .args(["-subj", "/CN=localhost", "-keyout", &text("key.pem"), "-out", &text("cert.pem")])
+        .output()
+        .expect("openssl");
+    assert!(made.status.success(), "{made:?}");
+    let (cert, key) = (path("cert.pem"), path("key.pem"));
+    let files = TlsFiles { cert: cert.clone(), key: key.clone(), ca: None, required: true };
+    let options = ServerOptions { tls: Some(files), ..ServerOptions::default() };
+    let server = Server::new(Arc::new(One(Memory::new(0))), options).err();
+    let files = RemoteTlsFiles { ca: cert.clone(), own: Some((cert, key)) };
+    for refused in [server, ClientTls::load(&files).err()] {
+        let said = refused.expect("a refusal").to_string();
+        assert!(said.contains("key.pem") && said.contains("2432 bits"), "{said}");
+        assert!(said.contains("3072"), "{said}");
+    }
+}

@@ -12,7 +12,7 @@ pub struct IscsiClientOptions {
     #[arg(long, value_name = "ADDRESS")]
     iscsi: Vec<String>,
     /// Which initiators may use which volumes, and their CHAP secrets: lines of INITIATOR VOLUME...
-    /// [chap=USER:SECRET [mutual=USER:SECRET]]. Without it, and without clients in the pool, all may
+    /// [chap=USER:SECRET [mutual=USER:SECRET]]. Without it, and in a pool that never had a client, all may
     /// use all
     #[arg(long, value_name = "FILE", requires = "iscsi")]
     iscsi_clients: Option<PathBuf>,

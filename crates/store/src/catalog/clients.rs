@@ -41,6 +41,14 @@ pub(crate) struct CloneRow {
     pub(crate) lifetime: Lifetime,
 }
 
+/// A clone for one boot that no boot needs any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SpentClone {
+    pub(crate) volume: VolumeName,
+    /// Its client was removed, which says nothing of the machine that may still run from it.
+    pub(crate) may_be_running: bool,
+}
+
 const CLIENT_ROWS: &str = "
     SELECT name, mac, initiator, chap_user, chap_secret, target_user, target_secret,
            bound_volume, bound_image, lifetime, over, volume, boots, booted_s
@@ -54,8 +62,9 @@ impl Catalog {
             .collect()
     }
 
-    pub(crate) fn has_clients(&self) -> Result<bool> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM clients)";
+    /// Whether there was ever a client: removing the last one does not open the pool to everybody.
+    pub(crate) fn has_known_clients(&self) -> Result<bool> {
+        let sql = "SELECT has_known_clients FROM pool";
         self.lock().prepare_cached(sql)?.query_row([], |row| row.get(0))
     }
 
@@ -82,10 +91,12 @@ impl Catalog {
     pub(crate) fn add_client(&self, client: &ClientRow) -> Result<()> {
         let secret = |chap: &Option<Chap>| chap.as_ref().map(|c| c.secret.reveal().to_owned());
         let user = |chap: &Option<Chap>| chap.as_ref().map(|c| c.user.to_string());
-        self.lock()
-            .execute(
-                "INSERT INTO clients (name, mac, initiator, chap_user, chap_secret, target_user, target_secret)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        self.change(|tx| {
+            tx.execute("UPDATE pool SET has_known_clients = 1", [])?;
+            tx.execute(
+                "INSERT INTO clients (name, mac, initiator, chap_user, chap_secret, target_user,
+                                      target_secret, arrived)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 0)",
                 params![
                     client.name.as_str(),
                     client.mac.map(|mac| mac.to_string()),
@@ -97,6 +108,7 @@ impl Catalog {
                 ],
             )
             .map(drop)
+        })
     }
 
     /// Whether there was one.
@@ -124,8 +136,9 @@ impl Catalog {
 
     /// A client boots from this volume from now on.
     pub(crate) fn booted(&self, name: &ClientName, volume: &VolumeName, now_s: u64) -> Result<()> {
-        let sql =
-            "UPDATE clients SET volume = ?2, boots = boots + 1, booted_s = ?3 WHERE name = ?1";
+        let sql = "UPDATE clients SET arrived = arrived AND volume IS ?2, volume = ?2,
+                          boots = boots + 1, booted_s = ?3
+                   WHERE name = ?1";
         let row = params![name.as_str(), volume.as_str(), signed(now_s)?];
         self.lock().execute(sql, row).map(drop)
     }
@@ -134,7 +147,8 @@ impl Catalog {
     pub(crate) fn add_clone(&self, volume: &NewVolume, clone: &CloneRow) -> Result<()> {
         self.change(|tx| {
             insert_volume(tx, volume)?;
-            let sql = "INSERT INTO client_clones VALUES (?1, ?2, ?3)";
+            let sql = "INSERT INTO client_clones (volume, client, lifetime, opened)
+                       VALUES (?1, ?2, ?3, 0)";
             let lifetime = lifetime_text(clone.lifetime);
             let row = params![clone.volume.as_str(), clone.client.as_str(), lifetime];
             tx.execute(sql, row).map(drop)
@@ -146,11 +160,28 @@ impl Catalog {
         self.lock().query_row(sql, [volume.as_str()], clone_row).optional()
     }
 
-    /// Clones for one boot whose client boots from another volume by now, or is gone.
-    pub(crate) fn spent_clones(&self) -> Result<Vec<VolumeName>> {
-        let sql = "SELECT volume FROM client_clones c WHERE lifetime = 'ephemeral' AND NOT EXISTS
-                   (SELECT 1 FROM clients WHERE clients.name = c.client AND clients.volume = c.volume)";
-        self.lock().prepare(sql)?.query_map([], |row| parsed(row, 0))?.collect()
+    /// A session of a volume begins: the client that is to boot from it has arrived there.
+    pub(crate) fn note_opened(&self, volume: &VolumeName) -> Result<()> {
+        let connection = self.lock();
+        for sql in [
+            "UPDATE clients SET arrived = 1 WHERE volume = ?1 AND NOT arrived",
+            "UPDATE client_clones SET opened = 1 WHERE volume = ?1 AND NOT opened",
+        ] {
+            connection.prepare_cached(sql)?.execute([volume.as_str()])?;
+        }
+        Ok(())
+    }
+
+    /// Clones for one boot whose boot is over: nobody ever opened them and they are not what the
+    /// client is to boot, or the client has opened another volume since, or it is gone.
+    pub(crate) fn spent_clones(&self) -> Result<Vec<SpentClone>> {
+        let sql = "SELECT c.volume, clients.name IS NULL AND opened
+                   FROM client_clones c LEFT JOIN clients ON clients.name = c.client
+                   WHERE c.lifetime = 'ephemeral' AND clients.volume IS NOT c.volume
+                     AND (clients.name IS NULL OR arrived OR NOT opened)";
+        let spent =
+            |row: &Row<'_>| Ok(SpentClone { volume: parsed(row, 0)?, may_be_running: row.get(1)? });
+        self.lock().prepare(sql)?.query_map([], spent)?.collect()
     }
 }
 

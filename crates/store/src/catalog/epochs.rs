@@ -21,10 +21,16 @@ fn set_returned_max(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> 
 }
 
 impl Catalog {
-    pub(crate) fn issue_epoch(&self, volume: &VolumeName) -> Result<Epoch> {
-        let sql = "UPDATE volumes SET epoch_issued_max = epoch_issued_max + 1 WHERE name = ?1
-                   RETURNING epoch_issued_max";
-        self.change(|tx| tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0).map(Epoch)))
+    /// `None` when the volume has had as many as it can have.
+    pub(crate) fn issue_epoch(&self, volume: &VolumeName) -> Result<Option<Epoch>> {
+        self.change(|tx| {
+            let sql = "SELECT epoch_issued_max FROM volumes WHERE name = ?1";
+            let last = tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0).map(Epoch))?;
+            let Some(next) = last.next() else { return Ok(None) };
+            let sql = "UPDATE volumes SET epoch_issued_max = ?2 WHERE name = ?1";
+            tx.execute(sql, params![volume.as_str(), signed(next.0)?])?;
+            Ok(Some(next))
+        })
     }
 
     /// As [`WriterEpochs::apply`] says.

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N leads from version N to N + 1.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -94,6 +94,12 @@ CREATE TABLE reservations (             -- who has a claim on a volume over SCSI
 ",
     "
 ALTER TABLE volumes ADD COLUMN owner TEXT;          -- the job that made it, if no person did
+",
+    "
+ALTER TABLE pool ADD COLUMN has_known_clients INTEGER NOT NULL DEFAULT 0;  -- never 0 again
+UPDATE pool SET has_known_clients = EXISTS (SELECT 1 FROM clients);
+ALTER TABLE clients ADD COLUMN arrived INTEGER NOT NULL DEFAULT 1;  -- it has opened what it booted last
+ALTER TABLE client_clones ADD COLUMN opened INTEGER NOT NULL DEFAULT 1;
 ",
 ];
 

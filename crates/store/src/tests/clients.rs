@@ -1,6 +1,7 @@
 //! What clients boot, and what they may log in to.
 
 use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
 
 use perigee_model::client::{Binding, Chap, Lifetime, MacAddress, NewClient, Over, Service};
 use perigee_model::volume::Snapshot;
@@ -93,7 +94,57 @@ async fn a_fresh_clone_is_made_at_each_boot_and_the_one_before_goes_when_nobody_
     pool.drop_spent_clones().await;
     assert_eq!(volumes(&pool).await, ["c.a.2", "v"]);
     pool.remove_client(&client_name("c")).await.unwrap();
+    assert_eq!(volumes(&pool).await, ["c.a.2", "v"], "the machine may still run from it");
+    pool.drop_clones_spent_at(Instant::now() + Duration::from_secs(600)).await;
     assert_eq!(volumes(&pool).await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_restart_does_not_sweep_a_running_clone_because_somebody_asked_for_the_next_boot() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool_with_client(dir.path()).await;
+    bind(&pool, "c", clone_of("a", Lifetime::Ephemeral)).await;
+    assert_eq!(boot(&pool, 1).await.unwrap(), "c.a.1");
+    let running = session(&pool, "c.a.1").await;
+    assert_eq!(boot(&pool, 1).await.unwrap(), "c.a.2", "anybody can ask");
+    drop((running, pool));
+
+    let pool = open_real(dir.path()).await;
+    pool.drop_spent_clones().await;
+    assert_eq!(volumes(&pool).await, ["c.a.1", "c.a.2", "v"], "its machine comes back to it");
+    drop(session(&pool, "c.a.2").await);
+    pool.drop_spent_clones().await;
+    assert_eq!(volumes(&pool).await, ["c.a.2", "v"], "it has booted from the next one");
+}
+
+#[tokio::test]
+async fn a_restart_does_not_sweep_the_running_clone_of_a_client_that_was_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool_with_client(dir.path()).await;
+    bind(&pool, "c", clone_of("a", Lifetime::Ephemeral)).await;
+    assert_eq!(boot(&pool, 1).await.unwrap(), "c.a.1");
+    let running = session(&pool, "c.a.1").await;
+    pool.remove_client(&client_name("c")).await.unwrap();
+    drop((running, pool));
+
+    let pool = open_real(dir.path()).await;
+    pool.drop_spent_clones().await;
+    assert_eq!(volumes(&pool).await, ["c.a.1", "v"]);
+    pool.add_client(new_client("c", Some(1))).await.unwrap();
+    pool.drop_clones_spent_at(Instant::now() + Duration::from_secs(3600)).await;
+    assert_eq!(volumes(&pool).await, ["c.a.1", "v"], "the client is back and runs from nothing");
+}
+
+#[tokio::test]
+async fn a_pool_stays_closed_to_strangers_after_its_last_client_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    assert!(!pool.has_known_clients().await.unwrap());
+    pool.add_client(new_client("c", Some(1))).await.unwrap();
+    pool.remove_client(&client_name("c")).await.unwrap();
+    assert!(pool.has_known_clients().await.unwrap());
+    drop(pool);
+    assert!(open_real(dir.path()).await.has_known_clients().await.unwrap());
 }
 
 #[tokio::test]
@@ -108,6 +159,9 @@ async fn a_fresh_clone_that_nobody_used_is_handed_out_again() {
     assert_eq!(boot(&pool, 1).await.unwrap(), "c.a.4", "what was written is no start");
     bind(&pool, "c", clone_of("b", Lifetime::Ephemeral)).await;
     assert_eq!(boot(&pool, 1).await.unwrap(), "c.b.5", "another image");
+    assert_eq!(volumes(&pool).await, ["c.a.1", "c.b.5", "v"], "the machine may run from the first");
+    drop(session(&pool, "c.b.5").await);
+    pool.drop_spent_clones().await;
     assert_eq!(volumes(&pool).await, ["c.b.5", "v"]);
 }
 

@@ -4,7 +4,7 @@ use perigee_model::volume::{CheckScope, Resize, Snapshot, VolumeSource};
 
 use super::*;
 use crate::Work;
-use crate::catalog::{LayerRow, NewVolume};
+use crate::catalog::{LayerRow, NewVolume, first_epoch};
 use perigee_model::{LayerId, ProblemKind};
 
 const BLOCKS: u64 = 64;
@@ -128,6 +128,7 @@ async fn a_layer_that_is_named_meanwhile_stops_the_change_and_nothing_is_lost() 
     let volume = NewVolume {
         name: volume_name("c"),
         head: clone,
+        epoch: first_epoch(),
         tenant: Default::default(),
         cache: Default::default(),
         owner: None,

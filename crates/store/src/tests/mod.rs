@@ -115,7 +115,7 @@ async fn empty(pool: &Arc<Pool>, name: &str, size_bytes: u64) -> Arc<dyn Device>
 }
 
 async fn session(pool: &Arc<Pool>, name: &str) -> Arc<dyn Device> {
-    pool.volume(&volume_name(name)).await.unwrap().session(None)
+    pool.open_session(&volume_name(name), None).await.unwrap()
 }
 
 async fn all(device: &Arc<dyn Device>) -> Vec<u8> {

@@ -4,6 +4,7 @@ use perigee_model::volume::{
     CachePolicy, CreateVolumes, EpochChange, Snapshot, VolumeHealth, VolumeSource,
 };
 use perigee_model::{Epoch, ProblemKind};
+use tokio::sync::{Notify, Semaphore};
 
 use super::*;
 
@@ -26,7 +27,8 @@ async fn what_was_written_is_there_after_opening_again() {
     assert_eq!(device.read(65536, 8192).await.unwrap(), bytes(8, 8192));
     let info = pool.volume_info(&volume_name("v")).await.unwrap();
     assert_eq!((info.head_bytes, info.sessions), (4 * 4096, 1));
-    assert_eq!((info.epoch, info.health), (Epoch(1), VolumeHealth::Ok));
+    assert_eq!(info.epoch, Epoch::first(info.epoch.incarnation()));
+    assert_eq!(info.health, VolumeHealth::Ok);
 }
 
 #[tokio::test]
@@ -186,13 +188,18 @@ async fn an_old_epoch_reads_and_flushes_and_never_writes() {
     let pool = open_real(dir.path()).await;
     let source = empty(&pool, "v", 4096).await;
     let volume = pool.volume(&volume_name("v")).await.unwrap();
-    let change = |from, to| EpochChange { from: Epoch(from), to: Epoch(to) };
+    let first = volume.epoch();
+    let epoch = |number: u64| Epoch(first.0 + number - 1);
+    let change = |from, to| EpochChange { from: epoch(from), to: epoch(to) };
     let not_issued = volume.change_epoch(change(1, 2)).await.unwrap_err();
     assert_eq!(not_issued.kind, ProblemKind::Conflict);
-    assert_eq!(volume.issue_epoch().await.unwrap().epoch, Epoch(2));
-    let destination = volume.session(Some(Epoch(2)));
+    assert_eq!(volume.issue_epoch().await.unwrap().epoch, epoch(2));
+    let destination = volume.session(Some(epoch(2)));
     let fenced = destination.write(0, bytes(1, 1), false).await;
-    assert!(matches!(fenced, Err(IoError::Fenced { session: Epoch(2), volume: Epoch(1) })));
+    let expected = (epoch(2), first);
+    assert!(
+        matches!(fenced, Err(IoError::Fenced { session, volume }) if (session, volume) == expected)
+    );
 
     volume.change_epoch(change(1, 2)).await.unwrap();
     volume.change_epoch(change(1, 2)).await.expect("a repeated change succeeds");
@@ -206,13 +213,13 @@ async fn an_old_epoch_reads_and_flushes_and_never_writes() {
 
     volume.change_epoch(change(2, 1)).await.expect("a change back is possible");
     source.write(0, bytes(2, 1), false).await.unwrap();
-    assert_eq!(volume.issue_epoch().await.unwrap().epoch, Epoch(3), "never given out twice");
+    assert_eq!(volume.issue_epoch().await.unwrap().epoch, epoch(3), "never given out twice");
     let wrong_from = volume.change_epoch(change(2, 3)).await.unwrap_err();
     assert_eq!(wrong_from.kind, ProblemKind::Conflict);
     volume.change_epoch(change(1, 3)).await.unwrap();
     drop((source, destination, volume, pool));
     let pool = open_real(dir.path()).await;
-    assert_eq!(pool.volume(&volume_name("v")).await.unwrap().epoch(), Epoch(3));
+    assert_eq!(pool.volume(&volume_name("v")).await.unwrap().epoch(), epoch(3));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -312,4 +319,102 @@ async fn a_volume_is_deleted_for_its_owner_and_not_for_another_one_of_that_name(
     assert_eq!(pool.volume_info(&name).await.unwrap().owner, owner("q-0001"));
     pool.delete_volume_of(&name, owner("q-0001")).await.unwrap();
     pool.volume_info(&name).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_session_of_a_volume_that_was_deleted_does_not_open_the_next_one_of_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    drop(empty(&pool, "v", 4096).await);
+    let old = pool.volume(&volume_name("v")).await.unwrap().epoch();
+    pool.delete_volume(&volume_name("v")).await.unwrap();
+    drop(empty(&pool, "v", 4096).await);
+    let volume = pool.volume(&volume_name("v")).await.unwrap();
+    assert_ne!(volume.epoch(), old);
+    let refused = pool.open_session(&volume_name("v"), Some(old)).await.err().expect("a refusal");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    let late = EpochChange { from: old, to: old };
+    assert_eq!(volume.change_epoch(late).await.unwrap_err().kind, ProblemKind::Conflict);
+    let opened = pool.open_session(&volume_name("v"), Some(volume.epoch())).await.unwrap();
+    opened.write(0, bytes(1, 1), false).await.unwrap();
+}
+
+/// Another host that answers when it is let.
+struct Stalling {
+    remote: FakeRemote,
+    asked: Notify,
+    answers: Semaphore,
+}
+
+impl Device for Stalling {
+    fn size_bytes(&self) -> u64 {
+        self.remote.size_bytes()
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async move {
+            self.asked.notify_one();
+            self.answers.acquire().await.unwrap().forget();
+            self.remote.read(offset, length_bytes).await
+        })
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, offset: u64, length: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        self.remote.extents(offset, length)
+    }
+}
+
+#[tokio::test]
+async fn a_raise_of_the_epoch_does_not_wait_for_another_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let (asked, answers) = (Notify::new(), Semaphore::new(0));
+    let remote = Arc::new(Stalling { remote: FakeRemote(remote_bytes()), asked, answers });
+    let connect = reach(Arc::clone(&remote) as _);
+    let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };
+    let pool = Pool::open(config).await.unwrap();
+    let source = VolumeSource::Remote { nbd_addr: "there:1".into(), export: "image:x".into() };
+    pool.create_volume(create("v", None, source)).await.unwrap();
+    let [first, second] = [session(&pool, "v").await, session(&pool, "v").await];
+    let write = tokio::spawn(async move { first.write(100, bytes(1, 10), false).await });
+    remote.asked.notified().await;
+    let zero = async move { second.zero(5000, 100, Zeroing::FreeSpace, false).await };
+    let zero = tokio::spawn(zero);
+    remote.asked.notified().await;
+
+    let volume = pool.volume(&volume_name("v")).await.unwrap();
+    let (from, to) = (volume.epoch(), volume.issue_epoch().await.unwrap().epoch);
+    let raised = volume.change_epoch(EpochChange { from, to });
+    let raised = tokio::time::timeout(Duration::from_secs(20), raised).await;
+    raised.expect("a raise while the other host is silent").unwrap();
+    remote.answers.add_permits(100);
+    for late in [write.await.unwrap(), zero.await.unwrap()] {
+        assert!(matches!(late, Err(IoError::Fenced { .. })), "{late:?}");
+    }
+    let now = session(&pool, "v").await;
+    now.write(100, bytes(2, 10), false).await.unwrap();
+    let mut expected = remote_bytes()[..4096].to_vec();
+    expected[100..110].fill(2);
+    assert!(now.read(0, 4096).await.unwrap() == expected);
+}
+
+#[tokio::test]
+async fn a_volume_whose_opening_panics_takes_no_other_volume_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    let refused = pool.with_open::<()>("can't open volume v", |_| panic!("a fault of ours"));
+    assert_eq!(refused.unwrap_err().kind, ProblemKind::Internal);
+    let device = empty(&pool, "other", 4096).await;
+    device.write(0, bytes(1, 1), false).await.unwrap();
 }

@@ -5,33 +5,35 @@ use perigee_model::{Epoch, Problem, ProblemKind};
 
 use crate::server::{MIB, Server, assert_io, said};
 
-async fn change(server: &Server, from: u64, to: u64) -> Result<VolumeInfo, Problem> {
-    let change = EpochChange { from: Epoch(from), to: Epoch(to) };
+async fn change(server: &Server, from: Epoch, to: Epoch) -> Result<VolumeInfo, Problem> {
+    let change = EpochChange { from, to };
     server.control.post("/v1/volumes/data/epoch", &change).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_sessions_of_the_volume_s_epoch_write() {
     let server = Server::start().await;
-    assert_eq!(server.create("data", 4 * MIB).await.epoch, Epoch(1));
-    let not_issued = change(&server, 1, 2).await.expect_err("2 was never issued");
+    let one = server.create("data", 4 * MIB).await.epoch;
+    let two = one.next().expect("an epoch");
+    let (data_1, data_2) = (format!("data@{one}"), format!("data@{two}"));
+    let not_issued = change(&server, one, two).await.expect_err("2 was never issued");
     assert_eq!(not_issued.kind, ProblemKind::Conflict);
     let issued: EpochIssued =
         server.control.post("/v1/volumes/data/epoch/issue", &()).await.expect("an epoch");
-    assert_eq!(issued.epoch, Epoch(2));
+    assert_eq!(issued.epoch, two);
 
-    assert_io(&server.qemu_io("data@1", &["write -P 1 0 64k"]));
-    assert_refused(&server, "data@2");
-    assert_eq!(change(&server, 1, 2).await.expect("the change").epoch, Epoch(2));
-    assert_refused(&server, "data@1");
-    assert_io(&server.qemu_io("data@2", &["write -P 2 0 4k", "flush"]));
-    assert_io(&server.qemu_io("data@1", &["read -P 2 0 4k", "read -P 1 4k 60k", "flush"]));
+    assert_io(&server.qemu_io(&data_1, &["write -P 1 0 64k"]));
+    assert_refused(&server, &data_2);
+    assert_eq!(change(&server, one, two).await.expect("the change").epoch, two);
+    assert_refused(&server, &data_1);
+    assert_io(&server.qemu_io(&data_2, &["write -P 2 0 4k", "flush"]));
+    assert_io(&server.qemu_io(&data_1, &["read -P 2 0 4k", "read -P 1 4k 60k", "flush"]));
     assert_io(&server.qemu_io("data", &["write -P 3 0 4k"]));
 
-    change(&server, 1, 2).await.expect("a repeated call");
-    change(&server, 2, 1).await.expect("back again");
-    assert_refused(&server, "data@2");
-    assert_io(&server.qemu_io("data@1", &["write -P 4 0 4k"]));
+    change(&server, one, two).await.expect("a repeated call");
+    change(&server, two, one).await.expect("back again");
+    assert_refused(&server, &data_2);
+    assert_io(&server.qemu_io(&data_1, &["write -P 4 0 4k"]));
 }
 
 fn assert_refused(server: &Server, export: &str) {
@@ -39,4 +41,18 @@ fn assert_refused(server: &Server, export: &str) {
         let refused = server.qemu_io(export, &[command]);
         assert!(said(&refused).contains("Operation not permitted"), "{command}: {refused:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_meant_for_a_deleted_volume_does_not_reach_the_next_one_of_its_name() {
+    let server = Server::start().await;
+    let old = server.create("data", 4 * MIB).await.epoch;
+    assert_io(&server.qemu_io(&format!("data@{old}"), &["write -P 1 0 64k"]));
+    server.control.delete("/v1/volumes/data").await.expect("a deletion");
+    let new = server.create("data", 4 * MIB).await.epoch;
+    let refused = server.qemu_io(&format!("data@{old}"), &["write -P 2 0 64k"]);
+    assert!(said(&refused).contains("another one was made"), "{refused:?}");
+    let raise = change(&server, old, old).await.expect_err("an epoch of the old one");
+    assert_eq!(raise.kind, ProblemKind::Conflict);
+    assert_io(&server.qemu_io(&format!("data@{new}"), &["read -P 0 0 64k", "write -P 3 0 4k"]));
 }

@@ -7,7 +7,7 @@ use perigee_model::volume::{
     Attach, Attachment, EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, IoStats,
     Snapshot, VolumeSource,
 };
-use perigee_model::{ImageName, ProblemKind};
+use perigee_model::{Epoch, ImageName, ProblemKind};
 
 use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
 
@@ -25,13 +25,22 @@ async fn stats(server: &Server) -> IoStats {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attached_volume_is_like_one_s_own() {
     let (home, host) = (Server::start().await, Server::start().await);
-    home.create("data", 16 * MIB).await;
+    let epoch = home.create("data", 16 * MIB).await.epoch;
     attach(&host, "data", &home).await;
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("sample.raw").display().to_string();
     std::fs::write(&file, sample(16 * MIB)).expect("a file");
     run(&["nbdcopy", "--flush", &file, &host.uri("data")]);
-    run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &file, &host.uri("data@1")]);
+    run(&[
+        "qemu-img",
+        "compare",
+        "-f",
+        "raw",
+        "-F",
+        "raw",
+        &file,
+        &host.uri(&format!("data@{epoch}")),
+    ]);
     run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &file, &home.uri("data")]);
     assert!(run(&["nbdinfo", "--list", &host.uri("")]).contains("data"));
     let figures = stats(&host).await;
@@ -46,18 +55,20 @@ async fn an_attached_volume_is_like_one_s_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_home_refuses_an_old_epoch_through_the_proxy() {
     let (home, host) = (Server::start().await, Server::start().await);
-    home.create("data", MIB).await;
+    let epoch = home.create("data", MIB).await.epoch;
     attach(&host, "data", &home).await;
-    assert_io(&host.qemu_io("data@1", &["write -P 1 0 4k"]));
+    let data_1 = format!("data@{epoch}");
+    assert_io(&host.qemu_io(&data_1, &["write -P 1 0 4k"]));
     let issued: EpochIssued =
         home.control.post("/v1/volumes/data/epoch/issue", &()).await.expect("an epoch");
-    let change = EpochChange { from: perigee_model::Epoch(1), to: issued.epoch };
+    let data_2 = format!("data@{}", issued.epoch);
+    let change = EpochChange { from: epoch, to: issued.epoch };
     let _: serde_json::Value =
         home.control.post("/v1/volumes/data/epoch", &change).await.expect("the change");
-    let refused = host.qemu_io("data@1", &["write -P 2 0 4k"]);
+    let refused = host.qemu_io(&data_1, &["write -P 2 0 4k"]);
     assert!(said(&refused).contains("Operation not permitted"), "{refused:?}");
-    assert_io(&host.qemu_io("data@1", &["read -P 1 0 4k"]));
-    assert_io(&host.qemu_io("data@2", &["write -P 2 0 4k"]));
+    assert_io(&host.qemu_io(&data_1, &["read -P 1 0 4k"]));
+    assert_io(&host.qemu_io(&data_2, &["write -P 2 0 4k"]));
     assert_eq!(stats(&host).await.fenced, 1);
 }
 
@@ -79,10 +90,10 @@ async fn attachments_never_go_round_in_a_circle_and_never_hide_a_volume() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_home_that_is_gone_is_a_clear_error() {
     let (mut home, host) = (Server::start().await, Server::start().await);
-    home.create("data", MIB).await;
+    let epoch = home.create("data", MIB).await.epoch;
     attach(&host, "data", &home).await;
     home.kill();
-    let refused = try_run(&["qemu-img", "info", &host.uri("data@1")]);
+    let refused = try_run(&["qemu-img", "info", &host.uri(&format!("data@{epoch}"))]);
     assert!(!refused.status.success());
     assert!(said(&refused).contains(&home.nbd_addr), "it names the home: {refused:?}");
 }
@@ -111,7 +122,7 @@ async fn an_image_is_copied_or_read_from_another_host() {
 }
 
 /// fio through the proxy, slow enough to last for seconds on any machine.
-fn fio(host: &Server) -> Child {
+fn fio(host: &Server, epoch: Epoch) -> Child {
     Command::new("timeout")
         .args(["60", "fio", "--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=16k"])
         .args(["--iodepth=16", "--size=32m", "--rate=8m", "--verify=crc32c", "--fsync=32"])
@@ -119,7 +130,7 @@ fn fio(host: &Server) -> Child {
             "--verify_fatal=1",
             "--verify_state_save=0",
             "--output-format=terse",
-            &format!("--uri={}", host.uri("data@1")),
+            &format!("--uri={}", host.uri(&format!("data@{epoch}"))),
         ])
         .stdout(Stdio::null())
         .spawn()
@@ -133,9 +144,9 @@ async fn writes_arrive(home: &Server) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_home_shows_only_as_a_pause() {
     let (mut home, host) = (Server::start().await, Server::start().await);
-    home.create("data", 64 * MIB).await;
+    let epoch = home.create("data", 64 * MIB).await.epoch;
     attach(&host, "data", &home).await;
-    let mut fio = fio(&host);
+    let mut fio = fio(&host, epoch);
     writes_arrive(&home).await;
     home.kill();
     home.start_process().await;
@@ -161,13 +172,13 @@ struct Disk {
 }
 
 impl Disk {
-    fn open(host: &Server) -> Self {
+    fn open(host: &Server, epoch: Epoch) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let said = dir.path().join("said");
         let out = std::fs::File::create(&said).expect("a file");
         let disk = format!(
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},\
-             file.export=data@1,file.reconnect-delay=60",
+             file.export=data@{epoch},file.reconnect-delay=60",
             host.socket().display()
         );
         let mut qemu_io = Command::new("timeout")
@@ -206,9 +217,9 @@ impl Disk {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_of_either_server_shows_to_qemu_only_as_a_pause() {
     let (mut home, mut host) = (Server::start().await, Server::start().await);
-    home.create("data", 8 * MIB).await;
+    let epoch = home.create("data", 8 * MIB).await.epoch;
     attach(&host, "data", &home).await;
-    let mut disk = Disk::open(&host);
+    let mut disk = Disk::open(&host, epoch);
     disk.tell("write -P 1 0 1M");
     disk.has_done(1).await;
     host.kill();

@@ -1,0 +1,211 @@
+//! Sessions on volumes of other hosts.
+//!
+//! The sessions of an export are numbered, and the number goes into the session's key: who comes back
+//! after a lost connection has the number that was free again, and the volume's home drains what is
+//! left of the old session first. After a restart of this server nobody knows which client had which
+//! number, so the key says which start of the server it is: the home then drains all that an earlier
+//! start has left on the export.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::stats::StatsTable;
+use perigee_model::{Incarnation, VolumeName};
+use perigee_nbd::NbdDevice;
+
+pub struct Proxies {
+    stats: Arc<StatsTable>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    /// By volume and export.
+    taken: HashMap<(VolumeName, String), BTreeSet<u64>>,
+    /// Volumes that are attached no more, while sessions of them are open.
+    detached: HashSet<VolumeName>,
+}
+
+impl Open {
+    fn count(&self, volume: &VolumeName) -> u64 {
+        let of_volume = self.taken.iter().filter(|((v, _), _)| v == volume);
+        of_volume.map(|(_, numbers)| numbers.len() as u64).sum()
+    }
+}
+
+impl Proxies {
+    pub fn new(stats: Arc<StatsTable>) -> Self {
+        Self { stats, open: Mutex::default() }
+    }
+
+    /// Its holders do nothing that can panic.
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn take(proxies: &Arc<Self>, volume: &VolumeName, export: &str) -> ProxySlot {
+        let key = (volume.clone(), export.to_owned());
+        let mut open = proxies.lock();
+        let numbers = open.taken.entry(key.clone()).or_default();
+        let number = (0..=u64::MAX).find(|n| !numbers.contains(n)).unwrap_or(u64::MAX);
+        numbers.insert(number);
+        ProxySlot { proxies: Arc::clone(proxies), key, number }
+    }
+
+    pub fn count(&self, volume: &VolumeName) -> u64 {
+        self.lock().count(volume)
+    }
+
+    pub fn attached(&self, volume: &VolumeName) {
+        self.lock().detached.remove(volume);
+    }
+
+    /// Its figures go with it; those of sessions that are still open, when the last of them ends.
+    pub fn detached(&self, volume: &VolumeName) {
+        let mut open = self.lock();
+        if open.count(volume) > 0 {
+            open.detached.insert(volume.clone());
+        } else {
+            drop(open);
+            self.stats.forget(volume);
+        }
+    }
+}
+
+pub struct ProxySlot {
+    proxies: Arc<Proxies>,
+    key: (VolumeName, String),
+    number: u64,
+}
+
+impl ProxySlot {
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for ProxySlot {
+    fn drop(&mut self) {
+        let mut open = self.proxies.lock();
+        if let Some(numbers) = open.taken.get_mut(&self.key) {
+            numbers.remove(&self.number);
+            if numbers.is_empty() {
+                open.taken.remove(&self.key);
+            }
+        }
+        let volume = &self.key.0;
+        if open.count(volume) == 0 && open.detached.remove(volume) {
+            drop(open);
+            self.proxies.stats.forget(volume);
+        }
+    }
+}
+
+/// One client's session on an attached volume, with a connection of its own to the volume's home.
+pub struct ProxySession {
+    upstream: NbdDevice,
+    _slot: ProxySlot,
+}
+
+impl ProxySession {
+    pub fn new(upstream: NbdDevice, slot: ProxySlot) -> Self {
+        Self { upstream, _slot: slot }
+    }
+}
+
+impl Device for ProxySession {
+    fn size_bytes(&self) -> u64 {
+        self.upstream.size_bytes()
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.upstream.incarnation()
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        self.upstream.read(offset, length_bytes)
+    }
+
+    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.write(offset, data, fua)
+    }
+
+    fn zero(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        how: Zeroing,
+        fua: bool,
+    ) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.zero(offset, length_bytes, how, fua)
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.flush()
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        self.upstream.extents(offset, length_bytes)
+    }
+
+    fn hang_up(&self) {
+        self.upstream.hang_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(name: &str) -> VolumeName {
+        VolumeName::new(name).expect("a name")
+    }
+
+    fn proxies() -> Arc<Proxies> {
+        Arc::new(Proxies::new(Arc::default()))
+    }
+
+    #[test]
+    fn a_freed_session_number_is_taken_again() {
+        let slots = proxies();
+        let first = Proxies::take(&slots, &volume("data"), "data@1");
+        let second = Proxies::take(&slots, &volume("data"), "data@1");
+        let other = Proxies::take(&slots, &volume("data"), "data@2");
+        assert_eq!((first.number, second.number, other.number), (0, 1, 0));
+        assert_eq!(slots.count(&volume("data")), 3);
+        drop(first);
+        assert_eq!(Proxies::take(&slots, &volume("data"), "data@1").number, 0);
+        drop((second, other));
+        assert_eq!(slots.count(&volume("data")), 0);
+    }
+
+    #[test]
+    fn figures_of_a_detached_volume_go_with_its_last_session() {
+        let proxies = proxies();
+        let listed = || proxies.stats.list().len();
+        drop(proxies.stats.of(&volume("idle")));
+        proxies.detached(&volume("idle"));
+        assert_eq!(listed(), 0, "nobody has it open");
+        drop(proxies.stats.of(&volume("data")));
+        let slots = [(); 2].map(|()| Proxies::take(&proxies, &volume("data"), "data@1"));
+        proxies.detached(&volume("data"));
+        let [first, second] = slots;
+        drop(first);
+        assert_eq!(listed(), 1, "one session still counts");
+        drop(second);
+        assert_eq!(listed(), 0);
+        let again = Proxies::take(&proxies, &volume("data"), "data@1");
+        drop(proxies.stats.of(&volume("data")));
+        proxies.detached(&volume("data"));
+        proxies.attached(&volume("data"));
+        drop(again);
+        assert_eq!(listed(), 1, "it is attached again");
+    }
+}
