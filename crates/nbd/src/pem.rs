@@ -6,10 +6,17 @@ use perigee_model::Problem;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, RootCertStore};
-use x509_parser::public_key::PublicKey;
+use webpki::EndEntityCert;
+
+use crate::server::common_name::{OBJECT_IDENTIFIER, SEQUENCE, take};
 
 /// The provider of TLS's cryptography takes RSA keys of these sizes only.
 const RSA_STEP_BITS: usize = 512;
+
+const INTEGER: u8 = 0x02;
+const BIT_STRING: u8 = 0x03;
+/// `rsaEncryption`, 1.2.840.113549.1.1.1.
+const RSA_ENCRYPTION: [u8; 9] = [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
 
 pub fn wrong(path: &Path, why: impl std::fmt::Display) -> Problem {
     Problem::invalid(format!("can't use {} for TLS", path.display()), why)
@@ -51,17 +58,20 @@ pub fn unusable(cert: &Path, key: &Path, chain: &[CertificateDer<'_>], error: &E
     }
 }
 
-/// The size of the public key, if it is RSA's.
+/// The size of the public key, if it is RSA's (RFC 8017, A.1.1).
 fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    match parsed.public_key().parsed().ok()? {
-        // The first byte of the number may be a zero that only says that it is not negative.
-        PublicKey::RSA(key) => {
-            let digits = key.modulus.iter().skip_while(|byte| **byte == 0);
-            Some(digits.count() * 8)
-        }
-        _ => None,
+    let info = EndEntityCert::try_from(certificate).ok()?.subject_public_key_info();
+    let mut info = &info[..];
+    let mut key = take(&mut info, SEQUENCE)?;
+    let mut algorithm = take(&mut key, SEQUENCE)?;
+    if take(&mut algorithm, OBJECT_IDENTIFIER)? != RSA_ENCRYPTION {
+        return None;
     }
+    // The first byte says how many bits of the last one are unused: none.
+    let mut numbers = take(&mut key, BIT_STRING)?.get(1..)?;
+    let modulus = take(&mut take(&mut numbers, SEQUENCE)?, INTEGER)?;
+    // The first byte of the number may be a zero that only says that it is not negative.
+    Some(modulus.iter().skip_while(|byte| **byte == 0).count() * 8)
 }
 
 /// Certificates of authorities.

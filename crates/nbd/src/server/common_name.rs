@@ -6,9 +6,9 @@
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
-const SEQUENCE: u8 = 0x30;
+pub const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
-const OBJECT_IDENTIFIER: u8 = 0x06;
+pub const OBJECT_IDENTIFIER: u8 = 0x06;
 const UTF8_STRING: u8 = 0x0c;
 const NUMERIC_STRING: u8 = 0x12;
 const PRINTABLE_STRING: u8 = 0x13;
@@ -47,7 +47,7 @@ fn text(value: &[u8]) -> Option<String> {
 
 /// Takes one element of this kind off the front of `input` and returns its content. A length of more than two bytes
 /// is refused: no name is that long.
-fn take<'a>(input: &mut &'a [u8], kind: u8) -> Option<&'a [u8]> {
+pub fn take<'a>(input: &mut &'a [u8], kind: u8) -> Option<&'a [u8]> {
     let (length, rest) = match **input {
         [found, short @ 0..=0x7f, ref rest @ ..] if found == kind => (usize::from(short), rest),
         [found, 0x81, one, ref rest @ ..] if found == kind => (usize::from(one), rest),

@@ -9,7 +9,7 @@
 
 mod access;
 mod command;
-mod common_name;
+pub(crate) mod common_name;
 mod contexts;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
