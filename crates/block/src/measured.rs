@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use perigee_model::LayerId;
+use perigee_model::{Incarnation, LayerId};
 
 use crate::device::{Device, Extent, IoError, OriginRun, Zeroing};
 use crate::stats::{BatchCounts, Counters, Kind};
@@ -173,6 +173,10 @@ impl Device for Measured {
 
     fn layer(&self) -> Option<LayerId> {
         self.device.layer()
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.device.incarnation()
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {

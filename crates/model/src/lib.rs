@@ -19,7 +19,7 @@ pub mod volume;
 pub mod yaml;
 
 pub use ids::{
-    BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId, OwnerName,
-    SiteId, TenantName, VmId, VolumeName,
+    BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
+    OwnerName, SiteId, TenantName, VmId, VolumeName,
 };
 pub use problem::{Problem, ProblemKind};

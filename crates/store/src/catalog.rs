@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_model::volume::{CachePolicy, Keep};
-use perigee_model::{Epoch, ImageName, Incarnation, LayerId, OwnerName, Problem, TenantName, VolumeName};
+use perigee_model::{
+    Epoch, ImageName, Incarnation, LayerId, OwnerName, Problem, TenantName, VolumeName,
+};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
