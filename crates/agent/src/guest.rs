@@ -21,7 +21,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::lines::next_line;
 use crate::process::Process;
-use intake::{Intake, Verdict};
+pub(crate) use intake::Intake;
+use intake::Verdict;
 pub use log::GuestLog;
 
 const RECONNECT: Duration = Duration::from_millis(300);
@@ -121,7 +122,7 @@ async fn read_batch(
 }
 
 /// Nothing for a blank line: the guest begins with one, to end what it may have sent in part before.
-fn parse(line: &[u8]) -> Result<Option<GuestMessage>, Problem> {
+pub(crate) fn parse(line: &[u8]) -> Result<Option<GuestMessage>, Problem> {
     if line.is_empty() {
         return Ok(None);
     }

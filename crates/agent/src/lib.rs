@@ -14,6 +14,8 @@ mod cgroup;
 mod changes;
 mod command;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod guest;
 mod host;
 mod lines;

@@ -22,7 +22,7 @@ use tokio::task::AbortHandle;
 use crate::lines::next_line;
 
 /// QEMU's longest answer here is some kilobytes.
-const LINE_BYTES_MAX: usize = 4 << 20;
+pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
 /// QEMU answers within milliseconds; on a machine that is overloaded, seconds.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -83,6 +83,21 @@ fn parse(line: &[u8]) -> Result<Message, serde_json::Error> {
         return Ok(Message::Answer { id, result: Err(refusal.desc) });
     }
     Ok(Message::Other)
+}
+
+/// Everything that is made of one line; for `fuzz/`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read_line(line: &[u8]) {
+    match parse(line) {
+        Ok(Message::Event(event)) => {
+            drop(serde_json::from_value::<BlockIoError>(event.data));
+        }
+        Ok(Message::Answer { result: Ok(value), .. }) => {
+            drop(serde_json::from_value::<StatusInfo>(value.clone()));
+            drop(serde_json::from_value::<MigrateInfo>(value));
+        }
+        Ok(Message::Greeting | Message::Other | Message::Answer { .. }) | Err(_) => {}
+    }
 }
 
 /// The commands that wait for their answers; `None` once the connection has ended.

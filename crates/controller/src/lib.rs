@@ -11,6 +11,8 @@ mod cleaner;
 mod cluster;
 mod disks;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod hosts;
 mod images;
 mod jobs;

@@ -92,7 +92,7 @@ pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: 
     }
 }
 
-async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     router: Router,
     limits: Limits,

@@ -5,6 +5,8 @@
 
 mod client;
 mod connections;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod server;
 
 pub use client::Client;

@@ -37,6 +37,8 @@ use crate::{catalog, files, images};
 
 pub use again::{Fate, fate};
 pub use driver::drive;
+#[cfg(feature = "fuzzing")]
+pub(crate) use guest::apply;
 pub use log::{PAGE_LINES_MAX, read as log};
 
 /// A job's name with `-0001` and a volume's suffix must still be a name.
