@@ -26,7 +26,11 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 
 #[derive(Debug, Serialize)]
 pub struct Results {
+    /// `release`, or `debug` for a build without optimisation.
+    pub build: String,
     pub cpus: usize,
+    /// Of the machine when it began: what else ran there.
+    pub load_1min: f64,
     pub boot_ms: u128,
     pub cases: Vec<Case>,
 }

@@ -45,6 +45,8 @@ async fn main() -> Result<()> {
         let config = perigee_controller::Config { state, listen: vec![listen] };
         return Ok(perigee_controller::run(config).await?);
     }
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let load_1min = load.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
     // Hosts, jobs: first the hosts grow, then the jobs.
     let sizes: &[(usize, usize)] = if options.quick {
         &[(2, 12), (4, 12)]
@@ -60,8 +62,9 @@ async fn main() -> Result<()> {
         ensure!(case.succeeded == *jobs, "{} of {jobs} jobs succeeded", case.succeeded);
         cases.push(case);
     }
+    let build = if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned();
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let results = Results { cpus, boot_ms: guests::BOOT.as_millis(), cases };
+    let results = Results { build, cpus, load_1min, boot_ms: guests::BOOT.as_millis(), cases };
     fs::create_dir_all(&options.out)?;
     fs::write(options.out.join("results.json"), serde_json::to_string_pretty(&results)? + "\n")?;
     fs::write(options.out.join("report.html"), report::html(&results))?;

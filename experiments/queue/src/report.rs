@@ -18,8 +18,8 @@ pub fn html(results: &Results) -> String {
         page,
         "<h1>A queue of many jobs</h1>\n<p class=\"lead\">Small jobs of four owners are submitted at once to one controller. \
          Its hosts are test doubles on the real API, in another process, whose guests take {} ms from start to end; \
-         each takes 3 jobs by its memory and starts 2 at once. Both processes share {} CPUs.</p>",
-        results.boot_ms, results.cpus
+         each takes 3 jobs by its memory and starts 2 at once. Both processes share {} CPUs; it was a {} build, and the machine's load was {:.1} when it began.</p>",
+        results.boot_ms, results.cpus, results.build, results.load_1min
     );
     table(&mut page, &results.cases);
     page.push_str("<h2>How it grows</h2>\n");

@@ -56,6 +56,12 @@ pub struct Inside {
     /// What it was asked to copy.
     pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
+    /// Probes of links and removals of attachments are never answered.
+    pub hangs: bool,
+    /// As an agent of before: it tells no changes.
+    pub tells_nothing: bool,
+    /// KVM on such a processor; otherwise TCG.
+    pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
     pub attachments: BTreeMap<VolumeName, String>,
     pub vms: BTreeMap<VmId, FakeVm>,
@@ -187,7 +193,8 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .with_state(inside)
 }
 
-async fn host() -> Reply<HostReport> {
+async fn host(State(inside): Shared) -> Reply<HostReport> {
+    let kvm_on = inside.lock().expect("lock").kvm_on.clone();
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
         site: SiteId::new("any").expect("name"),
@@ -195,8 +202,8 @@ async fn host() -> Reply<HostReport> {
         memory_bytes: 1 << 30,
         memory_available_bytes: 1 << 30,
         load_1min: 0.0,
-        accelerator: Accelerator::Tcg,
-        cpu_model: String::new(),
+        accelerator: if kvm_on.is_some() { Accelerator::Kvm } else { Accelerator::Tcg },
+        cpu_model: kvm_on.unwrap_or_default(),
         qemu_version: "7.2".into(),
         warnings: Vec::new(),
     }))
@@ -217,6 +224,9 @@ async fn changes(
     Query(query): Query<BTreeMap<String, u64>>,
 ) -> Reply<VmChanges> {
     let (after, wait) = (query["after"], Duration::from_millis(query["wait_ms"]));
+    if inside.lock().expect("lock").tells_nothing {
+        return Err(Problem::not_found("answer the request", "there is no such path").into());
+    }
     let begun = Instant::now();
     loop {
         let changes = inside.lock().expect("lock").changes(after);
@@ -365,7 +375,14 @@ async fn end_unless_ran(
     Ok(Json(fate))
 }
 
-async fn probe_link() -> Reply<LinkProbe> {
+async fn hang(inside: &Mutex<Inside>) {
+    while inside.lock().expect("lock").hangs {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn probe_link(State(inside): Shared) -> Reply<LinkProbe> {
+    hang(&inside).await;
     Ok(Json(LinkProbe { rtt_ms: 16.0, rate_bytes_per_s: 50 << 20 }))
 }
 
@@ -558,6 +575,7 @@ async fn attach(
 }
 
 async fn detach(State(inside): Shared, Path(volume): Path<VolumeName>) -> Reply<()> {
+    hang(&inside).await;
     inside.lock().expect("lock").attachments.remove(&volume);
     Ok(Json(()))
 }

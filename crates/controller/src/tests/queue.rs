@@ -143,3 +143,60 @@ async fn a_host_is_removed_by_force_and_says_what_is_lost() {
     assert_eq!(removal.failed_jobs, [id]);
     assert!(lab.cluster.hosts.get(&lab.cloud.id).is_err());
 }
+
+#[tokio::test]
+async fn a_host_that_hangs_keeps_no_other_job_from_its_place() {
+    let lab = Lab::up().await;
+    let first = lab.submit(spec(Access::Clone)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&first)).await;
+    lab.home.inside().hangs = true;
+    // Its end removes an attachment, which is not answered.
+    jobs::intend(&lab.cluster, &first, |intent| intent.cancel = true).await.expect("cancel");
+    // A third site: its links are not measured, and measuring them hangs.
+    let third = FakeHost::start("edge1", "edge").await;
+    third.inside().hangs = true;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let mut reader = spec(Access::Read);
+    reader.start = Start::Anywhere;
+    lab.submit(reader).await;
+    let mut other = small();
+    other.start = Start::Host(lab.cloud.id.clone());
+    let other = lab.submit(other).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&other)).await;
+    for host in [&lab.home, &third] {
+        host.inside().hangs = false;
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_tells_no_changes_is_asked() {
+    let lab = Lab::up().await;
+    lab.home.inside().tells_nothing = true;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_vm_is_not_moved_to_another_processor() {
+    let lab = Lab::up().await;
+    for (host, processor) in [(&lab.home, "EPYC"), (&lab.cloud, "Xeon")] {
+        host.inside().kvm_on = Some(processor.to_owned());
+        wait_for("the processor to be reported", async || {
+            let info = hosts::info(&lab.cluster, &host.id).await.expect("host");
+            (info.cpu_model == processor).then_some(())
+        })
+        .await;
+    }
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    let moved = crate::vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await;
+    let refused = moved.expect_err("the processors differ");
+    assert!(refused.why.contains("\"EPYC\" is not \"Xeon\""), "{refused}");
+}
