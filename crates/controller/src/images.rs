@@ -105,7 +105,7 @@ async fn take_name(
 
 /// The layer that a name stands for. An image that was made at a host without the controller is
 /// remembered from now on.
-async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Problem> {
+pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Problem> {
     if let Some(ImageRecord { layer: Some(layer), .. }) =
         cluster.records.read(&image_key(name)).await?
     {

@@ -146,7 +146,8 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         return invalid(format!("inputs: no bundle {sha256} was uploaded"));
     }
     if !cluster.hosts.up().is_empty() {
-        images::image(cluster, &spec.image).await?;
+        // The hosts are asked only for a name that no job used yet.
+        images::layer_of(cluster, &spec.image).await?;
     }
     Ok(())
 }
