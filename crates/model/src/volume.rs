@@ -22,6 +22,8 @@
 //! | `GET /volumes/{volume}/data?length_bytes=N` | | the first N bytes |
 //! | `POST /volumes/{volume}/epoch/issue` | | [`EpochIssued`] |
 //! | `POST /volumes/{volume}/epoch` | [`EpochChange`] | [`VolumeInfo`] |
+//! | `POST /batch/epochs` | [`EpochChanges`] | all of them were made, or the first that was not and why |
+//! | `POST /batch/flush` | [`FlushVolumes`] | what was written before is on the disk |
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
 //! | `DELETE /attachments/{volume}` | | |
@@ -347,6 +349,31 @@ pub struct EpochChange {
     pub from: Epoch,
     pub to: Epoch,
 }
+
+/// Changes of several volumes' epochs in one request, as the pause of a migration needs them. All
+/// are tried, each as an [`EpochChange`]; a repeated call succeeds.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct EpochChanges {
+    /// At most [`BATCH_MAX`].
+    pub changes: Vec<VolumeEpochChange>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VolumeEpochChange {
+    pub volume: VolumeName,
+    #[serde(flatten)]
+    pub change: EpochChange,
+}
+
+/// Flushes volumes whose home it is.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct FlushVolumes {
+    /// At most [`BATCH_MAX`].
+    pub volumes: Vec<VolumeName>,
+}
+
+/// Volumes in one request about several of them.
+pub const BATCH_MAX: usize = 64;
 
 /// Makes a volume of another host reachable through this host's volume server.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -15,14 +15,15 @@ use axum::http::request::Parts;
 use axum::response::Response;
 use axum::routing::{get, post, put};
 use bytes::{Bytes, BytesMut};
+use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use perigee_block::device::{Device, IoError};
 use perigee_block::stats::StatsTable;
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, Keep, PoolInfo, ProbeBlocks,
-    Resize, Snapshot, VolumeInfo,
+    Attach, Attachment, BATCH_MAX, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
+    EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo, ImportImage,
+    Keep, PoolInfo, ProbeBlocks, Resize, Snapshot, VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
 use perigee_store::{Pool, io_problem};
@@ -61,6 +62,8 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/images/{image}/fill", post(fill_image))
         .route("/volumes", get(list_volumes).post(create_volume))
         .route("/batch/volumes", post(create_volumes))
+        .route("/batch/epochs", post(change_epochs))
+        .route("/batch/flush", post(flush_volumes))
         .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
         .route("/volumes/{volume}/snapshot", post(snapshot))
         .route("/volumes/{volume}/resize", post(resize))
@@ -229,6 +232,37 @@ async fn change_epoch(
 ) -> Reply<VolumeInfo> {
     control.pool.volume(&volume).await?.change_epoch(change).await?;
     Ok(Json(control.pool.volume_info(&volume).await?))
+}
+
+async fn change_epochs(State(control): Shared, Json(ask): Json<EpochChanges>) -> Reply<()> {
+    check_batch("change epochs", ask.changes.len())?;
+    let change = async |one: VolumeEpochChange| {
+        control.pool.volume(&one.volume).await?.change_epoch(one.change).await
+    };
+    first_problem(join_all(ask.changes.into_iter().map(change)).await)
+}
+
+async fn flush_volumes(State(control): Shared, Json(ask): Json<FlushVolumes>) -> Reply<()> {
+    check_batch("flush volumes", ask.volumes.len())?;
+    let flush = async |volume: VolumeName| {
+        let what = format!("can't flush volume {volume}");
+        let flushed = control.pool.volume(&volume).await?.flush().await;
+        flushed.map_err(|error| io_problem(&what, &error))
+    };
+    first_problem(join_all(ask.volumes.into_iter().map(flush)).await)
+}
+
+fn check_batch(what: &str, count: usize) -> Result<(), Problem> {
+    if count <= BATCH_MAX {
+        return Ok(());
+    }
+    let why = format!("{count} volumes are too many for one request, {BATCH_MAX} are possible");
+    Err(Problem::invalid(what, why).next("ask in several requests"))
+}
+
+fn first_problem(results: Vec<Result<(), Problem>>) -> Reply<()> {
+    results.into_iter().collect::<Result<(), Problem>>()?;
+    Ok(Json(()))
 }
 
 async fn list_attachments(State(control): Shared) -> Reply<Vec<Attachment>> {

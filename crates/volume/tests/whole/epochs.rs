@@ -1,6 +1,8 @@
 //! One writer at any time.
 
-use perigee_model::volume::{EpochChange, EpochIssued, VolumeInfo};
+use perigee_model::volume::{
+    BATCH_MAX, EpochChange, EpochChanges, EpochIssued, FlushVolumes, VolumeEpochChange, VolumeInfo,
+};
 use perigee_model::{Epoch, Problem, ProblemKind};
 
 use crate::server::{MIB, Server, assert_io, said};
@@ -55,4 +57,54 @@ async fn what_was_meant_for_a_deleted_volume_does_not_reach_the_next_one_of_its_
     let raise = change(&server, old, old).await.expect_err("an epoch of the old one");
     assert_eq!(raise.kind, ProblemKind::Conflict);
     assert_io(&server.qemu_io(&format!("data@{new}"), &["read -P 0 0 64k", "write -P 3 0 4k"]));
+}
+
+fn changes(changes: &[(&str, Epoch, Epoch)]) -> EpochChanges {
+    let change = |(volume, from, to): &(&str, Epoch, Epoch)| VolumeEpochChange {
+        volume: volume.parse().expect("a name"),
+        change: EpochChange { from: *from, to: *to },
+    };
+    EpochChanges { changes: changes.iter().map(change).collect() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_epochs_of_several_volumes_change_in_one_request() {
+    let server = Server::start().await;
+    let mut epochs = Vec::new();
+    for volume in ["data", "root"] {
+        let one = server.create(volume, 4 * MIB).await.epoch;
+        let issue = format!("/v1/volumes/{volume}/epoch/issue");
+        let two = server.control.post::<EpochIssued>(&issue, &()).await.expect("an epoch").epoch;
+        epochs.push((one, two));
+    }
+    let [(data_1, data_2), (root_1, root_2)] = epochs[..] else { panic!("two volumes") };
+    let change =
+        async |ask: &EpochChanges| server.control.post::<()>("/v1/batch/epochs", ask).await;
+    let both = changes(&[("data", data_1, data_2), ("root", root_1, root_2)]);
+    change(&both).await.expect("the change");
+    change(&both).await.expect("a repeated call");
+    assert_refused(&server, &format!("root@{root_1}"));
+    assert_io(&server.qemu_io(&format!("data@{data_2}"), &["write -P 2 0 4k"]));
+
+    let data_3 = data_2.next().expect("an epoch");
+    let one_is_wrong = changes(&[("data", data_2, data_3), ("root", root_2, root_1)]);
+    let refused = change(&one_is_wrong).await.expect_err("the third was never issued");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert_io(&server.qemu_io(&format!("root@{root_1}"), &["write -P 3 0 4k"]));
+    let too_many = change(&changes(&[("data", data_1, data_2); BATCH_MAX + 1])).await;
+    assert!(too_many.expect_err("too many").why.contains("64 are possible"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_volumes_are_flushed_in_one_request() {
+    let server = Server::start().await;
+    server.create("data", 4 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 2 0 64k"]));
+    let flush = async |names: &[&str]| {
+        let volumes = names.iter().map(|name| name.parse().expect("a name")).collect();
+        server.control.post::<()>("/v1/batch/flush", &FlushVolumes { volumes }).await
+    };
+    flush(&["data"]).await.expect("flushed");
+    let missing = flush(&["data", "gone"]).await.expect_err("there is no such volume");
+    assert_eq!(missing.kind, ProblemKind::NotFound);
 }
