@@ -45,6 +45,22 @@ pub struct Event {
     pub name: String,
     #[serde(default)]
     pub data: Value,
+    #[serde(default)]
+    pub timestamp: Timestamp,
+}
+
+/// When QEMU sent an event, by the host's clock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub struct Timestamp {
+    pub seconds: u64,
+    pub microseconds: u64,
+}
+
+impl Timestamp {
+    /// Unix time.
+    pub fn us(self) -> u64 {
+        self.seconds.saturating_mul(1_000_000).saturating_add(self.microseconds)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -256,6 +272,8 @@ pub struct RamInfo {
     pub mbps: f64,
     pub dirty_pages_rate: u64,
     pub page_size: u64,
+    /// The pass over the memory that is under way, from 1.
+    pub dirty_sync_count: u64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

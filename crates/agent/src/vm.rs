@@ -8,6 +8,7 @@ pub mod decide;
 pub mod ended;
 pub mod migrate;
 pub mod owner;
+mod phases;
 mod start;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +28,7 @@ use crate::guest::GuestLog;
 use crate::host::select_stats;
 use crate::process::Process;
 use crate::qmp::Qmp;
+use phases::Moments;
 
 /// How much of the console is shown.
 const CONSOLE_TAIL_BYTES: u64 = 64 << 10;
@@ -62,6 +64,8 @@ pub struct Observed {
     pub migration: Option<MigrationReport>,
     /// Of the last migration; `None` when its record cannot be read.
     pub switchover: Option<Switchover>,
+    /// Of a migration from here or to here, as QEMU's events tell them.
+    pub moments: Moments,
     pub qmp: Option<Qmp>,
 }
 
@@ -116,6 +120,7 @@ impl Vm {
             incoming_uri: None,
             migration: None,
             switchover: Some(Switchover::Source),
+            moments: Moments::default(),
             qmp: None,
         };
         let changed = Arc::new(Changed::new(Arc::clone(changes)));
@@ -191,6 +196,7 @@ impl Vm {
                 waiting_ms: live.and_then(|process| process.vcpu_waiting_ms()),
                 incoming_uri: seen.incoming_uri.clone(),
                 migration: seen.migration.clone(),
+                resume_us: seen.moments.resume_us(),
                 last_seq: self.log.last_seq(),
                 io,
             }

@@ -1,5 +1,6 @@
 //! A VM's disks at their homes and where the VM is: what staging and migrations both need.
 
+use futures_util::future::try_join_all;
 use perigee_model::volume::{Attach, Attachment, EpochIssued};
 use perigee_model::{Epoch, HostId, Problem};
 
@@ -15,7 +16,8 @@ pub async fn issue_epoch(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Pr
 /// Makes the disks reachable at a host, where they are not at home.
 pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Result<(), Problem> {
     let host = catalog::reachable(cluster, at)?;
-    for disk in disks.iter().filter(|disk| disk.home != *at) {
+    let elsewhere = disks.iter().filter(|disk| disk.home != *at);
+    let attached = elsewhere.map(async |disk| {
         // The index says that the VM is or comes here, so no new removal begins.
         if cluster.index.is_being_detached(at, &disk.volume) {
             let why = "what an earlier VM left there is being removed";
@@ -26,7 +28,7 @@ pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Res
         }
         let nbd_addr = cluster.hosts.get(&disk.home)?.addresses.nbd_addr.clone();
         let target = format!("/v1/attachments/{}", disk.volume);
-        host.volume.put::<Attachment>(&target, &Attach { nbd_addr }).await?;
-    }
-    Ok(())
+        host.volume.put::<Attachment>(&target, &Attach { nbd_addr }).await
+    });
+    try_join_all(attached).await.map(drop)
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! asked |  prepare: epochs, attach, QEMU  |  copy: round 1, 2, 3 …  |  pause  | runs there
 //!                                                                  /           \
-//!                        flush of the disks, record, epochs, remainder, device state, arrival
+//!                        flush of the disks, record, epochs, remainder, device state, arrival, resume
 //! ```
 //!
 //! The controller fills in the preparation, the source's agent the rest. What has not happened yet,
@@ -62,7 +62,7 @@ pub struct CopyRound {
 }
 
 /// The parts of the pause, in the order in which they happen. Together they are the time in which
-/// the guest does not run, as the source sees it.
+/// the guest does not run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pause {
     /// Requests in flight end, and the disks are flushed.
@@ -76,8 +76,11 @@ pub struct Pause {
     pub remainder_us: u64,
     /// The state of the devices is saved and sent.
     pub device_us: u64,
-    /// The destination loads the state, runs the guest and says so.
+    /// The destination's QEMU loads the state and says so.
     pub arrival_us: u64,
+    /// The destination's agent stores that the VM is there and lets it run.
+    #[serde(default)]
+    pub resume_us: u64,
     pub remainder_bytes: u64,
 }
 
@@ -95,6 +98,7 @@ impl Pause {
             + self.remainder_us
             + self.device_us
             + self.arrival_us
+            + self.resume_us
     }
 }
 
@@ -182,6 +186,7 @@ impl Pause {
             ("remainder", self.remainder_us, format_bytes(self.remainder_bytes)),
             ("device state", self.device_us, String::new()),
             ("arrival", self.arrival_us, String::new()),
+            ("resume", self.resume_us, String::new()),
         ];
         parts.into_iter().map(|(name, duration_us, note)| Part {
             name: name.to_owned(),
@@ -257,13 +262,14 @@ mod tests {
             remainder_us: 8,
             device_us: 16,
             arrival_us: 32,
+            resume_us: 64,
             remainder_bytes: 1 << 20,
         };
         let phases = Phases { pause: Some(pause), ..Phases::default() };
         let parts = phases.parts();
         assert_eq!(parts.iter().map(|part| part.duration_us).sum::<u64>(), pause.total_us());
         assert!(parts.iter().all(|part| part.paused));
-        assert_eq!((parts[0].name.as_str(), parts[5].name.as_str()), ("flush disks", "arrival"));
+        assert_eq!((parts[0].name.as_str(), parts[6].name.as_str()), ("flush disks", "resume"));
         assert_eq!(parts[3].note, "1 MiB");
     }
 

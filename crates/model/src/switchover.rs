@@ -7,15 +7,17 @@
 //! The source's agent stores a [`Switchover`]:
 //!
 //! ```text
-//! source ─raise─> raising ─let go─> let_go ─ran─> destination
-//!    ^               │ QEMU stopped    │ did not run
-//!    │               v  sending        v
-//!    └──flipped back── returning <─────┘
+//! source ─note─> noted ─raise─> raising ─let go─> let_go ─ran─> destination
+//!    ^             │ QEMU stopped  │ QEMU stopped    │ did not run
+//!    ├─────────────┘  sending      v  sending        v
+//!    └────────flipped back──── returning <───────────┘
 //! ```
 //!
 //! - `source`: every epoch is the source's; it may run the VM, and nobody else may.
+//! - `noted`: it is stored that the switch comes, so that nothing has to be stored in the pause.
+//!   Nothing was raised. An agent that is back and finds QEMU still copying is here again.
 //! - `raising`: raises were sent. QEMU was not told to send the last state, so the destination
-//!   can never run the VM. On disk this is `let_go`: one write for both, because the guest waits.
+//!   can never run the VM. On disk `noted` and `raising` are `let_go`: one write for all three.
 //! - `let_go`: the destination may have the last state. Only its agent knows whether it ran.
 //! - `returning`: the destination never runs the VM. The epochs go back, then the source runs.
 //! - `destination`: the VM is there for good.

@@ -124,6 +124,9 @@ pub struct VmReport {
     /// The current or last outgoing migration.
     #[serde(default)]
     pub migration: Option<MigrationReport>,
+    /// Of a VM that came by migration: from the arrival of its state until it ran here.
+    #[serde(default)]
+    pub resume_us: Option<u64>,
     /// The highest guest message stored here, 0 for none.
     pub last_seq: u64,
     /// Figures of this host's volume server for the VM's disks, in the order of the spec.

@@ -15,15 +15,17 @@ mod steps;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use perigee_model::Problem;
+use perigee_model::phases::Prepare;
 use perigee_model::states::{Refused, VmEvent};
 use perigee_model::switchover::{Outgoing, Sending, Step, Switchover, Wish};
 use perigee_model::vm::{CancelMigration, MigrateOut, MigrationPhase, MigrationReport};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use super::phases::Watch;
 use super::{Vm, decide};
 use crate::files::{self, VmDir};
 use crate::qmp::{MigrateInfo, QmpError, StatusInfo};
@@ -114,13 +116,15 @@ pub struct Handle {
 pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> Handle {
     let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
     let (wishes, wished) = mpsc::channel(1);
+    let downtime_limit_ms = order.downtime_limit_ms;
     let migration = Migration {
-        homes: order.epochs.iter().cloned().map(steps::Home::new).collect(),
+        homes: steps::Home::all(&order.epochs),
         machine: Outgoing::new(record.switchover),
         vm,
         order,
         record,
         stop: None,
+        watch: Watch::new(downtime_limit_ms),
         cancel: cancel.clone(),
         nudge: nudge.clone(),
         wishes,
@@ -137,6 +141,7 @@ struct Migration {
     machine: Outgoing,
     /// Why it was given up.
     stop: Option<Stop>,
+    watch: Watch,
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
     wishes: mpsc::Sender<Wished>,
@@ -158,11 +163,13 @@ impl Migration {
     }
 
     async fn begin(&mut self) -> Result<(), Stop> {
-        self.greet_homes().await?;
-        self.greet_destination().await?;
+        let begun = Instant::now();
+        tokio::try_join!(self.greet_homes(), self.greet_destination())?;
         let MigrateOut { uri, downtime_limit_ms, .. } = self.order.clone();
         self.wish(Wish::Begin { uri, downtime_limit_ms }).await?;
         self.record.report.phase = MigrationPhase::Copying;
+        let begin_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.record.report.phases.prepare = Some(Prepare { begin_ms, ..Prepare::default() });
         self.save()?;
         Ok(())
     }
@@ -177,11 +184,8 @@ impl Migration {
             self.hear_cancel();
             match self.machine.step(sending)? {
                 // In the pause each of these leads at once to the next.
-                Step::Store => self.store_switch()?,
-                Step::Raise => match self.raise_epochs().await {
-                    Ok(()) => self.machine.raised(),
-                    Err(stop) => self.give_up(stop),
-                },
+                Step::Store => self.store_switch(sending)?,
+                Step::Raise => self.raise().await?,
                 Step::LetGo => {
                     self.let_go().await?;
                     return Ok(None);
@@ -223,11 +227,11 @@ impl Migration {
         }
     }
 
-    /// Writes down what comes now, before any of it is done.
-    fn store_switch(&mut self) -> Result<(), Refused> {
+    /// Writes down what comes, before any of it is done; while memory is copied, where there is time.
+    fn store_switch(&mut self, sending: Sending) -> Result<(), Refused> {
+        let begun = Instant::now();
         let mut noted = self.machine;
         noted.noted()?;
-        self.record.report.phase = MigrationPhase::Switching;
         self.record.switchover = noted.at().stored();
         match self.save() {
             Ok(()) => self.machine = noted,
@@ -237,6 +241,20 @@ impl Migration {
             }
         }
         self.publish();
+        if sending == Sending::AtSwitch {
+            self.watch.stored(begun.elapsed());
+        }
+        Ok(())
+    }
+
+    async fn raise(&mut self) -> Result<(), Refused> {
+        self.machine.raising()?;
+        self.record.report.phase = MigrationPhase::Switching;
+        self.publish();
+        match self.raise_epochs().await {
+            Ok(()) => self.machine.raised(),
+            Err(stop) => self.give_up(stop),
+        }
         Ok(())
     }
 
@@ -262,6 +280,7 @@ impl Migration {
     async fn finish(&mut self, end: MigrationPhase) {
         if end == MigrationPhase::Completed {
             self.final_figures().await;
+            self.tell_pause().await;
             // The guest is elsewhere: also where this QEMU thinks that it failed.
             self.hold().await;
             self.vm.take(VmEvent::HandedOver, "");
@@ -343,12 +362,54 @@ impl Migration {
                 return None;
             }
         };
-        self.read_figures(&info);
         let sending = decide::sending(&info.status);
+        self.follow(&info, sending).await;
+        self.read_figures(&info);
         if sending == Sending::Ended {
             self.ended(&decide::why_ended(&info));
         }
         Some(sending)
+    }
+
+    /// Keeps account of the phases, and does early what would take time in the pause.
+    async fn follow(&mut self, info: &MigrateInfo, sending: Sending) {
+        let phases = &mut self.record.report.phases;
+        match sending {
+            Sending::Copying => {
+                let seen = self.watch.copying(info, phases);
+                if seen.is_near {
+                    self.machine.near_switch();
+                }
+                if seen.is_flush_due {
+                    self.flush_homes();
+                }
+                if let Some(downtime_limit_ms) = seen.new_limit_ms {
+                    // Refused only when the copying has just ended.
+                    let _ = self.wish(Wish::AllowPause { downtime_limit_ms }).await;
+                }
+            }
+            Sending::AtSwitch => self.watch.at_switch(info, phases),
+            Sending::BehindSwitch => {
+                let now_us = unix_us();
+                self.vm.observed(|seen| {
+                    seen.moments.sent_us.get_or_insert(now_us);
+                });
+            }
+            Sending::Ending | Sending::Completed | Sending::Ended => {}
+        }
+    }
+
+    /// The parts of the pause, once QEMU's last event has come.
+    async fn tell_pause(&mut self) {
+        for _ in 0..20 {
+            let moments = self.vm.observed(|seen| seen.moments);
+            self.record.report.phases.pause =
+                self.watch.pause(&moments, self.record.report.transferred_bytes);
+            if moments.completed_us.is_some() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     fn ended(&mut self, why: &str) {
@@ -438,12 +499,18 @@ impl Migration {
     }
 }
 
+/// By this host's clock, as QEMU's events are.
+fn unix_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Megabits to bytes.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a measured rate: neither negative nor near 2^64"
 )]
-fn bits_to_bytes(megabits: f64) -> u64 {
+pub(super) fn bits_to_bytes(megabits: f64) -> u64 {
     (megabits * 1e6 / 8.0) as u64
 }

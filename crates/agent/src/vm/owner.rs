@@ -253,6 +253,7 @@ impl Owner {
     }
 
     async fn on_event(&mut self, event: &Event) {
+        self.vm.observed(|seen| seen.moments.on_event(event));
         match event.name.as_str() {
             "BLOCK_IO_ERROR" => self.on_disk_error(event),
             "SHUTDOWN" => {
@@ -260,9 +261,12 @@ impl Owner {
                 self.ended_because = reason.and_then(decide::shutdown_reason).unwrap_or_default();
             }
             "RESUME" | "STOP" | "POWERDOWN" | "GUEST_PANICKED" => {}
-            "MIGRATION" => {
+            "MIGRATION" | "MIGRATION_PASS" => {
                 if let Some(migration) = &self.migration {
                     migration.nudge.notify_one();
+                }
+                if event.name == "MIGRATION_PASS" {
+                    return;
                 }
             }
             _ => return,

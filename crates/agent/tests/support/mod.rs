@@ -17,7 +17,9 @@ use perigee_model::vm::{
     CancelMigration, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec,
     VmStatus,
 };
-use perigee_model::volume::{CachePolicy, EpochChange, ExportStats, VolumeHealth, VolumeInfo};
+use perigee_model::volume::{
+    CachePolicy, EpochChange, EpochChanges, ExportStats, FlushVolumes, VolumeHealth, VolumeInfo,
+};
 use perigee_model::{Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VolumeName};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -119,6 +121,8 @@ impl Home {
         let router = axum::Router::new()
             .route("/v1/volumes/root", get(volume))
             .route("/v1/volumes/root/epoch", post(change_epoch))
+            .route("/v1/batch/epochs", post(change_epochs))
+            .route("/v1/batch/flush", post(async |_: Json<FlushVolumes>| Json(())))
             .route("/v1/stats", get(async || Json(Vec::<ExportStats>::new())))
             .with_state(inner.clone());
         runtime.spawn(async move {
@@ -166,6 +170,17 @@ async fn change_epoch(
     let changed = epochs.apply(change);
     *epochs = changed.map_err(|e| Failure(Problem::conflict("change the epoch", e)))?;
     Ok(Json(info(epochs.current)))
+}
+
+async fn change_epochs(
+    State(home): State<Arc<HomeInner>>,
+    Json(ask): Json<EpochChanges>,
+) -> Reply<()> {
+    for one in ask.changes {
+        assert_eq!(one.volume.as_str(), "root");
+        change_epoch(State(home.clone()), Json(one.change)).await?;
+    }
+    Ok(Json(()))
 }
 
 async fn volume(State(home): State<Arc<HomeInner>>) -> Reply<VolumeInfo> {

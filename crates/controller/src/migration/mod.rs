@@ -15,12 +15,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use perigee_model::job::{Migration, MigrationState};
-use perigee_model::phases::{Phases, Prepare};
+use perigee_model::phases::{DOWNTIME_LIMIT_FIRST_MS, Phases, Prepare, copy_left_s};
 use perigee_model::states::MigrationEvent;
 use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
-    CancelMigration, EndUnlessRan, EpochRaise, LinkProbe, MigrateOut, MigrationPhase,
+    CancelMigration, Disk, EndUnlessRan, EpochRaise, LinkProbe, MigrateOut, MigrationPhase,
     MigrationReport, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
@@ -34,14 +35,18 @@ use crate::records::{
 };
 use crate::{catalog, disks, links, planning};
 
-const DOWNTIME_LIMIT_MS: u64 = 300;
-
 /// From the destination's start until it listens.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A migration that takes longer does not converge: it is called off. The time while no controller
 /// looked does not count.
 const TOTAL_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// So near to the end of the copying it is looked at more often.
+const NEAR_END_S: f64 = 1.0;
+
+/// How long the end of a migration waits for the destination to say that the VM runs.
+const RUN_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Why a migration ended that a person did not want any more.
 const CANCELLED: &str = "cancelled";
@@ -290,8 +295,9 @@ impl Run {
         let epochs_ms = watch.lap_ms();
         self.attach_disks().await?;
         let attach_ms = watch.lap_ms();
-        self.start_destination().await?;
-        self.await_listening().await?;
+        if !self.start_destination().await? {
+            self.await_listening().await?;
+        }
         let qemu_ms = watch.lap_ms();
         let prepare = Prepare { epochs_ms, attach_ms, qemu_ms, begin_ms: 0 };
         self.record.value.migration.phases.prepare = Some(prepare);
@@ -330,24 +336,27 @@ impl Run {
         let report: VmReport = self.source()?.agent.get(&self.path()).await?;
         let arrives_by = Some(self.record.value.migration.id.clone());
         let mut spec = VmSpec { arrives_by, ..report.spec };
-        let mut raises = Vec::new();
-        for disk in spec.disks.iter_mut().filter(|disk| !disk.read_only) {
-            let placed =
-                disks.iter().find(|placed| placed.volume == disk.volume).ok_or_else(|| {
-                    Problem::internal(format!("move VM {}", self.vm), "it has a disk of no job")
-                })?;
-            let home = catalog::reachable(&self.cluster, &placed.home)?;
-            let to = disks::issue_epoch(&home, placed).await?;
-            raises.push(EpochRaise {
-                volume: disk.volume.clone(),
-                volume_url: home.addresses.volume_url.clone(),
-                from: disk.epoch,
-                to,
-            });
-            disk.epoch = to;
-        }
+        let written = spec.disks.iter_mut().filter(|disk| !disk.read_only);
+        let raises = try_join_all(written.map(|disk| self.issue(disk, &disks))).await?;
         self.record.value.plan = Some(MovePlan { spec, raises });
         self.record.save().await
+    }
+
+    /// Gives a disk its next epoch, issued at its volume's home.
+    async fn issue(&self, disk: &mut Disk, placed: &[PlacedDisk]) -> Result<EpochRaise, Problem> {
+        let placed =
+            placed.iter().find(|placed| placed.volume == disk.volume).ok_or_else(|| {
+                Problem::internal(format!("move VM {}", self.vm), "it has a disk of no job")
+            })?;
+        let home = catalog::reachable(&self.cluster, &placed.home)?;
+        let from = disk.epoch;
+        disk.epoch = disks::issue_epoch(&home, placed).await?;
+        Ok(EpochRaise {
+            volume: disk.volume.clone(),
+            volume_url: home.addresses.volume_url.clone(),
+            from,
+            to: disk.epoch,
+        })
     }
 
     fn planned(&self) -> Result<&MovePlan, Problem> {
@@ -360,16 +369,17 @@ impl Run {
         disks::attach(&self.cluster, &self.disks().await?, &self.record.value.migration.to).await
     }
 
-    /// Starts the QEMU that waits.
-    async fn start_destination(&mut self) -> Result<(), Problem> {
+    /// Starts the QEMU that waits; says whether it listens already.
+    async fn start_destination(&mut self) -> Result<bool, Problem> {
         let destination = self.destination()?;
         let spec = self.planned()?.spec.clone();
         let report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;
+        let listens = report.incoming_uri.is_some();
         if self.record.value.io_before.is_empty() {
             self.record.value.io_before = report.io;
             self.record.save().await?;
         }
-        Ok(())
+        Ok(listens)
     }
 
     /// Waits until the destination can be connected to.
@@ -418,8 +428,18 @@ impl Run {
             if let Some(reason) = &calls_off {
                 self.call_off(&source, reason).await;
             }
-            tokio::time::sleep(self.cluster.timing.poll).await;
+            tokio::time::sleep(self.until_next_look()).await;
         }
+    }
+
+    /// Shorter near the end, so that it is seen when it comes.
+    fn until_next_look(&self) -> Duration {
+        let migration = &self.record.value.migration;
+        let (rate, dirty) = (migration.rate_bytes_per_s, migration.dirty_bytes_per_s);
+        let left_s = copy_left_s(migration.remaining_bytes, rate, dirty);
+        let is_near = left_s.is_some_and(|left_s| left_s < NEAR_END_S);
+        let poll = self.cluster.timing.poll;
+        if is_near || self.state() == MigrationState::Switching { poll / 8 } else { poll }
     }
 
     /// Why the migration is not to go on, if so.
@@ -453,7 +473,7 @@ impl Run {
             uri: report.incoming_uri.clone()?,
             destination_agent_url: self.destination().ok()?.addresses.agent_url.clone(),
             epochs: self.planned().ok()?.raises.clone(),
-            downtime_limit_ms: DOWNTIME_LIMIT_MS,
+            downtime_limit_ms: u64::from(DOWNTIME_LIMIT_FIRST_MS),
         };
         let path = format!("{}/migrate", self.path());
         match source.agent.post::<serde_json::Value>(&path, &ask).await {
@@ -557,6 +577,7 @@ impl Run {
         if let Some(report) = source.outgoing().filter(own) {
             self.take_figures(report);
         }
+        self.see_it_run().await?;
         self.advance_to(MigrationState::Completed)?;
         self.record.value.migration.ended_ms = Some(now_ms());
         self.record.save().await?;
@@ -569,6 +590,31 @@ impl Run {
             migration.total_ms
         );
         Ok(())
+    }
+
+    /// The destination's agent lets the VM run when it has stored that it is there: that belongs to
+    /// the pause. A destination that does not answer keeps nothing up.
+    async fn see_it_run(&mut self) -> Result<(), Problem> {
+        let destination = self.destination()?;
+        let begun = Instant::now();
+        while begun.elapsed() < RUN_DEADLINE {
+            let Told::Vm(report) = self.look(&destination).await else { return Ok(()) };
+            if !matches!(report.status, VmStatus::Incoming | VmStatus::Paused) {
+                self.take_resume(report.resume_us.unwrap_or(0));
+                return Ok(());
+            }
+            tokio::time::sleep(self.cluster.timing.poll / 8).await;
+        }
+        Ok(())
+    }
+
+    fn take_resume(&mut self, resume_us: u64) {
+        let migration = &mut self.record.value.migration;
+        if let Some(pause) = &mut migration.phases.pause {
+            pause.resume_us = resume_us;
+        }
+        migration.downtime_ms += resume_us.div_ceil(1000);
+        migration.total_ms += resume_us.div_ceil(1000);
     }
 
     /// The source was never asked, so the destination's QEMU never ran: it just goes away.

@@ -300,6 +300,7 @@ pub fn report_of(spec: VmSpec) -> VmReport {
         waiting_ms: None,
         incoming_uri: spec.arrives_by.as_ref().map(|_| "tcp:127.0.0.1:1".to_owned()),
         migration: None,
+        resume_us: None,
         last_seq: 0,
         io: spec.disks.iter().map(|_| IoStats::default()).collect(),
         spec,

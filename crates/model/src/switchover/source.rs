@@ -13,6 +13,7 @@ use crate::vm::{MigrationPhase, VmStatus};
 pub enum Switchover {
     #[default]
     Source,
+    Noted,
     Raising,
     LetGo,
     Returning,
@@ -21,6 +22,11 @@ pub enum Switchover {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SwitchoverEvent {
+    /// That the switch comes was stored.
+    Note,
+    /// QEMU still copies memory: an agent that is back knows then that nothing was raised, for
+    /// raises are sent only at the switch, and QEMU never goes back from there to copying.
+    StillCopying,
     /// The first raise of an epoch is about to be sent.
     Raise,
     /// QEMU is about to be told to send the last state.
@@ -36,8 +42,8 @@ pub enum SwitchoverEvent {
 }
 
 impl Switchover {
-    pub const ALL: [Self; 5] =
-        [Self::Source, Self::Raising, Self::LetGo, Self::Returning, Self::Destination];
+    pub const ALL: [Self; 6] =
+        [Self::Source, Self::Noted, Self::Raising, Self::LetGo, Self::Returning, Self::Destination];
 
     /// The source's QEMU may run the VM.
     pub fn may_source_run(self) -> bool {
@@ -47,7 +53,7 @@ impl Switchover {
     /// What stands on disk in this state.
     #[must_use]
     pub fn stored(self) -> Self {
-        if self == Self::Raising { Self::LetGo } else { self }
+        if matches!(self, Self::Noted | Self::Raising) { Self::LetGo } else { self }
     }
 
     /// # Errors
@@ -56,7 +62,10 @@ impl Switchover {
         use SwitchoverEvent as E;
         let refused = |why| Err(Refused::new("switchover", self, event, why));
         match (self, event) {
-            (Self::Source, E::Raise) => Ok(Self::Raising),
+            (Self::Source, E::Note) => Ok(Self::Noted),
+            (Self::Noted | Self::LetGo, E::StillCopying) => Ok(Self::Noted),
+            (Self::Noted | Self::Raising, E::Raise) => Ok(Self::Raising),
+            (Self::Noted, E::StoppedSending) => Ok(Self::Source),
             (Self::Raising | Self::LetGo, E::LetGo) => Ok(Self::LetGo),
             (Self::Raising, E::StoppedSending | E::DidNotRun) => Ok(Self::Returning),
             (_, E::StoppedSending) => Ok(self),
@@ -64,7 +73,10 @@ impl Switchover {
             (Self::LetGo | Self::Destination, E::Ran) => Ok(Self::Destination),
             (Self::Returning, E::FlippedBack) => Ok(Self::Source),
             (Self::Destination, _) => refused("the VM is at the destination"),
+            (Self::Source, E::Raise) => refused("that the switch comes is not stored"),
             (_, E::Raise) => refused("the epochs were raised before"),
+            (_, E::Note) => refused("it was stored before"),
+            (_, E::StillCopying) => refused("it is behind the copying"),
             (_, E::LetGo) => refused("the epochs are not raised"),
             (_, E::Ran) => refused("the last state was never sent"),
             (_, E::DidNotRun) => refused("the last state was never sent, and nobody was asked"),
@@ -92,6 +104,8 @@ impl Switchover {
 pub enum Wish {
     /// Send the VM to this address, `tcp:IP:PORT`.
     Begin { uri: String, downtime_limit_ms: u64 },
+    /// The VM may be paused for so long to be sent the rest.
+    AllowPause { downtime_limit_ms: u64 },
     /// Send the last state.
     LetGo,
     /// Stop sending.
@@ -123,9 +137,9 @@ pub enum Sending {
 pub enum Step {
     /// Look at QEMU again in a while.
     Wait,
-    /// Store that the switch is made from here on, then [`Outgoing::noted`].
+    /// Store that the switch comes, then [`Outgoing::noted`]. QEMU may still be copying.
     Store,
-    /// Raise the epochs at all homes, then [`Outgoing::raised`].
+    /// [`Outgoing::raising`], then raise the epochs at all homes, then [`Outgoing::raised`].
     Raise,
     /// [`Outgoing::letting_go`], then tell QEMU to send the last state.
     LetGo,
@@ -144,6 +158,7 @@ pub enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Outgoing {
     at: Switchover,
+    is_near: bool,
     is_raised: bool,
     is_told: bool,
     is_given_up: bool,
@@ -152,11 +167,16 @@ pub struct Outgoing {
 impl Outgoing {
     /// A new migration, or one that an agent stored which ran before.
     pub fn new(stored: Switchover) -> Self {
-        Self { at: stored, is_raised: false, is_told: false, is_given_up: false }
+        Self { at: stored, is_near: false, is_raised: false, is_told: false, is_given_up: false }
     }
 
     pub fn at(&self) -> Switchover {
         self.at
+    }
+
+    /// The switch comes soon: what is stored now costs no time in the pause.
+    pub fn near_switch(&mut self) {
+        self.is_near = true;
     }
 
     /// It cannot go on.
@@ -185,6 +205,9 @@ impl Outgoing {
                 self.is_given_up = true;
                 self.take(SwitchoverEvent::StoppedSending)?;
             }
+            Sending::Copying if self.at == S::LetGo && !self.is_told => {
+                self.take(SwitchoverEvent::StillCopying)?;
+            }
             _ => {}
         }
         Ok(match (self.at, sending) {
@@ -194,6 +217,7 @@ impl Outgoing {
             (S::Source, Sending::Ended) => Step::Resume,
             (_, Sending::Ending) => Step::Wait,
             _ if self.is_given_up => Step::StopSending,
+            (S::Source, Sending::Copying) if self.is_near => Step::Store,
             (S::Source, Sending::AtSwitch) => Step::Store,
             (_, Sending::AtSwitch) if !self.is_raised => Step::Raise,
             (_, Sending::AtSwitch) if !self.is_told => Step::LetGo,
@@ -209,6 +233,16 @@ impl Outgoing {
     /// # Errors
     /// [`Refused`] when it is not the step that was due; so with the others here.
     pub fn noted(&mut self) -> Result<(), Refused> {
+        self.take(SwitchoverEvent::Note)
+    }
+
+    /// # Errors
+    /// As [`Outgoing::noted`].
+    pub fn raising(&mut self) -> Result<(), Refused> {
+        // An agent that is back raises once more: the homes take it as the same raise.
+        if self.at == Switchover::LetGo {
+            return Ok(());
+        }
         self.take(SwitchoverEvent::Raise)
     }
 
@@ -335,9 +369,26 @@ mod tests {
         let mut outgoing = Outgoing::new(Switchover::Source);
         assert_eq!(outgoing.step(Sending::AtSwitch), Ok(Step::Store));
         outgoing.noted().unwrap();
+        outgoing.raising().unwrap();
         let mut back = Outgoing::new(outgoing.at().stored());
         assert_eq!(back.step(Sending::Ended), Ok(Step::AskDestination));
         assert_eq!(outgoing.step(Sending::Ended), Ok(Step::FlipBack));
+    }
+
+    #[test]
+    fn what_is_stored_while_memory_is_copied_holds_no_guest_when_the_copying_fails() {
+        let mut outgoing = Outgoing::new(Switchover::Source);
+        assert_eq!(outgoing.step(Sending::Copying), Ok(Step::Wait), "it is not near yet");
+        outgoing.near_switch();
+        assert_eq!(outgoing.step(Sending::Copying), Ok(Step::Store));
+        outgoing.noted().unwrap();
+        assert_eq!(outgoing.step(Sending::Copying), Ok(Step::Wait));
+        let mut back = Outgoing::new(outgoing.at().stored());
+        assert_eq!(back.step(Sending::Copying), Ok(Step::Wait), "nothing was raised");
+        for mut failed in [outgoing, back] {
+            assert_eq!(failed.step(Sending::Ended), Ok(Step::Resume));
+        }
+        assert_eq!(outgoing.step(Sending::AtSwitch), Ok(Step::Raise));
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! The steps of a migration that other hosts take part in: epochs at the volumes' homes, and what
 //! became of the guest at the destination.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use perigee_http::Client;
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{EndUnlessRan, EpochRaise, VmReport};
-use perigee_model::volume::{EpochChange, VolumeInfo};
+use perigee_model::volume::{
+    EpochChange, EpochChanges, FlushVolumes, VolumeEpochChange, VolumeInfo,
+};
 use perigee_model::{Problem, ProblemKind};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 
 use super::{ASK_AGAIN, Migration, Stop};
@@ -19,25 +24,35 @@ const CALL_DEADLINE: Duration = Duration::from_secs(4);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// The home of one volume, with a connection that is kept: in the pause it is open already.
+/// The home of some volumes, with a connection that is kept: in the pause it is open already.
+#[derive(Clone)]
 pub(super) struct Home {
-    raise: EpochRaise,
+    raises: Vec<EpochRaise>,
     client: Result<Client, Problem>,
 }
 
 impl Home {
-    pub(super) fn new(raise: EpochRaise) -> Self {
-        let client = Client::new(&raise.volume_url, CALL_DEADLINE);
-        Self { raise, client }
+    /// One for each volume server.
+    pub(super) fn all(raises: &[EpochRaise]) -> Vec<Self> {
+        let mut homes: BTreeMap<&str, Vec<EpochRaise>> = BTreeMap::new();
+        for raise in raises {
+            homes.entry(&raise.volume_url).or_default().push(raise.clone());
+        }
+        let home = |(url, raises)| Self { raises, client: Client::new(url, CALL_DEADLINE) };
+        homes.into_iter().map(home).collect()
     }
 
     fn client(&self) -> Result<&Client, Problem> {
         self.client.as_ref().map_err(Problem::clone)
     }
 
-    /// Finds out, before anything is sent, whether the epoch can be raised.
+    /// Finds out, before anything is sent, whether the epochs can be raised.
     async fn greet(&self) -> Result<(), Problem> {
-        let EpochRaise { volume, from, .. } = &self.raise;
+        try_join_all(self.raises.iter().map(|raise| self.greet_volume(raise))).await.map(drop)
+    }
+
+    async fn greet_volume(&self, raise: &EpochRaise) -> Result<(), Problem> {
+        let EpochRaise { volume, from, .. } = raise;
         let info: VolumeInfo = self.client()?.get(&format!("/v1/volumes/{volume}")).await?;
         if info.epoch == *from {
             return Ok(());
@@ -46,21 +61,51 @@ impl Home {
         Err(Problem::conflict(format!("move the writer of {volume}"), why))
     }
 
-    /// Changes the epoch; tries again while the home does not answer.
-    async fn change(&self, body: EpochChange, deadline: Instant) -> Result<(), Problem> {
+    /// So that little is left to flush in the pause. The connection is open after that.
+    async fn flush(&self) -> Result<(), Problem> {
+        let volumes = self.raises.iter().map(|raise| raise.volume.clone()).collect();
+        self.client()?.post("/v1/batch/flush", &FlushVolumes { volumes }).await
+    }
+
+    /// All epochs in one request; tries again while the home does not answer.
+    async fn raise(&self, deadline: Instant) -> Result<(), Problem> {
+        let change = |raise: &EpochRaise| VolumeEpochChange {
+            volume: raise.volume.clone(),
+            change: EpochChange { from: raise.from, to: raise.to },
+        };
+        let changes = EpochChanges { changes: self.raises.iter().map(change).collect() };
+        self.insist::<()>("/v1/batch/epochs", &changes, deadline).await
+    }
+
+    /// One after the other answers for itself: one that cannot go back keeps no other from it.
+    fn flip_back(
+        &self,
+        deadline: Instant,
+    ) -> impl Iterator<Item = impl Future<Output = Result<(), Problem>>> {
+        self.raises.iter().map(move |raise| async move {
+            let change = EpochChange { from: raise.to, to: raise.from };
+            let path = format!("/v1/volumes/{}/epoch", raise.volume);
+            self.insist::<VolumeInfo>(&path, &change, deadline).await
+        })
+    }
+
+    async fn insist<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        deadline: Instant,
+    ) -> Result<(), Problem> {
         let client = self.client()?;
-        let path = format!("/v1/volumes/{}/epoch", self.raise.volume);
         let mut retry = RETRY_MIN;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let call = client.post::<VolumeInfo>(&path, &body);
-            let problem = match tokio::time::timeout(left, call).await {
+            let problem = match tokio::time::timeout(left, client.post::<T>(path, body)).await {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(problem)) => problem,
-                Err(_) => Problem::unavailable(
-                    format!("change the epoch of {} at {}", self.raise.volume, client.address()),
-                    "no answer in time",
-                ),
+                Err(_) => {
+                    let what = format!("change epochs at {}", client.address());
+                    Problem::unavailable(what, "no answer in time")
+                }
             };
             if is_final(&problem) || Instant::now() + retry >= deadline {
                 return Err(problem);
@@ -68,14 +113,6 @@ impl Home {
             sleep(retry).await;
             retry = (retry * 2).min(RETRY_MAX);
         }
-    }
-
-    async fn raise(&self, deadline: Instant) -> Result<(), Problem> {
-        self.change(EpochChange { from: self.raise.from, to: self.raise.to }, deadline).await
-    }
-
-    async fn flip_back(&self, deadline: Instant) -> Result<(), Problem> {
-        self.change(EpochChange { from: self.raise.to, to: self.raise.from }, deadline).await
     }
 }
 
@@ -97,6 +134,19 @@ impl Migration {
         Err(Problem::conflict(format!("migrate the VM {}", self.vm.id()), why).into())
     }
 
+    /// Has what the guest wrote so far flushed at the homes, while it goes on. What fails here fails
+    /// again where it counts.
+    pub(super) fn flush_homes(&self) {
+        let homes = self.homes.clone();
+        tokio::spawn(async move {
+            for flushed in join_all(homes.iter().map(Home::flush)).await {
+                if let Err(problem) = flushed {
+                    tracing::debug!(%problem, "disks are not flushed before the pause");
+                }
+            }
+        });
+    }
+
     /// Gives the right to write to the destination, at all homes at once.
     pub(super) async fn raise_epochs(&self) -> Result<(), Stop> {
         let deadline = Instant::now() + RAISE_DEADLINE;
@@ -108,7 +158,7 @@ impl Migration {
     pub(super) async fn flip_back(&mut self) {
         loop {
             let deadline = Instant::now() + CALL_DEADLINE;
-            let changes = self.homes.iter().map(|home| home.flip_back(deadline));
+            let changes = self.homes.iter().flat_map(|home| home.flip_back(deadline));
             let mut unanswered = None;
             for result in join_all(changes).await {
                 match result {

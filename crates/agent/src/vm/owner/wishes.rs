@@ -22,6 +22,10 @@ impl Owner {
             Wish::Begin { uri, downtime_limit_ms } => {
                 return begin(&qmp, &uri, downtime_limit_ms).await;
             }
+            Wish::AllowPause { downtime_limit_ms } => {
+                let limit = json!({"downtime-limit": downtime_limit_ms});
+                qmp.execute("migrate-set-parameters", limit).await
+            }
             Wish::LetGo => {
                 qmp.execute("migrate-continue", json!({"state": "pre-switchover"})).await
             }

@@ -159,9 +159,16 @@ impl World {
         let step = task.machine.step(vm.sending).expect("QEMU is as far as it was told");
         vm.task = Some(task);
         match step {
+            // The agent may see at any time of the copying that the switch comes soon.
+            Step::Wait if vm.sending == Sending::Copying => {
+                let mut near = world;
+                near.vm(host).task.as_mut().unwrap().machine.near_switch();
+                vec![world, near]
+            }
             Step::Wait => vec![world],
             Step::Store => world.store_switch(host),
             Step::Raise => {
+                world.vm(host).task.as_mut().unwrap().machine.raising().expect("it is due");
                 let mut all = world.ask_homes(host, number, Message::Raise);
                 let mut late = world;
                 late.vm(host).task.as_mut().unwrap().machine.give_up();
@@ -212,7 +219,7 @@ impl World {
         let machine = &mut vm.task.as_mut().unwrap().machine;
         machine.noted().expect("it is due");
         let at = machine.at().stored();
-        vm.keep(Record { phase: MigrationPhase::Switching, at, ..vm.known.unwrap() });
+        vm.keep(Record { at, ..vm.known.unwrap() });
         failed.vm(host).task.as_mut().unwrap().machine.give_up();
         vec![stored, failed]
     }
