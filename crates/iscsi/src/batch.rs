@@ -362,7 +362,7 @@ impl Work<'_> {
         }
     }
 
-    /// False when the write has to wait, or is none.
+    /// False when the write has to wait, or the command is not a write.
     fn write_now(&mut self, disk: &Disk, task: &Task, data: &[u8]) -> bool {
         let Command::Write { range, fua: false } = task.command else { return false };
         if data.len() > AT_ONCE_BYTES_MAX {

@@ -117,7 +117,7 @@ impl<'a> Login<'a> {
     /// Until the session begins. `None` when the initiator went away.
     ///
     /// # Errors
-    /// When the login is refused, or is none. The initiator was told.
+    /// When the login is refused, or the request is not a login. The initiator was told.
     pub async fn run<S>(
         mut self,
         stream: &mut S,

@@ -1,8 +1,8 @@
 //! What can't be answered at once: commands that wait for a disk, a lock or another host, task
 //! management that waits for commands to end, and lists of targets.
 //!
-//! An aborted task is never answered. It may still run for a while; who asked for its end is told
-//! only when it does not any more.
+//! An aborted task is never answered. It may still run for a while; the initiator that asked to abort it is told
+//! only when the task has ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;

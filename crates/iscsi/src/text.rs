@@ -111,7 +111,7 @@ impl Parameters {
     /// carries no commands, and most keys mean nothing for it.
     ///
     /// # Errors
-    /// When the value is none of this key.
+    /// When the key can't have this value.
     pub fn agree(
         &mut self,
         key: &str,
@@ -192,7 +192,7 @@ fn is_for_commands(key: &str) -> bool {
     )
 }
 
-/// The initiator's first choice that is known here. `None` when there is none.
+/// The first of the initiator's choices that is known here. `None` when none is known.
 fn digest(key: &str, value: &str, answers: &mut Answers) -> Option<bool> {
     let chosen = value.split(',').find(|choice| matches!(*choice, "None" | "CRC32C"))?;
     answers.add(key, chosen);

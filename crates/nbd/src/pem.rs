@@ -77,7 +77,7 @@ fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
 /// Certificates of authorities.
 ///
 /// # Errors
-/// When the file can't be read, or one is none.
+/// When the file can't be read, or an entry in it is not a certificate.
 pub fn roots(path: &Path) -> Result<RootCertStore, Problem> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {

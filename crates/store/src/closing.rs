@@ -1,4 +1,4 @@
-//! Files whose closing nobody waits for.
+//! Closes files on a thread of its own, so that nobody waits for it.
 //!
 //! The kernel gives a removed file's space back when its last descriptor is closed. For a file of
 //! many pieces on ext4 with the option `discard` that takes long (measured, 38 to 73 s for 2 GiB

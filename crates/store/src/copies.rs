@@ -26,7 +26,7 @@ use super::sums;
 use super::volume::io_problem;
 use super::work::{StopOnDrop, Work};
 
-/// Fetched at once, 128 KiB: who reads a block of it waits for all of it.
+/// 128 KiB are fetched at once: a reader of one block in them waits for all of them.
 const PIECE_BLOCKS: u64 = 32;
 const PIECES_IN_FLIGHT: usize = 8;
 /// The other host is asked for the extents of so much at a time, and what came is made durable.
@@ -42,7 +42,7 @@ enum Filled {
     Damaged,
 }
 
-/// Lets so many bytes pass in a second.
+/// Limits a transfer to a number of bytes per second.
 struct Pace {
     bytes_per_s: u64,
     next: Instant,

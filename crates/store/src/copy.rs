@@ -1,5 +1,5 @@
-//! A copy of a sealed layer of another host that is not complete: what is read is fetched, and
-//! kept for the next one who reads it.
+//! An incomplete copy of another host's sealed layer. A block that is read is fetched, and
+//! kept for the next reader.
 //!
 //! **What is kept goes into the layer itself**, not into the heads above it. So all that stands on
 //! the copy fetches a block once, the layer is the same on every host that has it, and once it is
@@ -8,8 +8,8 @@
 //!
 //! A fetch holds the locks of its blocks from the look at their states until what came is
 //! written, as a guest's write holds those of a head: a block is fetched once however many ask for
-//! it, and one that is here is never written again. Who reads is answered as soon as the bytes have come;
-//! they are written after that.
+//! it, and a block that is here is never written again. The reader gets its answer as soon as the bytes have
+//! arrived; they are written to the copy after that.
 //!
 //! Its files, and how they become durable, are those of a [`Head`]: after a kill it has what it
 //! had, after a power cut what was flushed, and the rest is fetched again. A copy whose files fail

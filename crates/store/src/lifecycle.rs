@@ -60,7 +60,7 @@ impl Pool {
     /// Many volumes in one transaction.
     ///
     /// # Errors
-    /// As [`Self::create_volume`]; then there is none of them.
+    /// As [`Self::create_volume`]; then none of them was made.
     pub async fn create_volumes(
         self: &Arc<Self>,
         request: CreateVolumes,

@@ -333,7 +333,7 @@ impl Pool {
         Ok(copy)
     }
 
-    /// A copy, opened if it is not yet. `None` if it is none, or can't be opened.
+    /// A copy, opened if it is not open yet. `None` if the layer is not a copy, or can't be opened.
     pub(super) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
         let mut open = self.open.lock().expect("no holder panics");
         if let Some(copy) = open.copies.get(&id) {

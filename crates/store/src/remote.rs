@@ -61,7 +61,7 @@ impl RemoteParent {
         })
     }
 
-    /// Tries until it succeeds: each who waits for it has a deadline.
+    /// Tries until it succeeds. Each request that waits for it has a deadline of its own.
     async fn connect(&self) -> Arc<dyn Device> {
         loop {
             let RemoteRow { nbd_addr, export, .. } = &self.row;

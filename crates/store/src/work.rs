@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::volume::Progress;
 
-/// Shared by who does the work and who watches it.
+/// Shared by the task that does the work and those that watch it.
 #[derive(Debug, Default)]
 pub struct Work {
     done_bytes: AtomicU64,

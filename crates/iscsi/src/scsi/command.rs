@@ -240,7 +240,7 @@ impl Bytes<'_> {
         Ok(range)
     }
 
-    /// Commands about blocks. `None`: it is none.
+    /// Commands about blocks. `None`: it is another kind of command.
     fn medium(&self) -> Result<Option<Command>, Sense> {
         let fua = self.has(1, 0x08);
         let command = match self.cdb[0] {

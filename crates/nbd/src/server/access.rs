@@ -1,6 +1,6 @@
-//! Which exports a client may see. To others they do not exist.
+//! Which exports a client may see. All other exports do not exist for it.
 //!
-//! The list is a small file that is read whenever a client asks, so that a change counts at once:
+//! The list is a small file. It is read for each request of a client, so a change takes effect at once:
 //!
 //! ```text
 //! # export      common names of client certificates
