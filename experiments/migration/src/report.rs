@@ -113,7 +113,7 @@ fn plots(page: &mut String, results: &Results, guest: Guest) {
     );
     let pause = of(|c| c.bare.pause_ms, |c| c.perigee.pause_ms);
     let title = format!("The pause, {}", guest.name());
-    let caption = "The downtime that the source's QEMU tells, with its return path, on both sides.";
+    let caption = "The downtime that the source's QEMU tells, plus the time until Perigee's agent lets the guest run.";
     figure(page, &title, caption, &bars(&pause, "ms, median", &title));
 }
 

@@ -27,7 +27,8 @@ pub struct Measured {
     pub whole_ms: f64,
     /// By the source's QEMU: from the command to send until the guest has arrived.
     pub qemu_total_ms: u64,
-    /// By the source's QEMU: from stopping the guest until it has arrived.
+    /// By the source's QEMU: from stopping the guest until it has arrived. Bare QEMU's destination
+    /// lets it run by then; Perigee's agent does so after that, and the time until it did is added.
     pub pause_ms: u64,
     pub bytes: u64,
     /// Of Perigee's migrations.
