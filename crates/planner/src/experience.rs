@@ -131,6 +131,7 @@ mod tests {
                     flush_us: 20_000,
                     record_us: 4_000,
                     epochs_us: 20_000,
+                    resume_us: 0,
                     remainder_us: 500_000,
                     device_us: 20_000,
                     arrival_us: 40_000,
