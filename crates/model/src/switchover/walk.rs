@@ -23,27 +23,36 @@ const TWICE_ON: Scenario = Scenario { volumes: 1, targets: &[1, 2], has_faults: 
 const TWO_VOLUMES: Scenario = Scenario { volumes: 2, targets: &[1], has_faults: false };
 const FAULTS: Scenario = Scenario { volumes: 2, targets: &[1], has_faults: true };
 
-/// Every world that can be reached, with those that follow it by their numbers.
+/// Every world that can be reached, with those that follow it by their numbers. Messages that come
+/// late lead to worlds as well, but nobody may have to wait for one: they are not among `next`.
+#[derive(Default)]
 struct Walk {
     worlds: Vec<World>,
+    numbers: HashMap<World, u32>,
     next: Vec<Vec<u32>>,
 }
 
+impl Walk {
+    fn number(&mut self, world: World) -> u32 {
+        let fresh = u32::try_from(self.worlds.len()).unwrap();
+        let number = *self.numbers.entry(world).or_insert(fresh);
+        if number == fresh {
+            self.worlds.push(world);
+        }
+        number
+    }
+}
+
 fn walk(scenario: Scenario) -> Walk {
-    let start = World::start(scenario.volumes);
-    let mut numbers = HashMap::from([(start, 0_u32)]);
-    let mut walk = Walk { worlds: vec![start], next: Vec::new() };
+    let mut walk = Walk::default();
+    walk.number(World::start(scenario.volumes));
     while let Some(world) = walk.worlds.get(walk.next.len()).copied() {
         check(&world);
-        let mut next = Vec::new();
-        for after in world.next(scenario) {
-            let number = u32::try_from(walk.worlds.len()).unwrap();
-            let number = *numbers.entry(after).or_insert(number);
-            if usize::try_from(number).unwrap() == walk.worlds.len() {
-                walk.worlds.push(after);
-            }
-            next.push(number);
+        for after in world.next_late() {
+            walk.number(after);
         }
+        let mut next: Vec<u32> =
+            world.next(scenario).into_iter().map(|after| walk.number(after)).collect();
         next.sort_unstable();
         next.dedup();
         walk.next.push(next);

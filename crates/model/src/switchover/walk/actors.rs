@@ -17,10 +17,16 @@ pub struct Scenario {
 }
 
 impl World {
-    /// Every world that can follow.
-    pub fn next(&self, scenario: Scenario) -> Vec<World> {
+    /// Every world that can follow when a message comes late, or once more.
+    pub fn next_late(&self) -> Vec<World> {
         let mut all = self.late();
-        all.extend(self.controller(scenario));
+        all.iter_mut().for_each(World::settle);
+        all
+    }
+
+    /// Every world that can follow by what somebody does now.
+    pub fn next(&self, scenario: Scenario) -> Vec<World> {
+        let mut all = self.controller(scenario);
         for host in 0..HOSTS {
             if self.hosts[host].vm.is_some() {
                 all.extend(self.qemu(host));
