@@ -345,11 +345,13 @@ impl Index {
     /// Why the VM cannot go there, in plain words.
     pub fn begin_move(&self, vm: &VmId, to: &HostId, total: Demand) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
-        let Some(demand) = inner.job_of(vm).map(|record| demand_of(record)) else {
+        let job = inner.job_of(vm).filter(|record| record.ending.is_none());
+        let Some(demand) = job.map(|record| demand_of(record)) else {
             return Err("its job has ended".to_owned());
         };
-        let recorded = inner.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm));
-        if recorded || inner.unsettled().any(|moved| moved.migration.vm == *vm) {
+        if inner.is_move_being_recorded(vm)
+            || inner.unsettled().any(|moved| moved.migration.vm == *vm)
+        {
             return Err("it is being moved already".to_owned());
         }
         let mut free = total;
@@ -365,9 +367,17 @@ impl Index {
         drop(inner);
         Ok(self.hold(held))
     }
+
+    pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {
+        self.lock().is_move_being_recorded(vm)
+    }
 }
 
 impl Inner {
+    fn is_move_being_recorded(&self, vm: &VmId) -> bool {
+        self.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm))
+    }
+
     /// A job's VM carries the job's name.
     fn job_of(&self, vm: &VmId) -> Option<&Arc<JobRecord>> {
         let id = JobId::new(vm.as_str()).ok()?;

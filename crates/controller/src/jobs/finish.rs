@@ -22,6 +22,10 @@ impl Run {
     /// Takes everything down that was made for the job. What a host that is away keeps stays with
     /// the cleaner; the job does not wait for it.
     pub(super) async fn finish(&mut self) -> Result<Step, Problem> {
+        // From here on no move of its VM begins.
+        if self.cluster.index.is_move_being_recorded(&vm_of(&self.id)) {
+            return Ok(Step::Wait(self.cluster.timing.poll));
+        }
         let moves = self.unsettled().await?;
         if moves.iter().any(|record| !record.migration.state.is_final()) {
             return Ok(Step::Wait(self.cluster.timing.poll));
@@ -62,6 +66,8 @@ impl Run {
                 ..intent.unwrap_or_default()
             };
             self.cluster.records.update(&key, abandon).await?;
+            // Whoever recorded it may not have come to ask for its driver.
+            self.cluster.drive_migration(record);
         }
         Ok(moves)
     }

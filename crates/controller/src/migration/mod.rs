@@ -25,6 +25,7 @@ use perigee_model::vm::{
     MigrationReport, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
+use perigee_planner::queue::Demand;
 
 use crate::cleaner;
 use crate::cluster::{Cluster, HostLink, capacity, now_ms};
@@ -111,18 +112,30 @@ pub async fn request(
         let what = format!("move VM {vm} to {}", wish.to);
         return Err(Problem::unavailable(what, "the host has not reported yet"));
     };
-    let _moving = cluster.index.begin_move(&vm, &wish.to, capacity(&report)).map_err(&refusal)?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let link = links::toward(cluster, &from, &wish.to);
     let record = new_record(&vm, number, from, wish, link)?;
+    // Not part of the request: one that is dropped leaves no migration without a driver.
+    let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
+    made.await.map_err(|e| Problem::internal(format!("move VM {vm}"), e))?
+}
+
+async fn begin(
+    cluster: Arc<Cluster>,
+    record: MigrationRecord,
+    total: Demand,
+) -> Result<Migration, Problem> {
+    let (vm, to) = (&record.migration.vm, &record.migration.to);
+    let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {to}"), why);
+    let _moving = cluster.index.begin_move(vm, to, total).map_err(refusal)?;
     if !cluster.create_migration(&record).await? {
-        return Err(Problem::conflict(format!("move VM {vm}"), "it is being moved already"));
+        return Err(refusal("it is being moved already".to_owned()));
     }
     cluster.drive_migration(&record);
     Ok(record.migration)
 }
 
-fn new_record(
+pub(crate) fn new_record(
     vm: &VmId,
     number: u32,
     from: HostId,

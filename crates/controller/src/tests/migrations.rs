@@ -349,3 +349,56 @@ async fn a_host_is_not_forgotten_while_a_vm_is_on_its_way_there() {
     let kept = hosts::remove(&lab.cluster, &third.id, false).await.expect_err("a VM may be there");
     assert!(kept.why.contains("q-0001-m1"), "{kept}");
 }
+
+/// As when a client hangs up: its request is dropped while the store writes.
+#[tokio::test]
+async fn a_move_whose_request_is_dropped_has_a_driver() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    let record = jobs::record(&lab.cluster, &id).await.expect("job");
+    let wish = migration::Wish {
+        to: lab.cloud.id.clone(),
+        reason: "asked".into(),
+        predicted_s: None,
+        job_progress: None,
+    };
+    let mut request = Box::pin(migration::request(&lab.cluster, &record, wish));
+    while futures_util::FutureExt::now_or_never(request.as_mut()).is_none()
+        && !lab.cluster.index.is_move_being_recorded(&vm)
+    {
+        tokio::task::yield_now().await;
+    }
+    drop(request);
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
+#[tokio::test]
+async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    let wish = migration::Wish {
+        to: lab.cloud.id.clone(),
+        reason: "asked".into(),
+        predicted_s: None,
+        job_progress: None,
+    };
+    let record = migration::new_record(&vm, 1, lab.home.id.clone(), wish, None).expect("record");
+    let key = crate::records::migration_key(&vm, 1);
+    assert!(lab.cluster.records.create(&key, &record).await.expect("create"));
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&id, JobState::Cancelled).await;
+    lab.wait_for_clean_hosts().await;
+}
