@@ -21,15 +21,36 @@ struct Found {
 }
 
 async fn found(cluster: &Cluster) -> Vec<Found> {
+    look(cluster).await.0
+}
+
+/// What the hosts have, and the hosts that do not say.
+async fn look(cluster: &Cluster) -> (Vec<Found>, Vec<HostId>) {
     let hosts = cluster.hosts.up();
+    let mut silent: Vec<HostId> = cluster.hosts.all().iter().map(|host| host.id.clone()).collect();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<ImageInfo>>("/v1/images"));
-    let answers = hosts.iter().zip(join_all(asked).await);
-    let infos = answers.filter_map(|(host, answer)| Some((host, or_silent(host, answer)?)));
-    infos
-        .flat_map(|(host, infos)| {
-            infos.into_iter().map(|info| Found { host: host.id.clone(), info })
-        })
-        .collect()
+    let mut found = Vec::new();
+    for (host, answer) in hosts.iter().zip(join_all(asked).await) {
+        let Some(infos) = or_silent(host, answer) else { continue };
+        silent.retain(|id| *id != host.id);
+        found.extend(infos.into_iter().map(|info| Found { host: host.id.clone(), info }));
+    }
+    (found, silent)
+}
+
+/// An image that no host shows: a host that does not answer may have it.
+fn not_shown(name: &ImageName, silent: &[HostId]) -> Problem {
+    if silent.is_empty() {
+        return no_image(name);
+    }
+    let why = format!("no host that answers has it, and {} does not answer", in_words(silent));
+    Problem::unavailable(format!("image {name}"), why)
+        .next("bring the host back, or see `perigee host list` and `perigee image list`")
+}
+
+fn in_words(hosts: &[HostId]) -> String {
+    let hosts: Vec<&str> = hosts.iter().map(HostId::as_str).collect();
+    format!("host {}", hosts.join(", "))
 }
 
 /// All images, each with the hosts that have the layer of that name.
@@ -111,9 +132,9 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
     {
         return Ok(layer);
     }
-    let mut found = found(cluster).await;
+    let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);
-    let Some(first) = found.first() else { return Err(no_image(name)) };
+    let Some(first) = found.first() else { return Err(not_shown(name, &silent)) };
     let layer = first.info.layer;
     if let Some(other) = found.iter().find(|other| other.info.layer != layer) {
         let why = format!("{} and {} have different images of this name", first.host, other.host);
@@ -180,7 +201,7 @@ async fn copy(
 /// Makes sure that a host can use the image: one that came later gets its copy now.
 ///
 /// # Errors
-/// `NotFound` when no host that is up has it, `Conflict` when the host has another one of that name.
+/// `NotFound` when no host has it, `Unavailable` while one that does not answer may have it, `Conflict` when the host has another one of that name.
 pub async fn ensure(
     cluster: &Cluster,
     at: &HostLink,
@@ -197,14 +218,19 @@ pub async fn ensure(
         Err(problem) if problem.kind == ProblemKind::NotFound => {}
         Err(problem) => return Err(problem),
     }
-    let mut sources = found(cluster).await;
+    let (mut sources, silent) = look(cluster).await;
     sources.retain(|source| source.info.name == *name && source.info.layer == layer);
     // A complete one first: a copy of a copy needs two hosts to be there.
     let best = sources.iter().min_by_key(|source| missing_bytes(&source.info));
-    let Some(best) = best else { return Err(no_image(name)) };
+    let Some(best) = best else { return Err(not_shown(name, &silent)) };
     copy(&*cluster.hosts.get(&best.host)?, at, name, layer).await
 }
 
+/// Removes an image from all hosts; then its name is free.
+///
+/// # Errors
+/// `Conflict` when something needs it, `Unavailable` while a host does not answer: a copy that stays
+/// there would stand against the next image of the name.
 pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> {
     for job in cluster.unfinished_jobs() {
         if job.job.spec.image == *name {
@@ -213,10 +239,15 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
         }
     }
     let is_taken = cluster.records.read::<ImageRecord>(&image_key(name)).await?.is_some();
-    let mut found = found(cluster).await;
+    let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);
     if found.is_empty() && !is_taken {
-        return Err(no_image(name));
+        return Err(not_shown(name, &silent));
+    }
+    if !silent.is_empty() {
+        let why = format!("{} does not answer and may have a copy", in_words(&silent));
+        return Err(Problem::unavailable(format!("delete image {name}"), why)
+            .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
     // Where something stands on it first: what refuses does so before any copy is gone.
     found.sort_by_key(|found| std::cmp::Reverse(found.info.children));

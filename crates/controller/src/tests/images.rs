@@ -1,12 +1,12 @@
 //! Images: one name, one layer, wherever they are copied to.
 
-use perigee_model::job::{Access, JobState, NewImage};
+use perigee_model::job::{Access, HostState, JobState, NewImage};
 use perigee_model::volume::{ImageInfo, Keep};
 use perigee_model::{ImageName, LayerId, ProblemKind};
 
 use super::fake::image;
-use super::{Lab, spec, vm_of};
-use crate::{images, jobs};
+use super::{Lab, spec, vm_of, wait_for};
+use crate::{hosts, images, jobs};
 
 fn other_layer() -> LayerId {
     LayerId(uuid::Uuid::new_v4())
@@ -80,4 +80,52 @@ async fn a_deleted_images_name_can_be_taken_again() {
     images::import(&lab.cluster, new("/a")).await.expect("import");
     images::delete(&lab.cluster, &name("db")).await.expect("delete");
     images::import(&lab.cluster, new("/b")).await.expect("import again");
+}
+
+async fn wait_until_unreachable(lab: &Lab, host: &super::fake::FakeHost) {
+    wait_for("the host to be unreachable", async || {
+        let host = hosts::info(&lab.cluster, &host.id).await.expect("host");
+        (host.state == HostState::Unreachable).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_job_waits_for_the_silent_host_that_has_its_image() {
+    let lab = Lab::up().await;
+    lab.home.inside().images.clear();
+    images::layer_of(&lab.cluster, &name("debian")).await.expect("cloud1 has it");
+    lab.cloud.inside().down = true;
+    wait_until_unreachable(&lab, &lab.cloud).await;
+    let mut alone = spec(Access::Clone);
+    alone.volumes.clear();
+    let id = lab.submit(alone).await;
+    let job = lab
+        .wait_for_job(&id, "waiting or ended", |job| {
+            job.state.is_final() || job.reason.contains("cloud1")
+        })
+        .await;
+    assert_eq!(job.state, JobState::Staging, "{}", job.reason);
+    lab.cloud.inside().down = false;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+#[tokio::test]
+async fn an_image_is_deleted_only_when_every_host_answers() {
+    let lab = Lab::up().await;
+    let new = NewImage { name: name("db"), source: "/a".into(), host: None };
+    let new = NewImage { host: Some(lab.home.id.clone()), ..new };
+    images::import(&lab.cluster, new).await.expect("import");
+    lab.cloud.inside().down = true;
+    wait_until_unreachable(&lab, &lab.cloud).await;
+    let refused = images::delete(&lab.cluster, &name("db")).await.expect_err("cloud1 is silent");
+    assert_eq!(refused.kind, ProblemKind::Unavailable);
+    assert!(refused.why.contains("cloud1"), "{refused}");
+    assert!(lab.home.inside().images.contains_key(&name("db")), "no copy is gone");
+    lab.cloud.inside().down = false;
+    wait_for("the image to be deleted", async || {
+        images::delete(&lab.cluster, &name("db")).await.ok()
+    })
+    .await;
+    assert!(!lab.cloud.inside().images.contains_key(&name("db")));
 }
