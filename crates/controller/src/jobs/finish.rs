@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use perigee_model::Problem;
 use perigee_model::job::{JobState, MigrationState};
 use perigee_model::states::JobEvent;
+use perigee_model::{Problem, ProblemKind};
 
 use super::driver::{Run, Step};
+use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
 use crate::records::{
@@ -14,6 +15,9 @@ use crate::records::{
     owner_of, vm_of,
 };
 use crate::{catalog, files, planning};
+
+/// The clean-up of all that is left at a job's end.
+const END: &str = "end";
 
 /// Until the first byte of an output; the others have the deadline of every received file.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
@@ -33,6 +37,7 @@ impl Run {
         if let Some(cleanup) = cleanup_of(&self.record.value, &moves) {
             cleaner::hand_over(&self.cluster, &cleanup).await?;
             cleaner::try_now(&self.cluster, &self.id).await?;
+            self.fence_vms_left().await?;
         }
         self.samples.store(&self.cluster, &self.id).await?;
         super::remove_file(&files::seed_path(&self.cluster.state_dir, &self.id))?;
@@ -51,6 +56,36 @@ impl Run {
         record.job.ended_ms = Some(now_ms());
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// A VM that could not be removed may still run, and the job's end gives its volumes to others:
+    /// from here on it writes to none of them. Where a home does not answer, the job waits.
+    async fn fence_vms_left(&self) -> Result<(), Problem> {
+        let left: Vec<Cleanup> = self.cluster.records.list(&cleaner::prefix(&self.id)).await?;
+        let end = left.iter().find(|cleanup| cleanup.name == END && !cleanup.vms.is_empty());
+        let Some(end) =
+            end.filter(|_| self.record.value.vm_started || self.job().started_ms.is_some())
+        else {
+            return Ok(());
+        };
+        let hosts: Vec<&str> = end.vms.iter().map(|(host, _)| host.as_str()).collect();
+        let kept = self.placement()?.disks.iter().filter(|disk| !disk.read_only && !disk.temporary);
+        for disk in kept {
+            // A home that was removed has nothing that could be written.
+            let Ok(home) = self.cluster.hosts.get(&disk.home) else { continue };
+            match stage::take_over(&home, disk).await {
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                Err(problem) => {
+                    let (volume, hosts) = (&disk.volume, hosts.join(", "));
+                    let what =
+                        format!("keep the VM that may still run at {hosts} from volume {volume}");
+                    let why = format!("its home {}: {}", disk.home, problem.why);
+                    return Err(Problem::unavailable(what, why));
+                }
+                Ok(epoch) => tracing::info!("volume {} has epoch {}", disk.volume, epoch.0),
+            }
+        }
+        Ok(())
     }
 
     /// Migrations not yet taken into account; one that is under way is told to stop.
@@ -107,7 +142,7 @@ fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Clean
     hosts.push(placement.start.clone());
     hosts.sort();
     hosts.dedup();
-    let mut cleanup = Cleanup::new(&record.job.id, "end");
+    let mut cleanup = Cleanup::new(&record.job.id, END);
     cleanup.owner = Some(owner_of(&record.job));
     for host in hosts {
         cleanup.add_host(&host, &placement.disks);

@@ -7,6 +7,10 @@ use perigee_model::{VolumeName, vm::VmStatus};
 use super::{Lab, finish, spec, vm_of, wait_for};
 use crate::{files, jobs};
 
+fn epoch_of_the_data(lab: &Lab) -> u64 {
+    lab.cloud.inside().volumes[&super::data_volume()].info.epoch.0
+}
+
 /// A running job whose guest has ended its command and left an output.
 async fn running(lab: &Lab) -> (perigee_model::JobId, perigee_model::VmId) {
     let id = lab.submit(spec(Access::Clone)).await;
@@ -126,4 +130,27 @@ async fn a_volume_that_somebody_else_made_under_a_jobs_name_is_neither_taken_nor
     .await;
     assert!(lab.home.inside().volumes.contains_key(&theirs), "it was never the job's");
     assert!(lab.home.inside().vms.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_that_a_cancelled_job_left_at_a_silent_host_writes_its_volume_no_more() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let opened = epoch_of_the_data(&lab);
+    lab.home.inside().down = true;
+    lab.cloud.inside().down = true;
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    let job = lab
+        .wait_for_job(&id, "waiting for the volume's home", |job| {
+            job.state.is_final() || job.reason.contains("cloud1")
+        })
+        .await;
+    assert!(!job.state.is_final(), "{}", job.reason);
+    assert!(job.reason.contains("may still run at home1"), "{}", job.reason);
+    lab.cloud.inside().down = false;
+    lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert!(epoch_of_the_data(&lab) > opened, "the VM's session has an old epoch");
+    lab.home.inside().down = false;
+    lab.wait_for_clean_hosts().await;
 }
