@@ -88,6 +88,9 @@ pub struct JobRecord {
     pub meter: Meter,
     #[serde(default)]
     pub log: LogKept,
+    /// For how long its VM was seen to run in the state it is in: what counts for the limits.
+    #[serde(default)]
+    pub counted_ms: u64,
     /// How often it began anew, because its host was gone.
     #[serde(default)]
     pub restarts: u32,

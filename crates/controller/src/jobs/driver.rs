@@ -30,6 +30,8 @@ pub struct Run {
     pub record: Owned<JobRecord>,
     pub samples: Samples,
     pub figures_read: Option<Instant>,
+    /// When the last look found the VM at work; `None` when it did not.
+    pub seen_at_work: Option<Instant>,
 }
 
 /// Drives a job to its end.
@@ -100,6 +102,7 @@ impl Run {
             record,
             samples: Samples::load(cluster, id).await?,
             figures_read: None,
+            seen_at_work: None,
         }))
     }
 

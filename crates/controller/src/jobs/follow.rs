@@ -25,6 +25,9 @@ const TIMEOUT_GRACE_MS: u64 = 30_000;
 /// For writing the outputs, from the command's end.
 const COLLECT_MS_MAX: u64 = 20 * 60 * 1000;
 
+/// So often the time that counts for these limits is stored: more is not lost with the controller.
+const COUNT_STORED_EVERY_MS: u64 = 10_000;
+
 /// After a migration that was aborted, the planner is asked again only later.
 const AFTER_ABORT_MS: u64 = 30_000;
 
@@ -39,6 +42,7 @@ impl Run {
             }
             return self.start_vm().await;
         }
+        let seen_before = self.seen_at_work.take();
         let moving = match self.settle().await? {
             Some(moving) => moving,
             None => return Ok(Step::Again),
@@ -86,6 +90,7 @@ impl Run {
             return self.lost(&ended(&report)).await;
         }
         self.say(&trouble_of(&report)).await?;
+        self.count(seen_before, !moving && report.status == VmStatus::Running).await?;
         if let Some(reason) = self.overdue(&report) {
             self.end(Ending::Failed, reason).await?;
             return Ok(Step::Again);
@@ -189,11 +194,35 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// Why the job has taken too long, if it has. Counts only while the host answers.
+    /// Counts the time from the look before to this one if the VM was at work at both: neither a
+    /// migration, nor a host or a disk's home that is away, nor an I/O error kept it from running.
+    async fn count(&mut self, before: Option<Instant>, runs: bool) -> Result<(), Problem> {
+        let now = Instant::now();
+        let at_homes = &self.placement()?.disks;
+        let is_up = |home| self.cluster.hosts.state(home) == HostState::Up;
+        if !runs || !at_homes.iter().all(|disk| is_up(&disk.home)) {
+            return Ok(());
+        }
+        self.seen_at_work = Some(now);
+        let Some(before) = before else { return Ok(()) };
+        let counted_ms = self.record.value.counted_ms;
+        let seen_ms = u64::try_from((now - before).as_millis()).unwrap_or(u64::MAX);
+        // Looks may come less than a millisecond apart: the rest counts with the next one.
+        self.seen_at_work = Some(before + Duration::from_millis(seen_ms));
+        self.record.value.counted_ms = counted_ms.saturating_add(seen_ms);
+        if self.record.value.counted_ms / COUNT_STORED_EVERY_MS > counted_ms / COUNT_STORED_EVERY_MS
+        {
+            self.record.save().await?;
+        }
+        Ok(())
+    }
+
+    /// Why the job has taken too long, if it has. Counts only while its VM is seen to run.
     fn overdue(&self, report: &VmReport) -> Option<String> {
         let (job, now) = (self.job(), now_ms());
-        match (job.state, job.started_ms, job.running_ms) {
-            (JobState::Starting, Some(started_ms), _) => {
+        let counted_ms = self.record.value.counted_ms;
+        match (job.state, job.started_ms) {
+            (JobState::Starting, Some(started_ms)) => {
                 let limit = self.cluster.timing.boot_deadline;
                 let late = boot_time(report, now.saturating_sub(started_ms)) > limit;
                 late.then(|| {
@@ -201,17 +230,14 @@ impl Run {
                     format!("the guest had a CPU for {limit_s} s and did not start the job")
                 })
             }
-            (JobState::Collecting, Some(started_ms), _) => {
-                let ended_ms = started_ms + planning::milliseconds(job.measured_s?);
-                (now.saturating_sub(ended_ms) > COLLECT_MS_MAX).then(|| {
-                    let limit_s = COLLECT_MS_MAX / 1000;
-                    format!("the guest did not write its outputs within {limit_s} s")
-                })
-            }
-            (JobState::Running, _, Some(running_ms)) => {
+            (JobState::Collecting, _) => (counted_ms > COLLECT_MS_MAX).then(|| {
+                let limit_s = COLLECT_MS_MAX / 1000;
+                format!("the guest did not write its outputs within {limit_s} s")
+            }),
+            (JobState::Running, _) => {
                 let timeout_s = job.spec.timeout_s?;
                 let limit_ms = timeout_s.saturating_mul(1000).saturating_add(TIMEOUT_GRACE_MS);
-                (now.saturating_sub(running_ms) > limit_ms)
+                (counted_ms > limit_ms)
                     .then(|| format!("the command took longer than its timeout of {timeout_s} s"))
             }
             _ => None,

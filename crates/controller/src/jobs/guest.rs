@@ -79,6 +79,7 @@ fn started(record: &mut JobRecord, when: When) -> bool {
     let Ok(state) = record.job.state.next(JobEvent::CommandStarted) else { return false };
     record.job.state = state;
     record.job.running_ms = Some(when.at_ms);
+    record.counted_ms = 0;
     record.meter.command_started(when.at_ms, when.late_ms);
     true
 }
@@ -90,6 +91,7 @@ fn exited(record: &mut JobRecord, when: When, code: i32) {
     let Ok(state) = record.job.state.next(JobEvent::CommandEnded) else { return };
     record.job.state = state;
     record.meter.command_ended(when.late_ms);
+    record.counted_ms = 0;
     record.job.exit_code = Some(code);
     record.job.measured_s = record.job.started_ms.map(|ms| seconds(when.at_ms.saturating_sub(ms)));
 }

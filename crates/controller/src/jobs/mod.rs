@@ -89,6 +89,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         left: None,
         meter: Meter::default(),
         log: LogKept::default(),
+        counted_ms: 0,
         restarts: 0,
         avoid: Vec::new(),
     }

@@ -154,3 +154,50 @@ async fn a_vm_that_a_cancelled_job_left_at_a_silent_host_writes_its_volume_no_mo
     lab.home.inside().down = false;
     lab.wait_for_clean_hosts().await;
 }
+
+/// A job whose command has a timeout of one second and began long ago, in a stopped controller.
+async fn begun_long_ago(
+    lab: &mut Lab,
+    counted_ms: u64,
+) -> (perigee_model::JobId, perigee_model::VmId) {
+    let limited = perigee_model::job::JobSpec { timeout_s: Some(1), ..spec(Access::Clone) };
+    let id = lab.submit(limited).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.supervisor.stop().await;
+    let long_ago = |record: Option<crate::records::JobRecord>| {
+        let mut record = record.expect("job");
+        record.job.running_ms = record.job.running_ms.map(|ms| ms - 3_600_000);
+        record.counted_ms = counted_ms;
+        record
+    };
+    lab.cluster.records.update(&crate::records::job_key(&id), long_ago).await.expect("update");
+    (id, vm)
+}
+
+#[tokio::test]
+async fn time_in_which_a_disk_did_not_answer_is_not_the_jobs() {
+    let mut lab = Lab::up().await;
+    let (id, vm) = begun_long_ago(&mut lab, 0).await;
+    lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::IoError;
+    lab.start_controller(super::TIMING).await;
+    let job = lab
+        .wait_for_job(&id, "in trouble", |job| job.state.is_final() || !job.reason.is_empty())
+        .await;
+    assert_eq!(job.state, JobState::Running, "{}", job.reason);
+    lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::Running;
+    lab.wait_for_job(&id, "at work again", |job| job.reason.is_empty()).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_job_that_ran_longer_than_its_timeout_ends() {
+    let mut lab = Lab::up().await;
+    let (id, _) = begun_long_ago(&mut lab, 3_600_000).await;
+    lab.start_controller(super::TIMING).await;
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(job.reason.contains("timeout of 1 s"), "{}", job.reason);
+}
