@@ -97,6 +97,10 @@ pub struct JobRecord {
     /// Hosts that it was lost at: what it left there may stand until they are back.
     #[serde(default)]
     pub avoid: Vec<HostId>,
+    /// The host that it is about to leave: its VM there may have lost the right to write, so the job
+    /// begins anew even if that host is back.
+    #[serde(default)]
+    pub leaving: Option<HostId>,
 }
 
 /// How much of a job's log is kept, and what of it is not any more.

@@ -58,6 +58,10 @@ pub fn fate(record: &JobRecord, host: &HostId, removed: bool) -> Fate {
 impl Run {
     /// `Some` when the job's host is gone and the job does not wait for it.
     pub(super) async fn leave_gone_host(&mut self) -> Result<Option<Step>, Problem> {
+        if let Some(host) = self.record.value.leaving.clone() {
+            self.begin_anew(&host).await?;
+            return Ok(Some(Step::Again));
+        }
         let Some(host) = self.job().host.clone() else { return Ok(None) };
         let removed = self.cluster.hosts.get(&host).is_err();
         if !removed && self.cluster.hosts.state(&host) == HostState::Up {
@@ -66,11 +70,16 @@ impl Run {
         match fate(&self.record.value, &host, removed) {
             Fate::Wait => return Ok(None),
             Fate::Fail(why) => self.end(Ending::Failed, why).await?,
-            Fate::Again => self.begin_anew(&host).await?,
+            Fate::Again => {
+                self.record.value.leaving = Some(host.clone());
+                self.record.save().await?;
+                self.begin_anew(&host).await?;
+            }
         }
         Ok(Some(Step::Again))
     }
 
+    /// That the job is leaving its host is recorded: each part can be done again.
     async fn begin_anew(&mut self, host: &HostId) -> Result<(), Problem> {
         self.fence(host).await?;
         let number = self.record.value.restarts + 1;
@@ -83,7 +92,10 @@ impl Run {
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;
-        record.avoid.push(host.clone());
+        record.leaving = None;
+        if !record.avoid.contains(host) {
+            record.avoid.push(host.clone());
+        }
         record.placement = None;
         record.vm_started = false;
         record.last_seq = 0;

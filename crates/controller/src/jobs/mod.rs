@@ -92,6 +92,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         counted_ms: 0,
         restarts: 0,
         avoid: Vec::new(),
+        leaving: None,
     }
 }
 

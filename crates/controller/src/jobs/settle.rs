@@ -67,6 +67,9 @@ impl Run {
         let at_home: Vec<bool> = placement.disks.iter().map(|disk| disk.home == to).collect();
         record.meter.arrived(now_ms(), &moved.io_before, &at_home);
         record.left = Some(moved.migration.from.clone());
+        if record.leaving.is_some() {
+            record.leaving = Some(to.clone());
+        }
         record.job.host = Some(to);
         record.settled = moved.number;
         record.moves += 1;

@@ -92,6 +92,9 @@ pub async fn request(
     if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
         return refuse(format!("its job is {:?}", job.job.state).to_lowercase());
     }
+    if job.leaving.is_some() {
+        return refuse("its job begins anew".into());
+    }
     if from == wish.to {
         return refuse("it is there already".into());
     }

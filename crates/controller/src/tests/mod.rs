@@ -4,6 +4,7 @@
 mod api;
 mod fake;
 mod faults;
+mod gone;
 mod images;
 mod jobs;
 mod migrations;

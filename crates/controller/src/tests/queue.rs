@@ -86,7 +86,7 @@ async fn a_job_whose_host_went_away_before_its_vm_started_is_placed_again() {
     lab.wait_for_state(&id, JobState::Succeeded).await;
 }
 
-fn finish_again(host: &FakeHost, id: &perigee_model::JobId) {
+pub fn finish_again(host: &FakeHost, id: &perigee_model::JobId) {
     let vm = vm_of(id);
     let out = perigee_model::VolumeName::new(format!("{vm}-r1-out")).expect("name");
     let digest = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(b"x"));

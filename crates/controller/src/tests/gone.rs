@@ -1,0 +1,131 @@
+//! Jobs whose host is gone and comes back at a bad time.
+
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{
+    Access, HostState, JobSpec, JobState, JobVolume, NewVolume, Restart, Start,
+};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{JobId, SiteId, VolumeName};
+
+use super::fake::FakeHost;
+use super::queue::finish_again;
+use super::{Lab, data_volume, spec, vm_of, wait_for};
+use crate::records::JobRecord;
+use crate::{catalog, cleaner, hosts, jobs};
+
+/// A job at site `home` that writes the data volume and may begin anew.
+fn restarting() -> JobSpec {
+    let start = Start::Site(SiteId::new("home").expect("name"));
+    JobSpec { start, restart: Restart::OnHostFailure, ..spec(Access::Write) }
+}
+
+async fn second_home(lab: &Lab) -> FakeHost {
+    let second = FakeHost::start("home2", "home").await;
+    hosts::register(&lab.cluster, &second.id, second.addresses.clone()).await.expect("register");
+    second
+}
+
+/// The host where the job's VM runs, and the other one of the site.
+async fn running<'a>(lab: &'a Lab, other: &'a FakeHost, id: &JobId) -> [&'a FakeHost; 2] {
+    let placed = lab.wait_for_job(id, "starting", |job| job.started_ms.is_some()).await;
+    let pair = match placed.host.as_ref() == Some(&lab.home.id) {
+        true => [&lab.home, other],
+        false => [other, &lab.home],
+    };
+    lab.wait_for_vm(pair[0], &vm_of(id)).await;
+    pair[0].say(&vm_of(id), GuestBody::Started);
+    lab.wait_for_state(id, JobState::Running).await;
+    pair
+}
+
+async fn up(lab: &Lab, host: &FakeHost) {
+    host.inside().down = false;
+    wait_for("the host to be up", async || {
+        (lab.cluster.hosts.state(&host.id) == HostState::Up).then_some(())
+    })
+    .await;
+}
+
+async fn record(lab: &Lab, id: &JobId) -> JobRecord {
+    jobs::record(&lab.cluster, id).await.expect("record")
+}
+
+#[tokio::test]
+async fn a_job_that_lost_a_right_to_write_begins_anew_though_its_host_is_back() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    let edge = FakeHost::start("edge1", "edge").await;
+    hosts::register(&lab.cluster, &edge.id, edge.addresses.clone()).await.expect("register");
+    let name = VolumeName::new("words").expect("name");
+    let new = NewVolume {
+        name: name.clone(),
+        host: Some(edge.id.clone()),
+        size_bytes: Some(1 << 20),
+        source: VolumeSource::Empty,
+    };
+    catalog::create(&lab.cluster, new).await.expect("create");
+    let mut job = restarting();
+    job.volumes.push(JobVolume { volume: name, mount: "/words".into(), access: Access::Write });
+    let id = lab.submit(job).await;
+    let [first, second] = running(&lab, &other, &id).await;
+    let epoch = || lab.cloud.inside().volumes[&data_volume()].info.epoch;
+    let before = epoch();
+    for host in [&edge, first] {
+        host.inside().down = true;
+    }
+    wait_for("the first home to be fenced", async || (epoch() > before).then_some(())).await;
+    lab.wait_for_job(&id, "waiting for edge1", |job| !job.reason.is_empty()).await;
+    up(&lab, first).await;
+    up(&lab, &edge).await;
+    lab.wait_for_vm(second, &vm_of(&id)).await;
+    second.say(&vm_of(&id), GuestBody::Started);
+    finish_again(second, &id);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(record(&lab, &id).await.leaving, None);
+}
+
+#[tokio::test]
+async fn a_controller_that_ends_while_a_job_leaves_its_host_fails_no_job() {
+    let mut lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    let id = lab.submit(restarting()).await;
+    let at_home = running(&lab, &other, &id).await[0].id == lab.home.id;
+    let store = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
+    store.busy_timeout(std::time::Duration::from_secs(30)).expect("patience");
+    // The cleanup is stored, and what comes after is not.
+    let stop = "CREATE TRIGGER stop_1 BEFORE INSERT ON entries
+                WHEN NEW.key LIKE 'jobs/%' AND json_extract(NEW.value, '$.job.state') = 'queued'
+                BEGIN SELECT RAISE(ABORT, 'it ended here'); END;";
+    store
+        .execute_batch(&format!(
+            "{stop}{}",
+            stop.replace("stop_1", "stop_2").replace("INSERT", "UPDATE")
+        ))
+        .expect("trigger");
+    let host = if at_home { &lab.home } else { &other };
+    host.inside().down = true;
+    wait_for("the cleanup", async || {
+        let keys = lab.cluster.records.keys(&cleaner::prefix(&id)).await.expect("keys");
+        (!keys.is_empty()).then_some(())
+    })
+    .await;
+    lab.supervisor.stop().await;
+    store.execute_batch("DROP TRIGGER stop_1; DROP TRIGGER stop_2").expect("drop");
+    host.inside().down = false;
+    lab.start_controller(super::TIMING).await;
+    let second = if at_home { &other } else { &lab.home };
+    wait_for("the job to begin anew", async || {
+        let job = lab.job(&id).await;
+        assert_ne!(job.state, JobState::Failed, "{}", job.reason);
+        second
+            .inside()
+            .volumes
+            .contains_key(&VolumeName::new("q-0001-r1-out").expect("name"))
+            .then_some(())
+    })
+    .await;
+    lab.wait_for_vm(second, &vm_of(&id)).await;
+    second.say(&vm_of(&id), GuestBody::Started);
+    finish_again(second, &id);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
