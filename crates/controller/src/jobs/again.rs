@@ -14,7 +14,7 @@ use super::{log, stage};
 use crate::catalog;
 use crate::cleaner::{self, Cleanup};
 use crate::meter::Meter;
-use crate::records::{Ending, JobRecord, LogKept};
+use crate::records::{Ending, JobRecord, LogKept, owner_of};
 
 /// A job that loses its host again and again may be the reason.
 const RESTARTS_MAX: u32 = 3;
@@ -85,6 +85,7 @@ impl Run {
         let number = self.record.value.restarts + 1;
         let disks = self.placement()?.disks.clone();
         let mut cleanup = Cleanup::of_host(&self.id, &format!("r{number}"), host, &disks);
+        cleanup.owner = Some(owner_of(self.job()));
         let own = disks.iter().filter(|disk| disk.temporary);
         cleanup.volumes = own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect();
         cleaner::hand_over(&self.cluster, &cleanup).await?;

@@ -129,3 +129,31 @@ async fn a_controller_that_ends_while_a_job_leaves_its_host_fails_no_job() {
     finish_again(second, &id);
     lab.wait_for_state(&id, JobState::Succeeded).await;
 }
+
+#[tokio::test]
+async fn a_job_that_begins_anew_leaves_somebody_elses_volume_of_its_name_alone() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    let theirs = VolumeName::new("q-0001-root").expect("name");
+    for host in [&lab.home, &other] {
+        host.make_volume(&theirs);
+        // The job waits before it comes to that volume.
+        host.inside().no_new_volumes = true;
+    }
+    let id = lab.submit(restarting()).await;
+    let job = lab.wait_for_state(&id, JobState::Staging).await;
+    let [first, second] = match job.host.as_ref() == Some(&lab.home.id) {
+        true => [&lab.home, &other],
+        false => [&other, &lab.home],
+    };
+    second.inside().no_new_volumes = false;
+    first.inside().down = true;
+    lab.wait_for_vm(second, &vm_of(&id)).await;
+    up(&lab, first).await;
+    wait_for("the cleanup to be done", async || {
+        let keys = lab.cluster.records.keys(&cleaner::prefix(&id)).await.expect("keys");
+        keys.is_empty().then_some(())
+    })
+    .await;
+    assert!(first.inside().volumes.contains_key(&theirs), "it was never the job's");
+}
