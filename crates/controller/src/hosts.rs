@@ -8,13 +8,13 @@ use perigee_model::job::{Host, HostRemoval, HostState, Site};
 use perigee_model::vm::{HostAddresses, HostReport};
 use perigee_model::{HostId, Problem};
 
-use crate::cluster::{Cluster, Known, now_ms, state_of};
+use crate::cluster::{Cluster, HostLink, Known, now_ms, state_of};
 use crate::jobs::{self, Fate};
 use crate::records::{HostRecord, VolumeRecord};
 
 /// `PUT /hosts/{host}`: a host makes itself known, and says again that it is there.
 pub async fn register(
-    cluster: &Cluster,
+    cluster: &Arc<Cluster>,
     id: &HostId,
     addresses: HostAddresses,
 ) -> Result<(), Problem> {
@@ -26,12 +26,19 @@ pub async fn register(
         }
         return Ok(());
     }
-    let record = HostRecord { addresses: addresses.clone(), registered_ms: now_ms() };
-    cluster.hosts.set(id.clone(), addresses, record.registered_ms)?;
-    cluster.records.put(&format!("hosts/{id}"), &record).await?;
-    tracing::info!("host {id} of site {} registered", record.addresses.site);
-    observe(cluster, id).await;
-    Ok(())
+    let (cluster, id) = (Arc::clone(cluster), id.clone());
+    // Not part of the request: a host that hangs up is registered all the same.
+    let done = tokio::spawn(async move {
+        let link = HostLink::new(id.clone(), addresses.clone())?;
+        let record = HostRecord { addresses, registered_ms: now_ms() };
+        // Stored first: a host that is known only in memory would not register again.
+        cluster.records.put(&format!("hosts/{id}"), &record).await?;
+        cluster.hosts.set(link, record.registered_ms);
+        tracing::info!("host {id} of site {} registered", record.addresses.site);
+        observe(&cluster, &id).await;
+        Ok(())
+    });
+    done.await.map_err(|e| Problem::internal("register a host", e))?
 }
 
 /// Asks every host for its report, again and again.

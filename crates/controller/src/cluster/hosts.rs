@@ -31,7 +31,7 @@ pub struct HostLink {
 }
 
 impl HostLink {
-    fn new(id: HostId, addresses: HostAddresses) -> Result<Self, Problem> {
+    pub fn new(id: HostId, addresses: HostAddresses) -> Result<Self, Problem> {
         let quick = Duration::from_secs(10);
         Ok(Self {
             agent: Client::new(&addresses.agent_url, quick)?,
@@ -71,7 +71,7 @@ impl Hosts {
             let Some(record) = records.read::<HostRecord>(&key).await? else { continue };
             let id = HostId::new(key.trim_start_matches("hosts/"))
                 .map_err(|e| Problem::internal("read the hosts", e))?;
-            hosts.set(id, record.addresses, record.registered_ms)?;
+            hosts.set(HostLink::new(id, record.addresses)?, record.registered_ms);
         }
         Ok(hosts)
     }
@@ -80,10 +80,10 @@ impl Hosts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set(&self, id: HostId, addresses: HostAddresses, seen_ms: u64) -> Result<(), Problem> {
-        let link = Arc::new(HostLink::new(id.clone(), addresses)?);
+    pub fn set(&self, link: HostLink, seen_ms: u64) {
+        let id = link.id.clone();
         let known = Known {
-            link,
+            link: Arc::new(link),
             report: None,
             heard: Instant::now(),
             last_seen_ms: seen_ms,
@@ -91,7 +91,6 @@ impl Hosts {
             stats: None,
         };
         self.lock().insert(id, known);
-        Ok(())
     }
 
     /// # Errors

@@ -4,8 +4,9 @@ use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, JobState};
 use perigee_model::{VolumeName, vm::VmStatus};
 
+use super::fake::FakeHost;
 use super::{Lab, finish, spec, vm_of, wait_for};
-use crate::{files, jobs};
+use crate::{files, hosts, jobs};
 
 fn epoch_of_the_data(lab: &Lab) -> u64 {
     lab.cloud.inside().volumes[&super::data_volume()].info.epoch.0
@@ -200,4 +201,22 @@ async fn a_job_that_ran_longer_than_its_timeout_ends() {
     lab.start_controller(super::TIMING).await;
     let job = lab.wait_for_state(&id, JobState::Failed).await;
     assert!(job.reason.contains("timeout of 1 s"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_host_that_could_not_be_stored_registers_with_its_next_word() {
+    let mut lab = Lab::up().await;
+    let store = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
+    store.busy_timeout(std::time::Duration::from_secs(30)).expect("patience");
+    let full = "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'hosts/%'
+                BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
+    store.execute_batch(full).expect("the disk fills up");
+    let third = FakeHost::start("home2", "home").await;
+    let register =
+        async |lab: &Lab| hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await;
+    register(&lab).await.expect_err("it is not stored");
+    store.execute_batch("DROP TRIGGER full_1").expect("there is room again");
+    register(&lab).await.expect("register");
+    lab.restart_controller().await;
+    hosts::info(&lab.cluster, &third.id).await.expect("it is known");
 }
