@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::queue::{HostRoom, Queue, Turn, Waiting, schedule};
 use perigee_planner::{Cluster as Facts, Snapshot};
@@ -18,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
 use crate::records::JobRecord;
-use crate::{links, planning};
+use crate::{cleaner, links, planning};
 
 /// Between two decisions, so that many changes at once are one.
 const GAP: Duration = Duration::from_millis(20);
@@ -51,7 +52,7 @@ struct Scheduler {
 pub async fn run(cluster: Arc<Cluster>) {
     let mut scheduler = Scheduler::default();
     loop {
-        scheduler.pass(&cluster);
+        scheduler.pass(&cluster).await;
         tokio::select! {
             () = cluster.index.changed.notified() => {}
             Some(learned) = scheduler.learning.join_next() => scheduler.learned(learned),
@@ -80,7 +81,7 @@ impl Scheduler {
     }
 
     /// One decision over all queued jobs.
-    fn pass(&mut self, cluster: &Arc<Cluster>) {
+    async fn pass(&mut self, cluster: &Arc<Cluster>) {
         let begun = Instant::now();
         let records = cluster.index.waiting();
         let ids: BTreeSet<&JobId> = records.iter().map(|record| &record.job.id).collect();
@@ -89,20 +90,20 @@ impl Scheduler {
         self.unmeasured.retain(|job, _| waiting_ids(job));
         self.asked.retain(|job, at| at.elapsed() < FACTS_AGE_MAX && waiting_ids(job));
         if !records.is_empty() {
-            self.decide(cluster, &records);
+            let queue = queue(cluster, &records).await;
+            self.decide(cluster, &records, &queue);
         }
         let spent_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         cluster.counters.passes.fetch_add(1, Ordering::Relaxed);
         cluster.counters.pass_us.fetch_add(spent_us, Ordering::Relaxed);
     }
 
-    fn decide(&mut self, cluster: &Arc<Cluster>, records: &[Arc<JobRecord>]) {
+    fn decide(&mut self, cluster: &Arc<Cluster>, records: &[Arc<JobRecord>], queue: &Queue) {
         let mut facts = planning::facts(cluster);
-        let queue = queue(cluster, records);
         let by_id: BTreeMap<&JobId, &Arc<JobRecord>> =
             records.iter().map(|record| (&record.job.id, record)).collect();
         let mut grants: BTreeMap<JobId, Grant> = BTreeMap::new();
-        let turns = schedule(&queue, |waiting, hosts| {
+        let turns = schedule(queue, |waiting, hosts| {
             let grant = self.choose(cluster, by_id[&waiting.job], hosts, &mut facts)?;
             let host = grant.host.clone();
             grants.insert(waiting.job.clone(), grant);
@@ -220,7 +221,11 @@ impl Known {
     }
 }
 
-fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
+async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
+    let mut waiting = Vec::new();
+    for record in records {
+        waiting.push(self::waiting(record, avoided(cluster, record).await));
+    }
     let used = cluster.index.used();
     let mut hosts = Vec::new();
     for host in cluster.hosts.up() {
@@ -238,11 +243,22 @@ fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         });
     }
     let (held, uses) = cluster.index.taken();
-    let waiting = records.iter().map(|record| waiting(record)).collect();
     Queue { hosts, waiting, held, uses }
 }
 
-fn waiting(record: &JobRecord) -> Waiting {
+/// Of the hosts that the job was lost at, those that still have something of it.
+async fn avoided(cluster: &Cluster, record: &JobRecord) -> Vec<HostId> {
+    let mut avoided = Vec::new();
+    for host in &record.avoid {
+        let is_up = cluster.hosts.state(host) == HostState::Up;
+        if !is_up || cleaner::is_pending(cluster, &record.job.id, host).await.unwrap_or(true) {
+            avoided.push(host.clone());
+        }
+    }
+    avoided
+}
+
+fn waiting(record: &JobRecord, avoid: Vec<HostId>) -> Waiting {
     let spec = &record.job.spec;
     Waiting {
         job: record.job.id.clone(),
@@ -252,7 +268,7 @@ fn waiting(record: &JobRecord) -> Waiting {
         demand: demand_of(record),
         start: spec.start.clone(),
         volumes: spec.volumes.clone(),
-        avoid: record.avoid.clone(),
+        avoid,
         blocked: None,
     }
 }

@@ -8,7 +8,7 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::{JobId, SiteId, VolumeName};
 
 use super::fake::FakeHost;
-use super::queue::finish_again;
+use super::queue::{finish_again, unreachable};
 use super::{Lab, data_volume, spec, vm_of, wait_for};
 use crate::records::JobRecord;
 use crate::{catalog, cleaner, hosts, jobs};
@@ -46,6 +46,24 @@ async fn up(lab: &Lab, host: &FakeHost) {
     .await;
 }
 
+/// The job starts once more, at whichever host, and ends well.
+async fn ends_anew(lab: &Lab, hosts: [&FakeHost; 2], id: &JobId) {
+    let out = VolumeName::new(format!("{id}-r1-out")).expect("name");
+    let host = wait_for("the job to begin anew", async || {
+        let job = lab.job(id).await;
+        assert_ne!(job.state, JobState::Failed, "{}", job.reason);
+        hosts.into_iter().find(|host| {
+            let inside = host.inside();
+            let vm = inside.vms.get(&vm_of(id));
+            vm.is_some_and(|vm| vm.report.spec.disks.iter().any(|disk| disk.volume == out))
+        })
+    })
+    .await;
+    host.say(&vm_of(id), GuestBody::Started);
+    finish_again(host, id);
+    lab.wait_for_state(id, JobState::Succeeded).await;
+}
+
 async fn record(lab: &Lab, id: &JobId) -> JobRecord {
     jobs::record(&lab.cluster, id).await.expect("record")
 }
@@ -77,10 +95,7 @@ async fn a_job_that_lost_a_right_to_write_begins_anew_though_its_host_is_back() 
     lab.wait_for_job(&id, "waiting for edge1", |job| !job.reason.is_empty()).await;
     up(&lab, first).await;
     up(&lab, &edge).await;
-    lab.wait_for_vm(second, &vm_of(&id)).await;
-    second.say(&vm_of(&id), GuestBody::Started);
-    finish_again(second, &id);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
+    ends_anew(&lab, [first, second], &id).await;
     assert_eq!(record(&lab, &id).await.leaving, None);
 }
 
@@ -113,21 +128,7 @@ async fn a_controller_that_ends_while_a_job_leaves_its_host_fails_no_job() {
     store.execute_batch("DROP TRIGGER stop_1; DROP TRIGGER stop_2").expect("drop");
     host.inside().down = false;
     lab.start_controller(super::TIMING).await;
-    let second = if at_home { &other } else { &lab.home };
-    wait_for("the job to begin anew", async || {
-        let job = lab.job(&id).await;
-        assert_ne!(job.state, JobState::Failed, "{}", job.reason);
-        second
-            .inside()
-            .volumes
-            .contains_key(&VolumeName::new("q-0001-r1-out").expect("name"))
-            .then_some(())
-    })
-    .await;
-    lab.wait_for_vm(second, &vm_of(&id)).await;
-    second.say(&vm_of(&id), GuestBody::Started);
-    finish_again(second, &id);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
+    ends_anew(&lab, [&lab.home, &other], &id).await;
 }
 
 #[tokio::test]
@@ -156,4 +157,17 @@ async fn a_job_that_begins_anew_leaves_somebody_elses_volume_of_its_name_alone()
     })
     .await;
     assert!(first.inside().volumes.contains_key(&theirs), "it was never the job's");
+}
+
+#[tokio::test]
+async fn a_job_goes_back_to_its_only_host_when_nothing_of_it_is_left_there() {
+    let lab = Lab::up().await;
+    lab.home.inside().no_new_volumes = true;
+    let id = lab.submit(restarting()).await;
+    lab.wait_for_state(&id, JobState::Staging).await;
+    unreachable(&lab, &lab.home).await;
+    lab.wait_for_state(&id, JobState::Queued).await;
+    lab.home.inside().no_new_volumes = false;
+    up(&lab, &lab.home).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
 }

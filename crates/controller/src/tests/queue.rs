@@ -16,7 +16,7 @@ fn small() -> JobSpec {
     JobSpec { start: Start::Anywhere, memory_bytes: 256 << 20, volumes, ..spec(Access::Read) }
 }
 
-async fn unreachable(lab: &Lab, host: &FakeHost) {
+pub async fn unreachable(lab: &Lab, host: &FakeHost) {
     host.inside().down = true;
     wait_for("the host to be unreachable", async || {
         let host = hosts::info(&lab.cluster, &host.id).await.expect("host");
