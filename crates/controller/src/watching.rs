@@ -38,10 +38,10 @@ pub async fn run(cluster: Arc<Cluster>) {
             () = tokio::time::sleep(cluster.timing.monitor) => {}
             Some(ended) = watchers.join_next() => match ended {
                 Ok(host) => drop(watched.remove(&host)),
-                // Which one it was is not known: watch all again that are not.
+                // Which one it was is not known: all end, and are watched again.
                 Err(error) => {
                     tracing::error!("watch a host: {error}");
-                    watchers.abort_all();
+                    watchers.shutdown().await;
                     watched.clear();
                 }
             },
