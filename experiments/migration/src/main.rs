@@ -41,7 +41,7 @@ const SETTING: &str = "One vCPU and 256 MiB, root disk at home1, data disk at cl
      one machine. Bare QEMU has the command line of Perigee's QEMU but for its paths, and its disks are volumes of the same \
      volume servers, opened without an epoch and attached at both hosts beforehand; a script starts the destination and \
      migrates over QMP with Perigee's parameters. Both guests are in one lab, and while one moves the other's QEMU is stopped. \
-     Medians; others built and tested on the same two cores while this ran, which each measurement's load shows.";
+     Medians; the load of the machine stands beside each measurement.";
 
 const GOALS: &str = "Goals: the whole migration takes no longer than bare QEMU's (ratio at most 1), and the pause is at most \
      50 ms longer.";
