@@ -15,7 +15,7 @@ pub const LAYER_PREFIX: &str = "layer:";
 /// Before a volume's incarnation, where an export is described.
 pub const INCARNATION_PREFIX: &str = "incarnation:";
 /// After the name of a sealed layer's export: its checksums. Who may see the one may see the other.
-pub const SUMS_SUFFIX: &str = "@sums";
+pub const CHECKSUMS_SUFFIX: &str = "@sums";
 
 /// What one connection works on.
 pub struct Export {

@@ -71,15 +71,15 @@ pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: 
         request.map(|body| Body::from_stream(in_time(body.into_data_stream(), limits)))
     });
     let router = router.layer(slow_bodies);
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let permits = Arc::new(Semaphore::new(limits.connections));
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         let (stream, _) = listener.accept().await;
         let stream = Impatient { stream, patience: limits.silence, until: None };
-        if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
             let router = router.clone();
             tokio::spawn(async move {
-                let _place = place;
+                let _permit = permit;
                 converse(stream, router, limits).await;
             });
         } else if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {

@@ -21,7 +21,7 @@ use super::requests::Requests;
 use super::scsi::command::{Command, Range, parse};
 use super::scsi::sense::Sense;
 use super::scsi::{Outcome, inquiry, report};
-use super::session::{COMMANDS_MAX, Session, Turn};
+use super::session::{COMMANDS_MAX, CommandOrder, Session};
 use super::tasks::{Ready, Tasks};
 use super::text::OUR_DATA_BYTES_MAX;
 use super::transfer::{self, Task, Transfers};
@@ -161,12 +161,12 @@ impl Batch {
         let mut cost_bytes = head.data_bytes() as usize;
         if is_numbered(&head) {
             match self.answers.numbers.judge(head.cmd_sn(), head.is_immediate()) {
-                Turn::Now => self.answers.numbers.take(head.is_immediate()),
-                Turn::Never => {
+                CommandOrder::Next => self.answers.numbers.take(head.is_immediate()),
+                CommandOrder::Ignore => {
                     self.input.skip(frame);
                     return Ok(Taken::Done { cost_bytes: 0 });
                 }
-                Turn::Gap => return Err(ConnectionError::Protocol("a command is missing")),
+                CommandOrder::Gap => return Err(ConnectionError::Protocol("a command is missing")),
             }
         }
         let payload = self.input.payload(&frame);
@@ -345,7 +345,7 @@ impl Work<'_> {
         self.ask_for_data();
     }
 
-    /// To be called when writes have changed: others may have their turn.
+    /// To be called when writes have changed: other commands may go on now.
     pub fn ask_for_data(&mut self) {
         ask_for_data(self.transfers, self.tasks, self.answers);
     }

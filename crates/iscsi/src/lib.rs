@@ -105,7 +105,7 @@ struct Shared {
     clients: Arc<dyn Clients>,
     sessions: SessionTable,
     units: Units,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     logging_in: Arc<Mutex<HashMap<IpAddr, usize>>>,
     next_tsih: AtomicU16,
     silence_max: Duration,
@@ -149,7 +149,7 @@ impl Target {
             clients,
             sessions: SessionTable::default(),
             units: Units::new(pool, keep),
-            places: Arc::new(Semaphore::new(sessions_max)),
+            permits: Arc::new(Semaphore::new(sessions_max)),
             logging_in: Arc::default(),
             next_tsih: AtomicU16::new(0),
             silence_max: SILENCE_MAX,
@@ -160,16 +160,16 @@ impl Target {
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
         let (shared, token) = (self.0, stop.clone());
         let admit = move |(socket, peer): (TcpStream, SocketAddr)| {
-            let place = shared.places.clone().try_acquire_owned();
+            let permit = shared.permits.clone().try_acquire_owned();
             let login = LoginPlace::take(&shared.logging_in, peer.ip());
-            let (Ok(place), Some(login)) = (place, login) else {
+            let (Ok(permit), Some(login)) = (permit, login) else {
                 tracing::debug!(%peer, "there are too many iSCSI initiators; refused one");
                 return None;
             };
             let connection = connection(socket, login, shared.clone(), token.child_token());
             Some(async move {
                 connection.await;
-                drop(place);
+                drop(permit);
             })
         };
         accept::serve("iSCSI", listeners, admit, stop).await;

@@ -46,12 +46,13 @@ impl Session {
     }
 }
 
-/// Whether a PDU's number lets it be taken now.
+/// What a PDU's CmdSN says about taking it now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
-    Now,
-    /// The number is outside of what was granted: the PDU is ignored.
-    Never,
+pub enum CommandOrder {
+    /// It is the next one, or immediate.
+    Next,
+    /// The number is outside of what was granted: the PDU is ignored (RFC 7143, 4.2.2.1).
+    Ignore,
     /// A command before it is missing, and on the only connection it will not come any more.
     Gap,
 }
@@ -72,12 +73,16 @@ impl Numbers {
         Self { stat_sn, exp_cmd_sn: cmd_sn, max_cmd_sn, told_max_cmd_sn: max_cmd_sn }
     }
 
-    pub fn judge(&self, cmd_sn: u32, immediate: bool) -> Turn {
+    pub fn judge(&self, cmd_sn: u32, immediate: bool) -> CommandOrder {
         if immediate || cmd_sn == self.exp_cmd_sn {
-            return Turn::Now;
+            return CommandOrder::Next;
         }
         let beyond = serial_before(self.told_max_cmd_sn, cmd_sn);
-        if beyond || serial_before(cmd_sn, self.exp_cmd_sn) { Turn::Never } else { Turn::Gap }
+        if beyond || serial_before(cmd_sn, self.exp_cmd_sn) {
+            CommandOrder::Ignore
+        } else {
+            CommandOrder::Gap
+        }
     }
 
     pub fn take(&mut self, immediate: bool) {
@@ -143,12 +148,12 @@ mod tests {
     #[test]
     fn commands_are_taken_in_their_order() {
         let mut numbers = Numbers::new(1, u32::MAX);
-        assert_eq!(numbers.judge(u32::MAX, false), Turn::Now);
+        assert_eq!(numbers.judge(u32::MAX, false), CommandOrder::Next);
         numbers.take(false);
-        assert_eq!(numbers.judge(0, false), Turn::Now);
-        assert_eq!(numbers.judge(1, false), Turn::Gap);
-        assert_eq!(numbers.judge(u32::MAX, false), Turn::Never);
-        assert_eq!(numbers.judge(77, true), Turn::Now);
+        assert_eq!(numbers.judge(0, false), CommandOrder::Next);
+        assert_eq!(numbers.judge(1, false), CommandOrder::Gap);
+        assert_eq!(numbers.judge(u32::MAX, false), CommandOrder::Ignore);
+        assert_eq!(numbers.judge(77, true), CommandOrder::Next);
         numbers.take(true);
         assert_eq!(numbers.exp_cmd_sn(), 0);
     }
@@ -158,7 +163,7 @@ mod tests {
         let mut numbers = Numbers::new(1, 10);
         let first = numbers.max_cmd_sn();
         assert_eq!(first, 10 + COMMANDS_MAX - 1);
-        assert_eq!(numbers.judge(first + 1, false), Turn::Never);
+        assert_eq!(numbers.judge(first + 1, false), CommandOrder::Ignore);
         numbers.take(false);
         numbers.grant(1);
         assert_eq!(numbers.max_cmd_sn(), first, "the command is still open");
@@ -166,9 +171,13 @@ mod tests {
         assert_eq!(numbers.max_cmd_sn(), first + 1);
         numbers.grant(50);
         assert_eq!(numbers.max_cmd_sn(), first + 1);
-        assert_eq!(numbers.judge(first + 1, false), Turn::Never, "no answer has said so yet");
+        assert_eq!(
+            numbers.judge(first + 1, false),
+            CommandOrder::Ignore,
+            "no answer has said so yet"
+        );
         numbers.told();
-        assert_eq!(numbers.judge(first + 1, false), Turn::Gap);
+        assert_eq!(numbers.judge(first + 1, false), CommandOrder::Gap);
     }
 
     #[test]

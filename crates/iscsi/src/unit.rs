@@ -162,7 +162,7 @@ impl Unit {
 
     /// PERSISTENT RESERVE OUT. What is to be kept is kept when it returns.
     pub async fn change_reservations(&self, nexus: &Nexus, out: &Out) -> Outcome {
-        let turn = self.changing.lock().await;
+        let guard = self.changing.lock().await;
         let before = lock(&self.reservations).clone();
         let mut after = before.clone();
         let effects = match after.change(&nexus.port, out) {
@@ -177,8 +177,8 @@ impl Unit {
             return Sense::TARGET_FAILURE.into();
         }
         self.with_reservations(|reservations| *reservations = after);
-        // Those whose tasks have to end may be waiting for this turn.
-        drop(turn);
+        // Tasks that have to end may wait for this lock.
+        drop(guard);
         self.carry_out(effects).await;
         Outcome::DONE
     }

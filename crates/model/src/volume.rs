@@ -523,7 +523,7 @@ pub struct CheckReport {
     pub compared_bytes: u64,
     pub faults: Vec<Fault>,
     /// Sealed layers that have no checksums yet; the volume server makes them in the background.
-    pub without_sums: Vec<LayerId>,
+    pub without_checksums: Vec<LayerId>,
     /// Files that nothing needs. The volume server removes them when it starts.
     pub leftovers: Vec<String>,
 }
@@ -540,7 +540,7 @@ pub enum FaultKind {
     /// Data are not what was sealed, or can't be read.
     Data,
     /// The checksums themselves are damaged.
-    Sums,
+    Checksums,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -188,7 +188,7 @@ fn a_check_tells_soundness_by_its_exit_code_and_names_the_damage() {
     pool.ok(&["volume", "create", "v", "--image", "gold"]);
     pool.serve();
     until("the checksums", || {
-        pool.ok(&["volume", "check"])["without_sums"] == Value::Array(vec![])
+        pool.ok(&["volume", "check"])["without_checksums"] == Value::Array(vec![])
     });
     assert_eq!(pool.ok(&["volume", "check", "v"])["compared_bytes"], 4 << 20);
     let layer = pool.ok(&["image", "info", "gold"])["layer"].as_str().expect("an id").to_owned();

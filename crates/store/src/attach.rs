@@ -31,10 +31,10 @@ impl Pool {
         volume: &VolumeName,
         nbd_addr: &str,
     ) -> Result<(), Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, volume, nbd_addr) = (Arc::clone(self), volume.clone(), nbd_addr.to_owned());
         blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             let what = format!("can't attach volume {volume}");
             let here =
                 pool.catalog.volume(&volume).map_err(|error| Problem::internal(&what, error))?;

@@ -179,14 +179,14 @@ impl Catalog {
     }
 
     /// Directories beside the pool's own that have files of its layers.
-    pub(super) fn places(&self) -> Result<Vec<PathBuf>> {
+    pub(super) fn directories(&self) -> Result<Vec<PathBuf>> {
         self.lock()
             .prepare("SELECT dir FROM stores ORDER BY dir")?
             .query_map([], |row| row.get::<_, String>(0).map(PathBuf::from))?
             .collect()
     }
 
-    pub(super) fn add_place(&self, dir: &Path) -> Result<()> {
+    pub(super) fn add_directory(&self, dir: &Path) -> Result<()> {
         let sql = "INSERT INTO stores VALUES (?1) ON CONFLICT DO NOTHING";
         self.lock().execute(sql, [dir.to_string_lossy()]).map(drop)
     }

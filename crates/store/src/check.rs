@@ -13,10 +13,10 @@ use perigee_model::{LayerId, Problem};
 use super::blocking;
 use super::blocks::PAGE_BLOCKS;
 use super::catalog::LayerRow;
+use super::checksums::{self, Compared, Finding};
 use super::layer::{Layer, data_name, map_name, was_flushed};
 use super::map::{self, MapError};
 use super::pool::Pool;
-use super::sums::{self, Compared, Finding};
 use super::work::Work;
 
 /// As many users of a layer as a fault names.
@@ -179,13 +179,13 @@ impl Pool {
         report: &mut CheckReport,
     ) -> io::Result<Vec<(FaultKind, Finding)>> {
         let kind_of = |kind| move |finding| (kind, finding);
-        Ok(match sums::compare(&*self.files, layer, work)? {
-            Compared::WithoutSums => {
-                report.without_sums.push(layer.id);
+        Ok(match checksums::compare(&*self.files, layer, work)? {
+            Compared::WithoutChecksums => {
+                report.without_checksums.push(layer.id);
                 Vec::new()
             }
-            Compared::DamagedSums(findings) => {
-                findings.into_iter().map(kind_of(FaultKind::Sums)).collect()
+            Compared::DamagedChecksums(findings) => {
+                findings.into_iter().map(kind_of(FaultKind::Checksums)).collect()
             }
             Compared::Data { compared_bytes, findings } => {
                 report.compared_bytes += compared_bytes;

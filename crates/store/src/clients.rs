@@ -100,10 +100,10 @@ impl Pool {
     /// # Errors
     /// A conflict when the name, the card's address or the initiator is another client's.
     pub async fn add_client(self: &Arc<Self>, new: NewClient) -> Result<ClientInfo, Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let pool = Arc::clone(self);
         blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             let what = format!("can't add client {}", new.name);
             check_chap(&what, &new)?;
             let row = ClientRow::new(new);
@@ -191,10 +191,10 @@ impl Pool {
     /// Not found when no client has this card, or what it is bound to is gone; a conflict when it is
     /// not bound.
     pub async fn boot(self: &Arc<Self>, mac: &MacAddress) -> Result<Boot, Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, mac) = (Arc::clone(self), *mac);
         let boot = blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             pool.boot_now(&mac)
         })
         .await?;
@@ -202,7 +202,7 @@ impl Pool {
         Ok(boot)
     }
 
-    /// The caller has the turn.
+    /// The caller holds the lock `changes`.
     fn boot_now(&self, mac: &MacAddress) -> Result<Boot, Problem> {
         let what = format!("can't boot the machine {mac}");
         let found = self.catalog.client_of_mac(mac).map_err(failed(&what))?;
@@ -221,7 +221,7 @@ impl Pool {
         Ok(Boot { client, initiator, volume, over, chap, target_chap })
     }
 
-    /// The volume that a client is to boot from, made if need be. The caller has the turn.
+    /// The volume that a client is to boot from, made if need be. The caller holds the lock `changes`.
     fn disk(&self, what: &str, row: &ClientRow, service: &Service) -> Result<VolumeName, Problem> {
         match service {
             Service::Volume(volume) => self.volume_now(volume).map(|_| volume.clone()),
@@ -349,10 +349,10 @@ impl Pool {
         let Some(row) = found.await? else { return Ok(None) };
         let volumes = match (row.mac, &row.binding) {
             (None, Some(binding)) => {
-                let turn = Arc::clone(&self.changes).lock_owned().await;
+                let guard = Arc::clone(&self.changes).lock_owned().await;
                 let (pool, row, service) = (Arc::clone(self), row.clone(), binding.service.clone());
                 blocking(move || {
-                    let _turn = turn;
+                    let _guard = guard;
                     pool.boot_by_login(&what, &row, &service)
                 })
                 .await?
@@ -362,7 +362,7 @@ impl Pool {
         Ok(Some(Grant { volumes, chap: row.chap, target_chap: row.target_chap }))
     }
 
-    /// The caller has the turn.
+    /// The caller holds the lock `changes`.
     fn boot_by_login(
         &self,
         what: &str,

@@ -31,7 +31,7 @@ const ENTRIES: u32 = 256;
 /// So much of one thread is read at a time. The others wait without memory, so that what a server
 /// takes for reads does not grow with its clients.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
-/// A longer read is one of several parts, between which others have their turns.
+/// A longer read is made in several parts, so that the reads of others run between them.
 const TURN_BYTES: usize = 1 << 20;
 /// Parts of one read that are in flight.
 const PARTS: usize = 4;

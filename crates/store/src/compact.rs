@@ -22,10 +22,10 @@ use uuid::Uuid;
 use super::blocking;
 use super::blocks::{BlockState, BlockStates, by_page, index, overlap};
 use super::catalog::{self, LayerRow};
+use super::checksums::{self, Compared};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
-use super::sums::{self, Compared};
 use super::volume::io_problem;
 use super::work::Work;
 
@@ -60,10 +60,10 @@ impl Pool {
             let (row, run) = blocking(move || pool.merge(&now, run, &work)).await?;
             let copied_bytes = row.data_bytes.unwrap_or(0);
             // Nothing seals, clones or names a layer meanwhile.
-            let turn = Arc::clone(&self.changes).lock_owned().await;
+            let guard = Arc::clone(&self.changes).lock_owned().await;
             let (pool, now) = (Arc::clone(self), what.clone());
             blocking(move || {
-                let _turn = turn;
+                let _guard = guard;
                 pool.put_in_place(&now, &run, &row)
             })
             .await?;
@@ -135,11 +135,11 @@ impl Pool {
         if !layer.has_files() {
             return Ok(());
         }
-        let compared = sums::compare(&*self.files, layer, work);
+        let compared = checksums::compare(&*self.files, layer, work);
         match compared.map_err(|error| stopped_or_failed(what, error))? {
-            Compared::WithoutSums => work.step(layer.data_bytes()),
+            Compared::WithoutChecksums => work.step(layer.data_bytes()),
             Compared::Data { findings, .. } if findings.is_empty() => Ok(()),
-            Compared::Data { .. } | Compared::DamagedSums(_) => {
+            Compared::Data { .. } | Compared::DamagedChecksums(_) => {
                 let why = format!("layer {} is damaged", layer.id);
                 return Err(Problem::conflict(what, why)
                     .next("`perigee volume check` shows what is damaged"));
@@ -186,8 +186,8 @@ impl Pool {
         Ok(states)
     }
 
-    /// Puts the new layer in the place of the run, on the disk and in what is open. The caller has
-    /// the turn.
+    /// Puts the new layer in the place of the run, on the disk and in what is open. The caller
+    /// holds the lock `changes`.
     fn put_in_place(&self, what: &str, run: &Run, row: &LayerRow) -> Result<(), Problem> {
         let old: Vec<LayerId> = run.rows.iter().map(|row| row.id).collect();
         let replaced = self.catalog.replace_layers(&old, row);

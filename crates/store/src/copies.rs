@@ -18,11 +18,11 @@ use uuid::Uuid;
 use super::blocking;
 use super::blocks::{blocks_of, index};
 use super::catalog::{self, LayerRow, Sealed};
+use super::checksums;
 use super::copy::LayerCopy;
 use super::head::Head;
 use super::layer::{self, LayerError, live_name};
 use super::pool::Pool;
-use super::sums;
 use super::volume::io_problem;
 use super::work::{StopOnDrop, Work};
 
@@ -88,11 +88,11 @@ impl Pool {
         }
         let layer = remote.is_layer.unwrap_or_else(|| LayerId(Uuid::new_v4()));
         let size_bytes = Self::layer_size(&what, remote.size_bytes)?;
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         if !self.is_imported(&what, name, layer).await? {
             let (pool, name) = (Arc::clone(self), name.clone());
             blocking(move || {
-                let _turn = turn;
+                let _guard = guard;
                 let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
                 let row = LayerRow { remote: Some(remote), ..new };
                 layer::clear(&*pool.files, layer)
@@ -252,10 +252,10 @@ impl Pool {
 
     /// All of it is here: it becomes a layer like any other.
     async fn complete(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, copy) = (Arc::clone(self), Arc::clone(copy));
         blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             if copy.is_closed() {
                 // It was deleted meanwhile, or somebody else has completed it.
                 return Ok(());
@@ -358,9 +358,9 @@ impl Pool {
 
 /// What came has to be what was sealed there, as far as the other host can tell.
 async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), IoError> {
-    let Some(sums) = copy.remote.sums().await else { return Ok(()) };
+    let Some(checksums) = copy.remote.checksums().await else { return Ok(()) };
     work.expect(copy.layer().data_bytes());
-    let findings = sums::compare_with_source(copy, &*sums, work).await?;
+    let findings = checksums::compare_with_source(copy, &*checksums, work).await?;
     let Some((range, _)) = findings.first() else { return Ok(()) };
     let at = range.as_ref().map_or(0, |range| range.start);
     let why = format!("what came of its bytes from {at} on is not what was sealed there");
@@ -389,9 +389,9 @@ async fn fill_window(
     let missing_bytes: u64 = missing.iter().map(length_bytes).sum();
     work.step((window.end - window.start).saturating_sub(missing_bytes))?;
     let paced = stream::iter(missing).then(|blocks| {
-        let turn = pace.after(length_bytes(&blocks));
+        let next_at = pace.after(length_bytes(&blocks));
         async move {
-            tokio::time::sleep_until(turn).await;
+            tokio::time::sleep_until(next_at).await;
             blocks
         }
     });

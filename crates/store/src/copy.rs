@@ -127,10 +127,10 @@ impl LayerCopy {
         if runs.is_empty() {
             return Ok((bytes, None));
         }
-        let turn = Arc::clone(&self.unwritten).acquire_owned().await.expect("it is never closed");
+        let permit = Arc::clone(&self.unwritten).acquire_owned().await.expect("it is never closed");
         let (copy, fetched) = (Arc::clone(self), bytes.clone());
         let keeping = tokio::task::spawn_blocking(move || {
-            let _held = (locked, turn);
+            let _held = (locked, permit);
             let kept = runs.iter().try_for_each(|(run, _)| copy.keep(first, run, &fetched));
             copy.complain(&kept);
             kept

@@ -101,7 +101,7 @@ pub(super) struct Head {
     /// writes its states down, also where they seem to be the same.
     live_unsure: AtomicBool,
     poisoned: OnceLock<String>,
-    flush_turn: Arc<tokio::sync::Mutex<()>>,
+    flush_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Head {
@@ -200,7 +200,7 @@ impl Head {
             unsynced: AtomicBool::new(false),
             live_unsure: AtomicBool::new(false),
             poisoned,
-            flush_turn: Arc::default(),
+            flush_lock: Arc::default(),
         }
     }
 
@@ -347,10 +347,10 @@ impl Head {
 
     /// Every write that returned before is durable when this returns well.
     pub(super) async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
-        let turn = Arc::clone(&self.flush_turn).lock_owned().await;
+        let guard = Arc::clone(&self.flush_lock).lock_owned().await;
         let head = Arc::clone(self);
         super::blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             head.flush_now()
         })
         .await

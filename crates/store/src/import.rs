@@ -19,11 +19,11 @@ use uuid::Uuid;
 use super::blocking;
 use super::blocks::{BlockState, BlockStates, index};
 use super::catalog::{self, LayerRow};
+use super::checksums;
 use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
-use super::sums;
 use super::volume::io_problem;
 use super::work::Work;
 
@@ -103,11 +103,11 @@ impl Pool {
         let temp = TempFile(self.layers_dir().join(format!("import-{}.tmp", Uuid::new_v4())));
         convert(&what, &source, &info.format, &temp.0).await?;
 
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         if !self.is_imported(&what, &request.name, layer).await? {
             let (pool, name) = (Arc::clone(self), request.name.clone());
             blocking(move || {
-                let _turn = turn;
+                let _guard = guard;
                 pool.adopt(&what, &temp, size_bytes, &name, layer)
             })
             .await?;
@@ -165,7 +165,7 @@ impl Pool {
             // Now, while the data are in memory, and not while clients boot from it.
             let sealed = Layer::open(&*self.files, layer, size_bytes, false);
             let sealed = sealed.map_err(std::io::Error::other)?;
-            sums::make(&*self.files, &sealed, &Work::default())?;
+            checksums::make(&*self.files, &sealed, &Work::default())?;
             Ok(states.data_bytes())
         };
         let data_bytes = made().map_err(|error| {

@@ -8,8 +8,8 @@ use perigee_model::{LayerId, VolumeName};
 
 use super::blocking;
 use super::catalog::LayerRow;
+use super::checksums;
 use super::pool::Pool;
-use super::sums;
 use super::work::{StopOnDrop, Work};
 
 /// A chain with more sealed layers is merged, as far as nothing else needs them.
@@ -18,10 +18,10 @@ pub(super) const SEALED_LAYERS_MAX: usize = 16;
 impl Pool {
     /// Works until it is dropped: at once, and whenever a layer was sealed or imported.
     pub async fn keep(self: Arc<Self>) {
-        let mut summed = HashSet::new();
+        let mut checksummed = HashSet::new();
         loop {
             self.compact_deep_chains().await;
-            self.make_missing_sums(&mut summed).await;
+            self.make_missing_checksums(&mut checksummed).await;
             self.sealed.notified().await;
         }
     }
@@ -58,38 +58,38 @@ impl Pool {
         Ok(deep.map(|volume| volume.name).collect())
     }
 
-    async fn make_missing_sums(self: &Arc<Self>, summed: &mut HashSet<LayerId>) {
+    async fn make_missing_checksums(self: &Arc<Self>, checksummed: &mut HashSet<LayerId>) {
         let layers = match self.catalog.layers() {
             Ok(layers) => layers,
             Err(error) => return tracing::error!(%error, "can't tell which layers are sealed"),
         };
         for (row, head) in layers {
             let id = row.id;
-            if head || row.is_copy() || summed.contains(&id) {
+            if head || row.is_copy() || checksummed.contains(&id) {
                 continue;
             }
             let (pool, work) = (Arc::clone(self), Arc::new(Work::gentle()));
             let _stop = StopOnDrop(Arc::clone(&work));
-            let made = blocking(move || pool.make_sums(&row, &work)).await;
+            let made = blocking(move || pool.make_checksums(&row, &work)).await;
             match made {
                 Ok(()) => {
-                    summed.insert(id);
+                    checksummed.insert(id);
                 }
                 Err(why) => tracing::error!(layer = %id, why, "can't make its checksums"),
             }
         }
     }
 
-    /// Makes a sealed layer's sums unless they are there.
-    pub(super) fn make_sums(&self, row: &LayerRow, work: &Work) -> Result<(), String> {
-        if sums::are_made(&*self.files, row.id).map_err(|error| error.to_string())? {
+    /// Makes a sealed layer's checksums unless they are there.
+    pub(super) fn make_checksums(&self, row: &LayerRow, work: &Work) -> Result<(), String> {
+        if checksums::are_made(&*self.files, row.id).map_err(|error| error.to_string())? {
             return Ok(());
         }
         let layer = self.open_sealed(row).map_err(|error| error.to_string())?;
         if !layer.has_files() {
             return Ok(());
         }
-        let made = sums::make(&*self.files, &layer, work).map_err(|error| error.to_string());
+        let made = checksums::make(&*self.files, &layer, work).map_err(|error| error.to_string());
         if let Ok(false) = self.catalog.has_layer(row.id) {
             // It was deleted meanwhile.
             self.remove_layers(&[row.id]);

@@ -8,9 +8,9 @@ use perigee_model::LayerId;
 use perigee_model::volume::{BLOCK_BYTES, CachePolicy};
 
 use super::blocks::BlockStates;
+use super::checksums::checksums_name;
 use super::files::{BlockFile, LayerFiles};
 use super::map::{self, MapError, MapFile};
-use super::sums::sum_name;
 
 /// The largest file of ext4; a layer is smaller.
 pub(super) const LAYER_BYTES_MAX: u64 = 16 << 40;
@@ -46,7 +46,7 @@ pub(super) fn live_name(layer: LayerId) -> String {
 /// Removes what a layer has on disk.
 pub(super) fn remove(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     files.remove(&live_name(layer))?;
-    files.remove(&sum_name(layer))?;
+    files.remove(&checksums_name(layer))?;
     files.remove(&map_name(layer))?;
     files.remove(&data_name(layer))
 }

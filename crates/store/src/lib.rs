@@ -15,10 +15,10 @@
 //! | how a read waits for the disk | `cold` |
 //! | another host below the local layers; what is kept of it | `remote`, `copy`, `copies` |
 //! | what exists | `catalog` |
-//! | which directory has a layer's files | `places` |
+//! | which directory has a layer's files | `directories` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
 //! | merging the layers of a deep chain | `compact` |
-//! | whether the bytes are still what was written | `sums` (checksums), `check`, `keeper` |
+//! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | what it takes on the disk, and for whom | `space` |
 
 mod ahead;
@@ -27,6 +27,7 @@ mod blocks;
 mod catalog;
 mod chain;
 mod check;
+mod checksums;
 mod clients;
 mod closing;
 mod cold;
@@ -34,6 +35,7 @@ mod compact;
 mod copies;
 mod copy;
 mod direct;
+mod directories;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -45,7 +47,6 @@ mod lifecycle;
 mod live;
 mod locks;
 mod map;
-mod places;
 mod pool;
 mod remote;
 mod reservations;
@@ -54,7 +55,6 @@ mod session;
 mod sim;
 mod space;
 mod sparse;
-mod sums;
 #[cfg(test)]
 mod tests;
 mod volume;

@@ -70,14 +70,14 @@ impl Pool {
             [name] => format!("can't create volume {name}"),
             [first, ..] => format!("can't create {} volumes like {first}", request.names.len()),
         };
-        // Before taking the turn: the other host may be slow.
+        // Before the lock is taken: the other host may be slow.
         let remote = match &request.source {
             VolumeSource::Remote { nbd_addr, export } => {
                 Some(self.remote_row(&what, nbd_addr, export).await?)
             }
             _ => None,
         };
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let sealed = match &request.source {
             VolumeSource::Volume(source) => {
                 let (pool, now, names) = (Arc::clone(self), what.clone(), request.names.clone());
@@ -88,7 +88,7 @@ impl Pool {
         };
         let pool = Arc::clone(self);
         blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             pool.check_names_free(&what, &request.names)?;
             let base = match (&request.source, remote, sealed) {
                 (_, _, Some(base)) => base,
@@ -172,7 +172,7 @@ impl Pool {
     ) -> Result<Base, Problem> {
         let volume = self.volume(source).await?;
         // Refused before the source is touched.
-        // The volume can't be resized meanwhile: the caller has the turn.
+        // The volume can't be resized meanwhile: the caller holds the lock `changes`.
         let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None };
         head_size(what, &whole, size_bytes)?;
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
@@ -250,7 +250,7 @@ impl Pool {
         request: Snapshot,
     ) -> Result<ImageInfo, Problem> {
         let what = format!("can't snapshot volume {volume} as {}", request.image);
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let opened = self.volume(volume).await?;
         let size_bytes = opened.size_bytes();
         let (pool, name, image) = (Arc::clone(self), volume.clone(), request.image.clone());
@@ -261,8 +261,8 @@ impl Pool {
                     return Err(Problem::conflict(what_now, "there is an image of that name"));
                 }
                 let new = pool.seal(&what_now, &name, size_bytes, stack, Some(&image))?;
-                // The turn is over when the volume has its new layers.
-                Ok((Some(new), turn))
+                // The lock is released when the volume has its new layers.
+                Ok((Some(new), guard))
             })
             .await?;
         self.image_info(&request.image).await
@@ -281,21 +281,21 @@ impl Pool {
     ) -> Result<VolumeInfo, Problem> {
         let what = format!("can't resize volume {name} to {}", format_bytes(request.size_bytes));
         let size_bytes = Self::layer_size(&what, request.size_bytes)?;
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let volume = self.volume(name).await?;
         let (pool, resized, now) = (Arc::clone(self), Arc::clone(&volume), what.clone());
         volume
             .replace_stack(&what, move |stack| {
                 let old_bytes = stack.size_bytes();
                 if size_bytes == old_bytes {
-                    return Ok((None, turn));
+                    return Ok((None, guard));
                 }
                 if size_bytes < old_bytes {
                     check_shrink(&now, old_bytes, request.shrink, resized.open_sessions())?;
                 }
                 let new = pool.seal(&now, resized.name(), size_bytes, stack, None)?;
-                // The turn is over when the volume has its new layers.
-                Ok((Some(new), turn))
+                // The lock is released when the volume has its new layers.
+                Ok((Some(new), guard))
             })
             .await?;
         self.volume_info(name).await
@@ -304,10 +304,10 @@ impl Pool {
     /// # Errors
     /// A conflict, with their names, when volumes or images stand on it.
     pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, name) = (Arc::clone(self), name.clone());
         blocking(move || {
-            let _turn = turn;
+            let _guard = guard;
             let what = format!("can't delete image {name}");
             let layer =
                 pool.catalog.image(&name).map_err(failed(&what))?.ok_or_else(|| {
@@ -342,7 +342,7 @@ impl Pool {
         name: &VolumeName,
         owner: Option<OwnerName>,
     ) -> Result<(), Problem> {
-        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         if let Some(owner) = owner {
             let (pool, named) = (Arc::clone(self), name.clone());
             blocking(move || pool.check_owner(&named, &owner)).await?;
@@ -353,7 +353,7 @@ impl Pool {
         let (pool, name) = (Arc::clone(self), name.clone());
         volume
             .delete_with(move || {
-                let _turn = turn;
+                let _guard = guard;
                 let what = format!("can't delete volume {name}");
                 let unneeded = pool.catalog.delete_volume(&name).map_err(failed(&what))?;
                 pool.forget_volume(&name);

@@ -51,7 +51,7 @@ const VERSION: u32 = 1;
 pub(super) enum Magic {
     Durable,
     Live,
-    Sums,
+    Checksums,
 }
 
 impl Magic {
@@ -59,7 +59,7 @@ impl Magic {
         match self {
             Self::Durable => *b"PERIGEEM",
             Self::Live => *b"PERIGEEL",
-            Self::Sums => *b"PERIGEES",
+            Self::Checksums => *b"PERIGEES",
         }
     }
 }

@@ -19,14 +19,14 @@ use uuid::Uuid;
 use super::blocking;
 use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
 use super::chain::{Bottom, Sealed};
+use super::checksums;
 use super::copy::LayerCopy;
+use super::directories::Directories;
 use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
 use super::layer::{LAYER_BYTES_MAX, Layer, LayerError, live_name};
-use super::places::Places;
 use super::remote::{Connector, RemoteParent};
 use super::session::{SealedDevice, SumsDevice};
-use super::sums;
 use super::volume::{Stack, Volume, io_problem};
 
 /// Where a pool is, and how it reaches remote parents.
@@ -147,8 +147,9 @@ impl Pool {
         std::fs::create_dir_all(&own).map_err(|error| Problem::invalid(&what, error))?;
         let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
         let locked = Locked::open(&what, &config.dir)?;
-        let places = Places::open(&what, own, &locked.catalog, config.private.as_deref())?;
-        Ok(Self::assemble(config, locked, Arc::new(places), boot))
+        let directories =
+            Directories::open(&what, own, &locked.catalog, config.private.as_deref())?;
+        Ok(Self::assemble(config, locked, Arc::new(directories), boot))
     }
 
     /// As [`Self::open`], with the layers' files and the boot given.
@@ -357,8 +358,8 @@ impl Pool {
         open.forget_layers(&[id]);
     }
 
-    /// Gives open volumes over layers that are in the catalog no more their chains anew. The caller
-    /// has the turn, so that no head is sealed meanwhile.
+    /// Builds the chains of open volumes again where they stand on layers that are no longer in the
+    /// catalog. The caller holds the lock `changes`, so that no head is sealed meanwhile.
     pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
         let mut open = self.open.lock().expect("no holder panics");
         open.forget_layers(gone);
@@ -495,14 +496,14 @@ impl Pool {
     ///
     /// # Errors
     /// Not found when it stands on others, is not complete, or has none yet.
-    pub async fn open_sums(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+    pub async fn open_checksums(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
         let pool = Arc::clone(self);
         blocking(move || {
             let what = format!("can't open the checksums of layer {id}");
             let chain = pool.catalog.chain(id).map_err(|e| catalog::problem(&what, &e))?;
             let alone = matches!(&chain[..], [row] if row.remote.is_none());
-            let sums = if alone { sums::finished(&*pool.files, id) } else { Ok(None) };
-            let opened = sums.and_then(|file| {
+            let checksums = if alone { checksums::finished(&*pool.files, id) } else { Ok(None) };
+            let opened = checksums.and_then(|file| {
                 file.map(|file| Ok(SumsDevice { size_bytes: file.len()?, file })).transpose()
             });
             match opened {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError};
-use perigee_block::exports::SUMS_SUFFIX;
+use perigee_block::exports::CHECKSUMS_SUFFIX;
 use perigee_block::trace::{self, Stage};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OnceCell;
@@ -92,10 +92,11 @@ impl RemoteParent {
     }
 
     /// The checksums that the other host has of the layer that it is, if it has any.
-    pub(super) async fn sums(&self) -> Option<Arc<dyn Device>> {
+    pub(super) async fn checksums(&self) -> Option<Arc<dyn Device>> {
         let RemoteRow { nbd_addr, export, .. } = &self.row;
         self.row.is_layer?;
-        let opened = (self.connector.connect)(nbd_addr.clone(), format!("{export}{SUMS_SUFFIX}"));
+        let opened =
+            (self.connector.connect)(nbd_addr.clone(), format!("{export}{CHECKSUMS_SUFFIX}"));
         let without = |error: &IoError| tracing::debug!(%error, "no checksums to compare with");
         opened.await.inspect_err(without).ok()
     }

@@ -82,7 +82,7 @@ impl Session {
         Self { volume, epoch }
     }
 
-    /// Waits for its turn on the blocks, with the epoch checked and kept as it is.
+    /// Waits for the lock on the blocks, with the epoch checked and kept as it is.
     async fn admit(&self, offset: u64, length_bytes: u64) -> Result<(Stack, Admitted), IoError> {
         let gate = Arc::clone(&self.volume.gate).read_owned().await;
         self.volume.check_writer(self.epoch)?;

@@ -233,7 +233,7 @@ impl Volume {
         .await
     }
 
-    /// Puts layers of the same content below the head. The caller has the pool's turn.
+    /// Puts layers of the same content below the head. The caller holds the pool's lock `changes`.
     pub(super) fn replace_below(&self, below: Arc<Sealed>) {
         self.stack.write().expect("no holder panics").below = below;
     }

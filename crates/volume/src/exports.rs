@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
-use perigee_block::exports::{Export, Exports, LAYER_PREFIX, Opener, SUMS_SUFFIX};
+use perigee_block::exports::{CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, Opener};
 use perigee_block::logins::{LoginGuard, Logins};
 use perigee_block::sessions::SessionKey;
 use perigee_block::stats::{Counters, StatsTable};
@@ -41,15 +41,15 @@ enum Wanted {
     Image(ImageName),
     Layer(LayerId),
     /// The checksums of an image or a layer.
-    Sums(Box<Self>),
+    Checksums(Box<Self>),
 }
 
 impl Wanted {
     fn parse(text: &str) -> Option<Self> {
-        if let Some(sealed) = text.strip_suffix(SUMS_SUFFIX) {
+        if let Some(sealed) = text.strip_suffix(CHECKSUMS_SUFFIX) {
             let of = Self::parse(sealed)?;
             let sealed = matches!(of, Self::Image(_) | Self::Layer(_));
-            return sealed.then(|| Self::Sums(Box::new(of)));
+            return sealed.then(|| Self::Checksums(Box::new(of)));
         }
         if let Some(image) = text.strip_prefix("image:") {
             return image.parse().ok().map(Self::Image);
@@ -110,7 +110,7 @@ impl PoolExports {
         let found = match Wanted::parse(name) {
             Some(Wanted::Image(image)) => self.pool.open_image(&image).await.map(sealed),
             Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
-            Some(Wanted::Sums(of)) => self.sums(name, &of).await.map(sealed),
+            Some(Wanted::Checksums(of)) => self.checksums(name, &of).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => {
                 match self.pool.open_session(&volume, epoch).await {
                     Ok(device) => {
@@ -138,15 +138,17 @@ impl PoolExports {
         }
     }
 
-    async fn sums(&self, name: &str, of: &Wanted) -> Result<Arc<dyn Device>, Problem> {
+    async fn checksums(&self, name: &str, of: &Wanted) -> Result<Arc<dyn Device>, Problem> {
         let layer = match of {
             Wanted::Layer(layer) => Some(*layer),
             Wanted::Image(image) => Some(self.pool.image_info(image).await?.layer),
-            Wanted::Volume(..) | Wanted::Sums(_) => None,
+            Wanted::Volume(..) | Wanted::Checksums(_) => None,
         };
         match layer {
-            Some(layer) => self.pool.open_sums(layer).await,
-            None => Err(Problem::not_found(format!("export {name:?}"), "only images have sums")),
+            Some(layer) => self.pool.open_checksums(layer).await,
+            None => {
+                Err(Problem::not_found(format!("export {name:?}"), "only images have checksums"))
+            }
         }
     }
 
@@ -258,8 +260,9 @@ mod tests {
         assert_eq!(Wanted::parse("data@12"), Some(Wanted::Volume(volume("data"), Some(Epoch(12)))));
         let image = ImageName::new("debian").expect("a name");
         assert_eq!(Wanted::parse("image:debian"), Some(Wanted::Image(image)));
-        let sums = Wanted::Sums(Box::new(Wanted::Image(ImageName::new("debian").expect("a name"))));
-        assert_eq!(Wanted::parse("image:debian@sums"), Some(sums));
+        let checksums =
+            Wanted::Checksums(Box::new(Wanted::Image(ImageName::new("debian").expect("a name"))));
+        assert_eq!(Wanted::parse("image:debian@sums"), Some(checksums));
         let layer = LayerId(Uuid::from_u128(7));
         assert_eq!(Wanted::parse(&format!("layer:{layer}")), Some(Wanted::Layer(layer)));
         for bad in [

@@ -32,10 +32,10 @@ use crate::measured::Measured;
 /// When the server stops, what waits for another host gets this long, and so do peers that are slow
 /// to take their last answers.
 pub const DRAIN_MAX: Duration = Duration::from_secs(3);
-/// What one frame costs besides its bytes, in bytes: a turn's work is counted in these.
+/// What one frame costs besides its bytes, in bytes of the budget.
 const FRAME_COST_BYTES: usize = 4 << 10;
-/// After so much work a connection lets others run.
-const TURN_BYTES: usize = 4 << 20;
+/// How much work a connection does before it lets others run.
+const BUDGET_BYTES: usize = 4 << 20;
 
 /// What became of the first frame of the input.
 pub enum Taken {
@@ -112,9 +112,9 @@ where
     E: Exchange,
 {
     let silence = exchange.silence_max().map(Silence::new);
-    let turn_bytes = TURN_BYTES;
+    let budget_bytes = BUDGET_BYTES;
     let (ended, hears) = (false, true);
-    let mut connection = Connection { stream, exchange, turn_bytes, ended, hears, silence };
+    let mut connection = Connection { stream, exchange, budget_bytes, ended, hears, silence };
     let ended = connection.converse(stop).await;
     connection.hears = connection.exchange.close(ended.as_ref().err());
     if stop.is_cancelled() {
@@ -133,8 +133,8 @@ where
 enum Batched {
     /// Nothing more is possible until something moves.
     Waits,
-    /// There is more to take, and others come first.
-    TurnOver,
+    /// There is more to take, but other connections run first.
+    BudgetSpent,
     /// The peer said goodbye or went away.
     Over,
 }
@@ -142,8 +142,8 @@ enum Batched {
 struct Connection<S, E> {
     stream: S,
     exchange: E,
-    /// What is left of this turn.
-    turn_bytes: usize,
+    /// What is left of the budget until others run.
+    budget_bytes: usize,
     /// The peer has sent its last byte.
     ended: bool,
     /// The peer still takes answers, as far as is known.
@@ -167,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
                 }
                 let moved = self.poll_moved(cx).map_ok(|()| false);
                 if moved.is_pending() {
-                    self.turn_bytes = TURN_BYTES;
+                    self.budget_bytes = BUDGET_BYTES;
                 }
                 if moved.is_pending() && !waits { Poll::Ready(Ok(false)) } else { moved }
             })
@@ -176,7 +176,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
                 return Ok(());
             }
             if !waits {
-                self.turn_bytes = TURN_BYTES;
+                self.budget_bytes = BUDGET_BYTES;
                 tokio::task::yield_now().await;
             }
         }
@@ -214,13 +214,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
     ) -> Result<Batched, E::Error> {
         let mut next = Some(first);
         while let Some(frame) = next {
-            if self.turn_bytes == 0 {
-                return Ok(Batched::TurnOver);
+            if self.budget_bytes == 0 {
+                return Ok(Batched::BudgetSpent);
             }
             match self.exchange.take(frame, now)? {
                 Taken::Done { cost_bytes } => {
                     let cost_bytes = FRAME_COST_BYTES + cost_bytes;
-                    self.turn_bytes = self.turn_bytes.saturating_sub(cost_bytes);
+                    self.budget_bytes = self.budget_bytes.saturating_sub(cost_bytes);
                 }
                 Taken::Full => return Ok(Batched::Waits),
                 Taken::Goodbye => return Ok(Batched::Over),

@@ -119,16 +119,16 @@ struct Shared {
     sessions: SessionTable,
     tls: Option<Tls>,
     access: Access,
-    local_places: Arc<Semaphore>,
-    remote_places: Arc<Semaphore>,
+    local_permits: Arc<Semaphore>,
+    remote_permits: Arc<Semaphore>,
     negotiation_max: Duration,
 }
 
 impl Shared {
-    fn places(&self, socket: &Socket) -> &Arc<Semaphore> {
+    fn permits(&self, socket: &Socket) -> &Arc<Semaphore> {
         match socket {
-            Socket::Unix(_) => &self.local_places,
-            Socket::Tcp(_) => &self.remote_places,
+            Socket::Unix(_) => &self.local_permits,
+            Socket::Tcp(_) => &self.remote_permits,
         }
     }
 }
@@ -142,14 +142,14 @@ impl Server {
         let access = Access { listing: options.listing, list: options.access_list };
         access.view(&Peer::default())?;
         let tls = options.tls.as_ref().map(Tls::load).transpose()?;
-        let places = || Arc::new(Semaphore::new(options.clients_max));
+        let permits = || Arc::new(Semaphore::new(options.clients_max));
         Ok(Self(Arc::new(Shared {
             exports,
             sessions: SessionTable::default(),
             tls,
             access,
-            local_places: places(),
-            remote_places: places(),
+            local_permits: permits(),
+            remote_permits: permits(),
             negotiation_max: NEGOTIATION_MAX,
         })))
     }
@@ -163,7 +163,7 @@ impl Server {
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
         let (shared, token) = (self.0, stop.clone());
         let admit = move |socket: Socket| {
-            let Ok(place) = Arc::clone(shared.places(&socket)).try_acquire_owned() else {
+            let Ok(permit) = Arc::clone(shared.permits(&socket)).try_acquire_owned() else {
                 tracing::warn!(
                     client = socket.peer(),
                     "there are too many NBD clients; refused one"
@@ -173,7 +173,7 @@ impl Server {
             let connection = connection(socket, shared.clone(), token.child_token());
             Some(async move {
                 connection.await;
-                drop(place);
+                drop(permit);
             })
         };
         accept::serve("NBD", listeners, admit, stop).await;

@@ -60,7 +60,7 @@ fn print(report: &CheckReport) -> Result<(), Problem> {
     for name in &report.leftovers {
         output::text(&format!("nothing needs the file {name}; the next volume server removes it"));
     }
-    for layer in &report.without_sums {
+    for layer in &report.without_checksums {
         output::text(&format!("layer {layer} has no checksums yet; a volume server makes them"));
     }
     let found = match report.faults.len() {

@@ -36,7 +36,7 @@ impl Bench {
         self.dir.path().join("layers").join(format!("{}.{kind}", self.sealed))
     }
 
-    fn make_sums(&self) {
+    fn make_checksums(&self) {
         let (row, _) = self
             .pool
             .catalog
@@ -45,7 +45,7 @@ impl Bench {
             .into_iter()
             .find(|(r, _)| r.id == self.sealed)
             .unwrap();
-        self.pool.make_sums(&row, &Work::default()).unwrap();
+        self.pool.make_checksums(&row, &Work::default()).unwrap();
     }
 
     fn damage(&self, kind: &str, offset: u64, length: usize) {
@@ -63,13 +63,16 @@ fn kinds(report: &CheckReport) -> Vec<FaultKind> {
 }
 
 #[tokio::test]
-async fn a_sound_pool_is_called_sound_with_and_without_sums() {
+async fn a_sound_pool_is_called_sound_with_and_without_checksums() {
     let bench = Bench::new().await;
     let report = bench.check(CheckScope::Pool).await;
-    assert_eq!((&kinds(&report)[..], &report.without_sums[..]), (&[][..], &[bench.sealed][..]));
-    bench.make_sums();
+    assert_eq!(
+        (&kinds(&report)[..], &report.without_checksums[..]),
+        (&[][..], &[bench.sealed][..])
+    );
+    bench.make_checksums();
     let report = bench.check(CheckScope::Pool).await;
-    assert_eq!((&kinds(&report)[..], &report.without_sums[..]), (&[][..], &[][..]));
+    assert_eq!((&kinds(&report)[..], &report.without_checksums[..]), (&[][..], &[][..]));
     assert_eq!((report.layers, report.compared_bytes), (3, 2 * 4096));
     assert_eq!(report.leftovers, Vec::<String>::new());
 }
@@ -77,7 +80,7 @@ async fn a_sound_pool_is_called_sound_with_and_without_sums() {
 #[tokio::test]
 async fn changed_data_are_named_with_the_layer_the_bytes_and_who_uses_them() {
     let bench = Bench::new().await;
-    bench.make_sums();
+    bench.make_checksums();
     bench.damage("data", 40 * 4096 + 100, 1);
     let report = bench.check(CheckScope::Volume(volume_name("c"))).await;
     assert_eq!(kinds(&report), [FaultKind::Data]);
@@ -92,7 +95,7 @@ async fn changed_data_are_named_with_the_layer_the_bytes_and_who_uses_them() {
 #[tokio::test]
 async fn bytes_of_blocks_that_are_no_data_do_not_matter() {
     let bench = Bench::new().await;
-    bench.make_sums();
+    bench.make_checksums();
     bench.damage("data", 4 * 4096, 4096);
     assert_eq!(kinds(&bench.check(CheckScope::Pool).await), []);
 }
@@ -100,7 +103,7 @@ async fn bytes_of_blocks_that_are_no_data_do_not_matter() {
 #[tokio::test]
 async fn a_map_page_with_two_damaged_copies_is_named() {
     let bench = Bench::new().await;
-    bench.make_sums();
+    bench.make_checksums();
     bench.damage("map", 4096 + 50, 4096);
     let report = bench.check(CheckScope::Pool).await;
     assert_eq!(kinds(&report), [FaultKind::Map]);
@@ -110,9 +113,9 @@ async fn a_map_page_with_two_damaged_copies_is_named() {
 
 /// The map alone takes it for a torn write, and goes back to what was before.
 #[tokio::test]
-async fn rot_of_the_current_copy_of_a_map_page_is_found_by_the_sums() {
+async fn rot_of_the_current_copy_of_a_map_page_is_found_by_the_checksums() {
     let bench = Bench::new().await;
-    bench.make_sums();
+    bench.make_checksums();
     // The first flush writes copy B.
     bench.damage("map", 2 * 4096 + 50, 1);
     let report = bench.check(CheckScope::Pool).await;
@@ -122,9 +125,9 @@ async fn rot_of_the_current_copy_of_a_map_page_is_found_by_the_sums() {
 #[tokio::test]
 async fn damaged_sums_are_no_damaged_data() {
     let bench = Bench::new().await;
-    bench.make_sums();
+    bench.make_checksums();
     bench.damage("sum", 4096 + 100, 1);
-    assert_eq!(kinds(&bench.check(CheckScope::Pool).await), [FaultKind::Sums]);
+    assert_eq!(kinds(&bench.check(CheckScope::Pool).await), [FaultKind::Checksums]);
 }
 
 #[tokio::test]
@@ -132,9 +135,9 @@ async fn sums_that_were_never_finished_are_made_anew() {
     let bench = Bench::new().await;
     std::fs::write(bench.path("sum"), vec![0; 8192]).unwrap();
     let report = bench.check(CheckScope::Pool).await;
-    assert_eq!((kinds(&report), report.without_sums), (vec![], vec![bench.sealed]));
-    bench.make_sums();
-    assert_eq!(bench.check(CheckScope::Pool).await.without_sums, []);
+    assert_eq!((kinds(&report), report.without_checksums), (vec![], vec![bench.sealed]));
+    bench.make_checksums();
+    assert_eq!(bench.check(CheckScope::Pool).await.without_checksums, []);
 }
 
 #[tokio::test]
@@ -151,7 +154,7 @@ async fn a_missing_file_and_one_too_many_are_told_apart() {
 #[tokio::test]
 async fn work_that_nobody_waits_for_stops() {
     let bench = Bench::new().await;
-    bench.make_sums();
+    bench.make_checksums();
     let work = Arc::new(Work::default());
     work.stop();
     let problem = bench.pool.check(CheckScope::Pool, work).await.unwrap_err();
@@ -165,8 +168,8 @@ async fn the_keeper_makes_sums_of_what_is_sealed_while_it_runs() {
     let request = Snapshot { image: image_name("t") };
     bench.pool.snapshot(&volume_name("v"), request).await.unwrap();
     let begun = std::time::Instant::now();
-    while !bench.check(CheckScope::Pool).await.without_sums.is_empty() {
-        assert!(begun.elapsed().as_secs() < 30, "waited 30 s for the sums of both layers");
+    while !bench.check(CheckScope::Pool).await.without_checksums.is_empty() {
+        assert!(begun.elapsed().as_secs() < 30, "waited 30 s for the checksums of both layers");
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     keeper.abort();

@@ -146,7 +146,7 @@ async fn a_damaged_layer_is_not_sealed_anew() {
     let _device = deep(&pool).await;
     let chain = pool.volume_info(&volume_name("v")).await.unwrap().chain;
     let rows = pool.catalog.chain(chain[0]).unwrap();
-    pool.make_sums(&rows[2], &Work::default()).unwrap();
+    pool.make_checksums(&rows[2], &Work::default()).unwrap();
     let path = dir.path().join("layers").join(format!("{}.data", chain[2]));
     let mut damaged = std::fs::read(&path).unwrap();
     damaged[16 * 4096 + 10] ^= 1;

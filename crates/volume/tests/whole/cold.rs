@@ -22,7 +22,7 @@ async fn clones_that_read_a_cold_image_at_once_read_it_from_the_disk_once() {
     let image: ImageInfo = server.control.post("/v1/images", &request).await.expect("an image");
     until("its checksums, which are made of all of it", async || {
         let report = server.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await;
-        report.is_ok_and(|report: CheckReport| report.without_sums.is_empty())
+        report.is_ok_and(|report: CheckReport| report.without_checksums.is_empty())
     })
     .await;
     for n in 0..CLIENTS {

@@ -152,7 +152,7 @@ async fn a_copy_is_the_source_of_the_next_one() {
 async fn a_copy_of_what_is_not_what_was_sealed_is_never_complete() {
     let (mut home, host) = (Server::start().await, Server::start().await);
     let source = Source::at(&home).await;
-    until("its checksums", async || check(&home).await.without_sums.is_empty()).await;
+    until("its checksums", async || check(&home).await.without_checksums.is_empty()).await;
     let fill = async || {
         let done = host.control.post_long::<ImageInfo>("/v1/images/golden/fill", &(), |_| {});
         done.await

@@ -2,7 +2,7 @@
 //!
 //! | stage | module |
 //! |---|---|
-//! | whose turn it is | [`perigee_block::stream::connection`] |
+//! | how connections share a thread | [`perigee_block::stream::connection`] |
 //! | bytes to frames | [`perigee_block::stream::input`] |
 //! | frames to answers, at once where nothing has to be waited for | `batch` |
 //! | requests that wait for a disk, another host or a lock | `waiting` |

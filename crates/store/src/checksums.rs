@@ -11,7 +11,7 @@
 //! | 8..4096 | CRC32C of each chunk: of the bytes of its data blocks, one after the other |
 //!
 //! **What it means.** A chunk whose data blocks have other bytes, or that has other data blocks,
-//! has another sum. So rot of the map that the map itself can't tell from a torn write is found
+//! has another checksum. So rot of the map that the map itself can't tell from a torn write is found
 //! here.
 //!
 //! Another host that copies the layer gets this file too, and compares what it has got.
@@ -38,12 +38,12 @@ const CHUNK_BLOCKS: u64 = 16;
 const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK_BYTES;
 const PAGE_BYTES_U32: u32 = 4096;
 const PAGE_HEADER_BYTES: usize = 8;
-const PAGE_SUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
-const PAGE_BLOCKS: u64 = PAGE_SUMS as u64 * CHUNK_BLOCKS;
+const PAGE_CHECKSUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
+const PAGE_BLOCKS: u64 = PAGE_CHECKSUMS as u64 * CHUNK_BLOCKS;
 /// Whole chunks are read in pieces of at most this.
 const PIECE_BLOCKS: u64 = 16 * CHUNK_BLOCKS;
 
-pub(super) fn sum_name(layer: LayerId) -> String {
+pub(super) fn checksums_name(layer: LayerId) -> String {
     format!("{layer}.sum")
 }
 
@@ -58,53 +58,54 @@ fn page_offset(page: u64) -> u64 {
 /// A place in a layer where something is wrong, and what.
 pub(super) type Finding = (Option<Range<u64>>, String);
 
-/// What comparing a layer with its sums came to.
+/// What comparing a layer with its checksums came to.
 pub(super) enum Compared {
     /// There are none yet.
-    WithoutSums,
-    DamagedSums(Vec<Finding>),
+    WithoutChecksums,
+    DamagedChecksums(Vec<Finding>),
     Data {
         compared_bytes: u64,
         findings: Vec<Finding>,
     },
 }
 
-/// The sums of the chunks of one page, and where data could not be read.
-struct PageSums {
-    sums: Vec<u32>,
+/// The checksums of the chunks of one page, and where data could not be read.
+struct PageChecksums {
+    checksums: Vec<u32>,
     data_bytes: u64,
     unreadable: Vec<Finding>,
 }
 
-/// The blocks whose chunks have their sums in a page.
+/// The blocks whose chunks have their checksums in a page.
 fn page_blocks(page: u64, blocks: u64) -> Range<u64> {
     let first = page * PAGE_BLOCKS;
     first..(first + PAGE_BLOCKS).min(blocks)
 }
 
 /// Reads the data of a page's chunks.
-fn page_sums(layer: &Layer, page: u64, work: &Work) -> io::Result<PageSums> {
+fn page_checksums(layer: &Layer, page: u64, work: &Work) -> io::Result<PageChecksums> {
     let runs = layer.states.runs(page_blocks(page, layer.blocks()));
     let data = runs.filter(|(_, state)| *state == BlockState::Data).map(|(run, _)| run);
-    page_sums_of(layer, page, data, work)
+    page_checksums_of(layer, page, data, work)
 }
 
-/// As [`page_sums`], of these blocks.
-fn page_sums_of(
+/// As [`page_checksums`], of these blocks.
+fn page_checksums_of(
     layer: &Layer,
     page: u64,
     runs: impl Iterator<Item = Range<u64>>,
     work: &Work,
-) -> io::Result<PageSums> {
+) -> io::Result<PageChecksums> {
     let first = page * PAGE_BLOCKS;
-    let mut found = PageSums { sums: vec![0; PAGE_SUMS], data_bytes: 0, unreadable: Vec::new() };
+    let mut found =
+        PageChecksums { checksums: vec![0; PAGE_CHECKSUMS], data_bytes: 0, unreadable: Vec::new() };
     let mut buffer = vec![0; index(PIECE_BLOCKS * BLOCK_BYTES)];
     for run in runs {
         for piece in pieces(run) {
             let (at, length) = bytes_of(&piece);
             let buffer = &mut buffer[..index(length)];
             match layer.data().read_at(at, buffer) {
-                Ok(()) => add(&mut found.sums, piece.start - first, buffer),
+                Ok(()) => add(&mut found.checksums, piece.start - first, buffer),
                 Err(error) => {
                     let why = format!("its data can't be read: {error}");
                     found.unreadable.push((Some(at..at + length), why));
@@ -134,54 +135,54 @@ fn pieces(run: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Adds the bytes of blocks from `block` of the page on to their chunks' sums.
-fn add(sums: &mut [u32], block: u64, bytes: &[u8]) {
+/// Adds the bytes of blocks from `block` of the page on to their chunks' checksums.
+fn add(checksums: &mut [u32], block: u64, bytes: &[u8]) {
     let to_chunk_end = index(CHUNK_BYTES - block * BLOCK_BYTES % CHUNK_BYTES);
     let (first, rest) = bytes.split_at(to_chunk_end.min(bytes.len()));
     let parts = std::iter::once(first).chain(rest.chunks(index(CHUNK_BYTES)));
-    for (sum, part) in sums[index(block / CHUNK_BLOCKS)..].iter_mut().zip(parts) {
+    for (sum, part) in checksums[index(block / CHUNK_BLOCKS)..].iter_mut().zip(parts) {
         *sum = crc32c::crc32c_append(*sum, part);
     }
 }
 
 fn page_number(page: u64) -> [u8; 4] {
-    u32::try_from(page).expect("a layer of less than 2^32 pages of sums").to_le_bytes()
+    u32::try_from(page).expect("a layer of less than 2^32 pages of checksums").to_le_bytes()
 }
 
-/// Makes the sums of a sealed layer, durably.
+/// Makes the checksums of a sealed layer, durably.
 pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<()> {
     let pages = page_count(layer.blocks());
-    let file = files.create(&sum_name(layer.id), page_offset(pages))?;
+    let file = files.create(&checksums_name(layer.id), page_offset(pages))?;
     for page in 0..pages {
-        let found = page_sums(layer, page, work)?;
+        let found = page_checksums(layer, page, work)?;
         if let Some((_, why)) = found.unreadable.into_iter().next() {
             return Err(io::Error::other(why));
         }
         if found.data_bytes > 0 {
             let mut bytes = vec![0; PAGE_BYTES];
             bytes[4..8].copy_from_slice(&page_number(page));
-            let sums = found.sums.iter().flat_map(|sum| sum.to_le_bytes());
-            bytes.splice(PAGE_HEADER_BYTES.., sums);
+            let checksums = found.checksums.iter().flat_map(|sum| sum.to_le_bytes());
+            bytes.splice(PAGE_HEADER_BYTES.., checksums);
             map::seal(&mut bytes);
             file.write_at(page_offset(page), &bytes)?;
         }
     }
     file.sync_created()?;
-    file.write_at(0, &map::header(Magic::Sums, layer.id, layer.blocks(), &[0; 16]))?;
+    file.write_at(0, &map::header(Magic::Checksums, layer.id, layer.blocks(), &[0; 16]))?;
     file.sync()?;
     files.sync_names()
 }
 
-/// Whether a layer's sums were made to the end.
+/// Whether a layer's checksums were made to the end.
 pub(super) fn are_made(files: &dyn LayerFiles, layer: LayerId) -> io::Result<bool> {
     Ok(open(files, layer)?.is_some_and(|(_, header)| header.iter().any(|byte| *byte != 0)))
 }
 
-/// A file of sums and its first page.
+/// A file of checksums and its first page.
 type Opened = (Arc<dyn BlockFile>, Vec<u8>);
 
 fn open(files: &dyn LayerFiles, layer: LayerId) -> io::Result<Option<Opened>> {
-    let file = match files.open(&sum_name(layer)) {
+    let file = match files.open(&checksums_name(layer)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
@@ -192,22 +193,22 @@ fn open(files: &dyn LayerFiles, layer: LayerId) -> io::Result<Option<Opened>> {
     }
 }
 
-/// Reads all data of a sealed layer and compares them with its sums.
+/// Reads all data of a sealed layer and compares them with its checksums.
 ///
 /// # Errors
 /// When the work should stop.
 pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<Compared> {
     let blocks = layer.blocks();
-    let damaged = |why: String| Ok(Compared::DamagedSums(vec![(None, why)]));
+    let damaged = |why: String| Ok(Compared::DamagedChecksums(vec![(None, why)]));
     let (file, header) = match open(files, layer.id) {
-        Ok(None) => return Ok(Compared::WithoutSums),
+        Ok(None) => return Ok(Compared::WithoutChecksums),
         Ok(Some((_, header))) if header.iter().all(|byte| *byte == 0) => {
-            return Ok(Compared::WithoutSums);
+            return Ok(Compared::WithoutChecksums);
         }
         Ok(Some(found)) => found,
         Err(error) => return damaged(format!("its checksums can't be read: {error}")),
     };
-    if header != map::header(Magic::Sums, layer.id, blocks, &[0; 16]) {
+    if header != map::header(Magic::Checksums, layer.id, blocks, &[0; 16]) {
         return damaged("the header of its checksums is damaged".to_owned());
     }
     let (mut compared_bytes, mut findings) = (0, Vec::new());
@@ -216,13 +217,13 @@ pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io:
             Ok(stored) => stored,
             Err(why) => {
                 let (at, length) = bytes_of(&page_blocks(page, blocks));
-                return Ok(Compared::DamagedSums(vec![(Some(at..at + length), why)]));
+                return Ok(Compared::DamagedChecksums(vec![(Some(at..at + length), why)]));
             }
         };
-        let found = page_sums(layer, page, work)?;
+        let found = page_checksums(layer, page, work)?;
         compared_bytes += found.data_bytes;
         if found.unreadable.is_empty() {
-            findings.extend(differing(page, blocks, &stored, &found.sums));
+            findings.extend(differing(page, blocks, &stored, &found.checksums));
         } else {
             findings.extend(found.unreadable);
         }
@@ -230,7 +231,7 @@ pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io:
     Ok(Compared::Data { compared_bytes, findings })
 }
 
-/// A layer's file of sums, if it is finished, as another host gets it.
+/// A layer's file of checksums, if it is finished, as another host gets it.
 pub(super) fn finished(
     files: &dyn LayerFiles,
     layer: LayerId,
@@ -239,26 +240,26 @@ pub(super) fn finished(
     Ok(open(files, layer)?.filter(finished).map(|(file, _)| file))
 }
 
-/// Compares a copy, all of which is here, with the sums that the host has from which it came.
+/// Compares a copy, all of which is here, with the checksums that the host has from which it came.
 ///
 /// # Errors
-/// When the other host can't be asked, when its bytes are no sums of this layer, or when the work
+/// When the other host can't be asked, when its bytes are no checksums of this layer, or when the work
 /// should stop.
 pub(super) async fn compare_with_source(
     copy: &LayerCopy,
-    sums: &dyn Device,
+    checksums: &dyn Device,
     work: &Arc<Work>,
 ) -> Result<Vec<Finding>, IoError> {
     let layer = copy.layer();
     let wrong = |why: &str| IoError::from(io::Error::other(format!("at the other host: {why}")));
     let size_bytes = page_offset(page_count(layer.blocks()));
-    let header = map::header(Magic::Sums, layer.id, layer.blocks(), &[0; 16]);
-    if sums.size_bytes() != size_bytes || sums.read(0, PAGE_BYTES_U32).await? != header {
+    let header = map::header(Magic::Checksums, layer.id, layer.blocks(), &[0; 16]);
+    if checksums.size_bytes() != size_bytes || checksums.read(0, PAGE_BYTES_U32).await? != header {
         return Err(wrong("the checksums are not this layer's"));
     }
     let mut findings = Vec::new();
     for page in 0..page_count(layer.blocks()) {
-        let stored = sums.read(page_offset(page), PAGE_BYTES_U32).await?;
+        let stored = checksums.read(page_offset(page), PAGE_BYTES_U32).await?;
         let stored = parse_page(&stored, page).map_err(|why| wrong(&why))?;
         let (mut at, length) = bytes_of(&page_blocks(page, layer.blocks()));
         // What is data there may be zeros that take no space here.
@@ -270,14 +271,15 @@ pub(super) async fn compare_with_source(
             at += extent.length_bytes;
         }
         let (same, work) = (Arc::clone(layer), Arc::clone(work));
-        let found = blocking(move || page_sums_of(&same, page, data.into_iter(), &work)).await?;
+        let found =
+            blocking(move || page_checksums_of(&same, page, data.into_iter(), &work)).await?;
         findings.extend(found.unreadable);
-        findings.extend(differing(page, layer.blocks(), &stored, &found.sums));
+        findings.extend(differing(page, layer.blocks(), &stored, &found.checksums));
     }
     Ok(findings)
 }
 
-/// A page's sums; all zero where the layer had no data.
+/// A page's checksums; all zero where the layer had no data.
 fn read_page(file: &dyn BlockFile, page: u64) -> Result<Vec<u32>, String> {
     let mut bytes = vec![0; PAGE_BYTES];
     file.read_at(page_offset(page), &mut bytes)
@@ -291,14 +293,14 @@ fn parse_page(bytes: &[u8], page: u64) -> Result<Vec<u32>, String> {
     if !hole && !ours {
         return Err(format!("page {page} of its checksums is damaged"));
     }
-    let sums = bytes[PAGE_HEADER_BYTES..].chunks(4);
-    Ok(sums.map(|sum| u32::from_le_bytes(sum.try_into().expect("four bytes"))).collect())
+    let checksums = bytes[PAGE_HEADER_BYTES..].chunks(4);
+    Ok(checksums.map(|sum| u32::from_le_bytes(sum.try_into().expect("four bytes"))).collect())
 }
 
-/// Runs of chunks whose sums differ, as byte ranges of the layer.
+/// Runs of chunks whose checksums differ, as byte ranges of the layer.
 fn differing(page: u64, blocks: u64, stored: &[u32], found: &[u32]) -> Vec<Finding> {
     let mut ranges: Vec<Range<u64>> = Vec::new();
-    let chunks = (page * PAGE_SUMS as u64..).zip(stored.iter().zip(found));
+    let chunks = (page * PAGE_CHECKSUMS as u64..).zip(stored.iter().zip(found));
     for (chunk, _) in chunks.filter(|(_, (stored, found))| stored != found) {
         let at = chunk * CHUNK_BYTES;
         let end = (at + CHUNK_BYTES).min(blocks * BLOCK_BYTES);

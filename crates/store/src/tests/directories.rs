@@ -27,13 +27,13 @@ impl Dirs {
     }
 
     fn private_files(&self) -> usize {
-        let place = std::fs::read_dir(self.private.path()).unwrap().next().unwrap().unwrap();
-        std::fs::read_dir(place.path()).unwrap().count()
+        let ours = std::fs::read_dir(self.private.path()).unwrap().next().unwrap().unwrap();
+        std::fs::read_dir(ours.path()).unwrap().count()
     }
 }
 
 #[tokio::test]
-async fn new_heads_go_to_the_private_place_and_old_layers_stay() {
+async fn new_heads_go_to_the_private_directory_and_old_layers_stay() {
     let dirs = Dirs::new();
     let pool = dirs.open(false).await.unwrap();
     empty(&pool, "v", 1 << 20).await.write(0, bytes(1, 4096), true).await.unwrap();
@@ -64,7 +64,7 @@ async fn new_heads_go_to_the_private_place_and_old_layers_stay() {
 }
 
 #[tokio::test]
-async fn a_place_that_is_not_mounted_is_missed_before_anything_looks_empty() {
+async fn a_directory_that_is_not_mounted_is_missed_before_anything_looks_empty() {
     let dirs = Dirs::new();
     let pool = dirs.open(true).await.unwrap();
     empty(&pool, "v", 1 << 20).await.write(0, bytes(1, 4096), true).await.unwrap();
