@@ -10,8 +10,8 @@ use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::{Epoch, HostId, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink};
-use crate::images;
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen};
+use crate::{given_up, images};
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let jobs = cluster.unfinished_jobs();
@@ -98,6 +98,7 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
                 info.owner.is_some() || disks.any(|disk| disk.temporary && disk.volume == *name);
             if !made_by_a_job {
                 cluster.records.create(&key, &record).await?;
+                given_up::found_again(cluster, &host.id, name).await?;
             }
             return Ok(record);
         }

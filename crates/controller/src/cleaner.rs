@@ -1,6 +1,9 @@
 //! What is to be taken down, kept until it is down: a host that is away is asked again later.
 //!
 //! The order matters: a volume goes only when every VM that may have it open is gone.
+//!
+//! What a removed host has stays written down, too: if the host comes back, its VMs are ended and its
+//! volumes removed. Nothing else waits for it, and no more than [`GIVEN_UP_MAX`] of these are kept.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,12 +13,15 @@ use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, now_ms};
 use crate::records::{PlacedDisk, vm_of};
 
 /// While the cleaner is at work on the same cleanup, a job waits for it so often.
 const OTHER_TRIES_MAX: u32 = 600;
 const OTHER_TRY: Duration = Duration::from_millis(50);
+
+/// Cleanups that wait for removed hosts only; beyond that, the oldest are forgotten.
+pub const GIVEN_UP_MAX: usize = 1000;
 
 /// An intent: each part is removed from the record when it is done.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,6 +34,8 @@ pub struct Cleanup {
     /// What the volumes carry: others of their names are left alone.
     #[serde(default)]
     pub owner: Option<OwnerName>,
+    #[serde(default)]
+    pub made_ms: u64,
 }
 
 impl Cleanup {
@@ -39,6 +47,7 @@ impl Cleanup {
             attachments: Vec::new(),
             volumes: Vec::new(),
             owner: None,
+            made_ms: now_ms(),
         }
     }
 
@@ -59,8 +68,15 @@ impl Cleanup {
         format!("{}{}", prefix(&self.job), self.name)
     }
 
-    fn is_done(&self) -> bool {
-        self.vms.is_empty() && self.attachments.is_empty() && self.volumes.is_empty()
+    fn parts(&self) -> usize {
+        self.vms.len() + self.attachments.len() + self.volumes.len()
+    }
+
+    /// Whether a part of it stands at a host of the cluster; all others are at removed ones.
+    fn needs_a_host(&self, cluster: &Cluster) -> bool {
+        let on_hosts = self.attachments.iter().chain(&self.volumes).map(|(host, _)| host);
+        let mut hosts = self.vms.iter().map(|(host, _)| host).chain(on_hosts);
+        hosts.any(|host| cluster.hosts.get(host).is_ok())
     }
 }
 
@@ -82,6 +98,12 @@ pub async fn is_pending(cluster: &Cluster, job: &JobId, host: &HostId) -> Result
         cleanup.vms.iter().any(|(at, _)| at == host)
             || cleanup.attachments.iter().any(|(at, _)| at == host)
     }))
+}
+
+/// Whether something of a job stands at a host of the cluster.
+pub async fn is_left(cluster: &Cluster, job: &JobId) -> Result<bool, Problem> {
+    let pending: Vec<Cleanup> = cluster.records.list(&prefix(job)).await?;
+    Ok(pending.iter().any(|cleanup| cleanup.needs_a_host(cluster)))
 }
 
 pub async fn run(cluster: Arc<Cluster>) {
@@ -110,20 +132,41 @@ pub async fn try_now(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
 async fn clean(cluster: &Cluster, prefix: &str) -> Result<bool, Problem> {
     let mut sweep = Sweep { cluster, silent: BTreeSet::new() };
     let mut mine = true;
+    let mut given_up: Vec<(u64, String)> = Vec::new();
     for key in cluster.records.keys(prefix).await? {
         let Some(_cleaning) = cluster.index.begin_cleanup(&key) else {
             mine = false;
             continue;
         };
         let Some(mut cleanup) = cluster.records.read::<Cleanup>(&key).await? else { continue };
+        let before = cleanup.parts();
         sweep.clean(&mut cleanup).await?;
-        if cleanup.is_done() {
+        if cleanup.parts() == 0 {
             cluster.records.remove(&key).await?;
-        } else {
+            continue;
+        }
+        if cleanup.parts() < before {
             cluster.records.put(&key, &cleanup).await?;
         }
+        if !cleanup.needs_a_host(cluster) {
+            given_up.push((cleanup.made_ms, key));
+        }
     }
+    forget_surplus(cluster, given_up).await?;
     Ok(mine)
+}
+
+async fn forget_surplus(cluster: &Cluster, mut all: Vec<(u64, String)>) -> Result<(), Problem> {
+    let surplus = all.len().saturating_sub(GIVEN_UP_MAX);
+    all.sort();
+    for (_, key) in all.into_iter().take(surplus) {
+        tracing::warn!(
+            "{key} is forgotten: more than {GIVEN_UP_MAX} wait for removed hosts; if its host comes \
+             back, remove its VM and volumes there by hand"
+        );
+        cluster.records.remove(&key).await?;
+    }
+    Ok(())
 }
 
 /// One pass; a host that does not answer is asked once in it.
@@ -149,7 +192,8 @@ impl Sweep<'_> {
             }
         }
         cleanup.attachments = left;
-        if !cleanup.vms.is_empty() {
+        // A VM at a removed host keeps none at the others: it lost its right to write.
+        if cleanup.vms.iter().any(|(host, _)| self.cluster.hosts.get(host).is_ok()) {
             return Ok(());
         }
         let mut left = Vec::new();
@@ -170,9 +214,9 @@ impl Sweep<'_> {
         self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await
     }
 
-    /// Whether the thing is gone. A host that was removed from the cluster took it along.
+    /// Whether the thing is gone. A removed host may come back with it.
     async fn delete(&mut self, host: &HostId, part: Part, path: &str) -> bool {
-        let Ok(link) = self.cluster.hosts.get(host) else { return true };
+        let Ok(link) = self.cluster.hosts.get(host) else { return false };
         let is_up = self.cluster.hosts.state(host) == HostState::Up;
         if !is_up || self.silent.contains(host) {
             return false;

@@ -9,8 +9,9 @@ use perigee_model::vm::{HostAddresses, HostReport};
 use perigee_model::{HostId, Problem};
 
 use crate::cluster::{Cluster, HostLink, Known, now_ms, state_of};
-use crate::jobs::{self, Fate};
-use crate::records::{HostRecord, VolumeRecord};
+use crate::given_up;
+use crate::jobs::{self, Fate, Loss};
+use crate::records::{HostRecord, VolumeRecord, vm_of};
 
 /// `PUT /hosts/{host}`: a host makes itself known, and says again that it is there.
 pub async fn register(
@@ -36,6 +37,8 @@ pub async fn register(
         cluster.hosts.set(link, record.registered_ms);
         tracing::info!("host {id} of site {} registered", record.addresses.site);
         observe(&cluster, &id).await;
+        // One that was removed may have come back with what was given up.
+        cluster.clean_now.notify_one();
         Ok(())
     });
     done.await.map_err(|e| Problem::internal("register a host", e))?
@@ -67,8 +70,14 @@ async fn observe(cluster: &Cluster, id: &HostId) {
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Host>, Problem> {
     let used = memory_used(cluster);
+    let mut given_up = given_up::warnings(cluster).await?;
     let known = cluster.hosts.lock();
-    Ok(known.iter().map(|(id, host)| view(id, host, &used, cluster.hosts.deadline)).collect())
+    let views = known.iter().map(|(id, known)| {
+        let mut host = view(id, known, &used, cluster.hosts.deadline);
+        host.warnings.extend(given_up.remove(id));
+        host
+    });
+    Ok(views.collect())
 }
 
 pub async fn info(cluster: &Cluster, id: &HostId) -> Result<Host, Problem> {
@@ -111,8 +120,11 @@ pub fn sites(cluster: &Cluster) -> Vec<Site> {
 
 /// Forgets a host that is gone for good, and says what is lost with it.
 ///
+/// A migration from or to it is settled by its driver, which waits for the host no more.
+///
 /// # Errors
-/// `Conflict` while it is up or a migration needs it; without `force`, also when something is lost.
+/// `Conflict` while it is up; without `force`, also while a migration needs it or when something is
+/// lost.
 pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostRemoval, Problem> {
     cluster.hosts.get(id)?;
     let conflict = |why: String| Problem::conflict(format!("remove host {id}"), why);
@@ -121,9 +133,14 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
     }
     for record in cluster.unfinished_migrations() {
         let migration = &record.migration;
-        if migration.from == *id || migration.to == *id {
+        if !force && (migration.from == *id || migration.to == *id) {
             let why = format!("migration {} is not over", migration.id);
-            return Err(conflict(why).next(format!("perigee vm move {} --cancel", migration.vm)));
+            let next = format!(
+                "perigee vm move {} --cancel; if the host is gone for good: perigee host remove {id} \
+                 --force",
+                migration.vm
+            );
+            return Err(conflict(why).next(next));
         }
     }
     let removal = what_goes_with(cluster, id).await?;
@@ -133,15 +150,15 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
             .next(format!("`perigee host remove {id} --force` gives that up")));
     }
     tracing::warn!("host {id} is removed: {}", losses.join("; "));
+    given_up::keep(cluster, id, &removal.lost_volumes).await?;
     for volume in &removal.lost_volumes {
         cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
     cluster.links.forget(&cluster.records, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;
     cluster.hosts.lock().remove(id);
-    for job in removal.failed_jobs.iter().chain(&removal.placed_again) {
-        cluster.drive_job(job);
-    }
+    let jobs = removal.failed_jobs.iter().chain(&removal.placed_again).chain(&removal.moving_jobs);
+    jobs.for_each(|job| cluster.drive_job(job));
     Ok(removal)
 }
 
@@ -150,16 +167,19 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
     let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
     let lost = volumes.into_iter().filter(|volume| volume.home == *id);
     removal.lost_volumes = lost.map(|volume| volume.name).collect();
+    let moves = cluster.unfinished_migrations();
     for record in cluster.unfinished_jobs() {
         let job = record.job.id.clone();
-        let at_home = record.placement.iter().flat_map(|p| &p.disks).any(|disk| disk.home == *id);
-        if record.job.host.as_ref() == Some(id) {
-            match jobs::fate(&record, id, true) {
+        let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        let needed: Vec<&HostId> = record.job.host.iter().chain(disks.map(|d| &d.home)).collect();
+        let mut moving = moves.iter().map(|moved| &moved.migration);
+        if moving.any(|m| m.vm == vm_of(&job) && (m.from == *id || m.to == *id)) {
+            removal.moving_jobs.push(job);
+        } else if needed.contains(&id) {
+            match jobs::fate(&record, id, Loss::Removed) {
                 Fate::Again => removal.placed_again.push(job),
-                Fate::Fail(_) | Fate::Wait => removal.failed_jobs.push(job),
+                Fate::Fail(_) | Fate::Wait(_) => removal.failed_jobs.push(job),
             }
-        } else if at_home {
-            removal.failed_jobs.push(job);
         }
     }
     Ok(removal)

@@ -13,6 +13,7 @@ mod disks;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod given_up;
 mod hosts;
 mod images;
 mod jobs;

@@ -15,6 +15,7 @@
 //! | `samples/JOB` | the job's time series | the job's driver |
 //! | `history/KEY`, `boots/HOST` | what earlier runs teach | the job's driver, at its end |
 //! | `cleanups/ID` | [`crate::cleaner::Cleanup`] | the cleaner |
+//! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //!
 //! Intent (`intents/…`, placements), what was observed (job states, reports) and what is not known

@@ -346,6 +346,10 @@ pub struct HostRemoval {
     pub failed_jobs: Vec<JobId>,
     /// Jobs that are placed again.
     pub placed_again: Vec<JobId>,
+    /// Jobs whose VM was on its way from or to it: each goes on where its VM is found to run, or is
+    /// treated as its `restart` says.
+    #[serde(default)]
+    pub moving_jobs: Vec<JobId>,
 }
 
 impl HostRemoval {
@@ -364,6 +368,10 @@ impl HostRemoval {
         if !self.placed_again.is_empty() {
             let again = names(self.placed_again.iter().map(JobId::as_str).collect());
             words.push(format!("these jobs start again elsewhere: {again}"));
+        }
+        if !self.moving_jobs.is_empty() {
+            let moving = names(self.moving_jobs.iter().map(JobId::as_str).collect());
+            words.push(format!("the VMs of these jobs may be lost on their way: {moving}"));
         }
         words
     }

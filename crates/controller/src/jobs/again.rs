@@ -3,7 +3,8 @@
 //! A job whose VM was not asked for yet is placed again. One whose VM was may run there unseen, so it
 //! begins anew only if its file says `restart: on-host-failure`, and only when the host is fenced: the
 //! epochs of all volumes that the VM writes at other homes are raised first, so that a host that comes
-//! back writes nothing there. What stands on the host itself is removed when it is back.
+//! back writes nothing there. What stands on the host itself is removed when it is back, also when a
+//! person has removed the host from the cluster meanwhile.
 
 use perigee_model::job::{HostState, Restart, Start};
 use perigee_model::states::JobEvent;
@@ -13,44 +14,55 @@ use super::driver::{Run, Step};
 use super::{log, stage};
 use crate::catalog;
 use crate::cleaner::{self, Cleanup};
+use crate::cluster::Cluster;
 use crate::meter::Meter;
 use crate::records::{Ending, JobRecord, LogKept, owner_of};
 
 /// A job that loses its host again and again may be the reason.
 const RESTARTS_MAX: u32 = 3;
 
+/// How a host was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// It does not answer, and may come back.
+    Silent,
+    /// By a person, for good.
+    Removed,
+}
+
 /// What becomes of a job whose host is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// It begins anew at another host.
     Again,
-    /// It waits for its host.
-    Wait,
+    /// It waits for its host, because of this.
+    Wait(String),
     /// Its host will not come back.
     Fail(String),
 }
 
-/// `removed`: by a person, for good; otherwise the host may come back.
-pub fn fate(record: &JobRecord, host: &HostId, removed: bool) -> Fate {
-    let or_wait = |why: &str| {
-        if removed { Fate::Fail(format!("its host {host} was removed: {why}")) } else { Fate::Wait }
+/// `host`: where the VM is, or one of its disks.
+pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
+    let or_wait = |why: &str| match loss {
+        Loss::Removed => Fate::Fail(format!("host {host} was removed: {why}")),
+        Loss::Silent => Fate::Wait(why.to_owned()),
     };
     if record.ending.is_some() {
-        return Fate::Wait;
+        return Fate::Wait("it ends".to_owned());
     }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
     if let Some(disk) = disks.find(|disk| !disk.temporary && disk.home == *host) {
-        return or_wait(&format!("volume {} was there", disk.volume));
+        return or_wait(&format!("the job uses volume {}, which is there", disk.volume));
     }
     if record.job.spec.start == Start::Host(host.clone()) {
-        return or_wait("its job file has it start there");
+        return or_wait("the job's file has it start there");
     }
     let never_started = record.job.started_ms.is_none();
     if !never_started && record.job.spec.restart == Restart::Never {
-        return or_wait("its VM was there, and its job file has it not start again");
+        return or_wait("the job's VM or its disks were there, and its `restart` is `never`");
     }
     if record.restarts >= RESTARTS_MAX {
-        return or_wait(&format!("it has started again {RESTARTS_MAX} times before"));
+        return or_wait(&format!("the job has started again {RESTARTS_MAX} times before"));
     }
     Fate::Again
 }
@@ -63,12 +75,11 @@ impl Run {
             return Ok(Some(Step::Again));
         }
         let Some(host) = self.job().host.clone() else { return Ok(None) };
-        let removed = self.cluster.hosts.get(&host).is_err();
-        if !removed && self.cluster.hosts.state(&host) == HostState::Up {
+        let Some((lost, loss)) = lost_host(&self.cluster, &self.record.value, &host) else {
             return Ok(None);
-        }
-        match fate(&self.record.value, &host, removed) {
-            Fate::Wait => return Ok(None),
+        };
+        match fate(&self.record.value, &lost, loss) {
+            Fate::Wait(_) => return Ok(None),
             Fate::Fail(why) => self.end(Ending::Failed, why).await?,
             Fate::Again => {
                 self.record.value.leaving = Some(host.clone());
@@ -77,6 +88,18 @@ impl Run {
             }
         }
         Ok(Some(Step::Again))
+    }
+
+    /// The job waits for a silent host: why it does not start elsewhere, where its file asks for that.
+    pub(super) fn why_it_stays(&self, host: &HostId) -> String {
+        let waits = format!("host {host} is unreachable; the job goes on when it is back");
+        match fate(&self.record.value, host, Loss::Silent) {
+            Fate::Wait(why) if self.job().spec.restart == Restart::OnHostFailure => format!(
+                "{waits}. `restart: on-host-failure` cannot help: {why}. If the host is gone for \
+                 good: perigee host remove {host} --force"
+            ),
+            _ => waits,
+        }
     }
 
     /// That the job is leaving its host is recorded: each part can be done again.
@@ -106,7 +129,7 @@ impl Run {
         record.log = LogKept::default();
         let job = &mut record.job;
         job.state = job.state.next(JobEvent::HostLost)?;
-        job.reason = format!("host {host} is gone; the job starts again elsewhere");
+        job.reason = format!("it was lost at host {host} and starts again");
         (job.host, job.vm) = (None, None);
         (job.exit_code, job.progress, job.predicted_s) = (None, None, None);
         (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
@@ -127,9 +150,24 @@ impl Run {
             let home = catalog::reachable(&self.cluster, &disk.home)?;
             match stage::take_over(&home, disk).await {
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                // The lost host may be changing the epoch at this moment: the next try is behind it.
+                Err(problem) if problem.kind == ProblemKind::Conflict => {
+                    return Err(Problem { kind: ProblemKind::Unavailable, ..problem });
+                }
                 fenced => drop(fenced?),
             }
         }
         Ok(())
     }
+}
+
+/// The host that the job cannot go on without: the one of its VM, or the removed home of a disk.
+fn lost_host(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Option<(HostId, Loss)> {
+    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    let mut needed = std::iter::once(host).chain(disks.map(|disk| &disk.home));
+    if let Some(removed) = needed.find(|host| cluster.hosts.get(host).is_err()) {
+        return Some((removed.clone(), Loss::Removed));
+    }
+    let is_up = cluster.hosts.state(host) == HostState::Up;
+    (!is_up).then(|| (host.clone(), Loss::Silent))
 }

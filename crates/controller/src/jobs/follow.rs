@@ -50,6 +50,9 @@ impl Run {
         if !moving && let Some(step) = self.leave_gone_host().await? {
             return Ok(step);
         }
+        if moving && let Some(step) = self.wait_for_the_move().await? {
+            return Ok(step);
+        }
         let host = self.host()?;
         let report = match self.look(&host).await {
             Ok(report) => report,
@@ -99,6 +102,22 @@ impl Run {
             self.consider(moving).await?;
         }
         self.pause()
+    }
+
+    /// The VM's source was removed: its migration tells where the job goes on.
+    async fn wait_for_the_move(&mut self) -> Result<Option<Step>, Problem> {
+        let Some(host) = self.job().host.clone() else { return Ok(None) };
+        if self.cluster.hosts.get(&host).is_ok() {
+            return Ok(None);
+        }
+        let moves = self.cluster.index.migrations_of(&vm_of(&self.id));
+        let to = moves.last().map_or_else(String::new, |moved| moved.migration.to.to_string());
+        let reason = format!(
+            "host {host} was removed while the VM moved to {to}; whether it came to run there, \
+             {to} must say"
+        );
+        self.say(&reason).await?;
+        self.pause().map(Some)
     }
 
     /// Until the next figures; news of the VM comes by itself.
@@ -169,9 +188,7 @@ impl Run {
     /// A host that is silent for a moment is asked again; one that is unreachable is named.
     async fn host_silent(&mut self, host: &HostLink, problem: Problem) -> Result<Step, Problem> {
         if self.cluster.hosts.state(&host.id) == HostState::Unreachable {
-            let reason =
-                format!("host {} is unreachable; the job goes on when it is back", host.id);
-            self.say(&reason).await?;
+            self.say(&self.why_it_stays(&host.id)).await?;
         } else {
             tracing::debug!("job {}: {problem}", self.id);
         }

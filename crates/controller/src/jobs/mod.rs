@@ -35,7 +35,7 @@ use crate::records::{
 };
 use crate::{catalog, files, images};
 
-pub use again::{Fate, fate};
+pub use again::{Fate, Loss, fate};
 pub use driver::drive;
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
@@ -272,7 +272,7 @@ pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     if !record.job.state.is_final() {
         return refuse("it has not ended; cancel it first");
     }
-    if !cluster.records.keys(&crate::cleaner::prefix(id)).await?.is_empty() {
+    if crate::cleaner::is_left(cluster, id).await? {
         return refuse("parts of it stand on a host that does not answer");
     }
     for prefix in [log::prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))] {

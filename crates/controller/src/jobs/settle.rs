@@ -46,15 +46,17 @@ impl Run {
 
     /// The VM runs at the destination: its words at the source first, then everything there.
     async fn follow_vm(&mut self, moved: &MigrationRecord) -> Result<(), Problem> {
-        let source = self.cluster.hosts.get(&moved.migration.from)?;
-        // The VM stands still there: what it said has an end.
-        match self.take_events(&source, u64::MAX).await {
-            Ok(()) => {}
-            Err(problem) if problem.kind == ProblemKind::NotFound => {}
-            Err(problem) if self.cluster.hosts.state(&source.id) == HostState::Unreachable => {
-                tracing::warn!("job {}: its last words at {}: {problem}", self.id, source.id);
+        // A source that was removed is not asked. At any other, the VM stands still: what it said has
+        // an end.
+        if let Ok(source) = self.cluster.hosts.get(&moved.migration.from) {
+            match self.take_events(&source, u64::MAX).await {
+                Ok(()) => {}
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                Err(problem) if self.cluster.hosts.state(&source.id) == HostState::Unreachable => {
+                    tracing::warn!("job {}: its last words at {}: {problem}", self.id, source.id);
+                }
+                Err(problem) => return Err(problem),
             }
-            Err(problem) => return Err(problem),
         }
         let to = moved.migration.to.clone();
         let record = &mut self.record.value;

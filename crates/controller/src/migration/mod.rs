@@ -11,6 +11,8 @@
 //! What happened is judged from what both agents say ([`judge()`]), so a controller that was away in
 //! the middle judges as if it had been there. Once the source was asked, only what an agent says
 //! ends a migration. One that takes too long is called off at the source, which then says so.
+//! A host that a person removed is dead: it is not waited for. The other agent decides, and the VM's
+//! job takes the write right from whatever may still run ([`crate::jobs`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +50,10 @@ const NEAR_END_S: f64 = 1.0;
 
 /// How long the end of a migration waits for the destination to say that the VM runs.
 const RUN_DEADLINE: Duration = Duration::from_secs(3);
+
+/// A source that holds its guest because it cannot learn what became of it at a removed destination is
+/// given up after this time.
+const HELD_MAX: Duration = Duration::from_secs(30);
 
 /// Why a migration ended that a person did not want any more.
 const CANCELLED: &str = "cancelled";
@@ -269,6 +275,8 @@ enum Told {
     Vm(Box<VmReport>),
     NotThere,
     NotKnown,
+    /// The host was removed: nobody is asked.
+    Removed,
 }
 
 impl Told {
@@ -279,7 +287,8 @@ impl Told {
                 outgoing: self.outgoing().map(|own| (&own.migration, own.phase)),
                 arrives_by: report.spec.arrives_by.as_ref(),
             }),
-            Self::NotThere => Seen::NotThere,
+            // Whatever still runs there loses its right to write before the job goes on.
+            Self::NotThere | Self::Removed => Seen::NotThere,
             Self::NotKnown => Seen::NotKnown,
         }
     }
@@ -287,7 +296,7 @@ impl Told {
     fn outgoing(&self) -> Option<&MigrationReport> {
         match self {
             Self::Vm(report) => report.migration.as_ref(),
-            Self::NotThere | Self::NotKnown => None,
+            Self::NotThere | Self::NotKnown | Self::Removed => None,
         }
     }
 }
@@ -420,17 +429,23 @@ impl Run {
     /// Looks at both agents until one of them says how it ended.
     async fn watch_over(&mut self) -> Result<(), Problem> {
         let mut calls_off: Option<String> = None;
+        let mut held_since: Option<Instant> = None;
         loop {
-            let (source, destination) = (self.source()?, self.destination()?);
-            let at_source = self.look(&source).await;
-            let at_destination = self.look(&destination).await;
+            // `None`: a person removed that host.
+            let (source, destination) = (self.source().ok(), self.destination().ok());
+            let at_source = self.look(source.as_deref()).await;
+            let at_destination = self.look(destination.as_deref()).await;
             let id = self.record.value.migration.id.clone();
             match judge(&id, &at_source.seen(), &at_destination.seen()) {
                 Verdict::Completed => return self.complete(&at_source).await,
                 Verdict::Aborted => return self.abort(reason_of(at_source.outgoing())).await,
-                Verdict::SourceEnded if self.end_destination(&destination).await? => return Ok(()),
+                Verdict::SourceEnded
+                    if self.end_destination(&at_source, destination.as_deref()).await? =>
+                {
+                    return Ok(());
+                }
                 Verdict::NotBegun if calls_off.is_none() => {
-                    calls_off = self.ask_source(&source, &at_destination).await;
+                    calls_off = self.ask_source(source.as_deref(), &at_destination).await;
                 }
                 Verdict::CallOff if calls_off.is_none() => {
                     calls_off = Some("the destination's QEMU ended before the start".to_owned());
@@ -438,11 +453,20 @@ impl Run {
                 Verdict::UnderWay => self.mirror(at_source.outgoing()).await?,
                 _ => {}
             }
+            if destination.is_none() {
+                calls_off = calls_off.or_else(|| Some("its destination was removed".to_owned()));
+                let is_held = self.state() == MigrationState::Switching;
+                held_since = held_since.filter(|_| is_held).or_else(|| is_held.then(Instant::now));
+                if held_since.is_some_and(|since| since.elapsed() > HELD_MAX) {
+                    // It may have run at the host that is gone: there it is lost.
+                    return self.complete(&Told::Removed).await;
+                }
+            }
             if calls_off.is_none() {
                 calls_off = self.unwanted();
             }
-            if let Some(reason) = &calls_off {
-                self.call_off(&source, reason).await;
+            if let (Some(source), Some(reason)) = (&source, &calls_off) {
+                self.call_off(source, reason).await;
             }
             tokio::time::sleep(self.until_next_look()).await;
         }
@@ -471,7 +495,8 @@ impl Run {
         self.earlier + self.begun.elapsed()
     }
 
-    async fn look(&self, host: &HostLink) -> Told {
+    async fn look(&self, host: Option<&HostLink>) -> Told {
+        let Some(host) = host else { return Told::Removed };
         match host.agent.get::<VmReport>(&self.path()).await {
             Ok(report) => Told::Vm(Box::new(report)),
             Err(problem) if problem.kind == ProblemKind::NotFound => Told::NotThere,
@@ -481,8 +506,8 @@ impl Run {
 
     /// Gives the reason when the source refuses. An answer that does not come is asked for again,
     /// and a conflict may be this very migration, not yet in the report: the next look tells.
-    async fn ask_source(&self, source: &HostLink, destination: &Told) -> Option<String> {
-        let Told::Vm(report) = destination else { return None };
+    async fn ask_source(&self, source: Option<&HostLink>, destination: &Told) -> Option<String> {
+        let (Some(source), Told::Vm(report)) = (source, destination) else { return None };
         let ask = MigrateOut {
             migration: self.record.value.migration.id.clone(),
             number: self.record.value.number,
@@ -572,13 +597,30 @@ impl Run {
 
     /// The source is gone in the middle: either the VM came to run at the destination, or it is
     /// lost. The destination's agent ends what has not run, and so decides it for good. `false`:
-    /// it does not know.
-    async fn end_destination(&mut self, destination: &HostLink) -> Result<bool, Problem> {
+    /// it does not know. When the source was removed, nobody else will: a VM of which the
+    /// destination knows nothing is lost, and the job's driver removes what is there.
+    async fn end_destination(
+        &mut self,
+        at_source: &Told,
+        destination: Option<&HostLink>,
+    ) -> Result<bool, Problem> {
+        let from = &self.record.value.migration.from;
+        let (is_removed, why) = match at_source {
+            Told::Removed => (true, format!("its source {from} was removed")),
+            _ => (false, "the VM ended at the source".to_owned()),
+        };
+        let Some(destination) = destination else {
+            self.abort(format!("{why}, and so was its destination")).await?;
+            return Ok(true);
+        };
         let path = format!("{}/end-unless-ran", self.path());
         let asked = EndUnlessRan { migration: self.record.value.migration.id.clone() };
         match destination.agent.post::<Fate>(&path, &asked).await {
             Ok(Fate::Ran) => self.complete(&Told::NotThere).await?,
-            Ok(Fate::DidNotRun) => self.abort("the VM ended at the source".to_owned()).await?,
+            Ok(Fate::DidNotRun) => self.abort(why).await?,
+            Ok(Fate::NotKnown) if is_removed => {
+                self.abort(format!("{why}, and {} knows nothing of it", destination.id)).await?;
+            }
             Ok(Fate::NotKnown) => return Ok(false),
             Err(problem) => {
                 tracing::debug!("{}: {problem}", self.record.value.migration.id);
@@ -611,10 +653,10 @@ impl Run {
     /// The destination's agent lets the VM run when it has stored that it is there: that belongs to
     /// the pause. A destination that does not answer keeps nothing up.
     async fn see_it_run(&mut self) -> Result<(), Problem> {
-        let destination = self.destination()?;
+        let destination = self.destination().ok();
         let begun = Instant::now();
         while begun.elapsed() < RUN_DEADLINE {
-            let Told::Vm(report) = self.look(&destination).await else { return Ok(()) };
+            let Told::Vm(report) = self.look(destination.as_deref()).await else { return Ok(()) };
             if !matches!(report.status, VmStatus::Incoming | VmStatus::Paused) {
                 self.take_resume(report.resume_us.unwrap_or(0));
                 return Ok(());

@@ -14,19 +14,19 @@ use crate::records::JobRecord;
 use crate::{catalog, cleaner, hosts, jobs};
 
 /// A job at site `home` that writes the data volume and may begin anew.
-fn restarting() -> JobSpec {
+pub fn restarting() -> JobSpec {
     let start = Start::Site(SiteId::new("home").expect("name"));
     JobSpec { start, restart: Restart::OnHostFailure, ..spec(Access::Write) }
 }
 
-async fn second_home(lab: &Lab) -> FakeHost {
+pub async fn second_home(lab: &Lab) -> FakeHost {
     let second = FakeHost::start("home2", "home").await;
     hosts::register(&lab.cluster, &second.id, second.addresses.clone()).await.expect("register");
     second
 }
 
 /// The host where the job's VM runs, and the other one of the site.
-async fn running<'a>(lab: &'a Lab, other: &'a FakeHost, id: &JobId) -> [&'a FakeHost; 2] {
+pub async fn running<'a>(lab: &'a Lab, other: &'a FakeHost, id: &JobId) -> [&'a FakeHost; 2] {
     let placed = lab.wait_for_job(id, "starting", |job| job.started_ms.is_some()).await;
     let pair = match placed.host.as_ref() == Some(&lab.home.id) {
         true => [&lab.home, other],
@@ -38,7 +38,7 @@ async fn running<'a>(lab: &'a Lab, other: &'a FakeHost, id: &JobId) -> [&'a Fake
     pair
 }
 
-async fn up(lab: &Lab, host: &FakeHost) {
+pub async fn up(lab: &Lab, host: &FakeHost) {
     host.inside().down = false;
     wait_for("the host to be up", async || {
         (lab.cluster.hosts.state(&host.id) == HostState::Up).then_some(())
@@ -47,7 +47,7 @@ async fn up(lab: &Lab, host: &FakeHost) {
 }
 
 /// The job starts once more, at whichever host, and ends well.
-async fn ends_anew(lab: &Lab, hosts: [&FakeHost; 2], id: &JobId) {
+pub async fn ends_anew(lab: &Lab, hosts: [&FakeHost; 2], id: &JobId) {
     let out = VolumeName::new(format!("{id}-r1-out")).expect("name");
     let host = wait_for("the job to begin anew", async || {
         let job = lab.job(id).await;

@@ -1,7 +1,7 @@
 //! Live migrations, and what interrupts them.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, HostState, Job, JobState, Link, MigrationState};
+use perigee_model::job::{Access, HostState, Job, JobSpec, JobState, Link, MigrationState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{LinkProbe, MigrationPhase, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId};
@@ -14,8 +14,12 @@ use crate::{hosts, jobs, migration, planning, vms};
 
 /// A running job whose VM is being copied from `home1` to `cloud1`.
 async fn copying() -> (Lab, JobId, VmId) {
+    copying_of(spec(Access::Write)).await
+}
+
+pub async fn copying_of(job: JobSpec) -> (Lab, JobId, VmId) {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
+    let id = lab.submit(job).await;
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
@@ -31,7 +35,7 @@ async fn copying() -> (Lab, JobId, VmId) {
 }
 
 /// Both agents do what a migration that succeeds does; the guest says one more thing before the switch.
-fn switch(lab: &Lab, vm: &VmId) {
+pub fn switch(lab: &Lab, vm: &VmId) {
     lab.home.say(vm, GuestBody::Progress { done: 1, total: 2, label: "before".into() });
     let order = lab.home.inside().vms[vm].asked.clone().expect("asked");
     for raise in order.epochs {

@@ -7,6 +7,7 @@ mod faults;
 mod gone;
 mod images;
 mod jobs;
+mod lost;
 mod migrations;
 mod queue;
 
@@ -34,6 +35,9 @@ const TIMING: Timing = Timing {
     host_deadline: Duration::from_millis(400),
     boot_deadline: Duration::from_secs(60),
 };
+
+/// A wait that succeeds ends at once, so this costs nothing; a busy machine may need it.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A cluster of a `home` site with host `home1` and a `cloud` site with host `cloud1`, where the
 /// data volume `tpch` has its home.
@@ -127,9 +131,9 @@ async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), wait)
+    tokio::time::timeout(PATIENCE, wait)
         .await
-        .unwrap_or_else(|_| panic!("waited 10 s for {what}"))
+        .unwrap_or_else(|_| panic!("waited {} s for {what}", PATIENCE.as_secs()))
 }
 
 fn data_volume() -> VolumeName {

@@ -24,7 +24,7 @@ pub enum HostVerb {
     Remove {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
-        /// Give up the volumes whose home it is and the jobs that need it
+        /// Give up the volumes whose home it is, the jobs that need it and the moves from and to it
         #[arg(long)]
         force: bool,
     },
@@ -77,6 +77,7 @@ const REMOVAL: &[Column<HostRemoval>] = &[
     ("lost volumes", |r| names(&r.lost_volumes)),
     ("failed jobs", |r| names(&r.failed_jobs)),
     ("placed again", |r| names(&r.placed_again)),
+    ("moving jobs", |r| names(&r.moving_jobs)),
 ];
 
 fn names<T: ToString>(all: &[T]) -> String {

@@ -1,0 +1,151 @@
+//! Hosts that a person gives up, with what was there.
+
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, Job, JobSpec, JobState, JobVolume, MigrationState, NewVolume};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{ProblemKind, VolumeName};
+
+use super::fake::FakeHost;
+use super::gone::{ends_anew, restarting, second_home, up};
+use super::migrations::{copying_of, switch};
+use super::queue::unreachable;
+use super::{Lab, data_volume, spec, vm_of, wait_for};
+use crate::{catalog, hosts, jobs};
+
+fn epoch(host: &FakeHost) -> u64 {
+    host.inside().volumes[&data_volume()].info.epoch.0
+}
+
+async fn remove(lab: &Lab, host: &FakeHost) -> perigee_model::job::HostRemoval {
+    unreachable(lab, host).await;
+    hosts::remove(&lab.cluster, &host.id, true).await.expect("remove")
+}
+
+/// The agent of a host that was removed is back.
+async fn register(lab: &Lab, host: &FakeHost) {
+    host.inside().down = false;
+    hosts::register(&lab.cluster, &host.id, host.addresses.clone()).await.expect("register");
+}
+
+/// A volume at `home1` that no job made.
+async fn make_words(lab: &Lab) -> VolumeName {
+    let name = VolumeName::new("words").expect("name");
+    let new = NewVolume {
+        name: name.clone(),
+        host: Some(lab.home.id.clone()),
+        size_bytes: Some(1 << 20),
+        source: VolumeSource::Empty,
+    };
+    catalog::create(&lab.cluster, new).await.expect("create");
+    name
+}
+
+fn aborted(job: &Job) -> bool {
+    job.migrations[0].state == MigrationState::Aborted
+}
+
+#[tokio::test]
+async fn a_removed_source_ends_its_migration_and_writes_no_more() {
+    let (lab, id, vm) = copying_of(spec(Access::Write)).await;
+    let before = epoch(&lab.cloud);
+    unreachable(&lab, &lab.home).await;
+    let refused = hosts::remove(&lab.cluster, &lab.home.id, false).await.expect_err("a job");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("q-0001-m1"), "{refused}");
+    let removal = remove(&lab, &lab.home).await;
+    assert_eq!(removal.moving_jobs, std::slice::from_ref(&id));
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(aborted(&job));
+    assert!(job.reason.contains("home1 was removed"), "{}", job.reason);
+    assert!(epoch(&lab.cloud) > before, "the source could write");
+    assert!(!lab.cloud.inside().vms.contains_key(&vm), "its memory never came");
+}
+
+#[tokio::test]
+async fn a_job_whose_vm_was_on_its_way_from_a_removed_host_begins_anew() {
+    let (lab, id, _) = copying_of(restarting()).await;
+    let other = second_home(&lab).await;
+    remove(&lab, &lab.home).await;
+    ends_anew(&lab, [&other, &lab.cloud], &id).await;
+    assert!(aborted(&lab.job(&id).await));
+}
+
+#[tokio::test]
+async fn a_removed_source_waits_for_the_word_of_a_silent_destination() {
+    let (lab, id, vm) = copying_of(spec(Access::Write)).await;
+    lab.cloud.inside().down = true;
+    remove(&lab, &lab.home).await;
+    let job = lab.wait_for_job(&id, "open", |job| job.reason.contains("cloud1")).await;
+    assert_eq!(job.migrations[0].state, MigrationState::Copying, "{}", job.reason);
+    // It had arrived: what is known of it now is that it runs.
+    let last_seq = lab.home.inside().vms[&vm].report.last_seq;
+    lab.cloud.arrive(&vm, last_seq);
+    lab.cloud.inside().down = false;
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert_eq!(job.migrations[0].state, MigrationState::Completed);
+    // Its root disk was at the host that is gone.
+    assert!(job.reason.contains("home1 was removed"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_job_whose_disks_were_at_a_removed_host_begins_anew() {
+    let (lab, id, vm) = copying_of(restarting()).await;
+    let other = second_home(&lab).await;
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", |job| job.host.as_ref() == Some(&lab.cloud.id)).await;
+    let removal = remove(&lab, &lab.home).await;
+    assert_eq!(removal.placed_again, std::slice::from_ref(&id));
+    ends_anew(&lab, [&other, &lab.cloud], &id).await;
+}
+
+#[tokio::test]
+async fn a_removed_destination_ends_a_migration_at_its_source() {
+    let (lab, id, vm) = copying_of(JobSpec { volumes: Vec::new(), ..spec(Access::Write) }).await;
+    remove(&lab, &lab.cloud).await;
+    lab.wait_for_job(&id, "not moved", aborted).await;
+    assert_eq!(lab.job(&id).await.host, Some(lab.home.id.clone()));
+    super::finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_vm_of_a_removed_host_ends_when_the_host_is_back() {
+    let mut lab = Lab::up().await;
+    let words = make_words(&lab).await;
+    let id = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let before = epoch(&lab.cloud);
+    remove(&lab, &lab.home).await;
+    lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(epoch(&lab.cloud) > before, "its VM could write");
+    lab.restart_controller().await;
+    jobs::delete(&lab.cluster, &id).await.expect("nothing of it stands in the cluster");
+    register(&lab, &lab.home).await;
+    wait_for("the VM to end", async || {
+        let inside = lab.home.inside();
+        (inside.vms.is_empty() && inside.attachments.is_empty() && inside.volumes.len() == 1)
+            .then_some(())
+    })
+    .await;
+    let warnings = async || hosts::info(&lab.cluster, &lab.home.id).await.expect("host").warnings;
+    let said = warnings().await.join("\n");
+    assert!(said.contains("words"), "{said}");
+    // Whoever uses or deletes it has seen it.
+    catalog::delete(&lab.cluster, &words).await.expect("delete");
+    assert_eq!(warnings().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_job_that_cannot_leave_a_silent_host_says_why() {
+    let lab = Lab::up().await;
+    let words = make_words(&lab).await;
+    let volume = JobVolume { volume: words, mount: "/words".into(), access: Access::Write };
+    let id = lab.submit(JobSpec { volumes: vec![volume], ..restarting() }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    lab.home.say(&vm_of(&id), GuestBody::Started);
+    lab.home.inside().down = true;
+    let job = lab.wait_for_job(&id, "waiting", |job| job.reason.contains("words")).await;
+    assert!(!job.state.is_final() && job.reason.contains("restart"), "{}", job.reason);
+    up(&lab, &lab.home).await;
+    lab.wait_for_job(&id, "at work again", |job| job.reason.is_empty()).await;
+}
