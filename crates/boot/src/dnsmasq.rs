@@ -97,7 +97,7 @@ impl Dnsmasq {
             .spawn()
             .map_err(|error| cannot_start(&error))?;
         let stderr = child.stderr.take().ok_or_else(|| {
-            Problem::internal("read what dnsmasq says", "its standard error is not there")
+            Problem::internal("can't read what dnsmasq says", "its standard error is not there")
         })?;
         Ok(Self { child, log: tokio::spawn(tell(stderr)) })
     }
@@ -133,7 +133,7 @@ fn conf_argument(path: &Path) -> String {
 }
 
 pub fn cannot_start(error: &std::io::Error) -> Problem {
-    Problem::unavailable(format!("start {PROGRAM}"), error)
+    Problem::unavailable(format!("can't start {PROGRAM}"), error)
         .next("install it: apt-get install dnsmasq-base")
 }
 

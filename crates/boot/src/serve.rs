@@ -145,7 +145,7 @@ async fn file(what: &str, path: Option<&Path>) -> Result<Response, Failure> {
         Problem::not_found(what, "this boot server was started without it")
             .next("perigee boot serve needs --kernel and --initrd for NBD")
     })?;
-    let failed = |error| Problem::internal(format!("read {}", path.display()), error);
+    let failed = |error| Problem::internal(format!("can't read {}", path.display()), error);
     let file = tokio::fs::File::open(path).await.map_err(failed)?;
     let length_bytes = file.metadata().await.map_err(failed)?.len();
     Response::builder()

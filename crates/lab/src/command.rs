@@ -1,4 +1,4 @@
-//! Runs the machine's tools (`ip` and the like) and says in words what went wrong.
+//! Runs the machine's tools, such as `ip`, and turns their failures into problems.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Runs a tool to its end and gives back what it printed.
+/// Runs a tool and returns what it printed.
 ///
 /// # Errors
 /// `Unavailable` when it is not installed; `Internal` when it fails or takes longer than 20 s.
@@ -16,7 +16,7 @@ pub async fn run(program: &str, args: &[&str]) -> Result<String, Problem> {
     run_within(DEADLINE, program, args).await
 }
 
-/// As [`run`], for what may take longer.
+/// As [`run`], with another deadline.
 ///
 /// # Errors
 /// As [`run`].
@@ -25,11 +25,11 @@ pub async fn run_within(
     program: &str,
     args: &[&str],
 ) -> Result<String, Problem> {
-    let what = || format!("{program} {}", args.join(" "));
+    let what = || format!("can't run {program} {}", args.join(" "));
     let output = Command::new(program).args(args).stdin(Stdio::null()).kill_on_drop(true).output();
     let output = tokio::time::timeout(deadline, output)
         .await
-        .map_err(|_| Problem::internal(what(), format!("no end within {deadline:?}")))?
+        .map_err(|_| Problem::internal(what(), format!("it did not end within {deadline:?}")))?
         .map_err(|e| cannot_start(program, &e))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -39,7 +39,7 @@ pub async fn run_within(
 }
 
 pub fn cannot_start(program: &str, error: &std::io::Error) -> Problem {
-    let problem = Problem::unavailable(format!("start {program}"), error);
+    let problem = Problem::unavailable(format!("can't start {program}"), error);
     if error.kind() == std::io::ErrorKind::NotFound {
         problem.next("`make setup` installs what the lab needs")
     } else {

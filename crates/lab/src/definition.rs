@@ -1,7 +1,7 @@
 //! What a lab consists of, and the names and addresses that follow from its id.
 //!
 //! Everything a lab makes on the machine carries its id: namespaces `pg-ID-…`, the directory `ID`
-//! and the subnet. So two labs live beside each other, and `down` finds what is one lab's.
+//! and the subnet. So two labs do not get in each other's way, and `down` finds all parts of a lab.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -18,7 +18,7 @@ pub const VOLUME_PORT: u16 = 7001;
 pub const AGENT_PORT: u16 = 7002;
 pub const NBD_PORT: u16 = 10809;
 
-/// The controller's address; hosts have 10 and up.
+/// The last number of the controller's address. Hosts have 10 and up.
 const CONTROLLER_NUMBER: u8 = 2;
 const FIRST_HOST_NUMBER: u8 = 10;
 const HOSTS_MAX: usize = 200;
@@ -36,7 +36,7 @@ impl LabId {
         Self(u16::from_be_bytes([high, low]))
     }
 
-    /// What the names of all the lab's namespaces begin with.
+    /// The prefix of the names of all the lab's namespaces.
     pub fn namespace_prefix(&self) -> String {
         format!("pg-{self}-")
     }
@@ -56,8 +56,8 @@ impl FromStr for LabId {
         match u16::from_str_radix(text, 16) {
             Ok(number) if digits && text.len() == 4 => Ok(Self(number)),
             _ => Err(Problem::invalid(
-                format!("lab id {text:?}"),
-                "a lab's id is four digits of 0-9 and a-f",
+                format!("can't use the lab id {text:?}"),
+                "a lab's id has four digits of 0-9 and a-f",
             )
             .next("`perigee lab list` shows the labs")),
         }
@@ -108,14 +108,14 @@ impl fmt::Display for Link {
 pub struct Definition {
     pub id: LabId,
     pub sites: Vec<SiteDef>,
-    /// One for each pair of sites, as the lab begins.
+    /// A link for each pair of sites, with the settings at the lab's start.
     pub links: Vec<Link>,
-    /// A kernel the agents boot once to find out whether KVM works.
+    /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
 }
 
 impl Definition {
-    /// All links are alike.
+    /// Gives all links the same settings.
     pub fn new(id: LabId, sites: Vec<SiteDef>, settings: LinkSettings) -> Self {
         let mut links = Vec::new();
         for (index, one) in sites.iter().enumerate() {
@@ -132,7 +132,7 @@ impl Definition {
     }
 
     /// # Panics
-    /// Never: the names are constants that are names.
+    /// Never: the names are valid constants.
     pub fn default_sites() -> Vec<SiteDef> {
         let site = |name: &str, hosts: &[&str]| SiteDef {
             name: SiteId::new(name).expect("a constant name"),
@@ -144,14 +144,15 @@ impl Definition {
     /// # Errors
     /// `Invalid` when a name is used twice or reserved, or when there are no hosts or too many.
     pub fn check(&self) -> Result<(), Problem> {
-        let refuse = |why: String| Err(Problem::invalid(format!("lab {}", self.id), why));
+        let refuse =
+            |why: String| Err(Problem::invalid(format!("can't make lab {}", self.id), why));
         let mut hosts: Vec<&HostId> = self.hosts().map(|(_, host)| host).collect();
         let mut sites: Vec<&SiteId> = self.sites.iter().map(|s| &s.name).collect();
         if hosts.is_empty() || self.sites.iter().any(|s| s.hosts.is_empty()) {
             return refuse("every site needs a host".to_owned());
         }
         if hosts.len() > HOSTS_MAX {
-            return refuse(format!("{} hosts are more than {HOSTS_MAX}", hosts.len()));
+            return refuse(format!("it has {} hosts; the limit is {HOSTS_MAX}", hosts.len()));
         }
         for host in &hosts {
             if host.as_str() == "ctl" || host.as_str().starts_with("site-") {
@@ -159,20 +160,20 @@ impl Definition {
             }
         }
         if sites.len() > SITES_MAX {
-            return refuse(format!("{} sites are more than {SITES_MAX}", sites.len()));
+            return refuse(format!("it has {} sites; the limit is {SITES_MAX}", sites.len()));
         }
         hosts.sort();
         sites.sort();
         if let Some(pair) = hosts.windows(2).find(|p| p[0] == p[1]) {
-            return refuse(format!("host {} is there twice", pair[0]));
+            return refuse(format!("host {} is named twice", pair[0]));
         }
         if let Some(pair) = sites.windows(2).find(|p| p[0] == p[1]) {
-            return refuse(format!("site {} is there twice", pair[0]));
+            return refuse(format!("site {} is named twice", pair[0]));
         }
         Ok(())
     }
 
-    /// All hosts with their sites, in order.
+    /// All hosts with their sites, in the definition's order.
     pub fn hosts(&self) -> impl Iterator<Item = (&SiteId, &HostId)> {
         self.sites.iter().flat_map(|s| s.hosts.iter().map(move |h| (&s.name, h)))
     }
@@ -198,36 +199,36 @@ impl Definition {
         self.address(CONTROLLER_NUMBER)
     }
 
-    /// One subnet for all sites, told apart from other labs' by the id.
+    /// All sites share one subnet, which is derived from the lab's id.
     fn address(&self, number: u8) -> Ipv4Addr {
         let [high, low] = self.id.0.to_be_bytes();
         Ipv4Addr::new(10, high, low, number)
     }
 
     /// # Errors
-    /// `NotFound` when there are no two such sites.
+    /// `NotFound` when the lab has no such link.
     pub fn link(&self, one: &SiteId, other: &SiteId) -> Result<&Link, Problem> {
         find_link(&self.links, one, other).map(|index| &self.links[index])
     }
 
-    /// A site's network card at the other end of the link: `wan0` leads to the first site.
+    /// The name of the network card that leads to the site `to`: `wan0` leads to the first site.
     pub fn wan_device(&self, to: &SiteId) -> String {
         let index = self.sites.iter().position(|s| &s.name == to);
         format!("wan{}", index.unwrap_or(self.sites.len()))
     }
 }
 
-/// Where the link between two sites stands.
+/// The index of the link between two sites.
 ///
 /// # Errors
-/// `NotFound` with the links that there are.
+/// `NotFound`, which lists the links of the lab.
 pub fn find_link(links: &[Link], one: &SiteId, other: &SiteId) -> Result<usize, Problem> {
     links.iter().position(|link| link.joins(one, other)).ok_or_else(|| {
         let there: Vec<String> = links.iter().map(ToString::to_string).collect();
         let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
         Problem::not_found(
-            format!("link {one}-{other}"),
-            format!("the lab has no such two sites; its links: {there}"),
+            format!("can't find the link {one}-{other}"),
+            format!("the lab has no such link; its links: {there}"),
         )
     })
 }

@@ -17,12 +17,12 @@ use crate::command::run;
 use crate::definition::LabId;
 use crate::net::{add_namespace, in_namespace};
 
-/// Where the servers are, in the network of 16 bits.
+/// The servers' address, in a network with a 16-bit prefix.
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub const BRIDGE: &str = "br0";
-/// A Linux bridge has 1024 ports.
+/// A Linux bridge has at most 1024 ports.
 pub const MACHINES_MAX: u16 = 1000;
-/// Addresses for so many.
+/// A DHCP range with enough addresses for all machines.
 pub const RANGE: &str = "10.77.1.1-10.77.4.250";
 
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ pub struct Network {
     pub namespace: String,
 }
 
-/// A machine's network card, which is all it has.
+/// A machine's network card.
 #[derive(Debug, Clone)]
 pub struct Card {
     tap: String,
@@ -39,11 +39,11 @@ pub struct Card {
 
 impl Network {
     /// # Errors
-    /// Names the step that failed; what was made until then stays for [`crate::down()`].
+    /// The step that failed. [`crate::down()`] removes what was made before.
     pub async fn create(id: &LabId) -> Result<Self, Problem> {
         if !Uid::effective().is_root() {
-            let why = "only root makes network namespaces and cards";
-            return Err(Problem::invalid("make a network", why).next("run it as root"));
+            let why = "only root can make network namespaces and cards";
+            return Err(Problem::invalid("can't make a network", why).next("run it as root"));
         }
         let namespace = format!("{}boot", id.namespace_prefix());
         add_namespace(&namespace).await?;
@@ -63,10 +63,10 @@ impl Network {
         in_namespace(&self.namespace, program)
     }
 
-    /// Plugs a card in; each number is one card, from 1.
+    /// Makes the network card with this number. Numbers start at 1.
     ///
     /// # Errors
-    /// Names the step that failed.
+    /// The step that failed.
     pub async fn plug(&self, number: u16) -> Result<Card, Problem> {
         let tap = format!("tap{number}");
         run("ip", &["-n", &self.namespace, "tuntap", "add", &tap, "mode", "tap"]).await?;
@@ -75,8 +75,8 @@ impl Network {
         Ok(Card { tap, mac: format!("52:54:00:77:{high:02x}:{low:02x}") })
     }
 
-    /// QEMU without a disk, whose firmware boots from the card. What it says goes to `console`; who
-    /// connects to `keyboard` types.
+    /// The command line of a QEMU without a disk, whose firmware boots from the card. Its output goes to
+    /// the file `console`; its input comes from whoever connects to the socket `keyboard`.
     pub fn machine(
         &self,
         card: &Card,
@@ -85,7 +85,7 @@ impl Network {
         keyboard: &Path,
     ) -> Command {
         let mut command = self.command(Path::new("qemu-system-x86_64"));
-        // Without graphics the firmware speaks on the serial port too.
+        // Without graphics the firmware also uses the serial port.
         command.args(["-accel", "tcg", "-machine", "q35,graphics=off", "-cpu", "max"]);
         command.args(["-m", &memory_mib.to_string(), "-nodefaults", "-display", "none"]);
         command.args(["-no-reboot", "-serial", "chardev:console", "-chardev"]);

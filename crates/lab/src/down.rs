@@ -1,7 +1,6 @@
-//! Takes a lab down by what carries its id, whatever state it is in.
+//! Takes a lab down, whatever state it is in: it removes everything that carries the lab's id.
 //!
-//! Nothing here needs the supervisor, a complete lab or a readable `lab.json`; doing it twice is
-//! the same as once.
+//! Nothing here needs the supervisor, a complete lab or a readable `lab.json`. It can be repeated.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,10 +19,10 @@ const KILL_DEADLINE: Duration = Duration::from_secs(15);
 const CGROUPS: &str = "/sys/fs/cgroup/perigee";
 const NAMESPACES: &str = "/run/netns";
 
-/// Removes every process, namespace, mount and file of one lab; `false` when there was nothing.
+/// Removes every process, namespace, mount and file of one lab. Returns `false` if nothing existed.
 ///
 /// # Errors
-/// Names what could not be removed.
+/// What could not be removed.
 pub async fn down(base: &Path, id: &LabId) -> Result<bool, Problem> {
     let dir = LabDir::new(base, id);
     let was_there = dir.path().exists() || !namespaces(id).is_empty();
@@ -36,12 +35,14 @@ pub async fn down(base: &Path, id: &LabId) -> Result<bool, Problem> {
     match std::fs::remove_dir_all(dir.path()) {
         Ok(()) => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) => return Err(Problem::internal(format!("remove {}", dir.path().display()), e)),
+        Err(e) => {
+            return Err(Problem::internal(format!("can't remove {}", dir.path().display()), e));
+        }
     }
     Ok(was_there)
 }
 
-/// What still carries a lab's id, in words; empty when it is gone without a trace.
+/// A list, for people, of what still carries a lab's id; empty when nothing does.
 pub fn remains(base: &Path, id: &LabId) -> Vec<String> {
     let dir = LabDir::new(base, id);
     let mut found: Vec<String> =
@@ -61,7 +62,7 @@ pub fn remains(base: &Path, id: &LabId) -> Vec<String> {
         if own || !name.bytes().all(|b| b.is_ascii_digit()) {
             continue;
         }
-        // A process that has ended meanwhile has no command line.
+        // A process that has ended in the meantime has no command line.
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
         if words.iter().any(|word| line.contains(word)) {
@@ -71,10 +72,10 @@ pub fn remains(base: &Path, id: &LabId) -> Vec<String> {
     found
 }
 
-/// Takes down every lab below the base directory and tells which.
+/// Takes down every lab below the base directory, and returns their ids.
 ///
 /// # Errors
-/// The first problem, after trying all of them.
+/// The first problem, after all labs were tried.
 pub async fn down_all(base: &Path) -> Result<Vec<LabId>, Problem> {
     let mut first_problem = None;
     let mut done = Vec::new();
@@ -103,7 +104,7 @@ pub fn namespaces(id: &LabId) -> Vec<String> {
 async fn stop_supervisor(dir: &LabDir) -> Result<(), Problem> {
     let Some(supervisor) = dir.supervisor() else { return Ok(()) };
     if u32::try_from(supervisor.pid) == Ok(std::process::id()) {
-        // An experiment looks after its lab itself, and takes it down.
+        // This process runs an experiment and is the lab's supervisor itself.
         return Ok(());
     }
     supervisor.signal(Signal::SIGTERM)?;
@@ -116,14 +117,14 @@ async fn stop_supervisor(dir: &LabDir) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Kills until none is left: a process may have forked while it was looked up.
+/// Kills processes until none is left, because a process may fork while the list is read.
 async fn kill_processes(id: &LabId) -> Result<(), Problem> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let end = tokio::time::Instant::now() + KILL_DEADLINE;
     let mut killed = BTreeSet::new();
     for namespace in namespaces(id) {
         loop {
-            // A name whose namespace was never mounted has no processes, and `ip` refuses it.
+            // `ip` fails for a name whose namespace was never mounted. Such a namespace has no processes.
             let listed = run("ip", &["netns", "pids", &namespace]).await.unwrap_or_default();
             let mut pids: Vec<i32> = listed.lines().filter_map(|l| l.trim().parse().ok()).collect();
             pids.retain(|pid| *pid != own && crate::process::Process::of(*pid).is_some());
@@ -141,7 +142,7 @@ async fn kill_processes(id: &LabId) -> Result<(), Problem> {
         }
     }
     for pid in killed {
-        // The agent's group for a QEMU has its pid for a name; most processes have none.
+        // The agent names a QEMU's cgroup after its pid. Most processes have no such cgroup.
         let _ = std::fs::remove_dir(Path::new(CGROUPS).join(pid.to_string()));
     }
     Ok(())
@@ -149,13 +150,13 @@ async fn kill_processes(id: &LabId) -> Result<(), Problem> {
 
 fn still_there(what: &str) -> Problem {
     Problem::internal(
-        "take the lab down",
+        "can't take the lab down",
         format!("{what} did not end within {KILL_DEADLINE:?} after SIGKILL"),
     )
-    .next("run it again; a process in an unending system call needs a reboot")
+    .next("run it again; if a process hangs in a system call, reboot the machine")
 }
 
-/// Later mounts first.
+/// Unmounts the latest mounts first.
 async fn unmount_below(dir: &Path) -> Result<(), Problem> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut points: Vec<&str> = mounts

@@ -1,4 +1,4 @@
-//! Images in a lab: what is measured begins when no copy of one crosses the WAN any more.
+//! Imports images before measurements begin, so that no copy crosses the WAN during them.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ pub async fn import_everywhere(client: &Client, new: &NewImage) -> Result<Cluste
         if Instant::now() > deadline {
             let limit_s = COPY_DEADLINE.as_secs();
             let why = format!("{} bytes are missing after {limit_s} s", image.missing_bytes);
-            return Err(Problem::unavailable(format!("copy image {} everywhere", new.name), why));
+            let what = format!("can't copy image {} to all hosts", new.name);
+            return Err(Problem::unavailable(what, why));
         }
         tokio::time::sleep(LOOK_EVERY).await;
         image = client.get(&format!("/v1/images/{}", new.name)).await?;

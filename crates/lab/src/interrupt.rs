@@ -1,5 +1,5 @@
-//! For long programs that end in good order when they are told to: a signal is only noted, work looks
-//! for it between two steps, and what was made is removed on the way out.
+//! Lets a long program clean up after a signal. The signal is only recorded; the program checks for it
+//! between two steps, and removes what it has made before it ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,7 @@ extern "C" fn note(_: c_int) {
     CAME.store(true, Ordering::Relaxed);
 }
 
-/// From now on SIGINT and SIGTERM do not end this process.
+/// Records SIGINT and SIGTERM from now on; they no longer end this process.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -21,7 +21,7 @@ pub fn hold() -> Result<(), Problem> {
     for which in [Signal::SIGINT, Signal::SIGTERM] {
         // SAFETY: storing to an atomic is all that the handler does, which is safe at any time.
         unsafe { signal(which, SigHandler::Handler(note)) }
-            .map_err(|error| Problem::internal(format!("wait for {which}"), error))?;
+            .map_err(|error| Problem::internal(format!("can't wait for {which}"), error))?;
     }
     Ok(())
 }
@@ -30,7 +30,7 @@ pub fn hold() -> Result<(), Problem> {
 /// When a signal has come.
 pub fn check() -> Result<(), Problem> {
     if CAME.load(Ordering::Relaxed) {
-        return Err(Problem::internal("the run", "stopped by a signal"));
+        return Err(Problem::internal("the run was not finished", "a signal stopped it"));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 //!   home: [home1, home2]      # the first site has the controller
 //!   cloud: [cloud1]
 //!   edge: [edge1]
-//! links:                      # a pair that is not here is as --rtt, --rate and --loss say
+//! links:                      # other pairs get the values of --rtt, --rate and --loss
 //!   - between: [home, cloud]
 //!     rtt: 16ms
 //!     rate: 1Gbit
@@ -25,13 +25,13 @@ use crate::wan::{Change, LinkSettings, parse_loss, parse_rtt};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// # Errors
-/// When the file cannot be read; what is wrong in it, with line and field.
+/// The file cannot be read, or a field is wrong: then the problem names the line and the field.
 pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition, Problem> {
     let name = path.display().to_string();
-    let what = || format!("read the lab's definition {name}");
+    let what = || format!("can't read the lab's definition {name}");
     let length = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Problem::not_found(what(), error)
-            .next("a command to run in the lab stands after `--`; an experiment is `boot-storm`"),
+            .next("put a command to run in the lab after `--`; the experiments are `boot-storm` and `soak`"),
         _ => Problem::invalid(what(), error),
     })?;
     if length.len() > FILE_BYTES_MAX {
@@ -41,17 +41,17 @@ pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition
     parse(&text, &name, id, settings)
 }
 
-/// `settings` hold for what the file says nothing of.
+/// Fields that the file leaves out are taken from `settings`.
 fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<Definition, Problem> {
     let document = Document::parse(name, text)?;
     let root = document.root();
     let [sites, links] = root.fields(["sites", "links"])?;
     let sites = sites.ok_or_else(|| {
         root.problem("the field \"sites\" is missing")
-            .next("add the sites with their hosts, each a line `NAME: [HOST, …]` below `sites:`")
+            .next("add a line `NAME: [HOST, …]` for each site below `sites:`")
     })?;
     let mut definition = Definition::new(id, read_sites(&sites)?, settings);
-    // Before the links, so that a name that is there twice is what is complained about.
+    // Before the links, so that a site that is named twice is reported as such.
     definition.check().map_err(|problem| sites.problem(problem.why))?;
     for link in links.map(|links| links.list()).transpose()?.unwrap_or_default() {
         read_link(&link, &mut definition)?;
@@ -79,7 +79,9 @@ fn read_link(field: &Field<'_>, definition: &mut Definition) -> Result<(), Probl
     let sites: Vec<SiteId> =
         between.list()?.iter().map(|site| site.parse(SiteId::new)).collect::<Result<_, _>>()?;
     let [one, other] = &sites[..] else {
-        return Err(between.problem(format!("{} sites are named: a link joins two", sites.len())));
+        return Err(
+            between.problem(format!("it names {} sites, but a link joins two", sites.len()))
+        );
     };
     let index =
         find_link(&definition.links, one, other).map_err(|problem| between.problem(problem.why))?;
@@ -139,13 +141,13 @@ mod tests {
         told("links: []\n", &["three.yaml", "\"sites\" is missing"]);
         told("sites: [home]\n", &["three.yaml:1", "sites"]);
         told("sites:\n  home: []\n", &["every site needs a host"]);
-        told("sites:\n  home: [one]\n  cloud: [one]\n", &["host one is there twice"]);
+        told("sites:\n  home: [one]\n  cloud: [one]\n", &["host one is named twice"]);
         told("sites:\n  home: [ctl]\n", &["uses that name"]);
         told("sites:\n  HOME: [one]\n", &["three.yaml:2", "HOME"]);
         told(&link("{rtt: 16ms}"), &["three.yaml:6", "between"]);
         told(&link("{between: [home]}"), &["three.yaml:6", "a link joins two"]);
         told(&link("{between: [home, moon]}"), &["three.yaml:6", "home-cloud"]);
-        told(&link("{between: [home, home]}"), &["no such two sites"]);
+        told(&link("{between: [home, home]}"), &["no such link"]);
         told(&link("{between: [home, edge], rtt: 16}"), &["three.yaml:6", "links[0].rtt", "16ms"]);
         told(&link("{between: [home, edge], rate: fast}"), &["links[0].rate", "1Gbit"]);
         told(&link("{between: [home, edge], loss: 2}"), &["links[0].loss", "0.1%"]);

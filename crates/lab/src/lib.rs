@@ -1,14 +1,15 @@
-//! Sites and hosts on one machine: each host a network namespace with its own agent, volume server
-//! and pool, one controller, and a WAN with delay between the sites; and the demo that runs in it.
+//! Labs: several sites and hosts on one machine. Each host is a network namespace with its own agent,
+//! volume server and pool. A lab has one controller, and a WAN with delay between the sites. The demo,
+//! the soak and the boot storm run in labs.
 //!
 //! | question | file |
 //! |---|---|
-//! | what is a lab called, which addresses has it | `definition.rs` |
+//! | which names and addresses does a lab have | `definition.rs` |
 //! | how do packets get from host to host | `net.rs` |
 //! | what is the WAN between the sites like | `wan/` |
-//! | what may stand in a lab's definition file | `lab_file.rs` |
-//! | who starts the daemons again | `supervisor.rs` |
-//! | how does it come up, how does it go without a trace | `up.rs`, `down.rs` |
+//! | which fields has a lab's definition file | `lab_file.rs` |
+//! | what restarts the daemons | `supervisor.rs` |
+//! | how is a lab started and removed | `up.rs`, `down.rs` |
 //! | where are its sockets and logs | `state.rs` |
 //! | tables, queries and independent answers | `tpch/` |
 //! | what does `make demo` do | `demo/` |
@@ -16,7 +17,7 @@
 //! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | what does `perigee lab run soak` do | `soak/` |
 //! | how is the report drawn | `report/` |
-//! | how do long programs end when they are told to | `interrupt.rs` |
+//! | how do long programs clean up after a signal | `interrupt.rs` |
 
 mod command;
 pub mod definition;

@@ -10,9 +10,9 @@
 //!               a cable with netem
 //! ```
 //!
-//! One subnet spans all sites. Each pair of sites has a link of its own, with a network card at
-//! both ends; a bridge passes nothing on from one of these to another. All processes run inside the
-//! sites' namespaces, so that taking a namespace down finds them.
+//! One subnet spans all sites. Each pair of sites has its own link, with a network card at both ends.
+//! A bridge does not forward frames between two of these cards. All processes run inside the lab's
+//! namespaces, where `down` finds them.
 
 use std::path::Path;
 
@@ -25,16 +25,15 @@ use crate::netns;
 use crate::state::LabDir;
 use crate::wan::{self, Emulator};
 
-/// What a stream of TCP may have on its way: 16 Gbit/s over a round trip of 32 ms. The kernel's
-/// own 4 MiB are 200 MiB/s over one of 16 ms.
+/// Buffer limits for TCP, enough for 16 Gbit/s with a round-trip time of 32 ms. The kernel's default of
+/// 4 MiB limits a stream to 200 MiB/s at 16 ms.
 const TCP_MEMORY: [(&str, &str); 2] =
     [("tcp_rmem", "4096 131072 67108864"), ("tcp_wmem", "4096 65536 67108864")];
 
-/// Makes the namespaces and all that joins them, and gives back who is to carry the frames from
-/// site to site.
+/// Makes the namespaces and the network between them. Returns what carries the frames between sites.
 ///
 /// # Errors
-/// Names the first step that failed; what was made until then stays for [`crate::down()`].
+/// The first step that failed. [`crate::down()`] removes what was made before.
 pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, Problem> {
     for (index, site) in definition.sites.iter().enumerate() {
         let namespace = definition.site_namespace(&site.name);
@@ -42,9 +41,9 @@ pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, P
         run("ip", &["-n", &namespace, "link", "add", "br0", "type", "bridge"]).await?;
         run("ip", &["-n", &namespace, "link", "set", "br0", "up"]).await?;
         for (port, host) in site.hosts.iter().enumerate() {
-            let address = definition
-                .host_address(host)
-                .ok_or_else(|| Problem::internal(format!("host {host}"), "it has no address"))?;
+            let address = definition.host_address(host).ok_or_else(|| {
+                Problem::internal(format!("can't attach host {host}"), "it has no address")
+            })?;
             let host_namespace = definition.host_namespace(host);
             attach(&namespace, &format!("port{port}"), &host_namespace, address).await?;
         }
@@ -56,8 +55,8 @@ pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, P
     wan::create(definition, dir).await
 }
 
-/// A command that runs in a namespace. `nsenter` becomes the program itself, so its pid is the
-/// program's, and other than `ip netns exec` it leaves `/sys` (cgroups) as it is.
+/// A command that runs in a namespace. `nsenter` replaces itself with the program, so the child's pid
+/// is the program's. Unlike `ip netns exec` it does not remount `/sys` (cgroups).
 pub fn in_namespace(namespace: &str, program: &Path) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net=/run/netns/{namespace}")).arg("--").arg(program);
@@ -69,7 +68,7 @@ pub(crate) async fn add_namespace(namespace: &str) -> Result<(), Problem> {
     run("ip", &["-n", namespace, "link", "set", "lo", "up"]).await.map(drop)
 }
 
-/// Makes a host's namespace and a cable from it to its site's bridge.
+/// Makes a host's namespace and connects it to its site's bridge with a veth pair.
 async fn attach(
     site: &str,
     port: &str,
@@ -86,7 +85,7 @@ async fn attach(
         for (name, value) in TCP_MEMORY {
             let path = format!("/proc/sys/net/ipv4/{name}");
             std::fs::write(&path, value)
-                .map_err(|e| Problem::internal(format!("write {path} in {host}"), e))?;
+                .map_err(|e| Problem::internal(format!("can't write {path} in {host}"), e))?;
         }
         Ok(())
     })

@@ -1,4 +1,4 @@
-//! Work inside a network namespace, by a thread that enters it and ends there.
+//! Runs a closure inside a network namespace, in a thread that enters the namespace and then ends.
 
 use std::fs::File;
 
@@ -6,14 +6,14 @@ use nix::sched::{CloneFlags, setns};
 use perigee_model::Problem;
 
 /// # Errors
-/// When the namespace cannot be entered; what the work says.
+/// The namespace cannot be entered, or the closure fails.
 pub fn within<T: Send>(
     namespace: &str,
     work: impl FnOnce() -> Result<T, Problem> + Send,
 ) -> Result<T, Problem> {
     let inside = || {
         let enter = |error: std::io::Error| {
-            Problem::internal(format!("enter the network namespace {namespace}"), error)
+            Problem::internal(format!("can't enter the network namespace {namespace}"), error)
         };
         let file = File::open(format!("/run/netns/{namespace}")).map_err(enter)?;
         setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| enter(errno.into()))?;

@@ -1,4 +1,4 @@
-//! A process, told apart from a later one with the same pid by when it started.
+//! A process, identified by its pid and its start time, because pids are reused.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -17,7 +17,7 @@ impl Process {
     /// `None` when there is no such process (a zombie counts as none).
     pub fn of(pid: i32) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in parentheses may hold anything; the fields after it are plain.
+        // The name in parentheses may contain any character; the fields after it are numbers.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let state = *fields.first()?;
         let start_ticks = fields.get(19)?.parse().ok()?;
@@ -34,15 +34,17 @@ impl Process {
     }
 }
 
-/// A process that has gone meanwhile is no error.
+/// Sends a signal. It is not an error if the process no longer exists.
 pub fn signal_pid(pid: i32, signal: Signal) -> Result<(), Problem> {
     match kill(Pid::from_raw(pid), signal) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(error) => Err(Problem::internal(format!("send {signal} to process {pid}"), error)),
+        Err(error) => {
+            Err(Problem::internal(format!("can't send {signal} to process {pid}"), error))
+        }
     }
 }
 
-/// Waits until a condition holds, looking 20 times a second; whether it held in time.
+/// Checks a condition 20 times per second. Returns whether it became true before the deadline.
 pub async fn wait_until(deadline: std::time::Duration, mut holds: impl FnMut() -> bool) -> bool {
     let end = tokio::time::Instant::now() + deadline;
     loop {

@@ -1,6 +1,6 @@
-//! What a long command is doing, how far it is and how long it has taken.
+//! Shows what a long command is doing, its progress and the time it has taken.
 //!
-//! On a terminal one line that changes; elsewhere a line for the start and the end of each step.
+//! On a terminal one line changes; elsewhere each step prints a line at its start and at its end.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -38,13 +38,13 @@ impl Steps {
         Step { what, began: Instant::now(), bar, said: String::new(), ended: false }
     }
 
-    /// A line that stays.
+    /// Prints a line that stays.
     pub fn say(&self, line: &str) {
         eprintln!("{line}");
     }
 }
 
-/// Says that it was broken off when it is dropped before its end.
+/// A step of the work. If it is dropped before [`Step::done`], it prints that it was not finished.
 #[derive(Debug)]
 pub struct Step {
     what: String,
@@ -55,7 +55,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// How far it is, for example "2/3 hosts up".
+    /// Shows the progress, for example "2/3 hosts up".
     pub fn at(&mut self, how_far: &str) {
         if self.said == how_far {
             return;

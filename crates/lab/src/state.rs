@@ -1,11 +1,11 @@
-//! A lab's directory: what it is, where its sockets are, which processes belong to it.
+//! A lab's directory: the lab's definition, sockets, processes and logs.
 //!
 //! ```text
 //! BASE/ID/lab.json          definition and program; written first, never changed
 //!         supervisor.json   the supervisor's process
-//!         wan.json          what the links between the sites are set to now
-//!         processes.json    daemons that run now, by name: `HOST/agent`, `HOST/volume`, `ctl`, `relay`
-//!         failed.json       why the supervisor gave up
+//!         wan.json          the current settings of the links between the sites
+//!         processes.json    the running daemons, by name: `HOST/agent`, `HOST/volume`, `ctl`, `relay`
+//!         failed.json       the problem because of which the supervisor gave up
 //!         supervisor.log    net/ (relay)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
 //! ```
 
@@ -22,13 +22,13 @@ use crate::wan::Wan;
 
 pub const DEFAULT_BASE: &str = "/var/tmp/perigee-lab";
 
-/// The kernel's limit for the path of a unix socket, without the final zero.
+/// The kernel's limit for the length of a unix socket's path, without the final zero byte.
 const SOCKET_PATH_MAX: usize = 107;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LabFile {
     pub definition: Definition,
-    /// The `perigee` binary that supervisor and daemons run.
+    /// The `perigee` binary of the supervisor and the daemons.
     pub program: PathBuf,
 }
 
@@ -44,18 +44,18 @@ impl LabDir {
         &self.0
     }
 
-    /// Makes the directory; whoever makes it owns the id.
+    /// Makes the directory. The process that makes it owns the id.
     ///
     /// # Errors
-    /// `Conflict` when a lab of that id exists, `Invalid` when the base's path is too long.
+    /// `Conflict` when a lab with this id exists, `Invalid` when the base's path is too long.
     pub fn create(&self, file: &LabFile) -> Result<(), Problem> {
-        let what = || format!("make {}", self.0.display());
+        let what = || format!("can't make {}", self.0.display());
         for host in file.definition.hosts().map(|(_, h)| h) {
             let length = self.host(host).join("volume-control.sock").as_os_str().len();
             if length > SOCKET_PATH_MAX {
                 return Err(Problem::invalid(
                     what(),
-                    format!("a socket's path there would have {length} bytes, {SOCKET_PATH_MAX} are possible"),
+                    format!("a socket's path there would have {length} bytes; the limit is {SOCKET_PATH_MAX}"),
                 )
                 .next("choose a base directory with a shorter path"));
             }
@@ -65,7 +65,7 @@ impl LabDir {
         }
         std::fs::create_dir(&self.0).map_err(|e| match e.kind() {
             std::io::ErrorKind::AlreadyExists => {
-                Problem::conflict(what(), "this lab exists already")
+                Problem::conflict(what(), "a lab with this id exists already")
                     .next("choose another id, or take it down with `perigee lab down`")
             }
             _ => Problem::internal(what(), e),
@@ -85,7 +85,7 @@ impl LabDir {
         self.read("lab.json")?.ok_or_else(|| {
             let name = self.0.file_name().unwrap_or_default().to_string_lossy().into_owned();
             Problem::not_found(
-                format!("lab {name}"),
+                format!("can't open lab {name}"),
                 format!("{} has no lab.json", self.0.display()),
             )
             .next("`perigee lab list` shows the labs")
@@ -124,15 +124,16 @@ impl LabDir {
         self.0.join("hosts").join(host.as_str())
     }
 
-    /// Where the WAN's relay can be asked for its state.
+    /// The socket on which the WAN's relay tells its state.
     pub fn relay_socket(&self) -> PathBuf {
         self.0.join("net/relay.sock")
     }
 
     pub fn wan(&self) -> Result<Wan, Problem> {
         self.read("wan.json")?.ok_or_else(|| {
-            Problem::not_found("the lab's WAN", format!("{} has no wan.json", self.0.display()))
-                .next("the lab is not up yet; `perigee lab list` shows the labs")
+            let why = format!("{} has no wan.json", self.0.display());
+            Problem::not_found("can't read the lab's WAN", why)
+                .next("wait until the lab is up; `perigee lab list` shows the labs")
         })
     }
 
@@ -145,18 +146,19 @@ impl LabDir {
         match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .map(Some)
-                .map_err(|e| Problem::internal(format!("read {}", path.display()), e)),
+                .map_err(|e| Problem::internal(format!("can't read {}", path.display()), e)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(Problem::internal(format!("read {}", path.display()), e)),
+            Err(e) => Err(Problem::internal(format!("can't read {}", path.display()), e)),
         }
     }
 
-    /// Readers see the old text or the new one, never a half.
+    /// Replaces the file atomically: readers see the old text or the new one.
     fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), Problem> {
         let path = self.0.join(name);
         let temporary = self.0.join(format!(".{name}.new"));
-        let fail =
-            |e: &dyn std::fmt::Display| Problem::internal(format!("write {}", path.display()), e);
+        let fail = |e: &dyn std::fmt::Display| {
+            Problem::internal(format!("can't write {}", path.display()), e)
+        };
         let text = serde_json::to_vec_pretty(value).map_err(|e| fail(&e))?;
         std::fs::write(&temporary, text).map_err(|e| fail(&e))?;
         std::fs::rename(&temporary, &path).map_err(|e| fail(&e))
@@ -165,15 +167,15 @@ impl LabDir {
 
 fn make_dir(path: &Path) -> Result<(), Problem> {
     std::fs::create_dir_all(path)
-        .map_err(|e| Problem::internal(format!("make {}", path.display()), e))
+        .map_err(|e| Problem::internal(format!("can't make {}", path.display()), e))
 }
 
-/// The ids of the labs below a base directory, half-made ones too.
+/// The ids of the labs below a base directory, including labs that are not complete.
 pub fn ids(base: &Path) -> Result<Vec<LabId>, Problem> {
     let entries = match std::fs::read_dir(base) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Problem::internal(format!("list {}", base.display()), e)),
+        Err(e) => return Err(Problem::internal(format!("can't list {}", base.display()), e)),
     };
     let mut ids: Vec<LabId> =
         entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();

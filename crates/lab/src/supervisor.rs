@@ -1,7 +1,7 @@
-//! The process that makes a lab and keeps its daemons alive.
+//! The process that makes a lab and keeps its daemons running.
 //!
-//! It starts each daemon in its host's namespace and starts it again when it ends, after 0.2 s, or
-//! later when it keeps ending soon. It ends on SIGTERM and leaves the rest to [`crate::down()`],
+//! It starts each daemon in its host's namespace. When a daemon ends, it starts it again after 0.2 s, or
+//! later if the daemon keeps ending soon. On SIGTERM it ends and leaves the rest to [`crate::down()`],
 //! which must be able to clean up without it anyway.
 
 use std::collections::BTreeMap;
@@ -23,21 +23,21 @@ use crate::wan::Emulator;
 
 const RESTART_MIN: Duration = Duration::from_millis(200);
 const RESTART_MAX: Duration = Duration::from_secs(5);
-/// A daemon that lived so long is started again without a longer wait.
+/// A daemon that ran at least this long is started again without a longer wait.
 const LIVED_WELL: Duration = Duration::from_secs(3);
 
-/// Runs until SIGTERM; `perigee lab supervise` is only this.
+/// Runs until SIGTERM. This is the command `perigee lab supervise`.
 ///
 /// # Errors
-/// When the lab is not there or cannot be made; `lab up` finds the reason in the lab's directory.
+/// The lab does not exist or cannot be made. `lab up` finds the reason in the lab's directory.
 pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
     let dir = LabDir::new(base, id);
     let file = dir.load()?;
-    // Fails only where this process leads a session already, which is as good.
+    // This fails only if the process leads a session already, which is just as good.
     let _ = nix::unistd::setsid();
-    let mut stop =
-        signal(SignalKind::terminate()).map_err(|e| Problem::internal("wait for SIGTERM", e))?;
-    // Not interrupted: what an interrupted step leaves could come after the cleaning.
+    let mut stop = signal(SignalKind::terminate())
+        .map_err(|e| Problem::internal("can't wait for SIGTERM", e))?;
+    // This is not interrupted: an interrupted step could still make something after the cleanup.
     let made = net::create(&file.definition, &dir).await;
     let emulator = match made {
         Ok(emulator) => emulator,
@@ -53,11 +53,11 @@ pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
         tasks.spawn(keep(daemon, registry.clone()));
     }
     stop.recv().await;
-    tracing::info!(lab = %id, "supervisor ends");
+    tracing::info!(lab = %id, "the supervisor ends");
     Ok(())
 }
 
-/// What runs now, as `processes.json` says it.
+/// The running daemons, as in `processes.json`.
 #[derive(Clone)]
 struct Registry {
     dir: LabDir,
@@ -85,7 +85,7 @@ fn process_of(child: &Child) -> Option<Process> {
     Process::of(i32::try_from(child.id()?).ok()?)
 }
 
-/// A daemon's command line, its namespace and where its output goes.
+/// A daemon's command line, its namespace and its log file.
 struct Daemon {
     name: String,
     namespace: String,
@@ -101,7 +101,7 @@ impl Daemon {
                 .append(true)
                 .create(true)
                 .open(path)
-                .map_err(|e| Problem::internal(format!("open {}", path.display()), e))
+                .map_err(|e| Problem::internal(format!("can't open {}", path.display()), e))
         };
         let mut command: Command = net::in_namespace(&self.namespace, &self.program);
         command
@@ -124,9 +124,9 @@ async fn keep(daemon: Daemon, registry: Registry) {
                 registry.set(&daemon.name, process_of(&child));
                 let status = child.wait().await;
                 registry.set(&daemon.name, None);
-                tracing::warn!(daemon = daemon.name, ?status, "daemon ended, starting it again");
+                tracing::warn!(daemon = daemon.name, ?status, "a daemon ended; starting it again");
             }
-            Err(problem) => tracing::error!(daemon = daemon.name, %problem, "cannot start daemon"),
+            Err(problem) => tracing::error!(daemon = daemon.name, %problem, "can't start a daemon"),
         }
         pause = if began.elapsed() >= LIVED_WELL { RESTART_MIN } else { pause };
         tokio::time::sleep(pause).await;
@@ -146,7 +146,7 @@ fn daemons(file: &LabFile, dir: &LabDir) -> Vec<Daemon> {
     daemons
 }
 
-/// It runs in a site's namespace, where `down` finds it; `None` when there is no WAN.
+/// The relay runs in a site's namespace, where `down` finds it. `None` if there is no WAN.
 fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
     let definition = &file.definition;
     let site = definition.sites.first().filter(|_| !definition.links.is_empty())?;

@@ -1,4 +1,4 @@
-//! Brings a lab up, and gives it to a command or a closure that it does not outlive.
+//! Starts a lab, and runs a command or a closure in it that ends before the lab does.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,41 +22,41 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where labs have their directories.
+    /// The base directory of all labs.
     pub base: PathBuf,
     /// The `perigee` binary.
     pub program: PathBuf,
-    /// How long all hosts may take to be up.
+    /// How long the lab's start may take until all hosts are up.
     pub deadline: Duration,
 }
 
 impl Options {
-    /// The default base directory and this very binary.
+    /// The default base directory and the binary of this process.
     ///
     /// # Errors
-    /// `Internal` when the system does not tell which binary this is.
+    /// `Internal` when the system does not tell the path of this binary.
     pub fn new() -> Result<Self, Problem> {
         let program =
-            std::env::current_exe().map_err(|e| Problem::internal("find this program", e))?;
+            std::env::current_exe().map_err(|e| Problem::internal("can't find this program", e))?;
         let base = PathBuf::from(state::DEFAULT_BASE);
         Ok(Self { base, program, deadline: Duration::from_secs(120) })
     }
 }
 
-/// A lab that is up, or was when it was looked at.
+/// A lab that was up when this value was made.
 #[derive(Debug, Clone)]
 pub struct Lab {
     pub definition: Definition,
-    /// The controller's API, `unix:PATH`; what `PERIGEE_API` holds.
+    /// The address of the controller's API, `unix:PATH`, for `PERIGEE_API`.
     pub api: String,
     dir: LabDir,
 }
 
 impl Lab {
-    /// A lab that was brought up earlier.
+    /// A lab that was started earlier.
     ///
     /// # Errors
-    /// `NotFound` when there is none of that id.
+    /// `NotFound` when no lab has this id.
     pub fn open(base: &Path, id: &LabId) -> Result<Self, Problem> {
         let dir = LabDir::new(base, id);
         Ok(Self::of(dir.load()?.definition, dir))
@@ -67,7 +67,7 @@ impl Lab {
         Self { definition, api, dir }
     }
 
-    /// The lab's directory; logs and sockets are below it.
+    /// The lab's directory, with its logs and sockets.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -80,7 +80,7 @@ impl Lab {
         Client::new(&self.api, timeout)
     }
 
-    /// The process of a host's daemon, `agent` or `volume`, as it runs now.
+    /// The current process of a host's daemon, `agent` or `volume`.
     ///
     /// # Errors
     /// `NotFound` when it does not run at this moment.
@@ -88,7 +88,7 @@ impl Lab {
         self.pid(&format!("{host}/{daemon}"))
     }
 
-    /// The process that carries frames from site to site, where the kernel has no netem.
+    /// The process that carries frames between sites if the kernel has no netem.
     ///
     /// # Errors
     /// `NotFound` when it does not run at this moment.
@@ -96,7 +96,7 @@ impl Lab {
         self.pid("relay")
     }
 
-    /// The WAN as it is set now.
+    /// The links with their current settings.
     ///
     /// # Errors
     /// `NotFound` when the lab has no network yet.
@@ -120,8 +120,8 @@ impl Lab {
         let process = self.dir.processes()?.get(name).copied();
         process.filter(|p| p.alive()).map(|p| p.pid).ok_or_else(|| {
             Problem::not_found(
-                format!("daemon {name} of lab {}", self.definition.id),
-                "it does not run at this moment",
+                format!("can't find daemon {name} of lab {}", self.definition.id),
+                "it is not running at this moment",
             )
         })
     }
@@ -131,11 +131,11 @@ impl Lab {
 #[derive(Debug, Clone, Serialize)]
 pub struct LabSummary {
     pub id: LabId,
-    /// Empty when the lab is only half made.
+    /// Empty if the lab is not complete.
     pub sites: Vec<SiteDef>,
-    /// As they are set now.
+    /// The links with their current settings.
     pub links: Vec<Link>,
-    /// Whether its supervisor lives.
+    /// Whether its supervisor is running.
     pub supervised: bool,
     pub api: String,
 }
@@ -157,10 +157,10 @@ pub fn list(base: &Path) -> Result<Vec<LabSummary>, Problem> {
     Ok(state::ids(base)?.into_iter().map(summary).collect())
 }
 
-/// Brings a lab up and waits until the controller knows all its hosts as up.
+/// Starts a lab and waits until the controller sees all its hosts as up.
 ///
 /// # Errors
-/// Says what it waited for. A lab that did not come up is taken down again.
+/// The problem says what was waited for. A lab that did not come up is taken down again.
 pub async fn up(definition: Definition, options: &Options, steps: &Steps) -> Result<Lab, Problem> {
     definition.check()?;
     let dir = LabDir::new(&options.base, &definition.id);
@@ -185,13 +185,13 @@ async fn bring_up(lab: &Lab, options: &Options, steps: &Steps) -> Result<(), Pro
     let end = tokio::time::Instant::now() + options.deadline;
     let client = lab.client(ASK_TIMEOUT)?;
     loop {
-        // In this order: what it writes before it ends is there when it has ended.
+        // In this order: if the supervisor has ended, its last file is already written.
         let supervised = lab.dir.supervisor().is_some_and(Process::alive);
         if let Some(problem) = lab.dir.failure() {
             return Err(problem);
         }
         if !supervised {
-            return Err(Problem::internal(format!("lab {id}"), "its supervisor ended"));
+            return Err(Problem::internal(format!("can't start lab {id}"), "its supervisor ended"));
         }
         let (up, state) = match client.get::<Vec<Host>>("/v1/hosts").await {
             Ok(hosts) => {
@@ -208,13 +208,13 @@ async fn bring_up(lab: &Lab, options: &Options, steps: &Steps) -> Result<(), Pro
         }
         if tokio::time::Instant::now() >= end {
             let why = format!("{state} after {:?}", options.deadline);
-            return Err(Problem::unavailable(format!("bring lab {id} up"), why));
+            return Err(Problem::unavailable(format!("can't start lab {id}"), why));
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
-/// Says what the WAN is. A lab whose WAN cannot be measured is a lab all the same.
+/// Measures the WAN and prints the result. A failed measurement is only printed: the lab stays usable.
 async fn verify_wan(lab: &Lab, steps: &Steps) {
     let definition = lab.definition.clone();
     let links = definition.links.clone();
@@ -233,7 +233,7 @@ fn start_supervisor(lab: &Lab, options: &Options) -> Result<(), Problem> {
             .append(true)
             .create(true)
             .open(&log)
-            .map_err(|e| Problem::internal(format!("open {}", log.display()), e))
+            .map_err(|e| Problem::internal(format!("can't open {}", log.display()), e))
     };
     let child = tokio::process::Command::new(&options.program)
         .args(["lab", "supervise", &lab.definition.id.to_string(), "--base"])
@@ -243,15 +243,15 @@ fn start_supervisor(lab: &Lab, options: &Options) -> Result<(), Problem> {
         .stderr(open()?)
         .spawn()
         .map_err(|e| cannot_start(&options.program.to_string_lossy(), &e))?;
-    // Written before anything can break this off, so that `down` finds it however early it comes.
+    // This is written before anything can interrupt, so that `down` finds the supervisor at any time.
     let process = child.id().and_then(|pid| Process::of(i32::try_from(pid).ok()?));
     match process {
         Some(process) => lab.dir.set_supervisor(process),
-        None => Err(Problem::internal("start the lab's supervisor", "it ended at once")),
+        None => Err(Problem::internal("can't start the lab's supervisor", "it ended at once")),
     }
 }
 
-/// Adds the ends of the logs, which go away with the lab.
+/// Adds the ends of the logs, because the logs are removed with the lab.
 fn with_log(problem: Problem, lab: &Lab) -> Problem {
     let mut logs = ["supervisor.log", "net/relay.log", "ctl/controller.log"]
         .map(|log| lab.dir.path().join(log))
@@ -272,11 +272,11 @@ fn with_log(problem: Problem, lab: &Lab) -> Problem {
     problem.next(next.trim_start().to_owned())
 }
 
-/// Brings a lab up, lets `work` use it, and takes it down: at the end, on an error, and on Ctrl-C,
+/// Starts a lab, lets `work` use it, and takes it down: at the end, after an error, and on Ctrl-C,
 /// SIGTERM and SIGHUP.
 ///
 /// # Errors
-/// What `up`, the work or `down` says; a signal is an error too.
+/// Those of `up`, the work and `down`. A signal is an error too.
 pub async fn with_lab<T, W>(
     definition: Definition,
     options: &Options,
@@ -289,17 +289,17 @@ where
     let id = definition.id.clone();
     let dir = LabDir::new(&options.base, &id);
     if dir.path().exists() {
-        return Err(Problem::conflict(format!("lab {id}"), "it exists already"));
+        return Err(Problem::conflict(format!("can't make lab {id}"), "it exists already"));
     }
     let all = async { work(up(definition, options, steps).await?).await };
     then_down(&options.base, &id, steps, all).await
 }
 
-/// Lets work that makes a lab come to its end, and takes the lab down: also on an error, and on
+/// Runs `work`, which makes a lab itself, and then takes the lab down: also after an error, and on
 /// Ctrl-C, SIGTERM and SIGHUP.
 ///
 /// # Errors
-/// What the work or `down` says; a signal is an error too.
+/// Those of the work and `down`. A signal is an error too.
 pub async fn then_down<T>(
     base: &Path,
     id: &LabId,
@@ -308,7 +308,7 @@ pub async fn then_down<T>(
 ) -> Result<T, Problem> {
     let result = tokio::select! {
         result = work => result,
-        name = stop_signal() => Err(Problem::internal("lab", format!("stopped by {}", name?))),
+        name = stop_signal() => Err(Problem::internal("the lab's work was not finished", format!("{} stopped it", name?))),
     };
     let step = steps.begin(format!("lab {id} down"));
     let removed = down(base, id).await;
@@ -321,7 +321,7 @@ pub async fn then_down<T>(
 }
 
 async fn stop_signal() -> Result<&'static str, Problem> {
-    let listen = |kind| signal(kind).map_err(|e| Problem::internal("wait for signals", e));
+    let listen = |kind| signal(kind).map_err(|e| Problem::internal("can't wait for signals", e));
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
     let mut hangup = listen(SignalKind::hangup())?;
@@ -332,10 +332,10 @@ async fn stop_signal() -> Result<&'static str, Problem> {
     })
 }
 
-/// `lab run`: a command (default: the user's shell) with `PERIGEE_API` set; its exit code.
+/// `lab run`: runs a command (default: the user's shell) with `PERIGEE_API` set, and returns its exit code.
 ///
 /// # Errors
-/// As [`with_lab`]; a command that cannot be started.
+/// As [`with_lab`]; also if the command cannot be started.
 pub async fn run(
     definition: Definition,
     options: &Options,
@@ -355,12 +355,16 @@ pub async fn run(
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| match e.kind() {
-                // The user's own program: no package of ours is missing.
-                std::io::ErrorKind::NotFound => Problem::not_found(format!("start {program}"), e),
-                _ => Problem::invalid(format!("start {program}"), e),
+                // This is the user's program: `make setup` would not help.
+                std::io::ErrorKind::NotFound => {
+                    Problem::not_found(format!("can't start {program}"), e)
+                }
+                _ => Problem::invalid(format!("can't start {program}"), e),
             })?;
-        let status =
-            child.wait().await.map_err(|e| Problem::internal(format!("wait for {program}"), e))?;
+        let status = child
+            .wait()
+            .await
+            .map_err(|e| Problem::internal(format!("can't wait for {program}"), e))?;
         Ok(status
             .code()
             .unwrap_or(128 + std::os::unix::process::ExitStatusExt::signal(&status).unwrap_or(0)))

@@ -1,4 +1,4 @@
-//! What a process has taken of the machine so far (proc(5)).
+//! The CPU time, memory and disk reads of a process so far (proc(5)).
 
 use perigee_model::Problem;
 
@@ -8,20 +8,20 @@ const TICKS_PER_S: f64 = 100.0;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     pub cpu_s: f64,
-    /// Of its own memory, without the page cache.
+    /// The peak of its own memory, without the page cache.
     pub memory_peak_bytes: u64,
-    /// What had to come from disks for it.
+    /// What it read from disks.
     pub read_bytes: u64,
 }
 
 impl Usage {
     /// # Errors
-    /// When the process has ended, or its figures have another form.
+    /// The process has ended, or its figures have an unexpected format.
     pub fn of(pid: u32) -> Result<Self, Problem> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/{name}");
             std::fs::read_to_string(&path)
-                .map_err(|error| Problem::internal(format!("read {path}"), error))
+                .map_err(|error| Problem::internal(format!("can't read {path}"), error))
         };
         let (stat, status, io) = (read("stat")?, read("status")?, read("io")?);
         let found = || {
@@ -32,14 +32,15 @@ impl Usage {
             })
         };
         found().ok_or_else(|| {
-            Problem::internal(format!("process {pid}"), "its figures have another form")
+            let what = format!("can't measure process {pid}");
+            Problem::internal(what, "its figures have an unexpected format")
         })
     }
 }
 
 /// User and system time of all threads.
 fn cpu_s(stat: &str) -> Option<f64> {
-    // The name in parentheses may hold anything; the fields after it are plain.
+    // The name in parentheses may contain any character; the fields after it are numbers.
     let fields = stat.rsplit_once(')')?.1.split_whitespace();
     let ticks: Option<Vec<u32>> = fields.skip(11).take(2).map(|field| field.parse().ok()).collect();
     Some(f64::from(ticks?.iter().sum::<u32>()) / TICKS_PER_S)

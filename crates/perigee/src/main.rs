@@ -1,4 +1,4 @@
-//! `perigee`: the one binary. It parses arguments, calls the crates and prints; nothing else.
+//! `perigee`, the only binary. It parses arguments, calls the other crates and prints their results.
 
 mod commands;
 mod output;
@@ -20,7 +20,7 @@ use crate::output::Format;
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, max_term_width = 100)]
 struct Cli {
-    /// The controller's API: `unix:PATH` or `http://HOST:PORT`
+    /// Address of the controller's API: `unix:PATH` or `http://HOST:PORT`
     #[arg(
         long,
         global = true,
@@ -29,7 +29,7 @@ struct Cli {
         value_name = "ADDRESS"
     )]
     api: String,
-    /// How to print results
+    /// Format of the output
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(subcommand)]
@@ -47,13 +47,13 @@ enum Noun {
     /// Volumes, and the volume server
     #[command(subcommand)]
     Volume(volume::Verb),
-    /// Pools: where volumes and images are kept
+    /// Pools: directories that hold volumes and images
     #[command(subcommand)]
     Pool(pool::Verb),
     /// Machines without disks that boot from a pool
     #[command(subcommand)]
     Client(client::Verb),
-    /// Network boot for those machines
+    /// Network boot for machines without disks
     #[command(subcommand)]
     Boot(boot::Verb),
     /// Virtual machines
@@ -65,7 +65,7 @@ enum Noun {
     /// Sites
     #[command(subcommand)]
     Site(host::SiteVerb),
-    /// What was measured between hosts
+    /// Network measurements between hosts
     #[command(subcommand)]
     Link(host::LinkVerb),
     /// Sites and hosts on this one machine, with real VMs and a WAN
@@ -79,12 +79,12 @@ enum Noun {
     Controller(controller::Verb),
     /// Print completions for a shell
     Completion {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
 }
 
-/// What every command gets.
+/// The options that all commands share.
 #[derive(Debug, Clone)]
 pub struct Context {
     pub api: String,
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
     log_to_stderr();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&Problem::internal("start the runtime", error), 1),
+        Err(error) => return fail(&Problem::internal("can't start the runtime", error), 1),
     };
     let context = Context { api: cli.api, format: cli.format };
     let planning = matches!(cli.noun, Noun::Job(job::Verb::Plan { .. }));
@@ -109,7 +109,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs what `PERIGEE_LOG` asks for, such as `debug` or `info,perigee_volume=debug`; without it, or if it is wrong, `info`.
+/// Logs at the levels in `PERIGEE_LOG`, such as `debug` or `info,perigee_volume=debug`. The default is `info`; a
+/// value that cannot be parsed is ignored.
 fn log_to_stderr() {
     let wanted = std::env::var("PERIGEE_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let messages = fmt::layer().with_writer(std::io::stderr).with_ansi(false);

@@ -17,10 +17,10 @@ pub enum Format {
     Csv,
 }
 
-/// A column's head and what it shows of a row.
+/// A column: its heading, and the function that formats its cell of a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Prints rows; JSON and YAML have every field, table and CSV the columns.
+/// Prints rows. JSON and YAML have every field; a table and CSV have only the columns.
 pub fn list<T: Serialize>(
     format: Format,
     rows: &[T],
@@ -37,7 +37,7 @@ pub fn list<T: Serialize>(
     }
 }
 
-/// Prints one thing; the table has a line a field, or a line a line of the field.
+/// Prints one value. The table has a line for each line of each field.
 pub fn one<T: Serialize>(format: Format, value: &T, fields: &[Column<T>]) -> Result<(), Problem> {
     match format {
         Format::Json => print_json(value),
@@ -56,12 +56,13 @@ pub fn one<T: Serialize>(format: Format, value: &T, fields: &[Column<T>]) -> Res
     }
 }
 
-/// Plain text, as it is.
+/// Prints text and a newline.
 pub fn text(text: &str) {
     put(format!("{text}\n").as_bytes());
 }
 
-/// Writes to standard output. A reader that has gone, as `head` does, ends the program quietly.
+/// Writes to standard output. If the reader has closed the pipe, as `head` does, the program exits without a
+/// message.
 pub fn put(bytes: &[u8]) {
     let mut stdout = io::stdout().lock();
     if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -74,14 +75,15 @@ pub fn put(bytes: &[u8]) {
 }
 
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Problem> {
-    let text =
-        serde_json::to_string_pretty(value).map_err(|e| Problem::internal("print JSON", e))?;
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Problem::internal("can't print JSON", e))?;
     self::text(&text);
     Ok(())
 }
 
 fn print_yaml<T: Serialize>(value: &T) -> Result<(), Problem> {
-    let text = serde_saphyr::to_string(value).map_err(|e| Problem::internal("print YAML", e))?;
+    let text =
+        serde_saphyr::to_string(value).map_err(|e| Problem::internal("can't print YAML", e))?;
     put(text.as_bytes());
     Ok(())
 }
@@ -100,17 +102,16 @@ fn print_table<T>(rows: &[T], columns: &[Column<T>]) {
 
 fn print_csv<T>(rows: &[T], columns: &[Column<T>]) -> Result<(), Problem> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let problem = |e: csv::Error| Problem::internal("print CSV", e);
+    let problem = |e: csv::Error| Problem::internal("can't print CSV", e);
     writer.write_record(columns.iter().map(|(head, _)| *head)).map_err(problem)?;
     for row in rows {
         writer.write_record(columns.iter().map(|(_, show)| show(row))).map_err(problem)?;
     }
-    put(&writer.into_inner().map_err(|e| Problem::internal("print CSV", e))?);
+    put(&writer.into_inner().map_err(|e| Problem::internal("can't print CSV", e))?);
     Ok(())
 }
 
-/// Runs long work with its progress on the terminal: a line that goes again, and nothing where
-/// there is no terminal.
+/// Runs long work and shows its progress on a terminal, in a line that is removed at the end.
 pub async fn with_progress<T, F>(work: impl FnOnce(Tell) -> F) -> T
 where
     F: Future<Output = T>,
@@ -138,12 +139,12 @@ pub fn bytes(bytes: u64) -> String {
     perigee_model::units::format_bytes(bytes)
 }
 
-/// `12.3 s`, or nothing.
+/// `12.3 s`, or an empty text.
 pub fn seconds(seconds: Option<f64>) -> String {
     seconds.map_or_else(String::new, |s| format!("{s:.1} s"))
 }
 
-/// A name in lower snake case, as in JSON.
+/// A value's name as in JSON, in lower snake case.
 pub fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(text)) => text,
@@ -152,7 +153,7 @@ pub fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
-/// What can be absent.
+/// The value, or `-` if there is none.
 pub fn or_dash<T: std::fmt::Display>(value: Option<&T>) -> String {
     value.map_or_else(|| "-".to_owned(), ToString::to_string)
 }

@@ -1,4 +1,4 @@
-//! What the demo asks the controller for, with deadlines, and how it shows that it waits.
+//! The demo's requests to the controller, with deadlines and progress.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::progress::Step;
 use crate::up::Lab;
 
 const QUICK: Duration = Duration::from_secs(30);
-/// An image is written before the request is answered.
+/// For imports: the controller answers after the image is written.
 const SLOW: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(400);
-/// Beyond the job's own timeout, for staging and collecting.
+/// Longer than the job's own timeout, so that staging and collecting fit.
 const JOB_DEADLINE: Duration = Duration::from_secs(1200);
 
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ impl Cluster {
         file: &Path,
     ) -> Result<ClusterImage, Problem> {
         let source = std::path::absolute(file)
-            .map_err(|e| Problem::invalid(format!("image {}", file.display()), e))?;
+            .map_err(|e| Problem::invalid(format!("can't import {}", file.display()), e))?;
         let source = source.to_string_lossy().into_owned();
         let new = NewImage { name: name.clone(), source, host: None };
         import_everywhere(&self.slow, &new).await
@@ -65,11 +65,11 @@ impl Cluster {
         self.slow.post("/v1/links/probe", &serde_json::json!({})).await
     }
 
-    /// Uploads a tar; gives its id for [`JobSpec::inputs`].
+    /// Uploads a tar and returns its id for [`JobSpec::inputs`].
     pub async fn upload(&self, bundle: &Path) -> Result<String, Problem> {
         let file = tokio::fs::File::open(bundle)
             .await
-            .map_err(|e| Problem::internal(format!("open {}", bundle.display()), e))?;
+            .map_err(|e| Problem::internal(format!("can't open {}", bundle.display()), e))?;
         let stored: Bundle =
             self.slow.send_body(perigee_http::Method::POST, "/v1/bundles", file).await?;
         Ok(stored.sha256)
@@ -93,8 +93,8 @@ impl Cluster {
                 _ => {}
             }
             if tokio::time::Instant::now() >= end {
-                let why = format!("not done after {JOB_DEADLINE:?}: {}", state_line(&job));
-                return Err(Problem::unavailable(format!("job {id}"), why));
+                let why = format!("it has not ended after {JOB_DEADLINE:?}: {}", state_line(&job));
+                return Err(Problem::unavailable(format!("can't run job {id}"), why));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -108,7 +108,7 @@ impl Cluster {
         self.quick.get(&format!("/v1/jobs/{job}/samples")).await
     }
 
-    /// The files of a job's output, by their names without directories.
+    /// The files of a job's output: their names without directories, and their contents.
     pub async fn output(&self, job: &JobId) -> Result<Vec<(String, String)>, Problem> {
         let bytes = self.slow.get_bytes(&format!("/v1/jobs/{job}/output")).await?;
         let read = || -> std::io::Result<Vec<(String, String)>> {
@@ -123,23 +123,22 @@ impl Cluster {
             }
             Ok(files)
         };
-        read().map_err(|e| Problem::internal(format!("read the output of job {job}"), e))
+        read().map_err(|e| Problem::internal(format!("can't read the output of job {job}"), e))
     }
 
-    /// What a failed job said last.
+    /// A problem with the last lines of a failed job's log.
     async fn failure(&self, job: &Job) -> Problem {
         let lines: Vec<LogLine> =
             self.quick.get(&format!("/v1/jobs/{}/log?after=0", job.id)).await.unwrap_or_default();
         let tail: Vec<&str> =
             lines.iter().rev().take(15).rev().map(|line| line.line.as_str()).collect();
         let code = job.exit_code.map_or_else(String::new, |code| format!(" (exit code {code})"));
-        Problem::internal(format!("job {}", job.id), format!("{}{code}", job.reason)).next(
-            if tail.is_empty() {
-                String::new()
-            } else {
-                format!("it said:\n    {}", tail.join("\n    "))
-            },
-        )
+        let why = format!("{}{code}", job.reason);
+        Problem::internal(format!("job {} failed", job.id), why).next(if tail.is_empty() {
+            String::new()
+        } else {
+            format!("the end of its log:\n    {}", tail.join("\n    "))
+        })
     }
 }
 

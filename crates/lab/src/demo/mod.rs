@@ -1,5 +1,5 @@
-//! `make demo`: a database on a volume far away, and the same job held remote, placed beside its
-//! data, and under the planner, which moves it while it runs.
+//! `make demo` runs the same database job three times: far from its data, beside its data, and under
+//! the planner, which moves the VM while the job runs.
 
 mod cluster;
 pub mod outcome;
@@ -26,29 +26,28 @@ use work::Stage;
 
 pub use print::{basis_words, way_word};
 
-/// The runs in this order, so that predictions of the later ones rest on what was measured.
+/// The order of the runs. The predictions of later runs use the measurements of earlier ones.
 const ORDER: [RunName; 3] = [RunName::Beside, RunName::Remote, RunName::Planned];
-/// And in this order in the result.
+/// The order of the runs in the result.
 const SHOWN: [RunName; 3] = [RunName::Remote, RunName::Beside, RunName::Planned];
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The first site is where jobs start, the last site's first host has the data.
+    /// Jobs start in the first site. The first host of the last site has the data.
     pub definition: Definition,
     pub lab: up::Options,
     /// The golden image.
     pub image: PathBuf,
     /// 1 is about 1 GB of tables.
     pub scale_factor: f64,
-    /// Where `report.html` and `result.json` go.
+    /// Directory for `report.html` and `result.json`.
     pub out: PathBuf,
 }
 
-/// Runs the whole demo in a lab of its own, which is gone afterwards in any case.
+/// Runs the whole demo in a lab of its own, which is always removed afterwards.
 ///
 /// # Errors
-/// What went wrong on the way; also when all ran and the result is not right. That it was slow is no
-/// error.
+/// The first step that failed, or that the result is wrong. Slowness is not an error.
 pub async fn demo(options: Options, steps: &Steps) -> Result<Outcome, Problem> {
     let definition = options.definition.clone();
     let id = definition.id.clone();
@@ -61,7 +60,7 @@ pub async fn demo(options: Options, steps: &Steps) -> Result<Outcome, Problem> {
     if faults.is_empty() {
         return Ok(outcome);
     }
-    Err(Problem::internal("the demo ran but is not right", faults.join("; "))
+    Err(Problem::internal("the demo ended with a wrong result", faults.join("; "))
         .next(format!("the measurements are in {}", options.out.join("report.html").display())))
 }
 
@@ -70,12 +69,13 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     let stage = stage(&options.definition)?;
     let scratch = lab.dir().join("tpch");
     std::fs::create_dir_all(&scratch)
-        .map_err(|e| Problem::internal(format!("make {}", scratch.display()), e))?;
+        .map_err(|e| Problem::internal(format!("can't make {}", scratch.display()), e))?;
 
     let table_bytes = prepare(&cluster, &stage, &scratch, options, steps).await?;
     let right = right_answers(scratch.clone());
     load(&cluster, &stage, &scratch, steps).await?;
-    let right = right.await.map_err(|e| Problem::internal("work out the right answers", e))??;
+    let right =
+        right.await.map_err(|e| Problem::internal("can't compute the right answers", e))??;
     let links = probe(&cluster, steps).await?;
 
     let bundle = scratch.join("query.tar");
@@ -113,7 +113,7 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     })
 }
 
-/// Between where jobs start and where the data is, as it was set.
+/// The round-trip time that is set between the jobs' first site and the data's site.
 fn rtt_ms(definition: &Definition, far: &SiteId) -> f64 {
     let near = definition.sites.last().map(|site| &site.name);
     let link = near.and_then(|near| definition.link(far, near).ok());
@@ -121,22 +121,23 @@ fn rtt_ms(definition: &Definition, far: &SiteId) -> f64 {
 }
 
 fn stage(definition: &Definition) -> Result<Stage, Problem> {
-    let name = |e| Problem::internal("name the demo's things", e);
+    let name = |e| Problem::internal("can't name the demo's image and volume", e);
     let sites = (definition.sites.first(), definition.sites.last());
     let (Some(far), Some(near)) = sites else {
-        return Err(Problem::invalid("demo", "its lab has no sites"));
+        return Err(Problem::invalid("can't run the demo", "its lab has no sites"));
     };
     let near = near.hosts.first().cloned();
     Ok(Stage {
         image: ImageName::new("debian-pg").map_err(name)?,
         volume: VolumeName::new("tpch").map_err(name)?,
         far: far.name.clone(),
-        near: near.ok_or_else(|| Problem::invalid("demo", "its last site has no host"))?,
+        near: near
+            .ok_or_else(|| Problem::invalid("can't run the demo", "its last site has no host"))?,
     })
 }
 
 /// Makes the tables and packs them for the loading job, imports the golden image on every host, and
-/// makes the data volume: all at once, for none needs another.
+/// makes the data volume. The three run concurrently.
 async fn prepare(
     cluster: &Cluster,
     stage: &Stage,
@@ -154,7 +155,7 @@ async fn prepare(
         work::load_bundle(&dir, &load_bundle(&dir))?;
         Ok(bytes)
     });
-    let tables = async { tables.await.map_err(|e| Problem::internal("make the tables", e))? };
+    let tables = async { tables.await.map_err(|e| Problem::internal("can't make the tables", e))? };
     let volume = cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor));
     let image = cluster.import_image(&stage.image, &options.image);
     let (bytes, image, _) = tokio::try_join!(tables, image, volume)?;
@@ -171,7 +172,7 @@ fn load_bundle(scratch: &Path) -> PathBuf {
     scratch.join("load.tar")
 }
 
-/// Works in the background: SQLite is done long before the guest.
+/// Computes the right answers in the background; SQLite ends long before the guest does.
 fn right_answers(dir: PathBuf) -> tokio::task::JoinHandle<Result<Vec<Answer>, Problem>> {
     tokio::task::spawn_blocking(move || tpch::expected(&dir))
 }
@@ -203,7 +204,7 @@ async fn probe(cluster: &Cluster, steps: &Steps) -> Result<Vec<Link>, Problem> {
     Ok(links)
 }
 
-/// One run: the plan, the job, its evidence; and the files it gave out.
+/// One run: makes the plan, runs the job, and collects its figures and output files.
 async fn query(
     cluster: &Cluster,
     stage: &Stage,
@@ -243,8 +244,9 @@ async fn versions() -> Result<BTreeMap<String, String>, Problem> {
 }
 
 fn write_results(outcome: &Outcome, out: &Path) -> Result<(), Problem> {
-    let fail =
-        |e: &dyn std::fmt::Display| Problem::internal(format!("write to {}", out.display()), e);
+    let fail = |e: &dyn std::fmt::Display| {
+        Problem::internal(format!("can't write to {}", out.display()), e)
+    };
     std::fs::create_dir_all(out).map_err(|e| fail(&e))?;
     let json = serde_json::to_vec_pretty(outcome).map_err(|e| fail(&e))?;
     std::fs::write(out.join("result.json"), json).map_err(|e| fail(&e))?;

@@ -1,4 +1,4 @@
-//! What the demo found out: the content of `result.json`, and whether it shows what it claims.
+//! The demo's result: the content of `result.json`, and the checks of it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,13 +17,13 @@ pub struct Outcome {
     /// The home of the volume with the tables.
     pub data_home: HostId,
     pub queries: Vec<String>,
-    /// SQLite, from the same tables, gives the same answers.
+    /// Whether SQLite gives the same answers from the same tables.
     pub answers_checked: bool,
     pub runs: Vec<Run>,
-    /// What was measured between the hosts.
+    /// The measurements between the hosts.
     pub links: Vec<Link>,
     pub versions: BTreeMap<String, String>,
-    /// What of the lab was still there when it had been taken down.
+    /// The parts of the lab that still existed after it was taken down.
     #[serde(default)]
     pub left_behind: Vec<String>,
 }
@@ -31,11 +31,11 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunName {
-    /// Held on the other side of the WAN.
+    /// The VM stays on the other side of the WAN.
     Remote,
-    /// Placed by hand beside the data.
+    /// The job file places the VM beside the data.
     Beside,
-    /// Starts far away; the planner may migrate it.
+    /// The VM starts on the other side of the WAN, and the planner may migrate it.
     Planned,
 }
 
@@ -54,17 +54,17 @@ pub struct Run {
     pub name: RunName,
     pub job: JobId,
     pub predicted_s: Option<f64>,
-    /// From VM start to the command's end.
+    /// From the VM's start to the end of the job's command.
     pub measured_s: f64,
     pub answers_sha256: String,
     pub migrations: Vec<Move>,
-    /// What `job plan` said just before.
+    /// The prediction just before the run, as `job plan` prints it.
     pub plan: Plan,
     pub decisions: Vec<Decision>,
     pub samples: Vec<Sample>,
     /// Unix time of the VM's start.
     pub started_ms: u64,
-    /// The command started.
+    /// Unix time of the command's start.
     pub running_ms: Option<u64>,
 }
 
@@ -81,7 +81,7 @@ pub struct Move {
     pub job_progress: Option<f64>,
     pub started_ms: u64,
     pub ended_ms: Option<u64>,
-    /// Where its time went.
+    /// The duration of each phase.
     #[serde(default)]
     pub phases: Phases,
 }
@@ -104,7 +104,7 @@ impl From<&Migration> for Move {
     }
 }
 
-/// What is known of a run besides its job.
+/// Figures of a run that its job's record does not have.
 pub struct Evidence {
     pub plan: Plan,
     pub decisions: Vec<Decision>,
@@ -114,10 +114,11 @@ pub struct Evidence {
 
 impl Run {
     /// # Errors
-    /// `Internal` when the controller left times out of a job that succeeded.
+    /// `Internal` when the record of a successful job lacks a time.
     pub fn new(name: RunName, job: &Job, evidence: Evidence) -> Result<Self, Problem> {
-        let missing =
-            |what| Problem::internal(format!("job {}", job.id), format!("it has no {what}"));
+        let missing = |what| {
+            Problem::internal(format!("can't use job {}", job.id), format!("it has no {what}"))
+        };
         let completed = job.migrations.iter().filter(|m| m.state == MigrationState::Completed);
         Ok(Self {
             name,
@@ -140,12 +141,11 @@ impl Outcome {
         self.runs.iter().find(|run| run.name == name)
     }
 
-    /// What is wrong, in plain words; empty when the demo is right. Whether it was fast is no part of
-    /// it: see [`Self::shape`].
+    /// The faults, in sentences; empty when the demo is right. Speed is judged in [`Self::shape`] only.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let Some([remote, beside, planned]) = self.three() else {
-            return vec!["not all three runs are there".to_owned()];
+            return vec!["not all three runs took place".to_owned()];
         };
         if self.runs.iter().any(|run| run.answers_sha256 != remote.answers_sha256) {
             faults.push("the three runs gave different answers".to_owned());
@@ -171,8 +171,8 @@ impl Outcome {
         faults
     }
 
-    /// One sentence where the planned run was not nearer to the one beside the data, as it is on a
-    /// machine with nothing else to do; it names where the time went.
+    /// On an idle machine the planned run takes nearly as long as the one beside the data. If it did
+    /// not, a sentence that says where the time went.
     pub fn shape(&self) -> Option<String> {
         let [remote, beside, planned] = self.three()?;
         let to_beside = (planned.measured_s - beside.measured_s).abs();
@@ -193,7 +193,7 @@ impl Outcome {
     }
 }
 
-/// Before, in and after the migration; and its longest phase.
+/// The time before, in and after the migration, and the migration's longest phase.
 fn where_it_went(run: &Run, migration: &Move) -> String {
     let seconds = |ms: u64| Duration::from_millis(ms).as_secs_f64();
     let before_s = seconds(migration.started_ms.saturating_sub(run.started_ms));

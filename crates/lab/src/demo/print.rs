@@ -19,12 +19,12 @@ pub fn way_word(way: Way) -> &'static str {
 pub fn basis_words(basis: Basis) -> &'static str {
     match basis {
         Basis::History => "earlier runs of this job, measured",
-        Basis::OnePass => "nothing but the size of its data: one pass over it",
-        Basis::Running => "this job's own figures while it runs",
+        Basis::OnePass => "only the size of its data, which is taken to be read once",
+        Basis::Running => "this job's figures while it runs",
     }
 }
 
-/// What `job plan` says before a run.
+/// Prints the plan before a run.
 pub fn plan(name: RunName, plan: &Plan) {
     println!("\n  job plan for the run {}, from {}:", name.word(), basis_words(plan.basis));
     for option in &plan.options {
@@ -66,7 +66,9 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
         );
     }
     if outcome.runs.iter().any(|run| run.plan.basis == Basis::OnePass) {
-        println!("  * before any run of this job: one pass over its data, its CPU time not known");
+        println!(
+            "  * predicted before any run of this job, from the size of its data; its CPU time was not known"
+        );
     }
     for run in &outcome.runs {
         for m in &run.migrations {
@@ -81,7 +83,7 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
     if let Some(shape) = outcome.shape() {
         println!("  {shape}");
     }
-    let answers = if outcome.answers_checked { "are those SQLite finds" } else { "are WRONG" };
+    let answers = if outcome.answers_checked { "equal SQLite's" } else { "are WRONG" };
     println!("  the answers to {} {answers}", outcome.queries.join(", "));
     println!("  {}\n  {}", out.join("report.html").display(), out.join("result.json").display());
 }

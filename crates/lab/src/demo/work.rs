@@ -1,4 +1,4 @@
-//! What runs in the guests: the bundles of input files and the jobs.
+//! The demo's jobs and the bundles of their input files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,12 +19,12 @@ const LOAD_MEMORY_BYTES: u64 = 512 << 20;
 const OUTPUT_BYTES: u64 = 64 << 20;
 const TIMEOUT_S: u64 = 900;
 
-/// The fixed things that the jobs are about.
+/// The names that the jobs share.
 #[derive(Debug, Clone)]
 pub struct Stage {
     pub image: ImageName,
     pub volume: VolumeName,
-    /// Where jobs start that are not placed beside the data.
+    /// The site where the runs `remote` and `planned` start.
     pub far: SiteId,
     /// The home of the data volume.
     pub near: HostId,
@@ -73,7 +73,7 @@ fn pack(target: &Path, texts: &[(&str, &str)], files: &[&Path]) -> Result<(), Pr
         }
         tar.into_inner()?.sync_data()
     };
-    write().map_err(|e| Problem::internal(format!("write {}", target.display()), e))
+    write().map_err(|e| Problem::internal(format!("can't write {}", target.display()), e))
 }
 
 impl Stage {
@@ -104,7 +104,7 @@ impl Stage {
         }
     }
 
-    /// Asks the queries; the three runs differ only in where they start and whether they may move.
+    /// Runs the queries. The three runs differ only in where they start and whether they may move.
     ///
     /// # Errors
     /// Never: the job file is part of this program, and a test reads it.

@@ -1,4 +1,4 @@
-//! The report's pictures.
+//! The charts of the demo's report.
 
 use perigee_model::job::Sample;
 use perigee_model::units;
@@ -10,7 +10,7 @@ const WIDTH: f64 = 860.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = WIDTH - 24.0;
 
-/// Two bars a run: predicted above, measured below.
+/// Two bars for each run: predicted above, measured below.
 pub fn bars(outcome: &Outcome) -> String {
     let longest = outcome
         .runs
@@ -47,7 +47,7 @@ fn bar(svg: &mut Svg, scale: &Scale, class: &str, y: f64, seconds: f64, what: &s
     let end = scale.at(seconds);
     svg.rect(class, LEFT, y, end - LEFT, 17.0);
     let label = format!("{seconds:.1} s {what}");
-    // Inside the bar where there is no room behind it.
+    // The label goes inside the bar if there is no room after it.
     let room = RIGHT - end > 120.0;
     let (x, anchor) = if room { (end + 7.0, Anchor::Start) } else { (end - 7.0, Anchor::End) };
     svg.text(if room { "value" } else { "value inside" }, (x, y + 13.0), anchor, &label);
@@ -70,7 +70,7 @@ const RATE_FLOOR: f64 = 150.0;
 const PROGRESS_TOP: f64 = 172.0;
 const PROGRESS_FLOOR: f64 = 242.0;
 
-/// What all time lines share; the scales, so that the runs can be compared by eye.
+/// What all time lines share. They have the same scales, so that runs can be compared by eye.
 pub struct Shared {
     time: Scale,
     rate: Scale,
@@ -94,7 +94,7 @@ impl Shared {
     }
 }
 
-/// Where the VM is, how fast it reads, how far it is; a migration is a band across all.
+/// The VM's host, its read rate and its progress over time. A migration is a band across all three.
 pub fn time_line(run: &Run, shared: &Shared) -> String {
     let mut svg = Svg::new(WIDTH, PROGRESS_FLOOR + 44.0);
     let time = &shared.time;
@@ -125,7 +125,7 @@ pub fn time_line(run: &Run, shared: &Shared) -> String {
     svg.finish(&format!("Time line of the run {}", run.name.word()))
 }
 
-/// In steps: progress is told when a query is done, and holds until then.
+/// Progress is drawn in steps, because a job reports it only when a query is done.
 fn progress_points(run: &Run, time: &Scale, progress: &Scale) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for sample in within(run) {
@@ -151,7 +151,7 @@ fn migrations(svg: &mut Svg, run: &Run, time: &Scale) {
             migration.downtime_ms,
             units::format_bytes(migration.bytes)
         );
-        // Above the curves, beside the axis's own label.
+        // The label is above the curves, beside the axis's label.
         let room = RIGHT - from > 290.0;
         let (x, anchor) =
             if room { (from.max(LEFT + 130.0), Anchor::Start) } else { (to, Anchor::End) };
@@ -159,7 +159,7 @@ fn migrations(svg: &mut Svg, run: &Run, time: &Scale) {
     }
 }
 
-/// The strip on top: one piece for each host the VM was on.
+/// The strip at the top has one section for each host on which the VM ran.
 fn hosts(svg: &mut Svg, run: &Run, shared: &Shared) {
     let time = &shared.time;
     svg.text("name", (LEFT - 8.0, HOST_TOP + 14.0), Anchor::End, "host");
@@ -198,7 +198,7 @@ fn seconds(run: &Run, at_ms: u64) -> f64 {
     (at_ms as f64 - run.started_ms as f64) / 1000.0
 }
 
-/// MiB/s between each two samples, at the middle between them.
+/// MiB/s between two neighbouring samples, drawn at the middle between them.
 #[expect(clippy::cast_precision_loss, reason = "bytes between two samples")]
 fn rates(run: &Run) -> Vec<(f64, f64)> {
     let samples: Vec<&Sample> = within(run).collect();

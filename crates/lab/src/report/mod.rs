@@ -1,6 +1,6 @@
-//! `report.html`: one file with everything in it, no script, readable in light and dark.
+//! The demo's `report.html`: a single file without scripts, with a light and a dark style.
 //!
-//! A pure function of [`Outcome`], so that a report can be drawn again from `result.json`.
+//! It is a pure function of [`Outcome`], so a report can be drawn again from `result.json`.
 
 mod charts;
 pub mod page;
@@ -20,7 +20,7 @@ use svg::escape;
 
 /// The whole page.
 pub fn html(outcome: &Outcome) -> String {
-    let mut page = page::start("Perigee: a running VM goes to its data", "");
+    let mut page = page::start("Perigee: a running VM moves to its data", "");
     head(&mut page, outcome);
     figure(
         &mut page,
@@ -37,12 +37,12 @@ pub fn html(outcome: &Outcome) -> String {
     page
 }
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 fn head(page: &mut String, outcome: &Outcome) {
     let _ = writeln!(
         page,
-        "<h1>A running VM goes to its data</h1>\n<p class=\"lead\">{}</p>",
+        "<h1>A running VM moves to its data</h1>\n<p class=\"lead\">{}</p>",
         summary(outcome)
     );
     for fault in outcome.faults() {
@@ -58,7 +58,7 @@ fn summary(outcome: &Outcome) -> String {
     let (Some(remote), Some(beside), Some(planned)) =
         (seconds(RunName::Remote), seconds(RunName::Beside), seconds(RunName::Planned))
     else {
-        return "Not all runs are there.".to_owned();
+        return "Not all runs took place.".to_owned();
     };
     let moved = outcome.run(RunName::Planned).and_then(|run| run.migrations.first());
     let moved = moved.map_or_else(
@@ -104,9 +104,9 @@ fn results(page: &mut String, outcome: &Outcome) {
         row(page, "", &cells);
     }
     let checked = if outcome.answers_checked {
-        "SQLite, working in integers over the same tables, finds the same answers."
+        "SQLite computes the same answers from the same tables, with integers."
     } else {
-        "The answers are not those that SQLite finds."
+        "SQLite computes other answers."
     };
     let _ = writeln!(page, "</table></div>\n<p class=\"soft\">{checked}</p>");
 }
@@ -117,16 +117,18 @@ fn time_lines(page: &mut String, outcome: &Outcome) {
     for run in &outcome.runs {
         let caption = match run.name {
             RunName::Remote => {
-                "Held on the far side of the WAN: it reads everything over the network."
+                "The VM stays on the far side of the WAN and reads everything over the network."
             }
-            RunName::Beside => "Placed by hand where its data is.",
-            RunName::Planned => "Starts far away; the planner measures and decides.",
+            RunName::Beside => "The job file places the VM beside its data.",
+            RunName::Planned => {
+                "The VM starts on the far side of the WAN; the planner measures and decides."
+            }
         };
         figure(page, run.name.word(), caption, &charts::time_line(run, &shared));
     }
 }
 
-/// Where the time of each migration went.
+/// The phases of each migration.
 fn moves(page: &mut String, outcome: &Outcome) {
     let moved = outcome.runs.iter().flat_map(|run| run.migrations.iter().map(move |m| (run, m)));
     for (run, migration) in moved {

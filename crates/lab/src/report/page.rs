@@ -1,4 +1,4 @@
-//! The frame of a report's page: one file with everything in it, no script.
+//! The frame of a report: a single HTML file without scripts.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::svg::escape;
 
 const STYLE: &str = include_str!("style.css");
 
-/// Everything up to the first heading; `style` comes after the style that all reports share.
+/// The page up to the first heading. `style` is added to the style that all reports share.
 pub fn start(title: &str, style: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -18,9 +18,9 @@ pub fn start(title: &str, style: &str) -> String {
 
 pub const END: &str = "</body>\n</html>\n";
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
-/// A picture with its title and what it shows.
+/// A chart with its title and caption.
 pub fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {
     let _ = writeln!(
         page,

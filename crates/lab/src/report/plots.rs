@@ -1,4 +1,4 @@
-//! Bars and lines for reports of measurements, whatever was measured.
+//! Bar charts and line charts for reports of any measurement.
 
 use super::svg::{Anchor, Scale, Svg};
 
@@ -7,12 +7,12 @@ const LEFT: f64 = 250.0;
 const RIGHT: f64 = WIDTH - 24.0;
 const ROW: f64 = 24.0;
 
-/// One bar a server.
+/// One bar of a chart, for example for one server.
 pub struct Bar {
     pub name: String,
     pub class: &'static str,
     pub value: f64,
-    /// What stands at its end.
+    /// The text at the bar's end.
     pub label: String,
 }
 
@@ -34,7 +34,7 @@ pub fn bars(bars: &[Bar], axis: &str, title: &str) -> String {
         let end = scale.at(bar.value);
         svg.rect(bar.class, LEFT, y, end - LEFT, ROW - 6.0);
         svg.text("server", (LEFT - 10.0, y + 13.0), Anchor::End, &bar.name);
-        // Inside the bar where there is no room behind it.
+        // The label goes inside the bar if there is no room after it.
         let room = RIGHT - end > 190.0;
         let (x, anchor) = if room { (end + 7.0, Anchor::Start) } else { (end - 7.0, Anchor::End) };
         let class = if room { "value" } else { "value inside" };
@@ -46,7 +46,7 @@ pub fn bars(bars: &[Bar], axis: &str, title: &str) -> String {
     svg.finish(title)
 }
 
-/// One line of a curve: a value for each of the places that all lines share.
+/// One line of [`curve`]. It has a value for each of the positions that all lines share.
 pub struct Line {
     pub name: String,
     pub values: Vec<Option<f64>>,
@@ -57,7 +57,7 @@ const CURVE_RIGHT: f64 = WIDTH - 190.0;
 const TOP: f64 = 30.0;
 const FLOOR: f64 = 230.0;
 
-/// Lines over places that stand side by side, whatever their numbers.
+/// Lines over named positions at equal distances, such as queue depths 1, 4 and 32.
 pub fn curve(places: &[String], lines: &[Line], axes: (&str, &str), title: &str) -> String {
     let highest = lines.iter().flat_map(|line| &line.values).flatten().copied().fold(0.0, f64::max);
     let scale = Scale::new(highest, FLOOR, TOP);
@@ -95,7 +95,7 @@ fn positions(count: usize) -> Vec<f64> {
         .collect()
 }
 
-/// One line over time, or over anything else that is a number.
+/// One line of [`traces`], over time or another number.
 pub struct Trace {
     pub name: String,
     pub points: Vec<(f64, f64)>,
@@ -120,7 +120,7 @@ pub fn traces(traces: &[Trace], axes: (&str, &str), title: &str) -> String {
     svg.finish(title)
 }
 
-/// The lines behind the curves, and what the axes show.
+/// The grid behind the curves, and the axes' labels.
 fn grid(svg: &mut Svg, up: &Scale, axes: (&str, &str)) {
     for (value, text) in up.ticks() {
         let y = up.at(value);
@@ -133,7 +133,7 @@ fn grid(svg: &mut Svg, up: &Scale, axes: (&str, &str)) {
     svg.text("label", (CURVE_LEFT, TOP - 12.0), Anchor::Start, axes.1);
 }
 
-/// What the line of that number is called.
+/// The legend's entry for the line with this number.
 fn legend(svg: &mut Svg, number: usize, name: &str) {
     let y = TOP + 6.0 + 20.0 * f64::from(u32::try_from(number).expect("a few lines"));
     let class = format!("line s{}", number % 4);

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write};
 
-/// Text as it may stand in HTML or SVG, also in an attribute.
+/// Escapes text for HTML and SVG, also for attributes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -18,7 +18,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// Where a text's x is.
+/// Which point of a text its x coordinate means.
 #[derive(Debug, Clone, Copy)]
 pub enum Anchor {
     Start,
@@ -48,7 +48,7 @@ impl Svg {
         Self { width, height, body: String::new() }
     }
 
-    // Writing to a String cannot fail, so the results below say nothing.
+    // Writing to a String cannot fail, so the results below are ignored.
 
     pub fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
         let (x, y, width, height) = (Px(x), Px(y), Px(width.max(0.0)), Px(height.max(0.0)));
@@ -81,14 +81,14 @@ impl Svg {
         );
     }
 
-    /// A line through the points; nothing for fewer than two.
+    /// A line through the points; fewer than two points draw nothing.
     pub fn polyline(&mut self, class: &str, points: &[(f64, f64)]) {
         if points.len() >= 2 {
             let _ = writeln!(self.body, r#"<polyline class="{class}" points="{}"/>"#, list(points));
         }
     }
 
-    /// The surface between the points and a horizontal line.
+    /// The area between the points and a horizontal line.
     pub fn area(&mut self, class: &str, points: &[(f64, f64)], floor: f64) {
         if let (Some(first), Some(last), true) = (points.first(), points.last(), points.len() >= 2)
         {
@@ -97,7 +97,7 @@ impl Svg {
         }
     }
 
-    /// `title` is read to those who do not see the picture.
+    /// Ends the picture. A screen reader reads `title` aloud.
     pub fn finish(self, title: &str) -> String {
         format!(
             "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n",
@@ -113,7 +113,7 @@ fn list(points: &[(f64, f64)]) -> String {
     points.iter().map(|(x, y)| format!("{},{}", Px(*x), Px(*y))).collect::<Vec<_>>().join(" ")
 }
 
-/// From values to coordinates, from 0 on.
+/// Maps values, from 0 on, to coordinates.
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     max: f64,
@@ -122,7 +122,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// `max` is moved up to the next round step, so that the last tick is the end of the axis.
+    /// `max` is rounded up to the next step, so that the last tick is the end of the axis.
     pub fn new(max: f64, from: f64, to: f64) -> Self {
         let step = step_for(max);
         Self { max: (max / step).ceil().max(1.0) * step, from, to }
@@ -155,7 +155,7 @@ fn step_for(max: f64) -> f64 {
                 return decade * factor;
             }
         }
-        // Also ends for an infinite or absent value.
+        // This also ends the loop for an infinite value or NaN.
         if decade > 1e15 || !max.is_finite() {
             return decade;
         }

@@ -1,4 +1,4 @@
-//! What is broken, and when: chosen by a generator with a seed.
+//! Breaks things in the lab. A random generator with a seed chooses what, and when.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use crate::process::signal_pid;
 use crate::up::Lab;
 use crate::wan::{self, Change};
 
-/// Between two things that are done to the lab.
+/// The shortest and the longest pause between two acts.
 const PAUSE_S: (u64, u64) = (3, 15);
-/// How long the WAN is down; the longer ones are longer than a host may be silent (30 s).
+/// The shortest and the longest cut of the WAN. Some exceed the 30 s for which a host may be silent.
 const CUT_S: (u64, u64) = (1, 40);
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same seed gives the same numbers.
@@ -29,7 +29,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From the first to the last, both possible.
+    /// A number from the first to the last, both included.
     fn between(&mut self, (first, last): (u64, u64)) -> u64 {
         first + self.next() % (last - first + 1)
     }
@@ -44,13 +44,13 @@ impl Random {
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Move,
-    /// The daemon dies while the VM is on its way.
+    /// Starts a move and kills a daemon while the VM migrates.
     MoveAndKill,
     Kill,
     Cut,
 }
 
-/// More moves than kills, more kills than cuts.
+/// The acts to choose from: more moves than kills, and more kills than cuts.
 const ACTS: [Act; 10] = [
     Act::Move,
     Act::Move,
@@ -68,7 +68,7 @@ pub struct Breaks<'a> {
     lab: &'a Lab,
     random: Random,
     due: Instant,
-    /// A daemon that is to be killed soon, in the middle of a move.
+    /// When to kill a daemon, in the middle of a move.
     kill_at: Option<Instant>,
     /// When the WAN comes back.
     cut_until: Option<Instant>,
@@ -80,7 +80,7 @@ impl<'a> Breaks<'a> {
         Self { lab, random: Random(seed), due, kill_at: None, cut_until: None }
     }
 
-    /// Does what is due.
+    /// Performs the acts that are due.
     ///
     /// # Errors
     /// When the lab itself cannot be changed.
@@ -110,7 +110,7 @@ impl<'a> Breaks<'a> {
         Ok(())
     }
 
-    /// Nothing more is broken: the WAN is up.
+    /// Stops breaking things, and brings the WAN back.
     ///
     /// # Errors
     /// When the WAN cannot be changed.
@@ -143,7 +143,7 @@ impl<'a> Breaks<'a> {
         }
     }
 
-    /// Asks for the move of some running VM. A refusal is right where the VM cannot move now.
+    /// Asks to move one of the running VMs. A refusal is correct if the VM cannot move now.
     async fn begin_move(&mut self, stream: &Stream) -> Option<String> {
         let running = stream.running();
         let job = self.random.pick(&running)?;

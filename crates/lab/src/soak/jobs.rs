@@ -1,4 +1,4 @@
-//! The stream of jobs: each on one of a few volumes, each with an answer that is known.
+//! The stream of jobs. Each uses one of a few volumes, and its right answer is known.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::up::Lab;
 const WORK: &str = include_str!("work.sh");
 const VOLUME_BYTES: u64 = 256 << 20;
 const MEMORY: &str = "200MiB";
-/// Rounds of writing in one job: some 20 s on an idle machine.
+/// Rounds of writing in one job. They take about 20 s on an idle machine.
 const ROUNDS: u32 = 40;
 const QUICK: Duration = Duration::from_secs(20);
-/// An image is written on every host before the request is answered.
+/// For imports: the controller answers after the image is written.
 const SLOW: Duration = Duration::from_secs(600);
 
 pub struct Stream {
@@ -39,12 +39,13 @@ struct Running {
 }
 
 impl Stream {
-    /// Imports the image and makes one volume fewer than there are jobs at a time, so that one job
-    /// waits for another's volume; the volumes lie at the lab's hosts in turn.
+    /// Imports the image and makes the volumes, spread over the hosts. There is one volume fewer than jobs
+    /// at a time, so that one job always waits for another job's volume.
     pub async fn prepare(lab: &Lab, image: &Path, jobs: u16) -> Result<Self, Problem> {
         let source = std::path::absolute(image)
-            .map_err(|e| Problem::invalid(format!("image {}", image.display()), e))?;
-        let name = ImageName::new("debian").map_err(|e| Problem::internal("name the image", e))?;
+            .map_err(|e| Problem::invalid(format!("can't import {}", image.display()), e))?;
+        let name =
+            ImageName::new("debian").map_err(|e| Problem::internal("can't name the image", e))?;
         let new = NewImage { name, source: source.to_string_lossy().into_owned(), host: None };
         let _: ClusterImage = lab.client(SLOW)?.post("/v1/images", &new).await?;
         let client = lab.client(QUICK)?;
@@ -52,7 +53,7 @@ impl Stream {
         let mut volumes = Vec::new();
         for (number, host) in (1..jobs.max(2)).zip(hosts.iter().cycle()) {
             let name = VolumeName::new(format!("soak-{number}"))
-                .map_err(|e| Problem::internal("name a volume", e))?;
+                .map_err(|e| Problem::internal("can't name a volume", e))?;
             let new = NewVolume {
                 name: name.clone(),
                 host: Some(host.clone()),
@@ -74,19 +75,19 @@ impl Stream {
         !self.unfinished.is_empty()
     }
 
-    /// The jobs whose command runs.
+    /// The jobs whose command is running.
     pub fn running(&self) -> Vec<&Job> {
         let jobs = self.unfinished.iter().map(|running| &running.job);
         jobs.filter(|job| job.state == JobState::Running).collect()
     }
 
-    /// Submits jobs until there are as many as are wanted.
+    /// Submits jobs until the wanted number is unfinished.
     pub async fn fill(&mut self, outcome: &mut Outcome) -> Result<(), Problem> {
         while self.unfinished.len() < self.jobs_max {
             let number = self.submitted + 1;
             let volume = self.volumes[number as usize % self.volumes.len()].clone();
             let spec = spec(number, &volume)?;
-            // A submission whose answer is lost may have been taken: then its job counts too.
+            // If the answer to a submission is lost, the controller may still have the job.
             match self.client.post::<Job>("/v1/jobs", &spec).await {
                 Ok(job) => self.unfinished.push(Running { job, number, volume }),
                 Err(problem) if problem.kind == ProblemKind::Unavailable => {
@@ -109,11 +110,11 @@ impl Stream {
         Ok(jobs.into_iter().find(|job| job.spec.name == name))
     }
 
-    /// Asks for each job how it stands, and takes the answers of those that ended.
+    /// Reads the state of each job, and judges the answers of the jobs that have ended.
     pub async fn look(&mut self, outcome: &mut Outcome) -> Result<(), Problem> {
         for at in (0..self.unfinished.len()).rev() {
             let path = format!("/v1/jobs/{}", self.unfinished[at].job.id);
-            // While the controller is being started again, the next look asks again.
+            // The controller may be restarting; the next call tries again.
             let Ok(job) = self.client.get::<Job>(&path).await else { continue };
             let is_final = job.state.is_final();
             self.unfinished[at].job = job;
@@ -149,7 +150,7 @@ impl Stream {
     async fn answer(&self, id: &JobId) -> Result<String, Problem> {
         let path = format!("/v1/jobs/{id}/output");
         let bytes = patiently(async || self.client.get_bytes(&path).await).await?;
-        let fail = |e| Problem::internal(format!("read the output of job {id}"), e);
+        let fail = |e| Problem::internal(format!("can't read the output of job {id}"), e);
         let mut archive = tar::Archive::new(&bytes[..]);
         for entry in archive.entries().map_err(fail)? {
             let mut entry = entry.map_err(fail)?;
@@ -160,7 +161,7 @@ impl Stream {
         Ok(String::new())
     }
 
-    /// Jobs that have not ended in time count as they stand.
+    /// Records the jobs that have not ended in time.
     pub fn give_up(&mut self, outcome: &mut Outcome) {
         for Running { job, volume, .. } in self.unfinished.drain(..) {
             let reason = format!("it has not ended: {}", job.reason);
@@ -178,7 +179,7 @@ impl Stream {
     }
 }
 
-/// Each job has a name of its own, so that one whose submission was not answered can be found.
+/// Each job has its own name, so that it can be found if its submission was not answered.
 fn spec(number: u32, volume: &VolumeName) -> Result<JobSpec, Problem> {
     let script: String = WORK.lines().map(|line| format!("    {line}\n")).collect();
     let text = format!(
@@ -190,7 +191,7 @@ fn spec(number: u32, volume: &VolumeName) -> Result<JobSpec, Problem> {
     Ok(job_file::parse(&text, "soak.yaml")?.spec)
 }
 
-/// What `seq NUMBER | sha256sum` prints.
+/// The checksum that `seq NUMBER | sha256sum` prints.
 fn expected(number: u32) -> String {
     let mut hash = Sha256::new();
     for line in 1..=number {

@@ -1,4 +1,4 @@
-//! What stands on the hosts when no job is left: there must be nothing of any job.
+//! Looks for leftovers of jobs on the hosts. After the last job there must be none.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::up::Lab;
 
 const QUICK: Duration = Duration::from_secs(20);
 
-/// What is there after `patience`, in plain words; empty as soon as nothing is.
+/// Waits until no leftovers exist, for at most `patience`. Returns a list of the leftovers for people.
 ///
 /// # Errors
-/// When a daemon does not answer at the end: then it is not known what is left.
+/// A daemon does not answer at the end, so the leftovers are not known.
 pub async fn wait_until_nothing(lab: &Lab, patience: Duration) -> Result<Vec<String>, Problem> {
     let end = Instant::now() + patience;
     loop {
@@ -53,7 +53,7 @@ async fn look(lab: &Lab) -> Result<Vec<String>, Problem> {
 
 fn directories(at: &std::path::Path) -> Result<impl Iterator<Item = String>, Problem> {
     let entries = std::fs::read_dir(at)
-        .map_err(|e| Problem::internal(format!("read {}", at.display()), e))?;
+        .map_err(|e| Problem::internal(format!("can't read {}", at.display()), e))?;
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     Ok(names.map(|name| format!("the directory of VM {name}")))
 }

@@ -1,4 +1,4 @@
-//! `perigee lab run soak`: jobs and moves go on while daemons are killed and the WAN is cut.
+//! `perigee lab run soak`: runs jobs and moves while it kills daemons and cuts the WAN.
 //!
 //! Jobs write and check files on a few volumes, VMs move from host to host, and every few seconds
 //! something breaks: an agent, a volume server or the controller is killed with SIGKILL, or the WAN
@@ -24,40 +24,39 @@ pub use outcome::{Event, Outcome, SoakJob};
 
 /// How long a request to the controller may be tried again while daemons are being killed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// From the last thing that was broken until the last job has ended: a job may have just begun.
+/// How long to wait for the jobs after the last break. A job may have just begun then.
 const ENDING_MAX: Duration = Duration::from_secs(1800);
-/// From the last job's end until nothing of it is left.
+/// How long to wait after the last job until nothing of it is left.
 const CLEAN_MAX: Duration = Duration::from_secs(180);
 
-/// What a soak is asked to do.
+/// The options of a soak.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub id: LabId,
     pub lab: up::Options,
     /// The golden image's disk.
     pub image: PathBuf,
-    /// The kernel for finding out whether KVM works.
+    /// The kernel that the agents boot to find out whether KVM works.
     pub kernel: Option<PathBuf>,
-    /// How long things are broken; jobs that have begun are waited for afterwards.
+    /// How long to break things. The soak then waits for the jobs that have begun.
     pub length: Duration,
-    /// How many jobs are unfinished at any time; one more than volumes waits in the queue.
+    /// The number of unfinished jobs at any time, one more than the number of volumes.
     pub jobs: u16,
     /// The same seed breaks the same things in the same order.
     pub seed: u64,
-    /// Where `result.json` goes.
+    /// Directory for `result.json`.
     pub out: PathBuf,
 }
 
-/// Runs a soak in a lab of its own, which is gone afterwards in any case.
+/// Runs a soak in a lab of its own, which is always removed afterwards.
 ///
 /// # Errors
-/// What kept the soak from running. Jobs with wrong answers and what is left behind are no error
-/// here: [`Outcome::faults`] has them.
+/// The soak could not run. Wrong answers and leftovers are not errors here; [`Outcome::faults`] has
+/// them.
 pub async fn soak(options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
     if options.jobs == 0 {
-        return Err(
-            Problem::invalid("soak", "--jobs 0 gives nothing to check").next("give 1 or more")
-        );
+        return Err(Problem::invalid("can't soak", "--jobs 0 gives nothing to check")
+            .next("give 1 or more"));
     }
     let mut definition = Definition::default_demo(options.id.clone(), 16);
     definition.probe_kernel.clone_from(&options.kernel);
@@ -69,7 +68,7 @@ pub async fn soak(options: &Options, steps: &Steps) -> Result<Outcome, Problem> 
         fs::create_dir_all(&options.out)?;
         fs::write(&path, serde_json::to_vec_pretty(&outcome)?)
     };
-    write().map_err(|e| Problem::internal(format!("write {}", path.display()), e))?;
+    write().map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))?;
     Ok(outcome)
 }
 
@@ -105,10 +104,10 @@ async fn run(options: &Options, lab: &Lab, steps: &Steps) -> Result<Outcome, Pro
     Ok(outcome)
 }
 
-/// Tries again what a killed daemon keeps from succeeding.
+/// Repeats a request that fails while a killed daemon restarts.
 ///
 /// # Errors
-/// The last one, after [`PATIENCE`]; at once what trying again does not change.
+/// The last error after [`PATIENCE`]. Errors that repeating cannot change are returned at once.
 async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<T, Problem>) -> Result<T, Problem> {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,4 @@
-//! What a soak came to: `result.json`.
+//! The result of a soak: the content of `result.json`.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ pub struct Outcome {
     pub seed: u64,
     pub length_s: f64,
     pub jobs_submitted: u32,
-    /// Those that have ended.
+    /// The jobs that have ended.
     pub jobs: Vec<SoakJob>,
     pub events: Vec<Event>,
     pub moves_completed: u32,
     pub moves_aborted: u32,
-    /// What stands on the hosts after the last job, in plain words.
+    /// The leftovers on the hosts after the last job, for people.
     pub left: Vec<String>,
     /// Why the soak failed; empty when all is right.
     pub faults: Vec<String>,
@@ -28,14 +28,14 @@ pub struct SoakJob {
     pub volume: String,
     pub state: JobState,
     pub reason: String,
-    /// How many jobs had run on its volume, as it counted itself.
+    /// The job's count of the jobs that have run on its volume.
     pub count: Option<u32>,
-    /// Whether the checksum in its answer is the one that the soak computed.
+    /// Whether the checksum in the job's answer is the expected one.
     pub is_right: bool,
     pub moves: u32,
 }
 
-/// Something that was done to the lab.
+/// An act on the lab.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event {
     pub at_s: f64,
@@ -64,8 +64,8 @@ impl Outcome {
         )
     }
 
-    /// Every job must have succeeded with the right answer, and every job must have run once: the
-    /// jobs of one volume count 1, 2, 3 and so on.
+    /// Every job must have succeeded with the right answer, and must have run exactly once: the jobs of
+    /// one volume must have counted 1, 2, 3 and so on.
     pub fn judge(&mut self) {
         let mut counts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
         for job in &self.jobs {

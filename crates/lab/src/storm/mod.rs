@@ -1,7 +1,7 @@
-//! `perigee lab run boot-storm`: real machines without disks boot together from their own clones.
+//! `perigee lab run boot-storm`: VMs without disks boot at the same time from their own clones.
 //!
-//! One image, one volume server, one boot server, and QEMU guests that have nothing but a network
-//! card with iPXE in its ROM; all that they ask is recorded (`perigee volume trace`).
+//! A storm has one image, one volume server, one boot server, and QEMU guests with only a network card
+//! with iPXE in its ROM. It records all their requests (`perigee volume trace`).
 
 mod outcome;
 mod report;
@@ -28,17 +28,18 @@ use crate::usage::Usage;
 pub use outcome::{MachineOutcome, Outcome};
 use servers::Servers;
 
-/// On a busy machine without hardware virtualisation: for the first, and for each one.
+/// How long the first machine may take to boot, and each one more: enough on a busy machine without
+/// hardware virtualisation.
 const UP_MAX: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(60));
-/// What QEMU takes beside a machine's memory.
+/// What QEMU needs in addition to a machine's memory.
 const QEMU_MIB: u64 = 64;
-/// So many lines of a console or a log are shown when something goes wrong.
+/// How many of the last lines of a console or log a problem shows.
 const LAST_LINES: usize = 12;
 
 #[derive(Debug, Clone)]
 pub struct Options {
     pub id: LabId,
-    /// Where labs have their directories.
+    /// The base directory of all labs.
     pub base: PathBuf,
     /// The `perigee` binary.
     pub program: PathBuf,
@@ -46,13 +47,13 @@ pub struct Options {
     pub machines: u16,
     pub over: Over,
     pub memory_mib: u32,
-    /// Where `report.html` and `result.json` go.
+    /// Directory for `report.html` and `result.json`.
     pub out: PathBuf,
-    /// Where the recorded trace is kept, if it is.
+    /// Where to keep the recorded trace; `None` discards it.
     pub trace: Option<PathBuf>,
 }
 
-/// A golden image, and beside it what machines with their root over NBD start from.
+/// A golden image, and the kernel and initramfs for machines with their root over NBD.
 #[derive(Debug, Clone)]
 pub struct Image {
     disk: PathBuf,
@@ -61,10 +62,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// From the directory that `scripts/golden-image` prints, or the disk's file in one.
+    /// Finds the files in the directory that `scripts/golden-image` prints, or beside a disk's file in it.
     ///
     /// # Errors
-    /// `Invalid` when a file is missing that booting so needs.
+    /// `Invalid` when a file is missing that booting over this protocol needs.
     pub fn find(path: &Path, over: Over) -> Result<Self, Problem> {
         let disk = if path.is_dir() { path.join("debian-pg.raw") } else { path.to_owned() };
         let beside = |name| disk.with_file_name(name);
@@ -75,7 +76,7 @@ impl Image {
         };
         for file in needed {
             File::open(file).map_err(|error| {
-                Problem::invalid(format!("use the image {}", file.display()), error)
+                Problem::invalid(format!("can't use the image {}", file.display()), error)
                     .next("scripts/golden-image builds one and prints its directory")
             })?;
         }
@@ -83,10 +84,10 @@ impl Image {
     }
 }
 
-/// Runs a storm in a lab of its own, which is gone afterwards in any case.
+/// Runs a storm in a lab of its own, which is always removed afterwards.
 ///
 /// # Errors
-/// What went wrong on the way; `Invalid` when this machine has not the memory for so many.
+/// The step that failed; `Invalid` when this machine has too little memory.
 pub async fn storm(options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
     check(options)?;
     let dir = LabDir::new(&options.base, &options.id);
@@ -97,9 +98,9 @@ pub async fn storm(options: &Options, steps: &Steps) -> Result<Outcome, Problem>
 
 fn check(options: &Options) -> Result<(), Problem> {
     let Options { machines, memory_mib, .. } = options;
-    let what = format!("boot {machines} machines");
+    let what = format!("can't boot {machines} machines");
     if !(1..=MACHINES_MAX).contains(machines) {
-        return Err(Problem::invalid(what, format!("from 1 to {MACHINES_MAX} are possible")));
+        return Err(Problem::invalid(what, format!("the number must be from 1 to {MACHINES_MAX}")));
     }
     let needed = (u64::from(*machines) * (u64::from(*memory_mib) + QEMU_MIB)) << 20;
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -108,23 +109,25 @@ fn check(options: &Options) -> Result<(), Problem> {
     let free = kib.map_or(u64::MAX, |kib| kib << 10);
     if needed > free {
         let [needed, free] = [needed, free].map(units::format_bytes);
-        let why = format!("they need {needed} of memory, {free} are free");
+        let why = format!("they need {needed} of memory, and {free} is free");
         return Err(Problem::invalid(what, why)
             .next("boot fewer; `make experiments NAME=boot-storm` replays a boot by many"));
     }
     Ok(())
 }
 
-/// Makes the lab's directory, with this process as the one that looks after it.
+/// Makes the lab's directory, with this process as the lab's supervisor.
 fn take_id(dir: &LabDir) -> Result<(), Problem> {
     let path = dir.path();
-    let what = || format!("make {}", path.display());
+    let what = || format!("can't make {}", path.display());
     if let Some(base) = path.parent() {
         fs::create_dir_all(base).map_err(|error| Problem::internal(what(), error))?;
     }
     fs::create_dir(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Problem::conflict(what(), "this lab exists already")
-            .next("choose another id, or take it down with `perigee lab down`"),
+        io::ErrorKind::AlreadyExists => {
+            Problem::conflict(what(), "a lab with this id exists already")
+                .next("choose another id, or take it down with `perigee lab down`")
+        }
         _ => Problem::internal(what(), error),
     })?;
     let own = i32::try_from(std::process::id()).ok().and_then(Process::of);
@@ -161,7 +164,7 @@ async fn tell(options: &Options, dir: &Path, steps: &Steps) -> Result<Outcome, P
     let usage = servers.volume_usage()?;
     servers.stop_trace().await?;
     let bytes = fs::read(&trace)
-        .map_err(|error| Problem::internal(format!("read {}", trace.display()), error))?;
+        .map_err(|error| Problem::internal(format!("can't read {}", trace.display()), error))?;
     let last = machines.iter().filter_map(|machine| machine.up).max().unwrap_or_default();
     step.done(&format!("the last was up after {:.1} s", last.as_secs_f64()));
 
@@ -185,7 +188,7 @@ struct Machine {
     console: PathBuf,
     command: tokio::process::Command,
     qemu: Option<Child>,
-    /// Since the first was switched on.
+    /// When the machine was up, counted from the start of the first one.
     up: Option<Duration>,
 }
 
@@ -196,7 +199,7 @@ impl Machine {
     }
 }
 
-/// Switches all machines on and waits until each says that it is up.
+/// Starts all machines and waits until each reports that it is up.
 async fn boot(
     machines: &mut [Machine],
     servers: &mut Servers,
@@ -238,8 +241,8 @@ async fn boot(
 }
 
 fn not_up(machine: &Machine, why: &str) -> Problem {
-    Problem::unavailable(format!("boot machine {}", machine.name), why)
-        .next(format!("its console said last:\n{}", last_lines(&machine.said())))
+    Problem::unavailable(format!("can't boot machine {}", machine.name), why)
+        .next(format!("the end of its console:\n{}", last_lines(&machine.said())))
 }
 
 fn last_lines(text: &str) -> String {
@@ -261,7 +264,7 @@ async fn versions() -> Result<BTreeMap<String, String>, Problem> {
 fn keep(options: &Options, outcome: &Outcome, trace: &[u8]) -> Result<(), Problem> {
     let out = &options.out;
     let fail = |path: &Path, error: &dyn std::fmt::Display| {
-        Problem::internal(format!("write {}", path.display()), error)
+        Problem::internal(format!("can't write {}", path.display()), error)
     };
     fs::create_dir_all(out).map_err(|error| fail(out, &error))?;
     let json = serde_json::to_vec_pretty(outcome).map_err(|error| fail(out, &error))?;

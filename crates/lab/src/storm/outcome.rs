@@ -1,4 +1,4 @@
-//! What a storm came to: `result.json`.
+//! The result of a storm: the content of `result.json`.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,27 +14,27 @@ use crate::usage::Usage;
 pub struct Outcome {
     pub versions: BTreeMap<String, String>,
     pub over: Over,
-    /// Of each machine.
+    /// The memory of each machine.
     pub memory_mib: u32,
-    /// In the order in which they were switched on.
+    /// In the order in which they were started.
     pub machines: Vec<MachineOutcome>,
-    /// From the first switch to the last machine that is up.
+    /// From the first machine's start until the last machine was up.
     pub last_up_s: f64,
-    /// Blocks of the image that some machine read.
+    /// Blocks of the image that at least one machine read, each counted once.
     pub source_distinct_bytes: u64,
-    /// Of the image, by all machines together.
+    /// What all machines together read of the image.
     pub source_read_bytes: u64,
-    /// What came from the disk for the volume server.
+    /// What the volume server read from the disk.
     pub device_read_bytes: u64,
     pub server_cpu_s: f64,
-    /// Of the volume server's own memory.
+    /// The volume server's own memory, without the page cache.
     pub server_memory_peak_bytes: u64,
-    /// What the page cache has of the pool at the end.
+    /// How much of the pool is in the page cache at the end.
     pub page_cache_bytes: u64,
-    /// Reads that were answered without waiting for the disk, and those that waited.
+    /// Reads that were answered without waiting for the disk. `reads_waited` counts the others.
     pub reads_at_once: u64,
     pub reads_waited: u64,
-    /// For each second with one: how many requests, and how long they took on average.
+    /// The seconds in which there were requests, with their number and their mean response time.
     pub seconds: Vec<Second>,
 }
 
@@ -55,14 +55,14 @@ pub struct Second {
 }
 
 impl Outcome {
-    /// From the seconds after which each machine was up, the recorded trace, and what the volume
-    /// server took.
+    /// Makes the result from the time after which each machine was up, the recorded trace, and the volume
+    /// server's usage.
     ///
     /// # Errors
-    /// When the bytes are no trace.
+    /// The bytes are not a trace.
     pub fn new(up_s: Vec<(String, f64)>, trace: &[u8], server: Usage) -> Result<Self, Problem> {
         let records =
-            read_trace(trace).map_err(|error| Problem::internal("read the trace", error))?;
+            read_trace(trace).map_err(|error| Problem::internal("can't read the trace", error))?;
         let machine = |(name, up_s)| MachineOutcome {
             name,
             up_s,
@@ -88,7 +88,7 @@ impl Outcome {
         for record in records {
             let request = match record {
                 TraceRecord::Client(client) => {
-                    // A clone is called MACHINE.IMAGE.NUMBER.
+                    // A clone's name is MACHINE.IMAGE.NUMBER.
                     let owner = client.name.split('.').next().unwrap_or_default();
                     let at = self.machines.iter().position(|machine| machine.name == owner);
                     machine_of.insert(client.number, at);

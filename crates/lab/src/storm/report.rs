@@ -1,4 +1,4 @@
-//! The storm on one page. A pure function of [`Outcome`].
+//! The report of a storm, one page. It is a pure function of [`Outcome`].
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::report::page::{self, figure, row};
 use crate::report::plots::{Bar, Trace, bars, traces};
 use crate::report::svg::escape;
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 pub fn html(outcome: &Outcome) -> String {
     let mut page = page::start("Perigee: machines without disks boot together", "");
@@ -23,7 +23,7 @@ pub fn html(outcome: &Outcome) -> String {
         outcome.last_up_s
     );
     totals(&mut page, outcome);
-    let title = "Until each machine is up";
+    let title = "Time until each machine is up";
     let bar = |machine: &super::MachineOutcome| Bar {
         name: machine.name.clone(),
         class: "ours",
@@ -31,7 +31,8 @@ pub fn html(outcome: &Outcome) -> String {
         label: format!("{:.1}", machine.up_s),
     };
     let up: Vec<Bar> = outcome.machines.iter().map(bar).collect();
-    let caption = "From the first switch until the guest says on its console that it is up.";
+    let caption =
+        "From the start of the first machine until the guest reports on its console that it is up.";
     figure(&mut page, title, caption, &bars(&up, "seconds", title));
     let line = |name: &str, value: fn(&Second) -> f64| {
         let points = outcome.seconds.iter().map(|s| (f64::from(s.at_s), value(s))).collect();
@@ -39,11 +40,11 @@ pub fn html(outcome: &Outcome) -> String {
     };
     let title = "Requests of all machines";
     let requests = line("requests", |second| f64::from(second.requests));
-    let caption = "As the volume server saw them.";
+    let caption = "Counted by the volume server.";
     figure(&mut page, title, caption, &traces(&requests, ("seconds", "requests a second"), title));
     let title = "Mean response time";
     let response = line("mean", |second| second.mean_response_ms);
-    let caption = "In the volume server, of what was asked in each second.";
+    let caption = "Measured in the volume server, for the requests of each second.";
     figure(&mut page, title, caption, &traces(&response, ("seconds", "milliseconds"), title));
     machines(&mut page, outcome);
     let versions: Vec<String> =
@@ -80,19 +81,19 @@ fn machines(page: &mut String, outcome: &Outcome) {
 }
 
 impl Outcome {
-    /// What the whole storm came to, in words.
+    /// The totals of the storm, with their names.
     pub fn totals(&self) -> [(&'static str, String); 8] {
         [
             ("last machine up", format!("{:.1} s", self.last_up_s)),
             ("read of the image", format_bytes(self.source_read_bytes)),
-            ("of it distinct blocks", format_bytes(self.source_distinct_bytes)),
+            ("distinct blocks of it", format_bytes(self.source_distinct_bytes)),
             ("read from the disk", format_bytes(self.device_read_bytes)),
             (
                 "reads that waited",
                 format!("{} of {}", self.reads_waited, self.reads_at_once + self.reads_waited),
             ),
             ("CPU of the volume server", format!("{:.2} s", self.server_cpu_s)),
-            ("its memory at most", format_bytes(self.server_memory_peak_bytes)),
+            ("its peak memory", format_bytes(self.server_memory_peak_bytes)),
             ("page cache of the pool", format_bytes(self.page_cache_bytes)),
         ]
     }

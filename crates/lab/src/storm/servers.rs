@@ -23,7 +23,7 @@ const IMPORT_MAX: Duration = Duration::from_secs(600);
 const READY_MAX: Duration = Duration::from_secs(60);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const IMAGE: &str = "golden";
-/// For machines with their root over NBD; the others' stands in the image.
+/// The kernel's arguments for machines with their root over NBD. The others' are in the image.
 const APPEND: &str =
     "console=ttyS0 quiet loglevel=4 mitigations=off audit=0 cryptomgr.notests panic=5";
 
@@ -38,10 +38,10 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Makes a pool with the image, nothing of which is in memory afterwards.
+    /// Makes a pool with the image, and drops both from the page cache.
     ///
     /// # Errors
-    /// What `perigee image import` says; when it takes longer than ten minutes.
+    /// `perigee image import` fails or takes longer than ten minutes.
     pub async fn prepare(
         options: &Options,
         network: &Network,
@@ -75,7 +75,7 @@ impl Servers {
     }
 
     /// # Errors
-    /// When one is not ready within a minute; what it said last.
+    /// A server is not ready within a minute. The problem shows the end of its log.
     pub async fn start(&mut self) -> Result<(), Problem> {
         let (nbd, iscsi) = (format!("{ADDRESS}:10809"), format!("{ADDRESS}:3260"));
         self.spawn("volume", &["serve", "--nbd", &nbd, "--iscsi", &iscsi])?;
@@ -89,7 +89,7 @@ impl Servers {
             args.extend(["--kernel", kernel, "--initrd", initrd]);
         }
         self.spawn("boot", &args)?;
-        // The firmware asks again when nothing answers at first.
+        // The firmware repeats its requests if nothing answers at first.
         let dnsmasq = self.pool().join("boot/dnsmasq.pid");
         self.ready("boot", || fs::read(&dnsmasq).is_ok_and(|id| !id.is_empty())).await
     }
@@ -97,7 +97,7 @@ impl Servers {
     fn spawn(&mut self, name: &'static str, args: &[&str]) -> Result<(), Problem> {
         let log = self.log(name);
         let file = File::create(&log)
-            .map_err(|error| Problem::internal(format!("make {}", log.display()), error))?;
+            .map_err(|error| Problem::internal(format!("can't make {}", log.display()), error))?;
         let mut command = self.network.command(&self.program);
         command.arg(name).args(args).arg("--pool").arg(self.pool());
         command.env("PERIGEE_LOG", "info").stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
@@ -121,12 +121,12 @@ impl Servers {
 
     fn fault(&self, name: &str, why: &str) -> Problem {
         let said = fs::read_to_string(self.log(name)).unwrap_or_default();
-        Problem::unavailable(format!("perigee {name} serve"), why)
-            .next(format!("it said last:\n{}", last_lines(&said)))
+        Problem::unavailable(format!("can't run `perigee {name} serve`"), why)
+            .next(format!("the end of its log:\n{}", last_lines(&said)))
     }
 
     /// # Errors
-    /// When a server has ended.
+    /// A server has ended.
     pub fn check(&mut self) -> Result<(), Problem> {
         let ended = self.running.iter_mut().find_map(|(name, child)| {
             let status = child.try_wait().ok().flatten()?;
@@ -135,12 +135,12 @@ impl Servers {
         ended.map_or(Ok(()), |(name, why)| Err(self.fault(name, &why)))
     }
 
-    /// A machine that gets a fresh clone of the image.
+    /// Adds a client that boots a fresh clone of the image.
     ///
     /// # Errors
-    /// What the volume server says.
+    /// The volume server refuses.
     pub async fn bind(&self, name: &str, mac: &str, over: Over) -> Result<(), Problem> {
-        let what = || format!("add the client {name}");
+        let what = || format!("can't add the client {name}");
         let new = NewClient {
             name: name.parse().map_err(|error| Problem::internal(what(), error))?,
             mac: Some(mac.parse().map_err(|error| Problem::internal(what(), error))?),
@@ -156,34 +156,34 @@ impl Servers {
     }
 
     /// # Errors
-    /// What the volume server says.
+    /// The volume server refuses.
     pub async fn start_trace(&self, file: &Path) -> Result<(), Problem> {
         self.control.post("/v1/trace/start", &StartTrace { file: file.to_owned() }).await
     }
 
     /// # Errors
-    /// What the volume server says; `Internal` when the trace is not whole.
+    /// The volume server refuses; `Internal` when requests are missing from the trace.
     pub async fn stop_trace(&self) -> Result<(), Problem> {
         let summary: TraceSummary = self.control.post("/v1/trace/stop", &()).await?;
         if summary.lost > 0 {
             let why = format!("{} requests came faster than they could be written", summary.lost);
-            return Err(Problem::internal("record the storm", why));
+            return Err(Problem::internal("can't record the storm", why));
         }
         Ok(())
     }
 
     /// # Errors
-    /// When the volume server has ended.
+    /// The volume server has ended.
     pub fn volume_usage(&self) -> Result<Usage, Problem> {
         let volume = self.running.iter().find(|(name, _)| *name == "volume");
         let id = volume.and_then(|(_, child)| child.id());
         id.map_or_else(|| Err(self.fault("volume", "it ended")), Usage::of)
     }
 
-    /// What the page cache has of the pool.
+    /// How much of the pool is in the page cache.
     ///
     /// # Errors
-    /// When util-linux's fincore can't tell.
+    /// util-linux's fincore fails.
     pub async fn page_cache_bytes(&self) -> Result<u64, Problem> {
         let files = files_below(&self.pool())?;
         let mut args = vec!["--bytes", "--noheadings", "--raw", "--output", "RES"];
@@ -195,7 +195,7 @@ impl Servers {
 }
 
 fn files_below(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
-    let fail = |error| Problem::internal(format!("list {}", dir.display()), error);
+    let fail = |error| Problem::internal(format!("can't list {}", dir.display()), error);
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(fail)? {
         let entry = entry.map_err(fail)?;
@@ -209,14 +209,15 @@ fn files_below(dir: &Path) -> Result<Vec<PathBuf>, Problem> {
     Ok(files)
 }
 
-/// Has everything on the disk and nothing in memory.
+/// Writes the pool's files to the disk and drops them from the page cache.
 fn forget(pool: &Path) -> Result<(), Problem> {
     for path in files_below(pool)? {
         let forgotten = File::open(&path).and_then(|file| {
             file.sync_all()?;
             Ok(posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
         });
-        forgotten.map_err(|error| Problem::internal(format!("sync {}", path.display()), error))?;
+        forgotten
+            .map_err(|error| Problem::internal(format!("can't sync {}", path.display()), error))?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! TPC-H: the tables, the queries with their validation parameters, and answers worked out
-//! independently of PostgreSQL by SQLite in integers.
+//! TPC-H: the tables, the queries with their validation parameters, and answers that SQLite computes
+//! with integers, independently of PostgreSQL.
 
 mod oracle;
 mod queries;
@@ -14,7 +14,7 @@ use tpchgen::generators::{LineItemGenerator, OrderGenerator, PartGenerator};
 pub use oracle::{Answer, NULL, compare, expected, parse, sqlite_version};
 pub use queries::{LOADED_SQL, QUERIES, Query};
 
-/// A table that the queries read, with its types as the specification says.
+/// A table that the queries read, with the types of the specification.
 pub struct Table {
     pub name: &'static str,
     pub create_sql: &'static str,
@@ -53,19 +53,19 @@ create table lineitem (
     },
 ];
 
-/// The file of a table: a row a line, columns separated (not ended) by `|`.
+/// The file of a table. Each line is a row; `|` separates the columns and does not end the last one.
 pub fn table_path(dir: &Path, table: &str) -> PathBuf {
     dir.join(format!("{table}.tbl"))
 }
 
-/// Writes the tables below a directory; gives back their bytes in all.
+/// Writes the tables below a directory, and returns their size in bytes.
 ///
 /// # Errors
 /// `Invalid` for a scale factor that makes no rows or too many, `Internal` when a write fails.
 pub fn write_tables(scale_factor: f64, dir: &Path) -> Result<u64, Problem> {
     if !(0.001..=10.0).contains(&scale_factor) {
         return Err(Problem::invalid(
-            format!("scale factor {scale_factor}"),
+            format!("can't make tables with scale factor {scale_factor}"),
             "it must be from 0.001 to 10",
         ));
     }
@@ -81,7 +81,7 @@ fn write_table<R: std::fmt::Display>(
     path: &Path,
     rows: impl Iterator<Item = R>,
 ) -> Result<u64, Problem> {
-    let fail = |e: std::io::Error| Problem::internal(format!("write {}", path.display()), e);
+    let fail = |e: std::io::Error| Problem::internal(format!("can't write {}", path.display()), e);
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(fail)?);
     let mut line = String::new();
     let mut bytes = 0;
@@ -90,7 +90,7 @@ fn write_table<R: std::fmt::Display>(
         line.clear();
         // Writing to a String cannot fail.
         let _ = write!(line, "{row}");
-        // The generator ends each row with a separator, which COPY would take for one more column.
+        // The generator ends each row with a separator, after which COPY would expect another column.
         let text = line.strip_suffix('|').unwrap_or(&line);
         file.write_all(text.as_bytes()).map_err(fail)?;
         file.write_all(b"\n").map_err(fail)?;

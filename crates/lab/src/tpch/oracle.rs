@@ -1,7 +1,7 @@
-//! The right answers, worked out by SQLite from the same table files, and the comparison.
+//! SQLite's answers from the same table files, and the comparison with PostgreSQL's.
 //!
 //! SQLite has no decimals. Prices are stored in cents, discounts in per cent and quantities as
-//! whole numbers, so that sums are exact; a division comes last, in floating point.
+//! whole numbers, so sums are exact. Only the last division is in floating point.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -13,10 +13,10 @@ use rusqlite::types::Value;
 use super::queries::{QUERIES, Query};
 use super::table_path;
 
-/// Two numbers are the same answer when they differ by less than this part of them.
+/// Two numbers count as equal if their relative difference is smaller than this.
 const RELATIVE: f64 = 1e-9;
 
-/// How a missing value is written, here and (by `\pset`) by psql.
+/// The text of a missing value, here and (by `\pset`) in psql's output.
 pub const NULL: &str = "NULL";
 
 /// A query's rows, columns separated by `|`.
@@ -33,7 +33,7 @@ create table lineitem (l_orderkey integer, l_partkey integer, l_quantity integer
 create table orders (o_orderkey integer primary key, o_orderpriority text);
 create table part (p_partkey integer primary key, p_brand text, p_type text, p_container text);";
 
-/// Which column of a table file goes into a column of the database, and as what.
+/// The column of a table file from which a column of the database is filled, and its type.
 #[derive(Clone, Copy)]
 enum From {
     Text(usize),
@@ -63,7 +63,7 @@ pub fn sqlite_version() -> &'static str {
 /// Answers all queries over the table files in a directory.
 ///
 /// # Errors
-/// `Internal` when a file cannot be read or has another form.
+/// `Internal` when a file cannot be read or does not have the expected format.
 pub fn expected(dir: &Path) -> Result<Vec<Answer>, Problem> {
     let mut db = Connection::open_in_memory().map_err(failed)?;
     db.execute_batch(TABLES).map_err(failed)?;
@@ -75,12 +75,13 @@ pub fn expected(dir: &Path) -> Result<Vec<Answer>, Problem> {
 }
 
 fn failed(error: rusqlite::Error) -> Problem {
-    Problem::internal("work out the right answers", error)
+    Problem::internal("can't compute the right answers", error)
 }
 
 fn load(db: &mut Connection, dir: &Path, table: &str, columns: &[From]) -> Result<(), Problem> {
     let path = table_path(dir, table);
-    let fail = |e: &dyn std::fmt::Display| Problem::internal(format!("read {}", path.display()), e);
+    let fail =
+        |e: &dyn std::fmt::Display| Problem::internal(format!("can't read {}", path.display()), e);
     let file = std::fs::File::open(&path).map_err(|e| fail(&e))?;
     let marks = vec!["?"; columns.len()].join(",");
     let transaction = db.transaction().map_err(failed)?;
@@ -156,20 +157,27 @@ pub fn parse(text: &str) -> Vec<Answer> {
     answers
 }
 
-/// Whether the answers say the same, in the same order; else the first difference in words.
+/// Compares the answers, including their order.
 ///
 /// # Errors
-/// The first difference.
+/// The first difference, as a sentence.
 pub fn compare(expected: &[Answer], got: &[Answer]) -> Result<(), String> {
     let names =
         |answers: &[Answer]| answers.iter().map(|a| a.query.clone()).collect::<Vec<_>>().join(" ");
     if names(expected) != names(got) {
-        return Err(format!("answers to {:?} instead of {:?}", names(got), names(expected)));
+        return Err(format!(
+            "the answers are to {:?} instead of {:?}",
+            names(got),
+            names(expected)
+        ));
     }
     for (right, given) in expected.iter().zip(got) {
         let same_rows = right.rows.iter().zip(&given.rows).all(|(a, b)| same_row(a, b));
         if right.rows.len() != given.rows.len() || !same_rows {
-            return Err(format!("{} is {:?}, right is {:?}", right.query, given.rows, right.rows));
+            return Err(format!(
+                "{} is {:?}; the right answer is {:?}",
+                right.query, given.rows, right.rows
+            ));
         }
     }
     Ok(())

@@ -1,16 +1,16 @@
 //! The queries: the text of the TPC-H specification with its validation parameters for PostgreSQL,
-//! and the same question in SQLite's dialect over integers (`oracle.rs` says which units).
+//! and the same query in SQLite's dialect over integers (`oracle.rs` says in which units).
 
 pub struct Query {
     /// `Q6`
     pub name: &'static str,
     pub postgres: &'static str,
     pub sqlite: &'static str,
-    /// By which power of ten SQLite's last column is multiplied.
+    /// SQLite's last column is multiplied by this power of ten.
     pub scale: u32,
 }
 
-/// After the rows came: an index on a key, which the specification allows, and statistics.
+/// Runs after the rows are loaded: an index on a key, which the specification allows, and statistics.
 pub const LOADED_SQL: &str = "\
 create index lineitem_partkey on lineitem (l_partkey);
 analyze;

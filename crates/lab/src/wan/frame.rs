@@ -1,15 +1,15 @@
-//! What a frame takes on the wire, worked out from its virtio-net header.
+//! The number of bytes that a frame takes on the wire, computed from its virtio-net header.
 //!
 //! ```text
 //! byte 0      1         2        4         6           8            10
 //!      flags  GSO type  hdr_len  GSO size  csum_start  csum_offset  Ethernet frame …
 //! ```
 //!
-//! A host hands up to 64 KiB of TCP or UDP over as one frame. On a wire it would be cut into
-//! segments of `GSO size` bytes, each with the headers again. `hdr_len` is only a hint.
+//! A host passes up to 64 KiB of TCP or UDP on as one frame. On a wire it would be cut into segments of
+//! `GSO size` bytes, each with its own headers. `hdr_len` is only a hint.
 
 pub const HEADER_BYTES: usize = 10;
-/// 64 KiB of IP, Ethernet's header with a VLAN's tag, and the header above, rounded up.
+/// 64 KiB of IP, the Ethernet header with a VLAN tag, and the header above, rounded up.
 pub const FRAME_BYTES_MAX: usize = 66 << 10;
 
 const GSO_NONE: u8 = 0;
@@ -18,7 +18,7 @@ const GSO_TYPES: u8 = 0x7f;
 const UDP_HEADER_BYTES: usize = 8;
 const TCP_DATA_OFFSET: usize = 12;
 
-/// Ethernet's bytes of all segments of a frame, which stands behind its virtio-net header.
+/// The Ethernet bytes of all segments of a frame. `frame` begins with the virtio-net header.
 pub fn wire_bytes(frame: &[u8]) -> u64 {
     let ethernet = frame.get(HEADER_BYTES..).unwrap_or_default();
     let segmented = segments(frame, ethernet);

@@ -1,4 +1,4 @@
-//! What a link really does, found out by using it, and whether that is what was set.
+//! Measures a link by using it, and compares the result with the link's settings.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -14,32 +14,33 @@ use crate::definition::{Definition, Link};
 use crate::netns;
 
 const CONNECTS: usize = 7;
-/// After so many without an answer there is none.
+/// After this many probes without an answer, the link counts as silent.
 const SILENCES_MAX: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A stream that has stood still for so long measures nothing.
+/// A stream without progress for this long is given up.
 const STALL: Duration = Duration::from_secs(10);
 const WINDOW: Duration = Duration::from_millis(800);
 const WINDOW_MAX: Duration = Duration::from_secs(5);
-/// TCP needs some round trips until it fills the link, and has sent again what it lost on the way.
+/// The shortest time before counting begins. TCP needs some round trips until it fills the link and has
+/// repeated its first losses.
 const WARM: Duration = Duration::from_millis(400);
 const WARM_ROUND_TRIPS: u32 = 20;
-/// An Ethernet frame of full size, and what TCP carries in it.
+/// The size of a full Ethernet frame, and of the TCP data in it.
 const FRAME_BYTES: u64 = 1514;
 const PAYLOAD_BYTES: u64 = 1448;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
-    /// The shortest of several; `None` when nobody answered.
+    /// The shortest of several round trips; `None` if there was no answer.
     pub rtt_us: Option<u64>,
-    /// What one TCP stream carried, with headers, from the first site to the second and back.
+    /// The rate of one TCP stream, including headers, from the first site to the second and back.
     pub rate_bits_per_s: [Option<u64>; 2],
 }
 
-/// The round trip between the first hosts of the two sites.
+/// The round-trip time between the first hosts of the two sites; `None` if there is no answer.
 ///
 /// # Errors
-/// When the hosts' namespaces are not there. That nobody answers is no error.
+/// The hosts' namespaces do not exist.
 pub fn round_trip(definition: &Definition, link: &Link) -> Result<Option<u64>, Problem> {
     let (from, to) = (Host::first(definition, link, 0)?, Host::first(definition, link, 1)?);
     let (_listener, address) = to.listen()?;
@@ -62,7 +63,7 @@ pub fn round_trip(definition: &Definition, link: &Link) -> Result<Option<u64>, P
     })
 }
 
-/// Round trip and rate in each direction.
+/// The round-trip time, and the rate in each direction.
 ///
 /// # Errors
 /// As [`round_trip`].
@@ -91,11 +92,12 @@ impl Host {
             let namespace = definition.host_namespace(host);
             definition.host_address(host).map(|address| Self { namespace, address })
         });
-        found.ok_or_else(|| Problem::internal(format!("measure {link}"), "a site has no host"))
+        found
+            .ok_or_else(|| Problem::internal(format!("can't measure {link}"), "a site has no host"))
     }
 
     fn listen(&self) -> Result<(TcpListener, SocketAddr), Problem> {
-        let fail = |e| Problem::internal(format!("listen in {}", self.namespace), e);
+        let fail = |e| Problem::internal(format!("can't listen in {}", self.namespace), e);
         netns::within(&self.namespace, || {
             let listener = TcpListener::bind((self.address, 0)).map_err(fail)?;
             let address = listener.local_addr().map_err(fail)?;
@@ -117,13 +119,13 @@ fn rate(
         Ok(TcpStream::connect_timeout(&address, timeout).and_then(|sender| {
             sender.set_write_timeout(Some(STALL))?;
             start_until_full(&sender)?;
-            // It is accepted at once, for it is connected already.
+            // This does not block, because the connection is already established.
             let (receiver, _) = listener.accept()?;
             receiver.set_read_timeout(Some(STALL))?;
             Ok((sender, receiver))
         }))
     })?;
-    // What does not come through is no fault of the measurement, but its result.
+    // A failed connection is a result of the measurement, not an error.
     let Ok((mut sender, receiver)) = connected else { return Ok(None) };
     let (warm, window) = times(&link.settings);
     std::thread::scope(|scope| {
@@ -135,12 +137,12 @@ fn rate(
     })
 }
 
-/// Reno doubles what is on its way until the link is full. Cubic, the kernel's own choice, stops
-/// earlier where answers come late, as they do on a busy machine, and then measures itself.
+/// Selects Reno, which doubles its window until the link is full. Cubic, the kernel's default, stops
+/// doubling when answers are late, as on a busy machine; the link would then seem slower than it is.
 fn start_until_full(sender: &TcpStream) -> std::io::Result<()> {
     const NAME: &[u8] = b"reno";
     let length = libc::socklen_t::try_from(NAME.len()).unwrap_or(0);
-    // SAFETY: the name is as long as is said, and lives during the call.
+    // SAFETY: the pointer and the length describe the name, which lives during the call.
     let done = unsafe {
         libc::setsockopt(
             sender.as_raw_fd(),
@@ -153,7 +155,7 @@ fn start_until_full(sender: &TcpStream) -> std::io::Result<()> {
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// How long the stream runs before it counts, and how long it counts.
+/// The time before counting begins, and the time for which bytes are counted.
 fn times(settings: &LinkSettings) -> (Duration, Duration) {
     let warm = WARM + Duration::from_micros(settings.rtt_us) * WARM_ROUND_TRIPS;
     let hundred_frames = settings.rate.0.map_or(Duration::ZERO, |rate| {
@@ -162,7 +164,7 @@ fn times(settings: &LinkSettings) -> (Duration, Duration) {
     (warm, hundred_frames.clamp(WINDOW, WINDOW_MAX))
 }
 
-/// Counts after `warm`, for `window`; the receiver's end ends the sender.
+/// Counts the bytes received during `window`, after `warm`. Closing the receiver ends the sender.
 fn received_bits_per_s(
     mut receiver: TcpStream,
     warm: Duration,
@@ -194,20 +196,20 @@ fn received_bits_per_s(
     }
 }
 
-/// Where a link is not what was set, in sentences; empty when it is.
+/// The differences between a link's settings and its measurement, in sentences; empty if there are none.
 pub fn differences(settings: &LinkSettings, measured: &Measured) -> Vec<String> {
     let mut found = Vec::new();
     match (settings.down, measured.rtt_us) {
         (true, None) => return found,
-        (true, Some(_)) => return vec!["the link is down, and yet it answers".to_owned()],
-        (false, None) => return vec!["nobody answers over the link".to_owned()],
+        (true, Some(_)) => return vec!["the link is down, but frames still pass".to_owned()],
+        (false, None) => return vec!["there is no answer over the link".to_owned()],
         (false, Some(rtt_us)) => {
             let set = format_rtt(settings.rtt_us);
             if rtt_us < settings.rtt_us {
-                found.push(format!("the round trip is shorter than the {set} that were set"));
+                found.push(format!("the round trip is shorter than the setting of {set}"));
             } else if rtt_us > settings.rtt_us + settings.rtt_us / 4 + 5000 {
                 found.push(format!(
-                    "the round trip is longer than the {set} that were set: the machine or the link is busy"
+                    "the round trip is longer than the setting of {set}: the machine or the link is busy"
                 ));
             }
         }
@@ -219,12 +221,12 @@ pub fn differences(settings: &LinkSettings, measured: &Measured) -> Vec<String> 
             found.push(format!("it carries {}, more than {words}", format_bits(rate)));
         } else if rate < set - set / 5 && settings.loss_ppm > 0 {
             found.push(format!(
-                "one stream of TCP carries {} of {words}: the loss that was set slows it down",
+                "one TCP stream carries {} of {words}: the link's loss slows it down",
                 format_bits(rate)
             ));
         } else if rate < set - set / 5 {
             found.push(format!(
-                "one stream of TCP carries {} of {words}: the machine or the link is busy",
+                "one TCP stream carries {} of {words}: the machine or the link is busy",
                 format_bits(rate)
             ));
         }
@@ -250,10 +252,10 @@ mod tests {
         assert!(said(&set, Some(16_250), 130_000_000).contains("more than 100 Mbit/s"));
         assert!(said(&set, Some(16_250), 20_000_000).contains("busy"));
         let lossy = LinkSettings { loss_ppm: 1000, ..set };
-        assert!(said(&lossy, Some(16_250), 20_000_000).contains("the loss that was set"));
-        assert!(said(&set, None, 0).contains("nobody answers"));
+        assert!(said(&lossy, Some(16_250), 20_000_000).contains("the link's loss"));
+        assert!(said(&set, None, 0).contains("no answer"));
         let down = LinkSettings { down: true, ..set };
         assert_eq!(said(&down, None, 0), "");
-        assert!(said(&down, Some(16_250), 0).contains("yet it answers"));
+        assert!(said(&down, Some(16_250), 0).contains("frames still pass"));
     }
 }

@@ -1,15 +1,15 @@
-//! The WAN between a lab's sites: what each pair of sites is set to, who makes it so, and what it is
-//! when it is measured.
+//! The WAN between a lab's sites: the settings of each link, how they are applied, and how a link is
+//! measured.
 //!
 //! | question | file |
 //! |---|---|
-//! | what can be set, and how is it written | `settings.rs` |
-//! | when does a frame arrive, if it does | `wire.rs` |
-//! | how long is a frame on the wire | `frame.rs` |
-//! | where are frames on their way | `ring.rs` |
-//! | who carries them where the kernel has no netem | `relay.rs`, `tap.rs` |
-//! | and where it has | `netem.rs` |
-//! | is what was set what one gets | `measure.rs` |
+//! | which settings has a link, and how are they written | `settings.rs` |
+//! | does a frame arrive, and when | `wire.rs` |
+//! | how many bytes has a frame on the wire | `frame.rs` |
+//! | where are frames kept until they are due | `ring.rs` |
+//! | what carries frames if the kernel has no netem | `relay.rs`, `tap.rs` |
+//! | what carries frames if it has netem | `netem.rs` |
+//! | does a link behave as it is set | `measure.rs` |
 
 mod frame;
 mod measure;
@@ -39,43 +39,43 @@ use crate::process::wait_until;
 use crate::state::LabDir;
 use crate::up::Lab;
 
-/// How long another change of the same lab's WAN may take.
+/// How long to wait while another process changes the same lab's WAN.
 const LOCK_DEADLINE: Duration = Duration::from_secs(30);
 const QUEUE_FRAMES: &str = "10000";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Emulator {
-    /// The kernel's own.
+    /// The kernel's network emulator.
     Netem,
-    /// A process of the lab.
+    /// A process of the lab, `perigee lab relay`.
     Relay,
 }
 
-/// `wan.json`: the WAN as it is set now.
+/// The content of `wan.json`: the current settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Wan {
     pub emulator: Emulator,
     pub links: Vec<Link>,
 }
 
-/// A link as it is set and as it is.
+/// A link's settings and measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct LinkReport {
     #[serde(flatten)]
     pub link: Link,
     pub measured: Measured,
-    /// Where that is not what was set, in sentences.
+    /// The differences between the two, in sentences.
     pub differences: Vec<String>,
-    /// From the first site to the second, and back; only the relay counts.
+    /// The frames from the first site to the second, and back. Only the relay counts them.
     pub counts: Option<[Counts; 2]>,
 }
 
-/// Makes the links' network cards in the sites, and says in `wan.json` what they are set to. The
-/// sites' bridges are there already; the relay, where it is needed, starts afterwards.
+/// Makes the links' network cards in the sites, and writes the settings to `wan.json`. The sites' bridges
+/// must exist. If the relay is needed, it is started afterwards.
 ///
 /// # Errors
-/// Names the first step that failed.
+/// The first step that failed.
 pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, Problem> {
     let emulator = match definition.sites.first() {
         Some(site) if netem::works(&definition.site_namespace(&site.name)).await => Emulator::Netem,
@@ -96,10 +96,10 @@ pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, P
         }
         for (namespace, device) in &ends {
             let ip = ["-n", namespace, "link", "set", device];
-            // With a queue of the usual 1000, four streams of TCP lose frames.
+            // With the default queue of 1000 frames, four TCP streams lose frames.
             let plug = ["txqueuelen", QUEUE_FRAMES, "master", "br0", "up"];
             run("ip", &[&ip[..], &plug].concat()).await?;
-            // A site passes nothing on from one site to another: each pair has its own link.
+            // A site does not forward frames between two other sites: each pair has its own link.
             run("ip", &[&ip[..], &["type", "bridge_slave", "isolated", "on"]].concat()).await?;
         }
         if emulator == Emulator::Netem {
@@ -113,7 +113,7 @@ pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, P
 /// Changes a link while the lab runs.
 ///
 /// # Errors
-/// `NotFound` when there is no such link or the lab has no network yet.
+/// `NotFound` when the link does not exist or the lab has no network yet.
 pub async fn set(lab: &Lab, one: &SiteId, other: &SiteId, change: Change) -> Result<Link, Problem> {
     let dir = lab.lab_dir();
     let _lock = lock(dir).await?;
@@ -131,19 +131,19 @@ pub async fn set(lab: &Lab, one: &SiteId, other: &SiteId, change: Change) -> Res
 
 async fn lock(dir: &LabDir) -> Result<File, Problem> {
     let path = dir.path().join("net/wan.lock");
-    let what = || format!("lock {}", path.display());
+    let what = || format!("can't lock {}", path.display());
     let file = File::create(&path).map_err(|e| Problem::internal(what(), e))?;
     if wait_until(LOCK_DEADLINE, || file.try_lock().is_ok()).await {
         return Ok(file);
     }
-    let why = format!("another change of the WAN has not ended within {LOCK_DEADLINE:?}");
+    let why = format!("another process changes the WAN and has not ended within {LOCK_DEADLINE:?}");
     Err(Problem::unavailable(what(), why))
 }
 
-/// Measures links one after the other. It takes about 3 s for each, and uses them.
+/// Measures links one after the other. This takes about 3 s per link and loads it.
 ///
 /// # Errors
-/// When the lab has no network.
+/// The lab has no network.
 pub fn report(lab: &Lab, links: &[Link]) -> Result<Vec<LinkReport>, Problem> {
     let mut reports = Vec::new();
     for link in links {
@@ -164,10 +164,10 @@ pub fn report(lab: &Lab, links: &[Link]) -> Result<Vec<LinkReport>, Problem> {
     Ok(reports)
 }
 
-/// What the relay has counted so far; netem does not say.
+/// The relay's counts so far. netem has none.
 ///
 /// # Errors
-/// `Unavailable` when the relay does not run at this moment.
+/// `Unavailable` when the relay is not running at this moment.
 pub fn counts(lab: &Lab) -> Result<Vec<LinkState>, Problem> {
     let wan = lab.lab_dir().wan()?;
     if wan.emulator == Emulator::Netem || wan.links.is_empty() {
@@ -176,11 +176,11 @@ pub fn counts(lab: &Lab) -> Result<Vec<LinkState>, Problem> {
     Ok(relay::ask(lab.lab_dir())?.links)
 }
 
-/// One line for each link: what was set, and what was found by using it. A rate is measured only
-/// where one is set.
+/// Returns one line for each link, with its settings and its measurement. A rate is measured only if one
+/// is set.
 ///
 /// # Errors
-/// When the lab has no network.
+/// The lab has no network.
 pub fn verify(definition: &Definition, links: &[Link]) -> Result<Vec<String>, Problem> {
     let round_trips: Vec<Result<Option<u64>, Problem>> = std::thread::scope(|scope| {
         let all: Vec<_> = links
@@ -202,7 +202,7 @@ pub fn verify(definition: &Definition, links: &[Link]) -> Result<Vec<String>, Pr
     Ok(lines)
 }
 
-/// With more links than these a lab is not held up by measuring all their rates.
+/// Rates are not measured if a lab has more links than this, because it would take too long.
 const VERIFIED_RATES_MAX: usize = 6;
 
 fn line(link: &Link, measured: &Measured) -> String {
@@ -210,7 +210,7 @@ fn line(link: &Link, measured: &Measured) -> String {
     match measured.rtt_us {
         Some(rtt_us) => words
             .push(format!("measured {:.2} ms", Duration::from_micros(rtt_us).as_secs_f64() * 1e3)),
-        None => words.push("nobody answers".to_owned()),
+        None => words.push("no answer".to_owned()),
     }
     if let [Some(there), Some(back)] = measured.rate_bits_per_s {
         words.push(format!("{} and {} back", format_bits(there), format_bits(back)));

@@ -1,4 +1,4 @@
-//! The WAN where the kernel has netem: a cable between the sites, and a queue of it at each end.
+//! The WAN if the kernel has netem: a veth pair between two sites, with a netem queue at each end.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::definition::{Definition, Link};
 
 const BITS_PER_FRAME: u64 = 1514 * 8;
 const FRAMES_MIN: u64 = 1000;
-/// What a fast link holds: 64 KiB each, where frames cross as the hosts hand them over.
+/// The queue's length for a link without a rate, where a frame may have 64 KiB.
 const FRAMES_MAX: u64 = 100_000;
-/// The kernel's own value for a network card without a limit.
+/// The kernel's default for a network card.
 const SEGMENTS_MAX: &str = "65535";
 
-/// Whether the kernel has netem: found out by using it, in a namespace of ours.
+/// Finds out whether the kernel has netem, by using it in a namespace of the lab.
 pub async fn works(namespace: &str) -> bool {
     let tc = |action: &'static str| {
         let args =
@@ -25,10 +25,10 @@ pub async fn works(namespace: &str) -> bool {
     tc("add").await.is_ok() && tc("delete").await.is_ok()
 }
 
-/// Makes a link be as it is set.
+/// Applies a link's settings.
 ///
 /// # Errors
-/// What `tc` says.
+/// `tc` fails.
 pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Result<(), Problem> {
     let [a, b] = &link.sites;
     for (site, other) in [(a, b), (b, a)] {
@@ -38,7 +38,7 @@ pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Resu
         let settings = netem_words(&link.settings);
         args.extend(settings.iter().map(String::as_str));
         run("tc", &args).await?;
-        // netem takes what it gets as one: frames have to be cut before, where they begin.
+        // netem treats a large frame as one, so the hosts have to cut frames before they send them.
         let all = links.iter().filter(|l| l.sites.contains(site));
         let super_frames = all.into_iter().all(|l| l.settings.super_frames());
         let segments = if super_frames { SEGMENTS_MAX } else { "1" };
@@ -51,7 +51,7 @@ pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Resu
     Ok(())
 }
 
-/// netem's own words for one direction.
+/// netem's arguments for one direction.
 fn netem_words(settings: &LinkSettings) -> Vec<String> {
     let loss_ppm = if settings.down { 1_000_000 } else { settings.loss_ppm };
     let mut words = vec!["limit".to_owned(), frames(settings).to_string()];
@@ -65,7 +65,7 @@ fn netem_words(settings: &LinkSettings) -> Vec<String> {
     words
 }
 
-/// How many frames netem holds: those on their way, and those that wait for the link.
+/// How many frames netem's queue holds: those in transit, and those that wait for the link.
 fn frames(settings: &LinkSettings) -> u64 {
     let Some(rate) = settings.rate.0 else { return FRAMES_MAX };
     let held = Duration::from_micros(settings.rtt_us / 2 + settings.wait_us_max());

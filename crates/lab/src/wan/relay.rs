@@ -4,9 +4,9 @@
 //! TAP ── read ──> Wire (down? lost? when due?) ──> Ring ── due ──> write ── TAP
 //! ```
 //!
-//! Each pair of sites has a link with two TAPs and two directions that know nothing of each other.
-//! The settings stand in the lab's `wan.json`. Whoever connects to the relay's socket makes it
-//! read them, and gets its state. It keeps nothing that a restart would lose but frames on their way.
+//! Each pair of sites has a link with two TAPs and two independent directions. The settings are in the
+//! lab's `wan.json`. A connection to the relay's socket makes the relay read them, and returns its state.
+//! A restart loses only the frames in transit.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -25,17 +25,17 @@ use crate::definition::{Definition, LabId, Link};
 use crate::netns;
 use crate::state::LabDir;
 
-/// Frames of one direction before it is the next one's turn.
+/// How many frames of one direction are handled before those of the next one.
 const BATCH: usize = 64;
-/// One who connects and then does not read holds the frames up so long.
+/// The longest time for which a peer that connects and does not read can delay the frames.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the relay says to who connects.
+/// The relay's answer to a connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RelayState {
     pub links: Vec<LinkState>,
-    /// Why the settings could not be read; then those before still hold.
+    /// The reason why the settings could not be read. The previous settings then stay in effect.
     pub problem: Option<Problem>,
 }
 
@@ -43,11 +43,11 @@ pub struct RelayState {
 pub struct LinkState {
     #[serde(flatten)]
     pub link: Link,
-    /// From the first site to the second, and back.
+    /// The frames from the first site to the second, and back.
     pub counts: [Counts; 2],
 }
 
-/// One direction.
+/// One direction of a link.
 struct Way {
     from: usize,
     to: usize,
@@ -57,24 +57,24 @@ struct Way {
     ring: Ring,
 }
 
-/// Runs until it is killed; `perigee lab relay` is only this.
+/// Runs until it is killed. This is the command `perigee lab relay`.
 ///
 /// # Errors
-/// When the lab or its network is not there.
+/// The lab or its network does not exist.
 pub fn relay(base: &Path, id: &LabId) -> Result<(), Problem> {
     let dir = LabDir::new(base, id);
     let definition = dir.load()?.definition;
     let links = dir.wan()?.links;
     let taps = open_taps(&definition, &links)?;
     let listener = listen(&dir)?;
-    // Else the kernel may let a timer wait for up to 50 µs to save power.
+    // By default the kernel may delay a timer by up to 50 µs to save power.
     nix::sys::prctl::set_timerslack(1)
-        .map_err(|e| Problem::internal("make timers of the relay exact", e))?;
+        .map_err(|e| Problem::internal("can't make the relay's timers exact", e))?;
     Relay { dir, ways: ways(&links), links, taps: &taps, scratch: vec![0; FRAME_BYTES_MAX] }
         .run(&listener)
 }
 
-/// Two for each link: in the first site and in the second.
+/// Opens two TAPs for each link, in the first site and in the second.
 fn open_taps(definition: &Definition, links: &[Link]) -> Result<Vec<Tap>, Problem> {
     let mut taps = Vec::new();
     for link in links {
@@ -108,7 +108,7 @@ fn ways(links: &[Link]) -> Vec<Way> {
 
 fn listen(dir: &LabDir) -> Result<UnixListener, Problem> {
     let path = dir.relay_socket();
-    let fail = |e| Problem::internal(format!("listen at {}", path.display()), e);
+    let fail = |e| Problem::internal(format!("can't listen at {}", path.display()), e);
     match std::fs::remove_file(&path) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(fail(e)),
         _ => {}
@@ -123,7 +123,7 @@ struct Relay<'t> {
     links: Vec<Link>,
     taps: &'t [Tap],
     ways: Vec<Way>,
-    /// Where frames go that are dropped because their ring is full.
+    /// Receives frames that are dropped because their ring is full.
     scratch: Vec<u8>,
 }
 
@@ -156,7 +156,7 @@ impl Relay<'_> {
     fn answer(&mut self, listener: &UnixListener) {
         let problem = self.reload().err();
         if let Some(problem) = &problem {
-            tracing::warn!(%problem, "the WAN stays as it is");
+            tracing::warn!(%problem, "can't read the WAN's settings; the previous ones stay in effect");
         }
         let links = self.links.iter().zip(self.ways.chunks(2)).map(|(link, ways)| LinkState {
             link: link.clone(),
@@ -169,7 +169,7 @@ impl Relay<'_> {
             stream.write_all(&serde_json::to_vec(&state)?)
         };
         if let Err(error) = listener.accept().and_then(|(stream, _)| send(stream)) {
-            tracing::warn!(%error, "could not tell the state");
+            tracing::warn!(%error, "can't send the relay's state");
         }
     }
 
@@ -185,14 +185,14 @@ impl Relay<'_> {
                 self.ways[number].wire.set(set.settings);
             }
             link.settings = set.settings;
-            tracing::info!(%link, settings = %link.settings, "the WAN is set");
+            tracing::info!(%link, settings = %link.settings, "a link's settings changed");
         }
         Ok(())
     }
 }
 
 impl Way {
-    /// Reads what has come, a batch at most.
+    /// Reads the frames that have arrived, at most a batch.
     fn receive(&mut self, tap: &Tap, began: Instant, scratch: &mut [u8]) -> Result<(), Problem> {
         for _ in 0..BATCH {
             if !self.readable {
@@ -210,14 +210,16 @@ impl Way {
                         break;
                     }
                     ErrorKind::Interrupted => continue,
-                    _ => return Err(Problem::internal("read from the sites' network", error)),
+                    _ => {
+                        return Err(Problem::internal("can't read from the sites' network", error));
+                    }
                 },
             };
             if full {
                 self.wire.counts.queue_full_frames += 1;
                 continue;
             }
-            // The time is taken when the frame is here, so that none arrives too early.
+            // The clock is read after the frame, so that no frame arrives too early.
             if let Some(due_ns) = self.wire.offer(now_ns(began), wire_bytes(&room[..length])) {
                 self.ring.push(length, due_ns);
             }
@@ -225,10 +227,10 @@ impl Way {
         Ok(())
     }
 
-    /// Writes what is due.
+    /// Writes the frames that are due.
     fn send(&mut self, tap: &Tap, now_ns: u64) {
         while let Some((_, frame)) = self.ring.first().filter(|(due_ns, _)| *due_ns <= now_ns) {
-            // A network card that takes no frame is a network that loses it.
+            // If the network card does not accept a frame, the frame counts as lost.
             if tap.write(frame).is_err() {
                 self.wire.counts.refused_frames += 1;
             }
@@ -252,19 +254,19 @@ fn wait(polled: &mut [PollFd<'_>], due_ns: Option<u64>, began: Instant) -> Resul
     });
     match poll(polled, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(Problem::internal("wait for the sites' network", error)),
+        Err(error) => Err(Problem::internal("can't wait for the sites' network", error)),
     }
 }
 
-/// Makes the relay read the settings, and gives its state.
+/// Makes the relay read the settings, and returns its state.
 ///
 /// # Errors
-/// `Unavailable` when it does not run; what is wrong with the settings.
+/// `Unavailable` when it is not running; also the fault in the settings.
 pub fn ask(dir: &LabDir) -> Result<RelayState, Problem> {
     let path = dir.relay_socket();
     let fail = |error: &dyn std::fmt::Display| {
-        Problem::unavailable("ask the lab's relay", format!("{}: {error}", path.display()))
-            .next("the lab starts it again when it ended; its log is net/relay.log in the lab's directory")
+        Problem::unavailable("can't ask the lab's relay", format!("{}: {error}", path.display()))
+            .next("the lab restarts it if it has ended; its log is net/relay.log in the lab's directory")
     };
     let mut stream = UnixStream::connect(&path).map_err(|e| fail(&e))?;
     stream.set_read_timeout(Some(ASK_TIMEOUT)).map_err(|e| fail(&e))?;

@@ -1,14 +1,14 @@
-//! The frames that are on their way in one direction: first in, first out, in one ring of bytes.
+//! The frames in transit in one direction: a first-in, first-out queue in one ring of bytes.
 //!
-//! The ring grows with what is on its way, up to a limit; memory of frames that have arrived is used
-//! again. A frame never wraps around the end, so that one `read` and one `write` move it.
+//! The ring grows up to a limit, and reuses the memory of frames that have arrived. A frame never wraps
+//! around the end, so one `read` and one `write` move it.
 
 use std::collections::VecDeque;
 
 use super::frame::FRAME_BYTES_MAX;
 
 const FIRST_BYTES: usize = 1 << 20;
-/// 16 Gbit/s over a round trip of 64 ms.
+/// Enough for 16 Gbit/s with a round-trip time of 64 ms.
 const BYTES_MAX: usize = 64 << 20;
 
 #[derive(Debug)]
@@ -36,20 +36,20 @@ impl Ring {
         Self { bytes: vec![0; first_bytes], bytes_max, entries: VecDeque::new(), tail: 0 }
     }
 
-    /// Room for one frame of any length; `None` when the ring is full. [`Self::push`] keeps what
-    /// was put there.
+    /// Space for one frame of any length; `None` if the ring is full. [`Self::push`] keeps the frame that
+    /// was written there.
     pub fn room(&mut self) -> Option<&mut [u8]> {
         self.tail = self.find()?;
         self.bytes.get_mut(self.tail..self.tail + FRAME_BYTES_MAX)
     }
 
-    /// The first `length` bytes of the room are a frame.
+    /// Appends the first `length` bytes of [`Self::room`] as a frame.
     pub fn push(&mut self, length: usize, due_ns: u64) {
         self.entries.push_back(Entry { start: self.tail, length, due_ns });
         self.tail += length;
     }
 
-    /// The frame that came first, and when it is due.
+    /// The oldest frame, and when it is due.
     pub fn first(&self) -> Option<(u64, &[u8])> {
         let entry = self.entries.front()?;
         Some((entry.due_ns, self.bytes.get(entry.start..entry.start + entry.length)?))
@@ -66,7 +66,7 @@ impl Ring {
             if self.bytes.len() - self.tail >= FRAME_BYTES_MAX {
                 return Some(self.tail);
             }
-            // Never up to the head: an end that meets it would look like an empty ring.
+            // The tail must not reach the head, because the ring would look empty.
             if head > FRAME_BYTES_MAX {
                 return Some(0);
             }

@@ -1,32 +1,32 @@
-//! What a link between two sites is like, and how people write it.
+//! The settings of a link between two sites, and their text forms.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Below it, and with loss, frames cross one by one: what is lost or late must be one frame and not
-/// the 64 KiB that a host hands to its network card at once.
+/// Below this rate, and with loss, hosts must send frames of normal size, so that single frames are lost
+/// or late and not the 64 KiB that a host otherwise gives to its network card at once.
 const SUPER_FRAMES_BITS_PER_S_MIN: u64 = 500_000_000;
 const RTT_US_MAX: u64 = 10_000_000;
-/// A full frame takes 1.2 s.
+/// At this rate a full frame takes 1.2 s.
 const RATE_BITS_PER_S_MIN: u64 = 10_000;
 const RATE_BITS_PER_S_MAX: u64 = 100_000_000_000;
 const MILLION: u32 = 1_000_000;
-/// What may wait for a link to be free: one round trip, or this.
+/// The shortest limit for the time that a frame waits for the link. The limit is otherwise one round trip.
 const QUEUE_US_MIN: u64 = 50_000;
-/// However slow the link is, so much may wait: two of the largest frames.
+/// This much may always wait, however slow the link is: two of the largest frames.
 const QUEUE_BYTES_MIN: u64 = 128 << 10;
 
-/// A link's figures hold in each direction; the round trip takes half of its time each way.
+/// Rate and loss apply to each direction. Each direction takes half of the round-trip time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkSettings {
     pub rtt_us: u64,
     #[serde(rename = "rate_bits_per_s")]
     pub rate: Rate,
-    /// Of a million frames.
+    /// Lost frames per million.
     pub loss_ppm: u32,
-    /// Nothing passes.
+    /// No frame passes.
     pub down: bool,
 }
 
@@ -35,12 +35,12 @@ impl LinkSettings {
         Self { rtt_us, rate: Rate::UNLIMITED, loss_ppm: 0, down: false }
     }
 
-    /// Whether frames of up to 64 KiB may cross as one.
+    /// Whether hosts may send frames of up to 64 KiB over the link.
     pub fn super_frames(&self) -> bool {
         self.loss_ppm == 0 && self.rate.0.is_none_or(|rate| rate >= SUPER_FRAMES_BITS_PER_S_MIN)
     }
 
-    /// How long a frame may wait for the link; one that would wait longer is dropped.
+    /// The longest time for which a frame waits for the link. A frame that would wait longer is dropped.
     pub fn wait_us_max(&self) -> u64 {
         let wait_us = self.rtt_us.max(QUEUE_US_MIN);
         let rate = self.rate.0.unwrap_or(RATE_BITS_PER_S_MAX);
@@ -61,7 +61,7 @@ impl fmt::Display for LinkSettings {
     }
 }
 
-/// What is to become different; the rest stays.
+/// A change of settings. Fields that are `None` stay as they are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Change {
     pub rtt_us: Option<u64>,
@@ -82,7 +82,7 @@ impl Change {
     }
 }
 
-/// Bits a second, counted with the frames' headers; `None` is as fast as this machine can.
+/// Bits per second, including the frames' headers; `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rate(pub Option<u64>);
@@ -117,7 +117,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// `16ms`, `0.5ms`, `800us`, `1s`: in microseconds.
+/// Parses `16ms`, `0.5ms`, `800us` or `1s` to microseconds.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -128,7 +128,7 @@ pub fn parse_rtt(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `0.1%`: of a million.
+/// Parses `0.1%` to parts per million.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -158,7 +158,7 @@ pub fn format_bits(bits_per_s: u64) -> String {
         1_000_000.. => (1_000_000, "Mbit/s"),
         _ => (1_000, "kbit/s"),
     };
-    // Three digits are as much as a measurement is worth.
+    // A measurement is not exact enough for more than three digits.
     let (whole, thousandths) = (bits_per_s / scale, bits_per_s % scale * 1000 / scale);
     let fraction = match whole {
         0..=9 => format!("{:02}", thousandths / 10),
@@ -171,7 +171,7 @@ pub fn format_bits(bits_per_s: u64) -> String {
     }
 }
 
-/// A decimal number with one of the units, in the smallest of which it is given back.
+/// Parses a decimal number with one of the units. The result is in the smallest unit.
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let (number, unit) = text.split_at(end);

@@ -1,4 +1,4 @@
-//! A TAP: what a site sends to another is read from it, and what arrives is written to it.
+//! A TAP: the relay reads a site's outgoing frames from it, and writes arriving frames to it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,7 +14,7 @@ mod ioctl {
     nix::ioctl_write_int_bad!(set_offload, libc::TUNSETOFFLOAD);
 }
 
-/// A frame goes in and out with its virtio-net header of 10 bytes in front.
+/// A TAP whose frames begin with a virtio-net header of 10 bytes.
 #[derive(Debug)]
 pub struct Tap {
     name: String,
@@ -22,13 +22,13 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens the card of that name in the namespace of this thread; it has to be there already.
+    /// Opens an existing card in the namespace of this thread.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn open(name: &str) -> Result<Self, Problem> {
         let fail = |error: &dyn std::fmt::Display| {
-            Problem::internal(format!("open the TAP {name}"), error)
+            Problem::internal(format!("can't open the TAP {name}"), error)
         };
         let file = File::options()
             .read(true)
@@ -37,7 +37,7 @@ impl Tap {
             .open("/dev/net/tun")
             .map_err(|e| fail(&e).next("the lab needs root and /dev/net/tun"))?;
         let bytes = name.as_bytes();
-        // SAFETY: all of it is integers, for which zero is a value.
+        // SAFETY: the struct consists of integers, for which zero is a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         if bytes.len() >= request.ifr_name.len() {
             return Err(fail(&"the name is too long"));
@@ -53,15 +53,15 @@ impl Tap {
         Ok(Self { name: name.to_owned(), file })
     }
 
-    /// Whether hosts may hand over up to 64 KiB of TCP or UDP as one frame.
+    /// Sets whether hosts may send up to 64 KiB of TCP or UDP as one frame.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn set_super_frames(&self, on: bool) -> Result<(), Problem> {
         let checksums = libc::TUN_F_CSUM;
         let tcp = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
         let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
-        // Kernels before 6.2 do not know those of UDP.
+        // Kernels before 6.2 do not have the UDP features.
         let choices = if on { [checksums | tcp | udp, checksums | tcp] } else { [checksums; 2] };
         let set = |features: libc::c_uint| {
             let features =
@@ -70,11 +70,11 @@ impl Tap {
             unsafe { ioctl::set_offload(self.file.as_raw_fd(), features) }
         };
         set(choices[0]).or_else(|_| set(choices[1])).map(drop).map_err(|errno| {
-            Problem::internal(format!("set how frames come from the TAP {}", self.name), errno)
+            Problem::internal(format!("can't set the offloads of the TAP {}", self.name), errno)
         })
     }
 
-    /// Fails with `WouldBlock` when there is none.
+    /// Reads one frame. Fails with `WouldBlock` if there is none.
     pub fn read(&self, room: &mut [u8]) -> std::io::Result<usize> {
         std::io::Read::read(&mut &self.file, room)
     }

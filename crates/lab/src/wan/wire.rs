@@ -1,8 +1,8 @@
-//! One direction of a link: which frames pass, and when they are due at the other end.
+//! One direction of a link. It decides which frames pass, and when they are due at the other end.
 //!
-//! The rate is a virtual clock: the link is free again when the last accepted frame has left.
-//! A frame that would wait too long for that is dropped, as a router with a full queue does. No
-//! clock is read here; times are nanoseconds since any fixed moment.
+//! The rate is a virtual clock: the link is free again when the last accepted frame has left. A frame
+//! that would have to wait too long is dropped, as by a router with a full queue. This code never reads
+//! a clock; times are nanoseconds since any fixed moment.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,19 +13,19 @@ const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 const MILLION: u64 = 1_000_000;
 
-/// Frames since the link was made. A frame of 64 KiB is one.
+/// Frames since the link was made. A frame of 64 KiB counts as one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     pub carried_frames: u64,
-    /// With the headers of each segment.
+    /// Including the headers of each segment.
     pub carried_bytes: u64,
-    /// By the loss that was set.
+    /// Dropped because of the link's loss setting.
     pub lost_frames: u64,
-    /// Because too much waited for the link already.
+    /// Dropped because too many frames were waiting for the link.
     pub queue_full_frames: u64,
-    /// While the link was down.
+    /// Dropped while the link was down.
     pub down_frames: u64,
-    /// By the network card at the other end.
+    /// Not accepted by the network card at the other end.
     pub refused_frames: u64,
 }
 
@@ -42,11 +42,11 @@ impl Wire {
     /// `seed` decides which frames are lost.
     pub fn new(settings: LinkSettings, seed: u64) -> Self {
         let counts = Counts::default();
-        // The generator never leaves zero.
+        // With the state 0 the generator would return only zeros.
         Self { settings, free_at_ns: 0, last_due_ns: 0, random: seed.max(1), counts }
     }
 
-    /// What is on its way arrives when it was due.
+    /// Changes the settings. Frames in transit still arrive when they were due.
     pub fn set(&mut self, settings: LinkSettings) {
         if settings.rate != self.settings.rate {
             self.free_at_ns = 0;
@@ -54,7 +54,7 @@ impl Wire {
         self.settings = settings;
     }
 
-    /// When a frame that came at `now_ns` is due at the other end; `None` when it is dropped.
+    /// Returns when a frame that was sent at `now_ns` is due at the other end, or `None` if it is dropped.
     pub fn offer(&mut self, now_ns: u64, wire_bytes: u64) -> Option<u64> {
         if self.settings.down {
             self.counts.down_frames += 1;
@@ -74,7 +74,7 @@ impl Wire {
             left_ns = start_ns + (wire_bytes * BITS_PER_BYTE * NS_PER_S).div_ceil(rate.max(1));
             self.free_at_ns = left_ns;
         }
-        // Frames never overtake each other, also when the round trip was made shorter.
+        // Frames never overtake each other, even if the round-trip time has become shorter.
         let one_way_ns = self.settings.rtt_us * NS_PER_US / 2;
         self.last_due_ns = self.last_due_ns.max(left_ns + one_way_ns);
         self.counts.carried_frames += 1;
@@ -82,7 +82,7 @@ impl Wire {
         Some(self.last_due_ns)
     }
 
-    /// Less than a million; xorshift64*.
+    /// A random number below one million (xorshift64*).
     fn draw(&mut self) -> u64 {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;

@@ -8,7 +8,7 @@ use perigee_model::{HostId, Problem, SiteId};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Run the agent of this host; its virtual machines outlive it
+    /// Run the agent of this host. Its virtual machines keep running when it stops
     Run(Box<RunArgs>),
 }
 
@@ -20,10 +20,10 @@ pub struct RunArgs {
     /// The site it belongs to
     #[arg(long)]
     site: SiteId,
-    /// Where the agent's API listens; the first must be an IP:PORT that other hosts reach
+    /// Address of the agent's API; may be given more than once. Other hosts must reach the first one
     #[arg(long, required = true, value_name = "IP:PORT")]
     listen: Vec<String>,
-    /// Where the agent keeps what it knows of its virtual machines
+    /// Directory for the agent's records of its virtual machines
     #[arg(long, default_value = "/var/lib/perigee/agent", value_name = "DIR")]
     state: PathBuf,
     /// The unix socket where this host's volume server speaks NBD
@@ -32,16 +32,16 @@ pub struct RunArgs {
     /// The control API of this host's volume server
     #[arg(long, default_value = "unix:/run/perigee/volume-control.sock", value_name = "ADDRESS")]
     volume_control: String,
-    /// The same control API as other hosts reach it
+    /// The same control API's address for other hosts
     #[arg(long, value_name = "URL")]
     volume_url: String,
-    /// This host's NBD server as other hosts reach it
+    /// The NBD address of this host's volume server for other hosts
     #[arg(long, value_name = "IP:PORT")]
     nbd_addr: String,
     /// The cluster's controller
     #[arg(long, value_name = "URL")]
     controller: Option<String>,
-    /// The kernel for finding out whether KVM works [default: the newest in /boot]
+    /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
     probe_kernel: Option<PathBuf>,
 }

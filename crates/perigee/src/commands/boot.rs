@@ -14,12 +14,12 @@ use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Let the clients of a pool boot over the network: DHCP and TFTP with dnsmasq, scripts over HTTP
+    /// Boot the clients of a pool over the network: DHCP and TFTP with dnsmasq, scripts over HTTP
     Serve {
         #[command(flatten)]
         options: Box<Options>,
     },
-    /// Say what is missing on the network for that: exit code 0 when nothing is, 1 when something is
+    /// Check whether clients can boot over this network. Exit code 0: yes; 1: something is missing
     Check {
         #[command(flatten)]
         options: Box<Options>,
@@ -36,59 +36,62 @@ pub struct Options {
     /// The volume server's control API, if it is not in the pool: `unix:PATH` or `http://HOST:PORT`
     #[arg(long, value_name = "ADDRESS", requires = "state")]
     control: Option<String>,
-    /// The network card where the machines are
-    #[arg(long, value_name = "CARD")]
+    /// The network interface that leads to the machines
+    #[arg(long, value_name = "INTERFACE")]
     interface: String,
-    /// This machine's address there [default: the card's first one]
+    /// This machine's address there [default: the interface's first one]
     #[arg(long)]
     address: Option<Ipv4Addr>,
     /// Give the machines addresses from this range
     #[arg(long, value_name = "FIRST-LAST", value_parser = range)]
     range: Option<Dhcp>,
-    /// Another server gives the machines their addresses: say only what to boot
+    /// Only say what to boot; another DHCP server gives the machines their addresses
     #[arg(long)]
     proxy_dhcp: bool,
-    /// Where scripts and kernels are served over HTTP
+    /// HTTP port for scripts and kernels
     #[arg(long, value_name = "PORT", default_value_t = 7003)]
     http_port: u16,
-    /// Where the volume server has iSCSI, at this machine's address
+    /// The volume server's iSCSI port at this machine's address
     #[arg(long, value_name = "PORT", default_value_t = 3260)]
     iscsi_port: u16,
-    /// Where the volume server has NBD, at this machine's address
+    /// The volume server's NBD port at this machine's address
     #[arg(long, value_name = "PORT", default_value_t = 10809)]
     nbd_port: u16,
-    /// The kernel of machines with their root over NBD
+    /// The kernel for machines with their root over NBD
     #[arg(long, value_name = "FILE", requires = "initrd")]
     kernel: Option<PathBuf>,
-    /// Its initramfs, which understands nbdroot=
+    /// The initramfs for that kernel; it must understand nbdroot=
     #[arg(long, value_name = "FILE", requires = "kernel")]
     initrd: Option<PathBuf>,
-    /// More for that kernel's command line
+    /// Arguments to add to that kernel's command line
     #[arg(long, value_name = "TEXT", default_value = "console=tty0 console=ttyS0 quiet panic=30")]
     append: String,
-    /// Where dnsmasq's configuration and leases are kept [default: `boot` in the pool]
+    /// Directory for dnsmasq's configuration and leases [default: `boot` in the pool]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Where undionly.kpxe and snponly.efi are, for machines that have only PXE
+    /// Directory of undionly.kpxe and snponly.efi, for machines that have only PXE
     #[arg(long, value_name = "DIR", default_value = "/usr/lib/ipxe")]
     ipxe: PathBuf,
 }
 
 fn range(text: &str) -> Result<Dhcp, String> {
     let (first, last) = text.split_once('-').ok_or("a range is FIRST-LAST, two addresses")?;
-    let address = |text: &str| text.parse().map_err(|_| format!("{text:?} is no IPv4 address"));
+    let address = |text: &str| text.parse().map_err(|_| format!("{text:?} is not an IPv4 address"));
     Ok(Dhcp::Serve { first: address(first)?, last: address(last)? })
 }
 
 impl Options {
     fn config(self) -> Result<Config, Problem> {
         let pool = self.pool.map(std::path::absolute).transpose();
-        let pool = pool.map_err(|error| Problem::invalid("--pool", error))?;
+        let pool = pool.map_err(|error| Problem::invalid("can't use --pool", error))?;
         let in_pool = |name: &str| pool.as_ref().map(|pool| pool.join(name));
         let socket = in_pool(CONTROL_SOCKET).map(|path| format!("unix:{}", path.display()));
-        let needed = |what: &str| Problem::invalid(what, "it is neither named nor in a pool");
+        let needed = |option: &str| {
+            let what = "can't configure the boot server";
+            Problem::invalid(what, format!("neither {option} nor --pool is given"))
+        };
         Ok(Config {
-            control: self.control.or(socket).ok_or_else(|| needed("the control API"))?,
+            control: self.control.or(socket).ok_or_else(|| needed("--control"))?,
             interface: self.interface,
             address: self.address,
             dhcp: self.range.unwrap_or(Dhcp::Proxy),
@@ -98,7 +101,7 @@ impl Options {
             kernel: self.kernel,
             initrd: self.initrd,
             append: self.append,
-            state: self.state.or(in_pool("boot")).ok_or_else(|| needed("the state's directory"))?,
+            state: self.state.or(in_pool("boot")).ok_or_else(|| needed("--state"))?,
             ipxe: self.ipxe,
         })
     }

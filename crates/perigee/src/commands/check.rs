@@ -1,4 +1,4 @@
-//! `perigee volume check` and `perigee image check`: what a check found, in words and as exit code.
+//! `perigee volume check` and `perigee image check`: print the faults and set the exit code.
 
 use std::process::ExitCode;
 
@@ -32,14 +32,16 @@ fn used_by(fault: &Fault) -> String {
     }
 }
 
-/// 0 when all is sound, 1 when there are faults.
+/// Exit code 0: no faults; 1: faults.
 pub async fn run(
     scope: CheckScope,
     pool: PoolOption,
     context: &Context,
 ) -> Result<ExitCode, Problem> {
     let Some(pool) = pool.pool else {
-        return Err(Problem::invalid("check", "no pool is named").next("name one with --pool DIR"));
+        return Err(
+            Problem::invalid("can't check", "no pool is named").next("name one with --pool DIR")
+        );
     };
     let server = pool_server(&pool).await?;
     let report: CheckReport =
@@ -58,10 +60,10 @@ fn print(report: &CheckReport) -> Result<(), Problem> {
         output::text("");
     }
     for name in &report.leftovers {
-        output::text(&format!("nothing needs the file {name}; the next volume server removes it"));
+        output::text(&format!("the file {name} is not needed; the next volume server removes it"));
     }
     for layer in &report.without_checksums {
-        output::text(&format!("layer {layer} has no checksums yet; a volume server makes them"));
+        output::text(&format!("layer {layer} has no checksums yet; a volume server computes them"));
     }
     let found = match report.faults.len() {
         0 => "sound".to_owned(),

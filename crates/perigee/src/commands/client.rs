@@ -14,7 +14,7 @@ use crate::Context;
 use crate::commands::pool_server;
 use crate::output::{self, Column};
 
-/// More than any secret has.
+/// Longer than any secret.
 const SECRET_FILE_BYTES_MAX: u64 = 4096;
 
 #[derive(Debug, Subcommand)]
@@ -23,10 +23,10 @@ pub enum Verb {
     Add {
         /// The client's name
         name: ClientName,
-        /// The address of the network card that it boots over, for example 52:54:00:12:34:56
+        /// MAC address of the network card over which it boots, for example 52:54:00:12:34:56
         #[arg(long)]
         mac: Option<MacAddress>,
-        /// The name by which it logs in over iSCSI [default: made of the client's name]
+        /// The initiator name by which it logs in over iSCSI [default: made from the client's name]
         #[arg(long, value_name = "IQN")]
         initiator: Option<InitiatorName>,
         #[command(flatten)]
@@ -34,43 +34,43 @@ pub enum Verb {
         #[command(flatten)]
         pool: Pool,
     },
-    /// List clients: what they are bound to, what they booted, and who is logged in there
+    /// List clients: their bindings, what they booted, and their sessions
     #[command(visible_alias = "ls")]
     List {
         #[command(flatten)]
         pool: Pool,
     },
-    /// Say what a client boots, from its next boot on
+    /// Choose what a client boots, from its next boot on
     #[command(group = ArgGroup::new("service").required(true).args(["volume", "image"]))]
     Bind {
         /// The client's name
         name: ClientName,
-        /// This volume itself
+        /// Boot this volume itself
         #[arg(long)]
         volume: Option<VolumeName>,
-        /// A clone of its own of this image or snapshot
+        /// Boot a clone of this image or snapshot
         #[arg(long)]
         image: Option<ImageName>,
         /// Keep the clone from one boot to the next (the default)
         #[arg(long, conflicts_with_all = ["ephemeral", "volume"])]
         persistent: bool,
-        /// A fresh clone at each boot
+        /// Make a fresh clone at each boot
         #[arg(long, conflicts_with = "volume")]
         ephemeral: bool,
-        /// How it reaches its disk: `iscsi` or `nbd`
+        /// Protocol by which it reaches its disk: `iscsi` or `nbd`
         #[arg(long, default_value = "iscsi", value_parser = over)]
         over: Over,
         #[command(flatten)]
         pool: Pool,
     },
-    /// From its next boot on the client boots nothing
+    /// Remove a client's binding: from its next boot on, it boots nothing
     Unbind {
         /// The client's name
         name: ClientName,
         #[command(flatten)]
         pool: Pool,
     },
-    /// Forget a client; a clone that it keeps stays as a volume
+    /// Remove a client; the clone that it keeps stays as a volume
     #[command(visible_alias = "rm")]
     Remove {
         /// The client's name
@@ -89,13 +89,13 @@ pub struct Pool {
 
 #[derive(Debug, clap::Args)]
 pub struct ChapOptions {
-    /// It has to prove by CHAP that it is this user
+    /// CHAP user name by which the client must log in
     #[arg(long, value_name = "USER", requires = "chap_secret")]
     chap_user: Option<ClientName>,
-    /// The file with its CHAP secret, `-` for standard input
+    /// The file with the client's CHAP secret, `-` for standard input
     #[arg(long, value_name = "FILE", requires = "chap_user")]
     chap_secret: Option<PathBuf>,
-    /// The server proves to it by CHAP that it is this user
+    /// CHAP user name by which the server proves itself to the client (mutual CHAP)
     #[arg(long, value_name = "USER", requires_all = ["chap_user", "target_chap_secret"])]
     target_chap_user: Option<ClientName>,
     /// The file with the server's CHAP secret, `-` for standard input
@@ -117,7 +117,7 @@ const CLIENTS: &[Column<ClientInfo>] = &[
     ("boots", |c| output::or_dash(c.binding.as_ref().map(|b| &b.service))),
     ("over", |c| output::or_dash(c.binding.as_ref().map(|b| &b.over))),
     ("booted", |c| output::or_dash(c.volume.as_ref())),
-    ("count", |c| c.boots.to_string()),
+    ("boot count", |c| c.boots.to_string()),
     ("logged in", |c| {
         let peers: Vec<_> =
             c.sessions.iter().map(|s| format!("{} from {}", s.over, s.peer)).collect();
@@ -146,7 +146,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             let lifetime = if ephemeral { Lifetime::Ephemeral } else { Lifetime::Persistent };
             let image = image.map(|image| Service::Image { image, lifetime });
             let service = volume.map(Service::Volume).or(image).ok_or_else(|| {
-                Problem::invalid(format!("bind client {name}"), "neither volume nor image is named")
+                let what = format!("can't bind client {name}");
+                Problem::invalid(what, "neither volume nor image is named")
             })?;
             let path = format!("/v1/clients/{name}/binding");
             let binding = Binding { service, over };
@@ -164,7 +165,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
 }
 
 impl ChapOptions {
-    /// What the client proves, and what is proved to it.
+    /// The client's CHAP user and secret, and the server's.
     fn read(self) -> Result<(Option<Chap>, Option<Chap>), Problem> {
         let own = read_chap(self.chap_user.zip(self.chap_secret))?;
         Ok((own, read_chap(self.target_chap_user.zip(self.target_chap_secret))?))
@@ -179,7 +180,7 @@ fn read_chap(given: Option<(ClientName, PathBuf)>) -> Result<Option<Chap>, Probl
 /// The first line of a file.
 fn read_secret(file: &Path) -> Result<Secret, Problem> {
     let what = format!("can't use the CHAP secret in {}", file.display());
-    let next = "a file has the secret in its first line; `-` reads it from standard input";
+    let next = "write the secret into the first line of the file, or give `-` to read it from standard input";
     let mut text = String::new();
     let read = if file == Path::new("-") {
         std::io::stdin().take(SECRET_FILE_BYTES_MAX).read_to_string(&mut text)

@@ -10,10 +10,10 @@ use perigee_model::Problem;
 pub enum Verb {
     /// Run the controller of a cluster
     Run {
-        /// Where it keeps jobs, decisions, inputs and outputs
+        /// Directory for jobs, decisions, inputs and outputs
         #[arg(long, default_value = "/var/lib/perigee/controller", value_name = "DIR")]
         state: PathBuf,
-        /// Where the API listens: `unix:PATH` or `IP:PORT`; may be given more than once
+        /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
         #[arg(long, required = true, value_name = "ADDRESS")]
         listen: Vec<Listen>,
     },

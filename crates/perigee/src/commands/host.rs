@@ -19,12 +19,12 @@ pub enum HostVerb {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
     },
-    /// Forget a host that is gone for good
+    /// Remove a host that will not come back
     #[command(visible_alias = "rm")]
     Remove {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
-        /// Give up the volumes whose home it is, the jobs that need it and the moves from and to it
+        /// Give up the volumes that live on it, the jobs that need it, and the moves from and to it
         #[arg(long)]
         force: bool,
     },
@@ -39,10 +39,10 @@ pub enum SiteVerb {
 
 #[derive(Debug, Subcommand)]
 pub enum LinkVerb {
-    /// List what was measured from host to host
+    /// List the latest measurements from host to host
     #[command(visible_alias = "ls")]
     List {
-        /// Measure now
+        /// Measure now, and list the results
         #[arg(long)]
         probe: bool,
     },

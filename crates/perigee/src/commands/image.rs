@@ -14,37 +14,39 @@ use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Import a disk image (qcow2, raw, vmdk, vhdx) as a golden image, on every host
+    /// Import a disk image (qcow2, raw, vmdk, vhdx) as a golden image
     Import {
+        /// The new image's name
         name: ImageName,
-        /// The file; with a controller, a path on the host that imports it
+        /// The file, or an nbd:// address; with a controller, a path on the host that imports it
         file: String,
-        /// Import on this host first [default: the one with the most room]
+        /// The host that imports it; the others read from there [default: the host with the most free
+        /// space]
         #[arg(long, conflicts_with = "pool")]
         host: Option<HostId>,
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Make an image that is a copy of another host's, to be used at once: what is not here is
-    /// read from there
+    /// Copy an image of another host. The copy can be used at once: blocks that are still missing
+    /// are read from that host
     Copy {
         /// The image's name
         name: ImageName,
         /// NBD address of the other host's volume server
         #[arg(long, value_name = "HOST:PORT")]
         from: String,
-        /// What to copy there; nobody may write it [default: the image of the same name]
+        /// The export to copy; nothing may write to it [default: the image of the same name]
         #[arg(long)]
         export: Option<String>,
-        /// What is kept here: `all`, in the background, only what is `read`, or `never` anything,
-        /// for data that may not leave its site
+        /// What to keep here: `all` fetches everything in the background, `read` keeps what is
+        /// read, and `never` keeps nothing, for data that may not leave its site
         #[arg(long, default_value_t = Keep::All)]
         keep: Keep,
         /// The pool's directory
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Complete a copy now, as fast as it goes
+    /// Fetch all missing blocks of a copy now, without a rate limit
     Fill {
         /// The image's name
         name: ImageName,
@@ -52,7 +54,7 @@ pub enum Verb {
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Change what a copy keeps: `all` goes on completing it in the background, `read` stops that
+    /// Change what a copy keeps: `all` resumes fetching in the background, `read` stops it
     Keep {
         /// The image's name
         name: ImageName,
@@ -75,15 +77,14 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Look for damage in the layers of an image: exit code 0 when all is sound, 1 when there are
-    /// faults
+    /// Look for damage in the layers of an image. Exit code 0: no faults; 1: faults
     Check {
         /// The image's name
         name: ImageName,
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Delete an image that no volume stands on
+    /// Delete an image that no volume or image depends on
     #[command(visible_alias = "rm")]
     Delete {
         /// The image's name
@@ -93,10 +94,10 @@ pub enum Verb {
     },
 }
 
-/// For use without a controller.
+/// The option of commands that also work without a controller.
 #[derive(Debug, clap::Args)]
 pub struct PoolOption {
-    /// Use this pool, without a controller: through its volume server if one runs
+    /// Use this pool instead of a controller, through its volume server if one runs
     #[arg(long, value_name = "DIR")]
     pub pool: Option<PathBuf>,
 }
@@ -188,7 +189,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// The pool's server, or else the controller.
+/// A client of the pool's server if a pool is given, else of the controller.
 pub async fn server(context: &Context, pool: PoolOption) -> Result<Server, Problem> {
     match pool.pool {
         Some(pool) => pool_server(&pool).await,
@@ -196,12 +197,12 @@ pub async fn server(context: &Context, pool: PoolOption) -> Result<Server, Probl
     }
 }
 
-/// A file's absolute path, since the server has another working directory; an NBD address as it is.
+/// A file's absolute path, because the server has another working directory. An NBD address stays unchanged.
 fn absolute(file: &str) -> Result<String, Problem> {
     if file.contains("://") {
         return Ok(file.to_owned());
     }
     std::path::absolute(file)
         .map(|path| path.display().to_string())
-        .map_err(|e| Problem::invalid(format!("image file {file:?}"), e))
+        .map_err(|e| Problem::invalid(format!("can't import {file:?}"), e))
 }

@@ -1,4 +1,4 @@
-//! How `perigee volume serve` meets iSCSI initiators.
+//! Options of `perigee volume serve` about iSCSI initiators.
 
 use std::path::PathBuf;
 
@@ -7,13 +7,13 @@ use perigee_volume::IscsiOptions;
 
 #[derive(Debug, Args)]
 pub struct IscsiClientOptions {
-    /// Where iSCSI initiators connect, `HOST:PORT`; may be given more than once. Each volume is the
+    /// Address for iSCSI initiators, `HOST:PORT`; may be given more than once. Each volume is the
     /// target iqn.2026-11.org.perigee:VOLUME, unit 0
     #[arg(long, value_name = "ADDRESS")]
     iscsi: Vec<String>,
-    /// Which initiators may use which volumes, and their CHAP secrets: lines of INITIATOR VOLUME...
-    /// [chap=USER:SECRET [mutual=USER:SECRET]]. Without it, and in a pool that never had a client, all may
-    /// use all
+    /// File that says which initiators may use which volumes, with their CHAP secrets: lines of INITIATOR
+    /// VOLUME... [chap=USER:SECRET [mutual=USER:SECRET]]. Without it, and in a pool that never had a
+    /// client, every initiator may use every volume
     #[arg(long, value_name = "FILE", requires = "iscsi")]
     iscsi_clients: Option<PathBuf>,
 }

@@ -25,13 +25,13 @@ pub enum Verb {
     Submit {
         /// The job file: YAML, as the README shows
         file: PathBuf,
-        /// Wait until it has ended; the exit code is then the job's
+        /// Wait until the job has ended; the exit code is then the job's
         #[arg(long, short)]
         wait: bool,
     },
-    /// Predict what a job would take, and where it would run.
+    /// Predict how long a job would take, and where it would run.
     ///
-    /// Exit code 0: nothing would move; 1: something would; 255: error.
+    /// Exit code 0: nothing would move; 1: something would move; 255: error.
     Plan {
         /// The job file
         file: PathBuf,
@@ -44,11 +44,11 @@ pub enum Verb {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
     },
-    /// Print what a job wrote; with -f json, yaml or csv both streams, in order
+    /// Print a job's log; with -f json, yaml or csv each line has its number and stream
     Log {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
-        /// Go on until the job has ended
+        /// Print new lines until the job has ended
         #[arg(long)]
         follow: bool,
     },
@@ -70,7 +70,7 @@ pub enum Verb {
         #[arg(long, value_name = "DIR")]
         to: Option<PathBuf>,
     },
-    /// Forget an ended job and its output
+    /// Delete an ended job and its output
     #[command(visible_alias = "rm")]
     Delete {
         /// The job's name, as `perigee job list` shows it
@@ -132,7 +132,7 @@ fn place(job: &Job) -> String {
     job.queue_place.map_or_else(String::new, |place| place.to_string())
 }
 
-/// The user who submits: there are no accounts yet, so the controller believes it.
+/// The name of the user who submits. There are no accounts yet, so the controller trusts it.
 fn owner() -> String {
     let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
     user.map_or_else(|| DEFAULT_OWNER.to_owned(), |user| user.name)
@@ -145,7 +145,7 @@ fn progress(job: &Job) -> String {
 }
 
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
-    // A job file's faults are told even when no controller runs.
+    // Faults in a job file are reported even if no controller runs.
     match verb {
         Verb::Submit { file, wait } => return submit(&file, wait, context).await,
         Verb::Plan { file } => return plan(&file, context).await,
@@ -176,7 +176,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
 
 fn read_job_file(file: &Path) -> Result<JobFile, Problem> {
     let text = std::fs::read_to_string(file).map_err(|e| {
-        let what = format!("job file {}", file.display());
+        let what = format!("can't read the job file {}", file.display());
         match e.kind() {
             std::io::ErrorKind::NotFound => Problem::not_found(what, "there is no such file"),
             _ => Problem::invalid(what, e),
@@ -196,11 +196,11 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
     match format {
         Format::Json | Format::Yaml => output::one(format, plan, &[]),
         Format::Csv => output::list(format, &plan.options, OPTIONS),
-        // A person's move has no options.
+        // A move that a user asked for has no options.
         Format::Table if plan.options.is_empty() => Ok(()),
         Format::Table => {
             output::list(format, &plan.options, OPTIONS)?;
-            output::text(&format!("\nwork known from: {}", output::word(&plan.basis)));
+            output::text(&format!("\nprediction based on: {}", output::word(&plan.basis)));
             for figure in &plan.figures {
                 output::text(&format!("  {figure}"));
             }
@@ -232,19 +232,21 @@ async fn submit(file: &Path, wait: bool, context: &Context) -> Result<ExitCode, 
     })
 }
 
-/// Packs the inputs, paths taken from beside the job file, and uploads them; gives the bundle's id.
+/// Packs the inputs and uploads them. Their paths are relative to `base`, the job file's directory. Returns the
+/// bundle's id.
 async fn upload(client: &Client, base: &Path, inputs: Vec<InputFile>) -> Result<String, Problem> {
     let base = base.to_owned();
     let packed = tokio::task::spawn_blocking(move || pack(&base, &inputs))
         .await
-        .map_err(|e| Problem::internal("pack the inputs", e))??;
+        .map_err(|e| Problem::internal("can't pack the inputs", e))??;
     let file = tokio::fs::File::from_std(packed);
     let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", file).await?;
     Ok(bundle.sha256)
 }
 
 fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
-    let scratch = tempfile::tempfile().map_err(|e| Problem::internal("pack the inputs", e))?;
+    let scratch =
+        tempfile::tempfile().map_err(|e| Problem::internal("can't pack the inputs", e))?;
     let mut tar = tar::Builder::new(scratch);
     for input in inputs {
         let from = base.join(&input.from);
@@ -254,7 +256,7 @@ fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
             tar.append_path_with_name(&from, &input.to)
         };
         result.map_err(|e| {
-            let what = format!("input {}", from.display());
+            let what = format!("can't pack the input {}", from.display());
             match e.kind() {
                 std::io::ErrorKind::NotFound => Problem::not_found(what, "there is no such file"),
                 _ => Problem::invalid(what, e),
@@ -262,12 +264,12 @@ fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
             .next("paths in a job file are relative to the job file")
         })?;
     }
-    let mut file = tar.into_inner().map_err(|e| Problem::internal("pack the inputs", e))?;
-    std::io::Seek::rewind(&mut file).map_err(|e| Problem::internal("pack the inputs", e))?;
+    let mut file = tar.into_inner().map_err(|e| Problem::internal("can't pack the inputs", e))?;
+    std::io::Seek::rewind(&mut file).map_err(|e| Problem::internal("can't pack the inputs", e))?;
     Ok(file)
 }
 
-/// Shows a job's state and progress until it has ended.
+/// Shows a job's state and progress until the job has ended.
 async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     let bar =
         if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
@@ -305,7 +307,7 @@ async fn log(client: &Client, id: &JobId, follow: bool, format: Format) -> Resul
     let mut after = 0;
     let mut kept = Vec::new();
     loop {
-        // The state first: what was written before it ended is then in the lines that follow.
+        // The state is read before the lines. If it is final, the lines are complete.
         let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
         let lines: Vec<LogLine> = client.get(&format!("/v1/jobs/{id}/log?after={after}")).await?;
         let none = lines.is_empty();
@@ -366,14 +368,15 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
 
 async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Result<(), Problem> {
     let mut response = client.get_response(&format!("/v1/jobs/{id}/output")).await?;
-    let internal = |e: std::io::Error| Problem::internal(format!("output of {id}"), e);
+    let internal =
+        |e: std::io::Error| Problem::internal(format!("can't fetch the output of {id}"), e);
     let to_stdout = to.as_deref() == Some(Path::new("-"));
     let mut scratch = tempfile::tempfile().map_err(internal)?;
     loop {
         let chunk = response
             .chunk()
             .await
-            .map_err(|e| Problem::unavailable(format!("output of {id}"), e))?;
+            .map_err(|e| Problem::unavailable(format!("can't fetch the output of {id}"), e))?;
         let Some(chunk) = chunk else { break };
         if to_stdout {
             output::put(&chunk);
@@ -387,12 +390,12 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
     std::io::Seek::rewind(&mut scratch).map_err(internal)?;
     let to = to.unwrap_or_else(|| PathBuf::from(id.as_str()));
     let unpack = |e: std::io::Error| {
-        Problem::conflict(format!("unpack the output of {id} into {}", to.display()), e)
+        Problem::conflict(format!("can't unpack the output of {id} into {}", to.display()), e)
             .next("name another directory with --to")
     };
     std::fs::create_dir_all(&to).map_err(unpack)?;
-    // The guest wrote this: headers that would fill the memory and files that claim to be huge are refused
-    // first, and `unpack` refuses paths that lead out of the directory.
+    // The guest wrote this tar. `check_output` refuses headers that would fill the memory and files that claim
+    // to be huge; `unpack` refuses paths that lead out of the directory.
     perigee_controller::check_output(&scratch).map_err(|e| unpack(std::io::Error::other(e)))?;
     std::io::Seek::rewind(&mut scratch).map_err(internal)?;
     let mut tar = tar::Archive::new(scratch);

@@ -18,7 +18,7 @@ use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Start a lab: site `home` with two hosts, site `cloud` with one, a WAN between them
+    /// Start a lab: several sites and hosts on this machine, with a WAN between the sites
     Up {
         #[command(flatten)]
         shape: Shape,
@@ -41,7 +41,7 @@ pub enum Verb {
         base: BaseOption,
     },
     /// Start a lab, run a command or a shell with PERIGEE_API set, and remove the lab; or run an
-    /// experiment in a lab of its own. Without FILE as `up` does
+    /// experiment in a lab of its own
     #[command(args_conflicts_with_subcommands = true)]
     Run {
         #[command(subcommand)]
@@ -52,7 +52,7 @@ pub enum Verb {
         #[arg(last = true)]
         command: Vec<String>,
     },
-    /// Show that a running VM goes to its data: what `make demo` does
+    /// Show how a running VM moves to its data, as `make demo` does
     Demo {
         #[command(flatten)]
         shape: Shape,
@@ -62,7 +62,7 @@ pub enum Verb {
         /// TPC-H scale factor; 1 is about 1 GB of tables
         #[arg(long, default_value_t = 0.1)]
         scale_factor: f64,
-        /// Where report.html and result.json go
+        /// Directory for report.html and result.json
         #[arg(long, default_value = "out/demo", value_name = "DIR")]
         out: PathBuf,
     },
@@ -87,19 +87,19 @@ pub enum Verb {
 
 #[derive(Debug, Subcommand)]
 pub enum Experiment {
-    /// Real machines without disks boot together over the network, each from its own clone
+    /// Boot many VMs without disks at the same time over the network, each from its own clone
     BootStorm(StormOptions),
-    /// Jobs and moves go on while daemons are killed and the WAN is cut; every job must end with
-    /// the right answer, and nothing may be left behind
+    /// Run jobs and moves while daemons are killed and the WAN is cut. Every job must end with the
+    /// right answer, and nothing may be left behind
     Soak(SoakOptions),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct StormOptions {
-    /// How many; each takes its memory, and some for QEMU
+    /// Number of VMs; each takes its memory, and some more for QEMU
     #[arg(long, value_name = "N", default_value_t = 8)]
     clients: u16,
-    /// How they reach their disks: `iscsi` or `nbd`
+    /// Protocol by which they reach their disks: `iscsi` or `nbd`
     #[arg(long, default_value = "iscsi", value_parser = over)]
     over: Over,
     /// Memory of each in MiB
@@ -108,10 +108,10 @@ pub struct StormOptions {
     /// The golden image: its file, or the directory that scripts/golden-image prints
     #[arg(long, value_name = "PATH")]
     image: PathBuf,
-    /// Where report.html and result.json go
+    /// Directory for report.html and result.json
     #[arg(long, default_value = "out/boot-storm", value_name = "DIR")]
     out: PathBuf,
-    /// Keep the recorded requests in this file; one that is there is written over
+    /// Record the requests in this file; an existing file is overwritten
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// The lab's id, four hexadecimal digits [default: random]
@@ -123,7 +123,7 @@ pub struct StormOptions {
 
 #[derive(Debug, clap::Args)]
 pub struct BaseOption {
-    /// Where labs have their directories
+    /// Directory for the files of all labs
     #[arg(long, default_value = DEFAULT_BASE, env = "PERIGEE_LAB_BASE", value_name = "DIR")]
     pub base: PathBuf,
 }
@@ -137,16 +137,16 @@ pub struct Shape {
     /// The lab's id, four hexadecimal digits [default: random]
     #[arg(long)]
     id: Option<LabId>,
-    /// Round-trip time of each link that FILE says nothing else of
+    /// Round-trip time of the links for which FILE sets none
     #[arg(long, default_value = "16ms", value_name = "TIME", value_parser = parse_rtt)]
     rtt: u64,
-    /// Bits a second, each way: 100Mbit, 1Gbit, unlimited
+    /// Bits per second in each direction: 100Mbit, 1Gbit, unlimited
     #[arg(long, default_value = "unlimited")]
     rate: Rate,
-    /// The share of frames that get lost, each way: 0.1%
+    /// Share of frames that is lost in each direction: 0.1%
     #[arg(long, default_value = "0%", value_name = "SHARE", value_parser = parse_loss)]
     loss: u32,
-    /// The kernel for finding out whether KVM works [default: the newest in /boot]
+    /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     #[command(flatten)]
@@ -178,7 +178,7 @@ const MACHINES: &[Column<MachineOutcome>] = &[
     ("written", |m| output::bytes(m.written_bytes)),
 ];
 
-/// A format other than the table prints what stands in result.json.
+/// A table and CSV have a line for each machine; JSON and YAML have all of result.json.
 async fn boot_storm(ask: StormOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
     let StormOptions { clients, over, memory_mib, image, out, trace, id, base } = ask;
     let Options { program, .. } = Options::new()?;
@@ -243,10 +243,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Down { lab: Some(lab), base, .. } => {
             if !perigee_lab::down(&base.base, &lab).await? {
                 return Err(Problem::not_found(
-                    format!("lab {lab}"),
-                    "nothing on this machine carries this id",
+                    format!("can't remove lab {lab}"),
+                    "nothing on this machine has this id",
                 )
-                .next("perigee lab list shows the labs there are"));
+                .next("`perigee lab list` shows the labs of this machine"));
             }
         }
         Verb::Down { base, .. } => {

@@ -1,4 +1,4 @@
-//! One file a noun; the verbs are its enum.
+//! The commands. Each noun has a file, whose enum `Verb` lists the noun's verbs.
 
 pub mod agent;
 pub mod boot;
@@ -30,14 +30,14 @@ use tokio::net::UnixStream;
 
 use crate::Context;
 
-/// A client of the controller; its errors say how to name another one.
+/// A client of the controller. Its errors say how to start a controller or name another one.
 pub fn controller_client(context: &Context) -> Result<Client, Problem> {
     if let Some(path) = context.api.strip_prefix("unix:")
         && !Path::new(path).exists()
     {
         return Err(Problem::unavailable(
-            "reach the controller",
-            format!("there is no socket {path}"),
+            "can't reach the controller",
+            format!("the socket {path} does not exist"),
         )
         .next(NO_CONTROLLER));
     }
@@ -47,10 +47,10 @@ pub fn controller_client(context: &Context) -> Result<Client, Problem> {
 const NO_CONTROLLER: &str =
     "start one (perigee controller run, or perigee lab up), or name it with --api or PERIGEE_API";
 
-/// Who is asked: a controller, the volume server of a pool, or the pool itself.
+/// A client of the controller, of a pool's volume server, or of a pool that this process has opened itself.
 pub struct Server {
     client: Client,
-    /// Holds the pool open while it is asked.
+    /// Keeps the pool open while the client is in use.
     _offline: Option<Offline>,
 }
 
@@ -68,7 +68,7 @@ impl From<Client> for Server {
     }
 }
 
-/// The volume server that has a pool open; without one the pool is opened here.
+/// A client of the pool's volume server. If none runs, this process opens the pool itself.
 pub async fn pool_server(pool: &Path) -> Result<Server, Problem> {
     let client = |socket: &Path| {
         Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(3600))
@@ -81,5 +81,5 @@ pub async fn pool_server(pool: &Path) -> Result<Server, Problem> {
     Ok(Server { client: client(offline.socket())?, _offline: Some(offline) })
 }
 
-/// Where a volume server listens for its control API when it is not told otherwise, in its pool.
+/// The default socket of a volume server's control API, in the pool's directory.
 pub const CONTROL_SOCKET: &str = "control.sock";

@@ -1,4 +1,4 @@
-//! `perigee vm move`: begins a live migration, shows how it goes, and calls it off.
+//! `perigee vm move`: starts a live migration, shows its progress, or cancels it.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub fn summary(m: &Migration) -> String {
     line
 }
 
-/// A migration's phases, a line each: what it was, how long it took, and how much it moved.
+/// A migration's phases, one per line: the name, the duration, and a note such as the bytes copied.
 pub fn lines(migration: &Migration) -> Vec<String> {
     let line = |part: Part| {
         let pause = if part.paused { "  (paused)" } else { "" };
@@ -55,10 +55,10 @@ pub fn lines(migration: &Migration) -> Vec<String> {
     migration.phases.parts().into_iter().map(line).collect()
 }
 
-/// Begins the migration and shows it to its end. After Ctrl-C it goes on without being watched.
+/// Starts the migration and shows its progress until it ends. Ctrl-C ends only the display.
 ///
 /// # Errors
-/// `Conflict` when it was aborted: the VM is where it was.
+/// `Conflict` if the migration was aborted. The VM is then still at its source.
 pub async fn begin(
     client: &Client,
     vm: &VmId,
@@ -69,7 +69,7 @@ pub async fn begin(
     let ended = tokio::select! {
         ended = watch(client, &migration.id, vm) => ended?,
         _ = tokio::signal::ctrl_c() => {
-            eprintln!("the migration goes on; `perigee vm move {vm} --cancel` calls it off");
+            eprintln!("the migration continues; `perigee vm move {vm} --cancel` cancels it");
             return Ok(());
         }
     };
@@ -77,10 +77,10 @@ pub async fn begin(
     is_there(&ended)
 }
 
-/// Calls off the migration that is under way, and waits until it has ended.
+/// Cancels the running migration, and waits until it has ended.
 ///
 /// # Errors
-/// `Conflict` when none is under way, or when the VM had arrived before.
+/// `Conflict` if no migration is running, or if the VM has already arrived.
 pub async fn cancel(client: &Client, vm: &VmId, format: Format) -> Result<(), Problem> {
     let asked: Migration =
         client.post(&format!("/v1/vms/{vm}/move/cancel"), &serde_json::json!({})).await?;
@@ -88,8 +88,8 @@ pub async fn cancel(client: &Client, vm: &VmId, format: Format) -> Result<(), Pr
     output::one(format, &ended, MIGRATION)?;
     match ended.state {
         MigrationState::Completed => Err(Problem::conflict(
-            format!("cancel the migration of VM {vm}"),
-            format!("it had arrived at {} before", ended.to),
+            format!("can't cancel the migration of VM {vm}"),
+            format!("the VM has already arrived at {}", ended.to),
         )),
         _ => Ok(()),
     }
@@ -99,7 +99,7 @@ fn is_there(ended: &Migration) -> Result<(), Problem> {
     if ended.state == MigrationState::Completed {
         return Ok(());
     }
-    let what = format!("move VM {} to {}", ended.vm, ended.to);
+    let what = format!("can't move VM {} to {}", ended.vm, ended.to);
     Err(Problem::conflict(what, &ended.error).next(format!("the VM is at {}", ended.from)))
 }
 
@@ -115,7 +115,8 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
     loop {
         let all: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
         let migration = all.into_iter().find(|m| m.id == *id).ok_or_else(|| {
-            Problem::not_found(format!("migration {id}"), "its job was deleted meanwhile")
+            let what = format!("can't follow migration {id}");
+            Problem::not_found(what, "its job was deleted meanwhile")
         })?;
         bar.set_length(migration.bytes + migration.remaining_bytes);
         bar.set_position(migration.bytes);
@@ -132,7 +133,7 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
     }
 }
 
-/// The state, and while memory is copied how long that still takes.
+/// The state; while memory is being copied, also the estimated time left.
 fn state_words(migration: &Migration) -> String {
     let state = output::word(&migration.state);
     if migration.state != MigrationState::Copying || migration.rate_bytes_per_s == 0 {

@@ -1,4 +1,4 @@
-//! How `perigee volume serve` meets its NBD clients.
+//! Options of `perigee volume serve` about its NBD clients.
 
 use std::path::PathBuf;
 
@@ -7,25 +7,26 @@ use perigee_volume::{ServerOptions, TlsFiles};
 
 #[derive(Debug, Args)]
 pub struct ClientOptions {
-    /// Certificate for TLS, a PEM file
+    /// The server's certificate for TLS, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The certificate's key, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Clients that use TLS need a certificate of this authority, a PEM file
+    /// Require a certificate of this authority from clients that use TLS, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// Whether TCP clients may do without TLS; a unix socket is guarded by its directory
+    /// Whether TCP clients must use TLS. A unix socket is protected by its directory's permissions
     #[arg(long, value_name = "WHEN", default_value = "required", requires = "tls_cert")]
     tls: TlsWhen,
-    /// Which TCP clients see which exports: lines of EXPORT and certificates' common names
+    /// File that says which TCP clients see which exports: lines of EXPORT and the common names of
+    /// certificates
     #[arg(long, value_name = "FILE")]
     access_list: Option<PathBuf>,
-    /// Do not tell clients which exports there are
+    /// Do not list the exports to clients
     #[arg(long)]
     no_list: bool,
-    /// Hang up on clients beyond this number
+    /// Disconnect clients beyond this number
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().clients_max)]
     max_clients: usize,
 }

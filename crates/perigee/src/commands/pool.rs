@@ -13,13 +13,13 @@ use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Make an empty pool
+    /// Create an empty pool
     Create {
         /// The pool's directory
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Show a pool: its space, and what each tenant has
+    /// Show a pool: its space, and the space that each tenant uses
     Info {
         /// The pool's directory
         #[arg(long, value_name = "DIR")]

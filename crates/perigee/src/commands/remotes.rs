@@ -1,4 +1,4 @@
-//! How `perigee volume serve` meets other hosts.
+//! Options of `perigee volume serve` about other hosts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,14 +10,13 @@ use crate::commands::volume::size;
 
 #[derive(Debug, Args)]
 pub struct RemoteFlags {
-    /// How long a read waits for another host that is away
+    /// How long a read waits for another host that does not answer
     #[arg(long, value_name = "SECONDS", default_value_t = RemoteOptions::default().patience.as_secs())]
     remote_patience: u64,
-    /// Fetch at most so much in a second for copies that are completed in the background
+    /// Fetch at most this much per second for copies in the background
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "100MiB")]
     fill_rate: u64,
-    /// Reach other hosts over TLS and in no other way; their certificates are of this authority, a
-    /// PEM file
+    /// Connect to other hosts over TLS only, and require certificates of this authority, a PEM file
     #[arg(long, value_name = "FILE")]
     remote_tls_ca: Option<PathBuf>,
     /// The certificate that this host shows to others, a PEM file

@@ -14,10 +14,10 @@ use crate::output::{self, Column, Format};
 
 #[derive(Debug, clap::Args)]
 pub struct SoakOptions {
-    /// How long things are broken: 10m, 1h; the last jobs are waited for afterwards
+    /// How long to break things: 10m, 1h. The run then waits for the last jobs
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::parse_duration)]
     length: u64,
-    /// How many jobs are unfinished at any time
+    /// Number of unfinished jobs to keep in the cluster
     #[arg(long, value_name = "N", default_value_t = 3)]
     jobs: u16,
     /// The same seed breaks the same things in the same order
@@ -26,7 +26,7 @@ pub struct SoakOptions {
     /// The golden image: the directory that scripts/golden-image prints
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// Where result.json goes
+    /// Directory for result.json
     #[arg(long, default_value = "out/soak", value_name = "DIR")]
     out: PathBuf,
     /// The lab's id, four hexadecimal digits [default: random]
@@ -45,7 +45,7 @@ const JOBS: &[Column<SoakJob>] = &[
     ("reason", |j| j.reason.clone()),
 ];
 
-/// The exit code is 1 when a job's answer was wrong or something was left behind.
+/// The exit code is 1 if a job's answer was wrong or something was left behind.
 pub async fn run(soak: SoakOptions, context: &Context, steps: &Steps) -> Result<ExitCode, Problem> {
     let options = soak::Options {
         id: soak.id.unwrap_or_else(LabId::random),

@@ -14,40 +14,40 @@ use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
 pub enum TraceVerb {
-    /// Show each request to a volume as it ends, and where its time went
+    /// Show each request to a volume when it has ended, and the time of each of its steps
     Follow {
         /// The volume
         name: VolumeName,
-        /// How long
+        /// How long to watch
         #[arg(long, value_name = "N", default_value_t = 10)]
         seconds: u64,
         /// The pool directory of its volume server
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Write the requests to all volumes into a file, until it is stopped
+    /// Record the requests to all volumes in a file, until `perigee volume trace stop`
     Start {
-        /// The file; there must be none yet
+        /// The file; it must not exist yet
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// The pool directory of the volume server
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// End the trace that `start` began
+    /// End the recording
     Stop {
         /// The pool directory of the volume server
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Show what is in a trace's file
+    /// Show a recorded file
     Show {
         /// The file
         file: PathBuf,
     },
 }
 
-/// Stopping writes what is left.
+/// `stop` takes long: it writes the requests that are still in memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn run(verb: TraceVerb, format: Format) -> Result<(), Problem> {
@@ -76,7 +76,7 @@ const SUMMARY: &[Column<TraceSummary>] = &[
     ("lost", |t| t.lost.to_string()),
 ];
 
-/// One line of a trace's file.
+/// A request of a recorded file, as it is printed.
 #[derive(serde::Serialize)]
 struct Row {
     at_us: u64,
@@ -127,12 +127,12 @@ fn rows(records: Vec<TraceRecord>) -> Vec<Row> {
     rows
 }
 
-/// A trace is of a server that runs, not of a pool at rest.
+/// A client of the pool's volume server. Without a running server there are no requests to record.
 async fn running_server(pool: &Path) -> Result<Client, Problem> {
     let socket = pool.join(CONTROL_SOCKET);
     if !socket.exists() {
         let what = format!("no volume server runs on the pool {}", pool.display());
-        return Err(Problem::unavailable(what, "there is no control socket in it")
+        return Err(Problem::unavailable(what, "the pool has no control socket")
             .next("start one: perigee volume serve --pool DIR --nbd ADDRESS"));
     }
     Client::new(&format!("unix:{}", socket.display()), CALL_TIMEOUT)
@@ -151,7 +151,7 @@ async fn follow(
         let text = match format {
             Format::Table => line(&request),
             _ => serde_json::to_string(&request).unwrap_or_else(|e| {
-                failed = Err(Problem::internal("print a request", e));
+                failed = Err(Problem::internal("can't print a request", e));
                 String::new()
             }),
         };

@@ -24,16 +24,16 @@ pub enum Verb {
         /// The VM's name; its job fails
         vm: VmId,
     },
-    /// Migrate a running virtual machine to another host, and show how it goes.
+    /// Migrate a running virtual machine to another host, and show the progress.
     ///
-    /// After Ctrl-C the migration goes on; --cancel calls it off.
+    /// Ctrl-C does not stop the migration; --cancel does.
     Move {
         /// The VM's name
         vm: VmId,
-        /// Where it goes
+        /// The destination host
         #[arg(required_unless_present = "cancel", conflicts_with = "cancel")]
         host: Option<HostId>,
-        /// Call off the migration that is under way: the VM stays where it is
+        /// Cancel the running migration; the VM stays on its host
         #[arg(long)]
         cancel: bool,
     },
@@ -74,7 +74,9 @@ const INFO: &[Column<Info>] = &[
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
     ("reason", |i| i.vm.reason.clone()),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
-    ("last one", |i| i.migrations.last().map_or_else(String::new, |m| moving::lines(m).join("\n"))),
+    ("last migration", |i| {
+        i.migrations.last().map_or_else(String::new, |m| moving::lines(m).join("\n"))
+    }),
 ];
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {

@@ -24,45 +24,45 @@ use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Make a volume: empty, or a copy-on-write clone of an image
+    /// Create an empty volume, or a copy-on-write clone of an image
     Create {
         /// The new volume's name
         name: VolumeName,
-        /// Make so many, NAME-0001 and up, all of them or none
-        #[arg(long, requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
+        /// Create N volumes, NAME-0001 and so on: either all of them or none
+        #[arg(long, value_name = "N", requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
         count: Option<u32>,
-        /// Its size, for example 10GiB; with --image at least the image's size
+        /// Size, for example 10GiB; with --image at least the image's size, which is then the default
         #[arg(long, value_parser = size)]
         size: Option<u64>,
-        /// Start as a clone of this image or snapshot
+        /// Clone this image or snapshot
         #[arg(long)]
         image: Option<ImageName>,
-        /// The host whose pool it goes to [default: the one with the most room]
+        /// The host whose pool holds the volume [default: the host with the most free space]
         #[arg(long, conflicts_with = "pool")]
         host: Option<HostId>,
-        /// Whose it is, for accounting [default: default]
+        /// The tenant to whom the volume belongs, for accounting [default: default]
         #[arg(long, requires = "pool")]
         tenant: Option<TenantName>,
-        /// How its own data are read and written: `shared` through the page cache, `direct` past it
+        /// Whether the volume's own data goes through the page cache (`shared`) or past it (`direct`)
         /// [default: shared]
         #[arg(long, requires = "pool")]
         cache: Option<CachePolicy>,
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Make a copy-on-write clone of a volume as it is now
+    /// Create a copy-on-write clone of a volume's current content
     Clone {
         /// The volume to clone
         source: VolumeName,
         /// The new volume's name
         name: VolumeName,
-        /// Make so many, NAME-0001 and up, all of them or none
-        #[arg(long, requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
+        /// Create N volumes, NAME-0001 and so on: either all of them or none
+        #[arg(long, value_name = "N", requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
         count: Option<u32>,
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Keep a volume's present content as a named image
+    /// Save a volume's current content as an image
     Snapshot {
         /// The volume
         volume: VolumeName,
@@ -71,14 +71,14 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Give a volume another size, while it is in use
+    /// Change the size of a volume, also while it is in use
     Resize {
         /// The volume's name
         name: VolumeName,
-        /// Its new size, for example 20GiB; what is new reads as zeros
+        /// The new size, for example 20GiB; added space reads as zeros
         #[arg(long, value_parser = size)]
         size: u64,
-        /// Allow a smaller size: what is beyond it is lost. Only while nothing uses the volume
+        /// Allow a smaller size. The data beyond it is lost; nothing may be using the volume
         #[arg(long)]
         shrink: bool,
         /// The pool's directory
@@ -106,7 +106,7 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Merge the layers of a volume that nothing else needs, while it is in use
+    /// Merge the layers that only this volume needs, also while it is in use
     Compact {
         /// The volume's name
         name: VolumeName,
@@ -114,30 +114,30 @@ pub enum Verb {
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Look for damage in the layers of a volume, or of the whole pool: exit code 0 when all is
-    /// sound, 1 when there are faults
+    /// Look for damage in the layers of a volume, or of the whole pool. Exit code 0: no faults; 1:
+    /// faults
     Check {
-        /// The volume [default: everything in the pool]
+        /// The volume [default: the whole pool]
         name: Option<VolumeName>,
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Look at the requests of clients, as they end or in a file
+    /// Watch the requests of clients, or record them in a file
     #[command(subcommand)]
     Trace(TraceVerb),
     /// Serve a pool's volumes and images over NBD and iSCSI
     Serve {
-        /// The pool's directory; made when it is missing
+        /// The pool's directory; it is created if it does not exist
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
-        /// Keep the volumes' own data in this directory, and only images in the pool's; what is
-        /// there already stays where it is
+        /// Keep the volumes' own data in this directory, and only images in the pool's. Existing
+        /// files are not moved
         #[arg(long, value_name = "DIR")]
         private: Option<PathBuf>,
-        /// Where NBD clients connect: `unix:PATH` or `HOST:PORT`; may be given more than once
+        /// Address for NBD clients: `unix:PATH` or `HOST:PORT`; may be given more than once
         #[arg(long, required_unless_present = "iscsi", value_name = "ADDRESS")]
         nbd: Vec<Listen>,
-        /// Where the control API listens [default: unix:DIR/control.sock]
+        /// Address of the control API [default: unix:DIR/control.sock]
         #[arg(long, value_name = "ADDRESS")]
         control: Vec<Listen>,
         #[command(flatten)]
@@ -172,13 +172,15 @@ const LOCAL: &[Column<VolumeInfo>] = &[
     ("sessions", |v| v.sessions.to_string()),
 ];
 
-/// `NAME-0001` and up, with as many digits as the last one needs.
+/// The names `NAME-0001` and so on, with at least four digits.
 fn numbered(name: &VolumeName, count: u32) -> Result<Vec<VolumeName>, Problem> {
     let digits = count.to_string().len().max(4);
     (1..=count)
         .map(|number| VolumeName::new(format!("{name}-{number:0digits$}")))
         .collect::<Result<_, _>>()
-        .map_err(|error| Problem::invalid(format!("name {count} volumes like {name}"), error))
+        .map_err(|error| {
+            Problem::invalid(format!("can't name {count} volumes after {name}"), error)
+        })
 }
 
 const COMPACTED: &[Column<Compacted>] = &[

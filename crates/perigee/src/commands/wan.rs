@@ -15,13 +15,12 @@ use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// What each pair of sites is set to, and what is found when it is measured; takes some
-    /// seconds for each, and uses the links
+    /// Show the settings of each link, and measure it. This takes some seconds per link and loads it
     Show {
         #[command(flatten)]
         lab: LabOption,
     },
-    /// Change the link between two sites of a lab that runs, and measure what it is now
+    /// Change the link between two sites of a running lab, and measure it afterwards
     Set {
         /// A site
         #[arg(value_name = "SITE")]
@@ -42,13 +41,13 @@ pub struct ChangeOptions {
     /// Round-trip time: 16ms, 800us, 1s
     #[arg(long, value_name = "TIME", value_parser = parse_rtt)]
     rtt: Option<u64>,
-    /// Bits a second, each way: 100Mbit, 1Gbit, unlimited
+    /// Bits per second in each direction: 100Mbit, 1Gbit, unlimited
     #[arg(long)]
     rate: Option<Rate>,
-    /// The share of frames that get lost, each way: 0.1%
+    /// Share of frames that is lost in each direction: 0.1%
     #[arg(long, value_name = "SHARE", value_parser = parse_loss)]
     loss: Option<u32>,
-    /// Let nothing pass
+    /// Cut the link: no frames pass
     #[arg(long, conflicts_with = "up")]
     down: bool,
     /// Let frames pass again
@@ -58,7 +57,7 @@ pub struct ChangeOptions {
 
 #[derive(Debug, clap::Args)]
 pub struct LabOption {
-    /// The lab's id [default: the only lab there is]
+    /// The lab's id [default: the only lab on this machine]
     #[arg(long, env = "PERIGEE_LAB")]
     lab: Option<LabId>,
     #[command(flatten)]
@@ -67,16 +66,20 @@ pub struct LabOption {
 
 impl LabOption {
     fn open(&self) -> Result<Lab, Problem> {
+        const WHAT: &str = "can't choose a lab";
         let base = &self.base.base;
         let id = match &self.lab {
             Some(id) => id.clone(),
             None => match &perigee_lab::list(base)?[..] {
                 [one] => one.id.clone(),
-                [] => return Err(Problem::not_found("the lab", "there is none on this machine")),
+                [] => {
+                    return Err(Problem::not_found(WHAT, "no lab runs on this machine")
+                        .next("start one: perigee lab up"));
+                }
                 many => {
                     let ids: Vec<String> = many.iter().map(|lab| lab.id.to_string()).collect();
-                    let why = format!("there are several: {}", ids.join(", "));
-                    return Err(Problem::invalid("the lab", why).next("say which: --lab ID"));
+                    let why = format!("several labs run on this machine: {}", ids.join(", "));
+                    return Err(Problem::invalid(WHAT, why).next("name one with --lab ID"));
                 }
             },
         };
@@ -93,7 +96,7 @@ const LINKS: &[Column<LinkReport>] = &[
     }),
     ("rate set", |r| r.link.settings.rate.to_string()),
     ("measured", |r| rate(r.measured.rate_bits_per_s[0])),
-    ("and back", |r| rate(r.measured.rate_bits_per_s[1])),
+    ("back", |r| rate(r.measured.rate_bits_per_s[1])),
     ("loss set", |r| format_loss(r.link.settings.loss_ppm)),
     ("", |r| {
         let down = r.link.settings.down.then(|| "down".to_owned());
@@ -132,7 +135,7 @@ async fn measured(lab: Lab, links: Vec<Link>, steps: &Steps) -> Result<Vec<LinkR
     let step = steps.begin("measure the WAN");
     let reports = tokio::task::spawn_blocking(move || wan::report(&lab, &links))
         .await
-        .map_err(|e| Problem::internal("measure the WAN", e))??;
+        .map_err(|e| Problem::internal("can't measure the WAN", e))??;
     step.done(&format!("{} links", reports.len()));
     Ok(reports)
 }
