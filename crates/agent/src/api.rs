@@ -59,7 +59,7 @@ async fn host(State(vms): Shared) -> Reply<HostReport> {
 
 async fn list(State(vms): Shared) -> Reply<Vec<VmReport>> {
     let stats = vms.host.volume_stats().await;
-    Ok(Json(vms.list().iter().map(|vm| vm.report(&stats)).collect()))
+    Ok(Json(vms.list().iter().map(|vm| vm.report(&vms.host.boot_id, &stats)).collect()))
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,13 +80,13 @@ async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply
     Ok(Json(VmChanges {
         revision,
         present: all.iter().map(|vm| vm.id().clone()).collect(),
-        changed: changed.into_iter().map(|vm| vm.report(&stats)).collect(),
+        changed: changed.into_iter().map(|vm| vm.report(&vms.host.boot_id, &stats)).collect(),
     }))
 }
 
 async fn report(State(vms): Shared, Path(vm): Path<String>) -> Reply<VmReport> {
     let vm = vms.get(&id(&vm)?)?;
-    Ok(Json(vm.report(&vms.host.volume_stats().await)))
+    Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
 }
 
 async fn put(
@@ -99,7 +99,7 @@ async fn put(
         return Err(Problem::invalid("start a VM", why).into());
     }
     let vm = vms.put(spec).await?;
-    Ok(Json(vm.report(&vms.host.volume_stats().await)))
+    Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
 }
 
 async fn delete(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {

@@ -31,6 +31,8 @@ pub struct Host {
     volume: Client,
     pub accelerator: Found,
     qemu_version: String,
+    /// Empty when it is not known.
+    pub boot_id: String,
     cpu_model: String,
     /// Whom QEMU runs as; `None`: as the agent, which is not root.
     pub user: Option<QemuUser>,
@@ -69,6 +71,10 @@ impl Host {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
+        let boot_id = std::fs::read_to_string(&config.boot_id).unwrap_or_else(|error| {
+            tracing::warn!(path = %config.boot_id.display(), %error, "a reboot will not be noticed");
+            String::new()
+        });
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
         Ok(Self {
@@ -82,6 +88,7 @@ impl Host {
             volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
             accelerator,
             qemu_version,
+            boot_id: boot_id.trim().to_owned(),
             cpu_model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             user,
             has_cgroups,
@@ -106,6 +113,7 @@ impl Host {
             accelerator: self.accelerator.kind,
             cpu_model: self.cpu_model.clone(),
             qemu_version: self.qemu_version.clone(),
+            boot_id: self.boot_id.clone(),
             warnings: self.warnings.clone(),
         })
     }

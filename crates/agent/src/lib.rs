@@ -35,6 +35,9 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Linux draws another UUID at each boot.
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// What an agent is told when it starts.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -55,6 +58,8 @@ pub struct Config {
     pub controller: Option<String>,
     /// Booted once to find out whether KVM works; default: the newest `/boot/vmlinuz-*`.
     pub probe_kernel: Option<PathBuf>,
+    /// Where the kernel says which boot this is: [`BOOT_ID`]. Hosts that share a kernel have a file each.
+    pub boot_id: PathBuf,
 }
 
 /// Runs the agent until SIGTERM or SIGINT. VMs go on. The future is boxed, so that it is compiled in this crate only.

@@ -181,7 +181,8 @@ impl Vm {
         self.observed(|seen| seen.qemu_has_ended())
     }
 
-    pub fn report(&self, stats: &[ExportStats]) -> VmReport {
+    /// `boot_id`: the host's; `stats`: what its volume server counted.
+    pub fn report(&self, boot_id: &str, stats: &[ExportStats]) -> VmReport {
         let volumes = self.spec.disks.iter().map(|disk| &disk.volume);
         let io = select_stats(stats, volumes);
         self.observed(|seen| {
@@ -190,6 +191,7 @@ impl Vm {
                 spec: self.spec.clone(),
                 status: seen.arrival.told(seen.status),
                 reason: seen.reason.clone(),
+                boot_id: boot_id.to_owned(),
                 qemu_pid: seen.process.map_or(0, |process| process.pid),
                 uptime_ms: live.map_or(0, |process| process.uptime_ms()),
                 vcpu_ms: live.map_or(0, |process| process.vcpu_ms()),

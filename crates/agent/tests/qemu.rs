@@ -95,6 +95,19 @@ fn a_qemu_that_is_killed_is_gone() {
 }
 
 #[test]
+fn a_reboot_is_told_with_the_vm_that_it_ended() {
+    let mut scene = scene(&["a"]);
+    let agent = &mut scene.agents[0];
+    let report = agent.put(&spec(1, false)).unwrap();
+    assert_eq!(report.boot_id, "boot-1");
+    agent.kill();
+    kill_9(report.qemu_pid);
+    agent.boot_anew("boot-2");
+    agent.run();
+    assert_eq!(agent.wait_for_status(VmStatus::Gone).boot_id, "boot-2");
+}
+
+#[test]
 fn a_migrated_vm_runs_there_and_no_more_here() {
     let scene = scene(&["a", "b"]);
     let (here, there) = (&scene.agents[0], &scene.agents[1]);

@@ -102,6 +102,9 @@ pub struct JobRecord {
     /// begins anew even if that host is back.
     #[serde(default)]
     pub leaving: Option<HostId>,
+    /// Which boot of its host the VM was last seen in; empty while it is not known.
+    #[serde(default)]
+    pub boot_id: String,
 }
 
 /// How much of a job's log is kept, and what of it is not any more.

@@ -77,6 +77,7 @@ impl LabDir {
             for dir in ["", "pool", "agent"] {
                 make_dir(&self.host(host).join(dir))?;
             }
+            std::fs::write(self.boot_id(host), "1\n").map_err(|e| Problem::internal(what(), e))?;
         }
         self.write("lab.json", file)
     }
@@ -90,6 +91,11 @@ impl LabDir {
             )
             .next("`perigee lab list` shows the labs")
         })
+    }
+
+    /// The hosts share a kernel. Whoever changes this file and kills a host's processes has rebooted it.
+    pub fn boot_id(&self, host: &HostId) -> PathBuf {
+        self.host(host).join("boot-id")
     }
 
     pub fn supervisor(&self) -> Option<Process> {

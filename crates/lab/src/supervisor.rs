@@ -235,6 +235,8 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         &format!("{address}:{NBD_PORT}"),
         "--controller",
         &format!("http://{}:{CONTROLLER_PORT}", definition.controller_address()),
+        "--boot-id",
+        &dir.boot_id(host).to_string_lossy(),
     ]);
     if let Some(kernel) = &definition.probe_kernel {
         args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));

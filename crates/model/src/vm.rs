@@ -46,6 +46,9 @@ pub struct HostReport {
     #[serde(default)]
     pub cpu_model: String,
     pub qemu_version: String,
+    /// Another one after each boot of the host's kernel; empty when it is not known.
+    #[serde(default)]
+    pub boot_id: String,
     /// Plain words on what this host cannot do, for example "no cgroup v2 controllers: …".
     pub warnings: Vec<String>,
 }
@@ -109,6 +112,9 @@ pub struct VmReport {
     /// Why the status is what it is, where that needs words.
     #[serde(default)]
     pub reason: String,
+    /// The host's, as in [`HostReport::boot_id`].
+    #[serde(default)]
+    pub boot_id: String,
     pub qemu_pid: u32,
     /// Since this QEMU started.
     pub uptime_ms: u64,

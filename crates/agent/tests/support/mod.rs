@@ -231,7 +231,9 @@ impl Agent {
             controller: None,
             // No kernel: a probe of KVM fails at once and TCG is used.
             probe_kernel: Some(PathBuf::from("/dev/null")),
+            boot_id: dir.join(format!("{name}-boot-id")),
         };
+        std::fs::write(&config.boot_id, "boot-1\n").unwrap();
         let client = Client::new(&agent_url, PATIENCE).unwrap();
         let mut agent = Self { config, runtime: None, client, here: Runtime::new().unwrap() };
         agent.run();
@@ -246,6 +248,11 @@ impl Agent {
             let report = self.here.block_on(self.client.get::<serde_json::Value>("/v1/host"));
             report.map_err(|e| e.to_string())
         });
+    }
+
+    /// What the kernel says after a reboot.
+    pub fn boot_anew(&self, boot_id: &str) {
+        std::fs::write(&self.config.boot_id, boot_id).unwrap();
     }
 
     pub fn kill(&mut self) {

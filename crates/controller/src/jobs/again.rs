@@ -8,6 +8,7 @@
 
 use perigee_model::job::{HostState, Restart, Start};
 use perigee_model::states::JobEvent;
+use perigee_model::vm::HostReport;
 use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
@@ -28,6 +29,8 @@ pub enum Loss {
     Silent,
     /// By a person, for good.
     Removed,
+    /// Its kernel booted anew: the VM is gone, the volumes are there.
+    Rebooted,
 }
 
 /// What becomes of a job whose host is gone.
@@ -45,16 +48,19 @@ pub enum Fate {
 pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     let or_wait = |why: &str| match loss {
         Loss::Removed => Fate::Fail(format!("host {host} was removed: {why}")),
+        Loss::Rebooted => Fate::Fail(format!("host {host} rebooted: {why}")),
         Loss::Silent => Fate::Wait(why.to_owned()),
     };
+    let is_back = loss == Loss::Rebooted;
     if record.ending.is_some() {
         return Fate::Wait("it ends".to_owned());
     }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    if let Some(disk) = disks.find(|disk| !disk.temporary && disk.home == *host) {
+    let kept_there = disks.find(|disk| !disk.temporary && disk.home == *host);
+    if let Some(disk) = kept_there.filter(|_| !is_back) {
         return or_wait(&format!("the job uses volume {}, which is there", disk.volume));
     }
-    if record.job.spec.start == Start::Host(host.clone()) {
+    if record.job.spec.start == Start::Host(host.clone()) && !is_back {
         return or_wait("the job's file has it start there");
     }
     let never_started = record.job.started_ms.is_none();
@@ -81,11 +87,28 @@ impl Run {
         match fate(&self.record.value, &lost, loss) {
             Fate::Wait(_) => return Ok(None),
             Fate::Fail(why) => self.end(Ending::Failed, why).await?,
-            Fate::Again => {
-                self.record.value.leaving = Some(host.clone());
-                self.record.save().await?;
-                self.begin_anew(&host).await?;
-            }
+            Fate::Again => self.leave(&host).await?,
+        }
+        Ok(Some(Step::Again))
+    }
+
+    async fn leave(&mut self, host: &HostId) -> Result<(), Problem> {
+        self.record.value.leaving = Some(host.clone());
+        self.record.save().await?;
+        self.begin_anew(host).await
+    }
+
+    /// The VM is not at its host any more: `Some` when that is because the host's kernel booted anew.
+    pub(super) async fn leave_rebooted_host(&mut self) -> Result<Option<Step>, Problem> {
+        let host = self.host()?;
+        let report: HostReport = host.agent.get("/v1/host").await?;
+        let before = &self.record.value.boot_id;
+        if before.is_empty() || report.boot_id.is_empty() || report.boot_id == *before {
+            return Ok(None);
+        }
+        match fate(&self.record.value, &host.id, Loss::Rebooted) {
+            Fate::Wait(why) | Fate::Fail(why) => self.end(Ending::Failed, why).await?,
+            Fate::Again => self.leave(&host.id).await?,
         }
         Ok(Some(Step::Again))
     }
@@ -122,6 +145,7 @@ impl Run {
         }
         record.placement = None;
         record.vm_started = false;
+        record.boot_id.clear();
         record.last_seq = 0;
         record.finished = None;
         record.left = None;

@@ -69,6 +69,7 @@ impl Run {
             }
             Err(problem) => return Err(problem),
         };
+        self.note_boot(&report).await?;
         let has_news = report.last_seq > self.record.value.last_seq;
         let figures_due =
             self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
@@ -102,6 +103,16 @@ impl Run {
             self.consider(moving).await?;
         }
         self.pause()
+    }
+
+    /// Of a VM that is there. After a reboot its agent may not know at once that it is not.
+    async fn note_boot(&mut self, report: &VmReport) -> Result<(), Problem> {
+        let is_there = !matches!(report.status, VmStatus::Starting | VmStatus::Gone);
+        if is_there && self.record.value.boot_id != report.boot_id {
+            self.record.value.boot_id.clone_from(&report.boot_id);
+            self.record.save().await?;
+        }
+        Ok(())
     }
 
     /// The VM's source was removed: its migration tells where the job goes on.
@@ -159,6 +170,7 @@ impl Run {
         disks::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
         let report: VmReport = host.agent_slow.put(&format!("/v1/vms/{}", spec.vm), &spec).await?;
         self.record.value.vm_started = true;
+        self.record.value.boot_id.clone_from(&report.boot_id);
         self.read_figures(&report).await?;
         self.record.save().await?;
         Ok(Step::Again)
@@ -197,6 +209,9 @@ impl Run {
 
     /// The VM is not there any more, and the job's command did not end.
     async fn lost(&mut self, why: &str) -> Result<Step, Problem> {
+        if let Some(step) = self.leave_rebooted_host().await? {
+            return Ok(step);
+        }
         let host = self.host()?;
         let path = format!("/v1/vms/{}/console", vm_of(&self.id));
         let console = host.agent.get_bytes(&path).await.unwrap_or_default();

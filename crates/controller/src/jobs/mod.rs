@@ -93,6 +93,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         restarts: 0,
         avoid: Vec::new(),
         leaving: None,
+        boot_id: String::new(),
     }
 }
 

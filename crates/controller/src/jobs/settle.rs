@@ -73,6 +73,7 @@ impl Run {
             record.leaving = Some(to.clone());
         }
         record.job.host = Some(to);
+        record.boot_id.clear();
         record.settled = moved.number;
         record.moves += 1;
         self.record.save().await

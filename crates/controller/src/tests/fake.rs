@@ -60,6 +60,8 @@ pub struct Inside {
     pub hangs: bool,
     /// As an agent of before: it tells no changes.
     pub tells_nothing: bool,
+    /// How often its kernel was booted before.
+    pub reboots: u32,
     /// KVM on such a processor; otherwise TCG.
     pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
@@ -137,6 +139,20 @@ impl FakeHost {
         migration.transferred_bytes = 1 << 20;
     }
 
+    /// Its kernel boots once more. Without its files the agent does not know the VMs of before.
+    pub fn reboot(&self, keeps_files: bool) {
+        let mut inside = self.inside();
+        inside.reboots += 1;
+        let boot_id = inside.boot_id();
+        if !keeps_files {
+            inside.vms.clear();
+        }
+        for vm in inside.vms.values_mut() {
+            vm.report.status = VmStatus::Gone;
+            vm.report.boot_id.clone_from(&boot_id);
+        }
+    }
+
     /// The VM's state comes in; the guest's next message has this number.
     pub fn arrive(&self, vm: &VmId, last_seq: u64) {
         let mut inside = self.inside();
@@ -194,7 +210,10 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let kvm_on = inside.lock().expect("lock").kvm_on.clone();
+    let (kvm_on, boot_id) = {
+        let inside = inside.lock().expect("lock");
+        (inside.kvm_on.clone(), inside.boot_id())
+    };
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
         site: SiteId::new("any").expect("name"),
@@ -205,6 +224,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         accelerator: if kvm_on.is_some() { Accelerator::Kvm } else { Accelerator::Tcg },
         cpu_model: kvm_on.unwrap_or_default(),
         qemu_version: "7.2".into(),
+        boot_id,
         warnings: Vec::new(),
     }))
 }
@@ -238,6 +258,10 @@ async fn changes(
 }
 
 impl Inside {
+    fn boot_id(&self) -> String {
+        format!("boot-{}", self.reboots)
+    }
+
     fn changes(&mut self, after: u64) -> VmChanges {
         let present: Vec<VmId> = self.vms.keys().cloned().collect();
         for vm in &present {
@@ -283,7 +307,7 @@ async fn put_vm(
         let own = here.filter(|_| spec.arrives_by.is_none() && !disk.read_only);
         assert!(own.is_none_or(|v| v.info.epoch == disk.epoch), "{} has an old epoch", disk.volume);
     }
-    let report = report_of(spec);
+    let report = VmReport { boot_id: inside.boot_id(), ..report_of(spec) };
     *inside.starts.entry(vm.clone()).or_default() += 1;
     inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
     Ok(Json(report))
@@ -294,6 +318,7 @@ pub fn report_of(spec: VmSpec) -> VmReport {
     VmReport {
         status: if spec.arrives_by.is_some() { VmStatus::Incoming } else { VmStatus::Running },
         reason: String::new(),
+        boot_id: String::new(),
         qemu_pid: 1,
         uptime_ms: 0,
         vcpu_ms: 0,

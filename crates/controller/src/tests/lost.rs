@@ -1,9 +1,12 @@
 //! Hosts that a person gives up, with what was there.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, Job, JobSpec, JobState, JobVolume, MigrationState, NewVolume};
+use perigee_model::job::{
+    Access, Job, JobSpec, JobState, JobVolume, MigrationState, NewVolume, Restart,
+};
+use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
-use perigee_model::{ProblemKind, VolumeName};
+use perigee_model::{JobId, ProblemKind, VolumeName};
 
 use super::fake::FakeHost;
 use super::gone::{ends_anew, restarting, second_home, up};
@@ -148,4 +151,42 @@ async fn a_job_that_cannot_leave_a_silent_host_says_why() {
     assert!(!job.state.is_final() && job.reason.contains("restart"), "{}", job.reason);
     up(&lab, &lab.home).await;
     lab.wait_for_job(&id, "at work again", |job| job.reason.is_empty()).await;
+}
+
+/// A job that runs at `home1`.
+async fn running_at_home(restart: Restart) -> (Lab, JobId) {
+    let lab = Lab::up().await;
+    let id = lab.submit(JobSpec { restart, ..spec(Access::Write) }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    lab.home.say(&vm_of(&id), GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (lab, id)
+}
+
+/// It never counts as away: the host is back at once.
+#[tokio::test]
+async fn a_reboot_of_the_host_is_a_host_failure() {
+    for keeps_files in [true, false] {
+        let (lab, id) = running_at_home(Restart::OnHostFailure).await;
+        let before = epoch(&lab.cloud);
+        lab.home.reboot(keeps_files);
+        ends_anew(&lab, [&lab.home, &lab.cloud], &id).await;
+        assert!(epoch(&lab.cloud) > before);
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_may_not_restart_names_the_reboot_of_its_host() {
+    let (lab, id) = running_at_home(Restart::Never).await;
+    lab.home.reboot(true);
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(job.reason.contains("home1 rebooted"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_qemu_that_ended_by_itself_is_no_host_failure() {
+    let (lab, id) = running_at_home(Restart::OnHostFailure).await;
+    lab.home.inside().vms.get_mut(&vm_of(&id)).expect("VM").report.status = VmStatus::Gone;
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(job.reason.contains("its QEMU is gone"), "{}", job.reason);
 }

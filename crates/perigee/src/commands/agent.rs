@@ -44,6 +44,9 @@ pub struct RunArgs {
     /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
     probe_kernel: Option<PathBuf>,
+    /// What says that this host has booted anew; hosts that share a kernel need a file each
+    #[arg(long, default_value = perigee_agent::BOOT_ID, value_name = "FILE")]
+    boot_id: PathBuf,
 }
 
 pub async fn run(verb: Verb) -> Result<(), Problem> {
@@ -61,6 +64,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         agent_url,
         controller: args.controller,
         probe_kernel: args.probe_kernel,
+        boot_id: args.boot_id,
     })
     .await
 }
