@@ -54,6 +54,7 @@ lint: setup
 	cargo fmt --all --check
 	PATH=$$(scripts/tools):$$PATH cargo deny --locked check bans licenses sources
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo check --locked --quiet --manifest-path fuzz/Cargo.toml --target-dir target
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
 ## One of experiments/: its results.json and report.html, from the code beside them. QUICK=1 only shows that it works

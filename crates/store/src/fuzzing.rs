@@ -229,7 +229,7 @@ fn change_bytes(path: &Path, input: &mut Input<'_>) {
 }
 
 fn change_rows(path: &Path, input: &mut Input<'_>) {
-    const COLUMNS: [(&str, &str); 18] = [
+    const COLUMNS: [(&str, &str); 19] = [
         ("layers", "id"),
         ("layers", "size_bytes"),
         ("layers", "parent"),
