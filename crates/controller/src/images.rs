@@ -1,18 +1,22 @@
 //! The cluster's images: one name, one layer. The name is taken in the store before any host makes anything,
 //! and copies are made by the layer's UUID and compared with its checksums by the volume servers. A
 //! host can use a copy at once: what it has not yet is read from the host it came from.
+//!
+//! An import stands in the store until its host has said what became of it. One whose answer is lost is
+//! asked for again with the same layer, which makes it once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
-use perigee_model::job::{ClusterImage, NewImage};
+use perigee_model::job::{ClusterImage, HostState, NewImage};
 use perigee_model::volume::{CopyImage, ImageInfo, ImportImage, Keep, Snapshot};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use uuid::Uuid;
 
 use crate::catalog::{self, or_silent, reachable, roomiest};
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{ImageRecord, image_key};
+use crate::records::{ImageRecord, PendingImport, image_key};
 
 /// An image at one host.
 struct Found {
@@ -98,12 +102,8 @@ fn missing_bytes(info: &ImageInfo) -> u64 {
 ///
 /// # Errors
 /// `Conflict` when it is taken, also by an import that is under way.
-async fn take_name(
-    cluster: &Cluster,
-    what: &str,
-    name: &ImageName,
-    layer: Option<LayerId>,
-) -> Result<(), Problem> {
+async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Result<(), Problem> {
+    let name = &record.name;
     let at: Vec<String> = found(cluster)
         .await
         .into_iter()
@@ -114,8 +114,7 @@ async fn take_name(
         let why = format!("there is an image of this name at {}", at.join(", "));
         return Err(Problem::conflict(what, why).next("choose another name, or delete it first"));
     }
-    let record = ImageRecord { name: name.clone(), layer };
-    if !cluster.records.create(&image_key(name), &record).await? {
+    if !cluster.records.create(&image_key(name), record).await? {
         let why =
             "the name is taken: by an image of a host that is away, or by one that is being made";
         return Err(Problem::conflict(what, why)
@@ -148,7 +147,7 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
 async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(), Problem> {
     let record = |old: Option<ImageRecord>| {
         let layer = old.and_then(|record| record.layer).unwrap_or(layer);
-        ImageRecord { name: name.clone(), layer: Some(layer) }
+        ImageRecord { name: name.clone(), layer: Some(layer), import: None }
     };
     let kept = cluster.records.update(&image_key(name), record).await?;
     if kept.layer == Some(layer) {
@@ -163,23 +162,86 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
         Some(host) => reachable(cluster, host)?,
         None => roomiest(cluster).await?,
     };
-    let layer = LayerId(Uuid::new_v4());
-    take_name(cluster, &format!("import image {}", new.name), &new.name, Some(layer)).await?;
-    let ask = ImportImage { name: new.name.clone(), source: new.source, layer: Some(layer) };
-    if let Err(problem) = first.volume_slow.post::<ImageInfo>("/v1/images", &ask).await {
-        // An answer that got lost may hide an image: then the name stays taken.
+    let what = format!("import image {}", new.name);
+    let Some(_importing) = cluster.index.begin_import(&new.name) else {
+        return Err(Problem::conflict(what, "an import of this name is under way")
+            .next("wait for it: `perigee image list` shows what there is"));
+    };
+    let import = PendingImport { host: first.id.clone(), source: new.source };
+    let layer = Some(LayerId(Uuid::new_v4()));
+    let record = ImageRecord { name: new.name.clone(), layer, import: Some(import) };
+    take_name(cluster, &what, &record).await?;
+    finish_import(cluster, &first, record).await.map_err(|problem| match problem.kind {
+        ProblemKind::Unavailable => problem.next(format!(
+            "the import goes on when host {} answers, and `perigee image list` shows it then; to \
+             give it up: perigee image delete {}",
+            first.id, new.name
+        )),
+        _ => problem,
+    })?;
+    image(cluster, &new.name).await
+}
+
+/// Asks the host for the image until it is known what became of it: the layer is in the record, so it is
+/// made once. An import that cannot be done gives the name back.
+async fn finish_import(
+    cluster: &Cluster,
+    host: &HostLink,
+    record: ImageRecord,
+) -> Result<(), Problem> {
+    let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
+    let (name, key) = (&record.name, image_key(&record.name));
+    let ask = ImportImage { name: name.clone(), source: import.source.clone(), layer: Some(layer) };
+    if let Err(problem) = host.volume_slow.post::<ImageInfo>("/v1/images", &ask).await {
         if problem.kind != ProblemKind::Unavailable {
-            cluster.records.remove(&image_key(&new.name)).await?;
+            cluster.records.remove(&key).await?;
         }
         return Err(problem);
     }
-    for host in cluster.hosts.up().iter().filter(|host| host.id != first.id) {
-        if let Err(problem) = copy(&first, host, &new.name, layer).await {
+    cluster.records.put(&key, &ImageRecord { import: None, ..record.clone() }).await?;
+    for other in cluster.hosts.up().iter().filter(|other| other.id != host.id) {
+        if let Err(problem) = copy(host, other, name, layer).await {
             // It gets its copy when it first needs one.
-            tracing::warn!("host {} has no copy of image {} yet: {problem}", host.id, new.name);
+            tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
         }
     }
-    image(cluster, &new.name).await
+    Ok(())
+}
+
+/// Goes on with imports whose answers were lost, again and again.
+pub async fn settle_imports(cluster: Arc<Cluster>) {
+    loop {
+        match cluster.records.list::<ImageRecord>("images/").await {
+            Ok(records) => {
+                let pending = records.into_iter().filter(|record| record.import.is_some());
+                join_all(pending.map(|record| settle_import(&cluster, record.name))).await;
+            }
+            Err(problem) => tracing::warn!("look for imports: {problem}"),
+        }
+        tokio::time::sleep(cluster.timing.monitor).await;
+    }
+}
+
+async fn settle_import(cluster: &Cluster, name: ImageName) {
+    // Somebody waits for it, and does the same.
+    let Some(_importing) = cluster.index.begin_import(&name) else { return };
+    let settled = async {
+        let key = image_key(&name);
+        let record = cluster.records.read::<ImageRecord>(&key).await?;
+        let pending = record.and_then(|record| Some((record.import.clone()?.host, record)));
+        let Some((host, record)) = pending else { return Ok(()) };
+        match cluster.hosts.get(&host) {
+            Ok(link) if cluster.hosts.state(&host) == HostState::Up => {
+                finish_import(cluster, &link, record).await
+            }
+            Ok(_) => Ok(()),
+            // The host was removed, and the image with it.
+            Err(_) => cluster.records.remove(&key).await,
+        }
+    };
+    if let Err(problem) = settled.await {
+        tracing::warn!("image {name}: {problem}");
+    }
 }
 
 async fn copy(
@@ -238,6 +300,11 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
             return Err(Problem::conflict(format!("delete image {name}"), why));
         }
     }
+    let Some(_importing) = cluster.index.begin_import(name) else {
+        let why = "an import of it is under way";
+        return Err(Problem::conflict(format!("delete image {name}"), why)
+            .next("try again when it has ended"));
+    };
     let is_taken = cluster.records.read::<ImageRecord>(&image_key(name)).await?.is_some();
     let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);
@@ -269,7 +336,8 @@ pub async fn snapshot(
 ) -> Result<ClusterImage, Problem> {
     let home = reachable(cluster, &catalog::find(cluster, volume).await?.home)?;
     let what = format!("snapshot volume {volume} as {}", ask.image);
-    take_name(cluster, &what, &ask.image, None).await?;
+    let record = ImageRecord { name: ask.image.clone(), layer: None, import: None };
+    take_name(cluster, &what, &record).await?;
     let path = format!("/v1/volumes/{volume}/snapshot");
     match home.volume_slow.post::<ImageInfo>(&path, ask).await {
         Ok(info) => {

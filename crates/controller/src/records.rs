@@ -57,6 +57,16 @@ pub struct ImageRecord {
     pub name: ImageName,
     /// `None` while it is being made of a volume.
     pub layer: Option<LayerId>,
+    /// Until its host has said what became of the import.
+    #[serde(default)]
+    pub import: Option<PendingImport>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingImport {
+    pub host: HostId,
+    /// As the host's volume server reads it.
+    pub source: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Timing, Wanted};
 use crate::records::job_intent_key;
-use crate::{cleaner, hosts, jobs, links, migration, scheduler, watching};
+use crate::{cleaner, hosts, images, jobs, links, migration, scheduler, watching};
 
 /// Before a driver that failed is started again; doubled each time up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -62,6 +62,7 @@ impl Supervisor {
         supervisor.spawn(links::run(Arc::clone(cluster)));
         supervisor.spawn(scheduler::run(Arc::clone(cluster)));
         supervisor.spawn(cleaner::run(Arc::clone(cluster)));
+        supervisor.spawn(images::settle_imports(Arc::clone(cluster)));
         supervisor.spawn(jobs::collect_bundles(Arc::clone(cluster)));
         Ok(supervisor)
     }

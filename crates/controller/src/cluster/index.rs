@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_model::job::{Access, JobState, MigrationState};
 use perigee_model::plan::Plan;
-use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
+use perigee_model::{HostId, ImageName, JobId, Problem, VmId, VolumeName};
 use perigee_planner::queue::{Demand, VolumeUse};
 use tokio::sync::Notify;
 
@@ -60,6 +60,8 @@ enum Held {
     Detachment(HostId, VolumeName),
     /// By the cleanup's key.
     Cleanup(String),
+    /// The image is imported or deleted.
+    Import(ImageName),
     /// A migration of the VM to the host is being recorded.
     Move(VmId, HostId),
 }
@@ -329,7 +331,15 @@ impl Index {
 
     /// While one cleanup is worked on; `None` when somebody else does.
     pub fn begin_cleanup(&self, key: &str) -> Option<Hold<'_>> {
-        let held = Held::Cleanup(key.to_owned());
+        self.hold_alone(Held::Cleanup(key.to_owned()))
+    }
+
+    /// While an image is imported or deleted; `None` when somebody else does.
+    pub fn begin_import(&self, name: &ImageName) -> Option<Hold<'_>> {
+        self.hold_alone(Held::Import(name.clone()))
+    }
+
+    fn hold_alone(&self, held: Held) -> Option<Hold<'_>> {
         let mut inner = self.lock();
         if inner.held.contains(&held) {
             return None;

@@ -56,6 +56,10 @@ pub struct Inside {
     /// What it was asked to copy.
     pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
+    /// Imports are made and their answers lost.
+    pub loses_answers: bool,
+    /// Every import is refused.
+    pub refuses_imports: bool,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
     /// As an agent of before: it tells no changes.
@@ -442,7 +446,17 @@ async fn import_image(State(inside): Shared, Json(new): Json<ImportImage>) -> Re
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     let layer = new.layer.expect("the controller names the layer");
     let info = ImageInfo { name: new.name.clone(), layer, ..image() };
-    inside.lock().expect("lock").images.insert(new.name, info.clone());
+    let mut inside = inside.lock().expect("lock");
+    if inside.refuses_imports {
+        return Err(Problem::not_found("import", "there is no such file").into());
+    }
+    if let Some(present) = inside.images.get(&new.name) {
+        assert_eq!(present.layer, layer, "an import that is asked for again has the same layer");
+    }
+    inside.images.insert(new.name, info.clone());
+    if inside.loses_answers {
+        return Err(Problem::unavailable("import", "the answer is lost").into());
+    }
     Ok(Json(info))
 }
 

@@ -129,3 +129,47 @@ async fn an_image_is_deleted_only_when_every_host_answers() {
     .await;
     assert!(!lab.cloud.inside().images.contains_key(&name("db")));
 }
+
+#[tokio::test]
+async fn an_import_whose_answer_is_lost_is_done_all_the_same() {
+    let mut lab = Lab::up().await;
+    lab.home.inside().loses_answers = true;
+    let new = NewImage { name: name("db"), source: "/a".into(), host: Some(lab.home.id.clone()) };
+    let lost = images::import(&lab.cluster, new).await.expect_err("no answer");
+    assert_eq!(lost.kind, ProblemKind::Unavailable);
+    lab.supervisor.stop().await;
+    lab.home.inside().loses_answers = false;
+    lab.home.inside().images.remove(&name("db"));
+    lab.start_controller(super::TIMING).await;
+    // Whether it was made or not, it is asked for again.
+    wait_for("the image", async || {
+        images::image(&lab.cluster, &name("db")).await.ok().filter(|i| i.hosts.len() == 2)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_import_that_cannot_be_done_any_more_frees_its_name() {
+    let lab = Lab::up().await;
+    lab.home.inside().loses_answers = true;
+    let host = Some(lab.home.id.clone());
+    let new =
+        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    images::import(&lab.cluster, new("/a")).await.expect_err("no answer");
+    {
+        let mut inside = lab.home.inside();
+        inside.images.remove(&name("db"));
+        (inside.loses_answers, inside.refuses_imports) = (false, true);
+    }
+    wait_for("the name to be free", async || {
+        let key = crate::records::image_key(&name("db"));
+        let record = lab.cluster.records.read::<crate::records::ImageRecord>(&key);
+        record.await.expect("read").is_none().then_some(())
+    })
+    .await;
+    lab.home.inside().refuses_imports = false;
+    wait_for("the name to be taken again", async || {
+        images::import(&lab.cluster, new("/b")).await.ok()
+    })
+    .await;
+}
