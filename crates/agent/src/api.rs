@@ -84,8 +84,17 @@ async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply
     }))
 }
 
-async fn report(State(vms): Shared, Path(vm): Path<String>) -> Reply<VmReport> {
-    let vm = vms.get(&id(&vm)?)?;
+/// Without a wait at once; with one, when the VM has news or is no more.
+async fn report(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Query(query): Query<ChangesQuery>,
+) -> Reply<VmReport> {
+    let (id, wait) = (id(&vm)?, Duration::from_millis(query.wait_ms));
+    let vm = vms.get(&id)?;
+    vms.host.changes.wait_until(wait, || vm.changed_since(query.after)).await;
+    // It may have been deleted meanwhile, or another one started.
+    let vm = vms.get(&id)?;
     Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
 }
 

@@ -27,14 +27,12 @@ impl Changes {
         *self.last.borrow()
     }
 
-    /// Something changed; gives its number.
-    pub fn note(&self) -> u64 {
-        let mut number = 0;
+    /// Something changed. Whoever sees its number also sees what `keep` did with it.
+    fn note_with(&self, keep: impl FnOnce(u64)) {
         self.last.send_modify(|last| {
             *last += 1;
-            number = *last;
+            keep(*last);
         });
-        number
     }
 
     /// Waits for a change after this one, or for the time to be over.
@@ -43,6 +41,13 @@ impl Changes {
         let newer = last.wait_for(|last| *last > after);
         // The sender lives as long as this; a wait that is over is no error.
         drop(tokio::time::timeout(at_most.min(WAIT_MAX), newer).await);
+    }
+
+    /// Waits until a change makes this true, or for the time to be over.
+    pub async fn wait_until(&self, at_most: Duration, is_due: impl Fn() -> bool) {
+        let mut last = self.last.subscribe();
+        let due = last.wait_for(|_| is_due());
+        drop(tokio::time::timeout(at_most.min(WAIT_MAX), due).await);
     }
 }
 
@@ -55,16 +60,22 @@ pub struct Changed {
 
 impl Changed {
     pub fn new(all: Arc<Changes>) -> Self {
-        let last = AtomicU64::new(all.note());
-        Self { all, last }
+        let changed = Self { all, last: AtomicU64::new(0) };
+        changed.note();
+        changed
     }
 
     pub fn note(&self) {
-        self.last.fetch_max(self.all.note(), Ordering::SeqCst);
+        self.all.note_with(|number| self.last.store(number, Ordering::SeqCst));
+    }
+
+    /// The number of the last change.
+    pub fn last(&self) -> u64 {
+        self.last.load(Ordering::SeqCst)
     }
 
     pub fn since(&self, revision: u64) -> bool {
-        self.last.load(Ordering::SeqCst) > revision
+        self.last() > revision
     }
 }
 
@@ -88,6 +99,40 @@ mod tests {
             .expect("waited 20 s for the change")
             .expect("no panic");
         assert!(vm.since(before) && all.now() > before);
+    }
+
+    /// The number was told before the VM had it: who then asked for later ones never heard of it.
+    #[test]
+    fn a_change_whose_number_is_told_is_known_to_be_of_its_vm() {
+        let all = Arc::new(Changes::new());
+        let vm = Changed::new(Arc::clone(&all));
+        let end = all.now() + 20_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| (all.now()..end).for_each(|_| vm.note()));
+            while all.now() < end {
+                let told = all.now();
+                assert!(vm.since(told - 1), "change {told} is of no VM");
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn a_wait_for_one_vm_ends_with_its_change_and_not_with_another() {
+        let all = Arc::new(Changes::new());
+        let [one, other] = [(); 2].map(|()| Arc::new(Changed::new(Arc::clone(&all))));
+        let before = one.last();
+        let waiting = tokio::spawn({
+            let (all, one) = (Arc::clone(&all), Arc::clone(&one));
+            async move { all.wait_until(Duration::from_secs(30), || one.since(before)).await }
+        });
+        other.note();
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        one.note();
+        tokio::time::timeout(Duration::from_secs(20), waiting)
+            .await
+            .expect("waited 20 s for the change")
+            .expect("no panic");
     }
 
     #[tokio::test]

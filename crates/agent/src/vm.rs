@@ -153,6 +153,11 @@ impl Vm {
         self.changed.since(revision)
     }
 
+    /// It was taken from the list: whoever waits for news of it is answered.
+    pub fn is_no_more(&self) {
+        self.changed.note();
+    }
+
     /// The VM's status after an event. One that is not possible is a fault of ours: it is logged,
     /// and changes nothing.
     pub fn take(&self, event: VmEvent, qemu_says: &str) {
@@ -185,6 +190,8 @@ impl Vm {
     pub fn report(&self, boot_id: &str, stats: &[ExportStats]) -> VmReport {
         let volumes = self.spec.disks.iter().map(|disk| &disk.volume);
         let io = select_stats(stats, volumes);
+        // Before anything is read: what changes meanwhile is told the next time.
+        let revision = self.changed.last();
         self.observed(|seen| {
             let live = seen.process.filter(|process| !process.has_ended());
             VmReport {
@@ -200,6 +207,7 @@ impl Vm {
                 migration: seen.migration.clone(),
                 resume_us: seen.moments.resume_us(),
                 last_seq: self.log.last_seq(),
+                revision,
                 io,
             }
         })

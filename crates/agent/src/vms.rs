@@ -111,7 +111,7 @@ impl Vms {
         let failed = result.is_err();
         if failed {
             self.with(|all| all.remove(vm.id()));
-            self.host.changes.note();
+            vm.is_no_more();
         }
         // Whoever asked may have gone.
         let _ = started.send(result);
@@ -123,7 +123,7 @@ impl Vms {
     async fn look_after(self: Arc<Self>, vm: Arc<Vm>, owner: Owner) {
         let farewell = owner.run().await;
         self.with(|all| all.remove(vm.id()));
-        self.host.changes.note();
+        vm.is_no_more();
         // Whoever asked may have gone.
         match farewell {
             Farewell::Nobody => {}

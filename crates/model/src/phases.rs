@@ -40,7 +40,8 @@ pub struct Phases {
 pub struct Prepare {
     /// Issuing a new writer epoch for each disk, at the disks' homes.
     pub epochs_ms: u64,
-    /// Making the disks reachable at the destination.
+    /// Making the disks reachable at the destination: so much longer than issuing the epochs, which is
+    /// done at the same time.
     pub attach_ms: u64,
     /// From asking for the destination's QEMU until it listens.
     pub qemu_ms: u64,

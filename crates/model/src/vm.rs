@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | `GET /host` | | [`HostReport`] |
 //! | `GET /vms`, `GET /vms/{vm}` | | [`VmReport`] |
+//! | `GET /vms/{vm}?after=N&wait_ms=MS` | | [`VmReport`], as soon as it has a [`VmReport::revision`] above N or the VM is gone, at the latest after that time |
 //! | `GET /changes?after=N&wait_ms=MS` | | [`VmChanges`], as soon as there are any, at the latest after that time |
 //! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing |
 //! | `DELETE /vms/{vm}` | | stops QEMU at once and forgets the VM; deleting what is not there succeeds |
@@ -135,6 +136,10 @@ pub struct VmReport {
     pub resume_us: Option<u64>,
     /// The highest guest message stored here, 0 for none.
     pub last_seq: u64,
+    /// The number of its last change, for the next question's `after`; what only grows, like bytes
+    /// and times, is no change. 0 from an agent that does not number them.
+    #[serde(default)]
+    pub revision: u64,
     /// Figures of this host's volume server for the VM's disks, in the order of the spec.
     pub io: Vec<IoStats>,
 }

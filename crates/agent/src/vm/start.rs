@@ -16,7 +16,8 @@ use crate::{cgroup, files, process};
 
 /// QEMU opens its disks before it answers, and waits for the volume server for a while.
 const START_DEADLINE: Duration = Duration::from_secs(90);
-const LOOK_AGAIN: Duration = Duration::from_millis(30);
+/// To connect to a socket that is not there yet costs some microseconds.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A QEMU that answers.
 pub struct Started {

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
 use perigee_model::plan::Plan;
@@ -32,6 +33,8 @@ struct Inner {
     jobs: BTreeMap<JobId, Arc<JobRecord>>,
     /// Of the VMs of these jobs.
     migrations: BTreeMap<(VmId, u32), Arc<MigrationRecord>>,
+    /// The VMs among these whose last migration was aborted: its number, and when this was heard.
+    aborted: BTreeMap<VmId, (u32, Instant)>,
     /// The last that completed, of any job.
     past_moves: Vec<Arc<MigrationRecord>>,
     /// Queued jobs that may start, until their driver has recorded it.
@@ -141,6 +144,7 @@ impl Index {
         let before = if record.job.state.is_final() {
             if let Some(vm) = &record.job.vm {
                 inner.migrations.retain(|(of, _), _| of != vm);
+                inner.aborted.remove(vm);
             }
             inner.jobs.remove(id)
         } else {
@@ -169,6 +173,7 @@ impl Index {
         // Those of an ended job are of no use any more.
         if inner.job_of(vm).is_some() {
             inner.migrations.insert((vm.clone(), record.number), Arc::new(record.clone()));
+            inner.note_abort(vm, record.number, state);
         }
         drop(inner);
         if state.is_final() {
@@ -193,6 +198,12 @@ impl Index {
         let inner = self.lock();
         let of_vm = inner.migrations.range((vm.clone(), 0)..=(vm.clone(), u32::MAX));
         of_vm.map(|(_, record)| Arc::clone(record)).collect()
+    }
+
+    /// How long ago the VM's last migration was aborted, if the last one was. After a restart of the
+    /// controller the time counts from there.
+    pub fn since_abort(&self, vm: &VmId) -> Option<Duration> {
+        self.lock().aborted.get(vm).map(|(_, at)| at.elapsed())
     }
 
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
@@ -384,6 +395,18 @@ impl Index {
 }
 
 impl Inner {
+    fn note_abort(&mut self, vm: &VmId, number: u32, state: MigrationState) {
+        let last = self.aborted.get(vm).map(|(last, _)| *last);
+        if last.is_some_and(|last| last > number) {
+            return;
+        }
+        if state != MigrationState::Aborted {
+            self.aborted.remove(vm);
+        } else if last != Some(number) {
+            self.aborted.insert(vm.clone(), (number, Instant::now()));
+        }
+    }
+
     fn is_move_being_recorded(&self, vm: &VmId) -> bool {
         self.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm))
     }

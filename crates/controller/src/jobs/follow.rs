@@ -29,7 +29,7 @@ const COLLECT_MS_MAX: u64 = 20 * 60 * 1000;
 const COUNT_STORED_EVERY_MS: u64 = 10_000;
 
 /// After a migration that was aborted, the planner is asked again only later.
-const AFTER_ABORT_MS: u64 = 30_000;
+const AFTER_ABORT: Duration = Duration::from_secs(30);
 
 /// Lines of the console shown with a lost VM.
 const CONSOLE_LINES: usize = 12;
@@ -318,9 +318,8 @@ impl Run {
         if moving || !job.spec.may_migrate || job.state != JobState::Running {
             return Ok(());
         }
-        if let Some(aborted_ms) = migration::last_abort_ms(&self.cluster, &vm_of(&self.id))
-            && now_ms().saturating_sub(aborted_ms) < AFTER_ABORT_MS
-        {
+        let since_abort = self.cluster.index.since_abort(&vm_of(&self.id));
+        if since_abort.is_some_and(|since| since < AFTER_ABORT) {
             return Ok(());
         }
         let Some(Verdict::Move { to, reason, plan }) =

@@ -266,6 +266,12 @@ impl Inside {
         format!("boot-{}", self.reboots)
     }
 
+    fn numbered(&mut self, vm: &VmId) -> Option<VmReport> {
+        self.changes(0);
+        let revision = self.told.get(vm)?.0;
+        Some(VmReport { revision, ..self.vms.get(vm)?.report.clone() })
+    }
+
     fn changes(&mut self, after: u64) -> VmChanges {
         let present: Vec<VmId> = self.vms.keys().cloned().collect();
         for vm in &present {
@@ -286,9 +292,22 @@ impl Inside {
     }
 }
 
-async fn vm(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<VmReport> {
-    let inside = inside.lock().expect("lock");
-    inside.vms.get(&vm).map(|vm| Json(vm.report.clone())).ok_or_else(no_vm)
+/// As a real agent: with a wait, the answer comes when the VM has news.
+async fn vm(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Query(query): Query<BTreeMap<String, u64>>,
+) -> Reply<VmReport> {
+    let of = |name: &str| query.get(name).copied().unwrap_or(0);
+    let (after, wait) = (of("after"), Duration::from_millis(of("wait_ms")));
+    let begun = Instant::now();
+    loop {
+        let report = inside.lock().expect("lock").numbered(&vm).ok_or_else(no_vm)?;
+        if report.revision > after || begun.elapsed() >= wait {
+            return Ok(Json(report));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 async fn put_vm(
@@ -331,6 +350,7 @@ pub fn report_of(spec: VmSpec) -> VmReport {
         migration: None,
         resume_us: None,
         last_seq: 0,
+        revision: 0,
         io: spec.disks.iter().map(|_| IoStats::default()).collect(),
         spec,
     }

@@ -204,6 +204,8 @@ async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
     let aborted = |job: &Job| job.migrations[0].state == MigrationState::Aborted;
     let job = lab.wait_for_job(&id, "not moved", aborted).await;
     assert_eq!(job.migrations[0].error, "cancelled");
+    let since = lab.cluster.index.since_abort(&vm).expect("the planner waits for a while");
+    assert!(since < std::time::Duration::from_secs(3600));
     assert_eq!(job.host.as_ref(), Some(&lab.home.id));
     let again = migration::cancel(&lab.cluster, &vm).await.expect_err("none is under way");
     assert_eq!(again.kind, ProblemKind::Conflict);
@@ -248,6 +250,18 @@ async fn an_old_move_teaches_with_the_link_it_went_over() {
     lab.cluster.records.update(&key, faster).await.expect("the link of today");
     let now = planning::past_moves(&lab.cluster);
     assert_eq!((now[0].rate_bytes_per_s, now[0].rtt_ms), (50 << 20, then[0].rtt_ms));
+}
+
+/// The drivers look again only after an hour: what ends a migration is told to them.
+#[tokio::test]
+async fn the_end_of_a_migration_is_heard_when_it_comes_and_not_at_the_next_look() {
+    let (mut lab, id, vm) = copying().await;
+    lab.supervisor.stop().await;
+    let hour = std::time::Duration::from_secs(3600);
+    lab.start_controller(Timing { poll: hour, ..TIMING }).await;
+    switch(&lab, &vm);
+    let completed = |job: &Job| job.migrations[0].state == MigrationState::Completed;
+    lab.wait_for_job(&id, "at the destination", completed).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,143 @@
+//! Everything before the source is asked: epochs, attachments, and the QEMU that waits.
+//!
+//! In round trips: the homes issue epochs while the destination attaches the volumes (one), then its
+//! agent starts QEMU and answers when QEMU listens (one, and what QEMU needs to open its disks).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use perigee_model::Problem;
+use perigee_model::phases::Prepare;
+use perigee_model::vm::{Disk, EpochRaise, VmReport, VmSpec, VmStatus};
+
+use super::Run;
+use crate::cluster::{Cluster, HostLink};
+use crate::records::{MovePlan, PlacedDisk};
+use crate::{catalog, disks, jobs};
+
+/// From the destination's start until it listens.
+const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
+/// The longest question to a destination that does not listen yet; shorter than the client's deadline.
+const LISTEN_WAIT: Duration = Duration::from_secs(10);
+
+impl Run {
+    /// Everything before the source is asked, and how long each part took. Gives the destination's
+    /// word that it waits.
+    pub(super) async fn prepare(&mut self) -> Result<VmReport, Problem> {
+        let begun = Instant::now();
+        let placed = self.disks()?;
+        let attach = attach(Arc::clone(&self.cluster), self.destination()?, placed.clone());
+        let plan = async {
+            self.plan(&placed).await?;
+            Ok(begun.elapsed())
+        };
+        let (epochs, ()) = tokio::try_join!(plan, attach)?;
+        let both = begun.elapsed();
+        let report = self.start_destination().await?;
+        self.record.value.migration.phases.prepare = Some(Prepare {
+            epochs_ms: milliseconds(epochs),
+            attach_ms: milliseconds(both) - milliseconds(epochs),
+            qemu_ms: milliseconds(begun.elapsed()) - milliseconds(both),
+            begin_ms: 0,
+        });
+        Ok(report)
+    }
+
+    fn disks(&self) -> Result<Vec<PlacedDisk>, Problem> {
+        let job = jobs::of_vm(&self.cluster, &self.vm);
+        job.and_then(|job| job.placement.clone())
+            .map(|placement| placement.disks)
+            .ok_or_else(|| Problem::conflict(format!("move VM {}", self.vm), "its job has ended"))
+    }
+
+    /// A new epoch for every disk that the VM writes.
+    async fn plan(&mut self, placed: &[PlacedDisk]) -> Result<(), Problem> {
+        if self.record.value.plan.is_some() {
+            return Ok(());
+        }
+        let report: VmReport = self.source()?.agent.get(&self.path()).await?;
+        let arrives_by = Some(self.record.value.migration.id.clone());
+        let mut spec = VmSpec { arrives_by, ..report.spec };
+        let written = spec.disks.iter_mut().filter(|disk| !disk.read_only);
+        let raises = try_join_all(written.map(|disk| self.issue(disk, placed))).await?;
+        self.record.value.plan = Some(MovePlan { spec, raises });
+        self.record.save().await
+    }
+
+    /// Gives a disk its next epoch, issued at its volume's home.
+    async fn issue(&self, disk: &mut Disk, placed: &[PlacedDisk]) -> Result<EpochRaise, Problem> {
+        let placed =
+            placed.iter().find(|placed| placed.volume == disk.volume).ok_or_else(|| {
+                Problem::internal(format!("move VM {}", self.vm), "it has a disk of no job")
+            })?;
+        let home = catalog::reachable(&self.cluster, &placed.home)?;
+        let from = disk.epoch;
+        disk.epoch = disks::issue_epoch(&home, placed).await?;
+        Ok(EpochRaise {
+            volume: disk.volume.clone(),
+            volume_url: home.addresses.volume_url.clone(),
+            from,
+            to: disk.epoch,
+        })
+    }
+
+    pub(super) fn planned(&self) -> Result<&MovePlan, Problem> {
+        self.record.value.plan.as_ref().ok_or_else(|| {
+            Problem::internal(format!("move VM {}", self.vm), "its epochs are not issued")
+        })
+    }
+
+    /// Starts the QEMU that waits, and waits until it listens.
+    async fn start_destination(&mut self) -> Result<VmReport, Problem> {
+        let destination = self.destination()?;
+        let spec = self.planned()?.spec.clone();
+        let mut report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;
+        if self.record.value.io_before.is_empty() {
+            // Stored with what is stored next.
+            self.record.value.io_before.clone_from(&report.io);
+        }
+        let begun = Instant::now();
+        while report.incoming_uri.is_none() {
+            if report.status == VmStatus::Gone {
+                let why = format!("QEMU at {} ended: {}", destination.id, report.reason);
+                return Err(Problem::unavailable("start the destination", why));
+            }
+            if begun.elapsed() > LISTEN_DEADLINE {
+                let why = format!(
+                    "QEMU at {} did not listen within {} s",
+                    destination.id,
+                    LISTEN_DEADLINE.as_secs()
+                );
+                return Err(Problem::unavailable("start the destination", why));
+            }
+            let question = format!(
+                "{}?after={}&wait_ms={}",
+                self.path(),
+                report.revision,
+                LISTEN_WAIT.as_millis()
+            );
+            let asked = Instant::now();
+            report = destination.agent_wait.get(&question).await?;
+            // An agent that does not wait is not asked without a pause.
+            let poll = self.cluster.timing.poll;
+            if report.incoming_uri.is_none() && asked.elapsed() < poll {
+                tokio::time::sleep(poll).await;
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// Makes the disks reachable at the destination.
+async fn attach(
+    cluster: Arc<Cluster>,
+    destination: Arc<HostLink>,
+    placed: Vec<PlacedDisk>,
+) -> Result<(), Problem> {
+    disks::attach(&cluster, &placed, &destination.id).await
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,151 @@
+//! Migrations as people and the planner ask for them.
+
+use std::sync::Arc;
+
+use perigee_model::job::{Migration, MigrationState};
+use perigee_model::phases::Phases;
+use perigee_model::vm::LinkProbe;
+use perigee_model::{HostId, MigrationId, Problem, VmId};
+use perigee_planner::queue::Demand;
+
+use crate::cleaner;
+use crate::cluster::{Cluster, capacity, now_ms};
+use crate::records::{
+    JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, vm_of,
+};
+use crate::{catalog, links, planning};
+
+/// A migration somebody wants.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    pub to: HostId,
+    pub reason: String,
+    pub predicted_s: Option<f64>,
+    pub job_progress: Option<f64>,
+}
+
+/// Takes the room at the destination, records the migration and starts its driver.
+///
+/// # Errors
+/// `Conflict` when the VM cannot move now, `Unavailable` when the destination does not answer.
+pub async fn request(
+    cluster: &Arc<Cluster>,
+    job: &JobRecord,
+    wish: Wish,
+) -> Result<Migration, Problem> {
+    let vm = vm_of(&job.job.id);
+    let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {}", wish.to), why);
+    let refuse = |why: String| Err(refusal(why));
+    let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
+    if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
+        return refuse(format!("its job is {:?}", job.job.state).to_lowercase());
+    }
+    if job.leaving.is_some() {
+        return refuse("its job begins anew".into());
+    }
+    if from == wish.to {
+        return refuse("it is there already".into());
+    }
+    let earlier: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm)).await?;
+    if earlier.iter().any(|r| !r.migration.state.is_final() || r.number > job.settled) {
+        return refuse("it is being moved already".into());
+    }
+    // What it left goes to the cleaner in the job's next step.
+    if job.left.as_ref() == Some(&wish.to)
+        || cleaner::is_pending(cluster, &job.job.id, &wish.to).await?
+    {
+        let why = "what an earlier move left there is not removed yet";
+        return Err(refusal(why.into()).next("try again in some seconds"));
+    }
+    catalog::reachable(cluster, &wish.to)?;
+    planning::can_move(cluster, &from, &wish.to)?;
+    let Some(report) = cluster.hosts.report(&wish.to) else {
+        let what = format!("move VM {vm} to {}", wish.to);
+        return Err(Problem::unavailable(what, "the host has not reported yet"));
+    };
+    let number = earlier.last().map_or(1, |record| record.number + 1);
+    let link = links::toward(cluster, &from, &wish.to);
+    let record = new_record(&vm, number, from, wish, link)?;
+    // Not part of the request: one that is dropped leaves no migration without a driver.
+    let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
+    made.await.map_err(|e| Problem::internal(format!("move VM {vm}"), e))?
+}
+
+async fn begin(
+    cluster: Arc<Cluster>,
+    record: MigrationRecord,
+    total: Demand,
+) -> Result<Migration, Problem> {
+    let (vm, to) = (&record.migration.vm, &record.migration.to);
+    let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {to}"), why);
+    let _moving = cluster.index.begin_move(vm, to, total).map_err(refusal)?;
+    if !cluster.create_migration(&record).await? {
+        return Err(refusal("it is being moved already".to_owned()));
+    }
+    cluster.drive_migration(&record);
+    Ok(record.migration)
+}
+
+pub(crate) fn new_record(
+    vm: &VmId,
+    number: u32,
+    from: HostId,
+    wish: Wish,
+    link: Option<LinkProbe>,
+) -> Result<MigrationRecord, Problem> {
+    let id = MigrationId::new(format!("{vm}-m{number}"))
+        .map_err(|e| Problem::internal("name a migration", e))?;
+    let migration = Migration {
+        id,
+        vm: vm.clone(),
+        from,
+        to: wish.to,
+        state: MigrationState::Preparing,
+        reason: wish.reason,
+        error: String::new(),
+        started_ms: now_ms(),
+        ended_ms: None,
+        predicted_total_ms: wish.predicted_s.map(planning::milliseconds),
+        total_ms: 0,
+        downtime_ms: 0,
+        bytes: 0,
+        job_progress: wish.job_progress,
+        link,
+        phases: Phases::default(),
+        remaining_bytes: 0,
+        rate_bytes_per_s: 0,
+        dirty_bytes_per_s: 0,
+    };
+    Ok(MigrationRecord {
+        migration,
+        number,
+        plan: None,
+        asked_source: false,
+        io_before: Vec::new(),
+        watched_ms: 0,
+    })
+}
+
+/// Calls off the VM's migration, wherever it is: the VM stays at its source, unless it has arrived.
+///
+/// # Errors
+/// `Conflict` when none is under way.
+pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> {
+    let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+    let Some(record) = all.into_iter().next_back().filter(|r| !r.migration.state.is_final()) else {
+        let what = format!("cancel the migration of VM {vm}");
+        return Err(Problem::conflict(what, "none is under way"));
+    };
+    let cancel = |intent: Option<MigrationIntent>| MigrationIntent {
+        cancel: true,
+        ..intent.unwrap_or_default()
+    };
+    cluster.records.update(&migration_intent_key(vm, record.number), cancel).await?;
+    Ok(record.migration)
+}
+
+/// The VM's migrations, the oldest first.
+pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Vec<Migration>, Problem> {
+    let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
+    Ok(all.into_iter().map(|record| record.migration).collect())
+}

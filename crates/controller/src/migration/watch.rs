@@ -1,0 +1,329 @@
+//! From the request to the source until one of the agents says how the migration ended.
+//!
+//! Each agent has one open question, which it answers when the VM has news there: so an end is heard
+//! half a round trip after it happened. What was heard last of one agent may be older than what was
+//! heard of the other. That does no harm: what ends a migration ([`judge()`]) stays true once it was
+//! said, and everything else is asked of the agent that decides it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use perigee_model::job::MigrationState;
+use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
+use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
+use perigee_model::vm::{
+    CancelMigration, EndUnlessRan, MigrateOut, MigrationReport, VmReport, VmStatus,
+};
+use perigee_model::{HostId, Problem, ProblemKind};
+
+use super::{CANCELLED, Run};
+use crate::cluster::Cluster;
+
+/// A migration that takes longer does not converge: it is called off. The time while no controller
+/// looked does not count.
+const TOTAL_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// How long a question may stay open where no figures are wanted.
+const QUIET_WAIT: Duration = Duration::from_secs(10);
+
+/// So long after a question's time its answer must be there, or nothing is known of the agent.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A source that holds its guest because it cannot learn what became of it at a removed destination is
+/// given up after this time.
+const HELD_MAX: Duration = Duration::from_secs(30);
+
+/// How long the end of a migration waits for the destination to say that the VM runs.
+const RUN_DEADLINE: Duration = Duration::from_secs(3);
+
+/// What an agent says of the VM.
+enum Told {
+    Vm(Box<VmReport>),
+    NotThere,
+    NotKnown,
+    /// The host was removed: nobody is asked.
+    Removed,
+}
+
+impl Told {
+    fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Vm(report) => Seen::Vm(SeenVm {
+                status: report.status,
+                outgoing: self.outgoing().map(|own| (&own.migration, own.phase)),
+                arrives_by: report.spec.arrives_by.as_ref(),
+            }),
+            // Whatever still runs there loses its right to write before the job goes on.
+            Self::NotThere | Self::Removed => Seen::NotThere,
+            Self::NotKnown => Seen::NotKnown,
+        }
+    }
+
+    fn outgoing(&self) -> Option<&MigrationReport> {
+        match self {
+            Self::Vm(report) => report.migration.as_ref(),
+            Self::NotThere | Self::NotKnown | Self::Removed => None,
+        }
+    }
+
+    fn revision(&self) -> u64 {
+        match self {
+            Self::Vm(report) => report.revision,
+            Self::NotThere | Self::NotKnown | Self::Removed => 0,
+        }
+    }
+}
+
+/// One of the two agents: what it said last, and the question that is open.
+struct Ear {
+    host: HostId,
+    path: String,
+    /// Without news it is answered after this time.
+    wait: Duration,
+    told: Told,
+    open: Option<BoxFuture<'static, Told>>,
+}
+
+impl Ear {
+    fn new(host: &HostId, path: String, wait: Duration) -> Self {
+        Self { host: host.clone(), path, wait, told: Told::NotKnown, open: None }
+    }
+
+    /// Waits for the next answer. It may be dropped while it waits: the question stays open.
+    async fn hear(&mut self, cluster: &Arc<Cluster>) {
+        let open = self.open.get_or_insert_with(|| {
+            let (cluster, host) = (Arc::clone(cluster), self.host.clone());
+            ask(cluster, host, self.path.clone(), self.told.revision(), self.wait).boxed()
+        });
+        self.told = open.await;
+        self.open = None;
+    }
+
+    /// Whether a person removed the host: then no answer is waited for.
+    fn is_removed(&mut self, cluster: &Cluster) -> bool {
+        if cluster.hosts.get(&self.host).is_ok() {
+            return false;
+        }
+        (self.told, self.open) = (Told::Removed, None);
+        true
+    }
+
+    /// What was said before counts no more.
+    fn forget(&mut self) {
+        self.told = Told::NotKnown;
+        self.open = None;
+    }
+}
+
+async fn ask(
+    cluster: Arc<Cluster>,
+    host: HostId,
+    path: String,
+    after: u64,
+    wait: Duration,
+) -> Told {
+    let begun = Instant::now();
+    // A first question is answered at once.
+    let wait = if after == 0 { Duration::ZERO } else { wait };
+    let question = format!("{path}?after={after}&wait_ms={}", wait.as_millis());
+    let told = match cluster.hosts.get(&host) {
+        Err(_) => Told::Removed,
+        Ok(link) => {
+            let answer = link.agent_wait.get::<VmReport>(&question);
+            match tokio::time::timeout(wait + ANSWER_DEADLINE, answer).await {
+                Ok(Ok(report)) => Told::Vm(Box::new(report)),
+                Ok(Err(problem)) if problem.kind == ProblemKind::NotFound => Told::NotThere,
+                Ok(Err(_)) | Err(_) => Told::NotKnown,
+            }
+        }
+    };
+    // Whoever says nothing new is not asked without a pause.
+    let is_news = matches!(&told, Told::Vm(report) if report.revision > after);
+    if !is_news {
+        tokio::time::sleep(cluster.timing.poll.saturating_sub(begun.elapsed())).await;
+    }
+    told
+}
+
+impl Run {
+    /// Hears both agents until one of them says how it ended. `waiting`: what the destination has
+    /// just said; the source was never asked then.
+    pub(super) async fn watch_over(&mut self, waiting: Option<VmReport>) -> Result<(), Problem> {
+        let migration = &self.record.value.migration;
+        // The source's figures are wanted as well.
+        let mut source = Ear::new(&migration.from, self.path(), self.cluster.timing.poll);
+        let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
+        let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
+        if let Some(report) = waiting {
+            destination.told = Told::Vm(Box::new(report));
+            calls_off = self.ask_source(&destination.told).await;
+        }
+        loop {
+            if calls_off.is_none() {
+                calls_off = self.unwanted();
+            }
+            if let Some(reason) = &calls_off {
+                self.call_off(reason).await;
+            }
+            let cluster = Arc::clone(&self.cluster);
+            tokio::select! {
+                () = source.hear(&cluster) => {}
+                () = destination.hear(&cluster) => {}
+            }
+            source.is_removed(&cluster);
+            let is_lost = destination.is_removed(&cluster);
+            let id = self.record.value.migration.id.clone();
+            match judge(&id, &source.told.seen(), &destination.told.seen()) {
+                Verdict::Completed => return self.arrived(&source.told, &mut destination).await,
+                Verdict::Aborted => return self.abort(reason_of(source.told.outgoing())).await,
+                Verdict::SourceEnded
+                    if self.end_destination(&source.told, &mut destination).await? =>
+                {
+                    return Ok(());
+                }
+                Verdict::NotBegun if calls_off.is_none() => {
+                    calls_off = self.ask_source(&destination.told).await;
+                    source.forget();
+                }
+                Verdict::CallOff if calls_off.is_none() => {
+                    calls_off = Some("the destination's QEMU ended before the start".to_owned());
+                }
+                Verdict::UnderWay => self.mirror(source.told.outgoing()).await?,
+                _ => {}
+            }
+            if is_lost {
+                calls_off = calls_off.or_else(|| Some("its destination was removed".to_owned()));
+                let is_held = self.state() == MigrationState::Switching;
+                held_since = held_since.filter(|_| is_held).or_else(|| is_held.then(Instant::now));
+                if held_since.is_some_and(|since| since.elapsed() > HELD_MAX) {
+                    // It may have run at the host that is gone: there it is lost.
+                    return self.complete().await;
+                }
+            }
+        }
+    }
+
+    /// Why the migration is not to go on, if so.
+    fn unwanted(&self) -> Option<String> {
+        if self.cancel {
+            return Some(CANCELLED.to_owned());
+        }
+        (self.age() > TOTAL_MAX)
+            .then(|| format!("it took longer than {} minutes", TOTAL_MAX.as_secs() / 60))
+    }
+
+    /// Gives the reason when the source refuses. An answer that does not come is asked for again,
+    /// and a conflict may be this very migration, not yet in the report: what it says next tells.
+    async fn ask_source(&self, destination: &Told) -> Option<String> {
+        let Told::Vm(report) = destination else { return None };
+        let ask = MigrateOut {
+            migration: self.record.value.migration.id.clone(),
+            number: self.record.value.number,
+            uri: report.incoming_uri.clone()?,
+            destination_agent_url: self.destination().ok()?.addresses.agent_url.clone(),
+            epochs: self.planned().ok()?.raises.clone(),
+            downtime_limit_ms: u64::from(DOWNTIME_LIMIT_FIRST_MS),
+        };
+        let path = format!("{}/migrate", self.path());
+        match self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await {
+            Err(problem)
+                if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::Conflict) =>
+            {
+                Some(format!("{}: {}", problem.what, problem.why))
+            }
+            _ => None,
+        }
+    }
+
+    /// The source ends it, or promises that it never begins: an order may still be on its way.
+    /// What comes of it is told by what it says next.
+    async fn call_off(&self, reason: &str) {
+        let path = format!("{}/migrate/cancel", self.path());
+        let migration = self.record.value.migration.id.clone();
+        let number = self.record.value.number;
+        let ask = CancelMigration { migration, number, reason: reason.to_owned() };
+        let asked = async { self.source()?.agent.post::<serde_json::Value>(&path, &ask).await };
+        if let Err(problem) = asked.await {
+            tracing::debug!("{} is not called off yet: {problem}", self.record.value.migration.id);
+        }
+    }
+
+    /// The source is gone in the middle: either the VM came to run at the destination, or it is
+    /// lost. The destination's agent ends what has not run, and so decides it for good. `false`:
+    /// it does not know. When the source was removed, nobody else will: a VM of which the
+    /// destination knows nothing is lost, and the job's driver removes what is there.
+    async fn end_destination(
+        &mut self,
+        source: &Told,
+        destination: &mut Ear,
+    ) -> Result<bool, Problem> {
+        let from = &self.record.value.migration.from;
+        let (is_removed, why) = match source {
+            Told::Removed => (true, format!("its source {from} was removed")),
+            _ => (false, "the VM ended at the source".to_owned()),
+        };
+        let Ok(link) = self.destination() else {
+            self.abort(format!("{why}, and so was its destination")).await?;
+            return Ok(true);
+        };
+        let path = format!("{}/end-unless-ran", self.path());
+        let asked = EndUnlessRan { migration: self.record.value.migration.id.clone() };
+        match link.agent.post::<Fate>(&path, &asked).await {
+            Ok(Fate::Ran) => self.arrived(source, destination).await?,
+            Ok(Fate::DidNotRun) => self.abort(why).await?,
+            Ok(Fate::NotKnown) if is_removed => {
+                self.abort(format!("{why}, and {} knows nothing of it", link.id)).await?;
+            }
+            Ok(Fate::NotKnown) => return Ok(false),
+            Err(problem) => {
+                tracing::debug!("{}: {problem}", self.record.value.migration.id);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The VM is at the destination: its figures, and its end.
+    async fn arrived(&mut self, source: &Told, destination: &mut Ear) -> Result<(), Problem> {
+        let id = &self.record.value.migration.id;
+        if let Some(report) = source.outgoing().filter(|report| report.migration == *id) {
+            self.take_figures(report);
+        }
+        // A destination that does not answer keeps nothing up.
+        let runs = tokio::time::timeout(RUN_DEADLINE, self.see_it_run(destination));
+        if let Ok(Some(resume_us)) = runs.await {
+            self.take_resume(resume_us);
+        }
+        self.complete().await
+    }
+
+    /// The destination's agent lets the VM run when it has stored that it is there: how long that
+    /// took. `None` when it does not say.
+    async fn see_it_run(&self, destination: &mut Ear) -> Option<u64> {
+        let runs = |status| !matches!(status, VmStatus::Incoming | VmStatus::Paused);
+        loop {
+            if let Told::Vm(report) = &destination.told
+                && runs(report.status)
+            {
+                return Some(report.resume_us.unwrap_or(0));
+            }
+            destination.hear(&self.cluster).await;
+            if !matches!(destination.told, Told::Vm(_)) {
+                return None;
+            }
+        }
+    }
+}
+
+/// Why the source gave it up.
+fn reason_of(report: Option<&MigrationReport>) -> String {
+    match report {
+        Some(report) if report.reason.is_empty() => {
+            format!("the source says: {:?}", report.phase).to_lowercase()
+        }
+        Some(report) => report.reason.clone(),
+        None => "the source says nothing of it".to_owned(),
+    }
+}
