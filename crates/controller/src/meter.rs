@@ -7,6 +7,9 @@
 use perigee_model::volume::IoStats;
 use serde::{Deserialize, Serialize};
 
+/// A link that answers no request for so long, while some wait, is down and not only slow.
+const OUTAGE_NS_MIN: u64 = 2_000_000_000;
+
 /// Counters that are read this late are still taken for those of the moment.
 const LATE_MS_MAX: u64 = 2_000;
 
@@ -23,6 +26,9 @@ pub struct Totals {
 pub struct DiskTotals {
     pub client: IoStats,
     pub home: IoStats,
+    /// Time in which requests to the home waited and none was answered.
+    #[serde(default)]
+    pub outage_ns: u64,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -36,6 +42,9 @@ pub struct Meter {
     pub at_arrival: Totals,
     /// Unix time of that moment.
     pub arrived_ms: u64,
+    /// The job's progress at that moment, 0 to 1.
+    #[serde(default)]
+    pub progress_at_arrival: f64,
     /// How much later than the command's start and end the counters were read, together.
     #[serde(default)]
     late_ms: u64,
@@ -48,6 +57,9 @@ pub struct Meter {
 struct LastSeen {
     client: Option<IoStats>,
     home: Option<IoStats>,
+    /// How long requests to the home have waited since one was last answered.
+    #[serde(default)]
+    silent_ns: u64,
 }
 
 /// One disk's counters at one moment; `None` where a volume server did not answer.
@@ -74,7 +86,9 @@ impl Meter {
             self.last.iter_mut().zip(&mut self.totals.disks).zip(disks.iter())
         {
             if let Some(client) = now.client {
+                let before = total.client;
                 advance(&mut last.client, &mut total.client, client);
+                total.outage_ns += last.outage_ns(minus(total.client, before));
             }
             if let Some(home) = now.home {
                 advance(&mut last.home, &mut total.home, home);
@@ -105,9 +119,10 @@ impl Meter {
     /// The VM is at another host, whose counters stood at `before` when the VM was not there yet.
     /// `at_home` says for each disk whether that host is its home: there the home's own last
     /// reading is the better start, because it also served the VM from afar.
-    pub fn arrived(&mut self, now_ms: u64, before: &[IoStats], at_home: &[bool]) {
+    pub fn arrived(&mut self, now_ms: u64, progress: f64, before: &[IoStats], at_home: &[bool]) {
         self.at_arrival = self.totals.clone();
         self.arrived_ms = now_ms;
+        self.progress_at_arrival = progress;
         self.last_vcpu_ms = 0;
         for (index, last) in self.last.iter_mut().enumerate() {
             let local = at_home.get(index).copied().unwrap_or(false);
@@ -127,9 +142,30 @@ impl Totals {
     pub fn since(&self, earlier: &Self) -> Self {
         let disks = self.disks.iter().enumerate().map(|(index, now)| {
             let then = earlier.disks.get(index).copied().unwrap_or_default();
-            DiskTotals { client: minus(now.client, then.client), home: minus(now.home, then.home) }
+            DiskTotals {
+                client: minus(now.client, then.client),
+                home: minus(now.home, then.home),
+                outage_ns: now.outage_ns.saturating_sub(then.outage_ns),
+            }
         });
         Self { vcpu_ms: self.vcpu_ms.saturating_sub(earlier.vcpu_ms), disks: disks.collect() }
+    }
+}
+
+impl LastSeen {
+    /// What these counters, added since the last reading, add to the time of an outage.
+    fn outage_ns(&mut self, added: IoStats) -> u64 {
+        if added.network_requests > 0 {
+            self.silent_ns = 0;
+            return 0;
+        }
+        let was_out = self.silent_ns >= OUTAGE_NS_MIN;
+        self.silent_ns = self.silent_ns.saturating_add(added.network_busy_ns);
+        match self.silent_ns >= OUTAGE_NS_MIN {
+            true if was_out => added.network_busy_ns,
+            true => self.silent_ns,
+            false => 0,
+        }
     }
 }
 
@@ -216,11 +252,31 @@ mod tests {
     }
 
     #[test]
+    fn a_link_that_answers_nothing_for_seconds_is_out_and_not_slow() {
+        let mut meter = Meter::default();
+        let mut busy_s = 0;
+        let mut outage_s = |waited_s: u64, answered: u64| {
+            busy_s += waited_s;
+            let (network_busy_ns, network_requests) = (busy_s * 1_000_000_000, answered);
+            let client = IoStats { network_busy_ns, network_requests, ..IoStats::default() };
+            meter.read(0, &[Reading { client: Some(client), home: None }]);
+            meter.totals.disks[0].outage_ns / 1_000_000_000
+        };
+        assert_eq!(outage_s(0, 0), 0);
+        assert_eq!(outage_s(1, 60), 0);
+        assert_eq!(outage_s(1, 60), 0, "one second may be a slow answer");
+        assert_eq!(outage_s(1, 60), 2);
+        assert_eq!(outage_s(3, 60), 5);
+        assert_eq!(outage_s(1, 61), 5);
+        assert_eq!(outage_s(1, 62), 5);
+    }
+
+    #[test]
     fn a_migration_to_the_home_counts_no_read_twice() {
         let mut meter = Meter::default();
         meter.read(0, &reading(0, Some(100)));
         meter.read(100, &reading(40, Some(140)));
-        meter.arrived(1, &[reads(120)], &[true]);
+        meter.arrived(1, 0.5, &[reads(120)], &[true]);
         meter.read(20, &reading(145, Some(145)));
         assert_eq!(meter.io().reads, 45);
         assert_eq!(meter.totals.vcpu_ms, 120);

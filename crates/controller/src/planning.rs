@@ -2,37 +2,34 @@
 //!
 //! The planner itself is pure; everything it is told stands in the store or comes from the hosts.
 
+use std::sync::Arc;
+
 use perigee_model::job::{Job, JobSpec};
-use perigee_model::plan::{Basis, Decision, Plan, Trigger};
+use perigee_model::plan::{Basis, Decision, Plan, Score, Seconds, Trigger};
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::{
-    Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, PastMove, Refused,
-    Running, Snapshot, Verdict, VolumeFacts, WorkProfile,
+    Boot, Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, Measured, MeasuredVolume,
+    PastMove, PastRun, Refused, Running, Snapshot, Traits, Verdict, VolumeFacts,
 };
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::cluster::taught::{BOOTS, History};
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
 use crate::records::{JobRecord, Placement};
 use crate::{catalog, files, links};
 
-/// Boot times kept for each host.
-const BOOTS_KEPT: usize = 5;
+/// Of the records of all jobs' decisions.
+const DECISIONS: &str = "decisions/";
 
-/// What earlier runs of a job taught.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct History {
-    profile: WorkProfile,
-    /// By the last migration of such a job.
-    dirty_bytes_per_s: Option<u64>,
-}
+/// Boots kept for each host.
+const BOOTS_KEPT: usize = 5;
 
 /// What the planner is told of a job before it starts, beside the cluster.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub job: JobFacts,
-    pub history: Option<WorkProfile>,
+    pub history: Vec<PastRun>,
 }
 
 /// Finds the job's volumes and what earlier runs taught.
@@ -51,14 +48,16 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         });
     }
     let history = history(cluster, spec).await?;
+    let data_bytes = volumes.iter().map(|volume| volume.allocated_bytes).collect();
     let job = JobFacts {
+        traits: traits(spec, data_bytes),
         memory_bytes: spec.memory_bytes,
         start: spec.start.clone(),
         may_migrate: spec.may_migrate,
         volumes,
-        dirty_bytes_per_s: history.as_ref().and_then(|h| h.dirty_bytes_per_s),
+        dirty_bytes_per_s: history.dirty_bytes_per_s,
     };
-    Ok(Prepared { job, history: history.map(|h| h.profile) })
+    Ok(Prepared { job, history: history.runs.clone() })
 }
 
 /// The ways to run a job that has not started. Links it needs are measured first.
@@ -83,12 +82,17 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
     };
     let here = record.meter.totals.since(&record.meter.at_arrival);
     let spec = &record.job.spec;
-    let dirty_bytes_per_s = match last_dirty_rate(cluster, record) {
-        Some(rate) => Some(rate),
-        None => taught_dirty_rate(cluster, spec).await?,
-    };
+    let history = history(cluster, spec).await?;
+    let dirty_bytes_per_s = last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s);
+    let since_command = record.meter.totals.since(&record.meter.at_command);
+    let requests = data_disks(placement, &since_command).iter().map(requests).sum();
     let running = Running {
         cluster: facts(cluster),
+        traits: placement.traits.clone(),
+        history: history.runs.clone(),
+        progress: crate::jobs::progress(&record.job),
+        progress_at_arrival: record.meter.progress_at_arrival,
+        requests,
         host: host.clone(),
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
@@ -124,9 +128,14 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
                 home: disk.home.clone(),
                 client: stats.client,
                 at_home: stats.home,
+                outage_ns: stats.outage_ns,
             })
         })
         .collect()
+}
+
+fn requests(disk: &DiskFacts) -> f64 {
+    (disk.client.reads + disk.client.writes + disk.client.flushes) as f64
 }
 
 /// The hosts that are up and what was measured between them: all of it is in memory.
@@ -147,7 +156,7 @@ pub fn facts(cluster: &Cluster) -> Facts {
             takes_jobs: true,
             accelerator: report.accelerator,
             cpu_model: report.cpu_model,
-            boot_s: cluster.taught.boot_s(&host.id),
+            boots: cluster.taught.boots(&host.id),
             local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
         });
     }
@@ -205,17 +214,6 @@ fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Option<u64> {
     moves.iter().rev().map(|m| m.migration.dirty_bytes_per_s).find(|rate| *rate > 0)
 }
 
-/// By earlier runs of such a job; asked again and again while it runs, so it is kept in memory.
-async fn taught_dirty_rate(cluster: &Cluster, spec: &JobSpec) -> Result<Option<u64>, Problem> {
-    let key = history_key(spec);
-    if let Some(rate) = cluster.taught.dirty_rate(&key) {
-        return Ok(rate);
-    }
-    let rate = history(cluster, spec).await?.and_then(|h| h.dirty_bytes_per_s);
-    cluster.taught.set_dirty_rate(&key, rate);
-    Ok(rate)
-}
-
 // --- decisions ---
 
 /// Keeps a decision for good.
@@ -226,8 +224,15 @@ pub async fn record(
     plan: Plan,
     summary: String,
 ) -> Result<(), Problem> {
-    let decision =
-        Decision { job: job.clone(), at_ms: now_ms(), trigger, plan, summary, measured_s: None };
+    let decision = Decision {
+        job: job.clone(),
+        at_ms: now_ms(),
+        trigger,
+        plan,
+        summary,
+        measured_s: None,
+        measured: None,
+    };
     let mut number = cluster.records.keys(&prefix(job)).await?.len();
     while !cluster.records.create(&format!("{}{number:04}", prefix(job)), &decision).await? {
         number += 1;
@@ -240,11 +245,8 @@ pub async fn record_submission(cluster: &Cluster, job: &JobId, plan: &Plan) -> R
     if !decisions(cluster, job).await?.is_empty() {
         return Ok(());
     }
-    let summary = plan
-        .options
-        .iter()
-        .find(|option| option.chosen)
-        .map_or_else(String::new, |o| format!("start at {}: {}", o.start, o.reason));
+    let summary =
+        plan.chosen().map_or_else(String::new, |o| format!("start at {}: {}", o.start, o.reason));
     record(cluster, job, Trigger::Submitted, plan.clone(), summary).await
 }
 
@@ -253,12 +255,18 @@ pub fn asked_plan() -> Plan {
     Plan { basis: Basis::Running, options: Vec::new(), figures: Vec::new(), moves: true }
 }
 
+/// How well the predictions of all jobs that are kept came true.
+pub async fn score(cluster: &Cluster) -> Result<Score, Problem> {
+    let decisions: Vec<Decision> = cluster.records.list(DECISIONS).await?;
+    Ok(Score::of(&decisions))
+}
+
 pub async fn decisions(cluster: &Cluster, job: &JobId) -> Result<Vec<Decision>, Problem> {
     cluster.records.list(&prefix(job)).await
 }
 
 fn prefix(job: &JobId) -> String {
-    format!("decisions/{job}/")
+    format!("{DECISIONS}{job}/")
 }
 
 // --- what an ended job teaches ---
@@ -267,88 +275,137 @@ fn prefix(job: &JobId) -> String {
 /// Only a job whose command succeeded teaches: another one did not do the work.
 pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
     let job = &record.job;
-    let (Some(started_ms), Some(running_ms), Some(measured_s)) =
-        (job.started_ms, job.running_ms, job.measured_s)
+    let (Some(started_ms), Some(running_ms), Some(measured_s), Some(placement)) =
+        (job.started_ms, job.running_ms, job.measured_s, &record.placement)
     else {
         return Ok(());
     };
     let ended_ms = started_ms + milliseconds(measured_s);
+    let succeeded = job.exit_code == Some(0);
+    let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(running_ms));
+    let newest = (succeeded && is_sharp).then(|| {
+        let measured = measured(cluster, record, placement, ended_ms);
+        (PastRun::learn(&measured), measured.paused_s)
+    });
+    let parts = newest.as_ref().map(|(run, paused_s)| run.parts(*paused_s));
     for key in cluster.records.keys(&prefix(&job.id)).await? {
         if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
-            measure(&mut decision.value, ended_ms, measured_s);
+            measure(&mut decision.value, ended_ms, measured_s, parts);
             decision.save().await?;
         }
     }
-    if job.exit_code != Some(0) {
+    if !succeeded {
         return Ok(());
     }
-    if let Some(start) = record.placement.as_ref().map(|placement| &placement.start) {
-        keep_boot(cluster, start, seconds(running_ms.saturating_sub(started_ms))).await?;
-    }
-    if !record.meter.is_sharp(ended_ms.saturating_sub(running_ms)) {
+    let boot = Boot {
+        image: job.spec.image.to_string(),
+        seconds: seconds(running_ms.saturating_sub(started_ms)),
+        cpu_s: seconds(record.meter.at_command.vcpu_ms),
+    };
+    keep_boot(cluster, &placement.start, &boot).await?;
+    let Some((newest, _)) = newest else {
         tracing::info!("job {} teaches nothing: its counters were read too late", job.id);
         return Ok(());
-    }
-    let newest = WorkProfile::learn(&measured(cluster, record, ended_ms));
+    };
     let dirty = last_dirty_rate(cluster, record);
-    let keep = |old: Option<History>| History {
-        profile: old.as_ref().map_or_else(|| newest.clone(), |h| h.profile.with(&newest)),
-        dirty_bytes_per_s: dirty.or(old.and_then(|h| h.dirty_bytes_per_s)),
+    let keep = |old: Option<History>| {
+        let mut history = old.unwrap_or_default();
+        perigee_planner::keep(&mut history.runs, newest.clone());
+        history.dirty_bytes_per_s = dirty.or(history.dirty_bytes_per_s);
+        history
     };
     let key = history_key(&job.spec);
     let kept = cluster.records.update(&key, keep).await?;
-    cluster.taught.set_dirty_rate(&key, kept.dirty_bytes_per_s);
+    cluster.taught.set_history(&key, Arc::new(kept));
     Ok(())
 }
 
 /// The submission's prediction covers the whole job; a later one what was left of it.
-fn measure(decision: &mut Decision, ended_ms: u64, measured_s: f64) {
-    decision.measured_s = Some(match decision.trigger {
-        Trigger::Submitted => measured_s,
-        Trigger::TimeLost | Trigger::Asked => seconds(ended_ms.saturating_sub(decision.at_ms)),
-    });
+fn measure(decision: &mut Decision, ended_ms: u64, measured_s: f64, parts: Option<Seconds>) {
+    (decision.measured_s, decision.measured) = match decision.trigger {
+        Trigger::Submitted => (Some(measured_s), parts),
+        Trigger::TimeLost | Trigger::Asked => {
+            (Some(seconds(ended_ms.saturating_sub(decision.at_ms))), None)
+        }
+    };
 }
 
-fn measured(cluster: &Cluster, record: &JobRecord, ended_ms: u64) -> Measured {
+fn measured(
+    cluster: &Cluster,
+    record: &JobRecord,
+    placement: &Placement,
+    ended_ms: u64,
+) -> Measured {
     let job: &Job = &record.job;
     let meter = &record.meter;
     let work = meter.at_exit.as_ref().unwrap_or(&meter.totals).since(&meter.at_command);
     let (started_ms, running_ms) =
         (job.started_ms.unwrap_or(ended_ms), job.running_ms.unwrap_or(ended_ms));
-    let mut paused_ms = 0;
-    if let Some(vm) = &job.vm {
-        let moves = cluster.index.migrations_of(vm);
-        paused_ms = moves.iter().map(|m| m.migration.downtime_ms).sum();
-    }
+    let moves = job.vm.as_ref().map(|vm| cluster.index.migrations_of(vm)).unwrap_or_default();
+    let paused_ms: u64 = moves.iter().map(|m| m.migration.downtime_ms).sum();
+    let disks = data_disks(placement, &work);
+    // Disks at one home wait for the same outage.
+    let outage_ns = disks.iter().map(|disk| disk.outage_ns).max().unwrap_or_default();
+    let facts = facts(cluster);
+    let volume = |disk: DiskFacts| {
+        let path = facts.path(&placement.start, &disk.home);
+        MeasuredVolume {
+            round_trip_s: path.map_or(0.0, |path| path.round_trip_s),
+            rate_bytes_per_s: path.map(|path| path.rate_bytes_per_s),
+            disk,
+        }
+    };
     Measured {
+        traits: placement.traits.clone(),
+        host: placement.start.clone(),
+        moved: record.moves > 0,
         boot_s: seconds(running_ms.saturating_sub(started_ms)),
         wall_s: seconds(ended_ms.saturating_sub(running_ms)),
-        paused_s: seconds(paused_ms),
+        paused_s: seconds(paused_ms) + outage_ns as f64 / 1e9,
         vcpu_s: seconds(work.vcpu_ms),
         cpus: job.spec.cpus,
-        volumes: record.placement.as_ref().map(|p| data_disks(p, &work)).unwrap_or_default(),
+        volumes: disks.into_iter().map(volume).collect(),
     }
 }
 
-async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Option<History>, Problem> {
-    cluster.records.read(&history_key(spec)).await
+async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<History>, Problem> {
+    let key = history_key(spec);
+    if let Some(history) = cluster.taught.history(&key) {
+        return Ok(history);
+    }
+    let history = Arc::new(cluster.records.read(&key).await?.unwrap_or_default());
+    cluster.taught.set_history(&key, Arc::clone(&history));
+    Ok(history)
 }
 
-/// Jobs of one name, image, command and volumes share a history.
+/// Jobs of one image and command share a history; what else differs is in their [`Traits`].
 fn history_key(spec: &JobSpec) -> String {
-    let identity = serde_json::json!([spec.name, spec.image, spec.command, spec.volumes]);
-    format!("history/{}", files::hex(&Sha256::digest(identity.to_string())))
+    format!("runs/{}", digest(&serde_json::json!([spec.image, spec.command])))
 }
 
-async fn keep_boot(cluster: &Cluster, host: &HostId, boot_s: f64) -> Result<(), Problem> {
-    let keep = |old: Option<Vec<f64>>| {
+fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
+    Traits {
+        name: spec.name.clone(),
+        cpus: spec.cpus,
+        memory_bytes: spec.memory_bytes,
+        inputs: digest(&serde_json::json!([spec.env, spec.inputs, spec.volumes])),
+        data_bytes,
+    }
+}
+
+fn digest(value: &serde_json::Value) -> String {
+    files::hex(&Sha256::digest(value.to_string()))
+}
+
+async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {
+    let keep = |old: Option<Vec<Boot>>| {
         let mut boots = old.unwrap_or_default();
-        boots.push(boot_s);
+        boots.push(boot.clone());
         let excess = boots.len().saturating_sub(BOOTS_KEPT);
         boots.drain(..excess);
         boots
     };
-    let boots = cluster.records.update(&format!("boots/{host}"), keep).await?;
+    let boots = cluster.records.update(&format!("{BOOTS}{host}"), keep).await?;
     cluster.taught.set_boots(host, boots);
     Ok(())
 }

@@ -13,7 +13,7 @@
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
-//! | `history/KEY`, `boots/HOST` | what earlier runs teach | the job's driver, at its end |
+//! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
@@ -30,6 +30,7 @@ use perigee_model::volume::IoStats;
 use perigee_model::{
     Epoch, HostId, ImageName, JobId, LayerId, OwnerName, Problem, VmId, VolumeName,
 };
+use perigee_planner::Traits;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +147,9 @@ pub struct Placement {
     pub start: HostId,
     /// In the order of the VM's disks.
     pub disks: Vec<PlacedDisk>,
+    /// By which this run is known to later ones.
+    #[serde(default)]
+    pub traits: Traits,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::queue::{HostRoom, Queue, Turn, Waiting, schedule};
-use perigee_planner::{Cluster as Facts, Snapshot};
+use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
@@ -140,15 +140,13 @@ impl Scheduler {
         for host in &mut facts.hosts {
             host.takes_jobs = hosts.contains(&host.id);
         }
-        let snapshot =
-            Snapshot { cluster: std::mem::take(facts), job, history: self.history(&record.job.id) };
+        let (traits, history) = (job.traits.clone(), self.history(&record.job.id));
+        let snapshot = Snapshot { cluster: std::mem::take(facts), job, history };
         let planned = perigee_planner::plan(&snapshot);
         *facts = snapshot.cluster;
         let plan = planned.map_err(|refused| refused.to_string())?;
-        let chosen = plan.options.iter().find(|option| option.chosen);
-        let Some((host, predicted_s)) =
-            chosen.map(|option| (option.start.clone(), option.predicted.total_s))
-        else {
+        let chosen = plan.chosen().map(|option| (option.start.clone(), option.total));
+        let Some((host, predicted)) = chosen else {
             return Err("the planner chose nothing".to_owned());
         };
         if !hosts.contains(&host) {
@@ -160,7 +158,7 @@ impl Scheduler {
             let needed_bytes = record.job.spec.memory_bytes;
             host.memory_free_bytes = host.memory_free_bytes.saturating_sub(needed_bytes);
         }
-        Ok(Grant { host, plan, predicted_s, volume_homes: homes })
+        Ok(Grant { host, plan, predicted, volume_homes: homes, traits })
     }
 
     /// What the planner is told of the job; asked for when it is not known yet.
@@ -186,8 +184,9 @@ impl Scheduler {
         }
     }
 
-    fn history(&self, job: &JobId) -> Option<perigee_planner::WorkProfile> {
-        self.known.get(job)?.facts.as_ref().ok()?.history.clone()
+    fn history(&self, job: &JobId) -> Vec<PastRun> {
+        let known = self.known.get(job).and_then(|known| known.facts.as_ref().ok());
+        known.map(|facts| facts.history.clone()).unwrap_or_default()
     }
 
     /// Has what is missing measured; after some time, the job goes on without.

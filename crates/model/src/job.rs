@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::guest::LogStream;
 use crate::phases::Phases;
+use crate::plan::Estimate;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
 use crate::volume::{BlockProbe, IoStats, VolumeSource};
 use crate::{Epoch, HostId, ImageName, JobId, MigrationId, SiteId, VmId, VolumeName};
@@ -144,7 +145,8 @@ pub struct Job {
     pub running_ms: Option<u64>,
     pub ended_ms: Option<u64>,
     /// The planner's prediction for the way chosen at submission, from VM start to the command's end.
-    pub predicted_s: Option<f64>,
+    #[serde(default)]
+    pub predicted: Option<Estimate>,
     /// From VM start to the command's end.
     pub measured_s: Option<f64>,
     pub migrations: Vec<Migration>,

@@ -1,5 +1,7 @@
 //! What the planner says: options with predictions, a choice, a reason, and later the measurement.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,7 +18,65 @@ pub enum Way {
     Beside,
 }
 
-/// Where a prediction's seconds go. They add up to `total_s`.
+/// A predicted time. The truth is meant to be between `low_s` and `high_s` 9 times of 10.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Estimate {
+    pub expected_s: f64,
+    pub low_s: f64,
+    pub high_s: f64,
+}
+
+impl Estimate {
+    pub fn holds(&self, seconds: f64) -> bool {
+        (self.low_s..=self.high_s).contains(&seconds)
+    }
+}
+
+impl fmt::Display for Estimate {
+    /// `42 s (35..51)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let decimals = if self.high_s.abs() >= 9.95 { 0 } else { 1 };
+        let (low, high) = (self.low_s, self.high_s);
+        write!(f, "{:.decimals$} s ({low:.decimals$}..{high:.decimals$})", self.expected_s)
+    }
+}
+
+/// A part of a job's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    Boot,
+    Cpu,
+    LocalIo,
+    Network,
+    Other,
+    Migration,
+}
+
+impl Part {
+    pub const ALL: [Self; 6] =
+        [Self::Boot, Self::Cpu, Self::LocalIo, Self::Network, Self::Other, Self::Migration];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Boot => "boot",
+            Self::Cpu => "CPU",
+            Self::LocalIo => "local I/O",
+            Self::Network => "network",
+            Self::Other => "other",
+            Self::Migration => "migration",
+        }
+    }
+}
+
+/// A part that nothing was measured of yet: its seconds are a guess, and the range is wide.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Unknown {
+    pub part: Part,
+    pub why: String,
+}
+
+/// Where a time's seconds go. They add up to `total_s`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Seconds {
     /// From VM start to the command's start.
@@ -35,13 +95,43 @@ pub struct Seconds {
     pub total_s: f64,
 }
 
+impl Seconds {
+    pub fn of(&self, part: Part) -> f64 {
+        match part {
+            Part::Boot => self.boot_s,
+            Part::Cpu => self.cpu_s,
+            Part::LocalIo => self.local_io_s,
+            Part::Network => self.network_s,
+            Part::Other => self.other_s,
+            Part::Migration => self.migration_s,
+        }
+    }
+
+    /// With the sum of the parts as its total.
+    #[must_use]
+    pub fn added_up(self) -> Self {
+        Self { total_s: Part::ALL.iter().map(|part| self.of(*part)).sum(), ..self }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanOption {
     pub way: Way,
     pub start: HostId,
     /// Where the VM ends: the same host, but for `migrate`.
     pub end: HostId,
+    /// The expected seconds, part by part.
     pub predicted: Seconds,
+    /// Their sum, and how far from it the truth may be.
+    #[serde(default)]
+    pub total: Estimate,
+    /// Parts of it that are guessed.
+    #[serde(default)]
+    pub unknown: Vec<Unknown>,
+    /// How much longer it takes than the chosen option. What both have in common cancels out, so
+    /// this is known better than either total. None for the chosen one.
+    #[serde(default)]
+    pub longer: Option<Estimate>,
     pub chosen: bool,
     /// Why it was chosen, or why not.
     pub reason: String,
@@ -53,7 +143,7 @@ pub struct PlanOption {
 pub enum Basis {
     /// Earlier runs of the same job, measured.
     History,
-    /// Nothing known: one pass over the data its volumes hold, CPU time not counted.
+    /// No such job has run: one pass over the data its volumes hold; its CPU time is not known.
     OnePass,
     /// This job's own figures while it runs.
     Running,
@@ -68,6 +158,12 @@ pub struct Plan {
     pub figures: Vec<String>,
     /// Whether the chosen option moves a running VM or places it away from where it would start.
     pub moves: bool,
+}
+
+impl Plan {
+    pub fn chosen(&self) -> Option<&PlanOption> {
+        self.options.iter().find(|option| option.chosen)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -91,4 +187,137 @@ pub struct Decision {
     pub summary: String,
     /// Filled in when the job or the migration has ended.
     pub measured_s: Option<f64>,
+    /// Where the whole job's time went; of a job that succeeded, once it has ended.
+    #[serde(default)]
+    pub measured: Option<Seconds>,
+}
+
+/// How well the predictions with which jobs began came true.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Score {
+    /// All of them together.
+    pub all: ScoreOf,
+    /// By what was chosen, and what the prediction rested on.
+    pub by_option: Vec<ScoreOfOption>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ScoreOf {
+    /// Jobs that succeeded.
+    pub jobs: u64,
+    /// Jobs of them whose time was in the stated range; the goal is 9 of 10.
+    pub in_range: u64,
+    /// Of the differences between expected and measured time, as shares of the measured one. None
+    /// without jobs.
+    pub median_error: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ScoreOfOption {
+    pub way: Way,
+    pub basis: Basis,
+    #[serde(flatten)]
+    pub score: ScoreOf,
+}
+
+/// Of one job: whether its time was in the range, and the error.
+type CameTrue = (bool, f64);
+
+impl Score {
+    pub fn of(decisions: &[Decision]) -> Self {
+        let mut all = Vec::new();
+        let mut by_option: Vec<(Way, Basis, Vec<CameTrue>)> = Vec::new();
+        for decision in decisions.iter().filter(|d| d.trigger == Trigger::Submitted) {
+            let (Some(option), Some(measured_s), Some(_)) =
+                (decision.plan.chosen(), decision.measured_s, decision.measured)
+            else {
+                continue;
+            };
+            if measured_s <= 0.0 || option.total == Estimate::default() {
+                continue;
+            }
+            let error = (option.total.expected_s / measured_s - 1.0).abs();
+            let result = (option.total.holds(measured_s), error);
+            all.push(result);
+            let kind = (option.way, decision.plan.basis);
+            match by_option.iter_mut().find(|(way, basis, _)| (*way, *basis) == kind) {
+                Some((_, _, results)) => results.push(result),
+                None => by_option.push((kind.0, kind.1, vec![result])),
+            }
+        }
+        let by_option = by_option.into_iter().map(|(way, basis, results)| ScoreOfOption {
+            way,
+            basis,
+            score: ScoreOf::results(results),
+        });
+        Self { by_option: by_option.collect(), all: ScoreOf::results(all) }
+    }
+}
+
+impl ScoreOf {
+    fn results(mut results: Vec<CameTrue>) -> Self {
+        results.sort_by(|a, b| a.1.total_cmp(&b.1));
+        Self {
+            jobs: results.len() as u64,
+            in_range: results.iter().filter(|(held, _)| *held).count() as u64,
+            median_error: results.get(results.len() / 2).map(|(_, error)| *error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision(trigger: Trigger, measured_s: Option<f64>) -> Decision {
+        let host = HostId::new("home1").expect("a name");
+        let option = PlanOption {
+            way: Way::Remote,
+            start: host.clone(),
+            end: host,
+            predicted: Seconds::default(),
+            total: Estimate { expected_s: 10.0, low_s: 8.0, high_s: 13.0 },
+            unknown: Vec::new(),
+            longer: None,
+            chosen: true,
+            reason: String::new(),
+        };
+        let options = vec![option];
+        let (basis, figures) = (Basis::History, Vec::new());
+        Decision {
+            job: JobId::new("q-0001").expect("a name"),
+            at_ms: 0,
+            trigger,
+            plan: Plan { basis, options, figures, moves: false },
+            summary: String::new(),
+            measured_s,
+            measured: measured_s.map(|_| Seconds::default()),
+        }
+    }
+
+    #[test]
+    fn the_score_counts_jobs_that_ended_well_and_were_predicted() {
+        let mut decisions = vec![
+            decision(Trigger::Submitted, Some(10.0)),
+            decision(Trigger::Submitted, Some(8.0)),
+            decision(Trigger::Submitted, Some(20.0)),
+            decision(Trigger::Submitted, None),
+            decision(Trigger::TimeLost, Some(10.0)),
+        ];
+        let score = Score::of(&decisions);
+        assert_eq!((score.all.jobs, score.all.in_range), (3, 2));
+        assert_eq!(score.all.median_error, Some(0.25));
+        assert_eq!(score.by_option.len(), 1);
+        assert_eq!(score.by_option[0].score, score.all);
+        decisions[0].plan.basis = Basis::OnePass;
+        assert_eq!(Score::of(&decisions).by_option.len(), 2);
+        assert_eq!(Score::of(&[]).all, ScoreOf::default());
+    }
+
+    #[test]
+    fn an_estimate_is_shown_as_exactly_as_it_is_worth() {
+        let shown = |expected_s, low_s, high_s| Estimate { expected_s, low_s, high_s }.to_string();
+        assert_eq!(shown(42.34, 34.9, 51.1), "42 s (35..51)");
+        assert_eq!(shown(1.26, 0.9, 2.14), "1.3 s (0.9..2.1)");
+    }
 }

@@ -13,7 +13,9 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::commands::{agent, boot, client, controller, host, image, job, lab, pool, vm, volume};
+use crate::commands::{
+    agent, boot, client, controller, host, image, job, lab, planner, pool, vm, volume,
+};
 use crate::output::Format;
 
 /// Runs virtual-machine jobs where their data is.
@@ -59,6 +61,9 @@ enum Noun {
     /// Virtual machines
     #[command(subcommand)]
     Vm(vm::Verb),
+    /// How well the planner predicts
+    #[command(subcommand)]
+    Planner(planner::Verb),
     /// Hosts
     #[command(subcommand)]
     Host(host::HostVerb),
@@ -127,6 +132,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
         Noun::Vm(verb) => vm::run(verb, context).await?,
+        Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
         Noun::Site(verb) => host::run_site(verb, context).await?,
         Noun::Link(verb) => host::run_link(verb, context).await?,

@@ -24,7 +24,7 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
         let job = system.ended(&job.id).await?;
         ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
         ensure!(job.exit_code == Some(0), "exit code {:?}", job.exit_code);
-        ensure!(job.measured_s.is_some() && job.predicted_s.is_some(), "no figures: {job:?}");
+        ensure!(job.measured_s.is_some() && job.predicted.is_some(), "no figures: {job:?}");
         let log = system.log(&job.id).await?;
         ensure!(log.iter().any(|l| l == "to the log"), "the log is {log:?}");
         output_arrives(&system, job.id.as_str())?;

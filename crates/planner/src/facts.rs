@@ -5,16 +5,17 @@ use perigee_model::phases::Phases;
 use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
+use serde::{Deserialize, Serialize};
 
-use crate::{Refused, WorkProfile};
+use crate::{PastRun, Refused, Traits};
 
 /// Everything a plan for a job that has not started rests on.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub cluster: Cluster,
     pub job: JobFacts,
-    /// What earlier runs of the same job did; none for a new job.
-    pub history: Option<WorkProfile>,
+    /// Earlier runs of jobs with its image and command, the newest last; none for a new job.
+    pub history: Vec<PastRun>,
 }
 
 /// Hosts that are up, and what was measured between them.
@@ -59,8 +60,8 @@ pub struct HostFacts {
     pub accelerator: Accelerator,
     /// Empty where it is not known.
     pub cpu_model: String,
-    /// From VM start to the command's start, as measured in the last runs there.
-    pub boot_s: Option<f64>,
+    /// The last boots of jobs' VMs there.
+    pub boots: Vec<Boot>,
     /// Block reads at this host of an export whose home it is.
     pub local_blocks: Option<BlockProbe>,
 }
@@ -86,6 +87,15 @@ impl HostFacts {
         }
         Ok(())
     }
+}
+
+/// One boot of a job's VM, from its start to the command's start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Boot {
+    pub image: String,
+    pub seconds: f64,
+    /// vCPU time of it.
+    pub cpu_s: f64,
 }
 
 /// One direction: `probe` is `from` reading from `to`, `blocks` is `from` reading an export whose
@@ -120,6 +130,7 @@ pub struct PastMove {
 
 #[derive(Debug, Clone)]
 pub struct JobFacts {
+    pub traits: Traits,
     pub memory_bytes: u64,
     pub start: Start,
     pub may_migrate: bool,
@@ -142,6 +153,15 @@ pub struct VolumeFacts {
 #[derive(Debug, Clone)]
 pub struct Running {
     pub cluster: Cluster,
+    pub traits: Traits,
+    /// Earlier runs of such jobs, the newest last.
+    pub history: Vec<PastRun>,
+    /// Of the whole job, 0 to 1, as its command last reported it.
+    pub progress: Option<f64>,
+    /// As `progress`, when the VM came to this host.
+    pub progress_at_arrival: f64,
+    /// Requests to the data volumes since the command's start, at all hosts.
+    pub requests: f64,
     /// Where the VM runs now.
     pub host: HostId,
     pub memory_bytes: u64,
@@ -164,4 +184,7 @@ pub struct DiskFacts {
     pub client: IoStats,
     /// At the volume's home; the same figures as `client` while the VM runs there.
     pub at_home: IoStats,
+    /// Time in which requests to the home waited and none was answered, because the link or the
+    /// home was away.
+    pub outage_ns: u64,
 }

@@ -6,7 +6,8 @@ use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
 
 use crate::facts::*;
-use crate::profile::{VolumeWork, WorkProfile};
+use crate::runs::{PastRun, Traits, VolumeRun};
+use crate::work::VolumeWork;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const LOCAL_US: u64 = 200;
@@ -29,6 +30,11 @@ pub(crate) fn probe(latency_us: u64) -> BlockProbe {
     }
 }
 
+/// Of the image of all fixtures.
+pub(crate) fn booted_in(seconds: f64) -> Boot {
+    Boot { image: "debian".to_owned(), seconds, cpu_s: 6.0 }
+}
+
 fn host(id: &str, site: &str) -> HostFacts {
     HostFacts {
         id: host_id(id),
@@ -39,7 +45,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         takes_jobs: true,
         accelerator: Accelerator::Kvm,
         cpu_model: "EPYC".to_owned(),
-        boot_s: Some(12.0),
+        boots: vec![booted_in(12.0)],
         local_blocks: Some(probe(LOCAL_US)),
     }
 }
@@ -77,6 +83,7 @@ pub(crate) fn cluster() -> Cluster {
 /// A job with 512 MiB of memory and its data in the cloud.
 pub(crate) fn job() -> JobFacts {
     JobFacts {
+        traits: traits(),
         memory_bytes: 512 * MIB,
         start: Start::Anywhere,
         may_migrate: true,
@@ -89,22 +96,60 @@ pub(crate) fn job() -> JobFacts {
     }
 }
 
-/// 20 s of computing and this many reads of 8 KiB, one at a time.
-pub(crate) fn history(reads: f64) -> WorkProfile {
-    let work = VolumeWork {
+pub(crate) fn traits() -> Traits {
+    Traits {
+        name: "job".to_owned(),
+        cpus: 1,
+        memory_bytes: 512 * MIB,
+        inputs: "inputs".to_owned(),
+        data_bytes: vec![256 * MIB],
+    }
+}
+
+/// What a block read from the cloud takes longer than there.
+pub(crate) const ROUND_TRIP_S: f64 = (REMOTE_US - LOCAL_US) as f64 / 1e6;
+
+/// This many reads of 8 KiB, one at a time, at the volume's home.
+pub(crate) fn work(reads: f64) -> VolumeWork {
+    VolumeWork {
         reads,
         bytes: reads * 8192.0,
         home_latency_us: LOCAL_US as f64,
         ..VolumeWork::default()
-    };
-    WorkProfile {
-        runs: 2,
-        boot_s: 12.0,
-        cpu_s: 20.0,
-        overlap_s: 0.0,
-        other_s: 1.0,
-        volumes: [(volume_name("data"), work)].into(),
     }
+}
+
+/// A run with 20 s of computing, 1 s of something else and this many reads of no bytes to speak of,
+/// one at a time, so far away.
+pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
+    let local_io_s = reads * LOCAL_US as f64 / 1e6;
+    let network_s = reads * round_trip_s;
+    let remote = round_trip_s > 0.0;
+    PastRun {
+        traits: traits(),
+        host: host_id(if remote { "home1" } else { "cloud1" }),
+        moved: false,
+        boot_s: 12.0,
+        wall_s: 21.0 + local_io_s + network_s,
+        cpu_s: 20.0,
+        busy_s: local_io_s + network_s,
+        local_io_s,
+        network_s,
+        volumes: vec![VolumeRun {
+            requests: reads,
+            bytes: 0.0,
+            queue_depth: 1.0,
+            remote_share: if remote { 1.0 } else { 0.0 },
+            round_trip_s,
+            rate_bytes_per_s: remote.then_some(WAN_BYTES_PER_S),
+        }],
+        replayed: Default::default(),
+    }
+}
+
+/// Two runs beside the data and two far from it.
+pub(crate) fn history(reads: f64) -> Vec<PastRun> {
+    [0.0, ROUND_TRIP_S, 0.0, ROUND_TRIP_S].map(|s| past_run(s, reads)).into()
 }
 
 /// Counters after `reads` of 8 KiB with `in_flight` at a time, at a client that is at the
@@ -126,7 +171,7 @@ pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: b
         client.network_bytes = client.read_bytes;
     }
     let (volume, home, at_home) = (volume_name(name), host_id(home), at(LOCAL_US));
-    DiskFacts { volume, home, client, at_home }
+    DiskFacts { volume, home, client, at_home, outage_ns: 0 }
 }
 
 #[track_caller]

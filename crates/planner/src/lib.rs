@@ -5,30 +5,35 @@
 //! measurement in the snapshot; where one is missing, the assumption in its place is named in
 //! [`perigee_model::plan::Plan::figures`].
 //!
-//! - [`plan`]: the ways to run a job that has not started, with predicted seconds.
+//! - [`plan`]: the ways to run a job that has not started, with predicted seconds and their ranges.
 //! - [`consider`]: whether a running VM moves now (ski rental).
 //! - [`move_cost`]: what one live migration takes.
-//! - [`WorkProfile::learn`]: what a finished run teaches about the job.
+//! - [`PastRun::learn`]: what a finished run teaches about the job.
 
 mod experience;
 mod facts;
 mod figures;
 #[cfg(test)]
 mod fixture;
+mod hosts;
+mod learn;
 mod moving;
 mod network;
 mod options;
-mod profile;
 pub mod queue;
 mod refused;
 mod running;
+mod runs;
+mod spread;
+mod work;
 
 pub use facts::{
-    Cluster, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running, Snapshot, VolumeFacts,
+    Boot, Cluster, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running, Snapshot,
+    VolumeFacts,
 };
 pub use moving::{MoveCost, move_cost};
-pub use network::lost_s;
+pub use network::{Path, lost_s};
 pub use options::plan;
-pub use profile::{Measured, VolumeWork, WorkProfile};
 pub use refused::Refused;
-pub use running::{AFTER_A_MOVE, Verdict, consider};
+pub use running::{AFTER_A_MOVE, TRUST, Verdict, consider};
+pub use runs::{Measured, MeasuredVolume, PastRun, RUNS_KEPT, Traits, VolumeRun, keep};

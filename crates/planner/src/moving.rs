@@ -8,14 +8,18 @@ use crate::experience::{Experience, PAUSE_ROUND_TRIPS, PREPARE_ROUND_TRIPS};
 use crate::facts::Cluster;
 use crate::figures::Figures;
 use crate::refused::Refused;
+use crate::spread::Spread;
 
 /// What is left to send may take this long with the VM paused.
 const DOWNTIME_LIMIT_S: f64 = DOWNTIME_LIMIT_FIRST_MS as f64 / 1e3;
 
 const ROUNDS_MAX: u32 = 30;
 
-/// A predicted live migration. The job is taken to stand still for `total_s`: an upper bound, for
-/// it goes on while its memory is copied, more slowly.
+/// While its memory is copied, a VM does its work at this speed: it waits for pages that are looked
+/// at, and shares the CPUs with what sends them.
+const SPEED_WHILE_COPIED: f64 = 0.5;
+
+/// A predicted live migration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoveCost {
     /// The sum of the three phases.
@@ -24,9 +28,18 @@ pub struct MoveCost {
     pub prepare_s: f64,
     pub copy_s: f64,
     pub pause_s: f64,
+    /// What the job loses by it: the pause, and its slower work while its memory is copied. It
+    /// loses the pause at least, and `total_s` at most.
+    pub job_s: f64,
     /// Bytes sent, pages sent again included.
     pub bytes: f64,
     pub figures: Vec<String>,
+}
+
+impl MoveCost {
+    pub(crate) fn of_the_job(&self) -> Spread {
+        Spread::between(self.pause_s, self.job_s, self.total_s)
+    }
 }
 
 /// How fast the VM changes its memory.
@@ -100,7 +113,7 @@ pub(crate) fn move_cost_with(
     let experience = Experience::of(&cluster.past_moves, &mut figures);
     let first_bytes = memory_bytes as f64 * experience.share_sent;
     let bytes = precopy_bytes(first_bytes, rate, dirty_rate);
-    figures.assumed("the job stands still while it is moved (upper bound)");
+    figures.assumed("the job works at half of its speed while its memory is copied");
     let rtt_s = link.probe.rtt_ms / 1e3;
     let prepare_s = PREPARE_ROUND_TRIPS * rtt_s + experience.prepare_s;
     // Its last round is sent in the pause; which one that is does not matter for the sum.
@@ -114,7 +127,9 @@ pub(crate) fn move_cost_with(
         format_seconds(pause_s)
     ));
     let total_s = prepare_s + copy_s + pause_s;
-    Ok(MoveCost { total_s, prepare_s, copy_s, pause_s, bytes, figures: figures.into_vec() })
+    let job_s = pause_s + copy_s * (1.0 - SPEED_WHILE_COPIED);
+    let figures = figures.into_vec();
+    Ok(MoveCost { total_s, prepare_s, copy_s, pause_s, job_s, bytes, figures })
 }
 
 fn precopy_bytes(first_bytes: f64, rate: f64, dirty_rate: f64) -> f64 {
@@ -204,6 +219,7 @@ mod tests {
         assert_close(cost.copy_s, 2.0 + 0.75);
         assert_close(cost.pause_s, 0.03 + 4.0 * 0.016);
         assert_close(cost.total_s, cost.prepare_s + cost.copy_s + cost.pause_s);
+        assert_close(cost.job_s, cost.copy_s / 2.0 + cost.pause_s);
     }
 
     #[test]

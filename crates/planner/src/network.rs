@@ -5,8 +5,8 @@ use perigee_model::volume::IoStats;
 
 use crate::facts::{Cluster, DiskFacts};
 use crate::figures::Figures;
-use crate::profile::VolumeWork;
 use crate::refused::Refused;
+use crate::work::VolumeWork;
 
 /// Seconds in which at least one of the volume's requests is in flight, when a VM at `at` does
 /// `work` to a volume whose home is `home`.
@@ -51,6 +51,53 @@ pub(crate) fn io_s(
     Ok((requests * latency_us / 1e6 / in_flight).max(work.bytes / rate))
 }
 
+/// The way of a request to a volume whose home is another host.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Path {
+    /// What a small request takes longer than at the home.
+    pub round_trip_s: f64,
+    pub rate_bytes_per_s: u64,
+}
+
+/// A round trip by block reads counts this much more than the link's, at most: what is above it was
+/// a busy moment of the probe.
+const PROBE_SLACK: f64 = 1.25;
+const PROBE_SLACK_S: f64 = 0.0005;
+
+/// How a VM at `at` reaches a volume whose home is `home`; none at the home.
+///
+/// # Errors
+/// [`Refused`] when the link is not measured.
+pub(crate) fn path(
+    cluster: &Cluster,
+    at: &HostId,
+    home: &HostId,
+    figures: &mut Figures,
+) -> Result<Option<Path>, Refused> {
+    if at == home {
+        return Ok(None);
+    }
+    let link = cluster.link(at, home)?;
+    figures.link(link, cluster.probe_request_bytes);
+    let rtt_s = link.probe.rtt_ms / 1e3;
+    let local = cluster.host(home).ok().and_then(|home| home.local_blocks);
+    let by_blocks_s = link.blocks.zip(local).map(|(far, near)| {
+        let near_us = near.latency_median_us;
+        far.latency_median_us.saturating_sub(near_us) as f64 / 1e6
+    });
+    let most_s = rtt_s * PROBE_SLACK + PROBE_SLACK_S;
+    let round_trip_s = by_blocks_s.map_or(rtt_s, |s| s.clamp(rtt_s, most_s));
+    Ok(Some(Path { round_trip_s, rate_bytes_per_s: link.probe.rate_bytes_per_s }))
+}
+
+impl Cluster {
+    /// How a VM at `at` reaches a volume whose home is `home`; none at the home, and where that is
+    /// not measured.
+    pub fn path(&self, at: &HostId, home: &HostId) -> Option<Path> {
+        path(self, at, home, &mut Figures::default()).ok().flatten()
+    }
+}
+
 /// Seconds in which a running command could not go on because of the network.
 ///
 /// While `network_busy` the volume server had a request at another host in flight; the home's
@@ -61,7 +108,8 @@ pub(crate) fn io_s(
 ///             wall time - vCPU time )
 /// ```
 ///
-/// The bound is there because a vCPU that computed was not blocked; with several vCPUs their mean
+/// Time in which the link was down is not in `network_busy` here: it says nothing about the link
+/// when it is up. The bound is there because a vCPU that computed was not blocked; with several vCPUs their mean
 /// is taken.
 pub fn lost_s(disks: &[DiskFacts], wall_s: f64, vcpu_s: f64, cpus: u32) -> f64 {
     let by_disks: f64 = disks.iter().map(disk_network_s).sum();
@@ -79,7 +127,7 @@ fn disk_network_s(disk: &DiskFacts) -> f64 {
     }
     let client_us = client.network_ns as f64 / client.network_requests as f64 / 1e3;
     let home_share = (mean_latency_us(&disk.at_home) / client_us).min(1.0);
-    seconds(client.network_busy_ns) * (1.0 - home_share)
+    seconds(client.network_busy_ns.saturating_sub(disk.outage_ns)) * (1.0 - home_share)
 }
 
 pub(crate) fn latencies_s(stats: &IoStats) -> f64 {
@@ -140,7 +188,7 @@ mod tests {
 
     #[test]
     fn io_is_requests_times_latency_by_queue_depth() {
-        let mut work = history(1000.0).volumes[&volume_name("data")];
+        let mut work = work(1000.0);
         assert_close(io_at("cloud1", &work), 0.2);
         assert_close(io_at("home1", &work), 16.4);
         (work.latencies_s, work.busy_s) = (4.0, 1.0);
@@ -149,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_long_request_takes_the_time_of_its_bytes_too() {
-        let mut work = history(1000.0).volumes[&volume_name("data")];
+        let mut work = work(1000.0);
         work.bytes = 1000.0 * (1.0 / 128.0 * MIB as f64 + 128.0 * 1024.0);
         // 128 KiB more than the probe at 128 MiB/s: 0.9765625 ms.
         assert_close(io_at("home1", &work), 16.4 + 0.976_562_5);
@@ -157,7 +205,7 @@ mod tests {
 
     #[test]
     fn io_is_never_faster_than_the_link() {
-        let mut work = history(1000.0).volumes[&volume_name("data")];
+        let mut work = work(1000.0);
         (work.latencies_s, work.busy_s) = (64.0, 1.0);
         work.bytes = 256.0 * MIB as f64;
         assert_close(io_at("home1", &work), 2.0);
@@ -167,7 +215,7 @@ mod tests {
     fn a_link_that_is_not_measured_is_a_refusal() {
         let mut cluster = cluster();
         cluster.links.clear();
-        let work = history(1.0).volumes[&volume_name("data")];
+        let work = work(1.0);
         let (at, home) = (host_id("home1"), host_id("cloud1"));
         let refused = io_s(&cluster, &at, &home, &work, &mut Figures::default());
         assert_eq!(refused, Err(Refused::LinkNotMeasured { from: at, to: home }));

@@ -2,10 +2,26 @@
 //!
 //! The remaining work of a job is unknown, so the rule is the one for renting or buying skis: pay
 //! by the day until what was paid equals the price, then buy. Here: stay until the time lost to
-//! the network, that the other place would have saved, equals the predicted cost of the move.
-//! Whenever the job ends, it then has lost at most twice what the best choice in hindsight would
-//! have (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica 1988; no
-//! deterministic rule does better).
+//! the network, that the other place would have saved, equals the price of the move: what the job
+//! loses by its pause and its slower work meanwhile, not how long the move takes. Whenever the job
+//! ends, it then has lost at most twice what the best choice in hindsight would have (Karlin,
+//! Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica 1988; no deterministic rule
+//! does better).
+//!
+//! History and progress often tell the remaining work. Where the whole range of what is still to be
+//! lost is above the price, the VM moves when [`TRUST`] times the price is lost; where it is all
+//! below, only when the price divided by [`TRUST`] is lost; else at the price (Purohit, Svitkina,
+//! Kumar: Improving online algorithms via ML predictions, NeurIPS 2018). With a price `p` and trust
+//! `t` that loses, against the best choice in hindsight,
+//!
+//! ```text
+//! the prediction is right:           at most 1 + t         = 1.5 times
+//! there is none, or it is undecided: at most 2 times
+//! the prediction is wrong:           at most 1 + 1 / t     = 3 times
+//! ```
+//!
+//! The last line holds for predictions that change at every look, because the threshold is always
+//! between `t p` and `p / t`.
 //!
 //! After a move the account starts anew and the next move must save [`AFTER_A_MOVE`] times its
 //! cost. As no more time can be lost than passes, the VM stays at least so long; and all the moves
@@ -15,16 +31,28 @@ use perigee_model::HostId;
 use perigee_model::plan::{Basis, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
 
-use crate::facts::{DiskFacts, Running};
+use crate::facts::{DiskFacts, HostFacts, Running};
 use crate::figures::Figures;
+use crate::hosts::load_factor;
+use crate::learn::Learned;
 use crate::moving::{Dirty, MoveCost, move_cost_with};
 use crate::network::{io_s, lost_s, not_computing_s, seconds};
-use crate::options::add_up;
-use crate::profile::VolumeWork;
 use crate::refused::Refused;
+use crate::spread::Spread;
+use crate::work::VolumeWork;
 
 /// How many times its cost a move must save when the VM was moved before.
 pub const AFTER_A_MOVE: f64 = 2.0;
+
+/// How much a prediction of the remaining work counts: 1 would be not at all.
+pub const TRUST: f64 = 0.5;
+
+/// The work that is left is this much more or less than predicted, 9 times of 10.
+const LEFT_ERROR: f64 = 0.24;
+/// The same, where only the command's own progress tells it.
+const PROGRESS_ERROR: (f64, f64) = (0.5, 2.0);
+/// Less progress than this tells nothing.
+const PROGRESS_LEAST: f64 = 0.05;
 
 /// A place counts as better when it would lose at most this share of what is lost here: probes of
 /// two equal links differ a little, and that is no reason to move.
@@ -42,6 +70,8 @@ pub enum Verdict {
     Move {
         to: HostId,
         reason: String,
+        /// How long the migration takes.
+        total_s: f64,
         plan: Plan,
     },
 }
@@ -52,6 +82,17 @@ struct Better<'a> {
     lost_there_s: f64,
     saved_s: f64,
     cost: MoveCost,
+    /// What staying loses until the job's end, where that is known.
+    to_lose: Option<Spread>,
+}
+
+/// The time lost at which the VM moves: see the module's text.
+pub(crate) fn moves_at_s(price_s: f64, to_lose: Option<Spread>) -> f64 {
+    match to_lose {
+        Some(left) if left.low() >= price_s => price_s * TRUST,
+        Some(left) if left.high() < price_s => price_s / TRUST,
+        _ => price_s,
+    }
 }
 
 /// Decides with what was measured since the VM came to its host. To be asked again and again while
@@ -68,7 +109,7 @@ pub fn consider(running: &Running) -> Verdict {
         Err(why) => return stay(format!("no move can be judged: {why}"), None),
     };
     let factor = if running.moves == 0 { 1.0 } else { AFTER_A_MOVE };
-    let needed_s = best.cost.total_s * factor;
+    let needed_s = moves_at_s(best.cost.job_s * factor, best.to_lose);
     let account = account(running, lost_s, &best);
     if best.saved_s < needed_s {
         let reason = if running.moves == 0 {
@@ -76,21 +117,25 @@ pub fn consider(running: &Running) -> Verdict {
         } else {
             format!("{account}; after a move the next must save {AFTER_A_MOVE:.0} times its cost")
         };
-        return stay(reason, Some(best.cost.total_s));
+        return stay(reason, Some(best.cost.job_s));
     }
     let plan = plan(running, lost_s, &best, &account);
-    Verdict::Move { to: best.to.clone(), reason: account, plan }
+    let total_s = best.cost.total_s;
+    Verdict::Move { to: best.to.clone(), reason: account, total_s, plan }
 }
 
 fn account(running: &Running, lost_s: f64, best: &Better) -> String {
+    let to_lose = best.to_lose.map_or_else(String::new, |left| {
+        format!("; {} more would be lost until its end", left.estimate())
+    });
     format!(
-        "{} of {} lost to the network at {}, {} would have been at {}; moving there costs {}",
+        "{} of {} lost to the network at {}, {} would have been at {}; moving there costs {}{to_lose}",
         format_seconds(lost_s),
         format_seconds(running.wall_s),
         running.host,
         format_seconds(best.lost_there_s),
         best.to,
-        format_seconds(best.cost.total_s)
+        format_seconds(best.cost.job_s)
     )
 }
 
@@ -98,11 +143,13 @@ fn account(running: &Running, lost_s: f64, best: &Better) -> String {
 fn best_place(running: &Running, lost_s: f64) -> Result<Option<Better<'_>>, Refused> {
     let mut best: Option<Better> = None;
     let mut refused = None;
+    let (cluster, traits) = (&running.cluster, &running.traits);
+    let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
     for host in &running.cluster.hosts {
         if host.id == running.host || host.memory_free_bytes < running.memory_bytes {
             continue;
         }
-        match place(running, lost_s, &host.id) {
+        match place(running, lost_s, host, learned.as_ref()) {
             Ok(place) if place.lost_there_s > lost_s * CLEARLY_LESS || lost_s == 0.0 => {}
             Ok(place) if best.as_ref().is_none_or(|b| surplus_s(&place) > surplus_s(b)) => {
                 best = Some(place);
@@ -118,10 +165,16 @@ fn best_place(running: &Running, lost_s: f64) -> Result<Option<Better<'_>>, Refu
 }
 
 fn surplus_s(place: &Better) -> f64 {
-    place.saved_s - place.cost.total_s
+    place.saved_s - place.cost.job_s
 }
 
-fn place<'a>(running: &'a Running, lost_s: f64, to: &'a HostId) -> Result<Better<'a>, Refused> {
+fn place<'a>(
+    running: &'a Running,
+    lost_s: f64,
+    host: &'a HostFacts,
+    learned: Option<&Learned>,
+) -> Result<Better<'a>, Refused> {
+    let to = &host.id;
     let mut figures = Figures::default();
     let here_s = network_s(running, &running.host, &mut figures)?;
     let there_s = network_s(running, to, &mut figures)?;
@@ -137,7 +190,47 @@ fn place<'a>(running: &'a Running, lost_s: f64, to: &'a HostId) -> Result<Better
             cost.figures.push(figure);
         }
     }
-    Ok(Better { to, lost_there_s, saved_s: lost_s - lost_there_s, cost })
+    let saved_s = lost_s - lost_there_s - slower_s(running, host)?;
+    let by_history = learned.and_then(|learned| to_lose(running, host, learned));
+    let to_lose = by_history.or_else(|| to_lose_by_progress(running, saved_s));
+    Ok(Better { to, lost_there_s, saved_s, cost, to_lose })
+}
+
+/// How much longer what was computed here would have taken there, among the VMs that are there.
+fn slower_s(running: &Running, there: &HostFacts) -> Result<f64, Refused> {
+    let here = running.cluster.host(&running.host)?;
+    let there = load_factor(there, there.running_vms.saturating_add(1)).expected;
+    let ratio = there / load_factor(here, here.running_vms).expected;
+    let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    Ok(((running.wall_s - waiting_s) * (ratio - 1.0)).max(0.0))
+}
+
+/// What is lost here and not there until the job's end, by its earlier runs: of a whole run's, the
+/// share of its requests that it has not made yet. Where the command reports its progress, the range
+/// covers both.
+fn to_lose(running: &Running, there: &HostFacts, learned: &Learned) -> Option<Spread> {
+    let cluster = &running.cluster;
+    let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
+    let place = |host| learned.place(cluster, host, &homes, &mut Figures::default()).ok();
+    let whole = learned.network_longer(&place(cluster.host(&running.host).ok()?)?, &place(there)?);
+    let by_requests = 1.0 - (running.requests / learned.requests.max(1.0)).min(1.0);
+    let by_progress = running.progress.map(|progress| (1.0 - progress).clamp(0.0, 1.0));
+    let other = by_progress.unwrap_or(by_requests);
+    let left = Spread::between(by_requests.min(other), by_requests, by_requests.max(other))
+        .plus(Spread::noise(LEFT_ERROR * by_requests));
+    Some(whole.by(left).at_least(0.0))
+}
+
+/// The same for a job that has no history: what is left costs as much as what was done here.
+fn to_lose_by_progress(running: &Running, saved_s: f64) -> Option<Spread> {
+    let progress = running.progress?;
+    let here = progress - running.progress_at_arrival;
+    if here < PROGRESS_LEAST {
+        return None;
+    }
+    let expected = (saved_s * (1.0 - progress) / here).max(0.0);
+    let (low, high) = PROGRESS_ERROR;
+    Some(Spread::between(expected * low, expected, expected * high))
 }
 
 /// What the network should add to this job's I/O at a host, by the probes. Only the ratio between
@@ -169,15 +262,18 @@ fn plan(running: &Running, lost_s: f64, best: &Better, account: &str) -> Plan {
     };
     let mut there = stay;
     there.network_s = best.lost_there_s;
-    there.migration_s = best.cost.total_s;
-    add_up(&mut stay);
-    add_up(&mut there);
+    there.migration_s = best.cost.job_s;
+    stay = stay.added_up();
+    there = there.added_up();
     let start = running.host.clone();
-    let option = |way, end, predicted, chosen, reason| PlanOption {
+    let option = |way, end, predicted: Seconds, chosen: bool, reason| PlanOption {
         way,
         start: start.clone(),
         end,
         predicted,
+        total: Spread::between(0.0, predicted.total_s, 2.0 * predicted.total_s).estimate(),
+        unknown: Vec::new(),
+        longer: None,
         chosen,
         reason,
     };
@@ -190,209 +286,4 @@ fn plan(running: &Running, lost_s: f64, best: &Better, account: &str) -> Plan {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::fixture::*;
-
-    /// By hand: 512 MiB at 128 MiB/s and twelve round trips of 16 ms.
-    const COST_S: f64 = 4.192;
-
-    /// At home1, computing half of the time, after these reads of 16.4 ms in the cloud.
-    fn reading(reads: u64, wall_s: f64) -> Running {
-        Running {
-            cluster: cluster(),
-            host: host_id("home1"),
-            memory_bytes: 512 * MIB,
-            cpus: 1,
-            may_migrate: true,
-            moves: 0,
-            dirty_bytes_per_s: Some(0),
-            wall_s,
-            vcpu_s: 0.0,
-            disks: vec![disk("data", "cloud1", reads, 1, true)],
-        }
-    }
-
-    fn moved_to(verdict: &Verdict) -> Option<&str> {
-        match verdict {
-            Verdict::Move { to, .. } => Some(to.as_str()),
-            Verdict::Stay { .. } => None,
-        }
-    }
-
-    fn why_stay(running: &Running) -> String {
-        match consider(running) {
-            Verdict::Stay { reason, .. } => reason,
-            Verdict::Move { to, .. } => panic!("it moves to {to}"),
-        }
-    }
-
-    #[test]
-    fn it_stays_until_the_time_lost_reaches_the_cost_of_moving() {
-        // 16.2 ms are lost with each read: 258 reads lose 4.18 s, 259 lose 4.196 s.
-        let Verdict::Stay { lost_s, cost_s, .. } = consider(&reading(258, 10.0)) else {
-            panic!("it moves before the cost is reached");
-        };
-        assert_close(lost_s, 258.0 * 0.0162);
-        assert_close(cost_s.unwrap(), COST_S);
-        assert_eq!(moved_to(&consider(&reading(259, 10.0))), Some("cloud1"));
-    }
-
-    #[test]
-    fn a_move_comes_with_a_plan_and_a_reason_in_figures() {
-        let Verdict::Move { reason, plan, .. } = consider(&reading(500, 20.0)) else {
-            panic!("8.1 s are lost");
-        };
-        assert_eq!(
-            reason,
-            "8.1 s of 20 s lost to the network at home1, 0 s would have been at cloud1; moving \
-             there costs 4.2 s"
-        );
-        assert_eq!(plan.basis, Basis::Running);
-        let [migrate, remote] = plan.options.as_slice() else { panic!("two options") };
-        assert!(migrate.chosen && migrate.way == Way::Migrate && plan.moves);
-        assert_close(remote.predicted.total_s, 20.0);
-        assert_close(migrate.predicted.total_s, 20.0 - 8.1 + COST_S);
-    }
-
-    #[test]
-    fn computing_is_not_lost_to_the_network() {
-        let mut running = reading(500, 20.0);
-        running.vcpu_s = 17.0;
-        assert_eq!(moved_to(&consider(&running)), None);
-    }
-
-    #[test]
-    fn a_job_that_reads_from_two_sites_equally_gains_nothing() {
-        let mut running = reading(1000, 30.0);
-        running.disks.push(disk("other", "home1", 1000, 1, false));
-        assert_eq!(why_stay(&running), "no host with room would lose less");
-    }
-
-    #[test]
-    fn a_host_as_far_away_gains_nothing_whatever_the_probes_differ() {
-        let mut running = reading(100_000, 2000.0);
-        running.cluster.hosts[2].memory_free_bytes = 0;
-        for link in running.cluster.links.iter_mut().filter(|l| l.from.as_str() == "home2") {
-            link.blocks = Some(probe(REMOTE_US * 9 / 10));
-        }
-        assert_eq!(why_stay(&running), "no host with room would lose less");
-    }
-
-    #[test]
-    fn it_stays_where_the_job_file_or_the_memory_says_so() {
-        let mut running = reading(1000, 30.0);
-        running.cluster.hosts[2].memory_free_bytes = 100 * MIB;
-        assert_eq!(why_stay(&running), "no host with room would lose less");
-        let mut running = reading(1000, 30.0);
-        running.may_migrate = false;
-        assert_eq!(why_stay(&running), "the job file says that it may not move");
-    }
-
-    #[test]
-    fn it_stays_where_no_other_host_has_its_processor() {
-        let mut running = reading(1000, 30.0);
-        for host in &mut running.cluster.hosts[1..] {
-            host.accelerator = perigee_model::vm::Accelerator::Tcg;
-        }
-        let why = why_stay(&running);
-        assert!(why.contains("their processors differ"), "{why}");
-        for host in &mut running.cluster.hosts {
-            host.accelerator = perigee_model::vm::Accelerator::Tcg;
-            host.cpu_model = host.id.to_string();
-        }
-        assert_eq!(moved_to(&consider(&running)), Some("cloud1"), "TCG makes its own processor");
-    }
-
-    #[test]
-    fn it_stays_and_says_why_when_a_link_is_not_measured() {
-        let mut running = reading(1000, 30.0);
-        running.cluster.links.clear();
-        assert!(why_stay(&running).contains("is not measured yet"));
-    }
-
-    #[test]
-    fn after_a_move_the_next_must_save_twice_its_cost() {
-        let mut running = reading(259, 10.0);
-        running.moves = 1;
-        assert!(why_stay(&running).contains("must save 2 times its cost"));
-        assert_eq!(
-            moved_to(&consider(&Running { moves: 1, ..reading(518, 10.0) })),
-            Some("cloud1")
-        );
-    }
-
-    #[test]
-    fn nothing_measured_yet_is_a_reason_to_stay() {
-        assert_eq!(moved_to(&consider(&reading(0, 0.0))), None);
-    }
-
-    /// Reads in the time of one look at the job, when this share of it is lost to the network.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small, positive")]
-    fn reads_in(step_s: f64, share_lost: f64) -> u64 {
-        (step_s * share_lost / 0.0162).floor() as u64
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        #[test]
-        fn never_worse_than_twice_the_best_in_hindsight(
-            share_lost in 0.0..0.98f64,
-            steps in 1u64..400,
-            step_s in 0.05..5.0f64,
-        ) {
-            let reads_a_step = reads_in(step_s, share_lost);
-            let lost_a_step_s = reads_a_step as f64 * 0.0162;
-            let mut paid_s = 0.0;
-            for step in 1..=steps {
-                paid_s += lost_a_step_s;
-                let running = reading(reads_a_step * step, step_s * step as f64);
-                if moved_to(&consider(&running)) == Some("cloud1") {
-                    paid_s += COST_S;
-                    break;
-                }
-            }
-            let best_s = (lost_a_step_s * steps as f64).min(COST_S);
-            let limit_s = 2.0 * best_s + lost_a_step_s + 1e-6;
-            prop_assert!(paid_s <= limit_s, "paid {}, the best was {}", paid_s, best_s);
-        }
-
-        /// The job reads now here, now there; its moves never cost more than what it loses.
-        #[test]
-        fn alternating_loads_do_not_make_it_ping_pong(
-            phases in proptest::collection::vec((any::<bool>(), 1u64..60), 1..40),
-        ) {
-            let reads_a_step = reads_in(1.0, 0.9);
-            let (mut at_cloud, mut moves, mut lost_s) = (false, 0u32, 0.0);
-            let (mut cloud_reads, mut home_reads, mut wall_s) = (0, 0, 0.0);
-            for (reads_cloud, steps) in phases {
-                for _ in 0..steps {
-                    if reads_cloud { cloud_reads += reads_a_step } else { home_reads += reads_a_step }
-                    wall_s += 1.0;
-                    if reads_cloud != at_cloud {
-                        lost_s += reads_a_step as f64 * 0.0162;
-                    }
-                    let running = Running {
-                        host: host_id(if at_cloud { "cloud1" } else { "home1" }),
-                        moves,
-                        disks: vec![
-                            disk("a", "cloud1", cloud_reads, 1, !at_cloud),
-                            disk("b", "home1", home_reads, 1, at_cloud),
-                        ],
-                        ..reading(0, wall_s)
-                    };
-                    if moved_to(&consider(&running)).is_some() {
-                        at_cloud = !at_cloud;
-                        moves += 1;
-                        (cloud_reads, home_reads, wall_s) = (0, 0, 0.0);
-                    }
-                }
-            }
-            let paid_after_the_first_s = f64::from(moves.saturating_sub(1)) * COST_S;
-            prop_assert!(paid_after_the_first_s <= lost_s / AFTER_A_MOVE, "{} moves", moves);
-        }
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::job::{Bundle, Job, JobSpec, LogLine, Sample};
-use perigee_model::plan::{Decision, Plan};
+use perigee_model::plan::{Decision, Plan, Score};
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
 
@@ -88,6 +88,13 @@ pub async fn log(
 pub async fn decisions(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Vec<Decision>> {
     jobs::record(&cluster, &job).await?;
     json(planning::decisions(&cluster, &job).await?)
+}
+
+/// How well the predictions of all jobs that are kept came true.
+#[utoipa::path(get, path = "/planner/score", tag = "jobs",
+    responses((status = 200, body = Score)))]
+pub async fn score(State(cluster): Shared) -> Reply<Score> {
+    json(planning::score(&cluster).await?)
 }
 
 /// The job's time series.

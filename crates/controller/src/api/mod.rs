@@ -58,6 +58,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::log))
         .routes(routes!(jobs::decisions))
+        .routes(routes!(jobs::score))
         .routes(routes!(jobs::samples))
         .routes(routes!(jobs::output));
     let mut router = OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1);

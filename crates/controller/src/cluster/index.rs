@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
-use perigee_model::plan::Plan;
+use perigee_model::plan::{Estimate, Plan};
 use perigee_model::{HostId, ImageName, JobId, Problem, VmId, VolumeName};
+use perigee_planner::Traits;
 use perigee_planner::queue::{Demand, VolumeUse};
 use tokio::sync::Notify;
 
@@ -49,7 +50,9 @@ struct Inner {
 pub struct Grant {
     pub host: HostId,
     pub plan: Plan,
-    pub predicted_s: f64,
+    pub predicted: Estimate,
+    /// By which its run will be known to later ones.
+    pub traits: Traits,
     /// In the order of the job file.
     pub volume_homes: Vec<HostId>,
 }

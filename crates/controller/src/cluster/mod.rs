@@ -6,7 +6,7 @@ mod capacity;
 mod hosts;
 mod index;
 mod links;
-mod taught;
+pub mod taught;
 mod wakes;
 
 use std::fs::File;

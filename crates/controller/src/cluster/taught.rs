@@ -1,14 +1,28 @@
 //! What ended jobs taught and is asked for all the time, in memory beside the store.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_model::{HostId, Problem};
+use perigee_planner::{Boot, PastRun};
+use serde::{Deserialize, Serialize};
 
 use crate::records::Records;
 
+/// Of the records of the last boots; the host follows.
+pub const BOOTS: &str = "vm_boots/";
+
 /// Beyond it, what is kept is forgotten and read again from the store.
-const DIRTY_RATES_MAX: usize = 10_000;
+const HISTORIES_MAX: usize = 1000;
+
+/// What jobs with one image and command taught.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct History {
+    /// The newest last.
+    pub runs: Vec<PastRun>,
+    /// By the last migration of such a job.
+    pub dirty_bytes_per_s: Option<u64>,
+}
 
 #[derive(Debug, Default)]
 pub struct Taught {
@@ -17,17 +31,17 @@ pub struct Taught {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The seconds of the last boots at each host.
-    boots: BTreeMap<HostId, Vec<f64>>,
-    /// By the key of a job's history.
-    dirty_rates: BTreeMap<String, Option<u64>>,
+    /// The last boots at each host.
+    boots: BTreeMap<HostId, Vec<Boot>>,
+    /// By their keys.
+    histories: BTreeMap<String, Arc<History>>,
 }
 
 impl Taught {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let taught = Self::default();
-        for key in records.keys("boots/").await? {
-            let Ok(host) = HostId::new(key.trim_start_matches("boots/")) else { continue };
+        for key in records.keys(BOOTS).await? {
+            let Ok(host) = HostId::new(key.trim_start_matches(BOOTS)) else { continue };
             if let Some(boots) = records.read(&key).await? {
                 taught.set_boots(&host, boots);
             }
@@ -39,28 +53,24 @@ impl Taught {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set_boots(&self, host: &HostId, mut boots: Vec<f64>) {
-        boots.sort_by(f64::total_cmp);
+    pub fn set_boots(&self, host: &HostId, boots: Vec<Boot>) {
         self.lock().boots.insert(host.clone(), boots);
     }
 
-    /// The median of the last boots there.
-    pub fn boot_s(&self, host: &HostId) -> Option<f64> {
-        let inner = self.lock();
-        let boots = inner.boots.get(host)?;
-        boots.get(boots.len() / 2).copied()
+    pub fn boots(&self, host: &HostId) -> Vec<Boot> {
+        self.lock().boots.get(host).cloned().unwrap_or_default()
     }
 
-    /// `None` when it was not read yet; `Some(None)` when nothing is known.
-    pub fn dirty_rate(&self, history: &str) -> Option<Option<u64>> {
-        self.lock().dirty_rates.get(history).copied()
+    /// `None` when it was not read yet.
+    pub fn history(&self, key: &str) -> Option<Arc<History>> {
+        self.lock().histories.get(key).cloned()
     }
 
-    pub fn set_dirty_rate(&self, history: &str, rate: Option<u64>) {
+    pub fn set_history(&self, key: &str, history: Arc<History>) {
         let mut inner = self.lock();
-        if inner.dirty_rates.len() >= DIRTY_RATES_MAX {
-            inner.dirty_rates.clear();
+        if inner.histories.len() >= HISTORIES_MAX {
+            inner.histories.clear();
         }
-        inner.dirty_rates.insert(history.to_owned(), rate);
+        inner.histories.insert(key.to_owned(), history);
     }
 }

@@ -155,7 +155,7 @@ impl Run {
         job.state = job.state.next(JobEvent::HostLost)?;
         job.reason = format!("it was lost at host {host} and starts again");
         (job.host, job.vm) = (None, None);
-        (job.exit_code, job.progress, job.predicted_s) = (None, None, None);
+        (job.exit_code, job.progress, job.predicted) = (None, None, None);
         (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
         self.record.save().await
     }

@@ -322,7 +322,7 @@ impl Run {
         if since_abort.is_some_and(|since| since < AFTER_ABORT) {
             return Ok(());
         }
-        let Some(Verdict::Move { to, reason, plan }) =
+        let Some(Verdict::Move { to, reason, total_s, plan }) =
             planning::consider(&self.cluster, &self.record.value).await?
         else {
             return Ok(());
@@ -331,7 +331,7 @@ impl Run {
         let wish = migration::Wish {
             to: to.clone(),
             reason: reason.clone(),
-            predicted_s: plan.options.iter().find(|o| o.chosen).map(|o| o.predicted.migration_s),
+            predicted_s: Some(total_s),
             job_progress: super::progress(self.job()),
         };
         match migration::request(&self.cluster, &self.record.value, wish).await {

@@ -112,7 +112,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         started_ms: None,
         running_ms: None,
         ended_ms: None,
-        predicted_s: None,
+        predicted: None,
         measured_s: None,
         migrations: Vec::new(),
         output_bytes: None,

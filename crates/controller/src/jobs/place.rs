@@ -15,11 +15,13 @@ impl Run {
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
-        record.placement = Some(placement(&self.id, spec, &start, &grant.volume_homes, restarts));
+        let disks = disks(&self.id, spec, &start, &grant.volume_homes, restarts);
+        let traits = grant.traits.clone();
+        record.placement = Some(Placement { start: start.clone(), disks, traits });
         record.job.state = record.job.state.next(JobEvent::Placed)?;
         record.job.host = Some(start);
         record.job.vm = Some(vm_of(&self.id));
-        record.job.predicted_s = Some(grant.predicted_s);
+        record.job.predicted = Some(grant.predicted);
         record.job.reason.clear();
         self.record.save().await?;
         Ok(Step::Again)
@@ -27,13 +29,13 @@ impl Run {
 }
 
 /// The VM's disks: root, seed and output beside the VM, data where it is.
-fn placement(
+fn disks(
     job: &JobId,
     spec: &JobSpec,
     start: &HostId,
     data_homes: &[HostId],
     restarts: u32,
-) -> Placement {
+) -> Vec<PlacedDisk> {
     let own = |serial: &str, suffix: &str, read_only| PlacedDisk {
         serial: serial.to_owned(),
         volume: own_volume(job, restarts, suffix),
@@ -58,7 +60,7 @@ fn placement(
             serial,
         });
     }
-    Placement { start: start.clone(), disks }
+    disks
 }
 
 /// What an earlier start of the job left may still stand: the next one has names of its own.

@@ -67,7 +67,8 @@ impl Run {
             }
         }
         let at_home: Vec<bool> = placement.disks.iter().map(|disk| disk.home == to).collect();
-        record.meter.arrived(now_ms(), &moved.io_before, &at_home);
+        let progress = super::progress(&record.job).unwrap_or_default();
+        record.meter.arrived(now_ms(), progress, &moved.io_before, &at_home);
         record.left = Some(moved.migration.from.clone());
         if record.leaving.is_some() {
             record.leaving = Some(to.clone());

@@ -32,7 +32,7 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     finish(&lab.home, &lab.home, &vm);
     let job = lab.wait_for_state(&id, JobState::Succeeded).await;
     assert_eq!((job.exit_code, job.output_bytes), (Some(0), Some(11)));
-    assert!(job.measured_s.is_some() && job.predicted_s.is_some(), "{job:?}");
+    assert!(job.measured_s.is_some() && job.predicted.is_some(), "{job:?}");
     lab.wait_for_clean_hosts().await;
     let output = std::fs::read(files::output_path(lab.dir.path(), &id)).expect("output");
     assert_eq!(output, b"the answers");
@@ -41,6 +41,11 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
     assert_eq!(decisions.len(), 1);
     assert_eq!(decisions[0].measured_s, job.measured_s);
+    let parts = decisions[0].measured.expect("where its time went");
+    assert!((parts.total_s - job.measured_s.expect("a time")).abs() < 0.01, "{parts:?}");
+    assert_eq!(planning::score(&lab.cluster).await.expect("a score").all.jobs, 1);
+    let again = planning::plan(&lab.cluster, &spec(Access::Clone)).await.expect("a plan");
+    assert_eq!(again.basis, perigee_model::plan::Basis::History);
     jobs::delete(&lab.cluster, &id).await.expect("delete");
     assert!(!files::output_path(lab.dir.path(), &id).exists());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use perigee_model::job::{Job, Link, Migration, MigrationState, Sample};
 use perigee_model::phases::Phases;
-use perigee_model::plan::{Decision, Plan};
+use perigee_model::plan::{Decision, Estimate, Plan};
 use perigee_model::{HostId, JobId, Problem};
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,7 @@ impl RunName {
 pub struct Run {
     pub name: RunName,
     pub job: JobId,
-    pub predicted_s: Option<f64>,
+    pub predicted: Option<Estimate>,
     /// From the VM's start to the end of the job's command.
     pub measured_s: f64,
     pub answers_sha256: String,
@@ -123,7 +123,7 @@ impl Run {
         Ok(Self {
             name,
             job: job.id.clone(),
-            predicted_s: job.predicted_s,
+            predicted: job.predicted,
             measured_s: job.measured_s.ok_or_else(|| missing("measured time"))?,
             answers_sha256: evidence.answers_sha256,
             migrations: completed.map(Move::from).collect(),
@@ -133,6 +133,13 @@ impl Run {
             started_ms: job.started_ms.ok_or_else(|| missing("start time"))?,
             running_ms: job.running_ms,
         })
+    }
+}
+
+impl Run {
+    /// Of what was predicted, as a share of what was measured.
+    pub fn error(&self) -> Option<f64> {
+        Some(self.predicted?.expected_s / self.measured_s - 1.0)
     }
 }
 
@@ -231,6 +238,9 @@ pub(crate) mod tests {
                 cpu_s: total_s - 12.0,
                 ..Seconds::default()
             },
+            total: Estimate { expected_s: total_s, low_s: total_s * 0.8, high_s: total_s * 1.3 },
+            unknown: Vec::new(),
+            longer: None,
             chosen,
             reason: "the earliest end <&>".to_owned(),
         }
@@ -258,7 +268,11 @@ pub(crate) mod tests {
         Run {
             name,
             job: JobId::new("tpch-0001").expect("a name"),
-            predicted_s: Some(measured_s * 0.9),
+            predicted: Some(Estimate {
+                expected_s: measured_s * 0.9,
+                low_s: measured_s * 0.7,
+                high_s: measured_s * 1.2,
+            }),
             measured_s,
             answers_sha256: "aa".repeat(32),
             migrations: Vec::new(),
@@ -385,7 +399,7 @@ pub(crate) mod tests {
         let names: Vec<_> =
             json["runs"].as_array().expect("runs").iter().map(|r| &r["name"]).collect();
         assert_eq!(names, ["remote", "beside", "planned"]);
-        for field in ["predicted_s", "measured_s", "answers_sha256", "migrations"] {
+        for field in ["predicted", "measured_s", "answers_sha256", "migrations"] {
             assert!(!json["runs"][2][field].is_null(), "{field}");
         }
         let migration = &json["runs"][2]["migrations"][0];

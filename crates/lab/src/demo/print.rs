@@ -29,14 +29,17 @@ pub fn plan(name: RunName, plan: &Plan) {
     println!("\n  job plan for the run {}, from {}:", name.word(), basis_words(plan.basis));
     for option in &plan.options {
         println!(
-            "  {} {:<8} {} → {:<8} {:>6.1} s  {}",
+            "  {} {:<8} {} → {:<8} {:<18} {}",
             if option.chosen { "*" } else { " " },
             way_word(option.way),
             option.start,
             option.end,
-            option.predicted.total_s,
+            option.total.to_string(),
             option.reason
         );
+    }
+    for unknown in plan.chosen().iter().flat_map(|option| &option.unknown) {
+        println!("      not known: {}: {}", unknown.part.name(), unknown.why);
     }
     for figure in &plan.figures {
         println!("      {figure}");
@@ -45,13 +48,18 @@ pub fn plan(name: RunName, plan: &Plan) {
 
 pub fn outcome(outcome: &Outcome, out: &Path) {
     println!(
-        "\n  {:<10} {:>12} {:>11} {:>11} {:>10} {:>11}",
-        "run", "predicted s", "measured s", "migration s", "downtime s", "moved"
+        "\n  {:<10} {:>18} {:>11} {:>9} {:>11} {:>10} {:>11}",
+        "run", "predicted", "measured s", "in range", "migration s", "downtime s", "moved"
     );
     for run in &outcome.runs {
         let unknown = run.plan.basis == Basis::OnePass;
         let mark = if unknown { "*" } else { "" };
-        let predicted = run.predicted_s.map_or_else(|| "-".to_owned(), |s| format!("{mark}{s:.1}"));
+        let predicted = run.predicted.map_or_else(|| "-".to_owned(), |p| format!("{mark}{p}"));
+        let held = match run.predicted {
+            Some(predicted) if predicted.holds(run.measured_s) => "yes",
+            Some(_) => "no",
+            None => "-",
+        };
         let moved = run.migrations.first().map_or_else(Default::default, |m| {
             let seconds =
                 |ms: u64| format!("{:.2}", std::time::Duration::from_millis(ms).as_secs_f64());
@@ -60,7 +68,7 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
         let [total, downtime, size] =
             moved.map(|s: String| if s.is_empty() { "-".to_owned() } else { s });
         println!(
-            "  {:<10} {predicted:>12} {:>11.1} {total:>11} {downtime:>10} {size:>11}",
+            "  {:<10} {predicted:>18} {:>11.1} {held:>9} {total:>11} {downtime:>10} {size:>11}",
             run.name.word(),
             run.measured_s
         );

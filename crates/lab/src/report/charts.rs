@@ -15,7 +15,7 @@ pub fn bars(outcome: &Outcome) -> String {
     let longest = outcome
         .runs
         .iter()
-        .flat_map(|run| [run.measured_s, run.predicted_s.unwrap_or(0.0)])
+        .flat_map(|run| [run.measured_s, run.predicted.map_or(0.0, |p| p.expected_s)])
         .fold(0.0, f64::max);
     const ROW: f64 = 58.0;
     let mut floor = 8.0;
@@ -34,7 +34,7 @@ pub fn bars(outcome: &Outcome) -> String {
     let mut y = 14.0;
     for run in &outcome.runs {
         svg.text("name", (LEFT - 12.0, y + 25.0), Anchor::End, run.name.word());
-        if let Some(predicted_s) = run.predicted_s {
+        if let Some(predicted_s) = run.predicted.map(|p| p.expected_s) {
             bar(&mut svg, &scale, "predicted", y, predicted_s, "predicted");
         }
         bar(&mut svg, &scale, "measured", y + 20.0, run.measured_s, "measured");

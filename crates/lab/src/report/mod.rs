@@ -83,7 +83,7 @@ fn summary(outcome: &Outcome) -> String {
 
 fn results(page: &mut String, outcome: &Outcome) {
     page.push_str(
-        "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>run</th><th>predicted, s</th><th>measured, s</th>\
+        "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>run</th><th>predicted</th><th>measured, s</th>\
          <th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>moved at, %</th>\
          <th>answers, SHA-256</th></tr>\n",
     );
@@ -92,9 +92,9 @@ fn results(page: &mut String, outcome: &Outcome) {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
         let cells = [
             run.name.word().to_owned(),
-            or_dash(run.predicted_s.map(|s| format!("{s:.1}"))),
+            or_dash(run.predicted.map(|p| p.to_string())),
             format!("{:.1}", run.measured_s),
-            or_dash(run.predicted_s.map(|s| format!("{:+.0}", (s / run.measured_s - 1.0) * 100.0))),
+            or_dash(run.error().map(|error| format!("{:+.0}", error * 100.0))),
             or_dash(migration.map(|m| m.total_ms.to_string())),
             or_dash(migration.map(|m| m.downtime_ms.to_string())),
             or_dash(migration.map(|m| units::format_bytes(m.bytes))),
@@ -169,7 +169,7 @@ fn plan(page: &mut String, plan: &Plan) {
         page,
         "<p class=\"soft\">Predicted from {}.</p>\n<div class=\"scroll\"><table>\n<tr><th>option</th>\
          <th>from → to</th><th>boot, s</th><th>CPU, s</th><th>local I/O, s</th><th>network, s</th>\
-         <th>other, s</th><th>migration, s</th><th>total, s</th></tr>",
+         <th>other, s</th><th>migration, s</th><th>total</th><th>not known</th></tr>",
         basis_words(plan.basis)
     );
     for option in &plan.options {
@@ -185,9 +185,11 @@ fn plan(page: &mut String, plan: &Plan) {
             predicted.network_s,
             predicted.other_s,
             predicted.migration_s,
-            predicted.total_s,
         ];
         cells.extend(parts.iter().map(|s| format!("{s:.1}")));
+        cells.push(option.total.to_string());
+        let unknown: Vec<&str> = option.unknown.iter().map(|u| u.part.name()).collect();
+        cells.push(unknown.join(", "));
         row(page, if option.chosen { "chosen" } else { "" }, &cells);
     }
     page.push_str("</table></div>\n<ul class=\"soft\">\n");

@@ -12,7 +12,7 @@ use perigee_http::{Client, Method};
 use perigee_model::guest::LogStream;
 use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine};
 use perigee_model::job_file::{self, InputFile, JobFile};
-use perigee_model::plan::{Decision, Plan, PlanOption};
+use perigee_model::plan::{Decision, Part, Plan, PlanOption};
 use perigee_model::{JobId, Problem};
 
 use crate::Context;
@@ -84,7 +84,7 @@ const JOBS: &[Column<Job>] = &[
     ("place", place),
     ("host", |j| output::or_dash(j.host.as_ref())),
     ("progress", progress),
-    ("predicted", |j| output::seconds(j.predicted_s)),
+    ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
     ("measured", |j| output::seconds(j.measured_s)),
     ("migrations", |j| j.migrations.len().to_string()),
     ("reason", |j| j.reason.clone()),
@@ -102,7 +102,7 @@ const JOB: &[Column<Job>] = &[
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
     ("progress", progress),
     ("exit code", |j| j.exit_code.map_or_else(String::new, |c| c.to_string())),
-    ("predicted", |j| output::seconds(j.predicted_s)),
+    ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
     ("measured", |j| output::seconds(j.measured_s)),
     ("output", |j| j.output_bytes.map_or_else(String::new, output::bytes)),
     ("migrations", |j| j.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
@@ -119,14 +119,22 @@ const OPTIONS: &[Column<PlanOption>] = &[
     ("way", |o| output::word(&o.way)),
     ("start", |o| o.start.to_string()),
     ("end", |o| o.end.to_string()),
-    ("total", |o| format!("{:.1} s", o.predicted.total_s)),
-    ("boot", |o| format!("{:.1}", o.predicted.boot_s)),
-    ("cpu", |o| format!("{:.1}", o.predicted.cpu_s)),
-    ("local i/o", |o| format!("{:.1}", o.predicted.local_io_s)),
-    ("network", |o| format!("{:.1}", o.predicted.network_s)),
-    ("migration", |o| format!("{:.1}", o.predicted.migration_s)),
+    ("total", |o| o.total.to_string()),
+    ("boot", |o| seconds_of(o, Part::Boot)),
+    ("cpu", |o| seconds_of(o, Part::Cpu)),
+    ("local i/o", |o| seconds_of(o, Part::LocalIo)),
+    ("network", |o| seconds_of(o, Part::Network)),
+    ("other", |o| seconds_of(o, Part::Other)),
+    ("migration", |o| seconds_of(o, Part::Migration)),
+    ("longer by", |o| o.longer.map_or_else(String::new, |longer| longer.to_string())),
     ("reason", |o| o.reason.clone()),
 ];
+
+/// `?` beside what is a guess.
+fn seconds_of(option: &PlanOption, part: Part) -> String {
+    let unknown = option.unknown.iter().any(|unknown| unknown.part == part);
+    format!("{:.1}{}", option.predicted.of(part), if unknown { "?" } else { "" })
+}
 
 fn place(job: &Job) -> String {
     job.queue_place.map_or_else(String::new, |place| place.to_string())
@@ -203,6 +211,9 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
             output::text(&format!("\nprediction based on: {}", output::word(&plan.basis)));
             for figure in &plan.figures {
                 output::text(&format!("  {figure}"));
+            }
+            for unknown in plan.chosen().iter().flat_map(|option| &option.unknown) {
+                output::text(&format!("  not known: {}: {}", unknown.part.name(), unknown.why));
             }
             Ok(())
         }
@@ -352,9 +363,7 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
             decision.summary
         ));
         print_plan(&decision.plan, Format::Table)?;
-        if let Some(measured_s) = decision.measured_s {
-            output::text(&format!("measured: {measured_s:.1} s"));
-        }
+        print_measured(decision);
         output::text("");
     }
     for migration in &job.migrations {
@@ -364,6 +373,21 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
         }
     }
     Ok(())
+}
+
+/// Prediction and truth, part by part where the parts are known.
+fn print_measured(decision: &Decision) {
+    let Some(measured_s) = decision.measured_s else { return };
+    let (Some(measured), Some(option)) = (decision.measured, decision.plan.chosen()) else {
+        return output::text(&format!("measured: {measured_s:.1} s"));
+    };
+    let held = if option.total.holds(measured_s) { "in" } else { "not in" };
+    output::text(&format!("\nmeasured: {measured_s:.1} s, {held} the range of {}", option.total));
+    output::text(&format!("  {:<10} {:>10} {:>10}", "", "predicted", "measured"));
+    for part in Part::ALL {
+        let (name, measured_s) = (part.name(), measured.of(part));
+        output::text(&format!("  {name:<10} {:>10} {measured_s:>10.1}", seconds_of(option, part)));
+    }
 }
 
 async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Result<(), Problem> {

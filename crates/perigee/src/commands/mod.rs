@@ -12,6 +12,7 @@ pub mod job;
 pub mod lab;
 pub mod moving;
 pub mod nbd_clients;
+pub mod planner;
 pub mod pool;
 pub mod remotes;
 pub mod soak;

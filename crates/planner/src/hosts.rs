@@ -1,0 +1,205 @@
+//! What is known of a host: how long a VM boots there, and how fast it computes.
+
+use std::collections::BTreeMap;
+
+use perigee_model::HostId;
+use perigee_model::plan::{Part, Unknown};
+use perigee_model::vm::Accelerator;
+
+use crate::facts::{Cluster, HostFacts};
+use crate::spread::Spread;
+
+/// Measured: a boot that is repeated differs less than this from the others, 9 times of 10.
+const REPEATED: f64 = 0.24;
+/// A boot at one host says this much about another with the same accelerator.
+const ELSEWHERE: (f64, f64) = (0.5, 2.0);
+/// Seconds of a boot where none was seen anywhere: low, expected, high.
+const UNKNOWN_BOOT_KVM_S: (f64, f64, f64) = (1.0, 5.0, 40.0);
+const UNKNOWN_BOOT_TCG_S: (f64, f64, f64) = (3.0, 12.0, 120.0);
+
+/// Hosts that differ less compute equally fast: repeated boots differ as much.
+const EQUALLY_FAST: f64 = 0.1;
+/// How much slower or faster a host may be that nothing ran at.
+const UNKNOWN_SPEED: (f64, f64) = (0.6, 1.7);
+
+/// From VM start to the command's start: by the last boots there, else by those of other hosts with
+/// the same accelerator, else a guess.
+pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unknown>) {
+    let mut here: Vec<f64> = host.boots.iter().map(|boot| boot.seconds).collect();
+    if let Some(median_s) = median(&mut here) {
+        let repeated = REPEATED * (1.0 + 1.0 / here.len() as f64).sqrt();
+        let spread = Spread::relative(median_s, repeated);
+        let (least_s, most_s) = (here[0], here[here.len() - 1]);
+        let low_s = least_s.min(spread.low());
+        return (Spread::between(low_s, median_s, most_s.max(spread.high())), None);
+    }
+    let unknown = |why| Some(Unknown { part: Part::Boot, why });
+    let alike = cluster.hosts.iter().filter(|other| other.accelerator == host.accelerator);
+    let mut elsewhere: Vec<f64> =
+        alike.flat_map(|other| &other.boots).map(|boot| boot.seconds).collect();
+    if let Some(median_s) = median(&mut elsewhere) {
+        let (less, more) = ELSEWHERE;
+        let spread = Spread::between(median_s * less, median_s, median_s * more);
+        return (spread, unknown(format!("no VM has booted at {} yet, only elsewhere", host.id)));
+    }
+    let (low_s, expected_s, high_s) = match host.accelerator {
+        Accelerator::Kvm => UNKNOWN_BOOT_KVM_S,
+        Accelerator::Tcg => UNKNOWN_BOOT_TCG_S,
+    };
+    let why = "no VM has booted anywhere yet".to_owned();
+    (Spread::between(low_s, expected_s, high_s), unknown(why))
+}
+
+/// Seconds of CPU at a host for each that the mean host needs, by the CPU time of the same images'
+/// boots. Other VMs there are not counted.
+pub(crate) fn cpu_factor(cluster: &Cluster, host: &HostId) -> (Spread, Option<Unknown>) {
+    let one = (Spread::exactly(1.0), None);
+    let Some(facts) = cluster.hosts.iter().find(|other| other.id == *host) else { return one };
+    let alike = cluster.hosts.iter().filter(|other| {
+        other.accelerator == facts.accelerator && other.cpu_model == facts.cpu_model
+    });
+    // Itself first.
+    let mut tell = [facts].into_iter().chain(alike).filter_map(|h| measured_factor(cluster, h));
+    if let Some(factor) = tell.next() {
+        let factor = if (factor - 1.0).abs() < EQUALLY_FAST { 1.0 } else { factor };
+        return (Spread::exactly(factor), None);
+    }
+    if cluster.hosts.iter().all(|other| boot_cpu_s(other).is_empty()) {
+        // Then no job has run either, and its CPU time is unknown as a whole.
+        return one;
+    }
+    let (low, high) = UNKNOWN_SPEED;
+    let why = format!("nothing has run at {host} yet, so its speed is not known");
+    (Spread::between(low, 1.0, high), Some(Unknown { part: Part::Cpu, why }))
+}
+
+/// Against the mean of the hosts that booted the same image; a mean over the images.
+fn measured_factor(cluster: &Cluster, facts: &HostFacts) -> Option<f64> {
+    let here = boot_cpu_s(facts);
+    if here.is_empty() {
+        return None;
+    }
+    let mut factors = Vec::new();
+    let of_hosts: Vec<_> = cluster.hosts.iter().map(boot_cpu_s).collect();
+    for (image, cpu_s) in &here {
+        let all: Vec<f64> = of_hosts.iter().filter_map(|boots| boots.get(image)).copied().collect();
+        factors.push(cpu_s * all.len() as f64 / all.iter().sum::<f64>());
+    }
+    Some(factors.iter().sum::<f64>() / factors.len() as f64)
+}
+
+/// By image, the median of the boots that tell it.
+fn boot_cpu_s(host: &HostFacts) -> BTreeMap<&str, f64> {
+    let mut by_image: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for boot in host.boots.iter().filter(|boot| boot.cpu_s > 0.0) {
+        by_image.entry(&boot.image).or_default().push(boot.cpu_s);
+    }
+    by_image
+        .into_iter()
+        .filter_map(|(image, mut boots)| Some((image, median(&mut boots)?)))
+        .collect()
+}
+
+/// How much longer computing takes with the VMs that are there: they share the CPUs when all of them
+/// compute, and the half of that is expected.
+pub(crate) fn load_factor(host: &HostFacts, vms: u32) -> Spread {
+    let most = (f64::from(vms) / f64::from(host.cpus.max(1))).max(1.0);
+    Spread::between(1.0, f64::midpoint(1.0, most), most)
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Boot;
+    use crate::fixture::*;
+
+    fn booted(cluster: &mut Cluster, host: usize, seconds: f64, cpu_s: f64) {
+        let image = "debian".to_owned();
+        cluster.hosts[host].boots.push(Boot { image, seconds, cpu_s });
+    }
+
+    fn nothing_booted() -> Cluster {
+        let mut cluster = cluster();
+        cluster.hosts.iter_mut().for_each(|host| host.boots.clear());
+        cluster
+    }
+
+    #[test]
+    fn a_boot_is_never_no_time() {
+        let mut cluster = nothing_booted();
+        let (guess, unknown) = boot(&cluster, &cluster.hosts[0]);
+        assert!(guess.low() > 0.0 && guess.high() > 5.0 * guess.expected);
+        assert_eq!(unknown.expect("a part").part, Part::Boot);
+        booted(&mut cluster, 2, 10.0, 5.0);
+        let (elsewhere, unknown) = boot(&cluster, &cluster.hosts[0]);
+        assert_close(elsewhere.expected, 10.0);
+        assert_close(elsewhere.high(), 20.0);
+        assert!(unknown.expect("a part").why.contains("only elsewhere"));
+        let (there, unknown) = boot(&cluster, &cluster.hosts[2]);
+        assert!(unknown.is_none() && there.high() < elsewhere.high());
+    }
+
+    #[test]
+    fn all_boots_that_were_seen_are_in_the_range() {
+        let mut cluster = nothing_booted();
+        for seconds in [10.0, 11.0, 40.0] {
+            booted(&mut cluster, 0, seconds, 5.0);
+        }
+        let (range, _) = boot(&cluster, &cluster.hosts[0]);
+        assert_close(range.expected, 11.0);
+        assert_close(range.high(), 40.0);
+    }
+
+    #[test]
+    fn a_host_that_boots_with_less_cpu_time_is_faster() {
+        let mut cluster = nothing_booted();
+        booted(&mut cluster, 0, 10.0, 3.0);
+        booted(&mut cluster, 2, 10.0, 9.0);
+        assert_close(cpu_factor(&cluster, &host_id("home1")).0.expected, 0.5);
+        assert_close(cpu_factor(&cluster, &host_id("cloud1")).0.expected, 1.5);
+        cluster.hosts[0].boots[0].image = "other".to_owned();
+        assert_close(cpu_factor(&cluster, &host_id("home1")).0.expected, 1.0);
+    }
+
+    #[test]
+    fn the_noise_of_boots_is_no_difference_of_hosts() {
+        let mut cluster = nothing_booted();
+        booted(&mut cluster, 0, 10.0, 5.0);
+        booted(&mut cluster, 2, 10.0, 5.8);
+        assert_eq!(cpu_factor(&cluster, &host_id("cloud1")).0, Spread::exactly(1.0));
+    }
+
+    #[test]
+    fn a_host_without_boots_is_as_fast_as_one_with_the_same_processor() {
+        let mut cluster = nothing_booted();
+        booted(&mut cluster, 0, 10.0, 3.0);
+        booted(&mut cluster, 2, 10.0, 9.0);
+        cluster.hosts[2].cpu_model = "Xeon".to_owned();
+        assert_close(cpu_factor(&cluster, &host_id("home2")).0.expected, 0.5);
+        cluster.hosts[1].cpu_model = "POWER".to_owned();
+        let (factor, unknown) = cpu_factor(&cluster, &host_id("home2"));
+        assert!(factor.up > 0.5 && unknown.expect("a part").part == Part::Cpu);
+    }
+
+    #[test]
+    fn boots_without_cpu_time_say_nothing_of_a_host_s_speed() {
+        let mut cluster = nothing_booted();
+        booted(&mut cluster, 0, 10.0, 0.0);
+        booted(&mut cluster, 1, 10.0, 0.0);
+        assert_eq!(cpu_factor(&cluster, &host_id("home1")).0, Spread::exactly(1.0));
+    }
+
+    #[test]
+    fn vms_beyond_the_cpus_share_them() {
+        let cluster = cluster();
+        assert_eq!(load_factor(&cluster.hosts[0], 2), Spread::exactly(1.0));
+        let shared = load_factor(&cluster.hosts[0], 6);
+        assert_close(shared.expected, 2.0);
+        assert_close(shared.high(), 3.0);
+    }
+}

@@ -1,0 +1,404 @@
+//! What a job's runs say of the next one.
+//!
+//! A command's time is linear in the time of a round trip (77 runs of eight workloads at 0 to 16 ms;
+//! a line through two distances is right at a third to 5 to 7 % in the median):
+//!
+//! ```text
+//! T(x) = T(0) + D x + bytes / rate
+//! ```
+//!
+//! `D` is the number of *dependent round trips*: requests that nothing else was done during. It is
+//! learned from the runs by weighted least squares in which newer runs and nearer relatives weigh
+//! more. With runs at one distance only, `D` is that of their volume servers' counters, or of the
+//! replay of their block traces; that is also the prior with which few runs are weighed.
+//!
+//! The line goes through the runs' mean, so that what is not known of `D` matters only as far as the
+//! prediction is from the runs: at the runs' own distance it cancels out.
+
+use perigee_model::HostId;
+use perigee_model::plan::{Basis, Part, Seconds, Unknown};
+use perigee_model::units::format_bytes;
+
+use crate::facts::{Cluster, HostFacts, JobFacts, Snapshot};
+use crate::figures::Figures;
+use crate::hosts::{cpu_factor, load_factor};
+use crate::network::path;
+use crate::refused::Refused;
+use crate::runs::{PastRun, Traits};
+use crate::spread::Spread;
+
+/// Measured: a run that is repeated differs from the mean of its repetitions by less than this in 9
+/// cases of 10 (by 7 % in the median).
+const REPEATED: f64 = 0.24;
+/// So many runs the figure above counts as, beside the runs of the job itself.
+const REPEATED_RUNS: f64 = 4.0;
+/// Each older run counts as this much of the next one.
+const OLDER: f64 = 0.8;
+/// A run that was moved midway, whose round trips are known as a mean only.
+const MOVED: f64 = 0.5;
+
+/// Below this a round trip is that of one site, and says nothing about `D`.
+const FAR_S: f64 = 0.0005;
+
+/// Measured 9 times of 10: the error of the time predicted from the counters of one run (59 %), and
+/// from the replay of its block trace (29 %); of the network's part, which was two thirds of it.
+const COUNTERS_ERROR: f64 = 0.9;
+const REPLAY_ERROR: f64 = 0.44;
+/// A local run doesn't show how many requests a job keeps in flight, because each is answered before
+/// the next one is made. With eight in flight, every method was wrong by 400 to 570 %.
+const HIDDEN_DEPTH: f64 = 8.0;
+
+/// Linux's default read-ahead: the request size of a job that nothing is known about.
+const READ_AHEAD_BYTES: u64 = 128 << 10;
+/// Such a job may read its data in pages of 8 KiB instead, or an eighth of it.
+const ONE_PASS_FACTOR: f64 = 8.0;
+/// What a command computes that nothing is known of, in seconds.
+const UNKNOWN_CPU_S: (f64, f64, f64) = (0.1, 5.0, 300.0);
+
+/// A job's work, wherever it runs. CPU time is that of a host of the cluster's mean speed.
+#[derive(Debug, Clone)]
+pub(crate) struct Learned {
+    pub basis: Basis,
+    /// The command's seconds where a round trip takes `mean_round_trip_s`, its bytes not counted.
+    mean: Spread,
+    mean_round_trip_s: f64,
+    /// `D`.
+    pub round_trips: Spread,
+    cpu: Spread,
+    /// Of what is neither computing nor network, the share that is waiting for local blocks.
+    local_share: f64,
+    /// Each volume's share of the round trips, and its bytes.
+    pub volumes: Vec<(f64, f64)>,
+    /// Requests of a run.
+    pub requests: f64,
+    /// The next run's own difference from the mean, as a share of it.
+    repeated: f64,
+    pub unknown: Vec<Unknown>,
+}
+
+/// What is of a place where the command may run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// Mean over the volumes, by their shares of the round trips.
+    pub round_trip_s: f64,
+    /// What the links need for the bytes.
+    pub bytes_s: f64,
+    /// Seconds of CPU for each at a host of mean speed; more where other VMs compute.
+    pub cpu_factor: Spread,
+}
+
+impl Place {
+    /// Between two places, as after a move: this share of the work is done at the first.
+    pub fn mixed(&self, share: f64, other: &Self) -> Self {
+        let mix = |a: f64, b: f64| a * share + b * (1.0 - share);
+        let (a, b) = (self.cpu_factor, other.cpu_factor);
+        Self {
+            round_trip_s: mix(self.round_trip_s, other.round_trip_s),
+            bytes_s: mix(self.bytes_s, other.bytes_s),
+            cpu_factor: Spread {
+                expected: mix(a.expected, b.expected),
+                down: mix(a.down, b.down),
+                up: mix(a.up, b.up),
+            },
+        }
+    }
+}
+
+/// A run that counts.
+struct Sample<'a> {
+    run: &'a PastRun,
+    /// How much of a run it counts as.
+    share: f64,
+    /// Of the line's least squares: the noise grows with the time.
+    weight: f64,
+    round_trip_s: f64,
+    /// At a host of mean speed, without the bytes.
+    command_s: f64,
+    cpu_s: f64,
+}
+
+impl Learned {
+    /// # Errors
+    /// [`Refused`] when nothing was learned and a volume's home is not up.
+    pub fn of(snapshot: &Snapshot, figures: &mut Figures) -> Result<Self, Refused> {
+        let Snapshot { cluster, job, history } = snapshot;
+        match Self::from_history(cluster, &job.traits, history, figures) {
+            Some(learned) => Ok(learned),
+            None => one_pass(cluster, job, figures),
+        }
+    }
+
+    /// None when no run says anything.
+    pub fn from_history(
+        cluster: &Cluster,
+        traits: &Traits,
+        history: &[PastRun],
+        figures: &mut Figures,
+    ) -> Option<Self> {
+        let samples = samples(cluster, traits, history);
+        if samples.is_empty() {
+            return None;
+        }
+        figures.measured(match samples.len() {
+            1 => "work: 1 earlier run".to_owned(),
+            runs => format!("work: {runs} earlier runs"),
+        });
+        Some(from_runs(&samples, figures))
+    }
+
+    /// A host as a place for this job, with the volumes at these homes.
+    ///
+    /// # Errors
+    /// [`Refused`] when a link is not measured.
+    pub fn place(
+        &self,
+        cluster: &Cluster,
+        host: &HostFacts,
+        homes: &[&HostId],
+        figures: &mut Figures,
+    ) -> Result<Place, Refused> {
+        let (speed, _) = cpu_factor(cluster, &host.id);
+        let load = load_factor(host, host.running_vms.saturating_add(1));
+        let mut place = Place { round_trip_s: 0.0, bytes_s: 0.0, cpu_factor: speed.by(load) };
+        for (home, (share, bytes)) in homes.iter().zip(&self.volumes) {
+            if let Some(path) = path(cluster, &host.id, home, figures)? {
+                place.round_trip_s += share * path.round_trip_s;
+                place.bytes_s += bytes / path.rate_bytes_per_s.max(1) as f64;
+            }
+        }
+        Ok(place)
+    }
+
+    /// The command's seconds at a place, part by part.
+    ///
+    /// Bounded below by what is computed, and by the bytes over the links' rate.
+    pub fn at(&self, place: &Place) -> (Seconds, Spread) {
+        let farther_s = place.round_trip_s - self.mean_round_trip_s;
+        let cpu_s = self.cpu.expected * place.cpu_factor.expected;
+        let least_s = cpu_s.max(place.bytes_s);
+        let total = self
+            .mean
+            .plus(self.round_trips.times(farther_s))
+            .plus(self.slower(place))
+            .plus(Spread::exactly(place.bytes_s));
+        let total = total.plus(Spread::noise(total.expected.abs() * self.repeated));
+        let expected_s = total.expected.max(least_s);
+        let total = Spread { expected: expected_s, ..total }.at_least(0.0);
+        let network_s = self.round_trips.expected * place.round_trip_s + place.bytes_s;
+        let network_s = network_s.min(expected_s - cpu_s).max(0.0);
+        let rest_s = expected_s - cpu_s - network_s;
+        let seconds = Seconds {
+            cpu_s,
+            network_s,
+            local_io_s: rest_s * self.local_share,
+            other_s: rest_s * (1.0 - self.local_share),
+            ..Seconds::default()
+        };
+        (seconds.added_up(), total)
+    }
+
+    /// How much longer the command takes at one place than at another. What is not known of the
+    /// command itself is the same at both.
+    pub fn longer(&self, here: &Place, there: &Place) -> Spread {
+        self.network_longer(here, there)
+            .plus(self.slower(here))
+            .plus(self.slower(there).times(-1.0))
+    }
+
+    /// As [`Self::longer`], by the network alone.
+    pub fn network_longer(&self, here: &Place, there: &Place) -> Spread {
+        let bytes_s = Spread::exactly(here.bytes_s - there.bytes_s);
+        self.round_trips.times(here.round_trip_s - there.round_trip_s).plus(bytes_s)
+    }
+
+    fn slower(&self, place: &Place) -> Spread {
+        let factor = place.cpu_factor;
+        Spread { expected: factor.expected - 1.0, ..factor }.times(self.cpu.expected)
+    }
+}
+
+fn samples<'a>(cluster: &Cluster, traits: &Traits, history: &'a [PastRun]) -> Vec<Sample<'a>> {
+    let mut age_share = 1.0;
+    let mut samples = Vec::new();
+    for run in history.iter().rev() {
+        let factor = cpu_factor(cluster, &run.host).0.expected;
+        let cpu_s = run.cpu_s / factor;
+        let command_s = (run.wall_s - run.bytes_s() - run.cpu_s + cpu_s).max(cpu_s);
+        let related = traits.relation(&run.traits);
+        let moved = if run.moved { MOVED } else { 1.0 };
+        let share = age_share * related * moved;
+        age_share *= OLDER;
+        if share <= 0.0 || command_s <= 0.0 {
+            continue;
+        }
+        let weight = share / (REPEATED * run.wall_s).powi(2);
+        let round_trip_s = run.round_trip_s();
+        samples.push(Sample { run, share, weight, round_trip_s, command_s, cpu_s });
+    }
+    samples
+}
+
+/// The mean by the least squares' weights.
+fn mean(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
+    let weights: f64 = samples.iter().map(|s| s.weight).sum();
+    samples.iter().map(|s| s.weight * value(s)).sum::<f64>() / weights
+}
+
+fn from_runs(samples: &[Sample], figures: &mut Figures) -> Learned {
+    let weights: f64 = samples.iter().map(|s| s.weight).sum();
+    let mean_round_trip_s = mean(samples, |s| s.round_trip_s);
+    let command_s = mean(samples, |s| s.command_s);
+    let cpu_s = mean(samples, |s| s.cpu_s);
+    let (prior, unknown) = by_one_distance(samples, figures);
+    let mut round_trips = by_line(samples, mean_round_trip_s, command_s, prior).at_least(0.0);
+    if mean_round_trip_s > FAR_S {
+        // What was computed was not waited for.
+        round_trips = round_trips.at_most((command_s - cpu_s).max(0.0) / mean_round_trip_s);
+    }
+    let unexplained = |s: &Sample| {
+        let line_s = command_s + round_trips.expected * (s.round_trip_s - mean_round_trip_s);
+        (s.command_s - line_s) / s.command_s
+    };
+    let count: f64 = samples.iter().map(|s| s.share).sum();
+    // 1.645 standard deviations hold 9 of 10.
+    let squares: f64 = samples.iter().map(|s| s.share * (1.645 * unexplained(s)).powi(2)).sum();
+    let repeated = (REPEATED_RUNS * REPEATED.powi(2) + squares) / (REPEATED_RUNS + count - 1.0);
+    let mean_distance_s = 1.0 / weights.sqrt();
+    let (local_s, other_s) = (mean(samples, |s| s.run.local_io_s), mean(samples, other_s));
+    let local_share = if local_s > 0.0 { local_s / (local_s + other_s) } else { 0.0 };
+    let newest = samples[0].run;
+    let volume = |index: usize| {
+        let of = |s: &Sample| s.run.volumes.get(index).map_or(0.0, |v| v.bytes);
+        let share = |s: &Sample| s.run.shares().get(index).copied().unwrap_or_default();
+        (mean(samples, share), mean(samples, of))
+    };
+    Learned {
+        basis: Basis::History,
+        mean: Spread::exactly(command_s).plus(Spread::noise(mean_distance_s)),
+        mean_round_trip_s,
+        round_trips,
+        cpu: Spread::relative(cpu_s, REPEATED),
+        local_share,
+        volumes: (0..newest.volumes.len()).map(volume).collect(),
+        requests: mean(samples, |s| s.run.requests()),
+        repeated: repeated.sqrt(),
+        unknown,
+    }
+}
+
+fn other_s(sample: &Sample) -> f64 {
+    let run = sample.run;
+    (run.wall_s - run.cpu_s - run.local_io_s - run.network_s).max(0.0)
+}
+
+/// `D` without comparing runs at different distances.
+fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Unknown>) {
+    let sum = |value: &dyn Fn(&Sample) -> f64| -> f64 {
+        samples.iter().map(|s| s.share * value(s)).sum()
+    };
+    let far = |s: &Sample| s.round_trip_s > FAR_S;
+    if samples.iter().any(far) {
+        let lost =
+            |s: &Sample| if far(s) { (s.run.network_s - s.run.bytes_s()).max(0.0) } else { 0.0 };
+        let round_trip = |s: &Sample| if far(s) { s.round_trip_s } else { 0.0 };
+        let round_trips = sum(&lost) / sum(&round_trip);
+        return (Spread::relative(round_trips, COUNTERS_ERROR), Vec::new());
+    }
+    let serial = sum(&|s| s.run.serial_requests()) / sum(&|_| 1.0);
+    if serial == 0.0 {
+        return (Spread::default(), Vec::new());
+    }
+    let unknown = Unknown {
+        part: Part::Network,
+        why: "no run has read its data over a network: how many requests it keeps in flight together is not seen"
+            .to_owned(),
+    };
+    let replayed = samples.iter().filter_map(|s| Some((s.share, replayed_round_trips(s.run)?)));
+    let (shares, trips) =
+        replayed.fold((0.0, 0.0), |sum, (share, trips)| (sum.0 + share, sum.1 + share * trips));
+    let (expected, error) = if shares > 0.0 {
+        figures.measured("dependent round trips: by replaying the block trace".to_owned());
+        (trips / shares, REPLAY_ERROR)
+    } else {
+        (
+            sum(&|s| s.run.serial_requests() * (1.0 - s.run.hidden_share())) / sum(&|_| 1.0),
+            COUNTERS_ERROR,
+        )
+    };
+    let (low, high) = (expected / HIDDEN_DEPTH, expected * (1.0 + error));
+    (Spread::between(low, expected, high), vec![unknown])
+}
+
+/// Of the longest round trip that the trace was replayed through.
+fn replayed_round_trips(run: &PastRun) -> Option<f64> {
+    let (round_trip_us, added_s) = run.replayed.last_key_value()?;
+    Some(added_s / (f64::from(*round_trip_us) / 1e6))
+}
+
+/// The slope of the line through the runs, with `prior` as one more measurement of it.
+fn by_line(samples: &[Sample], mean_round_trip_s: f64, command_s: f64, prior: Spread) -> Spread {
+    let (mut squares, mut products) = (0.0, 0.0);
+    for s in samples {
+        let farther_s = s.round_trip_s - mean_round_trip_s;
+        squares += s.weight * farther_s.powi(2);
+        products += s.weight * farther_s * (s.command_s - command_s);
+    }
+    if prior.distance() == 0.0 || squares == 0.0 {
+        return prior;
+    }
+    let prior_weight = prior.distance().powi(-2);
+    let expected = (prior.expected * prior_weight + products) / (prior_weight + squares);
+    // With more weight than the prior's, what is not known is that much less.
+    let narrower = (prior_weight / (prior_weight + squares)).sqrt();
+    Spread { expected, down: prior.down * narrower, up: prior.up * narrower }
+}
+
+/// A job nothing is known of is taken to read what its volumes hold once.
+fn one_pass(cluster: &Cluster, job: &JobFacts, figures: &mut Figures) -> Result<Learned, Refused> {
+    figures.assumed("one pass over the data, 128 KiB at a time, one request in flight");
+    let mut local_s = 0.0;
+    let mut volumes = Vec::new();
+    let mut unknown = vec![Unknown { part: Part::Cpu, why: "no such job has run".to_owned() }];
+    for volume in &job.volumes {
+        figures.measured(format!(
+            "volume {} at {} holds {}",
+            volume.volume,
+            volume.home,
+            format_bytes(volume.allocated_bytes)
+        ));
+        let home = cluster.host(&volume.home)?;
+        let reads = volume.allocated_bytes.div_ceil(READ_AHEAD_BYTES) as f64;
+        match home.local_blocks {
+            Some(blocks) => local_s += reads * blocks.latency_median_us as f64 / 1e6,
+            None => {
+                let why = format!("no block read at {} was measured", home.id);
+                unknown.push(Unknown { part: Part::LocalIo, why });
+            }
+        }
+        volumes.push((reads, volume.allocated_bytes as f64));
+    }
+    let reads: f64 = volumes.iter().map(|(reads, _)| reads).sum();
+    if reads > 0.0 {
+        let why = "no such job has run: how it reads its data is not known".to_owned();
+        unknown.push(Unknown { part: Part::Network, why });
+    }
+    let (low_s, cpu_s, high_s) = UNKNOWN_CPU_S;
+    let cpu = Spread::between(low_s, cpu_s, high_s);
+    let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
+    let share = |(of_volume, bytes)| (if reads > 0.0 { of_volume / reads } else { 0.0 }, bytes);
+    Ok(Learned {
+        basis: Basis::OnePass,
+        mean: cpu.plus(local),
+        mean_round_trip_s: 0.0,
+        round_trips: Spread::between(reads / ONE_PASS_FACTOR, reads, reads * ONE_PASS_FACTOR),
+        cpu,
+        local_share: 1.0,
+        volumes: volumes.into_iter().map(share).collect(),
+        requests: reads,
+        repeated: REPEATED,
+        unknown,
+    })
+}
+
+#[cfg(test)]
+mod tests;

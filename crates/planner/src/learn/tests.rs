@@ -1,0 +1,195 @@
+//! Jobs whose truth is known, and what is learned of them.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture::*;
+
+fn learned(runs: &[PastRun]) -> Learned {
+    Learned::from_history(&cluster(), &traits(), runs, &mut Figures::default()).expect("runs")
+}
+
+fn at(learned: &Learned, round_trip_s: f64) -> Spread {
+    let cpu_factor = Spread::exactly(1.0);
+    learned.at(&Place { round_trip_s, bytes_s: 0.0, cpu_factor }).1
+}
+
+/// What `past_run` takes.
+fn truth_s(round_trip_s: f64, reads: f64) -> f64 {
+    past_run(round_trip_s, reads).wall_s
+}
+
+/// A remote run whose counters know nothing: all of its waiting looks like something else.
+fn counted_wrong(round_trip_s: f64, reads: f64, factor: f64) -> PastRun {
+    let run = past_run(round_trip_s, reads);
+    PastRun { network_s: run.network_s * factor, ..run }
+}
+
+#[test]
+fn one_remote_run_and_its_counters_tell_every_distance() {
+    let learned = learned(&[past_run(0.016, 2500.0)]);
+    assert_close(learned.round_trips.expected, 2500.0);
+    for round_trip_s in [0.0, 0.004, 0.016, 0.1] {
+        let predicted = at(&learned, round_trip_s);
+        assert_close(predicted.expected, truth_s(round_trip_s, 2500.0));
+    }
+    let width = |s| at(&learned, s).distance() / at(&learned, s).expected;
+    assert!(width(0.016) < width(0.0), "what was seen is known best");
+    assert!(width(0.016) < 0.36);
+}
+
+#[test]
+fn two_distances_correct_wrong_counters() {
+    let wrong = |round_trip_s| counted_wrong(round_trip_s, 2500.0, 0.6);
+    let of_one = learned(&[wrong(0.016)]);
+    let of_both = learned(&[wrong(0.016), wrong(0.0)]);
+    let of_many = learned(&[0.0, 0.016, 0.0, 0.016, 0.0, 0.016].map(wrong));
+    let error =
+        |learned: &Learned| (at(learned, 0.008).expected / truth_s(0.008, 2500.0) - 1.0).abs();
+    assert!(error(&of_one) > 0.15, "{}", error(&of_one));
+    assert!(error(&of_both) < 0.07, "{}", error(&of_both));
+    assert!(error(&of_many) < 0.05, "{}", error(&of_many));
+    assert!(of_many.round_trips.distance() < of_one.round_trips.distance());
+}
+
+#[test]
+fn a_local_run_does_not_know_the_depth_and_says_so() {
+    let learned = learned(&[past_run(0.0, 12_000.0)]);
+    let remote = at(&learned, 0.016);
+    // With 8 requests in flight it has 1,500 dependent round trips.
+    assert!(remote.low() < truth_s(0.016, 1500.0) && remote.high() > truth_s(0.016, 12_000.0));
+    assert_eq!(learned.unknown[0].part, Part::Network);
+    let local = at(&learned, 0.0);
+    assert!(local.distance() < 0.35 * local.expected, "where it ran, that is of no matter");
+}
+
+#[test]
+fn a_replayed_trace_is_better_than_counters() {
+    let mut run = past_run(0.0, 12_000.0);
+    run.replayed = [(1_000, 1.6), (16_000, 1500.0 * 0.016)].into();
+    let learned = learned(&[run]);
+    assert_close(learned.round_trips.expected, 1500.0);
+}
+
+#[test]
+fn a_job_that_changes_is_followed() {
+    let mut runs: Vec<PastRun> = vec![past_run(0.016, 1000.0); 10];
+    runs.extend(vec![past_run(0.016, 2000.0); 5]);
+    let predicted_s = at(&learned(&runs), 0.016).expected;
+    let between =
+        (predicted_s - truth_s(0.016, 1000.0)) / (truth_s(0.016, 2000.0) - truth_s(0.016, 1000.0));
+    assert!(between > 0.4, "{between}");
+}
+
+#[test]
+fn a_relative_counts_less_and_makes_the_range_wider() {
+    let mut relative = past_run(0.016, 1000.0);
+    relative.traits.inputs = "other".to_owned();
+    let alone = at(&learned(std::slice::from_ref(&relative)), 0.016);
+    let own = at(&learned(&[past_run(0.016, 1000.0)]), 0.016);
+    assert!(alone.distance() > 1.3 * own.distance());
+    let both = at(&learned(&[relative, past_run(0.016, 2000.0)]), 0.016).expected;
+    assert!(both > f64::midpoint(truth_s(0.016, 1000.0), truth_s(0.016, 2000.0)));
+}
+
+#[test]
+fn bytes_over_a_thin_link_are_a_bound() {
+    let mut run = past_run(0.016, 100.0);
+    run.volumes[0].bytes = 128.0 * MIB as f64;
+    run.wall_s += 1.0;
+    let learned = learned(&[run]);
+    let homes = [&host_id("cloud1")];
+    let mut cluster = cluster();
+    for link in &mut cluster.links {
+        link.probe.rate_bytes_per_s = MIB;
+    }
+    let host = cluster.hosts[0].clone();
+    let place = learned.place(&cluster, &host, &homes, &mut Figures::default()).unwrap();
+    let (seconds, total) = learned.at(&place);
+    assert!(seconds.network_s >= 128.0 && total.expected >= 128.0);
+}
+
+#[test]
+fn a_slower_host_scales_the_computing_alone() {
+    let learned = learned(&[past_run(0.0, 1000.0), past_run(0.016, 1000.0)]);
+    let place =
+        |factor| Place { round_trip_s: 0.016, bytes_s: 0.0, cpu_factor: Spread::exactly(factor) };
+    let (one, two) = (learned.at(&place(1.0)).0, learned.at(&place(2.0)).0);
+    assert_close(two.cpu_s, 2.0 * one.cpu_s);
+    assert_close(two.network_s, one.network_s);
+    assert_close(two.total_s, one.total_s + one.cpu_s);
+}
+
+/// A small generator with a seed: the noise of a test is the same each time.
+fn noise(seed: &mut u64) -> f64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    (*seed >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Repeated runs differ as they were measured to: by 7 % in the median and 24 % in 1 of 10 cases.
+fn repeated(seed: &mut u64, run: PastRun) -> PastRun {
+    let share = noise(seed);
+    let size = if share < 0.5 { share * 0.14 } else { 0.07 + (share - 0.5) * 0.425 };
+    let factor = if noise(seed) < 0.5 { 1.0 + size } else { 1.0 - size };
+    PastRun {
+        wall_s: run.wall_s * factor,
+        cpu_s: run.cpu_s * factor,
+        network_s: run.network_s * factor,
+        local_io_s: run.local_io_s * factor,
+        ..run
+    }
+}
+
+/// Simulated jobs with depths of 1 to 16, seen at one to four distances, predicted at another one.
+#[test]
+fn the_truth_is_in_the_range_nine_times_of_ten() {
+    let mut seed = 88_172_645_463_325_252;
+    let (mut inside, mut cases, mut errors) = (0, 0, Vec::new());
+    for case in 0..2000 {
+        let depth = f64::from(1 << (case % 5));
+        let reads = 500.0 + 5000.0 * noise(&mut seed);
+        let run = |round_trip_s: f64| {
+            let mut run = past_run(round_trip_s, reads / depth);
+            run.volumes[0].requests = reads;
+            // A local run answers each request before the next one.
+            run.volumes[0].queue_depth = if round_trip_s > 0.0 { depth } else { 1.0 };
+            run
+        };
+        let distances = [0.0, 0.004, 0.016, 0.001];
+        let seen = 1 + case % 4;
+        let runs: Vec<PastRun> =
+            (0..seen).map(|i| repeated(&mut seed, run(distances[(i + case / 4) % 4]))).collect();
+        let truth = repeated(&mut seed, run(0.008)).wall_s;
+        let predicted = at(&learned(&runs), 0.008).estimate();
+        inside += usize::from(predicted.holds(truth));
+        cases += 1;
+        if seen >= 2 {
+            errors.push((predicted.expected_s / truth - 1.0).abs());
+        }
+    }
+    let held = inside as f64 / f64::from(cases);
+    errors.sort_by(f64::total_cmp);
+    let median = errors[errors.len() / 2];
+    // Measured here: 90.6 % in the range, 11.6 % of median error, of which 7 % are the run's own.
+    assert!((0.87..0.97).contains(&held), "{held}");
+    assert!(median < 0.125, "{median}");
+}
+
+proptest! {
+    /// Whatever the runs, nothing predicted is negative, and what is farther takes no less time.
+    #[test]
+    fn farther_is_never_faster(
+        runs in proptest::collection::vec((0.0..0.1f64, 0.0..1e5f64, 0.0..2.0f64), 1..6),
+        near_s in 0.0..0.1f64,
+        more_s in 0.0..0.1f64,
+    ) {
+        let runs: Vec<PastRun> =
+            runs.iter().map(|(s, reads, wrong)| counted_wrong(*s, *reads, *wrong)).collect();
+        let learned = learned(&runs);
+        let (near, far) = (at(&learned, near_s), at(&learned, near_s + more_s));
+        prop_assert!(near.low() >= 0.0 && near.expected.is_finite());
+        prop_assert!(far.expected >= near.expected - 1e-6 * near.expected);
+    }
+}

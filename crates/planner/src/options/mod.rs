@@ -1,0 +1,351 @@
+//! The ways to run a job that has not started, with predicted seconds.
+
+use std::cmp::Reverse;
+
+use perigee_model::HostId;
+use perigee_model::job::Start;
+use perigee_model::plan::{Basis, Estimate, Part, Plan, PlanOption, Seconds, Unknown, Way};
+use perigee_model::units::{format_bytes, format_seconds};
+
+use crate::facts::{HostFacts, Snapshot};
+use crate::figures::Figures;
+use crate::hosts::{boot, cpu_factor};
+use crate::learn::{Learned, Place};
+use crate::moving::{Dirty, move_cost_with};
+use crate::refused::Refused;
+use crate::running::moves_at_s;
+use crate::spread::Spread;
+
+/// Compares the ways to run a job and chooses the one predicted to end first.
+///
+/// `remote`, `beside` and `migrate` are each given with their best hosts. What can't be done (no
+/// migration allowed, beside the data is not where the job may start) stands last, with the reason.
+/// `migrate` follows the rule of [`crate::consider`]: the VM runs remotely until the time that a
+/// move would have saved reaches a threshold, and so much is lost before the move.
+///
+/// # Errors
+/// [`Refused`] when no host has room, a volume's home is not up, or a link is not measured.
+pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
+    let mut figures = Figures::default();
+    for volume in &snapshot.job.volumes {
+        if snapshot.cluster.host(&volume.home).is_err() {
+            let (volume, home) = (volume.volume.clone(), volume.home.clone());
+            return Err(Refused::HomeNotUp { volume, home });
+        }
+    }
+    let learned = Learned::of(snapshot, &mut figures)?;
+    let stays = stays(snapshot, &learned, &mut figures)?;
+    let mut candidates: Vec<Candidate> =
+        [Way::Beside, Way::Remote].into_iter().filter_map(|way| best_stay(&stays, way)).collect();
+    candidates.extend(best_move(snapshot, &learned, &stays, &mut figures));
+    let default_start = stays.iter().find(|s| s.allowed).map(|s| s.host.clone());
+    Ok(choose(candidates, &learned, default_start, figures))
+}
+
+/// The job from start to end on one host.
+struct Stay {
+    host: HostId,
+    /// Whether the job may start there.
+    allowed: bool,
+    way: Way,
+    place: Place,
+    boot: Spread,
+    seconds: Seconds,
+    total: Spread,
+    rtt_ms: f64,
+    unknown: Vec<Unknown>,
+}
+
+/// One for each host with room and measured links, the least busy host first.
+fn stays(
+    snapshot: &Snapshot,
+    learned: &Learned,
+    figures: &mut Figures,
+) -> Result<Vec<Stay>, Refused> {
+    let needed_bytes = snapshot.job.memory_bytes;
+    let mut hosts: Vec<&HostFacts> =
+        snapshot.cluster.hosts.iter().filter(|h| h.memory_free_bytes >= needed_bytes).collect();
+    // VMs by CPU, in thousandths: integers compare without surprises.
+    let busy = |h: &HostFacts| u64::from(h.running_vms) * 1000 / u64::from(h.cpus.max(1));
+    hosts.sort_by_key(|h| (busy(h), Reverse(h.memory_free_bytes), h.id.clone()));
+    let mut refused = None;
+    let mut stays = Vec::new();
+    for host in hosts {
+        match stay(snapshot, learned, host, figures) {
+            Ok(stay) => stays.push(stay),
+            Err(why) if may_start(&snapshot.job.start, host) => refused = Some(why),
+            Err(_) => {}
+        }
+    }
+    if stays.iter().any(|stay| stay.allowed) {
+        return Ok(stays);
+    }
+    Err(refused.unwrap_or_else(|| no_host(snapshot)))
+}
+
+fn no_host(snapshot: &Snapshot) -> Refused {
+    let allowed = snapshot.cluster.hosts.iter().filter(|h| is_allowed(&snapshot.job.start, h));
+    let place = match &snapshot.job.start {
+        Start::Anywhere => String::new(),
+        Start::Site(site) => format!(" at site {site}"),
+        Start::Host(host) => format!(" as host {host}"),
+    };
+    let why = match allowed.max_by_key(|h| h.memory_free_bytes) {
+        None => format!("none is up{place}"),
+        Some(host) => format!(
+            "it needs {} of memory, and the most there is{place} is {} at {}",
+            format_bytes(snapshot.job.memory_bytes),
+            format_bytes(host.memory_free_bytes),
+            host.id
+        ),
+    };
+    Refused::NoHost(why)
+}
+
+fn may_start(start: &Start, host: &HostFacts) -> bool {
+    host.takes_jobs && is_allowed(start, host)
+}
+
+/// The job file lets it start there.
+fn is_allowed(start: &Start, host: &HostFacts) -> bool {
+    match start {
+        Start::Anywhere => true,
+        Start::Site(site) => host.site == *site,
+        Start::Host(id) => host.id == *id,
+    }
+}
+
+fn stay(
+    snapshot: &Snapshot,
+    learned: &Learned,
+    host: &HostFacts,
+    figures: &mut Figures,
+) -> Result<Stay, Refused> {
+    let cluster = &snapshot.cluster;
+    let mut rtt_ms: f64 = 0.0;
+    let homes: Vec<&HostId> = snapshot.job.volumes.iter().map(|volume| &volume.home).collect();
+    for home in homes.iter().filter(|home| **home != &host.id) {
+        rtt_ms = rtt_ms.max(cluster.link(&host.id, home)?.probe.rtt_ms);
+    }
+    let place = learned.place(cluster, host, &homes, figures)?;
+    let (boot, boot_unknown) = boot(cluster, host);
+    let (command, of_command) = learned.at(&place);
+    let is_remote = place.round_trip_s > 0.0;
+    let mut unknown: Vec<Unknown> = boot_unknown.into_iter().collect();
+    unknown.extend(cpu_factor(cluster, &host.id).1);
+    unknown
+        .extend(learned.unknown.iter().filter(|u| is_remote || u.part != Part::Network).cloned());
+    Ok(Stay {
+        host: host.id.clone(),
+        allowed: may_start(&snapshot.job.start, host),
+        way: if homes.iter().all(|home| **home == host.id) { Way::Beside } else { Way::Remote },
+        place,
+        boot,
+        seconds: Seconds { boot_s: boot.expected, ..command }.added_up(),
+        total: boot.plus(of_command),
+        rtt_ms,
+        unknown,
+    })
+}
+
+struct Candidate {
+    option: PlanOption,
+    /// Why it can't be done.
+    impossible: Option<String>,
+    rtt_ms: f64,
+    place: Place,
+    boot: Spread,
+    migration: Spread,
+}
+
+impl Candidate {
+    fn new(way: Way, start: &Stay, end: &HostId) -> Self {
+        let option = PlanOption {
+            way,
+            start: start.host.clone(),
+            end: end.clone(),
+            predicted: start.seconds,
+            total: start.total.estimate(),
+            unknown: start.unknown.clone(),
+            longer: None,
+            chosen: false,
+            reason: String::new(),
+        };
+        let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
+        Self { option, impossible: None, rtt_ms, place, boot, migration: Spread::default() }
+    }
+
+    /// How much longer it takes than another: their common parts cancel out.
+    fn longer(&self, other: &Self, learned: &Learned) -> Spread {
+        let mut apart = learned.longer(&self.place, &other.place);
+        if self.option.start != other.option.start {
+            apart = apart.plus(self.boot).plus(other.boot.times(-1.0));
+        }
+        let apart = apart.plus(self.migration).plus(other.migration.times(-1.0));
+        let expected = self.option.predicted.total_s - other.option.predicted.total_s;
+        Spread { expected, ..apart }
+    }
+}
+
+/// The fastest host to stay at; of equals the first, which is the least busy.
+fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
+    let of_way = stays.iter().filter(|s| s.way == way);
+    let best = of_way.min_by(|a, b| {
+        b.allowed.cmp(&a.allowed).then(a.seconds.total_s.total_cmp(&b.seconds.total_s))
+    })?;
+    let mut candidate = Candidate::new(way, best, &best.host);
+    if !best.allowed {
+        candidate.impossible =
+            Some("the job may not start there: by its file, or the host is full".to_owned());
+    }
+    Some(candidate)
+}
+
+fn best_move(
+    snapshot: &Snapshot,
+    learned: &Learned,
+    stays: &[Stay],
+    figures: &mut Figures,
+) -> Option<Candidate> {
+    let starts = stays.iter().filter(|s| s.allowed && s.way == Way::Remote);
+    let pairs = starts.flat_map(|start| {
+        let better = stays.iter().filter(|end| avoidable(learned, start, end).expected > 0.0);
+        better.map(move |end| (start, end))
+    });
+    let mut refused = None;
+    let moves = pairs.filter_map(|(start, end)| {
+        predict_move(snapshot, learned, start, end)
+            .map_err(|why| refused = Some((start, end, why)))
+            .ok()
+    });
+    let best =
+        moves.min_by(|a, b| a.0.option.predicted.total_s.total_cmp(&b.0.option.predicted.total_s));
+    let Some((mut best, cost_figures)) = best else {
+        // Only where the hosts cannot exchange a VM at all is that worth a line of its own.
+        let (start, end, why) = refused?;
+        matches!(why, Refused::ProcessorDiffers { .. }).then_some(())?;
+        let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
+        candidate.impossible = Some(why.to_string());
+        return Some(candidate);
+    };
+    if snapshot.job.may_migrate {
+        cost_figures.into_iter().for_each(|figure| figures.measured(figure));
+        let start = &best.option.start;
+        figures.assumed(&format!("after a move the root disk, left at {start}, is hardly read"));
+    } else {
+        best.impossible = Some("the job file says that it may not move".to_owned());
+    }
+    Some(best)
+}
+
+/// What the network adds to the command at one host beyond what it adds at the other.
+fn avoidable(learned: &Learned, start: &Stay, end: &Stay) -> Spread {
+    learned.network_longer(&start.place, &end.place)
+}
+
+/// Remotely up to the moment at which [`crate::consider`] would move it, then at the other host.
+///
+/// # Errors
+/// [`Refused`] when this move is not possible at all.
+fn predict_move(
+    snapshot: &Snapshot,
+    learned: &Learned,
+    start: &Stay,
+    end: &Stay,
+) -> Result<(Candidate, Vec<String>), Refused> {
+    let data_bytes: f64 = learned.volumes.iter().map(|(_, bytes)| bytes).sum();
+    let command_s = start.seconds.total_s - start.seconds.boot_s;
+    let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, command_s);
+    let memory_bytes = snapshot.job.memory_bytes;
+    let cost = move_cost_with(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
+    let avoidable = avoidable(learned, start, end);
+    let known = (learned.basis == Basis::History).then_some(avoidable);
+    let lost_before_s = moves_at_s(cost.job_s, known);
+    let share_before = (lost_before_s / avoidable.expected).min(1.0);
+    let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
+    candidate.place = start.place.mixed(share_before, &end.place);
+    candidate.migration = cost.of_the_job();
+    let (command, of_command) = learned.at(&candidate.place);
+    let boot_s = start.boot.expected;
+    let migration_s = cost.job_s;
+    candidate.option.predicted = Seconds { boot_s, migration_s, ..command }.added_up();
+    candidate.option.total = start.boot.plus(of_command).plus(candidate.migration).estimate();
+    Ok((candidate, cost.figures))
+}
+
+fn choose(
+    mut candidates: Vec<Candidate>,
+    learned: &Learned,
+    default_start: Option<HostId>,
+    figures: Figures,
+) -> Plan {
+    // The sort is stable: of equals, the way that was put in first, a migration last.
+    candidates.sort_by(|a, b| {
+        let totals = a.option.predicted.total_s.total_cmp(&b.option.predicted.total_s);
+        a.impossible.is_some().cmp(&b.impossible.is_some()).then(totals)
+    });
+    let reasons: Vec<String> = (0..candidates.len()).map(|i| reason(&candidates, i)).collect();
+    let longer: Vec<Estimate> =
+        candidates.iter().map(|c| c.longer(&candidates[0], learned).estimate()).collect();
+    for (index, (candidate, reason)) in candidates.iter_mut().zip(reasons).enumerate() {
+        candidate.option.reason = reason;
+        candidate.option.longer = (index > 0).then_some(longer[index]);
+    }
+    let mut options: Vec<PlanOption> = candidates.into_iter().map(|c| c.option).collect();
+    let mut moves = false;
+    if let Some(best) = options.first_mut() {
+        best.chosen = true;
+        moves = match best.way {
+            Way::Migrate => true,
+            Way::Beside => default_start.is_some_and(|start| start != best.start),
+            Way::Remote => false,
+        };
+    }
+    Plan { basis: learned.basis, options, figures: figures.into_vec(), moves }
+}
+
+/// Why the first is chosen, or why another one is not.
+fn reason(candidates: &[Candidate], index: usize) -> String {
+    let this = &candidates[index];
+    if let Some(why) = &this.impossible {
+        return format!("not possible: {why}");
+    }
+    let best = &candidates[0].option.predicted;
+    let predicted = &this.option.predicted;
+    if index > 0 {
+        let longer = format_seconds(predicted.total_s - best.total_s);
+        return format!("{longer} longer than {}", way_name(candidates[0].option.way));
+    }
+    let total = format_seconds(predicted.total_s);
+    let Some(other) = candidates.get(1).filter(|c| c.impossible.is_none()) else {
+        return format!("{total}; it is the only way");
+    };
+    let other_s = &other.option.predicted;
+    let less_s = other_s.network_s - predicted.network_s;
+    let waiting = format!(
+        "{} less waiting for the {:.1} ms link",
+        format_seconds(less_s.max(0.0)),
+        this.rtt_ms.max(other.rtt_ms)
+    );
+    let why = if predicted.migration_s > 0.0 {
+        format!("{waiting} costs {} to move", format_seconds(predicted.migration_s))
+    } else if other_s.migration_s > 0.0 && this.option.way == Way::Remote {
+        let (cost, saved) = (other_s.migration_s, (-less_s).max(0.0));
+        format!("a move costs {} and saves {}", format_seconds(cost), format_seconds(saved))
+    } else {
+        waiting
+    };
+    let other_total = format_seconds(other_s.total_s);
+    format!("{total} instead of {other_total} {}: {why}", way_name(other.option.way))
+}
+
+fn way_name(way: Way) -> &'static str {
+    match way {
+        Way::Remote => "remote",
+        Way::Migrate => "migrate",
+        Way::Beside => "beside",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+use perigee_model::SiteId;
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture::*;
+
+fn snapshot(reads: f64) -> Snapshot {
+    Snapshot { cluster: cluster(), job: job(), history: history(reads) }
+}
+
+fn at_site_home(reads: f64) -> Snapshot {
+    let mut snapshot = snapshot(reads);
+    snapshot.job.start = Start::Site(SiteId::new("home").unwrap());
+    snapshot
+}
+
+fn option(plan: &Plan, way: Way) -> &PlanOption {
+    plan.options.iter().find(|o| o.way == way).unwrap()
+}
+
+#[test]
+fn a_job_that_may_start_anywhere_starts_beside_its_data() {
+    let mut snapshot = snapshot(2500.0);
+    snapshot.cluster.hosts[2].running_vms = 1;
+    let plan = plan(&snapshot).unwrap();
+    let best = &plan.options[0];
+    assert_eq!((best.way, best.start.as_str()), (Way::Beside, "cloud1"));
+    assert!(best.chosen && plan.moves);
+    assert_close(best.predicted.total_s, 12.0 + 20.0 + 0.5 + 1.0);
+    assert_close(option(&plan, Way::Remote).predicted.network_s, 40.5);
+}
+
+#[test]
+fn a_job_that_starts_far_from_its_data_is_migrated() {
+    let plan = plan(&at_site_home(2500.0)).unwrap();
+    let best = &plan.options[0];
+    assert_eq!((best.way, best.end.as_str()), (Way::Migrate, "cloud1"));
+    assert!(best.chosen && plan.moves);
+    // By the rule, half as much is lost before the move as it costs, where history says it pays.
+    assert_close(best.predicted.migration_s, 2.064);
+    assert_close(best.predicted.network_s, 1.032);
+    assert_eq!(
+        best.reason,
+        "37 s instead of 74 s remote: 39 s less waiting for the 16.0 ms link costs 2.1 s to move"
+    );
+    let beside = plan.options.last().unwrap();
+    assert_eq!(beside.way, Way::Beside);
+    assert!(beside.reason.starts_with("not possible"), "{}", beside.reason);
+}
+
+#[test]
+fn no_move_is_proposed_between_hosts_whose_processors_differ() {
+    let mut snapshot = at_site_home(2500.0);
+    snapshot.cluster.hosts[2].cpu_model = "Xeon".to_owned();
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!(plan.options[0].way, Way::Remote);
+    let reason = &option(&plan, Way::Migrate).reason;
+    assert!(reason.contains("not possible") && reason.contains("\"EPYC\" is not \"Xeon\""));
+}
+
+#[test]
+fn a_host_that_takes_no_jobs_now_is_not_started_at() {
+    let mut snapshot = snapshot(2500.0);
+    snapshot.cluster.hosts[2].takes_jobs = false;
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!(plan.options[0].way, Way::Migrate, "it may still be moved there");
+}
+
+#[test]
+fn a_job_that_loses_less_than_a_move_costs_stays_remote() {
+    let plan = plan(&at_site_home(100.0)).unwrap();
+    assert_eq!(plan.options[0].way, Way::Remote);
+    assert!(!plan.moves);
+    assert_eq!(
+        plan.options[0].reason,
+        "35 s instead of 37 s migrate: a move costs 2.1 s and saves 0 s"
+    );
+}
+
+#[test]
+fn a_job_that_may_not_move_stays_remote() {
+    let mut snapshot = at_site_home(2500.0);
+    snapshot.job.may_migrate = false;
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!(plan.options[0].way, Way::Remote);
+    assert!(option(&plan, Way::Migrate).reason.contains("may not move"));
+    assert!(!plan.moves);
+}
+
+#[test]
+fn a_job_bound_to_the_data_s_host_moves_nothing() {
+    let mut snapshot = snapshot(2500.0);
+    snapshot.job.start = Start::Host(host_id("cloud1"));
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!((plan.options[0].way, plan.moves), (Way::Beside, false));
+}
+
+#[test]
+fn without_history_one_pass_over_the_data_is_assumed_and_said() {
+    let mut snapshot = at_site_home(0.0);
+    snapshot.history.clear();
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!(plan.basis, Basis::OnePass);
+    assert!(plan.figures.iter().any(|f| f.starts_with("assumed: one pass over the data")));
+    assert!(plan.figures.contains(&"volume data at cloud1 holds 256 MiB".to_owned()));
+    // 2048 reads of 128 KiB, and 2 s for the bytes.
+    let remote = option(&plan, Way::Remote);
+    assert_close(remote.predicted.network_s, 2048.0 * ROUND_TRIP_S + 2.0);
+    let unknown: Vec<Part> = remote.unknown.iter().map(|unknown| unknown.part).collect();
+    assert_eq!(unknown, [Part::Cpu, Part::Network]);
+    assert!(remote.total.high_s > 5.0 * remote.total.expected_s, "{:?}", remote.total);
+}
+
+#[test]
+fn nothing_unknown_is_predicted_to_take_no_time() {
+    let mut snapshot = snapshot(0.0);
+    snapshot.history.clear();
+    snapshot.job.volumes.clear();
+    snapshot.cluster.hosts.iter_mut().for_each(|host| host.boots.clear());
+    let plan = plan(&snapshot).unwrap();
+    let best = &plan.options[0];
+    assert!(best.predicted.boot_s > 0.0 && best.predicted.cpu_s > 0.0);
+    assert!(best.total.low_s > 0.0 && best.total.high_s > 10.0 * best.total.low_s);
+    let unknown: Vec<Part> = best.unknown.iter().map(|unknown| unknown.part).collect();
+    assert_eq!(unknown, [Part::Boot, Part::Cpu]);
+}
+
+#[test]
+fn what_options_have_in_common_cancels_out() {
+    let plan = plan(&snapshot(2500.0)).unwrap();
+    let remote = option(&plan, Way::Remote);
+    let longer = remote.longer.unwrap();
+    let best = &plan.options[0];
+    assert!(best.longer.is_none());
+    assert_close(longer.expected_s, remote.total.expected_s - best.total.expected_s);
+    let width = |estimate: &Estimate| estimate.high_s - estimate.low_s;
+    // As if the totals were independent, it would be wider.
+    assert!(width(&longer) < 0.9 * width(&remote.total).hypot(width(&best.total)), "{longer:?}");
+    assert!(longer.low_s > 0.0, "it is sure that remote takes longer: {longer}");
+}
+
+#[test]
+fn of_equal_hosts_the_least_busy_is_taken() {
+    let mut snapshot = at_site_home(10.0);
+    snapshot.cluster.hosts[0].running_vms = 1;
+    assert_eq!(plan(&snapshot).unwrap().options[0].start.as_str(), "home2");
+}
+
+#[test]
+fn no_room_is_a_refusal_with_figures() {
+    let mut snapshot = at_site_home(10.0);
+    snapshot.cluster.hosts.iter_mut().for_each(|h| h.memory_free_bytes = 100 * MIB);
+    let refused = plan(&snapshot).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "no host can take the job: it needs 512 MiB of memory, and the most there is at site \
+         home is 100 MiB at home2"
+    );
+}
+
+#[test]
+fn a_home_that_is_not_up_is_a_refusal() {
+    let mut snapshot = snapshot(10.0);
+    snapshot.cluster.hosts.retain(|h| h.id.as_str() != "cloud1");
+    assert!(matches!(plan(&snapshot), Err(Refused::HomeNotUp { .. })));
+}
+
+#[test]
+fn a_link_that_is_not_measured_is_a_refusal() {
+    let mut snapshot = at_site_home(10.0);
+    snapshot.cluster.links.clear();
+    assert!(matches!(plan(&snapshot), Err(Refused::LinkNotMeasured { .. })));
+}
+
+#[test]
+fn a_job_with_data_at_two_sites_equally_gains_nothing_by_a_move() {
+    let mut snapshot = at_site_home(500.0);
+    let mut other = snapshot.job.volumes[0].clone();
+    (other.volume, other.home) = (volume_name("other"), host_id("home1"));
+    snapshot.job.volumes.push(other);
+    for run in &mut snapshot.history {
+        run.volumes.push(run.volumes[0]);
+    }
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!((plan.options[0].way, plan.options[0].start.as_str()), (Way::Remote, "home1"));
+}
+
+proptest! {
+    #[test]
+    fn parts_add_up_and_the_best_possible_is_chosen(
+        runs in proptest::collection::vec((0.0..1e6f64, 0.0..1e4f64, 0.0..0.5f64, 1.0..64.0f64), 0..5),
+        rtt_ms in 0.0..500.0f64,
+        rate in 1u64..1 << 40,
+        dirty in proptest::option::of(0u64..1 << 32),
+        boots in proptest::collection::vec(0.0..1e3f64, 0..4),
+    ) {
+        let mut snapshot = at_site_home(0.0);
+        snapshot.job.dirty_bytes_per_s = dirty;
+        for link in &mut snapshot.cluster.links {
+            link.probe = perigee_model::vm::LinkProbe { rtt_ms, rate_bytes_per_s: rate };
+        }
+        for host in &mut snapshot.cluster.hosts {
+            host.boots = boots.iter().map(|seconds| booted_in(*seconds)).collect();
+        }
+        snapshot.history.clear();
+        for (reads, cpu_s, round_trip_s, queue_depth) in runs {
+            let mut run = past_run(round_trip_s, reads);
+            run.wall_s += cpu_s - run.cpu_s;
+            run.cpu_s = cpu_s;
+            run.volumes[0].queue_depth = queue_depth;
+            run.volumes[0].bytes = reads * 8192.0;
+            snapshot.history.push(run);
+        }
+        let plan = plan(&snapshot).unwrap();
+        prop_assert_eq!(plan.options.iter().filter(|o| o.chosen).count(), 1);
+        for option in &plan.options {
+            let s = &option.predicted;
+            for part in Part::ALL {
+                prop_assert!(s.of(part).is_finite() && s.of(part) >= -1e-9, "{:?}", s);
+            }
+            let total = &option.total;
+            prop_assert!((s.added_up().total_s - s.total_s).abs() < 1e-6 * s.total_s.max(1.0));
+            prop_assert!((total.expected_s - s.total_s).abs() < 1e-6 * s.total_s.max(1.0), "{:?}", option);
+            prop_assert!(total.low_s >= -1e-9 && total.holds(total.expected_s), "{:?}", total);
+            let possible = !option.reason.starts_with("not possible");
+            prop_assert!(!possible || plan.options[0].predicted.total_s <= s.total_s);
+        }
+    }
+}

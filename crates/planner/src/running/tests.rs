@@ -1,0 +1,329 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture::*;
+
+/// By hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
+const COST_S: f64 = 2.064;
+
+/// At home1, computing half of the time, after these reads of 16.4 ms in the cloud.
+fn reading(reads: u64, wall_s: f64) -> Running {
+    Running {
+        cluster: cluster(),
+        traits: traits(),
+        history: Vec::new(),
+        progress: None,
+        progress_at_arrival: 0.0,
+        requests: reads as f64,
+        host: host_id("home1"),
+        memory_bytes: 512 * MIB,
+        cpus: 1,
+        may_migrate: true,
+        moves: 0,
+        dirty_bytes_per_s: Some(0),
+        wall_s,
+        vcpu_s: 0.0,
+        disks: vec![disk("data", "cloud1", reads, 1, true)],
+    }
+}
+
+fn moved_to(verdict: &Verdict) -> Option<&str> {
+    match verdict {
+        Verdict::Move { to, .. } => Some(to.as_str()),
+        Verdict::Stay { .. } => None,
+    }
+}
+
+fn why_stay(running: &Running) -> String {
+    match consider(running) {
+        Verdict::Stay { reason, .. } => reason,
+        Verdict::Move { to, .. } => panic!("it moves to {to}"),
+    }
+}
+
+#[test]
+fn it_stays_until_the_time_lost_reaches_the_cost_of_moving() {
+    // 16.2 ms are lost with each read: 127 reads lose 2.057 s, 128 lose 2.074 s.
+    let Verdict::Stay { lost_s, cost_s, .. } = consider(&reading(127, 10.0)) else {
+        panic!("it moves before the cost is reached");
+    };
+    assert_close(lost_s, 127.0 * 0.0162);
+    assert_close(cost_s.unwrap(), COST_S);
+    assert_eq!(moved_to(&consider(&reading(128, 10.0))), Some("cloud1"));
+}
+
+#[test]
+fn a_move_comes_with_a_plan_and_a_reason_in_figures() {
+    let Verdict::Move { reason, plan, .. } = consider(&reading(500, 20.0)) else {
+        panic!("8.1 s are lost");
+    };
+    assert_eq!(
+        reason,
+        "8.1 s of 20 s lost to the network at home1, 0 s would have been at cloud1; moving \
+         there costs 2.1 s"
+    );
+    assert_eq!(plan.basis, Basis::Running);
+    let [migrate, remote] = plan.options.as_slice() else { panic!("two options") };
+    assert!(migrate.chosen && migrate.way == Way::Migrate && plan.moves);
+    assert_close(remote.predicted.total_s, 20.0);
+    assert_close(migrate.predicted.total_s, 20.0 - 8.1 + COST_S);
+}
+
+#[test]
+fn computing_is_not_lost_to_the_network() {
+    let mut running = reading(500, 20.0);
+    running.vcpu_s = 18.5;
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
+#[test]
+fn a_job_that_reads_from_two_sites_equally_gains_nothing() {
+    let mut running = reading(1000, 30.0);
+    running.disks.push(disk("other", "home1", 1000, 1, false));
+    assert_eq!(why_stay(&running), "no host with room would lose less");
+}
+
+#[test]
+fn a_host_as_far_away_gains_nothing_whatever_the_probes_differ() {
+    let mut running = reading(100_000, 2000.0);
+    running.cluster.hosts[2].memory_free_bytes = 0;
+    for link in running.cluster.links.iter_mut().filter(|l| l.from.as_str() == "home2") {
+        link.blocks = Some(probe(REMOTE_US * 9 / 10));
+    }
+    assert_eq!(why_stay(&running), "no host with room would lose less");
+}
+
+#[test]
+fn it_stays_where_the_job_file_or_the_memory_says_so() {
+    let mut running = reading(1000, 30.0);
+    running.cluster.hosts[2].memory_free_bytes = 100 * MIB;
+    assert_eq!(why_stay(&running), "no host with room would lose less");
+    let mut running = reading(1000, 30.0);
+    running.may_migrate = false;
+    assert_eq!(why_stay(&running), "the job file says that it may not move");
+}
+
+#[test]
+fn it_stays_where_no_other_host_has_its_processor() {
+    let mut running = reading(1000, 30.0);
+    for host in &mut running.cluster.hosts[1..] {
+        host.accelerator = perigee_model::vm::Accelerator::Tcg;
+    }
+    let why = why_stay(&running);
+    assert!(why.contains("their processors differ"), "{why}");
+    for host in &mut running.cluster.hosts {
+        host.accelerator = perigee_model::vm::Accelerator::Tcg;
+        host.cpu_model = host.id.to_string();
+    }
+    assert_eq!(moved_to(&consider(&running)), Some("cloud1"), "TCG makes its own processor");
+}
+
+#[test]
+fn it_stays_and_says_why_when_a_link_is_not_measured() {
+    let mut running = reading(1000, 30.0);
+    running.cluster.links.clear();
+    assert!(why_stay(&running).contains("is not measured yet"));
+}
+
+#[test]
+fn after_a_move_the_next_must_save_twice_its_cost() {
+    let mut running = reading(128, 10.0);
+    running.moves = 1;
+    assert!(why_stay(&running).contains("must save 2 times its cost"));
+    assert_eq!(moved_to(&consider(&Running { moves: 1, ..reading(255, 10.0) })), Some("cloud1"));
+}
+
+#[test]
+fn nothing_measured_yet_is_a_reason_to_stay() {
+    assert_eq!(moved_to(&consider(&reading(0, 0.0))), None);
+}
+
+/// Reads in the time of one look at the job, when this share of it is lost to the network.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small, positive")]
+fn reads_in(step_s: f64, share_lost: f64) -> u64 {
+    (step_s * share_lost / 0.0162).floor() as u64
+}
+
+/// A job with history, and with this many reads in its last runs.
+fn remembered(reads: u64, wall_s: f64, reads_of_a_run: f64) -> Running {
+    Running { history: history(reads_of_a_run), ..reading(reads, wall_s) }
+}
+
+#[test]
+fn with_a_long_history_it_moves_at_half_of_the_price() {
+    // 5,000 reads of 16.2 ms are 81 s; 64 of them lose 1.037 s, 63 of them 1.021 s.
+    assert_eq!(moved_to(&consider(&remembered(63, 10.0, 5000.0))), None);
+    let Verdict::Move { reason, .. } = consider(&remembered(64, 10.0, 5000.0)) else {
+        panic!("half of the price is lost");
+    };
+    assert!(reason.contains("more would be lost until its end"), "{reason}");
+}
+
+#[test]
+fn with_a_short_history_it_moves_only_at_twice_the_price() {
+    assert_eq!(moved_to(&consider(&remembered(254, 10.0, 60.0))), None);
+    assert_eq!(moved_to(&consider(&remembered(255, 10.0, 60.0))), Some("cloud1"));
+}
+
+#[test]
+fn a_job_that_is_nearly_done_is_not_moved_any_more() {
+    // Of 300 reads 200 are made; what is left loses less than a move costs.
+    assert_eq!(moved_to(&consider(&remembered(200, 10.0, 240.0))), None);
+    let reported = Running { progress: Some(0.97), ..reading(200, 10.0) };
+    assert_eq!(moved_to(&consider(&reported)), None, "its own progress says so too");
+    let begun = Running { progress: Some(0.1), ..reading(64, 10.0) };
+    assert_eq!(moved_to(&consider(&begun)), Some("cloud1"));
+}
+
+#[test]
+fn the_time_of_an_outage_is_not_the_links() {
+    let mut running = reading(100, 60.0);
+    running.disks[0].client.network_busy_ns += 10_000_000_000;
+    running.disks[0].client.busy_ns += 10_000_000_000;
+    assert_eq!(moved_to(&consider(&running)), Some("cloud1"), "the outage alone would move it");
+    running.disks[0].outage_ns = 10_000_000_000;
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
+#[test]
+fn a_destination_where_others_compute_saves_less() {
+    let mut running = reading(200, 10.0);
+    running.vcpu_s = 6.0;
+    assert_eq!(moved_to(&consider(&running)), Some("cloud1"));
+    running.cluster.hosts[2].running_vms = 7;
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
+/// What the rule pays for a job that loses so much with each step, and its best choice in hindsight.
+/// Each look gets its own prediction of what is left, as a share of the price.
+fn paid(lost_a_step_s: f64, left: &[(f64, f64)]) -> (f64, f64) {
+    let price_s = 1.0;
+    let mut lost_s = 0.0;
+    for (low, high) in left {
+        lost_s += lost_a_step_s;
+        let predicted = Spread::between(*low, *low, *high);
+        if lost_s >= moves_at_s(price_s, Some(predicted)) {
+            return (lost_s + price_s, price_s.min(lost_a_step_s * left.len() as f64));
+        }
+    }
+    (lost_s, price_s.min(lost_s))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Robustness: whatever is predicted, and however often it changes its mind.
+    #[test]
+    fn wrong_predictions_cost_at_most_three_times_the_best(
+        lost_a_step_s in 0.001..0.2f64,
+        left in proptest::collection::vec((0.0..5.0f64, 0.0..5.0f64), 1..2000),
+    ) {
+        let (paid_s, best_s) = paid(lost_a_step_s, &left);
+        // A look is late by up to one step.
+        let limit_s = (1.0 + 1.0 / TRUST) * best_s + lost_a_step_s + 1e-9;
+        prop_assert!(paid_s <= limit_s, "paid {}, the best was {}", paid_s, best_s);
+    }
+
+    /// Consistency: a prediction that is right, with a range around the truth.
+    #[test]
+    fn right_predictions_cost_at_most_one_and_a_half_times_the_best(
+        lost_a_step_s in 0.001..0.05f64,
+        steps in 1usize..4000,
+    ) {
+        let left = |done: usize| lost_a_step_s * (steps - done) as f64;
+        let predictions: Vec<_> = (1..=steps).map(|done| (left(done), left(done))).collect();
+        let whole_s = lost_a_step_s * steps as f64;
+        // At the price itself both choices cost the same.
+        prop_assume!(!(0.5..3.0).contains(&whole_s));
+        let (paid_s, best_s) = paid(lost_a_step_s, &predictions);
+        prop_assert!(paid_s <= (1.0 + TRUST) * best_s + lost_a_step_s + 1e-9, "{} of {}", paid_s, best_s);
+    }
+}
+
+/// The worst ratios over adversaries that end the job at the worst moment: measured, and stated in
+/// the module's text.
+#[test]
+fn the_worst_ratios_are_those_that_are_stated() {
+    let step_s = 0.001;
+    let worst = |prediction: &dyn Fn(usize, usize) -> (f64, f64)| {
+        let ratio = |steps: usize| {
+            let left: Vec<_> = (1..=steps).map(|done| prediction(done, steps)).collect();
+            let (paid_s, best_s) = paid(step_s, &left);
+            paid_s / best_s
+        };
+        (1..5000).map(ratio).fold(0.0, f64::max)
+    };
+    let always_long = worst(&|_, _| (9.0, 9.0));
+    let always_short = worst(&|_, _| (0.0, 0.0));
+    let undecided = worst(&|_, _| (0.0, 9.0));
+    let right = worst(&|done, steps| {
+        let left_s = step_s * (steps - done) as f64;
+        (left_s, left_s)
+    });
+    assert!((2.99..3.01).contains(&always_long), "{always_long}");
+    assert!((2.99..3.01).contains(&always_short), "{always_short}");
+    assert!((1.99..2.01).contains(&undecided), "{undecided}");
+    // Where as much is left as a move costs, even the right prediction decides nothing.
+    assert!(right < 2.01, "{right}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn never_worse_than_twice_the_best_in_hindsight(
+        share_lost in 0.0..0.98f64,
+        steps in 1u64..400,
+        step_s in 0.05..5.0f64,
+    ) {
+        let reads_a_step = reads_in(step_s, share_lost);
+        let lost_a_step_s = reads_a_step as f64 * 0.0162;
+        let mut paid_s = 0.0;
+        for step in 1..=steps {
+            paid_s += lost_a_step_s;
+            let running = reading(reads_a_step * step, step_s * step as f64);
+            if moved_to(&consider(&running)) == Some("cloud1") {
+                paid_s += COST_S;
+                break;
+            }
+        }
+        let best_s = (lost_a_step_s * steps as f64).min(COST_S);
+        let limit_s = 2.0 * best_s + lost_a_step_s + 1e-6;
+        prop_assert!(paid_s <= limit_s, "paid {}, the best was {}", paid_s, best_s);
+    }
+
+    /// The job reads now here, now there; its moves never cost more than what it loses.
+    #[test]
+    fn alternating_loads_do_not_make_it_ping_pong(
+        phases in proptest::collection::vec((any::<bool>(), 1u64..60), 1..40),
+    ) {
+        let reads_a_step = reads_in(1.0, 0.9);
+        let (mut at_cloud, mut moves, mut lost_s) = (false, 0u32, 0.0);
+        let (mut cloud_reads, mut home_reads, mut wall_s) = (0, 0, 0.0);
+        for (reads_cloud, steps) in phases {
+            for _ in 0..steps {
+                if reads_cloud { cloud_reads += reads_a_step } else { home_reads += reads_a_step }
+                wall_s += 1.0;
+                if reads_cloud != at_cloud {
+                    lost_s += reads_a_step as f64 * 0.0162;
+                }
+                let running = Running {
+                    host: host_id(if at_cloud { "cloud1" } else { "home1" }),
+                    moves,
+                    disks: vec![
+                        disk("a", "cloud1", cloud_reads, 1, !at_cloud),
+                        disk("b", "home1", home_reads, 1, at_cloud),
+                    ],
+                    ..reading(0, wall_s)
+                };
+                if moved_to(&consider(&running)).is_some() {
+                    at_cloud = !at_cloud;
+                    moves += 1;
+                    (cloud_reads, home_reads, wall_s) = (0, 0, 0.0);
+                }
+            }
+        }
+        let paid_after_the_first_s = f64::from(moves.saturating_sub(1)) * COST_S;
+        prop_assert!(paid_after_the_first_s <= lost_s / AFTER_A_MOVE, "{} moves", moves);
+    }
+}

@@ -1,0 +1,335 @@
+//! What is kept of a job's runs.
+
+use std::collections::BTreeMap;
+
+use perigee_model::HostId;
+use perigee_model::plan::Seconds;
+use serde::{Deserialize, Serialize};
+
+use crate::facts::DiskFacts;
+use crate::network::{latencies_s, lost_s, not_computing_s, seconds};
+
+/// Runs kept of one kind of job.
+pub const RUNS_KEPT: usize = 16;
+
+/// A run of a job that differs in one of its traits counts as this much of a run.
+const OTHER_NAME: f64 = 0.5;
+const OTHER_INPUTS: f64 = 0.3;
+
+/// What tells jobs with one image and command apart.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Traits {
+    pub name: String,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    /// A digest of everything else that the command is given: environment, input files, volumes.
+    pub inputs: String,
+    /// What its volumes hold, in the order of the job file.
+    pub data_bytes: Vec<u64>,
+}
+
+impl Traits {
+    /// How much a run with these traits says about a job with others, 0 to 1.
+    pub(crate) fn relation(&self, other: &Self) -> f64 {
+        let ratio = |a: u64, b: u64| a.min(b) as f64 / a.max(b).max(1) as f64;
+        let held = |traits: &Self| traits.data_bytes.iter().sum::<u64>();
+        let data = match (held(self), held(other)) {
+            (0, 0) => 1.0,
+            (a, b) => ratio(a, b),
+        };
+        let memory = ratio(self.memory_bytes, other.memory_bytes);
+        let cpus = ratio(self.cpus.into(), other.cpus.into());
+        let name = if self.name == other.name { 1.0 } else { OTHER_NAME };
+        let inputs = if self.inputs == other.inputs { 1.0 } else { OTHER_INPUTS };
+        data * memory * cpus * name * inputs
+    }
+}
+
+/// A finished run, whether it was local, remote or migrated midway, as it was measured.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    pub traits: Traits,
+    /// Where it started.
+    pub host: HostId,
+    /// Whether its VM was moved.
+    pub moved: bool,
+    /// From VM start to the command's start.
+    pub boot_s: f64,
+    /// From the command's start to its end.
+    pub wall_s: f64,
+    /// Time of that in which the VM stood still for migrations, or waited for a link that was down.
+    pub paused_s: f64,
+    /// vCPU time from the command's start to its end, of all vCPUs and hosts.
+    pub vcpu_s: f64,
+    pub cpus: u32,
+    /// The data volumes, in the order of the job file.
+    pub volumes: Vec<MeasuredVolume>,
+}
+
+#[derive(Debug, Clone)]
+pub struct MeasuredVolume {
+    pub disk: DiskFacts,
+    /// What a dependent request took longer than at its home, as probed from where the VM started.
+    pub round_trip_s: f64,
+    /// Of the link to the home; `None` where the VM started there.
+    pub rate_bytes_per_s: Option<u64>,
+}
+
+/// What one run teaches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PastRun {
+    pub traits: Traits,
+    pub host: HostId,
+    pub moved: bool,
+    pub boot_s: f64,
+    /// From the command's start to its end, without pauses and outages.
+    pub wall_s: f64,
+    /// Time in which the command computed.
+    pub cpu_s: f64,
+    /// Time with a request of a data volume in flight, waited for or hidden behind computing.
+    pub busy_s: f64,
+    /// Waited for blocks as if they were local.
+    pub local_io_s: f64,
+    /// Waited for the network, by the counters of its volume server.
+    pub network_s: f64,
+    pub volumes: Vec<VolumeRun>,
+    /// Seconds that the network adds when this run's block trace is replayed, by the time of a
+    /// round trip in microseconds. Empty when it was not traced.
+    #[serde(default)]
+    pub replayed: BTreeMap<u32, f64>,
+}
+
+/// What the run did to one volume.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct VolumeRun {
+    pub requests: f64,
+    pub bytes: f64,
+    /// Mean requests in flight while there is at least one.
+    pub queue_depth: f64,
+    /// Of its requests, the share that went to another host.
+    pub remote_share: f64,
+    pub round_trip_s: f64,
+    #[serde(default)]
+    pub rate_bytes_per_s: Option<u64>,
+}
+
+impl PastRun {
+    /// The command's wall time is what it computes, what it waits for its data volumes as if they
+    /// were local, what it waits for the network on top of that, and the rest, which can't be told
+    /// apart from outside: the root disk, timers, the host's CPU.
+    pub fn learn(run: &Measured) -> Self {
+        let wall_s = (run.wall_s - run.paused_s).max(0.0);
+        let waiting_s = not_computing_s(wall_s, run.vcpu_s, run.cpus);
+        let disks: Vec<DiskFacts> = run.volumes.iter().map(|v| v.disk.clone()).collect();
+        let network_s = lost_s(&disks, wall_s, run.vcpu_s, run.cpus);
+        let busy_s: f64 = disks.iter().map(|disk| seconds(disk.client.busy_ns)).sum();
+        Self {
+            traits: run.traits.clone(),
+            host: run.host.clone(),
+            moved: run.moved,
+            boot_s: run.boot_s,
+            wall_s,
+            cpu_s: wall_s - waiting_s,
+            busy_s,
+            local_io_s: (busy_s.min(waiting_s) - network_s).max(0.0),
+            network_s,
+            volumes: run.volumes.iter().map(VolumeRun::learn).collect(),
+            replayed: BTreeMap::new(),
+        }
+    }
+
+    /// What it was measured to be, part by part; `migration_s` is what the VM stood still.
+    pub fn parts(&self, migration_s: f64) -> Seconds {
+        Seconds {
+            boot_s: self.boot_s,
+            cpu_s: self.cpu_s,
+            local_io_s: self.local_io_s,
+            network_s: self.network_s,
+            other_s: (self.wall_s - self.cpu_s - self.local_io_s - self.network_s).max(0.0),
+            migration_s,
+            total_s: 0.0,
+        }
+        .added_up()
+    }
+
+    pub(crate) fn requests(&self) -> f64 {
+        self.volumes.iter().map(|volume| volume.requests).sum()
+    }
+
+    /// Seconds of a dependent round trip, as this run had it: the mean over its volumes and over
+    /// the requests that went over the network and those that did not.
+    pub(crate) fn round_trip_s(&self) -> f64 {
+        let shares = self.volumes.iter().zip(self.shares());
+        shares.map(|(volume, share)| share * volume.remote_share * volume.round_trip_s).sum()
+    }
+
+    /// Seconds that its bytes needed on the links.
+    pub(crate) fn bytes_s(&self) -> f64 {
+        let seconds = |volume: &VolumeRun| {
+            let rate = volume.rate_bytes_per_s.filter(|rate| *rate > 0)?;
+            Some(volume.bytes * volume.remote_share / rate as f64)
+        };
+        self.volumes.iter().filter_map(seconds).sum()
+    }
+
+    /// Of its disk time, the share that passed while it computed (read-ahead, several processes).
+    pub(crate) fn hidden_share(&self) -> f64 {
+        let waited_s = self.local_io_s + self.network_s;
+        if self.busy_s > 0.0 { (1.0 - waited_s / self.busy_s).clamp(0.0, 1.0) } else { 0.0 }
+    }
+
+    /// Round trips by the counters, if each request that is not in flight with others is one.
+    pub(crate) fn serial_requests(&self) -> f64 {
+        self.volumes.iter().map(VolumeRun::serial).sum()
+    }
+
+    /// Each volume's share of the dependent round trips.
+    pub(crate) fn shares(&self) -> Vec<f64> {
+        let all = self.serial_requests();
+        let share = |v: &VolumeRun| if all > 0.0 { v.serial() / all } else { 0.0 };
+        self.volumes.iter().map(share).collect()
+    }
+}
+
+impl VolumeRun {
+    fn learn(volume: &MeasuredVolume) -> Self {
+        let client = &volume.disk.client;
+        let requests = (client.reads + client.writes + client.flushes) as f64;
+        let busy_s = seconds(client.busy_ns);
+        let depth = if busy_s > 0.0 { latencies_s(client) / busy_s } else { 1.0 };
+        let remote = client.network_requests as f64;
+        Self {
+            requests,
+            bytes: (client.read_bytes + client.write_bytes) as f64,
+            queue_depth: depth.max(1.0),
+            remote_share: if requests > 0.0 { (remote / requests).min(1.0) } else { 0.0 },
+            round_trip_s: volume.round_trip_s,
+            rate_bytes_per_s: volume.rate_bytes_per_s,
+        }
+    }
+
+    fn serial(&self) -> f64 {
+        self.requests / self.queue_depth.max(1.0)
+    }
+}
+
+/// Keeps one more run, the newest last. When there are too many, the oldest goes of those that had
+/// most company: runs of one name at one distance. So what was seen at a rare distance stays.
+pub fn keep(runs: &mut Vec<PastRun>, newest: PastRun) {
+    runs.push(newest);
+    while runs.len() > RUNS_KEPT {
+        let kinds: Vec<(String, u64)> = runs.iter().map(kind).collect();
+        let company = |kind: &(String, u64)| kinds.iter().filter(|other| *other == kind).count();
+        let most = kinds.iter().map(company).max().unwrap_or_default();
+        let oldest = kinds.iter().position(|kind| company(kind) == most).unwrap_or_default();
+        runs.remove(oldest);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn kind(run: &PastRun) -> (String, u64) {
+    (run.traits.name.clone(), (run.round_trip_s() * 1e3).round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::*;
+
+    /// A run that computes 5 s and reads 1000 times, one at a time, so many of them remotely.
+    fn measured(remote_reads: u64, wall_s: f64) -> Measured {
+        let mut data = disk("data", "cloud1", remote_reads, 1, true);
+        let local = disk("data", "cloud1", 1000 - remote_reads, 1, false);
+        for (sum, more) in [(&mut data.client, local.client), (&mut data.at_home, local.at_home)] {
+            sum.reads += more.reads;
+            sum.read_bytes += more.read_bytes;
+            sum.read_ns += more.read_ns;
+            sum.busy_ns += more.busy_ns;
+        }
+        Measured {
+            traits: traits(),
+            host: host_id("home1"),
+            moved: false,
+            boot_s: 12.0,
+            wall_s,
+            paused_s: 0.0,
+            vcpu_s: 5.0,
+            cpus: 1,
+            volumes: vec![MeasuredVolume {
+                disk: data,
+                round_trip_s: ROUND_TRIP_S,
+                rate_bytes_per_s: None,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_run_is_split_into_the_same_parts_wherever_it_was() {
+        for (remote_reads, wall_s) in [(0, 5.2), (1000, 21.4), (500, 13.3)] {
+            let run = PastRun::learn(&measured(remote_reads, wall_s));
+            let remote_share = remote_reads as f64 / 1000.0;
+            assert_close(run.cpu_s, 5.0);
+            assert_close(run.network_s, remote_share * 16.2);
+            assert_close(run.local_io_s, 0.2);
+            assert_close(run.serial_requests(), 1000.0);
+            assert_close(run.round_trip_s(), remote_share * ROUND_TRIP_S);
+            assert_close(run.parts(0.0).other_s, 0.0);
+            assert_close(run.parts(0.0).total_s, 12.0 + wall_s);
+        }
+    }
+
+    #[test]
+    fn disk_time_behind_computing_is_hidden() {
+        // 16.4 s of disk time, of which 13.4 s were waited for.
+        let run = PastRun::learn(&measured(1000, 18.4));
+        assert_close(run.hidden_share(), 3.0 / 16.4);
+        assert_close(run.parts(0.0).other_s, 0.0);
+    }
+
+    #[test]
+    fn time_without_computing_and_disk_is_other() {
+        assert_close(PastRun::learn(&measured(0, 7.2)).parts(0.0).other_s, 2.0);
+    }
+
+    #[test]
+    fn the_pauses_of_migrations_are_not_the_job() {
+        let run = PastRun::learn(&Measured { paused_s: 0.5, ..measured(500, 13.8) });
+        assert_close(run.parts(0.0).other_s, 0.0);
+        assert_close(run.wall_s, 13.3);
+    }
+
+    #[test]
+    fn a_run_that_did_nothing_teaches_zeros() {
+        let nothing = disk("data", "cloud1", 0, 1, false);
+        let mut measured = Measured { vcpu_s: 0.0, ..measured(0, 0.0) };
+        measured.volumes[0].disk = nothing;
+        let run = PastRun::learn(&measured);
+        assert_close(run.round_trip_s() + run.bytes_s() + run.hidden_share(), 0.0);
+        assert_close(run.parts(0.0).total_s, 12.0);
+    }
+
+    #[test]
+    fn relatives_count_less_the_more_they_differ() {
+        let here = traits();
+        assert_close(here.relation(&here), 1.0);
+        let half = Traits { memory_bytes: here.memory_bytes / 2, ..here.clone() };
+        assert_close(here.relation(&half), 0.5);
+        assert_close(half.relation(&here), 0.5);
+        let other = Traits { inputs: "other".to_owned(), data_bytes: vec![64 * MIB], ..half };
+        assert_close(here.relation(&other), 0.5 * 0.3 * 0.25);
+    }
+
+    #[test]
+    fn of_many_runs_the_rare_distance_stays() {
+        let mut runs = Vec::new();
+        keep(&mut runs, past_run(0.0, 2500.0));
+        for number in 0..100 {
+            let boot_s = f64::from(number);
+            keep(&mut runs, PastRun { boot_s, ..past_run(ROUND_TRIP_S, 2500.0) });
+        }
+        assert_eq!(runs.len(), RUNS_KEPT);
+        assert_close(runs[0].round_trip_s(), 0.0);
+        assert_close(runs[1].boot_s, 85.0);
+        assert_close(runs[RUNS_KEPT - 1].boot_s, 99.0);
+    }
+}

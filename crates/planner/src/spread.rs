@@ -1,0 +1,125 @@
+//! Numbers with what is not known of them.
+
+use perigee_model::plan::Estimate;
+
+/// An expected value and how far below and above it the truth may be, 9 times of 10. The two differ
+/// where one side is known better: a job has at most as many dependent round trips as requests, and
+/// perhaps far fewer.
+///
+/// Distances of independent numbers add as their squares do. All distances are those of 9 in 10, so
+/// weights made of them are the same as weights made of standard deviations.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Spread {
+    pub expected: f64,
+    pub down: f64,
+    pub up: f64,
+}
+
+impl Spread {
+    pub fn exactly(expected: f64) -> Self {
+        Self { expected, down: 0.0, up: 0.0 }
+    }
+
+    pub fn between(low: f64, expected: f64, high: f64) -> Self {
+        Self { expected, down: (expected - low).max(0.0), up: (high - expected).max(0.0) }
+    }
+
+    /// As far to both sides as this share of it.
+    pub fn relative(expected: f64, share: f64) -> Self {
+        let distance = expected.abs() * share;
+        Self { expected, down: distance, up: distance }
+    }
+
+    /// Nothing is expected, and the truth may be so far to both sides.
+    pub fn noise(distance: f64) -> Self {
+        Self { expected: 0.0, down: distance, up: distance }
+    }
+
+    /// The sum with another number that is independent of this one.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            expected: self.expected + other.expected,
+            down: self.down.hypot(other.down),
+            up: self.up.hypot(other.up),
+        }
+    }
+
+    pub fn times(self, factor: f64) -> Self {
+        let (down, up) = (self.down * factor.abs(), self.up * factor.abs());
+        let (down, up) = if factor < 0.0 { (up, down) } else { (down, up) };
+        Self { expected: self.expected * factor, down, up }
+    }
+
+    /// The product with another number that is independent of this one; both are positive.
+    pub fn by(self, other: Self) -> Self {
+        let expected = self.expected * other.expected;
+        let down = (self.down * other.expected).hypot(other.down * self.expected);
+        Self { expected, down, up: (self.up * other.expected).hypot(other.up * self.expected) }
+    }
+
+    /// Nothing of it is below this.
+    pub fn at_least(self, least: f64) -> Self {
+        let expected = self.expected.max(least);
+        Self::between(self.low().max(least), expected, self.high().max(expected))
+    }
+
+    /// Nothing of it is above this.
+    pub fn at_most(self, most: f64) -> Self {
+        let expected = self.expected.min(most);
+        Self::between(self.low().min(expected), expected, self.high().min(most))
+    }
+
+    pub fn low(self) -> f64 {
+        self.expected - self.down
+    }
+
+    pub fn high(self) -> f64 {
+        self.expected + self.up
+    }
+
+    /// The distance to one side, for weights.
+    pub fn distance(self) -> f64 {
+        f64::midpoint(self.down, self.up)
+    }
+
+    pub fn estimate(self) -> Estimate {
+        Estimate { expected_s: self.expected, low_s: self.low(), high_s: self.high() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixture::assert_close;
+
+    #[test]
+    fn independent_distances_add_as_squares() {
+        let sum = Spread::between(7.0, 10.0, 10.0).plus(Spread::between(1.0, 5.0, 6.0));
+        assert_close(sum.expected, 15.0);
+        assert_close(sum.low(), 10.0);
+        assert_close(sum.high(), 16.0);
+    }
+
+    #[test]
+    fn what_is_taken_away_swaps_its_sides() {
+        let less = Spread::between(1.0, 3.0, 10.0).times(-2.0);
+        assert_close(less.low(), -20.0);
+        assert_close(less.high(), -2.0);
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_keep_the_order(
+            low in -10.0..10.0f64, more in 0.0..10.0f64, most in 0.0..10.0f64, bound in -30.0..30.0f64,
+        ) {
+            let spread = Spread::between(low, low + more, low + more + most);
+            for bounded in [spread.at_least(bound), spread.at_most(bound)] {
+                prop_assert!(bounded.down >= 0.0 && bounded.up >= 0.0);
+            }
+            prop_assert!(spread.at_least(bound).low() >= bound - 1e-9);
+            prop_assert!(spread.at_most(bound).high() <= bound + 1e-9);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What a job did to a volume, by the counters.
+
+use crate::facts::DiskFacts;
+use crate::network::{latencies_s, mean_latency_us, seconds};
+
+/// What the job does to one volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct VolumeWork {
+    pub reads: f64,
+    pub writes: f64,
+    pub flushes: f64,
+    pub bytes: f64,
+    /// Sum of the requests' times, and time with at least one in flight, as measured wherever the
+    /// VM was. Their ratio over all runs is the queue depth: a run at a slow disk, which shows how
+    /// many requests the job keeps in flight, counts by its time.
+    pub latencies_s: f64,
+    pub busy_s: f64,
+    /// Mean time of a request at the volume's home.
+    pub home_latency_us: f64,
+}
+
+impl VolumeWork {
+    pub fn requests(&self) -> f64 {
+        self.reads + self.writes + self.flushes
+    }
+
+    /// Mean requests in flight while there is at least one; 1 when nothing was measured.
+    pub fn queue_depth(&self) -> f64 {
+        if self.busy_s > 0.0 { (self.latencies_s / self.busy_s).max(1.0) } else { 1.0 }
+    }
+
+    /// Seconds in which a request is in flight when the VM runs at the volume's home.
+    pub(crate) fn home_s(&self) -> f64 {
+        self.requests() * self.home_latency_us / 1e6 / self.queue_depth()
+    }
+
+    pub(crate) fn learn(disk: &DiskFacts) -> Self {
+        let client = &disk.client;
+        Self {
+            reads: client.reads as f64,
+            writes: client.writes as f64,
+            flushes: client.flushes as f64,
+            bytes: (client.read_bytes + client.write_bytes) as f64,
+            latencies_s: latencies_s(client),
+            busy_s: seconds(client.busy_ns),
+            home_latency_us: mean_latency_us(&disk.at_home),
+        }
+    }
+}
