@@ -1,4 +1,4 @@
-//! Volumes of other hosts that are reachable through this one.
+//! Attachments: volumes of other hosts that clients can reach through this host.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::blocking;
 use super::pool::Pool;
 
 impl Pool {
-    /// Volumes of other hosts that are reachable through this one: name and `HOST:PORT`.
+    /// The attached volumes: their names, and the `HOST:PORT` of their homes.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -22,7 +22,7 @@ impl Pool {
         .await
     }
 
-    /// Records where a volume of another host is; a repeated call changes the address.
+    /// Records the address of a volume of another host. A repeated call changes the address.
     ///
     /// # Errors
     /// A conflict when this pool has a volume of that name.
@@ -39,7 +39,7 @@ impl Pool {
             let here =
                 pool.catalog.volume(&volume).map_err(|error| Problem::internal(&what, error))?;
             if here.is_some() {
-                return Err(Problem::conflict(what, "this pool has a volume of that name"));
+                return Err(Problem::conflict(what, "this pool has a volume with that name"));
             }
             pool.catalog.attach(&volume, &nbd_addr).map_err(|error| Problem::internal(what, error))
         })

@@ -1,8 +1,7 @@
 //! The state of every block of a layer, 2 bits each, in memory as on disk.
 //!
-//! Pages of states are made when their first block gets a state; a page that is not there is all
-//! absent. Reading takes no lock. Changes of one page happen one after the other, under
-//! [`StatePage::change`].
+//! A page of states is allocated when its first block gets a state. All blocks of a missing page are
+//! absent. Reading takes no lock. Changes of one page are serialized by [`StatePage::change`].
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +11,7 @@ use perigee_model::volume::BLOCK_BYTES;
 
 use super::sparse::Sparse;
 
-/// Bytes of packed states in a page: what a page of the durable map carries.
+/// Bytes of packed states in a page, as in a page of the durable map.
 pub(super) const PAGE_STATE_BYTES: usize = 4064;
 /// Blocks of one page of states, 63.5 MiB of the layer.
 pub(super) const PAGE_BLOCKS: u64 = PAGE_STATE_BYTES as u64 * 4;
@@ -21,14 +20,14 @@ const WORD_BLOCKS: u64 = 32;
 /// Bit 0 of every block in a word.
 const LOW_BITS: u64 = 0x5555_5555_5555_5555;
 
-/// What a layer has to say about one block.
+/// The state of one block in one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockState {
-    /// Nothing: the layer below answers.
+    /// The layer does not have the block; the layer below answers.
     Absent = 0,
-    /// Its bytes are in the data file.
+    /// The block's bytes are in the data file.
     Data = 1,
-    /// Zeros, whatever the data file or a layer below has.
+    /// The block reads as zeros, whatever the data file or a layer below contains.
     Zero = 2,
 }
 
@@ -41,7 +40,7 @@ impl BlockState {
         }
     }
 
-    /// A word of blocks of this state.
+    /// A word in which all blocks have this state.
     fn pattern(self) -> u64 {
         self as u64 * LOW_BITS
     }
@@ -63,12 +62,12 @@ pub(super) fn overlap(a: &Range<u64>, b: &Range<u64>) -> Range<u64> {
     start..a.end.min(b.end).max(start)
 }
 
-/// Bytes of packed states of so many blocks, without a page's padding.
+/// Bytes of the packed states of this many blocks, without a page's padding.
 pub(super) fn packed_bytes(blocks: u64) -> u64 {
     blocks.div_ceil(4)
 }
 
-/// Pages of states of so many blocks.
+/// The number of pages for the states of this many blocks.
 pub(super) fn page_count(blocks: u64) -> usize {
     index(blocks.div_ceil(PAGE_BLOCKS))
 }
@@ -145,7 +144,7 @@ impl StatePage {
         })
     }
 
-    /// Lets nobody else change the page meanwhile.
+    /// Locks the page against other changes.
     fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().expect("no holder panics")
     }
@@ -162,7 +161,7 @@ impl StatePage {
         self.count(|word| (word | word >> 1) & LOW_BITS)
     }
 
-    /// Counts the bits that `of` leaves of each word.
+    /// Counts the bits that are set in `of(word)`, over all words.
     fn count(&self, of: impl Fn(u64) -> u64) -> u64 {
         let words = self.words.iter();
         words.map(|word| u64::from(of(word.load(Ordering::Relaxed)).count_ones())).sum()
@@ -175,7 +174,7 @@ pub(super) struct BlockStates {
 }
 
 impl std::fmt::Debug for BlockStates {
-    /// As runs: a large layer has millions of bytes of states.
+    /// Prints runs of equal states, because a large layer has millions of bytes of states.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_map().entries(self.runs(0..self.blocks)).finish()
     }
@@ -195,7 +194,7 @@ impl BlockStates {
         self.pages.get(page).is_some()
     }
 
-    /// Pages that have memory; the others are all absent.
+    /// The allocated pages. All blocks of the other pages are absent.
     pub(super) fn pages_in_use(&self) -> impl Iterator<Item = usize> {
         self.pages.in_use().map(|(page, _)| page)
     }
@@ -205,8 +204,8 @@ impl BlockStates {
         self.pages.get(page).map_or_else(|| vec![0; PAGE_STATE_BYTES], |page| page.payload())
     }
 
-    /// Takes the states of a page that nothing uses yet. `false` when the bytes are no states,
-    /// or of blocks beyond the end.
+    /// Loads the states of a page that nothing uses yet. Returns `false` if the bytes are not valid states
+    /// or name blocks beyond the end.
     pub(super) fn load(&self, page: usize, payload: &[u8]) -> bool {
         let blocks_left = self.blocks.saturating_sub(page as u64 * PAGE_BLOCKS);
         let words = payload.chunks(8).map(|bytes| {
@@ -257,8 +256,8 @@ impl BlockStates {
         (state, range.end)
     }
 
-    /// Runs of equal state that together are `range`. Neighbours may be of one state when blocks
-    /// change meanwhile.
+    /// Splits `range` into runs of equal state. Two neighbouring runs may have the same state if blocks
+    /// change at the same time.
     pub(super) fn runs(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, BlockState)> {
         let mut at = range.start;
         std::iter::from_fn(move || {
@@ -276,8 +275,8 @@ impl BlockStates {
         range.is_empty() || self.run(range) == (state, range.end)
     }
 
-    /// Gives blocks of one page a state. In between, `write_down` gets the place and the bytes of
-    /// the packed states that change; if it fails, nothing changed.
+    /// Gives blocks of one page a state. Before the change is made in memory, `write_down` gets the offset
+    /// and the bytes of the packed states that change. If it fails, nothing is changed.
     pub(super) fn change<E>(
         &self,
         blocks: &Range<u64>,
@@ -302,7 +301,7 @@ impl BlockStates {
         Ok(())
     }
 
-    /// As [`Self::change`], written down nowhere.
+    /// As [`Self::change`], in memory only.
     pub(super) fn set(&self, blocks: Range<u64>, state: BlockState) {
         for (_, part) in by_page(blocks) {
             let set: Result<(), std::convert::Infallible> =

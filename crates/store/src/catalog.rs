@@ -1,5 +1,5 @@
-//! What exists in a pool: layers and what they stand on, images, volumes and their epochs, and
-//! attached volumes of other hosts. Every change is one SQLite transaction, durable when it returns.
+//! The catalog of a pool: its layers and their parents, images, volumes and their epochs, and attached
+//! volumes of other hosts. Every change is one SQLite transaction, which is durable when it returns.
 
 mod attachments;
 mod clients;
@@ -34,13 +34,13 @@ pub(super) struct RemoteRow {
     pub(super) nbd_addr: String,
     pub(super) export: String,
     pub(super) size_bytes: u64,
-    /// What the layer on it keeps of what is read.
+    /// What the layer above keeps of the blocks that are read.
     pub(super) keep: Keep,
-    /// Which sealed layer it is, where that is known.
+    /// The id of the sealed layer behind the export, if it is known.
     pub(super) is_layer: Option<LayerId>,
 }
 
-/// A layer stands on a layer of this pool, on a remote parent, or on nothing.
+/// A layer. Its parent is a layer of this pool or a remote export; it may also have none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LayerRow {
     pub(super) id: LayerId,
@@ -48,9 +48,9 @@ pub(super) struct LayerRow {
     pub(super) parent: Option<LayerId>,
     pub(super) remote: Option<RemoteRow>,
     pub(super) poisoned: Option<String>,
-    /// How much of it is data: of a sealed layer, where it is known.
+    /// The bytes of a sealed layer that are data, if they are known.
     pub(super) data_bytes: Option<u64>,
-    /// No flush of it is known to be durable: it may have no files yet.
+    /// No flush of the layer is known to be durable, so it may have no files yet.
     pub(super) untouched: bool,
 }
 
@@ -60,27 +60,27 @@ impl LayerRow {
         Self { id, size_bytes, parent, remote, poisoned, data_bytes, untouched: false }
     }
 
-    /// Whether it gets its blocks from another host, one by one.
+    /// Whether it is a copy that still gets blocks from another host.
     pub(super) fn is_copy(&self) -> bool {
         self.remote.as_ref().is_some_and(|remote| remote.keep != Keep::Never)
     }
 
-    /// A head that nothing was written to.
+    /// A head to which nothing was written yet.
     pub(super) fn new_head(size_bytes: u64, parent: Option<LayerId>) -> Self {
         Self { untouched: true, ..Self::new(LayerId(Uuid::new_v4()), size_bytes, parent) }
     }
 }
 
-/// What a layer takes, and who needs it, as far as the catalog knows.
+/// A layer's space and users, as far as the catalog knows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LayerSpace {
     pub(super) parent: Option<LayerId>,
     pub(super) data_bytes: Option<u64>,
     pub(super) remote_bytes: u64,
-    /// It gets its blocks from another host, one by one.
+    /// Whether it is a copy that still gets blocks from another host.
     pub(super) is_copy: bool,
     pub(super) poisoned: bool,
-    /// Layers right above it; from 2 on not counted further.
+    /// The number of layers directly above it, counted up to 2.
     pub(super) children: u64,
     pub(super) named: bool,
 }
@@ -96,7 +96,7 @@ pub(super) struct VolumeRow {
     pub(super) owner: Option<OwnerName>,
 }
 
-/// The columns of [`layer_row`]; column 9 is whether it is a head.
+/// The columns that [`layer_row`] reads. Column 9 says whether the layer is a head.
 const LAYER_ROWS: &str = "
     SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
            l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id),
@@ -104,7 +104,7 @@ const LAYER_ROWS: &str = "
     FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
 const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache, owner";
 
-/// A volume to be, with an empty head.
+/// A volume that is to be created, with an empty head.
 #[derive(Debug, Clone)]
 pub(super) struct NewVolume {
     pub(super) name: VolumeName,
@@ -115,14 +115,14 @@ pub(super) struct NewVolume {
     pub(super) owner: Option<OwnerName>,
 }
 
-/// The epoch of a volume that is made now.
+/// The first epoch of a volume that is created now.
 pub(super) fn first_epoch() -> Epoch {
-    // 0 is of volumes from before there were incarnations.
+    // Incarnation 0 belongs to volumes that are older than incarnations.
     let random = Uuid::new_v4().as_fields().0.max(1);
     Epoch::first(Incarnation(random))
 }
 
-/// A head that is sealed, and how much of it is data.
+/// A head to seal, and how many of its bytes are data.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sealed {
     pub(super) layer: LayerId,
@@ -133,19 +133,19 @@ pub(super) struct Catalog {
     connection: Mutex<Connection>,
 }
 
-/// A catalog error as the control API tells it.
+/// Converts a catalog error for the control API.
 pub(super) fn problem(what: &str, error: &rusqlite::Error) -> Problem {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Problem::no_space(what, error).next("free space in the pool"),
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             Problem::internal(what, format!("the pool's catalog is damaged: {error}"))
-                .next("put back a copy of catalog.sqlite that fits the pool's layers")
+                .next("restore a backup of catalog.sqlite that matches the pool's layers")
         }
         _ => Problem::internal(what, error),
     }
 }
 
-/// A catalog error as one of the disk.
+/// Converts a catalog error to an I/O error.
 pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
     if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
         nix::Error::ENOSPC.into()
@@ -178,7 +178,7 @@ impl Catalog {
         self.lock().query_row("SELECT id FROM pool", [], |row| row.get(0))
     }
 
-    /// Directories beside the pool's own that have files of its layers.
+    /// The directories that hold layer files, in addition to the pool's own.
     pub(super) fn directories(&self) -> Result<Vec<PathBuf>> {
         self.lock()
             .prepare("SELECT dir FROM stores ORDER BY dir")?
@@ -235,7 +235,7 @@ impl Catalog {
             .collect()
     }
 
-    /// The layers of one chain, or with `None` all layers of the pool.
+    /// The layers of one chain; with `None`, all layers of the pool.
     pub(super) fn layer_spaces(
         &self,
         top: Option<LayerId>,
@@ -272,7 +272,7 @@ impl Catalog {
             .collect()
     }
 
-    /// What SQLite finds damaged in the catalog, in its words.
+    /// The damage that SQLite finds in the catalog, as SQLite describes it.
     pub(super) fn damage(&self) -> Result<Vec<String>> {
         let connection = self.lock();
         let mut found: Vec<String> = connection
@@ -283,7 +283,7 @@ impl Catalog {
         let mut foreign = connection.prepare("PRAGMA foreign_key_check")?;
         let rows = foreign.query_map([], |row| {
             Ok(format!(
-                "a row of table {} names a row of table {} that is not there",
+                "a row of table {} names a row of table {} that does not exist",
                 row.get::<_, String>(0)?,
                 row.get::<_, String>(2)?
             ))
@@ -305,7 +305,7 @@ impl Catalog {
         self.lock().query_row(sql, [id.to_string()], |row| row.get(0))
     }
 
-    /// The layer and all that it stands on in this pool, from the top down.
+    /// The layer and all layers below it in this pool, from the top down.
     pub(super) fn chain(&self, top: LayerId) -> Result<Vec<LayerRow>> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(&format!("{LAYER_ROWS} WHERE l.id = ?1"))?;
@@ -322,12 +322,12 @@ impl Catalog {
         Ok(chain)
     }
 
-    /// What stands on a layer, itself left out: `volume NAME`, `image NAME`.
+    /// The volumes and images above a layer, without its own name: `volume NAME`, `image NAME`.
     pub(super) fn dependants(&self, layer: LayerId) -> Result<Vec<String>> {
         self.names_above("SELECT id FROM layers WHERE parent = ?1", layer)
     }
 
-    /// What has a layer in its chain: `volume NAME`, `image NAME`.
+    /// The volumes and images with the layer in their chain: `volume NAME`, `image NAME`.
     pub(super) fn users(&self, layer: LayerId) -> Result<Vec<String>> {
         self.names_above("SELECT ?1", layer)
     }
@@ -354,12 +354,12 @@ impl Catalog {
         })
     }
 
-    /// Volumes with these heads, all of them or none.
+    /// Adds volumes with their heads, either all of them or none.
     pub(super) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
         self.change(|tx| volumes.iter().try_for_each(|volume| insert_volume(tx, volume)))
     }
 
-    /// Seals a volume's head, under a name if it gets one, and puts `head` on it.
+    /// Seals a volume's head, names it if an image name is given, and puts `head` on it.
     pub(super) fn seal(
         &self,
         volume: &VolumeName,
@@ -380,8 +380,9 @@ impl Catalog {
         })
     }
 
-    /// Puts a layer in the place of a run of layers, given from the top down. `false`, and nothing
-    /// changed, when something else than the next one of them stands on one of them.
+    /// Replaces a run of layers, given from the top down, by one layer. Returns `false` and changes nothing
+    /// unless the run is still in the catalog and each of its layers has exactly one layer above it, no
+    /// image name, and no volume for which it is the head.
     pub(super) fn replace_layers(&self, run: &[LayerId], by: &LayerRow) -> Result<bool> {
         self.change(|tx| {
             let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
@@ -413,7 +414,7 @@ impl Catalog {
         })
     }
 
-    /// Forgets the name; tells which layers nothing needs any more.
+    /// Removes the name. Returns the layers that are no longer needed.
     pub(super) fn delete_image(&self, name: &ImageName) -> Result<Vec<LayerId>> {
         self.change(|tx| {
             let sql = "DELETE FROM images WHERE name = ?1 RETURNING layer";
@@ -431,7 +432,7 @@ impl Catalog {
         })
     }
 
-    /// A layer has files from now on.
+    /// Records that a layer has files from now on.
     pub(super) fn touched(&self, layer: LayerId) -> Result<()> {
         let sql = "DELETE FROM untouched WHERE layer = ?1";
         self.lock().execute(sql, [layer.to_string()]).map(drop)
@@ -546,7 +547,7 @@ fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
     .map(drop)
 }
 
-/// Deletes a layer and what it stands on, down to the first one that is still needed.
+/// Deletes a layer and the layers below it, down to the first one that is still needed.
 fn delete_unneeded(tx: &Transaction<'_>, top: LayerId) -> Result<Vec<LayerId>> {
     let mut delete = tx.prepare(
         "DELETE FROM layers

@@ -1,9 +1,9 @@
-//! Layers on top of each other: which one answers for a block, and reading from it.
+//! A chain of layers: finds the layer that has a block, and reads the block from it.
 //!
-//! The sealed layers below a head are one object, [`Sealed`], which all volumes over the same
-//! layer share. It knows the owner of every block in an index that is made region by region when
-//! a read first comes there, so that 32 layers are read like one. A head is looked at first, in
-//! its own states: it alone changes.
+//! The sealed layers below a head are one object, [`Sealed`], which all volumes over the same layer
+//! share. It has an index of the owner of every block, which is built for a region when a read first
+//! touches it, so that 32 layers are read as fast as one. A head is looked up first, in its own states,
+//! because only the head changes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -24,43 +24,43 @@ use super::layer::Layer;
 use super::remote::RemoteParent;
 use super::sparse::Sparse;
 
-/// Blocks whose owners are looked up together, 16 MiB.
+/// Blocks whose owners are indexed together: 16 MiB.
 const REGION_BLOCKS: u64 = 4096;
 
-/// What is below the layers of this pool.
+/// The data below the layers of this pool.
 #[derive(Clone)]
 pub(super) enum Bottom {
     /// An export of another host, of which nothing is kept.
     Remote(Arc<RemoteParent>),
-    /// The last one of the layers gets its blocks from another host, one by one.
+    /// The lowest layer is a copy that still gets blocks from another host.
     Copy(Arc<LayerCopy>),
 }
 
-/// Who answers for a run of blocks.
+/// The owner of a run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Zeros,
-    /// The layer at this place in the chain.
+    /// The layer at this index of the chain.
     Layer(u16),
-    /// What is at the bottom, which tells more when it is asked: a copy's blocks come as they are read.
+    /// The bottom. It must be asked for each block, because a copy gets blocks while it is read.
     Bottom,
 }
 
-/// The owners in one region.
+/// The owners of the blocks of one region.
 enum Region {
     Uniform(Owner),
-    /// Where each run starts in the region, in order; the first one at 0.
+    /// The start of each run in the region, in order. The first run starts at 0.
     Runs(Box<[(u16, Owner)]>),
 }
 
-/// Sealed layers from the top down, and perhaps an export of another host below them.
+/// Sealed layers from the top down, and an optional bottom below them.
 pub(super) struct Sealed {
     layers: Vec<Arc<Layer>>,
     bottom: Option<Bottom>,
     owners: Sparse<Region>,
 }
 
-/// Where a run of blocks is read from.
+/// The source from which a run of blocks is read.
 enum Source<'a> {
     Zeros,
     Layer(&'a Layer),
@@ -68,7 +68,7 @@ enum Source<'a> {
     Remote(&'a Bottom),
 }
 
-/// A part of a request: bytes of the device.
+/// A part of a request, as a range of the device's bytes.
 type Span = Range<u64>;
 
 impl Bottom {
@@ -79,7 +79,7 @@ impl Bottom {
         }
     }
 
-    /// Where the block at `run.start` is, and up to where the others of the run are there too.
+    /// The source of the block at `run.start`, and the end of the blocks of the run with the same source.
     fn source(&self, run: &Range<u64>) -> (Source<'_>, u64) {
         let Self::Copy(copy) = self else { return (Source::Remote(self), run.end) };
         let (state, end) = copy.run(run);
@@ -125,7 +125,7 @@ impl Sealed {
         self.layers.iter().any(|layer| layers.contains(&layer.id))
     }
 
-    /// Where the layer at `depth`, or what is below the last one, ends.
+    /// The end of the layer at `depth`, or of the bottom.
     fn end(&self, depth: usize) -> u64 {
         match (self.layers.get(depth), &self.bottom) {
             (Some(layer), _) => layer.blocks(),
@@ -134,13 +134,13 @@ impl Sealed {
         }
     }
 
-    /// Whether what is at `depth` is a copy, whose states change.
+    /// Whether the layer at `depth` is an incomplete copy, whose states change.
     fn is_copy(&self, depth: usize) -> bool {
         matches!(self.bottom, Some(Bottom::Copy(_))) && depth + 1 == self.layers.len()
     }
 
-    /// Runs of blocks in order, each with the topmost layer that has it. What lies beyond the
-    /// end of a layer reads as zeros: nothing below it shows through.
+    /// Runs of blocks in order, each with the topmost layer that has it. The range beyond a layer's end
+    /// reads as zeros, even if a layer below has data there.
     fn resolve(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Owner)> {
         let mut found = Vec::new();
         self.resolve_below(0, blocks, &mut found);
@@ -187,8 +187,8 @@ impl Sealed {
         }
     }
 
-    /// The owner of the block at `range.start`, and up to where it is known to own all blocks of
-    /// `range`.
+    /// The owner of the block at `range.start`, and the end of the blocks of `range` that it is known to
+    /// own.
     fn owner(&self, range: &Range<u64>) -> (Owner, u64) {
         if range.start >= self.end(0) {
             return (Owner::Zeros, range.end);
@@ -207,8 +207,8 @@ impl Sealed {
         }
     }
 
-    /// The source of the block at `run.start`, and up to where it is that of the run, which has
-    /// one owner.
+    /// The source of the block at `run.start`, and the end of the blocks with that source. The run has one
+    /// owner.
     fn source(&self, owner: Owner, run: &Range<u64>) -> (Source<'_>, u64) {
         match (owner, &self.bottom) {
             (Owner::Layer(place), _) => (Source::Layer(&self.layers[usize::from(place)]), run.end),
@@ -226,12 +226,12 @@ pub(super) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// The source of the block at `range.start`, and up to where it answers for all of `range`.
+    /// The source of the block at `range.start`, and the end of the blocks of `range` with that source.
     fn source(&self, range: &Range<u64>) -> (Source<'a>, u64) {
         let mut absent = range.clone();
         if let Some(head) = self.head {
             let (state, end) = head.states.run(range);
-            // The block may have changed between the two looks at it.
+            // The block may have changed between the two lookups.
             let end = end.max(range.start + 1);
             match state {
                 BlockState::Data => return (Source::Layer(head), end),
@@ -243,7 +243,7 @@ impl<'a> Chain<'a> {
         self.below.source(owner, &(absent.start..end))
     }
 
-    /// The request's bytes by where they are read from.
+    /// Splits a request by the sources of its bytes.
     fn spans(&self, offset: u64, length_bytes: u64) -> impl Iterator<Item = (Span, Source<'a>)> {
         let request = offset..offset + length_bytes;
         let mut blocks = blocks_of(offset, length_bytes);
@@ -265,7 +265,7 @@ impl<'a> Chain<'a> {
         if self.is_head(layer) { Stage::HeadRead } else { Stage::SourceRead }
     }
 
-    /// Fills the buffer if nothing has to be waited for.
+    /// Fills the buffer if that needs no waiting.
     pub(super) fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
         let length_bytes = buffer.len() as u64;
         let mut rest = buffer;
@@ -287,7 +287,7 @@ impl<'a> Chain<'a> {
         Some(Ok(()))
     }
 
-    /// What a read has to fetch: from which file, and from the other host. The rest is zeros.
+    /// The plan of a read: what to fetch from which file, and from the other host. The rest is zeros.
     pub(super) fn plan(&self, offset: u64, length_bytes: u32) -> Plan {
         let mut plan = Plan { offset, length_bytes, local: Vec::new(), remote: Vec::new() };
         for (span, source) in self.spans(offset, length_bytes.into()) {
@@ -302,7 +302,7 @@ impl<'a> Chain<'a> {
         plan
     }
 
-    /// Extents from `offset` on, as [`perigee_block::device::Device::extents`] says.
+    /// Implements [`perigee_block::device::Device::extents`].
     pub(super) async fn extents(
         &self,
         offset: u64,
@@ -330,7 +330,7 @@ impl<'a> Chain<'a> {
         Ok(extents)
     }
 
-    /// Who has the bytes, run by run, as [`perigee_block::device::Device::origins`] says.
+    /// Implements [`perigee_block::device::Device::origins`].
     pub(super) fn origins(&self, offset: u64, length_bytes: u64) -> Vec<OriginRun> {
         let request = offset..offset + length_bytes;
         let origin = |source| match source {
@@ -348,8 +348,8 @@ impl<'a> Chain<'a> {
             .collect()
     }
 
-    /// The pages of states in which something of `blocks` has data, or has been made zero in the
-    /// head: in the others there is nothing to make zero.
+    /// The pages of states in which a block of `blocks` has data, or is zero in the head. The other pages
+    /// already read as zeros.
     pub(super) fn pages_in_use(&self, blocks: &Range<u64>) -> BTreeSet<usize> {
         let pages = |run: &Range<u64>| index(run.start / PAGE_BLOCKS)..page_count(run.end);
         let within = pages(blocks);
@@ -363,7 +363,7 @@ impl<'a> Chain<'a> {
         used
     }
 
-    /// All runs of a range that may be long: past the index, which would grow by all of it.
+    /// All runs of a range that may be long. This does not use the index, which would grow too large.
     fn runs(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Source<'a>)> {
         let mut found = Vec::new();
         let below = |run, found: &mut Vec<_>| {
@@ -390,7 +390,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// A read, taken apart.
+/// A read, split by its sources.
 pub(super) struct Plan {
     offset: u64,
     length_bytes: u32,
@@ -399,7 +399,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `below` is what the plan was made over.
+    /// `below` must be the chain for which the plan was made.
     pub(super) async fn read(self, below: &Sealed) -> Result<Bytes, IoError> {
         let Self { offset, length_bytes, local, remote } = self;
         let local = read_local(offset, length_bytes, local);
@@ -415,7 +415,7 @@ impl Plan {
     }
 }
 
-/// A buffer of the whole request with the local layers' bytes in place.
+/// Reads the local layers' bytes into a buffer for the whole request.
 async fn read_local(
     offset: u64,
     length_bytes: u32,
@@ -442,7 +442,7 @@ async fn read_local(
     Ok(buffer)
 }
 
-/// Adds a run, as part of the last one if it goes on.
+/// Adds a run, and merges it with the last one if they have the same owner.
 fn push(found: &mut Vec<(Range<u64>, Owner)>, run: Range<u64>, owner: Owner) {
     match found.last_mut() {
         _ if run.is_empty() => {}
@@ -451,7 +451,7 @@ fn push(found: &mut Vec<(Range<u64>, Owner)>, run: Range<u64>, owner: Owner) {
     }
 }
 
-/// Adds an extent, as part of the last one if it is of the same kind.
+/// Adds an extent, and merges it with the last one if they are of the same kind.
 fn join(extents: &mut Vec<Extent>, next: Extent) {
     match extents.last_mut() {
         Some(last) if (last.hole, last.zero) == (next.hole, next.zero) => {

@@ -1,6 +1,6 @@
-//! Looks for damage: in the catalog, in maps, in data against their checksums, and for files
-//! that are missing or that nothing needs. It changes nothing, and works on a pool in use: what
-//! was deleted or sealed meanwhile is no fault.
+//! Checks a pool for damage: the catalog, the maps, the data against their checksums, and missing or
+//! unneeded files. It changes nothing, and works on a pool in use: a layer that is deleted or sealed
+//! during the check is not a fault.
 
 use std::collections::HashSet;
 use std::io;
@@ -19,20 +19,20 @@ use super::map::{self, MapError};
 use super::pool::Pool;
 use super::work::Work;
 
-/// As many users of a layer as a fault names.
+/// The number of a layer's users that a fault names.
 const USERS_NAMED: usize = 10;
 
-/// A layer to look at.
+/// A layer to check.
 struct Suspect {
     row: LayerRow,
-    /// What is in it changes: only its map can be looked at.
+    /// The layer is still being written, so only its map can be checked.
     changes: bool,
 }
 
 impl Pool {
     /// # Errors
-    /// Not found when the volume or image is; unavailable when the work was stopped. Damage is no
-    /// error: it stands in the report.
+    /// Not found when the volume or image does not exist; unavailable when the work was stopped. Damage is
+    /// not an error; it is in the report.
     pub async fn check(
         self: &Arc<Self>,
         scope: CheckScope,
@@ -70,9 +70,10 @@ impl Pool {
             self.check_layer(suspect, work, &mut report).map_err(stopped)?;
             report.layers += 1;
         }
-        // Twice: a file of a layer that is just being made is needed a moment later.
+        // Listed twice, because a file of a layer that is being made is needed a moment later.
         let still = || Ok::<_, io::Error>((unneeded?, self.unneeded_files()?));
-        let (before, after) = still().map_err(|e| Problem::internal("list the pool's files", e))?;
+        let (before, after) =
+            still().map_err(|e| Problem::internal("can't list the pool's files", e))?;
         report.leftovers = before.intersection(&after).cloned().collect();
         report.leftovers.sort_unstable();
         Ok(report)
@@ -97,7 +98,10 @@ impl Pool {
                 CheckScope::Image(name) => ("image", name.as_str()),
                 CheckScope::Pool => ("pool", ""),
             };
-            Problem::not_found(format!("can't check {noun} {name}"), "this pool has none of it")
+            Problem::not_found(
+                format!("can't check {noun} {name}"),
+                "it does not exist in this pool",
+            )
         })?;
         let volume = matches!(scope, CheckScope::Volume(_));
         let rows = self.catalog.chain(top)?.into_iter().enumerate();
@@ -123,7 +127,7 @@ impl Pool {
                 Err(error) => found.push((FaultKind::Map, (None, error.source.to_string()))),
             }
         }
-        // What was deleted meanwhile has no files any more.
+        // A layer that was deleted in the meantime has no files.
         if !found.is_empty() && !matches!(self.catalog.has_layer(id), Ok(false)) {
             let users = self.catalog.users(id).unwrap_or_default();
             report.faults.extend(found.into_iter().map(|found| layer_fault(id, found, &users)));
@@ -131,7 +135,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The files of a layer, and its map without regard to the data.
+    /// Checks that a layer's files exist, and checks its map, but not its data.
     fn check_map(&self, row: &LayerRow) -> Vec<(FaultKind, Finding)> {
         let (id, blocks) = (row.id, row.size_bytes / BLOCK_BYTES);
         if row.untouched && matches!(was_flushed(&*self.files, id, row.size_bytes), Ok(false)) {
@@ -195,7 +199,7 @@ impl Pool {
     }
 }
 
-/// Why there is no list of layers to check.
+/// The reason why the layers to check can't be listed.
 enum Unlisted {
     Problem(Problem),
     Catalog(rusqlite::Error),
@@ -214,7 +218,7 @@ impl From<rusqlite::Error> for Unlisted {
 }
 
 fn stopped(error: io::Error) -> Problem {
-    Problem::unavailable("check the pool", error)
+    Problem::unavailable("can't check the pool", error)
 }
 
 fn catalog_fault(what: &impl ToString) -> Fault {

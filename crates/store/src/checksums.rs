@@ -1,8 +1,8 @@
-//! Checksums of a sealed layer's data, so that bytes that changed since are found.
+//! Checksums of a sealed layer's data, by which changed bytes are found.
 //!
 //! File `UUID.sum`, pages of 4096 bytes. Page 0 is a header as the maps have it, with magic
-//! `PERIGEES`; it is written when all else is durable, so that a file without one was never
-//! finished. Then one page for each 1022 chunks of 64 KiB, a hole where the layer has no data:
+//! `PERIGEES`. It is written after everything else is durable, so a file without it is not finished.
+//! Then follows one page for each 1022 chunks of 64 KiB, a hole if the layer has no data there:
 //!
 //! | bytes | |
 //! |---|---|
@@ -10,13 +10,13 @@
 //! | 4..8 | which page this is, from 0 |
 //! | 8..4096 | CRC32C of each chunk: of the bytes of its data blocks, one after the other |
 //!
-//! **What it means.** A chunk whose data blocks have other bytes, or that has other data blocks,
-//! has another checksum. So rot of the map that the map itself can't tell from a torn write is found
-//! here.
+//! **Meaning.** The checksum of a chunk changes if the bytes of its data blocks change, or if other blocks
+//! become data blocks. So it also finds damage of the map that the map itself can't tell from a torn
+//! write.
 //!
-//! Another host that copies the layer gets this file too, and compares what it has got.
+//! Another host that copies the layer also fetches this file, and compares its copy with it.
 //!
-//! **Limits.** Made after sealing, from what is in the files then: what rotted before is not found.
+//! **Limits.** The checksums are computed from the files after sealing. Earlier damage is not found.
 
 use std::io;
 use std::ops::Range;
@@ -40,7 +40,7 @@ const PAGE_BYTES_U32: u32 = 4096;
 const PAGE_HEADER_BYTES: usize = 8;
 const PAGE_CHECKSUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
 const PAGE_BLOCKS: u64 = PAGE_CHECKSUMS as u64 * CHUNK_BLOCKS;
-/// Whole chunks are read in pieces of at most this.
+/// Chunks are read in pieces of at most this many blocks.
 const PIECE_BLOCKS: u64 = 16 * CHUNK_BLOCKS;
 
 pub(super) fn checksums_name(layer: LayerId) -> String {
@@ -55,12 +55,12 @@ fn page_offset(page: u64) -> u64 {
     (1 + page) * PAGE_BYTES as u64
 }
 
-/// A place in a layer where something is wrong, and what.
+/// A fault in a layer: the range, if it is known, and a description.
 pub(super) type Finding = (Option<Range<u64>>, String);
 
-/// What comparing a layer with its checksums came to.
+/// The result of comparing a layer with its checksums.
 pub(super) enum Compared {
-    /// There are none yet.
+    /// The layer has no checksums yet.
     WithoutChecksums,
     DamagedChecksums(Vec<Finding>),
     Data {
@@ -69,7 +69,7 @@ pub(super) enum Compared {
     },
 }
 
-/// The checksums of the chunks of one page, and where data could not be read.
+/// The checksums of the chunks of one page, and the ranges that could not be read.
 struct PageChecksums {
     checksums: Vec<u32>,
     data_bytes: u64,
@@ -89,7 +89,7 @@ fn page_checksums(layer: &Layer, page: u64, work: &Work) -> io::Result<PageCheck
     page_checksums_of(layer, page, data, work)
 }
 
-/// As [`page_checksums`], of these blocks.
+/// As [`page_checksums`], for the given blocks.
 fn page_checksums_of(
     layer: &Layer,
     page: u64,
@@ -149,7 +149,7 @@ fn page_number(page: u64) -> [u8; 4] {
     u32::try_from(page).expect("a layer of less than 2^32 pages of checksums").to_le_bytes()
 }
 
-/// Makes the checksums of a sealed layer, durably.
+/// Computes the checksums of a sealed layer, and stores them durably.
 pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<()> {
     let pages = page_count(layer.blocks());
     let file = files.create(&checksums_name(layer.id), page_offset(pages))?;
@@ -173,7 +173,7 @@ pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Re
     files.sync_names()
 }
 
-/// Whether a layer's checksums were made to the end.
+/// Whether a layer's checksums are complete.
 pub(super) fn are_made(files: &dyn LayerFiles, layer: LayerId) -> io::Result<bool> {
     Ok(open(files, layer)?.is_some_and(|(_, header)| header.iter().any(|byte| *byte != 0)))
 }
@@ -231,7 +231,7 @@ pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io:
     Ok(Compared::Data { compared_bytes, findings })
 }
 
-/// A layer's file of checksums, if it is finished, as another host gets it.
+/// A layer's file of checksums for another host, if it is finished.
 pub(super) fn finished(
     files: &dyn LayerFiles,
     layer: LayerId,
@@ -240,11 +240,11 @@ pub(super) fn finished(
     Ok(open(files, layer)?.filter(finished).map(|(file, _)| file))
 }
 
-/// Compares a copy, all of which is here, with the checksums that the host has from which it came.
+/// Compares a fully fetched copy with the checksums of its source host.
 ///
 /// # Errors
-/// When the other host can't be asked, when its bytes are no checksums of this layer, or when the work
-/// should stop.
+/// When the other host can't be asked, when its file does not have this layer's checksums, or when the
+/// work should stop.
 pub(super) async fn compare_with_source(
     copy: &LayerCopy,
     checksums: &dyn Device,
@@ -262,7 +262,7 @@ pub(super) async fn compare_with_source(
         let stored = checksums.read(page_offset(page), PAGE_BYTES_U32).await?;
         let stored = parse_page(&stored, page).map_err(|why| wrong(&why))?;
         let (mut at, length) = bytes_of(&page_blocks(page, layer.blocks()));
-        // What is data there may be zeros that take no space here.
+        // Data blocks of the source may be zeros that take no space here.
         let mut data = Vec::new();
         for extent in copy.remote.extents(&(at..at + length)).await? {
             if !extent.zero {
@@ -279,7 +279,7 @@ pub(super) async fn compare_with_source(
     Ok(findings)
 }
 
-/// A page's checksums; all zero where the layer had no data.
+/// A page's checksums. They are all zero if the layer has no data there.
 fn read_page(file: &dyn BlockFile, page: u64) -> Result<Vec<u32>, String> {
     let mut bytes = vec![0; PAGE_BYTES];
     file.read_at(page_offset(page), &mut bytes)
@@ -309,6 +309,6 @@ fn differing(page: u64, blocks: u64, stored: &[u32], found: &[u32]) -> Vec<Findi
             _ => ranges.push(at..end),
         }
     }
-    let why = "its data are not what was sealed";
+    let why = "its data is not what was sealed";
     ranges.into_iter().map(|range| (Some(range), why.to_owned())).collect()
 }

@@ -1,15 +1,15 @@
-//! Clients: machines that boot from volumes of this pool, and the clones that they get.
+//! Clients: machines that boot from volumes of this pool, and their clones.
 //!
-//! A client boots what it is bound to at the moment it asks. Until it asks again it keeps what it
-//! booted, whatever it is bound to meanwhile. Of an image it gets a clone: `CLIENT.IMAGE`, made at
-//! the first boot and the same at every later one; or, if it is to start afresh each time,
-//! `CLIENT.IMAGE.N`. A fresh clone that nobody has used yet is handed out again, so that firmware
-//! that asks twice does not pile them up. A boot is over when its client has opened what it was given
-//! at a later one: that somebody asked for its disk says nothing, for anybody can. Then the clone goes
-//! when nobody has it open.
+//! A client boots what it is bound to at the moment when it asks. It keeps that volume until it asks
+//! again, even if its binding changes. A client that is bound to an image gets a clone. A persistent
+//! clone, `CLIENT.IMAGE`, is made at the first boot and used by every later one. A client that starts
+//! afresh each time gets `CLIENT.IMAGE.N`. A fresh clone that was not used yet is given out again, so
+//! that firmware that asks twice does not make two. A boot is over when the client has opened the volume
+//! of a later boot. A mere request does not count, because anybody can make one. The clone is then
+//! deleted as soon as no session has it open.
 //!
-//! A clone and whose it is are one transaction, and the client's row names it before the one before is
-//! spent: after a crash at any point each clone is some client's, or spent.
+//! A clone and its owner are recorded in one transaction, and the client's row names the new clone before
+//! the previous one is spent. So after a crash at any point each clone belongs to a client or is spent.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -25,17 +25,17 @@ use super::catalog::{self, ClientRow, CloneRow, LayerRow, NewVolume, SpentClone}
 use super::pool::Pool;
 
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// A machine whose client was removed is known to be off when it had its clone not open for so long:
-/// after a restart of this server, or when the network is cut, it takes a while to come back.
+/// A machine whose client was removed counts as off if it has not had its clone open for this long. It may
+/// take a while to come back after a restart of this server or a network failure.
 const ABSENT_MIN: Duration = Duration::from_secs(600);
 
-/// What an initiator may log in to.
+/// The volume to which an initiator may log in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     pub volumes: Vec<VolumeName>,
-    /// What it has to prove.
+    /// The CHAP user and secret of the initiator.
     pub chap: Option<Chap>,
-    /// What the target proves to it.
+    /// The CHAP user and secret of the target.
     pub target_chap: Option<Chap>,
 }
 
@@ -58,7 +58,7 @@ fn info(row: ClientRow) -> ClientInfo {
 }
 
 fn unknown(what: &str, client: &ClientName) -> Problem {
-    Problem::not_found(what, format!("there is no client {client} in this pool"))
+    Problem::not_found(what, format!("this pool has no client {client}"))
         .next("`perigee client list` shows the clients")
 }
 
@@ -66,13 +66,13 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The clone that a client keeps of an image.
+/// The name of a client's persistent clone of an image.
 fn kept_name(what: &str, client: &ClientName, image: &ImageName) -> Result<VolumeName, Problem> {
     VolumeName::new(format!("{client}.{image}")).map_err(|error| Problem::invalid(what, error))
 }
 
 impl Pool {
-    /// By name.
+    /// All clients, sorted by name.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -98,7 +98,7 @@ impl Pool {
     }
 
     /// # Errors
-    /// A conflict when the name, the card's address or the initiator is another client's.
+    /// A conflict when another client has the name, the MAC address or the initiator name.
     pub async fn add_client(self: &Arc<Self>, new: NewClient) -> Result<ClientInfo, Problem> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let pool = Arc::clone(self);
@@ -116,8 +116,8 @@ impl Pool {
         .await
     }
 
-    /// Forgets a client. A clone that it keeps stays, for it may hold what nobody else has; one for
-    /// a single boot goes when nobody has it open.
+    /// Removes a client. Its persistent clone stays, because it may have the only copy of data. A clone for
+    /// a single boot is deleted as soon as no session has it open.
     ///
     /// # Errors
     /// Not found.
@@ -135,11 +135,11 @@ impl Pool {
         Ok(())
     }
 
-    /// What a client boots from its next boot on; nothing with `None`.
+    /// Sets what a client boots from its next boot on. `None` means nothing.
     ///
     /// # Errors
-    /// Not found when there is no such client, volume or image; invalid when the clone would have no
-    /// name, or could not be told from the one of the boot before.
+    /// Not found when the client, volume or image does not exist; invalid when the clone's name would not
+    /// be valid, or when a boot of this client could not be told from a login.
     pub async fn bind_client(
         self: &Arc<Self>,
         name: &ClientName,
@@ -175,8 +175,8 @@ impl Pool {
                         .next("import it first"));
                 }
                 if *lifetime == Lifetime::Ephemeral && row.mac.is_none() {
-                    let why = "a boot is told from a mere login by the address of the network \
-                               card, and this client was added without one";
+                    let why = "without the MAC address of the network card a boot can't be told \
+                               from a login";
                     return Err(Problem::invalid(what, why)
                         .next("add the client with --mac, or bind it with --persistent"));
                 }
@@ -185,11 +185,11 @@ impl Pool {
         }
     }
 
-    /// The disk of the machine with this network card, from now on.
+    /// Begins a boot of the machine with this network card, and returns its disk.
     ///
     /// # Errors
-    /// Not found when no client has this card, or what it is bound to is gone; a conflict when it is
-    /// not bound.
+    /// Not found when no client has this card, or when the volume or image of its binding no longer
+    /// exists; a conflict when the client has no binding.
     pub async fn boot(self: &Arc<Self>, mac: &MacAddress) -> Result<Boot, Problem> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, mac) = (Arc::clone(self), *mac);
@@ -221,7 +221,8 @@ impl Pool {
         Ok(Boot { client, initiator, volume, over, chap, target_chap })
     }
 
-    /// The volume that a client is to boot from, made if need be. The caller holds the lock `changes`.
+    /// The volume from which a client boots. It is created if it is missing. The caller holds the lock
+    /// `changes`.
     fn disk(&self, what: &str, row: &ClientRow, service: &Service) -> Result<VolumeName, Problem> {
         match service {
             Service::Volume(volume) => self.volume_now(volume).map(|_| volume.clone()),
@@ -243,20 +244,18 @@ impl Pool {
         }
     }
 
-    /// Refuses a volume of the right name that is not the client's.
+    /// Refuses a volume with the clone's name that does not belong to the client.
     fn check_own(&self, what: &str, row: &ClientRow, name: &VolumeName) -> Result<(), Problem> {
         let made = self.catalog.clone_row(name).map_err(failed(what))?;
         if made.is_some_and(|made| made.client == row.name) {
             return Ok(());
         }
-        let why =
-            format!("its clone would be called {name}, and there is another volume of that name");
+        let why = format!("its clone would have the name {name}, which another volume has already");
         Err(Problem::conflict(what, why)
             .next(format!("bind it to the volume itself: --volume {name}, or delete that volume")))
     }
 
-    /// The clone of the client's last boot, if nobody has used it yet and it is of this image as the
-    /// image is now.
+    /// The clone of the client's last boot, if it was never used and is a clone of the current image.
     fn fresh_clone(
         &self,
         what: &str,
@@ -300,8 +299,8 @@ impl Pool {
         Ok(made.volume)
     }
 
-    /// Deletes clones that were for one boot, when it is over and nobody has them open. What fails is
-    /// tried again at the next boot or by the keeper.
+    /// Deletes the clones of single boots that are over and that no session has open. Failures are tried
+    /// again at the next boot or by the keeper.
     pub async fn drop_spent_clones(self: &Arc<Self>) {
         self.drop_clones_spent_at(Instant::now()).await;
     }
@@ -310,7 +309,9 @@ impl Pool {
         let pool = Arc::clone(self);
         let spent = match blocking(move || pool.catalog.spent_clones()).await {
             Ok(spent) => spent,
-            Err(error) => return tracing::error!(%error, "can't tell which clones are spent"),
+            Err(error) => {
+                return tracing::error!(%error, "can't find the clones whose boot is over");
+            }
         };
         for SpentClone { volume, may_be_running } in spent {
             let absent = || now.saturating_duration_since(self.last_used(&volume)) >= ABSENT_MIN;
@@ -319,12 +320,15 @@ impl Pool {
             }
             match self.delete_volume(&volume).await {
                 Ok(()) => tracing::info!(%volume, "deleted a clone whose boot is over"),
-                Err(problem) => tracing::warn!(%volume, %problem, "a spent clone stays for now"),
+                Err(problem) => {
+                    tracing::warn!(%volume, %problem, "can't delete a clone whose boot is over; trying again later")
+                }
             }
         }
     }
 
-    /// Until it is dropped: the last boot of a clone may end long after its client's next one.
+    /// Deletes spent clones until the future is dropped. A clone's last session may end long after its
+    /// client's next boot.
     pub async fn keep_dropping_spent_clones(self: Arc<Self>) {
         let mut moments = tokio::time::interval(SWEEP_EVERY);
         loop {
@@ -333,16 +337,16 @@ impl Pool {
         }
     }
 
-    /// What an initiator may log in to at this moment, if a client has this name. The login of a
-    /// client without a network card that could ask for its disk is a boot.
+    /// The volume to which an initiator may log in at this moment, if a client has this initiator name. For
+    /// a client without a MAC address, a login is a boot.
     ///
     /// # Errors
-    /// When its clone can't be made, or the catalog can't be read.
+    /// When the client's clone can't be created, or the catalog can't be read.
     pub async fn grant(
         self: &Arc<Self>,
         initiator: &InitiatorName,
     ) -> Result<Option<Grant>, Problem> {
-        let what = format!("can't tell what initiator {initiator} may have");
+        let what = format!("can't look up the rights of initiator {initiator}");
         let (pool, initiator, now) = (Arc::clone(self), initiator.clone(), what.clone());
         let found =
             blocking(move || pool.catalog.client_of_initiator(&initiator).map_err(failed(&now)));
@@ -370,7 +374,7 @@ impl Pool {
         service: &Service,
     ) -> Result<Vec<VolumeName>, Problem> {
         let volume = self.disk(what, row, service)?;
-        // What it booted before stays within reach as long as it uses it.
+        // The volume of the earlier boot stays accessible as long as the client uses it.
         let in_use = |old: &VolumeName| *old != volume && self.open_sessions(old) > 0;
         if let Some(old) = row.volume.clone().filter(in_use) {
             return Ok(vec![old, volume]);
@@ -381,14 +385,14 @@ impl Pool {
         Ok(vec![volume])
     }
 
-    /// Whether initiators are told apart: a pool is open to all of them until it gets its first
-    /// client, and never again.
+    /// Whether initiators are restricted. A pool is open to all initiators until it gets its first client,
+    /// and never again afterwards.
     ///
     /// # Errors
     /// When the catalog can't be read.
     pub async fn has_known_clients(self: &Arc<Self>) -> Result<bool, Problem> {
         let pool = Arc::clone(self);
-        let what = "can't tell whether there are clients";
+        let what = "can't find out whether the pool has clients";
         blocking(move || pool.catalog.has_known_clients().map_err(failed(what))).await
     }
 }
@@ -397,7 +401,7 @@ fn check_chap(what: &str, new: &NewClient) -> Result<(), Problem> {
     match (&new.chap, &new.target_chap) {
         (None, Some(_)) => Err(Problem::invalid(
             what,
-            "a target proves who it is only to an initiator that has to do so too",
+            "the target authenticates itself only to an initiator that authenticates itself too",
         )
         .next("give the client's own CHAP user and secret as well")),
         (Some(own), Some(target)) if own.secret == target.secret => {
@@ -411,7 +415,7 @@ fn check_chap(what: &str, new: &NewClient) -> Result<(), Problem> {
 fn check_apart(what: &str, new: &ClientRow, other: &ClientRow) -> Result<(), Problem> {
     let taken = |why: String| Err(Problem::conflict(what, why));
     if new.name == other.name {
-        return taken(format!("there is a client {}", other.name));
+        return taken(format!("a client {} exists already", other.name));
     }
     if let Some(mac) = new.mac.filter(|mac| other.mac == Some(*mac)) {
         return taken(format!("client {} has the network card {mac}", other.name));

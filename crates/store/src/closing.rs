@@ -1,9 +1,9 @@
-//! Closes files on a thread of its own, so that nobody waits for it.
+//! Closes removed files on a separate thread, so that no request waits for it.
 //!
-//! The kernel gives a removed file's space back when its last descriptor is closed. For a file of
-//! many pieces on ext4 with the option `discard` that takes long (measured, 38 to 73 s for 2 GiB
-//! written at random), and whoever closes it waits. So a thread of its own does it. A crash loses
-//! nothing: the name is gone, and the filesystem itself finishes the removal.
+//! The kernel frees a removed file's space when its last descriptor is closed. For a fragmented file on
+//! ext4 with the option `discard` this takes long (measured: 38 to 73 s for 2 GiB that were written at
+//! random), and the thread that closes the file waits. A crash loses nothing: the name is already
+//! removed, and the filesystem finishes the rest.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use std::path::Path;
 /// Smaller files are closed at once: a thread costs more.
 const UNITS_MIN: u64 = (16 << 20) / 512; // st_blocks counts units of 512 bytes
 
-/// A file that, once its name is removed, is closed elsewhere.
+/// A file that is closed on another thread if its name was removed.
 pub(super) struct ClosedLater(Option<File>);
 
 impl From<File> for ClosedLater {
@@ -37,15 +37,15 @@ impl Drop for ClosedLater {
         if file.metadata().is_ok_and(is_large) {
             let closer = std::thread::Builder::new().name("closer".into());
             if let Err(error) = closer.spawn(move || drop(file)) {
-                tracing::debug!(%error, "no thread to close a removed file; closed here");
+                tracing::debug!(%error, "can't start a thread to close a removed file; closing it here");
             }
         }
     }
 }
 
-/// Removes the name; the space comes back soon after.
+/// Removes the name. The space is freed soon after.
 pub(super) fn remove(path: &Path) -> std::io::Result<()> {
-    // Held, so that the removal itself is not the last one to let go.
+    // Kept open, so that the removal itself does not close the last descriptor.
     let _held = File::open(path).map(ClosedLater::from);
     std::fs::remove_file(path)
 }

@@ -1,12 +1,12 @@
 //! Reads that have to wait for the disk.
 //!
-//! Each thread that runs requests has a ring of the kernel's io_uring, made with its first such read.
-//! What a batch of requests has to read is handed in with one system call, and what has ended by then
-//! is taken with none: the runtime watches the ring like a socket. No other thread is woken, and none
-//! blocks. Where the kernel has no io_uring, or forbids it, a read blocks a thread.
+//! Each thread that runs requests has an io_uring, which is made with its first such read. The reads of a
+//! batch of requests are submitted with one system call. Completions need no system call: the runtime
+//! watches the ring like a socket. No other thread is woken, and none blocks. If the kernel has no
+//! io_uring, or forbids it, a read blocks a thread.
 //!
-//! Clients that want the same block at once wait for one read of the device: the page cache, through
-//! which all of these go, sees to that.
+//! All these reads go through the page cache. So if several clients want the same block at the same time,
+//! they wait for a single read of the device.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,17 +26,17 @@ use tokio::sync::oneshot;
 use super::blocking;
 use super::files::BlockFile;
 
-/// Entries of a ring, and so reads that the kernel has of one thread at a time.
+/// Entries of a ring, which is the most reads of one thread in the kernel at a time.
 const ENTRIES: u32 = 256;
-/// So much of one thread is read at a time. The others wait without memory, so that what a server
-/// takes for reads does not grow with its clients.
+/// The most bytes that one thread reads at a time. Other reads wait without memory, so the server's memory
+/// for reads does not grow with its clients.
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
-/// A longer read is made in several parts, so that the reads of others run between them.
+/// A longer read is split into parts of this size, so that other clients' reads run between them.
 const TURN_BYTES: usize = 1 << 20;
 /// Parts of one read that are in flight.
 const PARTS: usize = 4;
 
-/// Fills a buffer from a file, waiting for the disk.
+/// Fills a buffer from a file, and waits for the disk.
 pub(super) async fn read(
     file: Arc<dyn BlockFile>,
     offset: u64,
@@ -76,7 +76,7 @@ async fn read_part(
     let ahead = ahead.map(|range| (Arc::clone(&file), range));
     let (done, result) = oneshot::channel();
     if let Some(gathering) = reader.hand_in(Read { file, offset, length, done }) {
-        // The other requests of the batch run first, and add what they have to read.
+        // The other requests of the batch run first and add their reads.
         tokio::task::yield_now().await;
         drop(gathering);
     }
@@ -93,34 +93,34 @@ struct Read {
     done: oneshot::Sender<io::Result<Vec<u8>>>,
 }
 
-/// A read that has a place.
+/// A read in flight.
 struct Begun {
     read: Read,
     buffer: Vec<u8>,
-    /// Bytes of the buffer that are read.
+    /// Bytes of the buffer that are already filled.
     filled: usize,
 }
 
 /// One thread's ring. Tasks that have moved to other threads use it too.
 struct Reader {
     ring: Mutex<Ring>,
-    /// The runtime that takes its completions is gone.
+    /// The runtime that handles the completions has ended.
     abandoned: AtomicBool,
 }
 
 struct Ring {
     ring: IoUring,
-    /// What the kernel has, or will have; a read's place here marks its completion.
+    /// The reads that were submitted or are about to be. A read's index identifies its completion.
     in_flight: Vec<Option<Begun>>,
     in_flight_bytes: usize,
     free: Vec<usize>,
-    /// Reads without a place, in their order.
+    /// Reads that wait for a free index, in their order.
     queue: VecDeque<Read>,
-    /// A task will hand the kernel what was added.
+    /// A task is about to submit the reads that were added.
     is_gathering: bool,
 }
 
-/// Hands the kernel what has gathered when it is dropped, also when its task is.
+/// Submits the gathered reads when it is dropped, also if its task is cancelled.
 struct Gathering(Arc<Reader>);
 
 impl Drop for Gathering {
@@ -131,7 +131,7 @@ impl Drop for Gathering {
     }
 }
 
-/// The runtime takes the completions as long as it has this.
+/// Marks the ring as abandoned when the runtime drops it.
 struct Taker(Arc<Reader>);
 
 impl Drop for Taker {
@@ -145,14 +145,14 @@ thread_local! {
 }
 
 impl Reader {
-    /// `None` when there is no io_uring for us.
+    /// `None` if io_uring can't be used.
     fn of_this_thread() -> Option<Arc<Self>> {
         READER.with_borrow_mut(|reader| {
             reader.take_if(|reader| reader.abandoned.load(Ordering::Relaxed));
             if reader.is_none() {
                 *reader = Self::start()
                     .inspect_err(
-                        |error| tracing::debug!(%error, "no io_uring: a read blocks a thread"),
+                        |error| tracing::debug!(%error, "can't use io_uring; reads block a thread"),
                     )
                     .ok();
             }
@@ -163,7 +163,7 @@ impl Reader {
     fn start() -> io::Result<Arc<Self>> {
         let ring = IoUring::builder().setup_coop_taskrun().build(ENTRIES)?;
         let places = ENTRIES as usize;
-        // SAFETY: the ring has it open.
+        // SAFETY: the ring keeps the descriptor open.
         let fd = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }.try_clone_to_owned()?;
         let ring = Mutex::new(Ring {
             ring,
@@ -174,7 +174,7 @@ impl Reader {
             is_gathering: false,
         });
         let reader = Arc::new(Self { ring, abandoned: AtomicBool::new(false) });
-        // SAFETY: what an `OwnedFd` stands for stays open, and the same, as long as it is there.
+        // SAFETY: the descriptor of an `OwnedFd` stays open and the same as long as the `OwnedFd` exists.
         let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         tokio::spawn(Taker(Arc::clone(&reader)).run(watched));
         Ok(reader)
@@ -184,7 +184,7 @@ impl Reader {
         self.ring.lock().expect("no holder panics")
     }
 
-    /// Adds a read. The first one after a submission gets to see to the next.
+    /// Adds a read. The caller whose read is the first after a submission makes the next submission.
     fn hand_in(self: &Arc<Self>, read: Read) -> Option<Gathering> {
         let mut ring = self.ring();
         ring.add(read);
@@ -197,7 +197,7 @@ impl Taker {
     async fn run(self, watched: AsyncFd<OwnedFd>) {
         loop {
             match watched.readable().await {
-                // Before looking: what comes after the look makes it ready again.
+                // Cleared before the completions are taken: later ones make the ring ready again.
                 Ok(mut ready) => ready.clear_ready(),
                 Err(error) => return tracing::error!(%error, "can't wait for reads"),
             }
@@ -212,7 +212,7 @@ impl Ring {
         self.begin();
     }
 
-    /// Gives reads places as long as there is room.
+    /// Starts waiting reads as long as the limits allow.
     fn begin(&mut self) {
         while let Some(next) = self.queue.front() {
             let bytes = self.in_flight_bytes + next.length;
@@ -236,19 +236,19 @@ impl Ring {
             .build()
             .user_data(place as u64);
         self.in_flight[place] = Some(begun);
-        // SAFETY: file and buffer of a read stay as they are in `in_flight` until its completion, for
-        // which a ring waits before it goes.
+        // SAFETY: file and buffer of a read stay unchanged in `in_flight` until its completion. A ring waits
+        // for all completions before it is dropped.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("there is an entry for each place");
     }
 
-    /// Hands the kernel what was added.
+    /// Submits the added reads to the kernel.
     fn submit(&mut self) {
         loop {
             match self.ring.submit() {
                 Ok(_) => return,
                 Err(error) if is_transient(&error) => std::thread::yield_now(),
-                Err(error) => panic!("can't hand in reads: {error}"),
+                Err(error) => panic!("can't submit reads: {error}"),
             }
         }
     }
@@ -258,7 +258,7 @@ impl Ring {
             let place = usize::try_from(entry.user_data()).expect("the place of a read");
             self.ended(place, entry.result());
         }
-        // Reads that had to wait for a place, or that go on.
+        // Submits reads that waited for a free index, and the rest of partial reads.
         if !self.is_gathering && !self.ring.submission().is_empty() {
             self.submit();
         }
@@ -283,14 +283,14 @@ impl Ring {
         }
         self.free.push(place);
         self.in_flight_bytes -= begun.read.length;
-        // Nobody waits for it when the client has gone.
+        // If the client has gone, nobody receives this.
         let _gone = begun.read.done.send(failed.map_or(Ok(begun.buffer), Err));
         self.begin();
     }
 }
 
 impl Drop for Ring {
-    /// The kernel may still write into the buffers.
+    /// Waits for all completions, because the kernel may still write into the buffers.
     fn drop(&mut self) {
         while self.free.len() < self.in_flight.len() {
             match self.ring.submit_and_wait(1) {

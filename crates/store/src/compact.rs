@@ -1,12 +1,12 @@
-//! Merging the sealed layers of a chain that nothing else needs.
+//! Compaction: merges the sealed layers of a chain that nothing else needs.
 //!
-//! A run of layers that have no name, and nothing on them but the next one up, becomes one layer:
+//! A run of layers without names, where each has only the next one above it, becomes one layer:
 //!
-//! 1. the layers are compared with their checksums, so that rot is not sealed anew;
-//! 2. the blocks that show through are copied into a new layer's files, which are made durable;
-//! 3. one catalog transaction puts the new layer in the place of the run, unless somebody has
-//!    named or cloned a layer of it meanwhile;
-//! 4. open volumes get the new chain, with clients at work, and the files of the run go.
+//! 1. The layers are compared with their checksums, so that damage is not sealed again.
+//! 2. The visible blocks are copied into a new layer's files, which are made durable.
+//! 3. One catalog transaction replaces the run by the new layer, unless a layer of the run was named or
+//!    cloned in the meantime.
+//! 4. Open volumes get the new chain while clients use them, and the files of the run are removed.
 //!
 //! A crash before 3 leaves the old chain and files that the next server removes; a crash after it
 //! leaves the new chain. A read that began before 4 ends in the old files, which are still open.
@@ -32,19 +32,19 @@ use super::work::Work;
 /// Bytes are copied in pieces of this size.
 const PIECE_BLOCKS: u64 = 256;
 
-/// Layers of one chain that become one, from the top down.
+/// Layers of one chain that are merged into one, from the top down.
 struct Run {
     rows: Vec<LayerRow>,
-    /// Where what is below ends, in blocks.
+    /// The end of the layers below the run, in blocks.
     below_blocks: u64,
 }
 
 impl Pool {
-    /// Merges what can be merged in a volume's chain. Nothing to merge is no error.
+    /// Merges all layers that can be merged in a volume's chain. It is not an error if there are none.
     ///
     /// # Errors
-    /// Not found; a conflict when a layer is damaged or the chain changed meanwhile; no space;
-    /// unavailable when the work was stopped. What was merged until then stays merged.
+    /// Not found; a conflict when a layer is damaged or the chain changed in the meantime; no space;
+    /// unavailable when the work was stopped. Runs that were merged before an error stay merged.
     pub async fn compact_volume(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -59,7 +59,7 @@ impl Pool {
             let (pool, now, work) = (Arc::clone(self), what.clone(), Arc::clone(&work));
             let (row, run) = blocking(move || pool.merge(&now, run, &work)).await?;
             let copied_bytes = row.data_bytes.unwrap_or(0);
-            // Nothing seals, clones or names a layer meanwhile.
+            // While this lock is held, no layer is sealed, cloned or named.
             let guard = Arc::clone(&self.changes).lock_owned().await;
             let (pool, now) = (Arc::clone(self), what.clone());
             blocking(move || {
@@ -83,7 +83,7 @@ impl Pool {
             .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
         let rows = self.catalog.chain(volume.head).map_err(failed)?;
         let spaces = self.catalog.layer_spaces(Some(volume.head)).map_err(failed)?;
-        // What is not here is not merged.
+        // Copies that are not complete are not merged.
         let own = |row: &LayerRow| {
             !row.is_copy() && spaces.get(&row.id).is_some_and(|space| !space.is_shared())
         };
@@ -104,12 +104,12 @@ impl Pool {
         Ok((runs, rows.len() as u64))
     }
 
-    /// Makes the files of the layer that a run becomes.
+    /// Makes the files of the merged layer.
     fn merge(&self, what: &str, run: Run, work: &Work) -> Result<(LayerRow, Run), Problem> {
         let mut layers = Vec::new();
         for row in &run.rows {
             let layer = self.open_sealed(row).map_err(|error| Problem::conflict(what, error))?;
-            // Read twice: to compare, and to copy.
+            // Each layer is read twice: to compare it, and to copy it.
             work.expect(2 * layer.data_bytes());
             layers.push(layer);
         }
@@ -148,7 +148,7 @@ impl Pool {
         .map_err(|error| stopped_or_failed(what, error))
     }
 
-    /// Writes what shows through of these layers into a new layer, durably.
+    /// Writes the visible blocks of these layers into a new layer, durably.
     fn copy(
         &self,
         id: LayerId,
@@ -164,7 +164,7 @@ impl Pool {
             for (run, shown) in showing(layers, part) {
                 match shown {
                     Shown::Nothing => {}
-                    // What nothing is below needs no zeros.
+                    // Zeros are needed only where a layer below the run could show through.
                     Shown::Zeros => states.set(overlap(&run, &(0..below_blocks)), BlockState::Zero),
                     Shown::Data(layer) => {
                         for start in (run.start..run.end).step_by(index(PIECE_BLOCKS)) {
@@ -186,8 +186,8 @@ impl Pool {
         Ok(states)
     }
 
-    /// Puts the new layer in the place of the run, on the disk and in what is open. The caller
-    /// holds the lock `changes`.
+    /// Replaces the run by the new layer, in the catalog and in open volumes. The caller holds the lock
+    /// `changes`.
     fn put_in_place(&self, what: &str, run: &Run, row: &LayerRow) -> Result<(), Problem> {
         let old: Vec<LayerId> = run.rows.iter().map(|row| row.id).collect();
         let replaced = self.catalog.replace_layers(&old, row);
@@ -201,7 +201,7 @@ impl Pool {
             Err(error) => return Err(self.not_recorded(what, &[row.id], &error)),
         }
         if let Err(error) = self.reopen_chains(&old) {
-            // Their chains as they are in memory have the same bytes, in files that stay open.
+            // Their chains in memory have the same bytes, in files that stay open.
             tracing::error!(%error, "volumes keep their old chains until the next start");
         }
         self.remove_layers(&old);
@@ -218,15 +218,15 @@ fn stopped_or_failed(what: &str, error: io::Error) -> Problem {
     }
 }
 
-/// What layers on top of each other show of a block.
+/// The visible content of a block in a stack of layers.
 enum Shown<'a> {
-    /// What is below them shows through.
+    /// None of the layers has the block; the layers below are visible.
     Nothing,
     Zeros,
     Data(&'a Layer),
 }
 
-/// Runs of blocks in order, with what shows.
+/// Runs of blocks in order, with their visible content.
 fn showing(layers: &[Layer], blocks: Range<u64>) -> Vec<(Range<u64>, Shown<'_>)> {
     let Some((top, below)) = layers.split_first() else {
         return vec![(blocks, Shown::Nothing)];
@@ -242,7 +242,7 @@ fn showing(layers: &[Layer], blocks: Range<u64>) -> Vec<(Range<u64>, Shown<'_>)>
     }
     let beyond = inside.end.max(blocks.start)..blocks.end;
     if !beyond.is_empty() {
-        // Nothing shows through beyond the end of a layer.
+        // Beyond the end of a layer, the layers below are not visible.
         found.push((beyond, Shown::Zeros));
     }
     found

@@ -1,5 +1,5 @@
-//! Images that are copies of another host's: made at once, read through, and completed in the
-//! background.
+//! Images that are copies of another host's images. A copy can be used at once: missing blocks are read
+//! from the other host, and the copy is completed in the background.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -26,19 +26,19 @@ use super::pool::Pool;
 use super::volume::io_problem;
 use super::work::{StopOnDrop, Work};
 
-/// 128 KiB are fetched at once: a reader of one block in them waits for all of them.
+/// 128 KiB are fetched at a time. A reader of one of these blocks waits for all of them.
 const PIECE_BLOCKS: u64 = 32;
 const PIECES_IN_FLIGHT: usize = 8;
-/// The other host is asked for the extents of so much at a time, and what came is made durable.
+/// The other host is asked for the extents of this much at a time. The fetched blocks are then made durable.
 const WINDOW_BYTES: u64 = 256 << 20;
-/// What was read is made durable at least this often.
+/// Fetched blocks are made durable at least this often.
 const FLUSH_EVERY: Duration = Duration::from_secs(30);
 
-/// What completing a copy in the background came to.
+/// The result of completing a copy in the background.
 #[derive(PartialEq, Eq)]
 enum Filled {
     AsFarAsItGoes,
-    /// What came is not what was sealed there.
+    /// The fetched bytes differ from the other host's checksums.
     Damaged,
 }
 
@@ -66,12 +66,12 @@ fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
 }
 
 impl Pool {
-    /// Makes an image of an export of another host that nobody writes. If it is a sealed layer
-    /// there, it is the same here, and to ask again succeeds and does nothing.
+    /// Makes an image of a read-only export of another host. If the export is a sealed layer, the copy has
+    /// the same layer id, and a repeated request succeeds and does nothing.
     ///
     /// # Errors
-    /// A conflict when the name or the layer is taken; not found or unavailable when the other
-    /// host has no such export, or does not answer.
+    /// A conflict when the name or the layer is taken; not found when the other host has no such export;
+    /// unavailable when it does not answer.
     pub async fn copy_image(
         self: &Arc<Self>,
         name: &ImageName,
@@ -83,8 +83,8 @@ impl Pool {
         let mut remote = self.remote_row(&what, &nbd_addr, &export).await?;
         remote.keep = keep;
         if let Some(wanted) = wanted.filter(|wanted| remote.is_layer != Some(*wanted)) {
-            let why = format!("{export} there is not layer {wanted}");
-            return Err(Problem::conflict(what, why).next("look at the image at the other host"));
+            let why = format!("the other host's export {export} is not layer {wanted}");
+            return Err(Problem::conflict(what, why).next("check the image on the other host"));
         }
         let layer = remote.is_layer.unwrap_or_else(|| LayerId(Uuid::new_v4()));
         let size_bytes = Self::layer_size(&what, remote.size_bytes)?;
@@ -105,10 +105,10 @@ impl Pool {
         self.image_info(name).await
     }
 
-    /// Changes what a copy keeps: with [`Keep::All`] it is completed, with [`Keep::Read`] that stops.
+    /// Changes what a copy keeps: [`Keep::All`] starts completing it, [`Keep::Read`] stops that.
     ///
     /// # Errors
-    /// Not found; a conflict when it is no copy, or keeps nothing and so would have to begin anew.
+    /// Not found; a conflict when the image is not a copy, or is a copy that keeps nothing.
     pub async fn keep_image(
         self: &Arc<Self>,
         name: &ImageName,
@@ -123,7 +123,7 @@ impl Pool {
             }
             Some(_) => {}
             None => {
-                let why = "all of it is here: it is no copy, or a complete one";
+                let why = "it is not a copy, or it is a complete copy";
                 return Err(Problem::conflict(what, why));
             }
         }
@@ -142,11 +142,11 @@ impl Pool {
         self.image_info(name).await
     }
 
-    /// Completes a copy, as fast as it goes. One that is complete stays as it is.
+    /// Completes a copy without a rate limit. It does nothing if the copy is already complete.
     ///
     /// # Errors
-    /// Not found; a conflict when it keeps nothing; unavailable when the other host does not
-    /// answer or the work was stopped: what has come stays. No space.
+    /// Not found; a conflict when the copy keeps nothing; no space; unavailable when the other host does not
+    /// answer or the work was stopped. Blocks that were fetched before an error are kept.
     pub async fn fill_image(
         self: &Arc<Self>,
         name: &ImageName,
@@ -155,7 +155,7 @@ impl Pool {
         let what = format!("can't complete image {name}");
         let info = self.image_info(name).await?;
         if info.remote.as_ref().is_some_and(|remote| remote.keep == Keep::Never) {
-            return Err(Problem::conflict(what, "it keeps nothing of what it reads"));
+            return Err(Problem::conflict(what, "it does not keep the blocks that it reads"));
         }
         let (pool, layer) = (Arc::clone(self), bottom(&info));
         if let Some(copy) = blocking(move || Ok::<_, Problem>(pool.layer_copy(layer))).await? {
@@ -173,11 +173,11 @@ impl Pool {
         self.image_info(name).await
     }
 
-    /// Completes, until it is dropped, the copies that are to be completed, one after the other
-    /// and not faster than told; and makes durable what others read.
+    /// Completes the copies that keep everything, one after the other and at most at this rate, and makes the
+    /// fetched blocks of the other copies durable. It runs until the future is dropped.
     pub async fn fill_copies(self: Arc<Self>, bytes_per_s: u64) {
         let mut pace = Pace::new(bytes_per_s);
-        // To try these again needs somebody who has done something about it.
+        // Damaged copies are not tried again in the background.
         let mut damaged = HashSet::new();
         loop {
             let pool = Arc::clone(&self);
@@ -196,7 +196,7 @@ impl Pool {
             } else if tokio::time::timeout(FLUSH_EVERY, again).await.is_ok() {
                 damaged.clear();
             } else if let Err(problem) = self.flush_copies().await {
-                tracing::error!(%problem, "what was fetched is not durable");
+                tracing::error!(%problem, "can't make fetched blocks durable");
             }
         }
     }
@@ -209,7 +209,7 @@ impl Pool {
         let layer = copy.layer().id;
         let work = copy.begin_filling();
         let _stop = StopOnDrop(Arc::clone(&work));
-        // Who stops it from now on stops this work.
+        // From now on, `stop_filling` stops this work.
         let wanted = self.catalog.copies_to_fill();
         if !wanted.is_ok_and(|wanted| wanted.contains(&layer)) {
             return Filled::AsFarAsItGoes;
@@ -217,21 +217,21 @@ impl Pool {
         let Err(error) = self.fill(copy, &work, pace).await else { return Filled::AsFarAsItGoes };
         let kind = if let IoError::Io(error) = &error { Some(error.kind()) } else { None };
         if kind != Some(ErrorKind::Interrupted) {
-            tracing::warn!(%layer, %error, "a copy stays incomplete for now");
+            tracing::warn!(%layer, %error, "can't complete a copy now; trying again later");
         }
         if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
     }
 
     fn copies_to_fill(&self) -> Vec<Arc<LayerCopy>> {
         let layers = self.catalog.copies_to_fill().unwrap_or_else(|error| {
-            tracing::error!(%error, "can't tell which copies are to be completed");
+            tracing::error!(%error, "can't list the copies to complete");
             Vec::new()
         });
         layers.into_iter().filter_map(|layer| self.layer_copy(layer)).collect()
     }
 
-    /// Fetches what is not here and not empty there. One pass is all it takes: the other host's
-    /// layer never changes.
+    /// Fetches the blocks that are missing here and not empty on the other host. One pass is enough, because
+    /// the other host's layer never changes.
     async fn fill(
         self: &Arc<Self>,
         copy: &Arc<LayerCopy>,
@@ -250,14 +250,14 @@ impl Pool {
         self.complete(copy).await
     }
 
-    /// All of it is here: it becomes a layer like any other.
+    /// Turns a fully fetched copy into a sealed layer like any other.
     async fn complete(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, copy) = (Arc::clone(self), Arc::clone(copy));
         blocking(move || {
             let _guard = guard;
             if copy.is_closed() {
-                // It was deleted meanwhile, or somebody else has completed it.
+                // It was deleted in the meantime, or another task has completed it.
                 return Ok(());
             }
             copy.close(true);
@@ -279,7 +279,7 @@ impl Pool {
         tracing::info!(layer = %id, "a copy is complete");
         self.forget_copy(id);
         if let Err(error) = self.reopen_chains(&[id]) {
-            // Their chains as they are in memory have the same bytes.
+            // Their chains in memory have the same bytes.
             tracing::error!(%error, "volumes keep their old chains until the next start");
         }
         if let Err(error) = self.files.remove(&live_name(id)) {
@@ -305,18 +305,19 @@ impl Pool {
     }
 
     /// # Errors
-    /// The last one that failed.
+    /// The last failure.
     pub(super) async fn flush_copies(self: &Arc<Self>) -> Result<(), Problem> {
         let mut flushed = Ok(());
         for copy in self.open_copies() {
             if let Err(error) = self.flush_copy(&copy).await {
-                flushed = Err(io_problem(&format!("flush layer {}", copy.layer().id), &error));
+                flushed =
+                    Err(io_problem(&format!("can't flush layer {}", copy.layer().id), &error));
             }
         }
         flushed
     }
 
-    /// Until everything that was read is written.
+    /// Waits until all fetched blocks are written.
     #[cfg(test)]
     pub(super) async fn settle_copies(&self) {
         for copy in self.open_copies() {
@@ -324,8 +325,8 @@ impl Pool {
         }
     }
 
-    /// Opens the files of a copy. If they have failed before, it begins anew; where that can't be,
-    /// it is read through.
+    /// Opens the files of a copy. If they have failed before, the copy starts again with empty files; if that
+    /// is not possible, all its blocks are read from the other host.
     pub(super) fn copy_head(&self, row: &LayerRow) -> Result<Head, LayerError> {
         let why = match &row.poisoned {
             Some(why) => why.clone(),
@@ -336,17 +337,17 @@ impl Pool {
             }
         };
         let head = Head::new(&self.home, row.id, row.size_bytes);
-        // The catalog last: until then it is known that the files are not to be looked at.
+        // The catalog is changed last: until then it says that the files must not be used.
         let emptied = layer::clear(&*self.files, row.id)
             .and_then(|()| self.catalog.empty_copy(row.id).map_err(catalog::io_error));
         if let Err(error) = emptied {
-            tracing::error!(layer = %row.id, %error, "can't begin a copy anew");
+            tracing::error!(layer = %row.id, %error, "can't start a copy again with empty files");
             head.poison(why);
         }
         Ok(head)
     }
 
-    /// These layers are not in the catalog any more.
+    /// Drops the open copies of layers that were deleted from the catalog.
     pub(super) fn drop_copies(&self, deleted: &[LayerId]) {
         for copy in self.open_copies().iter().filter(|copy| deleted.contains(&copy.layer().id)) {
             copy.close(true);
@@ -356,18 +357,19 @@ impl Pool {
     }
 }
 
-/// What came has to be what was sealed there, as far as the other host can tell.
+/// Compares the fetched bytes with the other host's checksums, if it has any.
 async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), IoError> {
     let Some(checksums) = copy.remote.checksums().await else { return Ok(()) };
     work.expect(copy.layer().data_bytes());
     let findings = checksums::compare_with_source(copy, &*checksums, work).await?;
     let Some((range, _)) = findings.first() else { return Ok(()) };
     let at = range.as_ref().map_or(0, |range| range.start);
-    let why = format!("what came of its bytes from {at} on is not what was sealed there");
+    let why =
+        format!("the bytes fetched from offset {at} on differ from the other host's checksums");
     Err(std::io::Error::new(ErrorKind::InvalidData, why).into())
 }
 
-/// The layer that gets its blocks from another host, if one of an image's does.
+/// The lowest layer of an image, which is the one that may be an incomplete copy.
 fn bottom(image: &ImageInfo) -> LayerId {
     image.chain.last().copied().unwrap_or(image.layer)
 }

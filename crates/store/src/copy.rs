@@ -1,20 +1,19 @@
-//! An incomplete copy of another host's sealed layer. A block that is read is fetched, and
+//! An incomplete copy of another host's sealed layer. A missing block is fetched when it is read, and
 //! kept for the next reader.
 //!
-//! **What is kept goes into the layer itself**, not into the heads above it. So all that stands on
-//! the copy fetches a block once, the layer is the same on every host that has it, and once it is
-//! complete it is a sealed layer like any other. A guest's writes go into heads: here only fetches
-//! write.
+//! **Fetched blocks are kept in the layer itself**, not in the heads above it. So all volumes over the
+//! copy fetch a block only once, the layer is the same on every host that has it, and a complete copy
+//! is a sealed layer like any other. A guest's writes go into heads; only fetches write here.
 //!
-//! A fetch holds the locks of its blocks from the look at their states until what came is
-//! written, as a guest's write holds those of a head: a block is fetched once however many ask for
-//! it, and a block that is here is never written again. The reader gets its answer as soon as the bytes have
-//! arrived; they are written to the copy after that.
+//! A fetch holds the locks of its blocks from the lookup of their states until the fetched bytes are
+//! written, as a guest's write does in a head. So a block is fetched once, however many readers want it,
+//! and a block that the copy has is never written again. The reader gets its answer as soon as the bytes
+//! have arrived; they are written to the copy afterwards.
 //!
-//! Its files, and how they become durable, are those of a [`Head`]: after a kill it has what it
-//! had, after a power cut what was flushed, and the rest is fetched again. A copy whose files fail
-//! is no loss: they are not looked at any more, every read goes to the other host, and the next
-//! server begins anew.
+//! The files, and the way they become durable, are those of a [`Head`]. After a kill the copy has all its
+//! blocks; after a power cut it has the flushed ones, and the others are fetched again. If the files of a
+//! copy fail, nothing is lost: they are no longer used, every read goes to the other host, and the next
+//! server starts with empty files.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,24 +33,24 @@ use super::layer::Layer;
 use super::remote::RemoteParent;
 use super::work::Work;
 
-/// Fetches that are answered and not yet written: more would only fill the memory.
+/// The limit for fetches that are answered but not yet written. More would only use memory.
 const UNWRITTEN_MAX: usize = 64;
 
 pub(super) struct LayerCopy {
     pub(super) head: Arc<Head>,
     pub(super) remote: Arc<RemoteParent>,
-    /// Held for reading while something is written; once set, nothing more is.
+    /// Held for reading during a write. Once it is true, nothing more is written.
     closed: RwLock<bool>,
-    /// What is not here is zeros.
+    /// Blocks that are missing here are zeros.
     complete: AtomicBool,
     unwritten: Arc<Semaphore>,
-    /// It was said that nothing can be written.
+    /// The failure of a write was already logged.
     complained: AtomicBool,
-    /// The last work in the background.
+    /// The latest work of completing the copy in the background.
     filling: Mutex<Arc<Work>>,
 }
 
-/// The writing of what a fetch brought.
+/// The task that writes fetched bytes to the copy.
 type Keeping = JoinHandle<Result<(), IoError>>;
 
 fn bytes_of(blocks: &Range<u64>) -> Range<u64> {
@@ -75,7 +74,7 @@ impl LayerCopy {
             return (BlockState::Absent, blocks.end);
         }
         let (state, end) = self.layer().states.run(blocks);
-        // The block may have changed between the two looks at it.
+        // The block may have changed between the two lookups.
         let end = end.max(blocks.start + 1);
         match state {
             BlockState::Absent if self.complete.load(Ordering::Acquire) => (BlockState::Zero, end),
@@ -83,7 +82,7 @@ impl LayerCopy {
         }
     }
 
-    /// Bytes that were not here a moment ago.
+    /// Reads bytes that were missing at the lookup.
     pub(super) async fn read(self: &Arc<Self>, span: &Range<u64>) -> Result<Bytes, IoError> {
         let blocks = blocks_of(span.start, span.end - span.start);
         let first = bytes_of(&blocks).start;
@@ -91,7 +90,8 @@ impl LayerCopy {
         Ok(bytes.slice(index(span.start - first)..index(span.end - first)))
     }
 
-    /// Blocks as they are here and there. What came from there is being written when this returns.
+    /// Reads blocks from the copy and the other host. The bytes from the other host may still be being
+    /// written when this returns.
     pub(super) async fn fetch(
         self: &Arc<Self>,
         blocks: Range<u64>,
@@ -138,7 +138,7 @@ impl LayerCopy {
         Ok((bytes, Some(keeping)))
     }
 
-    /// Writes blocks that are not here yet; `bytes` are from `first` on. The caller has their locks.
+    /// Writes the missing ones of these blocks; `bytes` begin at block `first`. The caller holds their locks.
     fn keep(&self, first: u64, blocks: &Range<u64>, bytes: &[u8]) -> Result<(), IoError> {
         const ZEROS: [u8; 4096] = [0; 4096];
         let closed = self.closed.read().expect("no holder panics");
@@ -169,13 +169,13 @@ impl LayerCopy {
         match kept {
             Ok(()) => self.complained.store(false, Ordering::Relaxed),
             Err(error) if !self.complained.swap(true, Ordering::Relaxed) => {
-                tracing::warn!(layer = %self.layer().id, %error, "can't keep what is read");
+                tracing::warn!(layer = %self.layer().id, %error, "can't keep fetched blocks");
             }
             Err(_) => {}
         }
     }
 
-    /// What of a range is not here, in pieces.
+    /// The missing parts of a range, in pieces.
     pub(super) fn missing(&self, blocks: &Range<u64>, piece_blocks: u64) -> Vec<Range<u64>> {
         let mut missing = Vec::new();
         let mut rest = blocks.clone();
@@ -198,8 +198,7 @@ impl LayerCopy {
         bytes_of(&overlap(&(0..self.remote.blocks()), &(0..self.layer().blocks()))).end - has_bytes
     }
 
-    /// Nothing is written any more, and nothing is being written when this returns; or else from
-    /// now on it is again.
+    /// Forbids or allows writes. When this returns after `true`, no write is in progress.
     pub(super) fn close(&self, closed: bool) {
         *self.closed.write().expect("no holder panics") = closed;
     }
@@ -208,12 +207,12 @@ impl LayerCopy {
         *self.closed.read().expect("no holder panics")
     }
 
-    /// All that is not here is zeros.
+    /// From now on, blocks that are missing here read as zeros.
     pub(super) fn set_complete(&self) {
         self.complete.store(true, Ordering::Release);
     }
 
-    /// The work of completing it in the background.
+    /// Begins the work of completing the copy in the background.
     pub(super) fn begin_filling(&self) -> Arc<Work> {
         let work = Arc::<Work>::default();
         *self.filling.lock().expect("no holder panics") = Arc::clone(&work);

@@ -1,7 +1,7 @@
-//! Reading and writing past the page cache, for volumes whose policy is `direct`.
+//! Reads and writes that bypass the page cache, for volumes with the policy `direct`.
 //!
-//! The kernel wants whole blocks, in buffers that begin at a multiple of a block. What is no whole
-//! block is read, changed and written back: the caller holds the locks of the blocks it writes.
+//! The kernel requires whole blocks, in buffers that are aligned to blocks. A partial block is read,
+//! changed and written back. The caller holds the locks of the blocks that it writes.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,7 +35,7 @@ impl Aligned {
     }
 }
 
-/// Where the blocks of a range begin and how long they are, and where in them the range begins.
+/// The offset and length of the blocks that a range touches, and the offset of the range in them.
 fn whole_blocks(offset: u64, length: usize) -> (u64, usize, usize) {
     let blocks = blocks_of(offset, length as u64);
     let start = blocks.start * BLOCK_BYTES;
@@ -43,7 +43,7 @@ fn whole_blocks(offset: u64, length: usize) -> (u64, usize, usize) {
 }
 
 impl DirectFile {
-    /// The same file once more; an error where the filesystem knows no other way than its cache.
+    /// Opens the file a second time, with O_DIRECT. Fails if the filesystem does not support it.
     pub(super) fn open(file: &File) -> io::Result<Self> {
         OpenOptions::new()
             .read(true)

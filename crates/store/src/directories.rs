@@ -1,9 +1,9 @@
-//! A pool's files in more than one directory: sources on one disk, private data on another.
+//! A pool's files in more than one directory: images on one disk, the volumes' private data on another.
 //!
-//! A file is where it is found. New files of a layer go beside those that it has. New layers go to
-//! the directory that the server was given for private data, or else to the pool's own. The catalog
-//! lists the directories, so that one that is not mounted is missed at once: without its files, a
-//! layer would look like one that was never written.
+//! The store looks for a file in all directories. New files of a layer go to the directory that has the
+//! layer's other files. New layers go to the directory for private data if the server was given one, else
+//! to the pool's own. The catalog lists the directories, so that one that is not mounted is noticed at
+//! once. Without its files a layer would look as if it had never been written.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use super::files::{BlockFile, DiskFiles, LayerFiles};
 pub(super) struct Directories {
     /// The pool's own directory first.
     directories: Vec<DiskFiles>,
-    /// Where layers go that have no file yet.
+    /// The index of the directory for new layers.
     new_in: usize,
 }
 
-/// The subdirectory that has this pool's files and no others.
+/// The subdirectory with this pool's files only.
 fn dir_in(directory: &Path, pool_id: &str) -> PathBuf {
     directory.join(format!("perigee-{pool_id}"))
 }
 
 impl Directories {
-    /// All directories of a pool. `private` is added if the pool does not have it yet.
+    /// Opens all directories of a pool. `private` is added if the pool does not have it yet.
     ///
     /// # Errors
-    /// Unavailable when a directory of the pool is not there.
+    /// Unavailable when a directory of the pool does not exist.
     pub(super) fn open(
         what: &str,
         own: PathBuf,
@@ -47,8 +47,7 @@ impl Directories {
         for directory in catalog.directories().map_err(failed)? {
             let dir = dir_in(&directory, &pool_id);
             if !dir.is_dir() {
-                let why =
-                    format!("private data of it are in {}, which is not there", dir.display());
+                let why = format!("it has private data in {}, which does not exist", dir.display());
                 return Err(Problem::unavailable(what, why).next("mount that disk"));
             }
             if private.and_then(|private| private.canonicalize().ok()).as_ref() == Some(&directory)
@@ -70,8 +69,8 @@ impl Directories {
     }
 }
 
-/// Adds a directory to the pool's, durably. Nothing is made in one that the pool has already: if its
-/// subdirectory is missing, its disk is not mounted.
+/// Adds a directory to the pool, durably. Nothing is created in a directory that the pool already has: if
+/// its subdirectory is missing, its disk is not mounted.
 fn add(what: &str, catalog: &Catalog, directory: &Path, pool_id: &str) -> Result<(), Problem> {
     let failed = |error| catalog::problem(what, &error);
     let cannot = |error: io::Error| {

@@ -1,5 +1,5 @@
-//! The few things the store asks of files, behind traits, so that tests can lose unsynced
-//! writes, tear pages, fail a sync or run out of space.
+//! The file operations that the store uses, as traits, so that tests can lose unsynced writes, tear
+//! pages, fail a sync or run out of space.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
@@ -27,51 +27,51 @@ pub(super) trait BlockFile: Send + Sync {
     /// Fills the whole buffer or fails.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// As [`BlockFile::read_at`] if all of it is in memory. Otherwise `None`, and the buffer may
-    /// hold anything.
+    /// As [`BlockFile::read_at`] if all the bytes are in memory. Otherwise it returns `None` and may leave
+    /// anything in the buffer.
     fn try_read_at(&self, _offset: u64, _buffer: &mut [u8]) -> Option<io::Result<()>> {
         None
     }
 
-    /// What should be in memory soon, when a read that has to wait begins.
+    /// The range to read ahead when a read begins that has to wait.
     fn ahead_of(&self, _read: &Range<u64>) -> Option<Range<u64>> {
         None
     }
 
-    /// Begins to bring a range into memory, if that can be; may block a little.
+    /// Begins to read a range into memory, if the file supports it. It may block for a short time.
     fn bring_in(&self, _range: Range<u64>) {}
 
-    /// What the kernel reads from into any buffer, if it is a real file.
+    /// The descriptor, if this is a real file from which the kernel can read into any buffer.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Writes all of it or fails; after a failure any part may have been written.
+    /// Writes all data or fails. After a failure any part may have been written.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 
-    /// Whether reads and writes go through the page cache from now on.
+    /// Sets whether reads and writes go through the page cache.
     fn set_cache(&self, _policy: CachePolicy) -> io::Result<()> {
         Ok(())
     }
 
-    /// Gives the space back; the range then reads as zeros.
+    /// Frees the space of a range, which then reads as zeros.
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()>;
 
-    /// A later write into the range does not fail for want of space.
+    /// Reserves space, so that a later write into the range does not fail because the disk is full.
     fn reserve(&self, _offset: u64, _length_bytes: u64) -> io::Result<()> {
         Ok(())
     }
 
-    /// The next range from `from` on that may hold something else than zeros.
+    /// The next range from `from` on that may contain data other than zeros.
     fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>> {
         let end = self.len()?;
         Ok((from < end).then_some(from..end))
     }
 
-    /// Every write that returned before is durable when this returns well.
+    /// When this succeeds, every write that returned before is durable.
     fn sync(&self) -> io::Result<()>;
 
-    /// As [`BlockFile::sync`], and the file's length too: once after its creation.
+    /// As [`BlockFile::sync`], including the file's length. It is called once after the creation.
     fn sync_created(&self) -> io::Result<()> {
         self.sync()
     }
@@ -81,16 +81,16 @@ pub(super) trait BlockFile: Send + Sync {
 
 /// The directory that holds the files of a pool's layers.
 pub(super) trait LayerFiles: Send + Sync {
-    /// A file of zeros that takes no space; one of that name is replaced. Nothing of it is durable
-    /// before [`BlockFile::sync_created`] and [`LayerFiles::sync_names`].
+    /// Creates a file of zeros that takes no space, and replaces an existing one. It is durable only after
+    /// [`BlockFile::sync_created`] and [`LayerFiles::sync_names`].
     fn create(&self, name: &str, length_bytes: u64) -> io::Result<Arc<dyn BlockFile>>;
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn BlockFile>>;
 
-    /// Nothing to remove is no error.
+    /// Removes a file. It is not an error if the file does not exist.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// What a file takes on the disk; one that is not there takes nothing.
+    /// The space of a file on the disk; 0 if the file does not exist.
     fn allocated_bytes(&self, name: &str) -> io::Result<u64>;
 
     fn names(&self) -> io::Result<Vec<String>>;
@@ -98,7 +98,7 @@ pub(super) trait LayerFiles: Send + Sync {
     fn sync_names(&self) -> io::Result<()>;
 }
 
-/// The real directory.
+/// A real directory.
 pub(super) struct DiskFiles {
     pub(super) dir: PathBuf,
 }
@@ -147,17 +147,17 @@ impl LayerFiles for DiskFiles {
     }
 }
 
-/// Long writes go to the kernel in pieces: ext4 keeps in memory as one unit what came in as one, and
-/// then walks through all of it for every later write of 4 KiB (measured, 10 µs in units of 1 MiB,
-/// 2.6 µs in these). In a fragmented memory finding a place for large units is slower, too.
+/// Long writes go to the kernel in pieces of this size. ext4 keeps the data of one write in memory as one
+/// unit, and walks through all of the unit for every later write of 4 KiB (measured: 10 µs in units of
+/// 1 MiB, 2.6 µs in units of this size). In fragmented memory it also takes longer to allocate large units.
 const PIECE_BYTES: u64 = 16 << 10;
 
 /// A real file.
 pub(super) struct DiskFile {
     file: ClosedLater,
-    /// The filesystem can't tell whether a read would wait.
+    /// The filesystem can't tell whether a read would wait, so each read counts as one that waits.
     always_waits: AtomicBool,
-    /// Reads and writes go past the page cache, through `direct`.
+    /// Reads and writes bypass the page cache, through `direct`.
     is_direct: AtomicBool,
     direct: OnceLock<DirectFile>,
     streams: Streams,
@@ -172,19 +172,19 @@ impl From<File> for DiskFile {
     }
 }
 
-/// The kernel would read ahead of every client; `ahead` says for whom it is done instead.
+/// Turns the kernel's read-ahead off, because it would read ahead for every client. `ahead` does it instead.
 fn read_only_what_is_asked(file: &File) {
     if let Err(error) = fadvise(file, 0, None, Advice::Random) {
-        tracing::debug!(%error, "the kernel reads ahead in a layer's file");
+        tracing::debug!(%error, "can't turn off the kernel's read-ahead for a layer's file");
     }
 }
 
-/// Nobody asks when a layer was last read, and noting it costs each read. Who does not own the
-/// file may not ask for that; then it is noted.
+/// Turns access times off: nothing uses them, and updating them slows each read. Only the owner of a file
+/// may do this; otherwise they stay on.
 fn forget_access_times(file: &File) {
     let flags = fcntl_getfl(file).map(|flags| flags | OFlags::NOATIME);
     if let Err(error) = flags.and_then(|flags| fcntl_setfl(file, flags)) {
-        tracing::debug!(%error, "reads note their time in a layer's file");
+        tracing::debug!(%error, "can't turn off access times for a layer's file");
     }
 }
 
@@ -230,7 +230,7 @@ impl BlockFile for DiskFile {
     fn bring_in(&self, range: Range<u64>) {
         let length = NonZeroU64::new(range.end - range.start);
         if let Err(error) = fadvise(&*self.file, range.start, length, Advice::WillNeed) {
-            tracing::debug!(%error, "nothing is read ahead in a layer's file");
+            tracing::debug!(%error, "can't read ahead in a layer's file");
         }
     }
 
@@ -264,7 +264,7 @@ impl BlockFile for DiskFile {
     fn punch_hole(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         match fallocate(&*self.file, flags, signed(offset)?, signed(length_bytes)?) {
-            // Without holes the blocks keep their space; their state already says zero.
+            // On a filesystem without holes the blocks keep their space. Their state is already zero.
             Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -273,7 +273,7 @@ impl BlockFile for DiskFile {
     fn reserve(&self, offset: u64, length_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
         match fallocate(&*self.file, flags, signed(offset)?, signed(length_bytes)?) {
-            // A filesystem that can't reserve space is taken as it is.
+            // A filesystem that can't reserve space is accepted.
             Ok(()) | Err(nix::Error::EOPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
         }

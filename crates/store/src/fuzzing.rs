@@ -1,4 +1,4 @@
-//! Damaged files for the fuzz targets: what a disk may hold when a pool is opened.
+//! Damaged files for the fuzz targets, as a disk may have them when a pool is opened.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,8 @@ impl BlockFile for MemoryFile {
     }
 }
 
-/// A durable map and a live map with bytes from the fuzzer in them, some of their pages with a
-/// right checksum. Loading gives states or an error; states can be stored and come back.
+/// Loads a durable map and a live map with bytes from the fuzzer, where some pages have a right checksum.
+/// Loading must return states or an error. States can be stored and loaded again.
 pub fn map_files(input: &[u8]) {
     let mut input = Input(input);
     let blocks = 1 + input.number() % (2 * PAGE_BLOCKS + 9);
@@ -107,7 +107,7 @@ fn load_durable(input: &mut Input<'_>, blocks: u64) {
     assert!(damaged.expect("it could be loaded").is_empty(), "a damaged page was believed");
     let used: Vec<_> = states.pages_in_use().map(|page| (page, states.payload(page))).collect();
     assert!(states.runs(0..blocks).all(|(run, _)| run.end <= blocks));
-    // A generation can't be raised beyond the last one; nothing real ever comes near it.
+    // A generation can't be raised beyond the last one, which a real map never reaches.
     loaded.store(&used).expect("memory has room");
     let (_, again) = MapFile::load(file, LAYER, blocks).expect("what was just stored");
     for (page, payload) in used {
@@ -130,7 +130,7 @@ fn load_live(input: &mut Input<'_>, blocks: u64) {
     }
 }
 
-/// A directory in memory that goes away.
+/// A directory in memory that is removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -148,7 +148,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What stays is only in memory.
+        // Files that could not be removed are only in memory.
         drop(std::fs::remove_dir_all(&self.0));
     }
 }
@@ -198,8 +198,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// A pool whose catalog was damaged: bytes of the file changed, or rows that no program of ours
-/// would write. It is opened or refused, and so is each of its volumes; nothing runs for ever.
+/// Opens a pool with a damaged catalog: changed bytes of the file, or rows that our programs never write.
+/// The pool and each of its volumes must be opened or refused in finite time.
 pub fn catalog(input: &[u8]) {
     let mut input = Input(input);
     let dir = Scratch::new();
@@ -270,7 +270,7 @@ fn change_rows(path: &Path, input: &mut Input<'_>) {
                 continue;
             }
         };
-        // A value that the schema refuses stays out.
+        // The schema may refuse the value.
         let sql = format!("UPDATE {table} SET {column} = {value} WHERE rowid % 4 = {row}");
         drop(connection.execute(&sql, []));
     }

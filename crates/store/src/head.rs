@@ -1,30 +1,30 @@
 //! A volume's writable layer, and the order in which its writes become durable.
 //!
-//! A write: bytes into the data file, then the changed states into the live map, then into
-//! memory, then the acknowledgement. A flush, one at a time:
+//! A write puts its bytes into the data file, then the changed states into the live map, then into
+//! memory, and is then acknowledged. Flushes run one at a time:
 //!
-//! 1. take the set of dirty map pages, with their states as they are now;
-//! 2. sync the data file: every state taken in 1 had its bytes written before;
-//! 3. write exactly the pages taken, and sync the map; skipped when no block changed state;
-//! 4. at the first flush, sync the names of the files, and record in the catalog that the layer
-//!    was touched;
-//! 5. punch holes for blocks that 1 took as zero and that still are.
+//! 1. Take the set of dirty map pages, with their current states.
+//! 2. Sync the data file. The bytes of every state taken in step 1 were written before.
+//! 3. Write exactly the pages taken, and sync the map. This is skipped if no block changed its state.
+//! 4. At the first flush, sync the names of the files, and record in the catalog that the layer was
+//!    touched.
+//! 5. Punch holes for blocks that were zero in step 1 and still are.
 //!
-//! States that change after 1 belong to the next flush. A failed sync is never tried again,
-//! since the kernel reports a lost write once: the head is poisoned, reads go on, writes are
-//! refused. The live map notes it at once, the catalog soon after.
+//! States that change after step 1 belong to the next flush. A failed sync is never repeated, because
+//! the kernel reports a lost write only once. The head is then poisoned: reads continue, writes are
+//! refused. The live map records this at once, the catalog soon after.
 //!
-//! **A head gets its files with its first write**, so that a clone is one catalog transaction. The
-//! catalog calls a layer untouched from its creation until 4. What the next server finds of an
-//! untouched head:
+//! **A head gets its files with its first write**, so a clone is only one catalog transaction. In the
+//! catalog a layer is untouched from its creation until step 4. The next server finds an untouched head
+//! in one of these states:
 //!
-//! | what happened | what is found |
+//! | what happened | what the next server finds |
 //! |---|---|
 //! | nothing was written | no files: an empty head |
-//! | a kill while the files were made | no live map (its header comes last): an empty head, whose first write makes the files anew |
-//! | a kill after that | this boot's live map: the truth, as for every head |
-//! | a power cut before 3 | no live map of this boot and no durable one (its header comes with the first flush): an empty head |
-//! | a power cut in 3 or 4, or 4 found the disk full | a durable map, as after every flush; or some of the files or none, and then no flush was acknowledged: an empty head, which durably removes them before it makes its own |
+//! | a kill while the files were created | no live map (its header is written last): an empty head, whose first write creates the files again |
+//! | a kill after that | a live map of this boot, which is right, as for every head |
+//! | a power cut before step 3 | no live map of this boot and no durable map (its header is written by the first flush): an empty head |
+//! | a power cut in step 3 or 4, or a full disk in step 4 | a durable map, as after every flush; or only some of the files. Then no flush was acknowledged, and the head is empty. It durably removes these files before it creates its own |
 //!
 //! A touched layer whose files are missing is an error, never an empty head.
 
@@ -47,7 +47,7 @@ use super::live::LiveMap;
 use super::locks::RangeLocks;
 use super::map::{self, MapError, MapFile, StoreError};
 
-/// Where heads are kept.
+/// What all heads of a pool share.
 pub(super) struct HeadHome {
     pub(super) files: Arc<dyn LayerFiles>,
     /// The kernel's id of this boot.
@@ -56,31 +56,31 @@ pub(super) struct HeadHome {
     pub(super) record_touched: Box<dyn Fn(LayerId) -> io::Result<()> + Send + Sync>,
 }
 
-/// What changed since the last flush took it.
+/// The changes that no flush has taken yet.
 #[derive(Default)]
 struct Dirty {
     map_pages: BTreeSet<usize>,
-    /// Ranges that became zero and whose space may be given back.
+    /// Ranges that became zero and whose space may be freed.
     zeroed: Vec<Range<u64>>,
 }
 
-/// What one flush makes durable.
+/// The changes that one flush makes durable.
 struct Taken {
     pages: Vec<(usize, Vec<u8>)>,
     zeroed: Vec<Range<u64>>,
 }
 
-/// What a head has on disk besides its data.
+/// A head's files besides the data file.
 struct Files {
     live: LiveMap,
     map: Arc<dyn BlockFile>,
 }
 
-/// What a flush writes to.
+/// The durable state to which a flush writes.
 struct Durable {
     /// `None` until the head has files.
     map: Option<MapFile>,
-    /// The names of the files are durable, and the catalog knows that the layer was touched.
+    /// The names of the files are durable, and the catalog has recorded that the layer was touched.
     recorded: bool,
 }
 
@@ -90,15 +90,15 @@ pub(super) struct Head {
     pub(super) cache: CachePolicy,
     home: Arc<HeadHome>,
     files: OnceLock<Files>,
-    /// Held for the length of a flush.
+    /// Locked for the duration of a flush.
     durable: Mutex<Durable>,
-    /// A change of states is entered here after it was made. A flush takes it before it looks at
-    /// the states, so what it takes is whole.
+    /// A change of states is added here after it was made. A flush takes this set before it reads the
+    /// states, so it sees each change completely.
     dirty: Mutex<Dirty>,
-    /// Something was written that no flush has taken yet.
+    /// Something was written since the last flush began.
     unsynced: AtomicBool,
-    /// A write of the live map has failed and may have left a part there: from then on every write
-    /// writes its states down, also where they seem to be the same.
+    /// A write to the live map has failed and may have been partial. From then on every write records its
+    /// states there, even if they seem unchanged.
     live_unsure: AtomicBool,
     poisoned: OnceLock<String>,
     flush_lock: Arc<tokio::sync::Mutex<()>>,
@@ -111,8 +111,8 @@ impl Head {
         Self::assemble(home, Layer::empty(id, size_bytes), OnceLock::new(), durable)
     }
 
-    /// Opens a head as the last process of this boot left it, or else as the last flush did.
-    /// `untouched` is what the catalog calls it.
+    /// Opens a head in the state in which the last process of this boot left it, or else in the state of the
+    /// last flush. `untouched` comes from the catalog.
     pub(super) fn open(
         home: &Arc<HeadHome>,
         id: LayerId,
@@ -136,7 +136,7 @@ impl Head {
         let Some((live, states)) = load_live(home, id, blocks)? else {
             return Ok(Self::new(home, id, size_bytes));
         };
-        // They were made before the live map's header.
+        // These files were created before the live map's header.
         let data = home.files.open(&data_name(id))?;
         let map = home.files.open(&map_name(id))?;
         let dirty = Dirty {
@@ -158,7 +158,7 @@ impl Head {
         let blocks = size_bytes / BLOCK_BYTES;
         let data = home.files.open(&data_name(id))?;
         let map = home.files.open(&map_name(id))?;
-        // A killed process may have left pages that were written and not synced.
+        // A killed process may have left pages that were written but not synced.
         map.sync_created()?;
         let (durable, flushed) = MapFile::load(Arc::clone(&map), id, blocks)?;
         let durable = Durable { map: Some(durable), recorded };
@@ -173,7 +173,7 @@ impl Head {
                 (live, flushed, BTreeSet::new())
             }
         };
-        // Which holes were punched is not recorded; punching one twice costs little.
+        // The punched holes are not recorded, but punching a hole twice costs little.
         let dirty = Dirty { map_pages, zeroed: zero_runs(&states, 0..blocks) };
         let layer = Layer::new(id, data, states);
         Ok(Self::assemble(home, layer, Files { live, map }.into(), durable).with(dirty))
@@ -204,18 +204,18 @@ impl Head {
         }
     }
 
-    /// What the first flush has to do.
+    /// Adds the changes that the first flush has to make durable.
     fn with(self, dirty: Dirty) -> Self {
         Self { dirty: Mutex::new(dirty), unsynced: AtomicBool::new(true), ..self }
     }
 
-    /// How its data are read and written; else they go through the page cache.
+    /// Sets whether the data goes through the page cache. By default it does.
     pub(super) fn with_cache(self, cache: CachePolicy) -> Self {
         self.layer.set_cache(cache);
         Self { cache, ..self }
     }
 
-    /// Why it is read-only, if it is.
+    /// The reason why the head is read-only, if it is.
     pub(super) fn poisoned(&self) -> Option<&str> {
         self.poisoned.get().map(String::as_str)
     }
@@ -224,11 +224,11 @@ impl Head {
         IoError::Poisoned(self.poisoned.get_or_init(|| why).clone())
     }
 
-    /// A sync has failed: the next server of this boot has to know it, whatever becomes of this one.
+    /// Poisons the head after a failed sync, and records it in the live map for the next server of this boot.
     fn sync_failed(&self, why: String) -> IoError {
         let noted = self.files.get().map_or(Ok(()), |files| files.live.poison());
         if let Err(error) = noted {
-            tracing::error!(layer = %self.layer.id, %error, "can't note that a sync failed");
+            tracing::error!(layer = %self.layer.id, %error, "can't record that a sync failed");
         }
         self.poison(why)
     }
@@ -237,20 +237,20 @@ impl Head {
         self.poisoned().map_or(Ok(()), |why| Err(IoError::Poisoned(why.to_owned())))
     }
 
-    /// Whether nothing was ever written or zeroed here.
+    /// Whether nothing was ever written or zeroed in this head.
     pub(super) fn is_untouched(&self) -> bool {
         self.layer.states.all_are(&(0..self.layer.blocks()), BlockState::Absent)
     }
 
-    /// Whether a write of these blocks waits for nothing: it goes into the page cache, and finds
-    /// its files and its page of states made.
+    /// Whether a write of these blocks needs no waiting: it goes to the page cache, and the files and the
+    /// page of states exist.
     pub(super) fn is_prepared(&self, blocks: &Range<u64>) -> bool {
         self.files.get().is_some()
             && self.cache == CachePolicy::Shared
             && by_page(blocks.clone()).all(|(page, _)| self.layer.states.has_page(page))
     }
 
-    /// The files, made now if this is the first write. Nothing of them is durable yet.
+    /// The files. They are created if this is the first write, and are then not durable yet.
     fn files(&self) -> io::Result<&Files> {
         if let Some(files) = self.files.get() {
             return Ok(files);
@@ -261,13 +261,13 @@ impl Head {
         }
         let (id, blocks) = (self.layer.id, self.layer.blocks());
         let files = &*self.home.files;
-        // A power cut may have left a part of what a flush that nobody was told of had made.
+        // A power cut may have left some files of a flush that was never acknowledged.
         if layer::has_any_file(files, id)? {
             layer::clear(files, id)?;
         }
         let data = files.create(&data_name(id), blocks * BLOCK_BYTES)?;
         let map = files.create(&map_name(id), map::file_bytes(blocks))?;
-        // So that even a flush without blocks finds space.
+        // The reservation ensures that even a flush without blocks finds space.
         map::reserve_header(&*map)?;
         let live = LiveMap::create(files, &live_name(id), id, self.home.boot, &self.layer.states)?;
         self.layer.set_data(data);
@@ -276,9 +276,9 @@ impl Head {
         Ok(self.files.get_or_init(|| Files { live, map }))
     }
 
-    /// Bytes from `offset` on. Where they end within a block, that block is data already: the
-    /// caller fills up the other blocks. They go to the file in one write, so that no sector is
-    /// ever half filled up. The caller holds the locks of the blocks.
+    /// Writes bytes from `offset` on. A block that is written in part must be data already; for other blocks
+    /// the caller has to add the rest of the block. All bytes go to the file in one write, so that no sector
+    /// is left with only a part of them. The caller holds the locks of the blocks.
     pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         self.check_writable()?;
         let files = self.files()?;
@@ -304,16 +304,16 @@ impl Head {
         result
     }
 
-    /// After the bytes are written: a flush that clears this before its sync covers them. A write
-    /// that failed may have changed any part of its blocks, so it counts too: what is read now must
-    /// not change with a power cut after a flush, or after the head is sealed.
+    /// This is called after the bytes are written. A flush clears the flag before its sync, so the sync
+    /// covers them. A failed write counts too, because it may have changed any part of its blocks, and
+    /// the bytes that are read now must not change with a power cut after a flush or after sealing.
     fn set_unsynced(&self) {
         if !self.unsynced.load(Ordering::SeqCst) {
             self.unsynced.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Gives blocks a state, for a kill of this process at once, for a power cut with a flush.
+    /// Gives blocks a state. The state survives a kill of this process at once, and a power cut after a flush.
     fn mark(
         &self,
         files: &Files,
@@ -345,7 +345,7 @@ impl Head {
         Ok(())
     }
 
-    /// Every write that returned before is durable when this returns well.
+    /// When this succeeds, every write that returned before is durable.
     pub(super) async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
         let guard = Arc::clone(&self.flush_lock).lock_owned().await;
         let head = Arc::clone(self);
@@ -356,7 +356,7 @@ impl Head {
         .await
     }
 
-    /// The flush itself; blocks.
+    /// Flushes, and blocks the thread.
     pub(super) fn flush_now(&self) -> Result<(), IoError> {
         let mut durable = self.durable.lock().expect("no holder panics");
         self.check_writable()?;
@@ -389,8 +389,8 @@ impl Head {
         Ok(())
     }
 
-    /// The flush is durable with the names of the files. Where the catalog can't be written now, a
-    /// later flush records it.
+    /// Makes the names of the files durable, with which the flush is durable. If the catalog can't be written
+    /// now, a later flush does it.
     fn record_touched(&self) -> Result<bool, IoError> {
         let named = self.home.files.sync_names();
         named.map_err(|error| self.sync_failed(format!("can't sync its files' names: {error}")))?;
@@ -404,7 +404,8 @@ impl Head {
     fn take_dirty(&self) -> Taken {
         let states = &self.layer.states;
         let dirty = std::mem::take(&mut *self.dirty.lock().expect("no holder panics"));
-        // Before the pages: a block that becomes zero in between waits for the next flush.
+        // The ranges are read before the pages, so a block that becomes zero in between waits for the next
+        // flush.
         let zeroed = dirty.zeroed.into_iter().flat_map(|range| zero_runs(states, range)).collect();
         let pages = dirty.map_pages.into_iter().map(|page| (page, states.payload(page))).collect();
         Taken { pages, zeroed }
@@ -418,8 +419,8 @@ impl Head {
         self.unsynced.store(true, Ordering::SeqCst);
     }
 
-    /// Gives back the space of blocks whose zero state is durable. What is being written now
-    /// waits for the next flush; so does what the filesystem refuses, since space is all it costs.
+    /// Frees the space of blocks whose zero state is durable. Blocks that are being written now, and blocks
+    /// for which the filesystem refuses, wait for the next flush; this costs only space.
     fn punch(&self, zeroed: Vec<Range<u64>>) {
         let mut later = Vec::new();
         for range in zeroed {
@@ -430,7 +431,7 @@ impl Head {
             for run in zero_runs(&self.layer.states, range) {
                 let (at, length) = (run.start * BLOCK_BYTES, (run.end - run.start) * BLOCK_BYTES);
                 if let Err(error) = self.layer.data().punch_hole(at, length) {
-                    tracing::warn!(layer = %self.layer.id, %error, "can't give space back");
+                    tracing::warn!(layer = %self.layer.id, %error, "can't free the space of zero blocks");
                     later.push(run);
                 }
             }
@@ -439,7 +440,7 @@ impl Head {
     }
 }
 
-/// What this boot's kernel knows of a head, if a server has made it a live map since.
+/// Loads a head's live map if a server of this boot has written it.
 fn load_live(
     home: &HeadHome,
     id: LayerId,
@@ -462,7 +463,7 @@ fn differing_pages(a: &BlockStates, b: &BlockStates) -> BTreeSet<usize> {
     used.into_iter().filter(|page| a.payload(*page) != b.payload(*page)).collect()
 }
 
-/// Where a partial first and last block of a range lie: `(block, bytes of it in the range)`.
+/// The partial first and last block of a range, as `(block, bytes of it in the range)`.
 pub(super) fn partial_edges(offset: u64, length_bytes: u64) -> Vec<(u64, Range<usize>)> {
     let blocks = blocks_of(offset, length_bytes);
     let mut edges = Vec::new();

@@ -1,7 +1,7 @@
-//! Images from elsewhere: `qemu-img` reads every format, we never do.
+//! Import of disk images. `qemu-img` reads all formats; Perigee itself never parses them.
 //!
-//! The source is converted into a temporary file beside the layers, its blocks are sorted into
-//! data and absent, and only then do the rename and the catalog make it an image.
+//! The source is converted into a temporary file beside the layers. Its blocks are scanned for data. Then
+//! the file is renamed, and the catalog records it as an image.
 
 use std::fs::File;
 use std::ops::Range;
@@ -27,11 +27,11 @@ use super::pool::Pool;
 use super::volume::io_problem;
 use super::work::Work;
 
-/// How long `qemu-img` may take to look at a source: another host may be gone.
+/// How long `qemu-img info` may take. The source may be on another host that does not answer.
 const INFO_DEADLINE: Duration = Duration::from_secs(60);
 const SECTOR_BYTES: u64 = 512;
 
-/// What `qemu-img info` says, as far as it matters here.
+/// The fields of `qemu-img info` that matter here.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct SourceInfo {
@@ -51,7 +51,7 @@ struct FormatSpecific {
 struct FormatData {
     #[serde(rename = "data-file")]
     data_file: Option<String>,
-    /// Files that hold a VMDK's data.
+    /// The files with a VMDK's data.
     #[serde(default)]
     extents: Vec<ExtentFile>,
 }
@@ -61,13 +61,13 @@ struct ExtentFile {
     filename: Option<String>,
 }
 
-/// Where an image comes from.
+/// The source of an image.
 enum Source {
     File(PathBuf),
     Nbd(String),
 }
 
-/// A file that goes away unless it was renamed.
+/// A file that is removed when this is dropped, unless it was renamed.
 struct TempFile(PathBuf);
 
 impl Drop for TempFile {
@@ -82,12 +82,12 @@ impl Drop for TempFile {
 }
 
 impl Pool {
-    /// Makes an image of a file or of another host's export. With a layer id that this pool has
-    /// under that name already, it succeeds and does nothing.
+    /// Makes an image from a file or from another host's export. It succeeds and does nothing if the pool
+    /// already has an image with this name and the requested layer id.
     ///
     /// # Errors
-    /// A conflict when the name or layer is taken; invalid when the source is no image of its
-    /// own; no space; unavailable when the other host does not answer.
+    /// A conflict when the name or layer is taken; invalid when the source is not a complete image; no
+    /// space; unavailable when the other host does not answer.
     pub async fn import_image(
         self: &Arc<Self>,
         request: ImportImage,
@@ -119,7 +119,7 @@ impl Pool {
         self.dir.join("layers")
     }
 
-    /// Whether this very image is here; a conflict when only its name or its layer is.
+    /// Whether the pool has this image. A conflict if it has only the name or only the layer.
     pub(super) async fn is_imported(
         self: &Arc<Self>,
         what: &str,
@@ -131,7 +131,7 @@ impl Pool {
             let failed = |error| catalog::problem(&what, &error);
             match pool.catalog.image(&name).map_err(failed)? {
                 Some(found) if found == layer => Ok(true),
-                Some(_) => Err(Problem::conflict(&what, "there is an image of that name")
+                Some(_) => Err(Problem::conflict(&what, "an image with that name exists already")
                     .next("delete it first, or choose another name")),
                 None if pool.catalog.has_layer(layer).map_err(failed)? => {
                     Err(Problem::conflict(&what, format!("the pool has layer {layer} already")))
@@ -142,7 +142,7 @@ impl Pool {
         .await
     }
 
-    /// Turns a converted file into a sealed layer with a name.
+    /// Turns a converted file into a sealed layer with an image name.
     fn adopt(
         &self,
         what: &str,
@@ -157,12 +157,12 @@ impl Pool {
             let data = DiskFile::from(data);
             let states = scan(&data, size_bytes)?;
             data.sync_created()?;
-            // The map goes where the data are.
+            // The map goes to the directory that has the data file.
             std::fs::rename(&temp.0, self.layers_dir().join(data_name(layer)))?;
             let map = self.files.create(&map_name(layer), map::file_bytes(states.blocks()))?;
             MapFile::create(map, layer, &states)?;
             self.files.sync_names()?;
-            // Now, while the data are in memory, and not while clients boot from it.
+            // The checksums are computed now, while the data is in memory, and not while clients boot.
             let sealed = Layer::open(&*self.files, layer, size_bytes, false);
             let sealed = sealed.map_err(std::io::Error::other)?;
             checksums::make(&*self.files, &sealed, &Work::default())?;
@@ -181,20 +181,24 @@ impl Pool {
     }
 }
 
-/// Only these two forms: `qemu-img` itself would take many more, with options in them.
+/// Accepts only an absolute path or an nbd:// address. `qemu-img` itself accepts many other forms, which may
+/// contain options.
 fn parse_source(what: &str, text: &str) -> Result<Source, Problem> {
     if text.starts_with("nbd://") {
         return Ok(Source::Nbd(text.to_owned()));
     }
     let path = Path::new(text);
     if !path.is_absolute() {
-        return Err(Problem::invalid(what, "the source is no absolute path and no nbd:// address"));
+        return Err(Problem::invalid(
+            what,
+            "the source is neither an absolute path nor an nbd:// address",
+        ));
     }
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(Problem::invalid(what, "the source is a directory")),
         Ok(_) => Ok(Source::File(path.to_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(Problem::not_found(what, "there is no such file on the volume server's machine"))
+            Err(Problem::not_found(what, "the file does not exist on the volume server's machine"))
         }
         Err(error) => Err(Problem::invalid(what, error)),
     }
@@ -216,18 +220,21 @@ async fn qemu_img(what: &str, command: &mut Command) -> Result<Output, Problem> 
     })
 }
 
-/// Refuses a source that is no image, or that would read other files of the machine.
+/// Refuses a source that is not an image, or that refers to other files of the machine.
 async fn inspect(what: &str, source: &Source) -> Result<SourceInfo, Problem> {
     let mut command = Command::new("qemu-img");
     command.args(["info", "--output=json"]);
     if matches!(source, Source::Nbd(_)) {
-        // The bytes are a guest's: what they look like must not choose how they are read.
+        // A guest wrote these bytes, so qemu-img must not guess a format from them.
         command.args(["-f", "raw"]);
     }
     command.arg(source.argument());
     let run = tokio::time::timeout(INFO_DEADLINE, qemu_img(what, &mut command));
     let output = run.await.map_err(|_| {
-        Problem::unavailable(what, format!("no answer in {} s", INFO_DEADLINE.as_secs()))
+        Problem::unavailable(
+            what,
+            format!("qemu-img did not end within {} s", INFO_DEADLINE.as_secs()),
+        )
     })??;
     if !output.status.success() {
         let kind = match source {
@@ -254,11 +261,11 @@ fn check_source(what: &str, source: &Source, info: &SourceInfo) -> Result<(), Pr
         data.data_file.iter().chain(extents.filter(|name| **name != own_name)).next()
     });
     if let Some(file) = foreign {
-        return Err(Problem::invalid(what, format!("its data are in another file, {file}"))
+        return Err(Problem::invalid(what, format!("its data is in another file, {file}"))
             .next("convert it to one file with `qemu-img convert` first"));
     }
     if info.virtual_size == 0 {
-        return Err(Problem::invalid(what, "it is no disk image: its size is 0"));
+        return Err(Problem::invalid(what, "it is not a disk image: its size is 0"));
     }
     match source {
         Source::File(path) if info.format == "raw" => check_raw_file(what, path),
@@ -266,7 +273,7 @@ fn check_source(what: &str, source: &Source, info: &SourceInfo) -> Result<(), Pr
     }
 }
 
-/// A raw image has no sign but its length; what is no image at all also looks raw to `qemu-img`.
+/// `qemu-img` takes any unknown file for a raw image, so the length of a raw image is checked.
 fn check_raw_file(what: &str, path: &Path) -> Result<(), Problem> {
     let length_bytes = std::fs::metadata(path).map_err(|e| Problem::invalid(what, e))?.len();
     if length_bytes.is_multiple_of(SECTOR_BYTES) {
@@ -275,11 +282,11 @@ fn check_raw_file(what: &str, path: &Path) -> Result<(), Problem> {
     Err(Problem::invalid(
         what,
         format!(
-            "it is no disk image: it has no format that qemu-img knows, and its length of \
+            "it is not a disk image: qemu-img does not know its format, and its length of \
              {length_bytes} bytes is no whole number of {SECTOR_BYTES}-byte sectors"
         ),
     )
-    .next("`qemu-img info FILE` shows what it is taken for"))
+    .next("`qemu-img info FILE` shows the format that qemu-img detects"))
 }
 
 async fn convert(what: &str, source: &Source, format: &str, to: &Path) -> Result<(), Problem> {
@@ -292,7 +299,7 @@ async fn convert(what: &str, source: &Source, format: &str, to: &Path) -> Result
     let said = said(&output);
     if said.contains("No space left on device") {
         return Err(
-            Problem::no_space(what, "no space left in the pool").next("free space in the pool")
+            Problem::no_space(what, "no space is left in the pool").next("free space in the pool")
         );
     }
     Err(Problem::invalid(what, said))
@@ -303,8 +310,8 @@ fn said(output: &Output) -> String {
     format!("qemu-img: {}", text.trim().trim_start_matches("qemu-img: "))
 }
 
-/// Which blocks of a sparse file are data. Zeros that take space are given back: there is nothing
-/// below an image, so absent reads the same.
+/// Finds the blocks of a sparse file that are data. Blocks of zeros are freed: an image has no parent, so
+/// an absent block also reads as zeros.
 fn scan(file: &DiskFile, size_bytes: u64) -> std::io::Result<BlockStates> {
     let states = BlockStates::new(size_bytes / BLOCK_BYTES);
     let mut at = 0;

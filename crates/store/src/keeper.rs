@@ -1,5 +1,5 @@
-//! What a volume server does for its pool when nobody waits for it: checksums of sealed layers,
-//! and merging the layers of chains that have become deep.
+//! The background work of a volume server: it computes checksums of sealed layers, and merges the layers
+//! of deep chains.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::checksums;
 use super::pool::Pool;
 use super::work::{StopOnDrop, Work};
 
-/// A chain with more sealed layers is merged, as far as nothing else needs them.
+/// A chain with more sealed layers than this is merged, as far as its layers have no other user.
 pub(super) const SEALED_LAYERS_MAX: usize = 16;
 
 impl Pool {
-    /// Works until it is dropped: at once, and whenever a layer was sealed or imported.
+    /// Works at once, and again whenever a layer was sealed or imported. It runs until it is dropped.
     pub async fn keep(self: Arc<Self>) {
         let mut checksummed = HashSet::new();
         loop {
@@ -26,7 +26,7 @@ impl Pool {
         }
     }
 
-    /// A layer was sealed or imported.
+    /// Tells the keeper that a layer was sealed or imported.
     pub(super) fn note_sealed(&self) {
         self.sealed.notify_one();
     }
@@ -35,13 +35,13 @@ impl Pool {
         let pool = Arc::clone(self);
         let deep = match blocking(move || pool.deep_chains()).await {
             Ok(deep) => deep,
-            Err(error) => return tracing::error!(%error, "can't tell which chains are deep"),
+            Err(error) => return tracing::error!(%error, "can't find the deep chains"),
         };
         for name in deep {
             let work = Arc::new(Work::gentle());
             let _stop = StopOnDrop(Arc::clone(&work));
             if let Err(problem) = self.compact_volume(&name, work).await {
-                tracing::error!(%problem, "a chain stays deep");
+                tracing::error!(%problem, "can't merge a deep chain");
             }
         }
     }
@@ -61,7 +61,7 @@ impl Pool {
     async fn make_missing_checksums(self: &Arc<Self>, checksummed: &mut HashSet<LayerId>) {
         let layers = match self.catalog.layers() {
             Ok(layers) => layers,
-            Err(error) => return tracing::error!(%error, "can't tell which layers are sealed"),
+            Err(error) => return tracing::error!(%error, "can't list the sealed layers"),
         };
         for (row, head) in layers {
             let id = row.id;
@@ -75,12 +75,12 @@ impl Pool {
                 Ok(()) => {
                     checksummed.insert(id);
                 }
-                Err(why) => tracing::error!(layer = %id, why, "can't make its checksums"),
+                Err(why) => tracing::error!(layer = %id, why, "can't compute a layer's checksums"),
             }
         }
     }
 
-    /// Makes a sealed layer's checksums unless they are there.
+    /// Computes a sealed layer's checksums if it has none.
     pub(super) fn make_checksums(&self, row: &LayerRow, work: &Work) -> Result<(), String> {
         if checksums::are_made(&*self.files, row.id).map_err(|error| error.to_string())? {
             return Ok(());
@@ -91,7 +91,7 @@ impl Pool {
         }
         let made = checksums::make(&*self.files, &layer, work).map_err(|error| error.to_string());
         if let Ok(false) = self.catalog.has_layer(row.id) {
-            // It was deleted meanwhile.
+            // The layer was deleted in the meantime.
             self.remove_layers(&[row.id]);
         }
         made

@@ -1,5 +1,5 @@
-//! One layer's bytes and states, as readers see it. Volumes that share a sealed layer share this
-//! object, hence one file, one inode and one page cache.
+//! One layer's data and states, for readers. Volumes that share a sealed layer share this object, and so
+//! share one file, one inode and its page cache.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -12,10 +12,10 @@ use super::checksums::checksums_name;
 use super::files::{BlockFile, LayerFiles};
 use super::map::{self, MapError, MapFile};
 
-/// The largest file of ext4; a layer is smaller.
+/// The limit of ext4 for a file's size. A layer is smaller.
 pub(super) const LAYER_BYTES_MAX: u64 = 16 << 40;
 
-/// Why a layer can't be opened.
+/// The reason why a layer can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("layer {layer}: {source}")]
 pub(super) struct LayerError {
@@ -25,9 +25,9 @@ pub(super) struct LayerError {
 
 pub(super) struct Layer {
     pub(super) id: LayerId,
-    /// Not there yet in a layer that has no blocks.
+    /// Empty as long as the layer has no blocks.
     data: OnceLock<Arc<dyn BlockFile>>,
-    /// Changed only by the [`super::head::Head`] that has this layer, never after sealing.
+    /// Only the [`super::head::Head`] of this layer changes them, and never after sealing.
     pub(super) states: BlockStates,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn live_name(layer: LayerId) -> String {
     format!("{layer}.live")
 }
 
-/// Removes what a layer has on disk.
+/// Removes a layer's files.
 pub(super) fn remove(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     files.remove(&live_name(layer))?;
     files.remove(&checksums_name(layer))?;
@@ -51,14 +51,14 @@ pub(super) fn remove(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     files.remove(&data_name(layer))
 }
 
-/// As [`remove`], durably: a power cut must not bring back what a layer of this id had before, since
-/// some of it would be beside what it gets now.
+/// As [`remove`], durably: after a power cut, old files of this layer must not come back beside its new
+/// ones.
 pub(super) fn clear(files: &dyn LayerFiles, layer: LayerId) -> io::Result<()> {
     remove(files, layer)?;
     files.sync_names()
 }
 
-/// Whether any file of a layer is there.
+/// Whether any file of a layer exists.
 pub(super) fn has_any_file(files: &dyn LayerFiles, layer: LayerId) -> io::Result<bool> {
     for name in [data_name(layer), map_name(layer), live_name(layer)] {
         match files.open(&name) {
@@ -69,8 +69,8 @@ pub(super) fn has_any_file(files: &dyn LayerFiles, layer: LayerId) -> io::Result
     Ok(false)
 }
 
-/// Whether an untouched layer has what a flush makes durable: both files in their length, and a
-/// map's header. A power cut may have left any part of that while no flush was acknowledged.
+/// Whether an untouched layer has everything that a flush makes durable: both files with their length, and
+/// the map's header. After a power cut without an acknowledged flush any part of this may be missing.
 pub(super) fn was_flushed(
     files: &dyn LayerFiles,
     id: LayerId,
@@ -98,7 +98,7 @@ impl Layer {
         Self { id, data: data.into(), states }
     }
 
-    /// Opens a sealed layer. `untouched` is what the catalog calls it.
+    /// Opens a sealed layer. `untouched` comes from the catalog.
     pub(super) fn open(
         files: &dyn LayerFiles,
         id: LayerId,
@@ -117,12 +117,12 @@ impl Layer {
         open().map_err(|source| LayerError { layer: id, source })
     }
 
-    /// A layer that nothing was ever written to has none.
+    /// A layer to which nothing was ever written has no files.
     pub(super) fn has_files(&self) -> bool {
         self.data.get().is_some()
     }
 
-    /// Its bytes; there are some once a block is data.
+    /// The data file. It exists as soon as a block is data.
     pub(super) fn data(&self) -> &Arc<dyn BlockFile> {
         self.data.get().expect("a layer gets its data file before its first block")
     }
@@ -132,11 +132,11 @@ impl Layer {
         assert!(self.data.set(data).is_ok(), "a layer gets its data file once");
     }
 
-    /// Lets its bytes go through the page cache, or past it. A filesystem that knows no way past
-    /// it is taken as it is.
+    /// Sets whether its data goes through the page cache. A filesystem that can't bypass the cache is
+    /// accepted.
     pub(super) fn set_cache(&self, policy: CachePolicy) {
         if let Some(Err(error)) = self.data.get().map(|data| data.set_cache(policy)) {
-            tracing::warn!(layer = %self.id, %error, "its data go through the page cache");
+            tracing::warn!(layer = %self.id, %error, "can't bypass the page cache for a layer's data");
         }
     }
 

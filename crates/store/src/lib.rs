@@ -9,17 +9,17 @@
 //! |---|---|
 //! | what survives a power cut, and why | `map` (the durable map), `head` (the order of a flush) |
 //! | what survives a kill of this process | `live` |
-//! | who may write now | `volume` (epochs, snapshots under load) |
+//! | which epoch may write now, and snapshots under load | `volume` |
 //! | what one request does | `session` |
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
-//! | another host below the local layers; what is kept of it | `remote`, `copy`, `copies` |
-//! | what exists | `catalog` |
+//! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies` |
+//! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
 //! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
-//! | what it takes on the disk, and for whom | `space` |
+//! | the space on the disk of volumes, images and tenants | `space` |
 
 mod ahead;
 mod attach;
@@ -74,8 +74,8 @@ use tokio::task::JoinHandle;
 
 const UNHARMED: &str = "nothing that can panic runs under this lock";
 
-/// Runs blocking file or catalog work away from the async threads. It runs to its end even when
-/// the caller goes away, so what must not be torn apart is put into one such call.
+/// Runs blocking file or catalog work on another thread. The work runs to its end even if the caller is
+/// dropped, so steps that must not be separated are put into one call.
 async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,
@@ -94,13 +94,13 @@ where
     done.expect("work that did not panic has a result")
 }
 
-/// Not generic: the runtime's part is compiled once, and not for each kind of work.
+/// This is not generic, so that the runtime's part is compiled only once.
 fn spawn(work: Box<dyn FnOnce() + Send>) -> JoinHandle<()> {
     tokio::task::spawn_blocking(work)
 }
 
-/// Refuses a range that does not lie within a volume: it may have become smaller since the protocol
-/// looked.
+/// Refuses a range that is not within a volume. The volume may have become smaller since the protocol
+/// server checked the range.
 fn check_range(size_bytes: u64, offset: u64, length_bytes: u64) -> Result<(), IoError> {
     if is_within(size_bytes, offset, length_bytes) {
         return Ok(());

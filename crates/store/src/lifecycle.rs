@@ -1,7 +1,7 @@
-//! Creating, cloning, sealing and deleting.
+//! Creating, cloning, sealing and deleting volumes and images.
 //!
-//! Each is one transaction of the catalog: a new head has no files before its first write. What
-//! is deleted leaves the catalog first; after a crash the next open removes its files.
+//! Each of these is one transaction of the catalog, because a new head has no files before its first
+//! write. A deletion first changes the catalog; after a crash, the next start removes the files.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::layer::{self, live_name};
 use super::pool::Pool;
 use super::volume::{Stack, Volume, io_problem};
 
-/// What a new head stands on.
+/// The parent of a new head.
 struct Base {
     size_bytes: u64,
     parent: Option<LayerId>,
@@ -47,7 +47,7 @@ fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
 
 impl Pool {
     /// # Errors
-    /// A conflict when the name is taken; not found when the source is; no space; unavailable
+    /// A conflict when the name is taken; not found when the source does not exist; no space; unavailable
     /// when a remote parent does not answer.
     pub async fn create_volume(
         self: &Arc<Self>,
@@ -57,10 +57,10 @@ impl Pool {
         Ok(made.remove(0))
     }
 
-    /// Many volumes in one transaction.
+    /// Creates many volumes in one transaction.
     ///
     /// # Errors
-    /// As [`Self::create_volume`]; then none of them was made.
+    /// As [`Self::create_volume`]. After an error none of the volumes exists.
     pub async fn create_volumes(
         self: &Arc<Self>,
         request: CreateVolumes,
@@ -70,7 +70,7 @@ impl Pool {
             [name] => format!("can't create volume {name}"),
             [first, ..] => format!("can't create {} volumes like {first}", request.names.len()),
         };
-        // Before the lock is taken: the other host may be slow.
+        // This comes before the lock, because the other host may be slow.
         let remote = match &request.source {
             VolumeSource::Remote { nbd_addr, export } => {
                 Some(self.remote_row(&what, nbd_addr, export).await?)
@@ -107,7 +107,7 @@ impl Pool {
         .await
     }
 
-    /// An export of another host, of which nothing is kept.
+    /// Looks up an export of another host that is to be read without keeping blocks.
     pub(super) async fn remote_row(
         &self,
         what: &str,
@@ -131,7 +131,7 @@ impl Pool {
         let mut asked = HashSet::new();
         for name in names {
             if self.catalog.volume(name).map_err(failed(what))?.is_some() {
-                return Err(Problem::conflict(what, format!("there is a volume {name}")));
+                return Err(Problem::conflict(what, format!("a volume {name} exists already")));
             }
             if attached.contains(name) {
                 return Err(Problem::conflict(what, format!("a volume {name} is attached here")));
@@ -155,15 +155,15 @@ impl Pool {
         image: &ImageName,
     ) -> Result<(LayerId, u64), Problem> {
         let layer = self.catalog.image(image).map_err(failed(what))?.ok_or_else(|| {
-            Problem::not_found(what, format!("there is no image {image} in this pool"))
+            Problem::not_found(what, format!("this pool has no image {image}"))
                 .next("import it first")
         })?;
         let rows = self.catalog.chain(layer).map_err(failed(what))?;
         Ok((layer, rows[0].size_bytes))
     }
 
-    /// Seals the source's head without a name. A head that was never touched stays, and the
-    /// clone stands on the layer below: many clones of a quiet volume make no deep chain.
+    /// Seals the source's head without a name. A head to which nothing was written is not sealed: the clone
+    /// then uses the layer below, so that many clones of an idle volume make no deep chain.
     async fn volume_base(
         self: &Arc<Self>,
         what: &str,
@@ -171,14 +171,14 @@ impl Pool {
         size_bytes: Option<u64>,
     ) -> Result<Base, Problem> {
         let volume = self.volume(source).await?;
-        // Refused before the source is touched.
-        // The volume can't be resized meanwhile: the caller holds the lock `changes`.
+        // The size is checked before the source is changed. The volume can't be resized at the same time,
+        // because the caller holds the lock `changes`.
         let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None };
         head_size(what, &whole, size_bytes)?;
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
         volume
             .replace_stack(what, move |stack| {
-                // A layer that is larger than the volume shows nothing beyond the volume's end.
+                // If the layer below is larger than the volume, the clone must not see its end.
                 let below = stack.below.layers().first().filter(|below| {
                     stack.head.is_untouched() && below.blocks() <= stack.head.layer.blocks()
                 });
@@ -192,17 +192,17 @@ impl Pool {
             .await
     }
 
-    /// Removes layers that the catalog does not name. What fails is tried again at the next open.
+    /// Removes the files of layers that are not in the catalog. Failures are tried again at the next start.
     pub(super) fn remove_layers(&self, layers: &[LayerId]) {
         for layer in layers {
             if let Err(error) = layer::remove(&*self.files, *layer) {
-                tracing::warn!(%layer, %error, "can't remove a layer that nothing needs");
+                tracing::warn!(%layer, %error, "can't remove a deleted layer's files");
             }
         }
     }
 
-    /// Removes layers that the catalog failed to record, unless it may have recorded them: then
-    /// the next start tells.
+    /// Removes the files of layers that the catalog failed to record. If it is not known whether it recorded
+    /// them, the files stay, and the next start finds out.
     pub(super) fn not_recorded(
         &self,
         what: &str,
@@ -215,8 +215,8 @@ impl Pool {
         catalog::problem(what, error)
     }
 
-    /// Puts an empty head on a flushed one, which is a sealed layer from then on. Nothing may
-    /// write the volume meanwhile.
+    /// Puts an empty head on a flushed one, which is a sealed layer from then on. The caller ensures that
+    /// nothing writes to the volume.
     fn seal(
         &self,
         what: &str,
@@ -258,7 +258,10 @@ impl Pool {
         opened
             .replace_stack(&what, move |stack| {
                 if pool.catalog.image(&image).map_err(failed(&what_now))?.is_some() {
-                    return Err(Problem::conflict(what_now, "there is an image of that name"));
+                    return Err(Problem::conflict(
+                        what_now,
+                        "an image with that name exists already",
+                    ));
                 }
                 let new = pool.seal(&what_now, &name, size_bytes, stack, Some(&image))?;
                 // The lock is released when the volume has its new layers.
@@ -268,12 +271,11 @@ impl Pool {
         self.image_info(&request.image).await
     }
 
-    /// Gives a volume another size, while it is in use: its head is sealed, and a head of the new
-    /// size put on it. Beyond the end of a sealed layer nothing below shows through, so what is
-    /// new reads as zeros.
+    /// Changes a volume's size, also while it is in use: its head is sealed, and a head with the new size is
+    /// put on it. A layer hides everything below it beyond its own end, so added space reads as zeros.
     ///
     /// # Errors
-    /// Shrinking is invalid unless it is asked for, and a conflict while sessions are open.
+    /// Shrinking is invalid unless `shrink` is set, and a conflict while sessions are open.
     pub async fn resize_volume(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -302,7 +304,7 @@ impl Pool {
     }
 
     /// # Errors
-    /// A conflict, with their names, when volumes or images stand on it.
+    /// A conflict, with their names, when volumes or images depend on it.
     pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, name) = (Arc::clone(self), name.clone());
@@ -315,7 +317,7 @@ impl Pool {
                 })?;
             let children = pool.catalog.dependants(layer).map_err(failed(&what))?;
             if !children.is_empty() {
-                let verb = if children.len() == 1 { "stands" } else { "stand" };
+                let verb = if children.len() == 1 { "depends" } else { "depend" };
                 let why = format!("{} {verb} on it", children.join(", "));
                 return Err(Problem::conflict(what, why).next("delete them first"));
             }
@@ -333,7 +335,8 @@ impl Pool {
         self.delete_volume_of(name, None).await
     }
 
-    /// With an owner: only if the volume carries it. Another one of that name is not meant.
+    /// Deletes the volume. With an owner, only if the volume has this owner; another volume with the same
+    /// name is left alone.
     ///
     /// # Errors
     /// As [`Pool::delete_volume`].
@@ -369,12 +372,15 @@ impl Pool {
         let what = format!("can't delete volume {name}");
         match self.catalog.volume(name).map_err(failed(&what))? {
             Some(row) if row.owner.as_ref() == Some(owner) => Ok(()),
-            _ => Err(Problem::not_found(what, format!("{owner} has no such volume in this pool"))),
+            _ => Err(Problem::not_found(
+                what,
+                format!("{owner} has no volume with this name in this pool"),
+            )),
         }
     }
 
-    /// Deletes a volume that is not open, without opening it: one whose files are damaged can be
-    /// deleted too. Gives back the volume if it is open.
+    /// Deletes a volume that is not open, without opening it, so that a volume with damaged files can be
+    /// deleted. If the volume is open, it is returned and not deleted.
     fn delete_closed(&self, name: &VolumeName) -> Result<Option<Arc<Volume>>, Problem> {
         let what = format!("can't delete volume {name}");
         self.unless_opened(name, || {
@@ -390,20 +396,21 @@ impl Pool {
 
 fn check_shrink(what: &str, old_bytes: u64, shrink: bool, sessions: u64) -> Result<(), Problem> {
     if !shrink {
-        let why =
-            format!("it has {}: what is beyond the new end would be lost", format_bytes(old_bytes));
-        return Err(
-            Problem::invalid(what, why).next("shrink what is in it first, then use --shrink")
+        let why = format!(
+            "it has {}; the data beyond the new end would be lost",
+            format_bytes(old_bytes)
         );
+        return Err(Problem::invalid(what, why)
+            .next("shrink the filesystem in it first, then use --shrink"));
     }
     if sessions > 0 {
-        let why = format!("it can't shrink under its users; open sessions: {sessions}");
+        let why = format!("it can't shrink while it is in use; open sessions: {sessions}");
         return Err(Problem::conflict(what, why).next("stop what uses it"));
     }
     Ok(())
 }
 
-/// The size of a head: at least its base's.
+/// The size of a new head, which is at least its parent's.
 fn head_size(what: &str, base: &Base, asked_bytes: Option<u64>) -> Result<u64, Problem> {
     let size_bytes = Pool::layer_size(what, asked_bytes.unwrap_or(base.size_bytes))?;
     if size_bytes < base.size_bytes {

@@ -1,26 +1,26 @@
-//! The live map of a head: which blocks it has, as a kill of this process leaves it.
+//! The live map of a head: the states of its blocks, for the case that this process is killed.
 //!
-//! A volume server may be killed while its VMs live on, and QEMU then reconnects and does not
-//! send again what was acknowledged. Those writes are in the page cache, but the durable map
-//! ([`super::map`]) knows of a block only after a flush. So every change of a block's state is
-//! also written here, without a sync, after the block's data and before the acknowledgement.
+//! A volume server may be killed while its VMs keep running. QEMU then reconnects and does not repeat
+//! acknowledged writes. Their bytes are in the page cache, but the durable map ([`super::map`]) has the
+//! blocks only after a flush. So every change of a block's state is also written here, without a sync,
+//! after the block's data and before the acknowledgement.
 //!
-//! File `UUID.live`, sparse: a header page as the durable map's, with magic `PERIGEEL` and the
-//! kernel's boot id in bytes 40..56, then the packed states. The header is written last at
-//! creation. Byte 56 is 1 once a sync of the layer has failed.
+//! The file `UUID.live` is sparse. It has a header page like the durable map's, with magic `PERIGEEL` and
+//! the kernel's boot id in bytes 40..56, and then the packed states. The header is written last at
+//! creation. Byte 56 is 1 after a sync of the layer has failed.
 //!
-//! **What it means.** While the kernel that wrote it runs, the page cache is whole, and this file
-//! has the truth. After another boot nothing is known about which of its pages reached the disk:
-//! it is ignored and made anew. So a state that only stands here never outlives its data.
+//! **Meaning.** While the kernel that wrote it runs, the page cache is complete, and this file is right.
+//! After another boot it is not known which of its pages reached the disk, so the file is ignored and
+//! written again. So a state that is only in this file never outlives its data.
 //!
-//! **A failed sync is noted here first.** The kernel reports a lost write once, and the catalog, on
-//! what may be the same failing disk, can take its time or refuse. A note in the page cache is
-//! there at once, and a server that takes over after a kill knows that what it finds may not be
-//! what was written. (Killed *in* the sync that fails, nobody was told: then the next sync reports
-//! it, or, if the dying process has taken the report with it, no one does.)
+//! **A failed sync is recorded here first.** The kernel reports a lost write only once. The catalog may be
+//! on the same failing disk, so writing to it may take long or fail. A note in the page cache is visible
+//! at once: a server that starts after a kill knows that the data may not be what was written. (If the
+//! process is killed *during* the failing sync, no client was told. Then the next sync reports the error,
+//! or nothing does, if the dying process has consumed the report.)
 //!
-//! **Limits.** It trusts that within one boot the filesystem under the pool is not torn away and
-//! brought back with pages lost; the kernel reports that as a failed sync, which poisons the head.
+//! **Limits.** The map assumes that within one boot the filesystem of the pool is not unmounted and mounted
+//! again with lost pages. The kernel reports such a loss as a failed sync, which poisons the head.
 
 use std::io;
 use std::sync::Arc;
@@ -34,13 +34,13 @@ use super::map::{self, Magic, MapError, PAGE_BYTES};
 
 pub(super) struct LiveMap {
     file: Arc<dyn BlockFile>,
-    /// What its header is once a sync has failed.
+    /// The header to write after a sync has failed.
     poisoned: Vec<u8>,
-    /// It was that when it was opened.
+    /// Whether a sync had failed when the map was opened.
     pub(super) was_poisoned: bool,
 }
 
-/// The header, as it is once a sync has failed or before.
+/// The header page. `poisoned` says whether a sync has failed.
 fn header(layer: LayerId, boot: Uuid, blocks: u64, poisoned: bool) -> Vec<u8> {
     let mut header = map::header(Magic::Live, layer, blocks, boot.as_bytes());
     if poisoned {
@@ -50,14 +50,14 @@ fn header(layer: LayerId, boot: Uuid, blocks: u64, poisoned: bool) -> Vec<u8> {
     header
 }
 
-/// Of the header.
+/// The offset in the header.
 const POISONED_BYTE: usize = 56;
 
 fn file_bytes(blocks: u64) -> u64 {
     PAGE_BYTES as u64 + packed_bytes(blocks)
 }
 
-/// Where the packed states of a page begin, and their length: the last page's may be shorter.
+/// The offset and the length of a page's packed states. The last page may be shorter.
 fn place(page: usize, blocks: u64) -> (u64, usize) {
     let first_byte = (page * PAGE_STATE_BYTES) as u64;
     let length = index(packed_bytes(blocks) - first_byte).min(PAGE_STATE_BYTES);
@@ -84,7 +84,7 @@ impl LiveMap {
         Ok(live)
     }
 
-    /// `None` unless this boot's kernel has the truth in it.
+    /// Returns `None` unless the map was written in this boot and is complete.
     pub(super) fn load(
         file: Arc<dyn BlockFile>,
         layer: LayerId,
@@ -121,12 +121,12 @@ impl LiveMap {
         Ok(Some((live, states)))
     }
 
-    /// Notes that a sync of the layer has failed.
+    /// Records that a sync of the layer has failed.
     pub(super) fn poison(&self) -> io::Result<()> {
         self.file.write_at(0, &self.poisoned)
     }
 
-    /// Writes packed states from byte `first_byte` of them on.
+    /// Writes packed states at the offset `first_byte` of all packed states.
     pub(super) fn write(&self, first_byte: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_at(PAGE_BYTES as u64 + first_byte, bytes)
     }

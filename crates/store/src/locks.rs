@@ -1,11 +1,11 @@
-//! Locks on ranges of blocks: writes to one block happen one after the other.
+//! Locks on ranges of blocks, which serialize the writes to one block.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
-/// Ranges in use. There are as many as requests in flight, so a list is enough.
+/// The locked ranges. There are only as many as requests in flight, so a list is enough.
 #[derive(Default)]
 pub(super) struct RangeLocks {
     held: Mutex<Held>,
@@ -15,11 +15,11 @@ pub(super) struct RangeLocks {
 #[derive(Default)]
 struct Held {
     ranges: Vec<Range<u64>>,
-    /// Somebody found a range taken since the last release.
+    /// A task has found its range locked since the last release.
     wanted: bool,
 }
 
-/// Holds its range until dropped. `L` is how it reaches the locks.
+/// Holds the lock on its range until it is dropped. `L` is a reference to the locks.
 pub(super) struct RangeGuard<L: AsRef<RangeLocks> = Arc<RangeLocks>> {
     locks: L,
     range: Range<u64>,

@@ -1,4 +1,4 @@
-//! The durable map of a layer: which blocks it has, as a power cut leaves it.
+//! The durable map of a layer: the states of its blocks, which survive a power cut.
 //!
 //! File `UUID.map`, pages of 4096 bytes. Page 0 is the header:
 //!
@@ -20,18 +20,17 @@
 //! | 16..32 | the layer's UUID |
 //! | 32..4096 | states, 2 bits each: 0 absent, 1 data, 2 zero |
 //!
-//! **What it means.** The valid slot of the higher generation holds the states. A state is
-//! written here only after the block's data is durable, so what the map calls data is there. A
-//! page is always written into the slot that does *not* hold the current states: a torn write
-//! fails its CRC, and the other slot still has everything that was flushed. A slot of zeros was
-//! never written; a page with no valid slot and one of zeros had its first write torn, and is
-//! all absent. The file is sparse: slots take space from the moment their page of states is used
-//! ([`reserve`]), so that a write, and never a flush, finds the disk full. The header is written
-//! with the first store.
+//! **Meaning.** The valid slot with the higher generation has the states. A state is written here only
+//! after the block's data is durable, so a block that is data in the map has its bytes. A page is always
+//! written into the slot that does *not* have the current states. So a torn write fails its CRC, and the
+//! other slot still has everything that was flushed. A slot of zeros was never written. If a page has no
+//! valid slot and one slot of zeros, its first write was torn, and all its blocks are absent. The file is
+//! sparse. A page's slots take space as soon as the page of states is used ([`reserve`]), so a full disk
+//! fails a write and never a flush. The header is written with the first store.
 //!
-//! **Limits.** Rot of the current slot can't be told from a torn write and falls back to the
-//! states before it. Two slots that are both damaged are an error, never a guess. A torn slot
-//! that passes its CRC (1 in 2³²) is believed. The map says nothing about the bytes of a block.
+//! **Limits.** Damage of the current slot can't be told from a torn write; the map then returns to the
+//! previous states. Two damaged slots are an error, never a guess. A torn slot with a matching CRC
+//! (1 in 2³²) is accepted. The map says nothing about the bytes of a block.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,7 +45,7 @@ pub(super) const PAGE_BYTES: usize = 4096;
 const SLOT_HEADER_BYTES: usize = PAGE_BYTES - PAGE_STATE_BYTES;
 const VERSION: u32 = 1;
 
-/// Which of a layer's files a header belongs to.
+/// The kind of file to which a header belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Magic {
     Durable,
@@ -64,7 +63,7 @@ impl Magic {
     }
 }
 
-/// Why a map can't be read.
+/// The reason why a map can't be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MapError {
     #[error("its header is damaged or belongs to another layer")]
@@ -77,13 +76,13 @@ pub(super) enum MapError {
     Io(#[from] io::Error),
 }
 
-/// Why pages could not be stored.
+/// The reason why pages could not be stored.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
     /// The pages may be stored again.
     #[error("can't write the map: {0}")]
     Write(io::Error),
-    /// What is on the disk is not known any more.
+    /// The content of the disk is no longer known.
     #[error("can't sync the map: {0}")]
     Sync(io::Error),
 }
@@ -99,7 +98,7 @@ pub(super) struct MapFile {
     file: Arc<dyn BlockFile>,
     layer: LayerId,
     blocks: u64,
-    /// Pages that were ever written.
+    /// The pages that were ever written, with their current slots.
     current: HashMap<usize, Current>,
     /// Nothing was stored yet, not even the header.
     is_new: bool,
@@ -114,12 +113,12 @@ fn slot_offset(page: usize, slot: usize) -> u64 {
     (PAGE_BYTES * (1 + 2 * page + slot)) as u64
 }
 
-/// Makes sure that the first store finds space for the header.
+/// Reserves space for the header, which the first store writes.
 pub(super) fn reserve_header(file: &dyn BlockFile) -> io::Result<()> {
     file.reserve(0, PAGE_BYTES as u64)
 }
 
-/// Makes sure that the stores of a page find space.
+/// Reserves space for the two slots of a page.
 pub(super) fn reserve(file: &dyn BlockFile, page: usize) -> io::Result<()> {
     file.reserve(slot_offset(page, 0), 2 * PAGE_BYTES as u64)
 }
@@ -133,7 +132,7 @@ pub(super) fn is_sealed(page: &[u8]) -> bool {
     page[..4] == crc32c::crc32c(&page[4..]).to_le_bytes()
 }
 
-/// The header page of a file of states. `tag` tells a live map's boot.
+/// The header page of a file of states. `tag` is the boot id of a live map.
 pub(super) fn header(magic: Magic, layer: LayerId, blocks: u64, tag: &[u8; 16]) -> Vec<u8> {
     let mut page = vec![0; PAGE_BYTES];
     page[4..12].copy_from_slice(&magic.bytes());
@@ -145,7 +144,7 @@ pub(super) fn header(magic: Magic, layer: LayerId, blocks: u64, tag: &[u8; 16]) 
     page
 }
 
-/// Whether a map file was stored to: a file in which nothing was has no header.
+/// Whether a map file has a header, which is written with its first store.
 pub(super) fn has_header(file: &dyn BlockFile) -> io::Result<bool> {
     let mut header = vec![0; PAGE_BYTES];
     file.read_at(0, &mut header)?;
@@ -173,7 +172,7 @@ fn read_slots(
 ) -> Result<(), MapError> {
     let mut slots = vec![0; 2 * PAGE_BYTES];
     let mut next_page = 0;
-    // What is not data was never written, and neither was its page.
+    // Slots in a hole of the file were never written.
     while let Some(data) = file.next_data(slot_offset(next_page, 0))? {
         let page_of = |offset: u64| (blocks::index(offset) / PAGE_BYTES - 1) / 2;
         let first = page_of(data.start).max(next_page);
@@ -186,7 +185,7 @@ fn read_slots(
     Ok(())
 }
 
-/// The pages whose states are not known, because both copies are damaged.
+/// The pages whose states are not known, because both slots are damaged.
 ///
 /// # Errors
 /// When the header is damaged, or the file can't be read.
@@ -207,7 +206,7 @@ pub(super) fn damaged_pages(
 }
 
 impl MapFile {
-    /// The map of a layer without blocks, in a fresh file of [`file_bytes`].
+    /// The map of a layer without blocks, in a new file with [`file_bytes`] bytes.
     pub(super) fn new(file: Arc<dyn BlockFile>, layer: LayerId, blocks: u64) -> Self {
         Self { file, layer, blocks, current: HashMap::new(), is_new: true }
     }
@@ -217,7 +216,7 @@ impl MapFile {
         self.is_new
     }
 
-    /// Writes a map with these states into a fresh file of [`file_bytes`], durably.
+    /// Writes a map with these states durably into a new file with [`file_bytes`] bytes.
     pub(super) fn create(
         file: Arc<dyn BlockFile>,
         layer: LayerId,
@@ -231,8 +230,8 @@ impl MapFile {
         }
     }
 
-    /// Reads the states. The file must be synced before: what is believed here must be durable,
-    /// since the next store overwrites the other slot.
+    /// Reads the states. The file must be synced before: the slot that is read must be durable, because the
+    /// next store overwrites the other one.
     pub(super) fn load(
         file: Arc<dyn BlockFile>,
         layer: LayerId,
@@ -283,14 +282,14 @@ impl MapFile {
         Ok(())
     }
 
-    /// Where the next store of a page goes.
+    /// The slot and generation for the next store of a page.
     fn next(&self, page: usize) -> Current {
         let current = self.current.get(&page).copied().unwrap_or_default();
         Current { slot: 1 - current.slot, generation: current.generation + 1 }
     }
 }
 
-/// The generation in a slot: `Some(0)` for one that was never written, `None` for a damaged one.
+/// The generation in a slot: `Some(0)` if the slot was never written, `None` if it is damaged.
 fn generation(slot: &[u8], layer: LayerId, page: usize) -> Option<u64> {
     if slot.iter().all(|byte| *byte == 0) {
         return Some(0);
@@ -306,7 +305,7 @@ fn choose(slots: &[u8], layer: LayerId, page: usize) -> Result<Current, MapError
     let (a, b) = slots.split_at(PAGE_BYTES);
     let (a, b) = (generation(a, layer, page), generation(b, layer, page));
     match (a, b) {
-        // B is written first, so a damaged A over an unwritten B is no torn write either.
+        // B is written first, so a damaged A with an unwritten B can't come from a torn write.
         (None, None | Some(0)) => Err(MapError::Page(page)),
         (a, b) if a >= b => Ok(Current { slot: 0, generation: a.unwrap_or(0) }),
         (_, b) => Ok(Current { slot: 1, generation: b.unwrap_or(0) }),

@@ -29,27 +29,27 @@ use super::remote::{Connector, RemoteParent};
 use super::session::{SealedDevice, SumsDevice};
 use super::volume::{Stack, Volume, io_problem};
 
-/// Where a pool is, and how it reaches remote parents.
+/// The directories of a pool, and the connection to other hosts.
 pub struct PoolConfig {
-    /// Where new layers of volumes go, if not into the pool's directory.
+    /// The directory for new layers of volumes; by default the pool's directory.
     pub private: Option<PathBuf>,
     pub dir: PathBuf,
     pub connect: Connector,
 }
 
-/// What is open now.
+/// The open volumes and layers.
 #[derive(Default)]
 pub(super) struct Open {
     volumes: HashMap<VolumeName, Arc<Volume>>,
     layers: HashMap<LayerId, Weak<Layer>>,
-    /// By their topmost layer.
+    /// The shared chains of sealed layers, by their topmost layer.
     sealed: HashMap<LayerId, Weak<Sealed>>,
-    /// Copies that are not complete.
+    /// The copies that are not complete.
     copies: HashMap<LayerId, Arc<LayerCopy>>,
 }
 
 impl Open {
-    /// Nobody shares these layers any more, nor chains that have one of them.
+    /// Stops sharing these layers and the chains that contain one of them.
     fn forget_layers(&mut self, gone: &[LayerId]) {
         self.layers.retain(|id, _| !gone.contains(id));
         self.sealed
@@ -66,11 +66,11 @@ pub struct Pool {
     pub(super) home: Arc<HeadHome>,
     open: Mutex<Open>,
     opened_at: Instant,
-    /// Creating, sealing and deleting happen one after the other.
+    /// Serializes creating, sealing and deleting.
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
-    /// Told when there is a layer without checksums.
+    /// Notified when a layer without checksums was added.
     pub(super) sealed: Notify,
-    /// Told when there is a copy to complete.
+    /// Notified when a copy is to be completed.
     pub(super) to_fill: Notify,
     /// Keeps other servers out.
     _lock: Flock<File>,
@@ -120,7 +120,7 @@ impl Locked {
 }
 
 impl Pool {
-    /// Opens the pool in a directory, and makes one there if there is none.
+    /// Opens the pool in a directory, and creates it if it does not exist.
     ///
     /// # Errors
     /// A conflict when another process has it open.
@@ -133,7 +133,7 @@ impl Pool {
         .await
     }
 
-    /// As [`Self::open`], and leaves files that nothing needs.
+    /// As [`Self::open`], but does not remove unneeded files.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -152,7 +152,7 @@ impl Pool {
         Ok(Self::assemble(config, locked, Arc::new(directories), boot))
     }
 
-    /// As [`Self::open`], with the layers' files and the boot given.
+    /// As [`Self::open`], with given layer files and a given boot id.
     #[cfg(test)]
     pub(super) fn open_with(
         config: PoolConfig,
@@ -167,7 +167,7 @@ impl Pool {
     }
 
     fn tidy(&self) -> Result<(), Problem> {
-        let what = || format!("can't tidy up the pool {}", self.dir.display());
+        let what = || format!("can't clean up the pool {}", self.dir.display());
         self.remove_leftovers().map_err(|error| Problem::internal(what(), error))
     }
 
@@ -193,14 +193,15 @@ impl Pool {
         }
     }
 
-    /// Removes what a killed server was still making, and live maps of layers sealed since.
+    /// Removes files that a killed server has left unfinished, and live maps of sealed layers.
     fn remove_leftovers(&self) -> io::Result<()> {
         self.unneeded_files()?.iter().try_for_each(|name| self.files.remove(name))
     }
 
-    /// Files that no layer of the catalog has.
+    /// The files that belong to no layer of the catalog.
     pub(super) fn unneeded_files(&self) -> io::Result<HashSet<String>> {
-        // Listed first: what is sealed or made meanwhile has its files before it is in the catalog.
+        // The files are listed before the catalog: a layer that is made at the same time has its files
+        // before it is in the catalog.
         let names = self.files.names()?;
         let layers = self.catalog.layers().map_err(io::Error::other)?;
         let heads: HashMap<LayerId, bool> =
@@ -213,10 +214,10 @@ impl Pool {
         Ok(names.into_iter().filter(unneeded).collect())
     }
 
-    /// A volume of this pool, opened if it is not yet.
+    /// A volume of this pool. It is opened if it is not open yet.
     ///
     /// # Errors
-    /// Not found; or its layers can't be read.
+    /// Not found, or its layers can't be read.
     pub async fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
         let (pool, name) = (Arc::clone(self), name.clone());
         blocking(move || pool.volume_now(&name)).await
@@ -230,15 +231,15 @@ impl Pool {
         })
     }
 
-    /// Does what may fail in any way, with the lock on what is open: also when it panics the lock is
-    /// let go in order. Then only what was asked for is refused, and what is open goes on.
+    /// Runs `work` with the lock on the open volumes. If `work` panics, the lock is released properly and
+    /// only this request fails; the open volumes stay usable.
     pub(super) fn with_open<T>(
         &self,
         what: &str,
         work: impl FnOnce(&mut Open) -> Result<T, Problem>,
     ) -> Result<T, Problem> {
         let mut open = self.open.lock().expect("no holder panics");
-        // Nothing is in the table before it is whole.
+        // `work` adds only complete entries to the table, so a panic leaves it consistent.
         catch_unwind(AssertUnwindSafe(|| work(&mut open))).unwrap_or_else(|_| {
             let why = "the program has a fault, which its log describes";
             Err(Problem::internal(what, why).next("report it with the log of the volume server"))
@@ -262,7 +263,7 @@ impl Pool {
             .with_cache(row.cache);
         match (&rows[0].poisoned, head.poisoned()) {
             (Some(why), _) => drop(head.poison(why.clone())),
-            // The server that saw it was killed before the catalog had it.
+            // The server that saw the failure was killed before it recorded it in the catalog.
             (None, Some(why)) => {
                 if let Err(error) = self.catalog.poison(row.head, why) {
                     tracing::error!(volume = %name, %error, "can't record that a flush failed");
@@ -282,8 +283,8 @@ impl Pool {
         Ok(volume)
     }
 
-    /// The sealed layers of a chain as one, shared by all that stand on the topmost of them.
-    /// `remote` is what a chain without any stands on.
+    /// The sealed layers of a chain as one object, which is shared by all users of the topmost layer. `remote`
+    /// is the parent of a chain without sealed layers.
     fn sealed(
         &self,
         open: &mut Open,
@@ -322,7 +323,7 @@ impl Pool {
         Ok(sealed)
     }
 
-    /// A layer that gets its blocks from another host: one object, that all share who read it.
+    /// A copy that gets its blocks from another host, as one object that all its readers share.
     fn open_copy(&self, open: &mut Open, row: &LayerRow) -> Result<Arc<LayerCopy>, LayerError> {
         if let Some(copy) = open.copies.get(&row.id) {
             return Ok(Arc::clone(copy));
@@ -334,7 +335,7 @@ impl Pool {
         Ok(copy)
     }
 
-    /// A copy, opened if it is not open yet. `None` if the layer is not a copy, or can't be opened.
+    /// A copy. It is opened if it is not open yet. `None` if the layer is not a copy or can't be opened.
     pub(super) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
         let mut open = self.open.lock().expect("no holder panics");
         if let Some(copy) = open.copies.get(&id) {
@@ -350,16 +351,15 @@ impl Pool {
         self.open.lock().expect("no holder panics").copies.values().map(Arc::clone).collect()
     }
 
-    /// A copy was deleted, or is complete. Who opens a layer of this id from now on gets another
-    /// object.
+    /// Forgets a copy that was deleted or completed. The next opening of this layer makes a new object.
     pub(super) fn forget_copy(&self, id: LayerId) {
         let mut open = self.open.lock().expect("no holder panics");
         open.copies.remove(&id);
         open.forget_layers(&[id]);
     }
 
-    /// Builds the chains of open volumes again where they stand on layers that are no longer in the
-    /// catalog. The caller holds the lock `changes`, so that no head is sealed meanwhile.
+    /// Rebuilds the chains of open volumes that contain layers that are no longer in the catalog. The caller
+    /// holds the lock `changes`, so that no head is sealed at the same time.
     pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
         let mut open = self.open.lock().expect("no holder panics");
         open.forget_layers(gone);
@@ -375,13 +375,12 @@ impl Pool {
         Ok(())
     }
 
-    /// A sealed layer's files, opened for themselves.
+    /// Opens a sealed layer's files separately, without sharing them.
     pub(super) fn open_sealed(&self, row: &LayerRow) -> Result<Layer, LayerError> {
         Layer::open(&*self.files, row.id, row.size_bytes, row.untouched)
     }
 
-    /// A head became the topmost of these layers and has a new one above it: who opens them from
-    /// now on shares them.
+    /// Shares the chain of a head that was just sealed, for later users.
     pub(super) fn share(&self, head: &Head, below: &Arc<Sealed>) {
         let mut open = self.open.lock().expect("no holder panics");
         for layer in std::iter::once(&head.layer).chain(below.layers()) {
@@ -401,10 +400,10 @@ impl Pool {
         self.open.lock().expect("no holder panics").volumes.get(name).map(Arc::clone)
     }
 
-    /// A session of a writer epoch; `None` takes the volume's epoch of this moment.
+    /// Opens a session with a writer epoch; `None` means the volume's current epoch.
     ///
     /// # Errors
-    /// As [`Self::volume`]; a conflict when the epoch is of a volume that had this name before.
+    /// As [`Self::volume`]; a conflict when the epoch belongs to an earlier volume with this name.
     pub async fn open_session(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -416,13 +415,14 @@ impl Pool {
             if epoch.is_some_and(|epoch| epoch.incarnation() != volume.incarnation()) {
                 let what =
                     format!("can't open volume {name} at epoch {}", epoch.unwrap_or(Epoch(0)));
-                let why = "it was deleted since, and another one was made under its name";
-                return Err(Problem::conflict(what, why).next("start what uses it anew"));
+                let why = "it was deleted, and another volume was created with its name";
+                return Err(Problem::conflict(what, why)
+                    .next("restart its user, so that it opens the new volume"));
             }
-            // Counted before it is noted: nobody deletes a clone that is just being opened.
+            // The session is counted before it is recorded, so that the clone is not deleted in between.
             let session = volume.session(epoch);
             if let Err(error) = pool.catalog.note_opened(&name) {
-                // Then clones of earlier boots are kept for longer.
+                // The clones of earlier boots are then kept for longer.
                 tracing::warn!(volume = %name, %error, "can't record that a volume was opened");
             }
             Ok(session)
@@ -430,17 +430,17 @@ impl Pool {
         .await
     }
 
-    /// When a session of a volume was last open, as far as this process knows.
+    /// When this process last had a session of the volume open.
     pub(super) fn last_used(&self, name: &VolumeName) -> Instant {
         self.opened(name).map_or(self.opened_at, |volume| volume.last_used())
     }
 
-    /// Sessions of a volume that are open.
+    /// The number of open sessions of a volume.
     pub fn open_sessions(&self, name: &VolumeName) -> u64 {
         self.opened(name).map_or(0, |volume| volume.open_sessions())
     }
 
-    /// Gives the volume if it is open, or else does `work` while it can't be opened.
+    /// Returns the volume if it is open. Otherwise runs `work`, during which it can't be opened.
     pub(super) fn unless_opened(
         &self,
         name: &VolumeName,
@@ -458,17 +458,17 @@ impl Pool {
         self.open.lock().expect("no holder panics").layers.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Flushes what is open. All are tried.
+    /// Flushes all open volumes and copies, even if some of them fail.
     ///
     /// # Errors
-    /// The last one that failed.
+    /// The last failure.
     pub async fn flush(self: &Arc<Self>) -> Result<(), Problem> {
         let open: Vec<_> =
             self.open.lock().expect("no holder panics").volumes.values().map(Arc::clone).collect();
         let mut flushed = self.flush_copies().await;
         for volume in open {
             if let Err(error) = volume.flush().await {
-                flushed = Err(io_problem(&format!("flush volume {}", volume.name()), &error));
+                flushed = Err(io_problem(&format!("can't flush volume {}", volume.name()), &error));
             }
         }
         flushed
@@ -477,7 +477,7 @@ impl Pool {
     /// A sealed layer by its id, read-only.
     ///
     /// # Errors
-    /// Not found; or its layers can't be read.
+    /// Not found, or its layers can't be read.
     pub async fn open_layer(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
         let pool = Arc::clone(self);
         blocking(move || {
@@ -492,10 +492,10 @@ impl Pool {
         .await
     }
 
-    /// The checksums of a sealed layer that stands on nothing, for who copies it.
+    /// The checksums of a sealed layer without a parent, for hosts that copy the layer.
     ///
     /// # Errors
-    /// Not found when it stands on others, is not complete, or has none yet.
+    /// Not found when the layer has a parent, is not complete, or has no checksums yet.
     pub async fn open_checksums(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
         let pool = Arc::clone(self);
         blocking(move || {
@@ -508,7 +508,7 @@ impl Pool {
             });
             match opened {
                 Ok(Some(device)) => Ok(Arc::new(device) as Arc<dyn Device>),
-                Ok(None) => Err(Problem::not_found(what, "there are none")),
+                Ok(None) => Err(Problem::not_found(what, "the layer has none")),
                 Err(error) => Err(Problem::internal(what, error)),
             }
         })
@@ -518,7 +518,7 @@ impl Pool {
     /// A sealed layer by name, read-only.
     ///
     /// # Errors
-    /// Not found; or its layers can't be read.
+    /// Not found, or its layers can't be read.
     pub async fn open_image(
         self: &Arc<Self>,
         name: &ImageName,
@@ -546,7 +546,7 @@ impl Pool {
         })
     }
 
-    /// Rounds up to whole blocks and refuses what no layer can have.
+    /// Rounds a size up to whole blocks, and refuses sizes that no layer can have.
     pub(super) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
         match size_bytes.checked_next_multiple_of(BLOCK_BYTES) {
             Some(size_bytes) if (1..=LAYER_BYTES_MAX - BLOCK_BYTES).contains(&size_bytes) => {
@@ -554,7 +554,8 @@ impl Pool {
             }
             Some(0) => Err(Problem::invalid(what, "it has no size").next("give one, say 10GiB")),
             _ => {
-                let why = format!("its size of {} is not below 16 TiB", format_bytes(size_bytes));
+                let why =
+                    format!("its size of {} is not less than 16 TiB", format_bytes(size_bytes));
                 Err(Problem::invalid(what, why).next("give a smaller size"))
             }
         }

@@ -1,4 +1,4 @@
-//! An export of another host that nobody writes, below the layers of this pool.
+//! A read-only export of another host, below the layers of this pool.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -15,27 +15,28 @@ use tokio::sync::OnceCell;
 use super::blocks::overlap;
 use super::catalog::RemoteRow;
 
-/// A host that is away is asked again after this.
+/// The pause before the next attempt to reach a host that does not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 type Connect =
     dyn Fn(String, String) -> BoxFuture<'static, Result<Arc<dyn Device>, IoError>> + Send + Sync;
 
-/// How a pool reaches other hosts.
+/// The pool's means to reach other hosts.
 #[derive(Clone)]
 pub struct Connector {
-    /// How long a read waits for a host that is away.
+    /// How long a read waits for a host that does not answer.
     pub patience: Duration,
-    /// Opens an export: its `HOST:PORT`, its name.
+    /// Opens an export, given `HOST:PORT` and its name.
     pub connect: Arc<Connect>,
 }
 
-/// Connected when a read first needs it, so that a volume opens while the other host is away.
+/// The connection is made when a read first needs it, so a volume can be opened while the other host does
+/// not answer.
 pub(super) struct RemoteParent {
     row: RemoteRow,
     connector: Connector,
     device: OnceCell<Arc<dyn Device>>,
-    /// Why the last attempt to connect failed.
+    /// The reason why the last attempt to connect failed.
     failed: Mutex<String>,
 }
 
@@ -61,7 +62,7 @@ impl RemoteParent {
         })
     }
 
-    /// Tries until it succeeds. Each request that waits for it has a deadline of its own.
+    /// Tries to connect until it succeeds. Each request that waits for this has its own deadline.
     async fn connect(&self) -> Arc<dyn Device> {
         loop {
             let RemoteRow { nbd_addr, export, .. } = &self.row;
@@ -77,21 +78,19 @@ impl RemoteParent {
         }
     }
 
-    /// What shows that an export is not the one that was there before.
+    /// The difference, in words, if an export is not the one that it was before.
     fn difference(&self, device: &dyn Device) -> Option<String> {
         let (was, is) = (self.row.size_bytes, device.size_bytes());
         if was != is {
-            return Some(format!("it has {is} bytes now and not {was}"));
+            return Some(format!("it now has {is} bytes, not {was}"));
         }
         match (self.row.is_layer, device.layer()) {
-            (Some(was), Some(is)) if was != is => {
-                Some(format!("it is layer {is} now and not {was}"))
-            }
+            (Some(was), Some(is)) if was != is => Some(format!("it is now layer {is}, not {was}")),
             _ => None,
         }
     }
 
-    /// The checksums that the other host has of the layer that it is, if it has any.
+    /// The other host's checksums of the layer, if it has any.
     pub(super) async fn checksums(&self) -> Option<Arc<dyn Device>> {
         let RemoteRow { nbd_addr, export, .. } = &self.row;
         self.row.is_layer?;
@@ -101,7 +100,7 @@ impl RemoteParent {
         opened.await.inspect_err(without).ok()
     }
 
-    /// Its bytes in a range. Beyond its end there are none: the rest reads as zeros.
+    /// Reads a range. The part beyond the export's end is zeros.
     pub(super) async fn read(&self, span: &Range<u64>) -> Result<Bytes, IoError> {
         let span = overlap(span, &(0..self.row.size_bytes));
         if span.is_empty() {
@@ -113,7 +112,7 @@ impl RemoteParent {
         self.device().await?.read(span.start, length_bytes).await
     }
 
-    /// The other host's extents for a range, asked until they cover it.
+    /// The other host's extents for a range. It is asked repeatedly until they cover the range.
     pub(super) async fn extents(&self, span: &Range<u64>) -> Result<Vec<Extent>, IoError> {
         let device = self.device().await?;
         let within = overlap(span, &(0..self.row.size_bytes));
@@ -129,7 +128,7 @@ impl RemoteParent {
             }
             if at == before {
                 let RemoteRow { nbd_addr, export, .. } = &self.row;
-                let why = format!("{nbd_addr} told no extents of {export}");
+                let why = format!("{nbd_addr} returned no extents of {export}");
                 return Err(std::io::Error::other(why).into());
             }
         }

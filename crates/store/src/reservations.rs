@@ -1,4 +1,4 @@
-//! Claims on volumes that outlive the server.
+//! Persistent reservations of volumes, which survive a restart of the server.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::catalog;
 use super::pool::Pool;
 
 impl Pool {
-    /// What was kept of a volume's reservations.
+    /// The stored reservations of a volume.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -25,7 +25,7 @@ impl Pool {
         .await
     }
 
-    /// Durable when it returns. `None`: nothing is kept any more.
+    /// Stores a volume's reservations durably; `None` deletes them.
     ///
     /// # Errors
     /// When the catalog can't be written.

@@ -1,8 +1,8 @@
-//! What a client gets of a volume: a session of a writer epoch, or a sealed layer to read.
+//! The devices that clients use: a session of a volume with a writer epoch, or a read-only sealed layer.
 //!
-//! Each request comes in two ways. `try_read` and `try_write` do it at once, in the caller's
-//! thread and without an allocation, if every lock is free, the bytes are in the page cache and
-//! nothing has to be made on the disk. The async methods wait for whatever there is to wait for.
+//! Each request has two forms. `try_read` and `try_write` run at once, in the caller's thread and without
+//! an allocation, if every lock is free, the bytes are in the page cache and nothing has to be created on
+//! the disk. The async methods wait for locks and the disk.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,21 +31,21 @@ pub(super) struct Session {
     epoch: Epoch,
 }
 
-/// What a write holds until its bytes are in the file.
+/// The locks that a write holds until its bytes are in the file.
 struct Admitted {
     _gate: OwnedRwLockReadGuard<()>,
     _blocks: RangeGuard,
 }
 
-/// Bytes from `offset` on, filled up to whole blocks where the head has no block yet.
+/// Bytes to write from `offset` on. Blocks that the head does not have yet are completed.
 struct Patch {
     offset: u64,
     data: Bytes,
 }
 
-/// What lies below blocks that a head did not have when they were read. It is read without a lock,
-/// for it may be on another host; it counts as long as the head is the same one, and the block still
-/// not in it: no head ever gives a block back.
+/// The old bytes of blocks that the head did not have when they were read. They are read without a lock,
+/// because they may be on another host. They are valid as long as the head is the same one and still does
+/// not have the block. A head never loses a block.
 #[derive(Default)]
 struct Below {
     head: Option<LayerId>,
@@ -64,7 +64,7 @@ impl Below {
         Ok(Self { head: Some(stack.head.layer.id), blocks })
     }
 
-    /// `None`: it was not read, or not of this head.
+    /// `None` if the block was not read, or was read for another head.
     fn get(&self, stack: &Stack, block: u64) -> Option<&Bytes> {
         let known = self.head == Some(stack.head.layer.id);
         self.blocks.iter().find(|(at, _)| known && *at == block).map(|(_, bytes)| bytes)
@@ -82,7 +82,8 @@ impl Session {
         Self { volume, epoch }
     }
 
-    /// Waits for the lock on the blocks, with the epoch checked and kept as it is.
+    /// Waits for the lock on the blocks, and checks the epoch. The epoch can't change as long as the result
+    /// is held.
     async fn admit(&self, offset: u64, length_bytes: u64) -> Result<(Stack, Admitted), IoError> {
         let gate = Arc::clone(&self.volume.gate).read_owned().await;
         self.volume.check_writer(self.epoch)?;
@@ -108,14 +109,13 @@ impl Session {
                 })
                 .await;
             }
-            // Nobody waits for another host because of this write.
+            // The locks are released, so that no other request waits for another host because of this write.
             drop(admitted);
             below = Below::read(&stack, offset, length_bytes).await?;
         }
     }
 
-    /// The whole write, if nothing is in its way; what it holds, it holds for the time of two
-    /// system calls.
+    /// Makes the whole write at once if it need not wait. It holds its locks for two system calls.
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let length_bytes = data.len() as u64;
         let _gate = self.volume.gate.try_read().ok()?;
@@ -170,8 +170,8 @@ impl Session {
     }
 }
 
-/// Makes whole blocks zero. Where nothing was ever written, and nothing below shows through, they
-/// are zero already: a discard of a large volume costs what is used of it.
+/// Makes whole blocks zero. Blocks that no layer has are zero already, so the cost of discarding a large
+/// volume depends only on the part that is used.
 fn zero_blocks(stack: &Stack, blocks: &Range<u64>, how: Zeroing) -> Result<(), IoError> {
     for page in stack.chain().pages_in_use(blocks) {
         let first = page as u64 * PAGE_BLOCKS;
@@ -180,8 +180,8 @@ fn zero_blocks(stack: &Stack, blocks: &Range<u64>, how: Zeroing) -> Result<(), I
     Ok(())
 }
 
-/// Fills up the blocks that a write covers in part and that the head does not have yet. `None` when
-/// it is not known what lies below one of them. The caller holds their locks.
+/// Completes the blocks that a write covers in part and that the head does not have yet. Returns `None` if
+/// `below` lacks one of them. The caller holds their locks.
 fn patch(stack: &Stack, offset: u64, data: Bytes, below: &Below) -> Option<Patch> {
     static ZEROS: [u8; 4096] = [0; 4096];
     let mut start = offset;
@@ -204,7 +204,8 @@ fn patch(stack: &Stack, offset: u64, data: Bytes, below: &Below) -> Option<Patch
     Some(Patch { offset: start, data: [before, data, after].concat().into() })
 }
 
-/// The zeros to write at the edges of a range, and the whole blocks between them. `None` as above.
+/// The zeros to write at the edges of a range, and the whole blocks between them. Returns `None` if `below`
+/// lacks a block.
 fn zero_patches(
     stack: &Stack,
     offset: u64,

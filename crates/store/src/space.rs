@@ -1,6 +1,5 @@
-//! What a pool, its volumes and its images take: from the catalog, with the figures of what is
-//! open now. Nothing is opened for it; the head of a volume that is not open is measured by what
-//! its file takes on the disk.
+//! The space of a pool, its volumes and its images, from the catalog and the open layers. Nothing is
+//! opened for this. For a volume that is not open, the space of its head's file on the disk counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,12 +16,12 @@ use super::pool::Pool;
 
 type Spaces = HashMap<LayerId, LayerSpace>;
 
-/// What the layers of a chain take together.
+/// The space of all layers of a chain.
 #[derive(Debug, Default)]
 struct ChainSpace {
     chain: Vec<LayerId>,
     head_bytes: u64,
-    /// Of layers that nothing else needs: of the topmost ones, down to the first that something does.
+    /// The space of the topmost layers down to the first one that something else needs.
     own_bytes: u64,
     shared_bytes: u64,
     remote_bytes: u64,
@@ -30,7 +29,7 @@ struct ChainSpace {
 }
 
 impl LayerSpace {
-    /// Whether more than the one thing right above it needs the layer.
+    /// Whether the layer has more than one user directly above it.
     pub(super) fn is_shared(&self) -> bool {
         self.named || self.children > 1
     }
@@ -45,7 +44,7 @@ impl Pool {
     }
 
     fn info_now(&self) -> Result<PoolInfo, Problem> {
-        let what = "can't tell the state of the pool";
+        let what = "can't read the state of the pool";
         let failed = |error| catalog::problem(what, &error);
         let disk = nix::sys::statvfs::statvfs(&self.dir)
             .map_err(|error| Problem::internal(what, error))?;
@@ -81,7 +80,7 @@ impl Pool {
         })
     }
 
-    /// Volumes by name.
+    /// All volumes, sorted by name.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -113,7 +112,7 @@ impl Pool {
         .await
     }
 
-    /// Volumes that were just made, all from one source.
+    /// The descriptions of volumes that were just created from one source.
     pub(super) fn describe_new(&self, volumes: &[NewVolume]) -> rusqlite::Result<Vec<VolumeInfo>> {
         let mut spaces = Spaces::new();
         let mut infos = Vec::new();
@@ -155,7 +154,7 @@ impl Pool {
         }
     }
 
-    /// What stands below and at `top`. A layer that `spaces` lacks ends the chain.
+    /// The space of the layer `top` and the layers below it. The chain ends at a layer that is not in `spaces`.
     fn chain_space(&self, spaces: &Spaces, top: LayerId) -> ChainSpace {
         let mut found = ChainSpace::default();
         let mut shared = false;
@@ -174,7 +173,7 @@ impl Pool {
             }
             add(&mut found.remote_bytes, self.remote_bytes(id, space));
             found.chain.push(id);
-            // In a damaged catalog a chain may come back to itself.
+            // In a damaged catalog a chain may have a cycle.
             next = space.parent.filter(|_| found.chain.len() < spaces.len());
         }
         found
@@ -188,12 +187,12 @@ impl Pool {
             return layer.data_bytes();
         }
         self.files.allocated_bytes(&data_name(id)).unwrap_or_else(|error| {
-            tracing::warn!(layer = %id, %error, "can't tell how much space it takes");
+            tracing::warn!(layer = %id, %error, "can't find out how much space a layer takes");
             0
         })
     }
 
-    /// What of the layer is on another host only.
+    /// The bytes of the layer that are only on another host.
     fn remote_bytes(&self, id: LayerId, space: &LayerSpace) -> u64 {
         let copy = if space.is_copy { self.layer_copy(id) } else { None };
         copy.map_or(space.remote_bytes, |copy| copy.missing_bytes())
@@ -236,7 +235,7 @@ impl Pool {
         })
     }
 
-    /// Images by name.
+    /// All images, sorted by name.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -253,7 +252,7 @@ impl Pool {
         .await
     }
 
-    /// Names of volumes, attached volumes and images: what can be exported.
+    /// The names that can be exported: volumes, attached volumes and images.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -271,7 +270,7 @@ impl Pool {
     }
 }
 
-/// A damaged catalog may name any number of bytes.
+/// Adds without overflow, because a damaged catalog may have any numbers.
 fn add(total: &mut u64, bytes: u64) {
     *total = total.saturating_add(bytes);
 }

@@ -1,9 +1,9 @@
-//! An array of which only the parts in use take memory, so that a volume of 16 TiB costs what is
-//! used of it. Reads take no lock; an entry is made once and then stays.
+//! A sparse array: only the used parts take memory, so that the cost of a 16 TiB volume depends on its used
+//! part. Reads take no lock. An entry is created once and never removed.
 
 use std::sync::OnceLock;
 
-/// Entries that get their memory together.
+/// The number of entries that are allocated together.
 const CHUNK: usize = 256;
 
 type Chunk<T> = Box<[OnceLock<T>]>;
@@ -17,7 +17,7 @@ fn unset<T>(length: usize) -> Box<[OnceLock<T>]> {
 }
 
 impl<T> Sparse<T> {
-    /// Room for `length` entries, none of them in use.
+    /// An array of `length` entries, none of which is in use.
     pub(super) fn new(length: usize) -> Self {
         Self { chunks: unset(length.div_ceil(CHUNK)) }
     }

@@ -1,10 +1,10 @@
-//! A volume: a head over a chain, and who may write it now.
+//! A volume: a head over a chain of layers, and the epoch that may write.
 //!
-//! Every write and zero passes a gate: it holds the gate's read side from the comparison of the
-//! session's epoch with the volume's until its bytes are written. Raising the epoch and sealing
-//! the head take the write side, so they wait for writes in flight, and no write with the old
-//! epoch, or into the old head, comes after. The guards travel into the blocking call that does
-//! the work: a client that goes away leaves no half-guarded write behind.
+//! Every write and zero passes a gate. It holds the gate's read side from the comparison of the session's
+//! epoch with the volume's until its bytes are written. Raising the epoch and sealing the head take the
+//! write side, so they wait for writes in flight, and no later write has the old epoch or goes to the old
+//! head. The guards are moved into the blocking call that does the work, so a write stays guarded even if
+//! its client disconnects.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
@@ -21,11 +21,11 @@ use super::chain::{Chain, Sealed};
 use super::head::Head;
 use super::session::Session;
 
-/// The layers of a volume at one moment. A snapshot replaces it whole.
+/// The layers of a volume at one moment. A snapshot replaces the whole stack.
 #[derive(Clone)]
 pub(super) struct Stack {
     pub(super) head: Arc<Head>,
-    /// Shared by all volumes over the same layer.
+    /// The chain below the head, shared by all volumes over the same layer.
     pub(super) below: Arc<Sealed>,
 }
 
@@ -45,13 +45,13 @@ pub struct Volume {
     name: VolumeName,
     catalog: Arc<Catalog>,
     pub(super) gate: Arc<tokio::sync::RwLock<()>>,
-    /// Changed only under the gate's write side.
+    /// Changed only while the gate's write side is held.
     epoch: AtomicU64,
-    /// Set once, under the gate's write side.
+    /// Set once, while the gate's write side is held.
     deleted: AtomicBool,
     stack: RwLock<Stack>,
     sessions: AtomicU64,
-    /// When a session last ended; before, when it was opened.
+    /// When a session last ended, or when the volume was opened if none has ended yet.
     last_used: Mutex<Instant>,
 }
 
@@ -73,7 +73,7 @@ impl Volume {
         &self.name
     }
 
-    /// As it is at this moment.
+    /// The current size.
     pub fn size_bytes(&self) -> u64 {
         self.stack_ref().size_bytes()
     }
@@ -83,7 +83,7 @@ impl Volume {
         Epoch(self.epoch.load(Ordering::SeqCst))
     }
 
-    /// A session of a writer epoch; `None` takes the volume's epoch of this moment.
+    /// A session with a writer epoch; `None` means the volume's current epoch.
     pub fn session(self: &Arc<Self>, epoch: Option<Epoch>) -> Arc<dyn Device> {
         self.sessions.fetch_add(1, Ordering::SeqCst);
         Arc::new(Session::new(Arc::clone(self), epoch.unwrap_or_else(|| self.epoch())))
@@ -98,8 +98,8 @@ impl Volume {
         *self.last_used.lock().expect("no holder panics")
     }
 
-    /// Whether a session of this epoch may write. The caller holds the gate's read side, so the
-    /// answer stays true until it lets go.
+    /// Whether a session with this epoch may write. The caller holds the gate's read side, so the answer
+    /// stays right until it releases it.
     pub(super) fn check_writer(&self, session: Epoch) -> Result<(), IoError> {
         let volume = self.epoch();
         if session != volume {
@@ -123,7 +123,7 @@ impl Volume {
         self.stack_ref().clone()
     }
 
-    /// Not to be held for longer than a request takes that waits for nothing.
+    /// The lock must be held only for requests that do not wait.
     pub(super) fn stack_ref(&self) -> RwLockReadGuard<'_, Stack> {
         self.stack.read().expect("no holder panics")
     }
@@ -137,7 +137,7 @@ impl Volume {
             match volume.catalog.issue_epoch(&volume.name) {
                 Ok(Some(epoch)) => Ok(EpochIssued { epoch }),
                 Ok(None) => {
-                    let why = format!("all {} were issued", Epoch::COUNT_MAX);
+                    let why = format!("all {} epochs of it were issued", Epoch::COUNT_MAX);
                     Err(Problem::conflict(what, why).next("clone the volume and use the clone"))
                 }
                 Err(error) => Err(Problem::internal(what, error)),
@@ -146,10 +146,11 @@ impl Volume {
         .await
     }
 
-    /// As [`EpochChange`] says: once it returns, no write of the old epoch is in flight.
+    /// Changes the epoch by the rules of [`EpochChange`]. When it returns, no write with the old epoch is in
+    /// flight.
     ///
     /// # Errors
-    /// A conflict unless the volume's epoch is `from` or `to`, and `to` was issued and not given back.
+    /// A conflict unless the volume's epoch is `from` or `to`, and `to` was issued and not returned.
     pub async fn change_epoch(self: &Arc<Self>, change: EpochChange) -> Result<(), Problem> {
         let gate = Arc::clone(&self.gate).write_owned().await;
         let volume = Arc::clone(self);
@@ -178,12 +179,12 @@ impl Volume {
         self.stack().head.poisoned().is_some()
     }
 
-    /// Every write that returned before this call is durable when it returns well.
+    /// When this succeeds, every write that returned before the call is durable.
     ///
     /// # Errors
     /// [`IoError::Poisoned`] when a sync failed, now or before.
     pub async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
-        // A head that a snapshot has replaced since was flushed when it was sealed.
+        // If a snapshot replaces the head in the meantime, it flushes it.
         let head = self.stack().head;
         let result = head.flush().await;
         if matches!(result, Err(IoError::Poisoned(_))) {
@@ -197,8 +198,8 @@ impl Volume {
         result
     }
 
-    /// So that a restarted server still refuses writes. The volume is read-only in this process
-    /// either way, so a catalog that can't be written changes nothing now.
+    /// Records the poisoning, so that a restarted server also refuses writes. If the catalog can't be
+    /// written, the volume is still read-only in this process.
     fn record_poison(&self, head: &Head) {
         let Some(why) = head.poisoned() else { return };
         if let Err(error) = self.catalog.poison(head.layer.id, why) {
@@ -206,9 +207,9 @@ impl Volume {
         }
     }
 
-    /// Flushes, drains writes, flushes what came meanwhile, and lets `replace` put other layers in
-    /// place of the present ones while nothing writes. `None` leaves them. So clients wait for a
-    /// flush of what was written during a flush, and for `replace`.
+    /// Flushes, waits for writes in flight, flushes again, and lets `replace` return other layers while
+    /// nothing writes. `None` keeps the current layers. So clients wait only for the second, short flush and
+    /// for `replace`.
     pub(super) async fn replace_stack<T: Send + 'static>(
         self: &Arc<Self>,
         what: &str,
@@ -233,12 +234,13 @@ impl Volume {
         .await
     }
 
-    /// Puts layers of the same content below the head. The caller holds the pool's lock `changes`.
+    /// Replaces the layers below the head by others with the same content. The caller holds the pool's lock
+    /// `changes`.
     pub(super) fn replace_below(&self, below: Arc<Sealed>) {
         self.stack.write().expect("no holder panics").below = below;
     }
 
-    /// Runs `forget` while nothing writes and no session is open; after it no write succeeds.
+    /// Runs `forget` while nothing writes and no session is open. No write succeeds afterwards.
     pub(super) async fn delete_with(
         self: &Arc<Self>,
         forget: impl FnOnce() -> Result<(), Problem> + Send + 'static,
@@ -261,7 +263,7 @@ impl Volume {
     }
 }
 
-/// An I/O error as the control API tells it.
+/// Converts an I/O error for the control API.
 pub fn io_problem(what: &str, error: &IoError) -> Problem {
     match error {
         IoError::NoSpace => Problem::no_space(what, error).next("free space in the pool"),

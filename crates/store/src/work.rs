@@ -1,4 +1,4 @@
-//! Work that may take long: how far it is, and whether it should stop.
+//! The progress of long work, and the request to stop it.
 
 use std::io;
 use std::sync::Mutex;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use perigee_model::volume::Progress;
 
-/// Shared by the task that does the work and those that watch it.
+/// Long work, shared by the task that does it and the tasks that watch it.
 #[derive(Debug, Default)]
 pub struct Work {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
     stopped: AtomicBool,
-    /// Of gentle work: when the last step ended.
+    /// For gentle work: when the last step ended.
     stepped: Option<Mutex<Instant>>,
 }
 
@@ -21,7 +21,7 @@ pub struct Work {
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 impl Work {
-    /// Work that nobody waits for: it rests half of the time.
+    /// Background work, which pauses half of the time.
     pub(super) fn gentle() -> Self {
         Self { stepped: Some(Mutex::new(Instant::now())), ..Self::default() }
     }
@@ -33,7 +33,7 @@ impl Work {
         }
     }
 
-    /// Nobody wants the result any more.
+    /// Asks the work to stop.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
@@ -42,7 +42,7 @@ impl Work {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts what is done; an error once the work should stop.
+    /// Counts finished bytes. Returns an error if the work should stop.
     pub(super) fn step(&self, bytes: u64) -> io::Result<()> {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.stopped.load(Ordering::Relaxed) {
@@ -57,7 +57,7 @@ impl Work {
     }
 }
 
-/// Stops the work when it is dropped: when who waited for it has gone.
+/// Stops the work when this is dropped, because nobody waits for it any more.
 pub struct StopOnDrop(pub std::sync::Arc<Work>);
 
 impl Drop for StopOnDrop {

@@ -1,4 +1,4 @@
-//! Volumes of other hosts that are reachable through this one.
+//! The catalog's attachments: volumes of other hosts that clients can reach through this host.
 
 use perigee_model::VolumeName;
 use rusqlite::params;
@@ -20,7 +20,7 @@ impl Catalog {
         self.lock().execute(sql, params![volume.as_str(), nbd_addr]).map(drop)
     }
 
-    /// Whether there was one.
+    /// Returns whether the volume was attached.
     pub(crate) fn detach(&self, volume: &VolumeName) -> Result<bool> {
         let sql = "DELETE FROM attachments WHERE volume = ?1";
         self.lock().execute(sql, [volume.as_str()]).map(|rows| rows > 0)

@@ -18,7 +18,7 @@ pub(crate) struct ClientRow {
     pub(crate) chap: Option<Chap>,
     pub(crate) target_chap: Option<Chap>,
     pub(crate) binding: Option<Binding>,
-    /// What it booted last.
+    /// The volume that it booted last.
     pub(crate) volume: Option<VolumeName>,
     pub(crate) boots: u64,
     pub(crate) booted_s: Option<u64>,
@@ -33,7 +33,7 @@ impl ClientRow {
     }
 }
 
-/// A clone that was made for a client, who may be gone.
+/// A clone that was made for a client. The client may have been removed since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CloneRow {
     pub(crate) volume: VolumeName,
@@ -41,11 +41,11 @@ pub(crate) struct CloneRow {
     pub(crate) lifetime: Lifetime,
 }
 
-/// A clone for one boot that no boot needs any more.
+/// A clone for a single boot that is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SpentClone {
     pub(crate) volume: VolumeName,
-    /// Its client was removed, which says nothing of the machine that may still run from it.
+    /// Its client was removed, but the machine may still be running from the clone.
     pub(crate) may_be_running: bool,
 }
 
@@ -62,7 +62,7 @@ impl Catalog {
             .collect()
     }
 
-    /// Whether there was ever a client: removing the last one does not open the pool to everybody.
+    /// Whether a client was ever added. Removing the last client does not open the pool to everybody.
     pub(crate) fn has_known_clients(&self) -> Result<bool> {
         let sql = "SELECT has_known_clients FROM pool";
         self.lock().prepare_cached(sql)?.query_row([], |row| row.get(0))
@@ -111,13 +111,13 @@ impl Catalog {
         })
     }
 
-    /// Whether there was one.
+    /// Returns whether the client existed.
     pub(crate) fn remove_client(&self, name: &ClientName) -> Result<bool> {
         let sql = "DELETE FROM clients WHERE name = ?1";
         self.lock().execute(sql, [name.as_str()]).map(|rows| rows > 0)
     }
 
-    /// Whether there is such a client.
+    /// Returns whether the client exists.
     pub(crate) fn bind_client(&self, name: &ClientName, binding: Option<&Binding>) -> Result<bool> {
         let (volume, image, lifetime) = match binding.map(|binding| &binding.service) {
             None => (None, None, None),
@@ -134,7 +134,7 @@ impl Catalog {
         Ok(rows > 0)
     }
 
-    /// A client boots from this volume from now on.
+    /// Records the volume from which a client boots now.
     pub(crate) fn booted(&self, name: &ClientName, volume: &VolumeName, now_s: u64) -> Result<()> {
         let sql = "UPDATE clients SET arrived = arrived AND volume IS ?2, volume = ?2,
                           boots = boots + 1, booted_s = ?3
@@ -143,7 +143,7 @@ impl Catalog {
         self.lock().execute(sql, row).map(drop)
     }
 
-    /// A volume, and whose clone it is.
+    /// Adds a volume that is a client's clone.
     pub(crate) fn add_clone(&self, volume: &NewVolume, clone: &CloneRow) -> Result<()> {
         self.change(|tx| {
             insert_volume(tx, volume)?;
@@ -160,7 +160,7 @@ impl Catalog {
         self.lock().query_row(sql, [volume.as_str()], clone_row).optional()
     }
 
-    /// A session of a volume begins: the client that is to boot from it has arrived there.
+    /// Records that a session of a volume begins: the client that boots from it has opened it.
     pub(crate) fn note_opened(&self, volume: &VolumeName) -> Result<()> {
         let connection = self.lock();
         for sql in [
@@ -172,8 +172,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Clones for one boot whose boot is over: nobody ever opened them and they are not what the
-    /// client is to boot, or the client has opened another volume since, or it is gone.
+    /// The clones for a single boot that is over. A clone's boot is over if the clone was never opened and is
+    /// not the client's current disk, if the client has opened another volume since, or if the client was
+    /// removed.
     pub(crate) fn spent_clones(&self) -> Result<Vec<SpentClone>> {
         let sql = "SELECT c.volume, clients.name IS NULL AND opened
                    FROM client_clones c LEFT JOIN clients ON clients.name = c.client
@@ -196,7 +197,7 @@ fn lifetime(row: &Row<'_>, column: usize) -> Result<Lifetime> {
     match row.get::<_, String>(column)?.as_str() {
         "persistent" => Ok(Lifetime::Persistent),
         "ephemeral" => Ok(Lifetime::Ephemeral),
-        other => Err(wrong(column, format!("{other:?} does not say what becomes of a clone"))),
+        other => Err(wrong(column, format!("{other:?} is not a lifetime of a clone"))),
     }
 }
 
@@ -204,7 +205,7 @@ fn over(row: &Row<'_>, column: usize) -> Result<Over> {
     match row.get::<_, String>(column)?.as_str() {
         "iscsi" => Ok(Over::Iscsi),
         "nbd" => Ok(Over::Nbd),
-        other => Err(wrong(column, format!("{other:?} is no protocol of volumes"))),
+        other => Err(wrong(column, format!("{other:?} is not a protocol of volumes"))),
     }
 }
 
@@ -212,7 +213,7 @@ fn wrong(column: usize, why: String) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
 }
 
-/// A name and the secret after it.
+/// A user name from this column, and the secret from the next one.
 fn chap(row: &Row<'_>, column: usize) -> Result<Option<Chap>> {
     let Some(user) = optional_parsed(row, column)? else { return Ok(None) };
     Ok(Some(Chap { user, secret: parsed(row, column + 1)? }))

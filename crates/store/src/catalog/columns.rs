@@ -1,5 +1,5 @@
-//! Columns as our types. What no program of ours writes is an error, never a panic: the file may
-//! be damaged.
+//! Reads columns as our types. An invalid value is an error and never a panic, because the file may be
+//! damaged.
 
 use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
@@ -48,7 +48,7 @@ pub(super) fn optional_unsigned(row: &Row<'_>, column: usize) -> Result<Option<u
     }
 }
 
-/// The size of a layer or a volume: memory is allocated by it.
+/// The size of a layer or a volume. It is checked, because memory is allocated for it.
 pub(super) fn layer_bytes(row: &Row<'_>, column: usize) -> Result<u64> {
     let size_bytes = remote_bytes(row, column)?;
     if size_bytes > 0 && size_bytes.is_multiple_of(BLOCK_BYTES) {
@@ -69,9 +69,9 @@ fn no_size(column: usize, size_bytes: u64) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, why.into())
 }
 
-/// A damaged catalog: a chain that comes back to a layer of its own has no end.
+/// The error for a damaged catalog in which a chain contains a layer twice.
 pub(super) fn going_round(layer: LayerId) -> rusqlite::Error {
-    let why = format!("layer {layer} stands on a layer that stands on it");
+    let why = format!("layer {layer} is its own ancestor");
     rusqlite::Error::FromSqlConversionFailure(2, Type::Text, why.into())
 }
 

@@ -1,4 +1,4 @@
-//! Layers that are copies of another host's: they stand on a remote parent until they are complete.
+//! Layers that are copies of another host's layers. They have a remote parent until they are complete.
 
 use perigee_model::LayerId;
 use perigee_model::volume::Keep;
@@ -8,7 +8,7 @@ use super::columns::{parsed, signed};
 use super::{Catalog, Result, Sealed};
 
 impl Catalog {
-    /// What a copy keeps from now on.
+    /// Sets what a copy keeps from now on.
     pub(crate) fn set_keep(&self, layer: LayerId, keep: Keep) -> Result<()> {
         let sql = "UPDATE remote_parents SET keep = ?2 WHERE layer = ?1";
         self.lock().execute(sql, params![layer.to_string(), keep.to_string()]).map(drop)
@@ -22,7 +22,7 @@ impl Catalog {
             .collect()
     }
 
-    /// All of a copy is here, durably: it is a layer like any other.
+    /// Records that a copy is complete and durable. It is a sealed layer like any other from now on.
     pub(crate) fn complete_copy(&self, copy: Sealed) -> Result<()> {
         self.change(|tx| {
             let id = copy.layer.to_string();
@@ -32,7 +32,7 @@ impl Catalog {
         })
     }
 
-    /// A copy's files are gone: it has to be fetched anew.
+    /// Records that a copy's files are gone and that all of it has to be fetched again.
     pub(crate) fn empty_copy(&self, layer: LayerId) -> Result<()> {
         self.change(|tx| {
             let id = layer.to_string();

@@ -1,4 +1,4 @@
-//! Which writer epochs of a volume were issued, and which one may write.
+//! The writer epochs of a volume: the issued ones, and the one that may write.
 
 use perigee_model::switchover::{EpochRefused, WriterEpochs};
 use perigee_model::volume::EpochChange;
@@ -21,7 +21,7 @@ fn set_returned_max(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> 
 }
 
 impl Catalog {
-    /// `None` when the volume has had as many as it can have.
+    /// Returns `None` if all epoch numbers of the volume were issued.
     pub(crate) fn issue_epoch(&self, volume: &VolumeName) -> Result<Option<Epoch>> {
         self.change(|tx| {
             let sql = "SELECT epoch_issued_max FROM volumes WHERE name = ?1";
@@ -33,7 +33,7 @@ impl Catalog {
         })
     }
 
-    /// As [`WriterEpochs::apply`] says.
+    /// Changes the epoch by the rules of [`WriterEpochs::apply`].
     pub(crate) fn change_epoch(
         &self,
         volume: &VolumeName,

@@ -1,4 +1,5 @@
-//! Reservations of volumes that outlive the server. They go with their volume.
+//! Persistent reservations of volumes. They survive a restart of the server, and are deleted with their
+//! volume.
 
 use perigee_model::VolumeName;
 use rusqlite::{OptionalExtension, params};
@@ -11,7 +12,7 @@ impl Catalog {
         self.lock().query_row(sql, [volume.as_str()], |row| row.get(0)).optional()
     }
 
-    /// `None`: there are none any more.
+    /// Stores a volume's reservations; `None` deletes them.
     pub(crate) fn keep_reservations(&self, volume: &VolumeName, state: Option<&str>) -> Result<()> {
         let connection = self.lock();
         let kept = match state {

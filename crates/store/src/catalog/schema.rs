@@ -1,9 +1,9 @@
-//! The format of a pool, and how an older one becomes the present one.
+//! The format of a pool, and the upgrade from older formats.
 //!
-//! SQLite's `user_version` is the format's version. Pools from before versions were written say
-//! 0, as a new file does: the first step makes what is not there and leaves the rest. All steps
-//! are one transaction: a crash leaves the old format or the new one. A newer format is refused
-//! before anything is written.
+//! SQLite's `user_version` is the format's version. Pools that are older than this number have version 0,
+//! as a new file does; the first step creates what is missing and leaves the rest. All steps are one
+//! transaction, so a crash leaves the old format or the new one. A newer format is refused before
+//! anything is written.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -11,10 +11,10 @@ use std::path::Path;
 
 use rusqlite::Connection;
 
-/// The newest format, and the one that is written.
+/// The newest format, which is the one that is written.
 const VERSION: i64 = STEPS.len() as i64;
 
-/// Step N leads from version N to N + 1.
+/// Step N upgrades from version N to N + 1.
 const STEPS: [&str; 5] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
@@ -103,7 +103,7 @@ ALTER TABLE client_clones ADD COLUMN opened INTEGER NOT NULL DEFAULT 1;
 ",
 ];
 
-/// Why a catalog can't be used.
+/// The reason why a catalog can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     #[error("its format is version {found}, and this program knows versions up to {VERSION}")]
@@ -114,13 +114,13 @@ pub(crate) enum OpenError {
     Io(#[from] std::io::Error),
 }
 
-/// The catalog has secrets. SQLite gives the files that it makes beside it the same mode.
+/// Denies other users access, because the catalog has secrets. SQLite gives its other files the same mode.
 pub(super) fn close_to_others(path: &Path) -> std::io::Result<()> {
     std::fs::File::options().append(true).create(true).mode(0o600).open(path)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o600))
 }
 
-/// Brings the catalog to the present format.
+/// Upgrades the catalog to the newest format.
 pub(super) fn upgrade(connection: &mut Connection) -> Result<(), OpenError> {
     let found = user_version(connection)?;
     if found > VERSION {

@@ -1,14 +1,14 @@
-//! What is on a simulated disk, and what a power cut may leave of it.
+//! A simulated disk, and the states in which a power cut may leave it.
 //!
-//! **What it assumes of a real one.** A 512-byte sector is old or new, never a mix. Until a file
-//! is synced, each of its sectors keeps what was synced last or any version written since,
-//! whatever its neighbours and other files keep: writes tear at every sector, and are reordered
-//! and dropped. So it is with names in the directory until the directory is synced: a file may
-//! be missing, back again, or still the one it replaced. A sync that fails leaves what was not
-//! durable yet in doubt for good: the kernel reports it once and calls the pages clean, so a
-//! later sync succeeds without writing them. (Not so for names: a filesystem that fails to sync a
-//! directory stops its journal, and no later sync succeeds at all.) The catalog is as its last commit left it: SQLite
-//! with `synchronous=FULL` syncs its log before a commit returns, and is trusted to.
+//! **Assumptions about a real disk.** A 512-byte sector is old or new, never a mix. Until a file is
+//! synced, each of its sectors may keep the synced version or any later one, independently of its
+//! neighbours and of other files: writes tear at every sector, and are reordered and dropped. The same
+//! holds for names until the directory is synced: a file may be missing, be back again, or still be the one
+//! that it replaced. After a failed sync, data that was not durable stays in doubt for ever: the kernel
+//! reports the error once and marks the pages clean, so a later sync succeeds without writing them. (This
+//! does not hold for names: a filesystem that fails to sync a directory stops its journal, and no later
+//! sync succeeds.) The catalog has its last commit: SQLite with `synchronous=FULL` syncs its log before a
+//! commit returns, and this is trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(super) type InodeId = u64;
 /// One change of the disk.
 #[derive(Clone)]
 pub(crate) enum Op {
-    /// A file that is empty until its length is set; one of that name becomes empty.
+    /// Creates a file that is empty until its length is set. An existing file becomes empty.
     Create {
         name: String,
         inode: InodeId,
@@ -46,7 +46,7 @@ pub(crate) enum Op {
     Sync {
         inode: InodeId,
     },
-    /// The file's length too.
+    /// A sync that includes the file's length.
     SyncCreated {
         inode: InodeId,
     },
@@ -58,14 +58,14 @@ pub(crate) enum Op {
         name: String,
     },
     SyncNames,
-    /// The catalog has committed; these are its bytes.
+    /// A commit of the catalog, with its bytes.
     Catalog(Arc<Vec<u8>>),
-    /// A power cut has left this.
+    /// The disk after a power cut.
     Replaced(Box<Disk>),
 }
 
 impl Op {
-    /// What a process that dies within this operation leaves of it, where that is not all or
+    /// The part of this operation that a process leaves if it dies within it; `None` if that is all or
     /// nothing.
     pub(crate) fn torn(&self) -> Option<Self> {
         match self {
@@ -85,11 +85,11 @@ pub(super) fn first_part(offset: u64, data: &[u8]) -> &[u8] {
     &data[..index(end.saturating_sub(offset))]
 }
 
-/// What is kept of what was not synced.
+/// Which of the unsynced changes survive a power cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cut {
     Nothing,
-    /// What was done before operation `n`, nothing later: the disk kept the order.
+    /// All changes before operation `n` and none of the later ones: the disk kept the order.
     Before(u64),
     /// All or nothing for each file and each name.
     ByFile(u64),
@@ -97,7 +97,7 @@ pub(crate) enum Cut {
     BySector(u64),
 }
 
-/// Small, seeded, good enough to choose sectors.
+/// A small random generator with a seed, good enough to choose sectors.
 #[derive(Clone)]
 pub(crate) struct Dice(pub(crate) u64);
 
@@ -111,11 +111,11 @@ impl Dice {
     }
 }
 
-/// How each choice of a [`Cut`] falls.
+/// Makes the choices of a [`Cut`].
 struct Chooser {
     cut: Cut,
     dice: Dice,
-    /// For [`Cut::ByFile`], the one answer for this file.
+    /// For [`Cut::ByFile`], whether this file keeps its changes.
     keeps_file: bool,
 }
 
@@ -131,7 +131,7 @@ impl Chooser {
         self.keeps_file = self.dice.below(2) == 1;
     }
 
-    /// Which of some versions stays: the first is what was synced last.
+    /// Chooses the version that survives. The first one is the last synced one.
     fn choose<'a, T>(&mut self, versions: &'a [(u64, T)]) -> &'a T {
         let last = versions.len() - 1;
         let at = match self.cut {
@@ -145,12 +145,11 @@ impl Chooser {
     }
 }
 
-/// Versions of one thing since it was last durable, that one first, each with the operation
-/// that made it.
+/// The durable version of something, followed by its later versions, each with the operation that made it.
 #[derive(Clone)]
 struct Pending<T> {
     versions: Vec<(u64, T)>,
-    /// A sync of it has failed: no other one makes it durable.
+    /// A sync has failed, so no later sync makes it durable.
     in_doubt: bool,
 }
 
@@ -246,7 +245,7 @@ impl Inode {
         }
         if let Some(pending) = self.pending_length.take() {
             self.length_bytes = *chooser.choose(&pending.versions);
-            // What lies beyond the end reads as zeros when the file grows again.
+            // The range beyond the end reads as zeros if the file grows again.
             self.sectors.split_off(&self.length_bytes.div_ceil(SECTOR_BYTES as u64));
         }
     }
@@ -254,7 +253,7 @@ impl Inode {
 
 #[derive(Clone, Default)]
 pub(crate) struct Disk {
-    /// Operations so far.
+    /// The number of operations so far.
     now: u64,
     inodes: BTreeMap<InodeId, Inode>,
     names: BTreeMap<String, InodeId>,
@@ -311,7 +310,7 @@ impl Disk {
         pending.push(self.now, to);
     }
 
-    /// What a power cut now leaves.
+    /// The disk after a power cut now.
     pub(crate) fn after(&self, cut: Cut) -> Self {
         let mut chooser = Chooser::new(cut);
         let mut disk = self.clone();
@@ -356,7 +355,7 @@ impl Disk {
         self.inodes[&inode].length_bytes
     }
 
-    /// In blocks that are not all zeros, as a sparse file's.
+    /// The space of blocks that are not all zeros, as in a sparse file.
     pub(super) fn used_bytes(&self, inode: InodeId) -> u64 {
         const BLOCK_SECTORS: u64 = 8;
         let blocks: BTreeSet<u64> =
@@ -396,7 +395,7 @@ impl Disk {
         true
     }
 
-    /// What an operation is, for the message of a failed test.
+    /// Describes an operation, for the message of a failed test.
     pub(crate) fn describe(&self, op: &Op) -> String {
         let name = |inode: &InodeId| {
             let found = self.names.iter().find(|(_, there)| *there == inode);

@@ -1,10 +1,10 @@
-//! A disk in memory under the store: it records every change, fails when told to, and loses in a
-//! power cut what real disks lose.
+//! A simulated disk in memory for tests of the store. It records every change, fails on request, and loses
+//! in a power cut what real disks lose.
 //!
-//! [`disk`] says what is on it and what a cut leaves. [`SimFiles`] is the store's view: the same
-//! traits as the real directory. With [`SimFiles::record`] every change goes into a log, so that
-//! a test runs a workload once and then looks at the disk as it was after each operation. With
-//! [`SimFiles::fail`] one operation fails, or all from there on.
+//! [`disk`] has the content and the rules of a power cut. [`SimFiles`] implements the same traits as the
+//! real directory. With [`SimFiles::record`] every change goes into a log, so a test can run a workload
+//! once and then examine the disk after each operation. With [`SimFiles::fail`] one operation fails, or
+//! all operations from then on.
 
 pub(super) mod disk;
 
@@ -22,13 +22,12 @@ pub(super) use disk::{Cut, Dice, Disk, Op, SECTOR_BYTES, Sector};
 use super::files::{BlockFile, LayerFiles};
 use disk::{InodeId, first_part};
 
-/// How an operation fails. A write that fails has about half of its
-/// sectors in.
+/// How an operation fails. A failed write has written about half of its sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     /// EIO.
     Io,
-    /// ENOSPC, of what takes space.
+    /// ENOSPC, for operations that take space.
     NoSpace,
 }
 
@@ -41,7 +40,7 @@ impl Fault {
     }
 }
 
-/// Which operations fail, counted from 0, reads too.
+/// The operations that fail, counted from 0, including reads.
 #[derive(Debug, Clone)]
 pub(super) struct Faults {
     pub(super) fault: Fault,
@@ -50,21 +49,21 @@ pub(super) struct Faults {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// What a test sees and sets of one file.
+/// A test's observations and controls of one file.
 #[derive(Default)]
 pub(super) struct Controls {
-    /// Run once, at the start of the next sync.
+    /// This runs once, at the start of the next sync.
     pub(super) on_sync: Mutex<Option<Hook>>,
-    /// Run once, at the start of the next write.
+    /// This runs once, at the start of the next write.
     pub(super) on_write: Mutex<Option<Hook>>,
     pub(super) fail_sync: AtomicBool,
-    /// A write gets about half of its sectors in and then finds no space.
+    /// A write writes about half of its sectors and then fails because the disk is full.
     pub(super) full: AtomicBool,
     punched_bytes: AtomicU64,
     syncs: AtomicU64,
 }
 
-/// Sees each commit of the catalog beside the files, through a connection of its own.
+/// Watches the commits of the catalog through a separate connection.
 struct CatalogTap {
     connection: Connection,
     copies: tempfile::TempDir,
@@ -93,7 +92,7 @@ impl CatalogTap {
     }
 }
 
-/// A directory in memory where the machine has one: SQLite syncs a lot.
+/// A directory for tests, in memory if the machine has such a filesystem, because SQLite syncs often.
 pub(super) fn scratch_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -106,7 +105,7 @@ struct Shared {
     controls: HashMap<InodeId, Arc<Controls>>,
     operations: u64,
     faults: Option<Faults>,
-    /// Whether a sync was among what failed.
+    /// Whether a sync has failed.
     sync_failed: bool,
 }
 
@@ -129,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// Counts an operation; tells whether and how it fails.
+    /// Counts an operation, and returns its fault if it is to fail.
     fn fault(&mut self, takes_space: bool) -> Option<Fault> {
         let at = self.operations;
         self.operations += 1;
@@ -166,7 +165,7 @@ impl Deref for SimFile {
 }
 
 impl SimFile {
-    /// On a disk of its own.
+    /// A file on its own disk.
     pub(super) fn alone(length_bytes: u64) -> Self {
         let files = SimFiles::default();
         files.create("alone", length_bytes).unwrap().sync_created().unwrap();
@@ -174,7 +173,7 @@ impl SimFile {
         files.find("alone").unwrap()
     }
 
-    /// Cuts its disk's power.
+    /// Simulates a power cut of its disk.
     pub(super) fn power_cut(&self, dice: &mut Dice) {
         SimFiles(Arc::clone(&self.shared)).power_cut(dice);
     }
@@ -279,7 +278,7 @@ impl SimFiles {
         self.0.lock().unwrap()
     }
 
-    /// From now on every change goes into a log, and every commit of the catalog in `dir`.
+    /// From now on, records every change and every commit of the catalog in `dir`.
     pub(super) fn record(&self, dir: &Path) {
         let mut shared = self.lock();
         shared.log.get_or_insert_default();
@@ -287,7 +286,7 @@ impl SimFiles {
         shared.note_commits();
     }
 
-    /// How many operations the log has, with what the catalog committed until now.
+    /// The number of operations in the log, including all commits of the catalog until now.
     pub(super) fn recorded(&self) -> usize {
         let mut shared = self.lock();
         shared.note_commits();
@@ -299,12 +298,12 @@ impl SimFiles {
         self.lock().log.take().unwrap_or_default()
     }
 
-    /// Gives what failed until now.
+    /// Sets the faults from now on, and returns the previous ones.
     pub(super) fn fail(&self, faults: Option<Faults>) -> Option<Faults> {
         std::mem::replace(&mut self.lock().faults, faults)
     }
 
-    /// How many operations there were, reads too.
+    /// The number of operations, including reads.
     pub(super) fn operations(&self) -> u64 {
         self.lock().operations
     }
@@ -317,7 +316,7 @@ impl SimFiles {
         self.lock().disk.clone()
     }
 
-    /// Each sector is as synced or as any write since left it; so are names.
+    /// A power cut after which each sector and each name has its synced version or any later one.
     pub(super) fn power_cut(&self, dice: &mut Dice) {
         dice.below(2);
         self.cut(Cut::BySector(dice.0));
@@ -327,7 +326,7 @@ impl SimFiles {
     pub(super) fn cut(&self, cut: Cut) {
         let mut shared = self.lock();
         shared.note_commits();
-        // Its files are others than before, though their numbers may come again.
+        // The old files no longer exist, but their inode numbers may be used again.
         shared.controls.clear();
         let left = shared.disk.after(cut);
         shared.put(Op::Replaced(Box::new(left)));
