@@ -10,6 +10,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -257,7 +258,13 @@ pub fn start(
     let fail = |e: std::io::Error| Problem::internal(format!("start {program}"), e);
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
-    let mut child = detached(program, arguments, user).stderr(log).spawn().map_err(fail)?;
+    let mut child = detached(program, arguments, user).stderr(log).spawn().map_err(|e| {
+        let what = format!("start {program}");
+        match e.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied => Problem::unsupported(what, e),
+            _ => Problem::internal(what, e),
+        }
+    })?;
     let process = child.id().and_then(Process::of_pid);
     tokio::spawn(async move {
         let status = child.wait().await;

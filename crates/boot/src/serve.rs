@@ -109,9 +109,10 @@ async fn boot(State(shared): State<Arc<Shared>>, Segment(mac): Segment<String>) 
         Err(problem) => {
             tracing::warn!(%mac, %problem, "boots nothing");
             match problem.kind {
-                ProblemKind::Unavailable | ProblemKind::NoSpace | ProblemKind::Internal => {
-                    shared.places.wait(&problem)
-                }
+                ProblemKind::Unavailable
+                | ProblemKind::NoSpace
+                | ProblemKind::Unsupported
+                | ProblemKind::Internal => shared.places.wait(&problem),
                 _ => Places::refuse(&problem),
             }
         }

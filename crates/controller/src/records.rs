@@ -116,6 +116,9 @@ pub struct JobRecord {
     /// Which boot of its host the VM was last seen in; empty while it is not known.
     #[serde(default)]
     pub boot_id: String,
+    /// Hosts that cannot start its VM.
+    #[serde(default)]
+    pub refused_by: Vec<HostId>,
 }
 
 /// How much of a job's log is kept, and what of it is not any more.

@@ -247,7 +247,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
 
 /// Of the hosts that the job was lost at, those that still have something of it.
 async fn avoided(cluster: &Cluster, record: &JobRecord) -> Vec<HostId> {
-    let mut avoided = Vec::new();
+    let mut avoided = record.refused_by.clone();
     for host in &record.avoid {
         let is_up = cluster.hosts.state(host) == HostState::Up;
         if !is_up || cleaner::is_pending(cluster, &record.job.id, host).await.unwrap_or(true) {

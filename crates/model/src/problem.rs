@@ -19,6 +19,8 @@ pub enum ProblemKind {
     NoSpace,
     /// Another process did not answer or refused (503). Trying again may help.
     Unavailable,
+    /// This host cannot do it, now or later; another host may (501).
+    Unsupported,
     /// A fault of ours or of the machine (500).
     Internal,
 }
@@ -61,6 +63,10 @@ impl Problem {
         Self::new(ProblemKind::Unavailable, what, why)
     }
 
+    pub fn unsupported(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Unsupported, what, why)
+    }
+
     pub fn internal(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Internal, what, why)
     }
@@ -79,6 +85,7 @@ impl Problem {
             ProblemKind::Conflict => 409,
             ProblemKind::NoSpace => 507,
             ProblemKind::Unavailable => 503,
+            ProblemKind::Unsupported => 501,
             ProblemKind::Internal => 500,
         }
     }
@@ -92,6 +99,7 @@ impl Problem {
             ProblemKind::Conflict => 5,
             ProblemKind::NoSpace => 6,
             ProblemKind::Unavailable => 7,
+            ProblemKind::Unsupported => 8,
         }
     }
 }

@@ -71,32 +71,73 @@ async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
     }
 }
 
-/// Why QEMU did not start. It says so in words only.
+/// Why QEMU did not start, by who can do something about it. It says so in words only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StartError {
-    /// The volume server has no such export.
+    /// The volume server has no such export: the job ends.
     NoExport,
-    /// The volume server does not answer.
+    /// No QEMU makes such a VM: the job ends.
+    BadVm,
+    /// The volume server does not answer: the job waits for it.
     NoVolumeServer,
+    /// The host lacks something that others of its VMs hold now: the job waits for it.
+    NoRoom,
+    /// The host has not this accelerator, or another QEMU than we know: the job goes to another host.
+    HostCannot,
+    /// Words that we do not know. As trouble of ours it ends no job: the job waits, and says them.
     Other,
 }
 
 impl StartError {
+    /// Words of QEMU by which each is known, in the order in which they are looked for.
+    const WORDS: [(Self, &'static [&'static str]); 4] = [
+        (Self::NoVolumeServer, &["Failed to connect", "Connection refused"]),
+        (
+            Self::NoRoom,
+            &[
+                "Cannot allocate memory",
+                "Too many open files",
+                "No space left on device",
+                "Resource temporarily unavailable",
+            ],
+        ),
+        (Self::BadVm, &["Invalid SMP CPUs"]),
+        (
+            Self::HostCannot,
+            &[
+                "invalid accelerator",
+                "failed to initialize",
+                "Could not access KVM",
+                "supported by KVM",
+                "invalid option",
+                "Invalid parameter",
+                "is not a valid device model name",
+                "unsupported machine type",
+                "unable to find CPU model",
+                "support is not enabled",
+            ],
+        ),
+    ];
+
     /// By QEMU's last words.
     fn of(said: &str) -> Self {
         if said.contains("xport '") && said.contains("not ") {
-            Self::NoExport
-        } else if said.contains("Failed to connect") || said.contains("Connection refused") {
-            Self::NoVolumeServer
-        } else {
-            Self::Other
+            return Self::NoExport;
         }
+        if said.contains("Property '") && said.contains("not found") {
+            return Self::HostCannot;
+        }
+        let known = Self::WORDS.iter().find(|(_, words)| words.iter().any(|w| said.contains(w)));
+        known.map_or(Self::Other, |(error, _)| *error)
     }
 
     fn kind(self) -> ProblemKind {
         match self {
             Self::NoExport => ProblemKind::NotFound,
+            Self::BadVm => ProblemKind::Invalid,
             Self::NoVolumeServer => ProblemKind::Unavailable,
+            Self::NoRoom => ProblemKind::NoSpace,
+            Self::HostCannot => ProblemKind::Unsupported,
             Self::Other => ProblemKind::Internal,
         }
     }
@@ -130,7 +171,33 @@ mod tests {
         let away =
             "qemu-system-x86_64: -blockdev …: Failed to connect to '/run/v': Connection refused";
         assert_eq!(StartError::of(away), StartError::NoVolumeServer);
-        let other = "qemu-system-x86_64: cannot set up guest memory";
+        let other = "qemu-system-x86_64: something is odd";
         assert_eq!(StartError::of(other), StartError::Other);
     }
+
+    /// The real QEMU's words. It ends before it runs anything.
+    #[test]
+    fn what_qemu_refuses_is_told_by_who_can_do_something_about_it() {
+        use StartError as E;
+        let cases: [(&[&str], E); 9] = [
+            (&["-smp", "300"], E::BadVm),
+            (&["-m", "900000000"], E::NoRoom),
+            (&["-accel", "nosuch"], E::HostCannot),
+            (&["-nosuch"], E::HostCannot),
+            (&["-device", "nosuch"], E::HostCannot),
+            (&["-device", "pvpanic,nosuch=1"], E::HostCannot),
+            (&["-machine", "nosuch"], E::HostCannot),
+            (&["-cpu", "nosuch"], E::HostCannot),
+            (&["-blockdev", NO_SERVER], E::NoVolumeServer),
+        ];
+        for (arguments, expected) in cases {
+            let base = ["-nodefaults", "-display", "none", "-S", "-machine", "q35"];
+            let output = std::process::Command::new(QEMU).args(base).args(arguments).output();
+            let said = String::from_utf8(output.expect("QEMU is installed").stderr).unwrap();
+            assert_eq!(StartError::of(&said), expected, "{arguments:?}: {said}");
+        }
+    }
+
+    const NO_SERVER: &str =
+        "driver=nbd,node-name=a,server.type=unix,server.path=/nonexistent/socket,export=x";
 }

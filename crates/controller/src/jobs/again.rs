@@ -5,6 +5,10 @@
 //! epochs of all volumes that the VM writes at other homes are raised first, so that a host that comes
 //! back writes nothing there. What stands on the host itself is removed when it is back, also when a
 //! person has removed the host from the cluster meanwhile.
+//!
+//! A host that cannot start the VM at all, for example for want of an accelerator, is left as well: the
+//! VM never ran there. A job ends when no host is left that may do better, or after
+//! [`REFUSALS_MAX`] hosts.
 
 use perigee_model::job::{HostState, Restart, Start};
 use perigee_model::states::JobEvent;
@@ -21,6 +25,9 @@ use crate::records::{Ending, JobRecord, LogKept, owner_of};
 
 /// A job that loses its host again and again may be the reason.
 const RESTARTS_MAX: u32 = 3;
+
+/// A VM that so many hosts cannot start is tried at no other.
+const REFUSALS_MAX: usize = 5;
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +74,9 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     if !never_started && record.job.spec.restart == Restart::Never {
         return or_wait("the job's VM or its disks were there, and its `restart` is `never`");
     }
-    if record.restarts >= RESTARTS_MAX {
+    // It began anew also where a host could not start it.
+    let refusals = u32::try_from(record.refused_by.len()).unwrap_or(u32::MAX);
+    if record.restarts.saturating_sub(refusals) >= RESTARTS_MAX {
         return or_wait(&format!("the job has started again {RESTARTS_MAX} times before"));
     }
     Fate::Again
@@ -96,6 +105,46 @@ impl Run {
         self.record.value.leaving = Some(host.clone());
         self.record.save().await?;
         self.begin_anew(host).await
+    }
+
+    /// The host cannot start the VM, now or later: the job is placed elsewhere, or ends.
+    pub(super) async fn leave_refusing_host(
+        &mut self,
+        host: &HostId,
+        problem: &Problem,
+    ) -> Result<Step, Problem> {
+        let refused_by = &mut self.record.value.refused_by;
+        if !refused_by.contains(host) {
+            refused_by.push(host.clone());
+        }
+        let count = refused_by.len();
+        let left = self.hosts_left();
+        if left && count < REFUSALS_MAX {
+            tracing::warn!("job {}: host {host} cannot start its VM: {problem}", self.id);
+            self.leave(host).await?;
+        } else {
+            let tried =
+                if left { format!("{count} hosts cannot") } else { "no host can".to_owned() };
+            let why = format!(
+                "{tried} start its VM; the last one was {host}: {}: {}",
+                problem.what, problem.why
+            );
+            self.end(Ending::Failed, why).await?;
+        }
+        Ok(Step::Again)
+    }
+
+    /// Whether a host of the cluster that has not refused may start the job, now or when it is back.
+    fn hosts_left(&self) -> bool {
+        let (start, refused_by) = (&self.job().spec.start, &self.record.value.refused_by);
+        self.cluster.hosts.all().iter().any(|host| {
+            let may_start = match start {
+                Start::Anywhere => true,
+                Start::Site(site) => host.addresses.site == *site,
+                Start::Host(id) => host.id == *id,
+            };
+            may_start && !refused_by.contains(&host.id)
+        })
     }
 
     /// The VM is not at its host any more: `Some` when that is because the host's kernel booted anew.

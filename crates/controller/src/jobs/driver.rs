@@ -153,7 +153,10 @@ impl Run {
         })?;
         let asked_for_it = match problem.kind {
             ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict => true,
-            ProblemKind::Unavailable | ProblemKind::NoSpace | ProblemKind::Internal => false,
+            ProblemKind::Unavailable
+            | ProblemKind::NoSpace
+            | ProblemKind::Unsupported
+            | ProblemKind::Internal => false,
         };
         if !asked_for_it || self.record.value.ending.is_some() {
             tracing::warn!("job {} waits: {text}", self.id);

@@ -168,7 +168,13 @@ impl Run {
         }
         let host = catalog::reachable(&self.cluster, &start)?;
         disks::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
-        let report: VmReport = host.agent_slow.put(&format!("/v1/vms/{}", spec.vm), &spec).await?;
+        let path = format!("/v1/vms/{}", spec.vm);
+        let report = match host.agent_slow.put::<VmReport>(&path, &spec).await {
+            Err(problem) if problem.kind == ProblemKind::Unsupported => {
+                return self.leave_refusing_host(&host.id, &problem).await;
+            }
+            answer => answer?,
+        };
         self.record.value.vm_started = true;
         self.record.value.boot_id.clone_from(&report.boot_id);
         self.read_figures(&report).await?;

@@ -94,6 +94,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         avoid: Vec::new(),
         leaving: None,
         boot_id: String::new(),
+        refused_by: Vec::new(),
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Inside {
     /// Nothing answers.
     pub down: bool,
     pub refuse_migration: bool,
+    /// It has not what its VMs need.
+    pub starts_no_vm: bool,
     /// What stands on its images.
     pub image_children: u64,
     pub images: BTreeMap<ImageName, ImageInfo>,
@@ -319,6 +321,9 @@ async fn put_vm(
     if let Some(present) = inside.vms.get(&vm) {
         assert_eq!(present.report.spec, spec, "the same VM is asked for with another spec");
         return Ok(Json(present.report.clone()));
+    }
+    if inside.starts_no_vm {
+        return Err(Problem::unsupported("start the VM", "QEMU ended: invalid accelerator").into());
     }
     for disk in &spec.disks {
         let here = inside.volumes.get(&disk.volume);

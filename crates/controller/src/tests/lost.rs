@@ -190,3 +190,31 @@ async fn a_qemu_that_ended_by_itself_is_no_host_failure() {
     let job = lab.wait_for_state(&id, JobState::Failed).await;
     assert!(job.reason.contains("its QEMU is gone"), "{}", job.reason);
 }
+
+#[tokio::test]
+async fn a_job_whose_host_cannot_start_it_goes_to_another() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    unreachable(&lab, &other).await;
+    lab.home.inside().starts_no_vm = true;
+    let id = lab.submit(JobSpec { restart: Restart::Never, ..restarting() }).await;
+    let refused = |job: &Job| job.reason.contains("cannot start it");
+    lab.wait_for_job(&id, "queued again", refused).await;
+    up(&lab, &other).await;
+    ends_anew(&lab, [&other, &lab.home], &id).await;
+}
+
+#[tokio::test]
+async fn a_job_that_no_host_can_start_ends_with_the_reason() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    for host in [&lab.home, &other] {
+        host.inside().starts_no_vm = true;
+    }
+    let id = lab.submit(JobSpec { restart: Restart::Never, ..restarting() }).await;
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(job.reason.contains("invalid accelerator"), "{}", job.reason);
+    assert!(job.reason.contains("no host can start"), "{}", job.reason);
+    let record = jobs::record(&lab.cluster, &id).await.expect("record");
+    assert_eq!(record.refused_by.len(), 2, "each was tried once");
+}

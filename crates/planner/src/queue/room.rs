@@ -124,7 +124,7 @@ impl Wait {
         let needs = words(waiting.demand);
         match self {
             Self::NoHost if !waiting.avoid.is_empty() => {
-                "no host is up but those it was lost at".to_owned()
+                "no host is up but those that it was lost at or that cannot start it".to_owned()
             }
             Self::NoHost => format!("no host is up{place}"),
             Self::TooLarge(host, total) => {
