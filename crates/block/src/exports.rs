@@ -6,9 +6,9 @@ use futures_util::future::BoxFuture;
 use perigee_model::Problem;
 use perigee_model::client::Over;
 
-use crate::device::Device;
 use crate::logins::LoginGuard;
 use crate::stats::Counters;
+use crate::switch::Switch;
 
 /// The name of an export that is a sealed layer, before the layer's UUID.
 pub const LAYER_PREFIX: &str = "layer:";
@@ -19,7 +19,7 @@ pub const CHECKSUMS_SUFFIX: &str = "@sums";
 
 /// What one connection works on.
 pub struct Export {
-    pub device: Arc<dyn Device>,
+    pub device: Arc<Switch>,
     pub read_only: bool,
     /// Where its requests are counted.
     pub counters: Arc<Counters>,

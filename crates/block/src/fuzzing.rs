@@ -8,6 +8,7 @@ use perigee_model::Problem;
 
 use crate::device::{Device, Extent, IoError, Zeroing};
 use crate::exports::{Export, Exports, Opener};
+use crate::switch::Switch;
 
 const SIZE_BYTES: usize = 1 << 20;
 
@@ -83,6 +84,7 @@ impl Exports for One {
                 return Err(Problem::not_found("can't open it", "there is no such export"));
             }
             let device = Arc::new(Memory(Mutex::new(vec![1; SIZE_BYTES])));
+            let device = Switch::new(device);
             Ok(Export { device, read_only: name != "data", counters: Arc::default() })
         })
     }

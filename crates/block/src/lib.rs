@@ -4,6 +4,7 @@
 //! | question | module |
 //! |---|---|
 //! | what can be read and written | [`device`] |
+//! | how a session gets another device while it is open | [`switch`] |
 //! | what a protocol serves, found by name | [`exports`] |
 //! | how frames come from and go to sockets, for every protocol | [`stream`] |
 //! | how a session's new connection waits for the end of its old one | [`sessions`] |
@@ -20,4 +21,5 @@ mod recording;
 pub mod sessions;
 pub mod stats;
 pub mod stream;
+pub mod switch;
 pub mod trace;

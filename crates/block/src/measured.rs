@@ -15,6 +15,7 @@ use perigee_model::{Incarnation, LayerId};
 
 use crate::device::{Device, Extent, IoError, OriginRun, Zeroing};
 use crate::stats::{BatchCounts, Counters, Kind};
+use crate::switch::Switch;
 use crate::trace::{self, Ended, Span, Stage};
 
 /// One of so many requests that are answered at once is traced.
@@ -22,7 +23,7 @@ pub const SAMPLE: u32 = 64;
 
 /// A device whose requests are counted for its volume, on behalf of one connection.
 pub struct Measured {
-    device: Arc<dyn Device>,
+    device: Arc<Switch>,
     counters: Arc<Counters>,
     /// Requests that were tried at once, answered or not.
     tried: Count,
@@ -78,7 +79,7 @@ impl Asked {
 }
 
 impl Measured {
-    pub fn new(device: Arc<dyn Device>, counters: Arc<Counters>) -> Self {
+    pub fn new(device: Arc<Switch>, counters: Arc<Counters>) -> Self {
         let (tried, reads, read_bytes, writes, write_bytes) = Default::default();
         Self { device, counters, tried, reads, read_bytes, writes, write_bytes }
     }
@@ -108,7 +109,7 @@ impl Measured {
         work: impl FnOnce(&dyn Device) -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         let asked = Asked::new("read", offset, length as u64);
-        let result = self.at_once(asked, || work(&*self.device));
+        let result = self.at_once(asked, || self.device.at_once(work));
         if let Some(Ok(())) = result {
             self.reads.add(1);
             self.read_bytes.add(length);
@@ -181,7 +182,8 @@ impl Device for Measured {
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         let asked = Asked::new("read", offset, length_bytes.into()).of(Kind::Read);
-        Box::pin(self.follow(asked, Bytes::len, self.device.read(offset, length_bytes)))
+        let bytes = self.device.run(move |device| device.read(offset, length_bytes));
+        Box::pin(self.follow(asked, Bytes::len, bytes))
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
@@ -191,7 +193,8 @@ impl Device for Measured {
 
     fn try_write(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let asked = Asked::new("write", offset, data.len() as u64);
-        let result = self.at_once(asked, || self.device.try_write(offset, data))?;
+        let result =
+            self.at_once(asked, || self.device.at_once(|device| device.try_write(offset, data)))?;
         if result.is_ok() {
             self.writes.add(1);
             self.write_bytes.add(data.len());
@@ -204,7 +207,8 @@ impl Device for Measured {
         let payload_bytes = data.len();
         let asked = Asked::new("write", offset, payload_bytes as u64).of(Kind::Write);
         let asked = Asked { payload_bytes, ..asked };
-        Box::pin(self.change(asked, self.device.write(offset, data, fua)))
+        let done = self.device.run(move |device| device.write(offset, data.clone(), fua));
+        Box::pin(self.change(asked, done))
     }
 
     fn zero(
@@ -215,12 +219,13 @@ impl Device for Measured {
         fua: bool,
     ) -> BoxFuture<'_, Result<(), IoError>> {
         let asked = Asked::new("zero", offset, length_bytes).of(Kind::Write);
-        Box::pin(self.change(asked, self.device.zero(offset, length_bytes, how, fua)))
+        let done = self.device.run(move |device| device.zero(offset, length_bytes, how, fua));
+        Box::pin(self.change(asked, done))
     }
 
     fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
         let asked = Asked::new("flush", 0, 0).of(Kind::Flush);
-        Box::pin(self.change(asked, self.device.flush()))
+        Box::pin(self.change(asked, self.device.run(|device| device.flush())))
     }
 
     fn extents(
@@ -229,7 +234,8 @@ impl Device for Measured {
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
         let asked = Asked::new("status", offset, length_bytes);
-        Box::pin(self.follow(asked, |_| 0, self.device.extents(offset, length_bytes)))
+        let told = self.device.run(move |device| device.extents(offset, length_bytes));
+        Box::pin(self.follow(asked, |_| 0, told))
     }
 
     fn origins(
@@ -238,12 +244,14 @@ impl Device for Measured {
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<OriginRun>, IoError>> {
         let asked = Asked::new("status", offset, length_bytes);
-        Box::pin(self.follow(asked, |_| 0, self.device.origins(offset, length_bytes)))
+        let told = self.device.run(move |device| device.origins(offset, length_bytes));
+        Box::pin(self.follow(asked, |_| 0, told))
     }
 
     fn prefetch(&self, offset: u64, length_bytes: u64) -> BoxFuture<'_, Result<(), IoError>> {
         let asked = Asked::new("cache", offset, length_bytes);
-        Box::pin(self.follow(asked, |()| 0, self.device.prefetch(offset, length_bytes)))
+        let done = self.device.run(move |device| device.prefetch(offset, length_bytes));
+        Box::pin(self.follow(asked, |()| 0, done))
     }
 
     fn hang_up(&self) {
@@ -293,7 +301,7 @@ mod tests {
 
     fn measured() -> (Measured, Arc<Counters>) {
         let counters = Arc::<Counters>::default();
-        (Measured::new(Arc::new(Half), Arc::clone(&counters)), counters)
+        (Measured::new(Switch::new(Arc::new(Half)), Arc::clone(&counters)), counters)
     }
 
     #[test]

@@ -1,11 +1,16 @@
-//! One connection for each session of a proxy, or of an iSCSI initiator.
+//! Whose connections a session's new connection takes the place of, for proxies and iSCSI initiators.
 //!
 //! A client that lost its connection opens a new one and sends its unanswered requests again. If the
 //! old connection's requests could still run then, one of them could overwrite what the new
 //! connection wrote after it. So a session's new connection waits until the old one is drained.
+//!
+//! A proxy's session may have several connections at the same time. They are of one opening, and when
+//! one of them is lost all are made anew: the first one of the next opening waits until all of the
+//! earlier ones are drained.
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -18,38 +23,80 @@ pub struct SessionKey {
     /// Which start of the owner's process; empty where that is not told.
     start: Bytes,
     number: Bytes,
+    /// Grows each time the session is connected anew.
+    opening: u64,
+    /// Which one of the connections of this opening.
+    connection: u64,
 }
 
 /// Between the parts of a proxy's key. No name of an export has it.
 const SEPARATOR: char = '#';
 
+/// One of a proxy's sessions on an export, as its home is told of it.
+#[derive(Debug)]
+pub struct ProxyKey {
+    session: String,
+    openings: AtomicU64,
+}
+
+impl ProxyKey {
+    /// One of the sessions that `server`, since this `start` of it, has on an export.
+    pub fn new(server: impl Display, export: &str, start: impl Display, number: u64) -> Self {
+        let session = format!("{server}/{export}{SEPARATOR}{start}{SEPARATOR}{number}");
+        Self { session, openings: AtomicU64::new(0) }
+    }
+
+    /// The session is connected anew: what is left of its connections ends at the home.
+    pub fn next_opening(&self) -> u64 {
+        self.openings.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// What one connection of an opening tells the home.
+    pub fn told(&self, opening: u64, connection: u64) -> Bytes {
+        format!("{}{SEPARATOR}{opening}{SEPARATOR}{connection}", self.session).into()
+    }
+}
+
 impl SessionKey {
     /// A key that is unlike any other key.
     pub fn plain(key: impl Into<Bytes>) -> Self {
-        Self { owner: key.into(), start: Bytes::new(), number: Bytes::new() }
-    }
-
-    /// The key of a proxy, as it tells it to a home: one of the sessions that `server`, since this
-    /// `start` of it, has on an export.
-    pub fn of_proxy(server: impl Display, export: &str, start: impl Display, number: u64) -> Bytes {
-        format!("{server}/{export}{SEPARATOR}{start}{SEPARATOR}{number}").into()
+        let (start, number) = (Bytes::new(), Bytes::new());
+        Self { owner: key.into(), start, number, opening: 0, connection: 0 }
     }
 
     /// What a proxy has told.
     pub fn parse(told: &Bytes) -> Self {
-        let mut parts = told.split(|byte| *byte == SEPARATOR as u8).map(|p| told.slice_ref(p));
-        match (parts.next(), parts.next(), parts.next(), parts.next()) {
-            (Some(owner), Some(start), Some(number), None) => Self { owner, start, number },
+        let parts: Vec<Bytes> =
+            told.split(|byte| *byte == SEPARATOR as u8).map(|part| told.slice_ref(part)).collect();
+        let number = |part: &Bytes| std::str::from_utf8(part).ok()?.parse().ok();
+        match &parts[..] {
+            [owner, start, session, opening, connection] => {
+                let (Some(opening), Some(connection)) = (number(opening), number(connection))
+                else {
+                    return Self::plain(told.clone());
+                };
+                let (owner, start, number) = (owner.clone(), start.clone(), session.clone());
+                Self { owner, start, number, opening, connection }
+            }
             _ => Self::plain(told.clone()),
         }
     }
 
-    /// Whether an older connection has to end before the one of this key begins: it is of the same
-    /// session, or of a process that was started again since, of whose sessions nobody knows which
-    /// one goes on as which.
+    fn is_session_of(&self, other: &Self) -> bool {
+        (&self.owner, &self.start, &self.number) == (&other.owner, &other.start, &other.number)
+    }
+
+    /// Whether an older connection has to end before the one of this key begins: it is of an earlier
+    /// opening of the session, or of a process that was started again since, of whose sessions nobody
+    /// knows which one goes on as which.
     fn ends(&self, older: &Self) -> bool {
-        let same_session = older.start == self.start && older.number == self.number;
-        older.owner == self.owner && (same_session || older.start != self.start)
+        let replaced = older.is_session_of(self) && (older.opening < self.opening || older == self);
+        replaced || older.owner == self.owner && older.start != self.start
+    }
+
+    /// Whether the session was connected anew since this key was made.
+    fn is_before(&self, other: &Self) -> bool {
+        self.is_session_of(other) && self.opening < other.opening
     }
 }
 
@@ -79,10 +126,14 @@ fn lock(live: &Mutex<HashMap<SessionKey, Live>>) -> MutexGuard<'_, HashMap<Sessi
 
 impl SessionTable {
     /// Ends the connections that this one takes the place of, and returns when they are drained.
-    pub async fn claim(&self, key: SessionKey, stop: &CancellationToken) -> Claim {
+    /// `None` when the session was connected anew meanwhile: nobody waits for this connection.
+    pub async fn claim(&self, key: SessionKey, stop: &CancellationToken) -> Option<Claim> {
         loop {
             let older = {
                 let mut live = lock(&self.live);
+                if live.keys().any(|other| key.is_before(other)) {
+                    return None;
+                }
                 let mut ended = None;
                 for (_, older) in live.iter().filter(|(older, _)| key.ends(older)) {
                     older.stop.cancel();
@@ -94,7 +145,7 @@ impl SessionTable {
                         let ended = CancellationToken::new();
                         live.insert(key.clone(), Live { stop: stop.clone(), ended: ended.clone() });
                         let live = self.live.clone();
-                        return Claim { key, live, _ended: ended.drop_guard() };
+                        return Some(Claim { key, live, _ended: ended.drop_guard() });
                     }
                 }
             };
@@ -120,13 +171,13 @@ mod tests {
     async fn a_session_s_new_connection_waits_for_the_end_of_the_old_one() {
         let table = SessionTable::default();
         let (old_stop, new_stop) = (CancellationToken::new(), CancellationToken::new());
-        let old = table.claim(SessionKey::plain("key"), &old_stop).await;
+        let old = table.claim(SessionKey::plain("key"), &old_stop).await.expect("the first");
         let mut claiming = Box::pin(table.claim(SessionKey::plain("key"), &new_stop));
         let mut context = Context::from_waker(Waker::noop());
         assert!(claiming.as_mut().poll(&mut context).is_pending());
         assert!(old_stop.is_cancelled());
         drop(old);
-        let new = claiming.await;
+        let new = claiming.await.expect("the newest");
         assert!(!new_stop.is_cancelled());
         drop(new);
     }
@@ -135,7 +186,7 @@ mod tests {
     async fn sessions_that_swap_their_numbers_after_a_restart_wait_for_both_old_ones() {
         let table = SessionTable::default();
         let key = |start: u64, number| {
-            SessionKey::parse(&SessionKey::of_proxy("server", "data@5", start, number))
+            SessionKey::parse(&ProxyKey::new("server", "data@5", start, number).told(1, 0))
         };
         let stops = [(); 2].map(|()| CancellationToken::new());
         let first = table.claim(key(1, 0), &stops[0]).await;
@@ -150,9 +201,30 @@ mod tests {
         assert!(claiming.as_mut().poll(&mut context).is_pending(), "its own old requests may run");
         drop(second);
         let new = claiming.await;
-        let other = SessionKey::of_proxy("server", "other", 2, 0);
+        let other = ProxyKey::new("server", "other", 2, 0).told(1, 0);
         let other = table.claim(SessionKey::parse(&other), &CancellationToken::new()).await;
         assert!(!stop.is_cancelled(), "of another export");
         drop((new, other));
+    }
+
+    #[tokio::test]
+    async fn the_connections_of_one_opening_live_beside_each_other_and_end_before_the_next() {
+        let table = SessionTable::default();
+        let session = ProxyKey::new("server", "data@5", 1, 0);
+        let key = |opening, connection| SessionKey::parse(&session.told(opening, connection));
+        let stops = [(); 2].map(|()| CancellationToken::new());
+        let first = table.claim(key(1, 0), &stops[0]).await;
+        let second = table.claim(key(1, 1), &stops[1]).await;
+        assert!(first.is_some() && second.is_some());
+        assert!(!stops.iter().any(CancellationToken::is_cancelled));
+        let stop = CancellationToken::new();
+        let mut claiming = Box::pin(table.claim(key(2, 0), &stop));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(claiming.as_mut().poll(&mut context).is_pending());
+        assert!(stops.iter().all(CancellationToken::is_cancelled));
+        drop((first, second));
+        let _newest = claiming.await.expect("the newest");
+        assert!(table.claim(key(1, 2), &stop).await.is_none(), "it comes too late");
+        assert!(!stop.is_cancelled());
     }
 }

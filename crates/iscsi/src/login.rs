@@ -305,6 +305,7 @@ impl<'a> Login<'a> {
         // The session that this one takes the place of ends first, with all of its tasks.
         let key = SessionKey::plain(format!("{} {target}", port.0));
         let claim = self.shared.sessions.claim(key, &self.stop).await;
+        let claim = claim.ok_or(Refusal::UNAVAILABLE)?;
         let opened = self.shared.exports.open(export, Opener::Client).await;
         let opened = opened.map_err(|problem| match problem.kind {
             ProblemKind::NotFound | ProblemKind::Invalid => Refusal::NO_TARGET,

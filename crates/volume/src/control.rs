@@ -270,6 +270,7 @@ async fn list_attachments(State(control): Shared) -> Reply<Vec<Attachment>> {
     Ok(Json(attachments.into_iter().map(|(v, addr)| attachment(&control, v, addr)).collect()))
 }
 
+/// Sessions that are open go on with the home at its new address.
 async fn attach(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
@@ -278,6 +279,7 @@ async fn attach(
     check_address(&format!("can't attach volume {volume}"), &nbd_addr)?;
     control.pool.attach(&volume, &nbd_addr).await?;
     control.exports.attached(&volume);
+    control.exports.repoint(&volume, &nbd_addr).await?;
     Ok(Json(attachment(&control, volume, nbd_addr)))
 }
 

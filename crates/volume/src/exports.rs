@@ -20,16 +20,21 @@ use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, Opener};
 use perigee_block::logins::{LoginGuard, Logins};
-use perigee_block::sessions::SessionKey;
+use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::{Counters, StatsTable};
+use perigee_block::switch::Switch;
 use perigee_model::client::Over;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use perigee_nbd::NbdDevice;
 use perigee_store::Pool;
 use uuid::Uuid;
 
-use crate::proxies::{Proxies, ProxySession};
+use crate::proxies::{Proxies, ProxySession, ProxySlot};
 use crate::remotes::Remotes;
+
+/// Connections to a volume's home for each session: one that carries a long write, or lost a packet,
+/// does not hold up the others' requests.
+const PROXY_CONNECTIONS: u64 = 4;
 
 /// As many names as an error lists.
 const NAMES_IN_ERROR: usize = 20;
@@ -70,7 +75,7 @@ impl Wanted {
 pub struct PoolExports {
     pool: Arc<Pool>,
     stats: Arc<StatsTable>,
-    proxies: Arc<Proxies>,
+    pub(crate) proxies: Arc<Proxies>,
     /// Tells the homes of attached volumes which server asks. It outlives a restart.
     server_id: Uuid,
     /// Tells them which start of it, so that what an earlier one left is drained there first.
@@ -114,7 +119,7 @@ impl PoolExports {
             Some(Wanted::Volume(volume, epoch)) => {
                 match self.pool.open_session(&volume, epoch).await {
                     Ok(device) => {
-                        let counters = self.stats.of(&volume);
+                        let (device, counters) = (Switch::new(device), self.stats.of(&volume));
                         Ok(Export { device, read_only: false, counters })
                     }
                     Err(problem) if problem.kind == ProblemKind::NotFound => {
@@ -163,21 +168,51 @@ impl PoolExports {
         name: &str,
         nbd_addr: String,
     ) -> Result<Export, Problem> {
-        let slot = Proxies::take(&self.proxies, volume, name);
-        let counters = self.stats.of(volume);
-        let mut remote = self.remotes.export(nbd_addr, name);
-        let key = SessionKey::of_proxy(self.server_id, name, self.start, slot.number());
-        remote.session = Some(key);
-        remote.counters = Some(counters.clone());
+        let key = self.new_key(volume, name);
+        let device = self.open_proxy(volume, name, nbd_addr, key).await?;
+        let (read_only, counters) = (device.upstream.read_only(), self.stats.of(volume));
+        let switch = Switch::new(device.clone());
+        self.proxies.enter(volume, &switch, &device);
+        // The home's address may have changed since it was looked up.
+        if let Some(nbd_addr) = self.attachment(volume).await?
+            && nbd_addr != device.nbd_addr
+        {
+            self.repoint(volume, &nbd_addr).await?;
+        }
+        Ok(Export { device: switch, read_only, counters })
+    }
+
+    /// A connection to a volume's home.
+    pub(crate) async fn open_proxy(
+        &self,
+        volume: &VolumeName,
+        export: &str,
+        nbd_addr: String,
+        (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
+    ) -> Result<Arc<ProxySession>, Problem> {
+        let mut remote = self.remotes.export(nbd_addr.clone(), export);
+        remote.session = Some(Arc::clone(&key));
+        remote.counters = Some(self.stats.of(volume));
+        // Without an epoch in its name each connection would have that of its own moment.
+        remote.connections = if export.contains('@') { PROXY_CONNECTIONS } else { 1 };
         let upstream = NbdDevice::open(remote).await?;
-        let read_only = upstream.read_only();
-        let device = Arc::new(ProxySession::new(upstream, slot));
-        Ok(Export { device, read_only, counters })
+        Ok(Arc::new(ProxySession { export: export.to_owned(), nbd_addr, upstream, key, slot }))
+    }
+
+    /// A key that no open session of an export has.
+    pub(crate) fn new_key(
+        &self,
+        volume: &VolumeName,
+        export: &str,
+    ) -> (Arc<ProxyKey>, Arc<ProxySlot>) {
+        let slot = Proxies::take(&self.proxies, volume, export);
+        let key = ProxyKey::new(self.server_id, export, self.start, slot.number());
+        (Arc::new(key), Arc::new(slot))
     }
 }
 
 fn sealed(device: Arc<dyn Device>) -> Export {
-    Export { device, read_only: true, counters: Arc::new(Counters::default()) }
+    Export { device: Switch::new(device), read_only: true, counters: Arc::new(Counters::default()) }
 }
 
 fn unknown(name: &str, names: &[String]) -> Problem {

@@ -8,6 +8,7 @@
 //! | what these three share | [`perigee_block`] |
 //! | which device an export name means | `exports` |
 //! | sessions on volumes of other hosts | `proxies` |
+//! | what becomes of them when the home gets another address | `repoint` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
@@ -24,6 +25,7 @@ mod offline;
 mod probe;
 mod proxies;
 mod remotes;
+mod repoint;
 mod serve;
 
 pub use offline::Offline;

@@ -5,14 +5,20 @@
 //! left of the old session first. After a restart of this server nobody knows which client had which
 //! number, so the key says which start of the server it is: the home then drains all that an earlier
 //! start has left on the export.
+//!
+//! A client's session keeps its [`Switch`] as long as it is open. The device in it is a
+//! [`ProxySession`], and another one when the volume's home has got another address (see
+//! [`crate::repoint`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
+use perigee_block::switch::Switch;
 use perigee_model::{Incarnation, VolumeName};
 use perigee_nbd::NbdDevice;
 
@@ -27,6 +33,34 @@ struct Open {
     taken: HashMap<(VolumeName, String), BTreeSet<u64>>,
     /// Volumes that are attached no more, while sessions of them are open.
     detached: HashSet<VolumeName>,
+    sessions: HashMap<VolumeName, Vec<OpenSession>>,
+    /// Volumes whose sessions get another device now.
+    changing: HashSet<VolumeName>,
+}
+
+/// A client's session on an attached volume. It is open as long as both are there.
+#[derive(Clone)]
+struct OpenSession {
+    switch: Weak<Switch>,
+    device: Weak<ProxySession>,
+}
+
+impl OpenSession {
+    fn get(&self) -> Option<(Arc<Switch>, Arc<ProxySession>)> {
+        Some((self.switch.upgrade()?, self.device.upgrade()?))
+    }
+}
+
+/// Held while the sessions of one volume get another device.
+pub struct Changing {
+    proxies: Arc<Proxies>,
+    volume: VolumeName,
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.proxies.lock().changing.remove(&self.volume);
+    }
 }
 
 impl Open {
@@ -44,6 +78,36 @@ impl Proxies {
     /// Its holders do nothing that can panic.
     fn lock(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` while somebody else changes them.
+    pub fn change(proxies: &Arc<Self>, volume: &VolumeName) -> Option<Changing> {
+        let first = proxies.lock().changing.insert(volume.clone());
+        let (proxies, volume) = (Arc::clone(proxies), volume.clone());
+        first.then_some(Changing { proxies, volume })
+    }
+
+    /// A session that is open from now on, or has another device from now on.
+    pub fn enter(&self, volume: &VolumeName, switch: &Arc<Switch>, device: &Arc<ProxySession>) {
+        let mut open = self.lock();
+        let sessions = open.sessions.entry(volume.clone()).or_default();
+        sessions.retain(|session| {
+            session.switch.strong_count() > 0 && !session.switch.ptr_eq(&Arc::downgrade(switch))
+        });
+        let (switch, device) = (Arc::downgrade(switch), Arc::downgrade(device));
+        sessions.push(OpenSession { switch, device });
+    }
+
+    /// Open sessions whose device has the volume from another address.
+    pub fn elsewhere(
+        &self,
+        volume: &VolumeName,
+        nbd_addr: &str,
+    ) -> Vec<(Arc<Switch>, Arc<ProxySession>)> {
+        let sessions = self.lock().sessions.get(volume).cloned().unwrap_or_default();
+        // One that ends right now is dropped here, and not under the lock that it takes.
+        let open = sessions.iter().filter_map(OpenSession::get);
+        open.filter(|(_, device)| device.nbd_addr != nbd_addr).collect()
     }
 
     pub fn take(proxies: &Arc<Self>, volume: &VolumeName, export: &str) -> ProxySlot {
@@ -97,23 +161,26 @@ impl Drop for ProxySlot {
             }
         }
         let volume = &self.key.0;
-        if open.count(volume) == 0 && open.detached.remove(volume) {
+        if open.count(volume) > 0 {
+            return;
+        }
+        open.sessions.remove(volume);
+        if open.detached.remove(volume) {
             drop(open);
             self.proxies.stats.forget(volume);
         }
     }
 }
 
-/// One client's session on an attached volume, with a connection of its own to the volume's home.
+/// One client's session on an attached volume, with connections of its own to the volume's home.
 pub struct ProxySession {
-    upstream: NbdDevice,
-    _slot: ProxySlot,
-}
-
-impl ProxySession {
-    pub fn new(upstream: NbdDevice, slot: ProxySlot) -> Self {
-        Self { upstream, _slot: slot }
-    }
+    pub export: String,
+    /// Where the home is.
+    pub nbd_addr: String,
+    pub upstream: NbdDevice,
+    /// What the home is told of the session.
+    pub key: Arc<ProxyKey>,
+    pub slot: Arc<ProxySlot>,
 }
 
 impl Device for ProxySession {

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use perigee_block::device::{Device, Zeroing};
+use perigee_block::sessions::ProxyKey;
 use perigee_http::Listen;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::NbdDevice;
 use super::handshake::{self, Way};
+use super::{NbdDevice, RemoteExport};
 use crate::wire::{self, encode_option_reply, option, reply};
 
 /// Any conversation ends much sooner: a server that says nothing more has hung up.
@@ -32,11 +33,14 @@ fn listen(said: &[u8]) {
                 address: Listen::Unix("/nonexistent".into()),
                 name: "data".into(),
                 tls: None,
-                session: Some(Bytes::from_static(b"session")),
+                session: Some(Arc::new(ProxyKey::new("server", "data", "start", 0))),
             };
-            let Ok(info) = handshake::agree(&mut stream, &way).await else { return };
-            let (patience, counters) = (Duration::ZERO, Arc::default());
-            let device = NbdDevice::over(stream, Arc::new(way), info, patience, counters);
+            let Ok(info) = handshake::agree(&mut stream, &way, way.joins(1, 0)).await else {
+                return;
+            };
+            let mut remote = RemoteExport::new(way.address.clone(), "data");
+            remote.patience = Duration::ZERO;
+            let device = NbdDevice::over(stream, 1, Arc::new(way), info, &remote);
             ask(&device).await;
         };
         tokio::join!(speak, hear, talk);

@@ -1,9 +1,12 @@
 //! Connects and asks a server for an export.
 
 use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use perigee_block::exports::{INCARNATION_PREFIX, LAYER_PREFIX};
+use perigee_block::sessions::ProxyKey;
 use perigee_block::stream::socket::Socket;
 use perigee_http::Listen;
 use perigee_model::{Incarnation, LayerId, Problem};
@@ -29,6 +32,8 @@ pub struct ExportInfo {
     pub layer: Option<LayerId>,
     /// Which volume of its name it is, if the server tells.
     pub incarnation: Option<Incarnation>,
+    /// How long the server took for a question that needs no work.
+    pub round_trip: Duration,
     /// How this connection's requests and replies look.
     pub dialect: Dialect,
 }
@@ -91,7 +96,20 @@ pub struct Way {
     pub address: Listen,
     pub name: String,
     pub tls: Option<ClientTls>,
-    pub session: Option<Bytes>,
+    /// Which session the connections are for, if this is a proxy.
+    pub session: Option<Arc<ProxyKey>>,
+}
+
+impl Way {
+    /// The number of a new opening of the session.
+    pub fn next_opening(&self) -> u64 {
+        self.session.as_ref().map_or(0, |session| session.next_opening())
+    }
+
+    /// What a connection of an opening tells the server.
+    pub fn joins(&self, opening: u64, number: u64) -> Option<Bytes> {
+        self.session.as_ref().map(|session| session.told(opening, number))
+    }
 }
 
 /// A connection, encrypted or not.
@@ -105,30 +123,39 @@ pub fn buffered<C: Channel>(channel: C) -> BufReader<C> {
     BufReader::with_capacity(64 << 10, channel)
 }
 
-pub async fn connect(way: &Way) -> Result<(Stream, ExportInfo), HandshakeError> {
+/// `session`: what the server is told of the session.
+pub async fn connect(
+    way: &Way,
+    session: Option<Bytes>,
+) -> Result<(Stream, ExportInfo), HandshakeError> {
     let mut stream: Stream = match &way.address {
         Listen::Tcp(address) => {
             let socket = Socket::tcp(TcpStream::connect(address).await?)?;
             match &way.tls {
                 None => buffered(Box::new(socket)),
-                Some(tls) => return encrypt(way, tls, address, socket).await,
+                Some(tls) => return encrypt(way, session, tls, address, socket).await,
             }
         }
         Listen::Unix(path) => buffered(Box::new(Socket::unix(UnixStream::connect(path).await?)?)),
     };
-    let info = agree(&mut stream, way).await?;
+    let info = agree(&mut stream, way, session).await?;
     Ok((stream, info))
 }
 
 /// The whole handshake, in the clear.
-pub async fn agree(stream: &mut Stream, way: &Way) -> Result<ExportInfo, HandshakeError> {
+pub async fn agree(
+    stream: &mut Stream,
+    way: &Way,
+    session: Option<Bytes>,
+) -> Result<ExportInfo, HandshakeError> {
     greet(stream).await?;
-    choose(stream, way).await
+    choose(stream, way, session).await
 }
 
 /// Nothing but the greeting and the request for TLS goes out in the clear.
 async fn encrypt(
     way: &Way,
+    session: Option<Bytes>,
     tls: &ClientTls,
     address: &str,
     socket: Socket,
@@ -144,7 +171,7 @@ async fn encrypt(
     }
     let encrypted = tls.connect(address, clear.into_inner()).await.map_err(HandshakeError::Tls)?;
     let mut stream: Stream = buffered(Box::new(encrypted));
-    let info = choose(&mut stream, way).await?;
+    let info = choose(&mut stream, way, session).await?;
     Ok((stream, info))
 }
 
@@ -165,9 +192,16 @@ async fn greet<S: Channel>(stream: &mut S) -> Result<(), HandshakeError> {
     Ok(stream.write_u32(ours.into()).await?)
 }
 
-async fn choose(stream: &mut Stream, way: &Way) -> Result<ExportInfo, HandshakeError> {
-    let Way { name, session, .. } = way;
-    let dialect = if ask(stream, option::EXTENDED_HEADERS, &[]).await?.is_ok() {
+async fn choose(
+    stream: &mut Stream,
+    way: &Way,
+    session: Option<Bytes>,
+) -> Result<ExportInfo, HandshakeError> {
+    let name = &way.name;
+    let asked = Instant::now();
+    let extended = ask(stream, option::EXTENDED_HEADERS, &[]).await?.is_ok();
+    let round_trip = asked.elapsed();
+    let dialect = if extended {
         Dialect::Extended
     } else if ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok() {
         Dialect::Structured
@@ -182,14 +216,17 @@ async fn choose(stream: &mut Stream, way: &Way) -> Result<ExportInfo, HandshakeE
             .await?
             .is_ok_and(|infos| infos.len() == 1);
     }
-    if let Some(key) = session {
-        // A server that does not know sessions can't run requests of a dead connection late, or
-        // has to be trusted not to.
-        let _unknown_elsewhere = ask(stream, option::PERIGEE_SESSION, key).await?;
+    if let Some(told) = session {
+        match ask(stream, option::PERIGEE_SESSION, &told).await? {
+            // A server that does not know sessions can't run requests of a dead connection late, or
+            // has to be trusted not to.
+            Ok(_) | Err((reply::ERR_UNSUP, _)) => {}
+            Err((_, why)) => return Err(HandshakeError::Refused(why)),
+        }
     }
     let go = GoOption { name: name.clone(), infos: vec![info::BLOCK_SIZE, info::DESCRIPTION] };
     match ask(stream, option::GO, &go.encode()).await? {
-        Ok(infos) => export_info(infos, allocation, dialect),
+        Ok(infos) => Ok(ExportInfo { round_trip, ..export_info(infos, allocation, dialect)? }),
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
         Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
         Err((_, text)) => Err(HandshakeError::Refused(text)),
@@ -227,7 +264,17 @@ fn export_info(
     if flags & export_flag::HAS_FLAGS == 0 {
         return Err(FramingError::Malformed("the export has no flags").into());
     }
-    Ok(ExportInfo { size_bytes, flags, request_bytes_max, allocation, layer, incarnation, dialect })
+    let round_trip = Duration::ZERO;
+    Ok(ExportInfo {
+        size_bytes,
+        flags,
+        request_bytes_max,
+        allocation,
+        layer,
+        incarnation,
+        round_trip,
+        dialect,
+    })
 }
 
 /// The data of each informing reply, or the kind and text of the error.

@@ -1,36 +1,60 @@
 //! Keeps requests alive across connections.
 //!
 //! ```text
-//! connected --lost--> reconnecting --connected--> sends again what is unanswered, then goes on
-//!     \-- device dropped, or hung up and lost: ends
+//! connected --lost--> away --connected--> sends again what is unanswered, then goes on
+//!     \-- device dropped or recalled, or hung up and lost: ends
 //! ```
 //!
-//! One task owns the connection and the table of unanswered requests. A request that has waited
-//! for `patience` while there is no connection fails; the link itself never gives up.
+//! Where the server allows it there are several connections to it, all of one session. Each request
+//! goes on one of them, and a flush on any of them covers what was answered before on all. When one
+//! is lost all are, and the next ones are a new opening of the session: the server ends what is left
+//! of the earlier one first (see [`perigee_block::sessions`]). So nothing that is sent again can
+//! overtake itself.
+//!
+//! A request that has waited for `patience` while there is no connection fails; the link itself never
+//! gives up. A server that takes requests and says nothing for long is taken for lost.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use perigee_http::Listen;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufWriter, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufWriter};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::super::wire::{Chunk, Dialect, FramingError, ReplyHead, Request, command};
+use super::super::wire::{Chunk, Dialect, FramingError, ReplyHead, Request, command, export_flag};
 use super::handshake::{self, ExportInfo, HandshakeError, Stream, Way};
-use super::pending::{Outgoing, PendingTable};
+use super::pending::{Frame, PendingTable};
 
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A request is given to a socket, and an answer taken from it, in pieces of this size: each shows
+/// that the other side is there.
+const PIECE_BYTES: usize = 64 << 10;
+/// Silence is waited for up to so many times as long, where it was in vain before.
+const SILENCE_DOUBLINGS_MAX: u32 = 5;
+
+/// What a device and its link share.
+pub struct Shared {
+    pub table: Mutex<PendingTable>,
+    /// Nobody waits for a lost server any more.
+    pub hung_up: CancellationToken,
+    /// The device is dropped.
+    pub dropped: CancellationToken,
+    /// Everything that is not answered fails now.
+    pub recalled: CancellationToken,
+}
 
 pub struct Link {
     pub way: Arc<Way>,
     pub patience: Duration,
+    pub silence_max: Duration,
+    pub connections_max: u64,
     pub info: ExportInfo,
-    pub requests: mpsc::UnboundedReceiver<Outgoing>,
-    pub hung_up: CancellationToken,
-    pub table: Mutex<PendingTable>,
+    pub shared: Arc<Shared>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -39,59 +63,117 @@ enum Lost {
     Io(#[from] std::io::Error),
     #[error("not NBD: {0}")]
     Framing(#[from] FramingError),
+    #[error("it answered nothing for {} s", .0.as_secs())]
+    Silent(Duration),
+    #[error("its task panicked")]
+    Panicked,
 }
 
-/// Connects within [`CONNECT_MAX`].
-pub async fn connect(way: &Way) -> Result<(Stream, ExportInfo), HandshakeError> {
-    tokio::time::timeout(CONNECT_MAX, handshake::connect(way))
+/// A new opening of the session, within [`CONNECT_MAX`].
+pub async fn connect(
+    way: &Way,
+    session: Option<Bytes>,
+) -> Result<(Stream, ExportInfo), HandshakeError> {
+    tokio::time::timeout(CONNECT_MAX, handshake::connect(way, session))
         .await
         .unwrap_or(Err(HandshakeError::TimedOut(CONNECT_MAX.as_secs())))
 }
 
 impl Link {
-    pub async fn run(mut self, stream: Stream) {
-        let mut connected = Some(stream);
-        while let Some(stream) = connected {
-            let Err(lost) = self.transmit(stream).await else { return };
+    /// `opening`: of the session, which the stream is the first connection of.
+    pub async fn run(mut self, stream: Stream, opening: u64) {
+        let mut connected = Some((stream, opening));
+        let mut in_vain = 0;
+        while let Some((stream, opening)) = connected {
+            let silence_max = self.silence_max * 2_u32.pow(in_vain);
+            let answered = self.answered();
+            let Err(lost) = self.transmit(stream, opening, silence_max).await else { break };
+            let silent = matches!(lost, Lost::Silent(_)) && self.answered() == answered;
+            in_vain = if silent { (in_vain + 1).min(SILENCE_DOUBLINGS_MAX) } else { 0 };
             tracing::warn!(export = self.way.name, server = %Address(&self.way.address), %lost,
                 "lost the connection to an NBD server; connecting again");
             connected = self.reconnect().await;
         }
-        self.table().fail_all("nobody waits for the other host any more");
+        self.table().close("nobody waits for the other host any more");
     }
 
     fn table(&self) -> MutexGuard<'_, PendingTable> {
-        lock(&self.table)
+        lock(&self.shared)
     }
 
-    /// Returns without an error when the device was dropped.
-    async fn transmit(&mut self, stream: Stream) -> Result<(), Lost> {
-        let (reader, writer) = tokio::io::split(stream);
-        let Self { requests, table, info, .. } = self;
-        tokio::select! {
-            ended = send(writer, info.dialect, requests, table) => ended,
-            ended = receive(reader, table) => ended,
+    fn answered(&self) -> u64 {
+        self.table().answered
+    }
+
+    /// Returns without an error when the device was dropped or recalled.
+    async fn transmit(
+        &mut self,
+        stream: Stream,
+        opening: u64,
+        silence_max: Duration,
+    ) -> Result<(), Lost> {
+        let (mut connections, mut joining) = (JoinSet::new(), JoinSet::new());
+        let (frames, first) = mpsc::unbounded_channel();
+        self.table().connect(frames);
+        let begin = |connections: &mut JoinSet<_>, stream, dialect, frames, lane| {
+            let shared = Arc::clone(&self.shared);
+            let connection = Connection { shared, dialect, lane, silence_max };
+            connections.spawn(connection.run(stream, frames));
+        };
+        begin(&mut connections, stream, self.info.dialect, first, 0);
+        for number in 1..self.connections() {
+            let (way, told) = (Arc::clone(&self.way), self.way.joins(opening, number));
+            joining.spawn(async move { connect(&way, told).await });
         }
+        let ended = loop {
+            tokio::select! {
+                () = self.shared.dropped.cancelled() => {
+                    // Each connection says goodbye when it has nothing more to send.
+                    self.table().disconnect();
+                    while connections.join_next().await.is_some() {}
+                    break Ok(());
+                }
+                () = self.shared.recalled.cancelled() => break Ok(()),
+                Some(ended) = connections.join_next() => break ended.unwrap_or(Err(Lost::Panicked)),
+                Some(joined) = joining.join_next() => match joined {
+                    Ok(Ok((stream, info))) if info.is_still(&self.info) => {
+                        let (frames, receiver) = mpsc::unbounded_channel();
+                        let lane = self.table().join(frames);
+                        begin(&mut connections, stream, info.dialect, receiver, lane);
+                    }
+                    Ok(Err(error)) => {
+                        tracing::debug!(export = self.way.name, %error, "one connection fewer");
+                    }
+                    _ => {}
+                },
+            }
+        };
+        self.table().disconnect();
+        ended
+    }
+
+    /// Connections of one session change nothing for who uses it only where the server says so.
+    fn connections(&self) -> u64 {
+        let allowed = self.way.session.is_some() && self.info.has(export_flag::CAN_MULTI_CONN);
+        if allowed { self.connections_max } else { 1 }
     }
 
     /// `None` when nobody needs a connection any more.
-    async fn reconnect(&mut self) -> Option<Stream> {
+    async fn reconnect(&mut self) -> Option<(Stream, u64)> {
         let mut pause = Duration::ZERO;
         let mut why = String::from("connection lost");
         loop {
-            let attempt = {
-                let way = Arc::clone(&self.way);
-                async move {
-                    tokio::time::sleep(pause).await;
-                    connect(&way).await
-                }
+            let (way, opening) = (Arc::clone(&self.way), self.way.next_opening());
+            let attempt = async move {
+                tokio::time::sleep(pause).await;
+                connect(&way, way.joins(opening, 0)).await
             };
             match self.wait_for(attempt, &why).await? {
                 Ok((stream, info)) if info.is_still(&self.info) => {
                     tracing::info!(export = self.way.name, "connected to the NBD server again");
                     // It may be another version of the server.
                     self.info = info;
-                    return Some(stream);
+                    return Some((stream, opening));
                 }
                 Ok(_) => why = "the export of that name is another one now".to_owned(),
                 Err(error) => why = error.to_string(),
@@ -100,26 +182,20 @@ impl Link {
         }
     }
 
-    /// Runs an attempt to connect; meanwhile takes new requests and fails those that are too old.
-    /// `None` when the device was dropped or hung up.
+    /// Runs an attempt to connect; meanwhile fails requests that are too old. `None` when the device
+    /// was dropped, hung up or recalled.
     async fn wait_for<T>(&mut self, attempt: impl Future<Output = T>, why: &str) -> Option<T> {
         tokio::pin!(attempt);
-        let hung_up = self.hung_up.clone();
         loop {
-            let expiry = self.table().next_expiry(self.patience);
-            let expired = async {
-                match expiry {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
+            // What is asked from now on is not too old before that either.
+            let latest = Instant::now() + self.patience.max(Duration::from_millis(10));
+            let expiry = self.table().next_expiry(self.patience).unwrap_or(latest);
             tokio::select! {
-                () = hung_up.cancelled() => return None,
+                () = self.shared.hung_up.cancelled() => return None,
+                () = self.shared.dropped.cancelled() => return None,
+                () = self.shared.recalled.cancelled() => return None,
                 ended = &mut attempt => return Some(ended),
-                outgoing = self.requests.recv() => {
-                    self.table().insert(outgoing?, Instant::now());
-                }
-                () = expired => {
+                () = tokio::time::sleep_until(expiry.into()) => {
                     let text = format!("{} at {}: {why}", self.way.name, Address(&self.way.address));
                     self.table().expire(Instant::now(), self.patience, &text);
                 }
@@ -128,66 +204,116 @@ impl Link {
     }
 }
 
-/// Only the link's own task has the table: if it panics, nobody takes the lock any more.
-fn lock(table: &Mutex<PendingTable>) -> MutexGuard<'_, PendingTable> {
-    table.lock().expect("no holder panics and goes on")
+/// Its holders do nothing that can panic but what the whole link must not outlive.
+pub fn lock(shared: &Shared) -> MutexGuard<'_, PendingTable> {
+    shared.table.lock().expect("no holder panics and goes on")
 }
 
-/// First what an earlier connection left unanswered, then new requests as they come.
-async fn send(
-    writer: WriteHalf<Stream>,
+/// One connection of a link.
+struct Connection {
+    shared: Arc<Shared>,
     dialect: Dialect,
-    requests: &mut mpsc::UnboundedReceiver<Outgoing>,
-    table: &Mutex<PendingTable>,
-) -> Result<(), Lost> {
-    let mut writer = BufWriter::with_capacity(64 << 10, writer);
-    let again = lock(table).resend();
-    for (request, payload) in again {
-        send_one(&mut writer, dialect, request, payload).await?;
+    lane: usize,
+    silence_max: Duration,
+}
+
+impl Connection {
+    /// Returns without an error when the device is dropped.
+    async fn run(
+        self,
+        stream: Stream,
+        mut frames: mpsc::UnboundedReceiver<Frame>,
+    ) -> Result<(), Lost> {
+        let (reader, writer) = tokio::io::split(stream);
+        let heard = Heard::new();
+        tokio::select! {
+            ended = send(writer, self.dialect, &mut frames, &heard) => ended,
+            ended = receive(reader, &self.shared, &heard) => ended,
+            silent = self.silence(&heard) => Err(silent),
+        }
     }
-    writer.flush().await?;
-    while let Some(outgoing) = requests.recv().await {
-        let payload = outgoing.payload.clone();
-        let request = lock(table).insert(outgoing, Instant::now());
-        send_one(&mut writer, dialect, request, payload).await?;
-        if requests.is_empty() {
+
+    /// Ends when a request waits, and nothing has moved for too long.
+    async fn silence(&self, heard: &Heard) -> Lost {
+        loop {
+            let oldest = lock(&self.shared).oldest(self.lane);
+            let since = oldest.map_or_else(Instant::now, |oldest| oldest.max(heard.last()));
+            if since.elapsed() >= self.silence_max {
+                return Lost::Silent(self.silence_max);
+            }
+            tokio::time::sleep_until((since + self.silence_max).into()).await;
+        }
+    }
+}
+
+/// When a connection last moved.
+struct Heard {
+    begun: Instant,
+    after_ms: AtomicU64,
+}
+
+impl Heard {
+    fn new() -> Self {
+        Self { begun: Instant::now(), after_ms: AtomicU64::new(0) }
+    }
+
+    fn moved(&self) {
+        let after_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.after_ms.store(after_ms, Ordering::Relaxed);
+    }
+
+    fn last(&self) -> Instant {
+        self.begun + Duration::from_millis(self.after_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// Requests as they come, until there will be no more.
+async fn send<W: AsyncWrite + Unpin>(
+    writer: W,
+    dialect: Dialect,
+    frames: &mut mpsc::UnboundedReceiver<Frame>,
+    heard: &Heard,
+) -> Result<(), Lost> {
+    let mut writer = BufWriter::with_capacity(PIECE_BYTES, writer);
+    while let Some((request, payload)) = frames.recv().await {
+        writer.write_all(&request.encode(dialect)).await?;
+        for piece in payload.chunks(PIECE_BYTES) {
+            writer.write_all(piece).await?;
+            heard.moved();
+        }
+        if frames.is_empty() {
             writer.flush().await?;
         }
     }
     let goodbye =
         Request { flags: 0, command: command::DISCONNECT, cookie: 0, offset: 0, length_bytes: 0 };
-    send_one(&mut writer, dialect, goodbye, Bytes::new()).await?;
+    writer.write_all(&goodbye.encode(dialect)).await?;
     Ok(writer.flush().await?)
 }
 
-async fn send_one(
-    writer: &mut BufWriter<WriteHalf<Stream>>,
-    dialect: Dialect,
-    request: Request,
-    payload: Bytes,
-) -> Result<(), Lost> {
-    writer.write_all(&request.encode(dialect)).await?;
-    Ok(writer.write_all(&payload).await?)
-}
-
 /// Never returns without an error: the server has no way to say goodbye.
-async fn receive(mut reader: ReadHalf<Stream>, table: &Mutex<PendingTable>) -> Result<(), Lost> {
+async fn receive<R: AsyncRead + Unpin>(
+    mut reader: R,
+    shared: &Shared,
+    heard: &Heard,
+) -> Result<(), Lost> {
     loop {
         let mut head = [0; ReplyHead::BYTES];
         reader.read_exact(&mut head).await?;
         let mut more = [0; ReplyHead::MORE_BYTES_MAX];
         let more = &mut more[..ReplyHead::more_bytes(&head)];
         reader.read_exact(more).await?;
+        heard.moved();
         match ReplyHead::parse(&head, more)? {
             ReplyHead::Simple { cookie, error } => {
-                let expected = lock(table).simple_payload_bytes(cookie)?;
+                let expected = lock(shared).simple_payload_bytes(cookie)?;
                 let length = if error.is_some() { 0 } else { expected };
-                let data = read_bytes(&mut reader, length).await?;
-                lock(table).simple(cookie, error, data)?;
+                let data = read_bytes(&mut reader, length, heard).await?;
+                lock(shared).simple(cookie, error, data)?;
             }
             ReplyHead::Chunk { cookie, kind, done, length_bytes } => {
-                let data = read_bytes(&mut reader, length_bytes as usize).await?;
-                lock(table).chunk(cookie, Chunk::parse(kind, data)?, done)?;
+                let data = read_bytes(&mut reader, length_bytes as usize, heard).await?;
+                lock(shared).chunk(cookie, Chunk::parse(kind, data)?, done)?;
             }
         }
     }
@@ -196,9 +322,13 @@ async fn receive(mut reader: ReadHalf<Stream>, table: &Mutex<PendingTable>) -> R
 async fn read_bytes<R: AsyncRead + Unpin>(
     reader: &mut R,
     length: usize,
+    heard: &Heard,
 ) -> Result<Bytes, std::io::Error> {
     let mut data = BytesMut::zeroed(length);
-    reader.read_exact(&mut data).await?;
+    for piece in data.chunks_mut(PIECE_BYTES) {
+        reader.read_exact(piece).await?;
+        heard.moved();
+    }
     Ok(data.freeze())
 }
 

@@ -1,8 +1,8 @@
 //! The client: an export of another host as a [`Device`].
 //!
-//! Many requests are in flight at the same time. When the connection is lost, requests wait: the
-//! client connects again and sends everything unanswered once more, so that a restart of the other
-//! server shows only as a pause.
+//! Many requests are in flight at the same time, over several connections where the server allows it.
+//! When a connection is lost, requests wait: the client connects again and sends everything unanswered
+//! once more, so that a restart of the other server shows only as a pause.
 
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -11,27 +11,32 @@ mod link;
 mod pending;
 mod tls;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::{Counters, Kind};
 use perigee_block::trace::{self, Stage};
 use perigee_http::Listen;
 use perigee_model::{Incarnation, LayerId, Problem};
-use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
+use tokio_util::sync::DropGuard;
 
 use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
 use handshake::{ExportInfo, Stream, Way};
-use link::{Address, Link};
-use pending::{Outgoing, PendingTable};
+use link::{Address, Link, Shared};
+use pending::Outgoing;
 pub use tls::{ClientTls, RemoteTlsFiles};
 
 /// How long a request waits for a lost host.
 pub const PATIENCE_DEFAULT: Duration = Duration::from_secs(600);
+
+/// How long a server may take requests and say nothing before it is taken for lost.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Longest range of one zeroing or block status: their length has 32 bits on the wire.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
@@ -42,9 +47,12 @@ pub struct RemoteExport {
     pub name: String,
     /// How to encrypt; unix sockets never are.
     pub tls: Option<ClientTls>,
-    /// The key of a proxy's session (see [`perigee_block::sessions`]); it must be unlike any other.
-    pub session: Option<Bytes>,
+    /// A proxy's session (see [`perigee_block::sessions`]); it must be unlike any other.
+    pub session: Option<Arc<ProxyKey>>,
+    /// So many for one session, where the server allows more than one.
+    pub connections: u64,
     pub patience: Duration,
+    pub silence_max: Duration,
     /// Where the requests' time on the network is counted.
     pub counters: Option<Arc<Counters>>,
 }
@@ -56,18 +64,21 @@ impl RemoteExport {
             name: name.into(),
             tls: None,
             session: None,
+            connections: 1,
             patience: PATIENCE_DEFAULT,
+            silence_max: SILENCE_MAX,
             counters: None,
         }
     }
 }
 
-/// An open export of another host. Dropping it ends its connection.
+/// An open export of another host. Dropping it ends its connections.
 pub struct NbdDevice {
     info: ExportInfo,
-    requests: mpsc::UnboundedSender<Outgoing>,
-    hung_up: CancellationToken,
+    shared: Arc<Shared>,
+    _dropped: DropGuard,
     counters: Arc<Counters>,
+    round_trip_ns: AtomicU64,
 }
 
 impl NbdDevice {
@@ -76,34 +87,59 @@ impl NbdDevice {
     /// # Errors
     /// `NotFound` when the server has no such export, `Unavailable` when there is no server.
     pub async fn open(remote: RemoteExport) -> Result<Self, Problem> {
-        let RemoteExport { address, name, tls, session, patience, counters } = remote;
+        let (address, name) = (remote.address.clone(), remote.name.clone());
+        let (tls, session) = (remote.tls.clone(), remote.session.clone());
         let way = Arc::new(Way { address, name, tls, session });
-        let (stream, info) = link::connect(&way)
+        let opening = way.next_opening();
+        let (stream, info) = link::connect(&way, way.joins(opening, 0))
             .await
             .map_err(|error| error.into_problem(&way.name, &Address(&way.address).to_string()))?;
-        Ok(Self::over(stream, way, info, patience, counters.unwrap_or_default()))
+        Ok(Self::over(stream, opening, way, info, &remote))
     }
 
     /// An export that was agreed on.
     fn over(
         stream: Stream,
+        opening: u64,
         way: Arc<Way>,
         info: ExportInfo,
-        patience: Duration,
-        counters: Arc<Counters>,
+        remote: &RemoteExport,
     ) -> Self {
-        let (sender, requests) = mpsc::unbounded_channel();
-        let hung_up = CancellationToken::new();
+        let (table, hung_up, dropped, recalled) = Default::default();
+        let shared = Arc::new(Shared { table, hung_up, dropped, recalled });
         let link = Link {
             way,
-            patience,
+            patience: remote.patience,
+            silence_max: remote.silence_max,
+            connections_max: remote.connections,
             info,
-            requests,
-            hung_up: hung_up.clone(),
-            table: Mutex::new(PendingTable::default()),
+            shared: Arc::clone(&shared),
         };
-        tokio::spawn(link.run(stream));
-        Self { info, requests: sender, hung_up, counters }
+        tokio::spawn(link.run(stream, opening));
+        let _dropped = shared.dropped.clone().drop_guard();
+        let counters = remote.counters.clone().unwrap_or_default();
+        let round_trip_ns = AtomicU64::new(nanoseconds(info.round_trip));
+        Self { info, shared, _dropped, counters, round_trip_ns }
+    }
+
+    /// The shortest time that the server took to answer.
+    pub fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
+    }
+
+    /// Whether the connection is lost now.
+    pub fn is_away(&self) -> bool {
+        !link::lock(&self.shared).is_connected()
+    }
+
+    /// Whether it is the same export, as far as the servers tell.
+    pub fn is_still(&self, other: &Self) -> bool {
+        self.info.is_still(&other.info)
+    }
+
+    /// Ends it: everything that is not answered yet fails now.
+    pub fn recall(&self) {
+        self.shared.recalled.cancel();
     }
 
     pub fn read_only(&self) -> bool {
@@ -118,15 +154,18 @@ impl NbdDevice {
         length_bytes: u32,
         payload: Bytes,
     ) -> Result<Answer, IoError> {
-        let mut timer = self.counters.time(Kind::Network, Instant::now());
+        let asked = Instant::now();
+        let mut timer = self.counters.time(Kind::Network, asked);
         let _stage = trace::stage(Stage::Network);
         let (reply, answer) = oneshot::channel();
         let sent_bytes = payload.len();
         let length_bytes = length_bytes.into();
         let request = Request { flags, command, cookie: 0, offset, length_bytes };
         let gone = || IoError::Unreachable("the connection was given up".into());
-        self.requests.send(Outgoing { request, payload, reply }).map_err(|_| gone())?;
-        match answer.await.map_err(|_| gone())?? {
+        link::lock(&self.shared).insert(Outgoing { request, payload, reply }, asked);
+        let answer = answer.await.map_err(|_| gone())??;
+        self.round_trip_ns.fetch_min(nanoseconds(asked.elapsed()), Ordering::Relaxed);
+        match answer {
             Answer::Error(errno, message) => Err(self.io_error(errno, message)),
             answer => {
                 timer.carried(sent_bytes);
@@ -276,7 +315,7 @@ impl Device for NbdDevice {
     }
 
     fn hang_up(&self) {
-        self.hung_up.cancel();
+        self.shared.hung_up.cancel();
     }
 }
 
@@ -292,6 +331,10 @@ fn cut(extents: impl Iterator<Item = Extent>, length_bytes: u64) -> Vec<Extent> 
         }
     }
     kept
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn u32_of(bytes: u64) -> u32 {

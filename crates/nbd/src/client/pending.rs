@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use perigee_block::device::IoError;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::super::wire::{Answer, Chunk, ContextRuns, Errno, FramingError, Request, command};
 
@@ -20,7 +20,21 @@ struct Pending {
     outgoing: Outgoing,
     since: Instant,
     gathered: Gathered,
+    /// The connection that it was sent on.
+    lane: usize,
 }
+
+/// A request on its way from the table to a connection.
+pub type Frame = (Request, Bytes);
+
+/// One connection, as the table sees it.
+struct Lane {
+    frames: mpsc::UnboundedSender<Frame>,
+    load_bytes: u64,
+}
+
+/// What a request costs a connection besides its bytes, in bytes.
+const REQUEST_COST_BYTES: u64 = 4 << 10;
 
 /// What has come of the reply so far.
 #[derive(Default)]
@@ -38,30 +52,76 @@ struct Gathered {
 pub struct PendingTable {
     pending: BTreeMap<u64, Pending>,
     next_cookie: u64,
+    /// The connections that there are; none while the server is away.
+    lanes: Vec<Lane>,
+    /// Why nothing is taken any more.
+    closed: Option<String>,
+    /// How many were answered.
+    pub answered: u64,
 }
 
 impl PendingTable {
-    /// The request with its cookie.
+    /// Takes a request, and sends it on the connection that has the least to do. While there is none
+    /// it waits for one.
     pub fn insert(&mut self, mut outgoing: Outgoing, now: Instant) -> Request {
         self.next_cookie += 1;
         outgoing.request.cookie = self.next_cookie;
         let request = outgoing.request;
         let gathered = Gathered::default();
-        self.pending.insert(request.cookie, Pending { outgoing, since: now, gathered });
+        let mut pending = Pending { outgoing, since: now, gathered, lane: 0 };
+        if let Some(why) = &self.closed {
+            pending.fail(why);
+            return request;
+        }
+        let least = self.lanes.iter_mut().enumerate().min_by_key(|(_, lane)| lane.load_bytes);
+        if let Some((number, lane)) = least {
+            pending.lane = number;
+            lane.take(&pending);
+        }
+        self.pending.insert(request.cookie, pending);
         request
     }
 
-    /// What a new connection has to send: everything that is not answered and still waited for, in
-    /// the order in which it was asked. What came of replies so far is forgotten.
-    pub fn resend(&mut self) -> Vec<(Request, Bytes)> {
+    /// The first of new connections: everything goes to it that is not answered and still waited for,
+    /// in the order in which it was asked. What came of replies so far is forgotten.
+    pub fn connect(&mut self, frames: mpsc::UnboundedSender<Frame>) {
         self.pending.retain(|_, p| !p.outgoing.reply.is_closed());
-        self.pending
-            .values_mut()
-            .map(|p| {
-                p.gathered = Gathered::default();
-                (p.outgoing.request, p.outgoing.payload.clone())
-            })
-            .collect()
+        let mut lane = Lane { frames, load_bytes: 0 };
+        for pending in self.pending.values_mut() {
+            pending.gathered = Gathered::default();
+            pending.lane = 0;
+            lane.take(pending);
+        }
+        self.lanes = vec![lane];
+    }
+
+    /// One more connection; its number.
+    pub fn join(&mut self, frames: mpsc::UnboundedSender<Frame>) -> usize {
+        self.lanes.push(Lane { frames, load_bytes: 0 });
+        self.lanes.len() - 1
+    }
+
+    /// There is no connection any more. Each of them has been told, or has heard, all that it will.
+    pub fn disconnect(&mut self) {
+        self.lanes.clear();
+    }
+
+    pub fn is_connected(&self) -> bool {
+        !self.lanes.is_empty()
+    }
+
+    /// Since when the oldest request on a connection waits.
+    pub fn oldest(&self, lane: usize) -> Option<Instant> {
+        self.pending.values().find(|pending| pending.lane == lane).map(|pending| pending.since)
+    }
+
+    fn remove(&mut self, cookie: u64) -> Option<Pending> {
+        let pending = self.pending.remove(&cookie)?;
+        self.answered += 1;
+        if let Some(lane) = self.lanes.get_mut(pending.lane) {
+            lane.load_bytes = lane.load_bytes.saturating_sub(pending.cost_bytes());
+        }
+        Some(pending)
     }
 
     /// How many bytes follow a simple reply without an error.
@@ -78,7 +138,7 @@ impl PendingTable {
         error: Option<Errno>,
         data: Bytes,
     ) -> Result<(), FramingError> {
-        let pending = self.pending.remove(&cookie).ok_or(UNKNOWN_COOKIE)?;
+        let pending = self.remove(cookie).ok_or(UNKNOWN_COOKIE)?;
         let offset = pending.outgoing.request.offset;
         pending.answer(match error {
             Some(errno) => Answer::Error(errno, String::new()),
@@ -94,7 +154,7 @@ impl PendingTable {
         pending.gather(chunk)?;
         if done {
             let answer = pending.complete()?;
-            if let Some(pending) = self.pending.remove(&cookie) {
+            if let Some(pending) = self.remove(cookie) {
                 pending.answer(answer);
             }
         }
@@ -115,7 +175,10 @@ impl PendingTable {
         }
     }
 
-    pub fn fail_all(&mut self, why: &str) {
+    /// Nothing is taken any more, and what waits fails.
+    pub fn close(&mut self, why: &str) {
+        self.closed = Some(why.to_owned());
+        self.lanes.clear();
         for (_, pending) in std::mem::take(&mut self.pending) {
             pending.fail(why);
         }
@@ -129,7 +192,21 @@ fn data_bytes(request: &Request) -> usize {
 
 const UNKNOWN_COOKIE: FramingError = FramingError::Malformed("a reply to no request of ours");
 
+impl Lane {
+    fn take(&mut self, pending: &Pending) {
+        self.load_bytes += pending.cost_bytes();
+        // A connection that has just been lost takes nothing: the next one gets it.
+        let _lost = self.frames.send((pending.outgoing.request, pending.outgoing.payload.clone()));
+    }
+}
+
 impl Pending {
+    fn cost_bytes(&self) -> u64 {
+        let request = &self.outgoing.request;
+        let moves = matches!(request.command, command::READ | command::WRITE);
+        REQUEST_COST_BYTES + if moves { request.length_bytes } else { 0 }
+    }
+
     // Whoever asked may have stopped waiting: then the answer goes nowhere, and that is right.
 
     fn answer(self, answer: Answer) {
@@ -279,8 +356,11 @@ mod tests {
         let (fourth, _fourth) = ask(&mut table, command::READ, 0, 512);
         drop(abandoned);
         table.simple(first, None, Bytes::new()).expect("an answer");
-        let again: Vec<u64> = table.resend().iter().map(|(r, _)| r.cookie).collect();
+        let (frames, mut sent) = mpsc::unbounded_channel();
+        table.connect(frames);
+        let again = [(); 2].map(|()| sent.try_recv().expect("a request").0.cookie);
         assert_eq!(again, [third, fourth]);
+        assert!(sent.try_recv().is_err(), "that was all");
         assert!(table.simple_payload_bytes(second).is_err());
     }
 
@@ -294,5 +374,32 @@ mod tests {
         assert!(receiver.try_recv().is_err(), "it still waits");
         table.expire(expiry, patience, "gone");
         assert!(matches!(receiver.try_recv(), Ok(Err(IoError::Unreachable(_)))));
+    }
+
+    #[test]
+    fn requests_go_to_the_connection_that_has_the_least_to_do() {
+        let mut table = PendingTable::default();
+        let mut sent = Vec::new();
+        for number in 0..2 {
+            let (frames, receiver) = mpsc::unbounded_channel();
+            if number == 0 {
+                table.connect(frames)
+            } else {
+                assert_eq!(table.join(frames), number)
+            }
+            sent.push(receiver);
+        }
+        let long = ask(&mut table, command::READ, 0, 1 << 20);
+        let short = [(); 3].map(|()| ask(&mut table, command::READ, 0, 512));
+        assert_eq!(sent.iter().map(mpsc::UnboundedReceiver::len).collect::<Vec<_>>(), [1, 3]);
+        table.simple(long.0, Some(Errno::Io), Bytes::new()).expect("an answer");
+        let _next = ask(&mut table, command::FLUSH, 0, 0);
+        assert_eq!(sent[0].len(), 2);
+        drop(short);
+        table.disconnect();
+        assert!(!table.is_connected());
+        let (_, mut waiting) = ask(&mut table, command::FLUSH, 0, 0);
+        table.close("gone");
+        assert!(matches!(waiting.try_recv(), Ok(Err(IoError::Unreachable(_)))));
     }
 }

@@ -9,10 +9,10 @@
 //! read ahead, so that no byte sent in the clear is taken for one that came encrypted.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use perigee_block::device::Device;
 use perigee_block::exports::{Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener};
 use perigee_block::logins::LoginGuard;
 use perigee_block::sessions::{Claim, SessionKey};
+use perigee_block::switch::Switch;
 use perigee_model::client::Over;
 use perigee_model::{Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -228,8 +228,14 @@ impl<'a> Negotiation<'a> {
             self.refuse(option, reply::ERR_INVALID, "the session is named already");
         } else {
             let key = SessionKey::parse(&key);
-            self.claim = Some(self.shared.sessions.claim(key, &self.stop).await);
-            self.answer(option, reply::ACK, &[]);
+            self.claim = self.shared.sessions.claim(key, &self.stop).await;
+            match self.claim {
+                Some(_) => self.answer(option, reply::ACK, &[]),
+                None => {
+                    let why = "the session was connected anew since";
+                    self.refuse(option, reply::ERR_SHUTDOWN, why);
+                }
+            }
         }
     }
 
@@ -335,7 +341,7 @@ impl<'a> Negotiation<'a> {
             data.put_slice(go.name.as_bytes());
             self.answer(option, reply::INFO, &data);
         }
-        if let Some(identity) = identity(&*export.device)
+        if let Some(identity) = identity(&export.device)
             && go.infos.contains(&info::DESCRIPTION)
         {
             let mut data = BytesMut::new();
@@ -405,7 +411,7 @@ impl<'a> Negotiation<'a> {
 
 /// What tells an export from another one that had its name: of a layer the name by which it is the
 /// same on every host that has it.
-fn identity(device: &dyn Device) -> Option<String> {
+fn identity(device: &Switch) -> Option<String> {
     let layer = device.layer().map(|layer| format!("{LAYER_PREFIX}{layer}"));
     layer.or_else(|| device.incarnation().map(|which| format!("{INCARNATION_PREFIX}{which}")))
 }

@@ -10,6 +10,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::exports::{Export, Exports, Opener};
+use perigee_block::sessions::ProxyKey;
+use perigee_block::switch::Switch;
 use perigee_http::Listen;
 use perigee_model::{Incarnation, Problem, ProblemKind};
 use tempfile::TempDir;
@@ -98,7 +100,8 @@ impl Exports for One {
     fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if name == "data" {
-                Ok(Export { device: self.0.clone(), read_only: false, counters: Arc::default() })
+                let device = Switch::new(self.0.clone());
+                Ok(Export { device, read_only: false, counters: Arc::default() })
             } else {
                 Err(Problem::not_found(format!("export {name:?}"), "this server has: data"))
             }
@@ -145,7 +148,7 @@ fn socket() -> (TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-async fn open(path: &Path, session: Option<Bytes>) -> NbdDevice {
+async fn open(path: &Path, session: Option<Arc<ProxyKey>>) -> NbdDevice {
     let remote = RemoteExport { session, ..RemoteExport::new(Listen::Unix(path.into()), "data") };
     within("the export to open", NbdDevice::open(remote)).await.expect("the export")
 }
@@ -238,7 +241,8 @@ async fn a_session_s_second_connection_drains_the_first() {
     let (_dir, path) = socket();
     let memory = Memory::new(0);
     let server = Running::start(&memory, &path).await;
-    let first = Arc::new(open(&path, Some("key".into())).await);
+    let session = Arc::new(ProxyKey::new("server", "data", "start", 0));
+    let first = Arc::new(open(&path, Some(session.clone())).await);
     let stale = {
         let first = first.clone();
         tokio::spawn(async move { first.write(0, Bytes::from_static(b"old"), false).await })
@@ -247,7 +251,7 @@ async fn a_session_s_second_connection_drains_the_first() {
     within("a flush", first.flush()).await.expect("a flush");
     let second = tokio::spawn({
         let path = path.clone();
-        async move { open(&path, Some("key".into())).await }
+        async move { open(&path, Some(session)).await }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!second.is_finished(), "the first connection's write still runs");
@@ -259,6 +263,85 @@ async fn a_session_s_second_connection_drains_the_first() {
     within("a write", second.write(0, Bytes::from_static(b"new"), false)).await.expect("a write");
     let data = within("a read", second.read(0, 3)).await.expect("a read");
     assert_eq!(&data[..], b"new");
+    server.stop().await;
+}
+
+/// Passes connections on to `to`; what comes on the first one stays here from `stalls` on.
+async fn stalling(from: &Path, to: &Path, stalls: CancellationToken) {
+    let listener = tokio::net::UnixListener::bind(from).expect("a socket");
+    let to = to.to_owned();
+    tokio::spawn(async move {
+        let mut kept = Vec::new();
+        let mut stalls = Some(stalls);
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = UnixStream::connect(&to).await.expect("a server");
+            let stalls = stalls.take();
+            kept.push(tokio::spawn(async move {
+                let passing = tokio::io::copy_bidirectional(&mut client, &mut server);
+                match stalls {
+                    Some(stalls) => drop(stalls.run_until_cancelled(passing).await),
+                    None => drop(passing.await),
+                }
+                // Nobody hangs up.
+                std::future::pending::<()>().await;
+                drop((client, server));
+            }));
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_server_that_stays_connected_and_says_nothing_is_taken_for_lost() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(1000);
+    let server = Running::start(&memory, &path).await;
+    let (front, stalls) = (path.with_extension("front"), CancellationToken::new());
+    stalling(&front, &path, stalls.clone()).await;
+    let mut remote = RemoteExport::new(Listen::Unix(front), "data");
+    remote.silence_max = Duration::from_millis(200);
+    let device = within("the export to open", NbdDevice::open(remote)).await.expect("the export");
+    within("a write", device.write(0, vec![7; 512].into(), false)).await.expect("a write");
+    stalls.cancel();
+    let read = device.read(0, 512);
+    let write = device.write(512, vec![8; 512].into(), false);
+    let (read, write) = within("answers", async { tokio::join!(read, write) }).await;
+    assert_eq!(read.expect("a read"), vec![7; 512]);
+    write.expect("a write");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_on_several_connections_flushes_on_one_what_was_written_on_others() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(1 << 20);
+    let server = Running::start(&memory, &path).await;
+    let mut remote = RemoteExport::new(Listen::Unix(path.clone()), "data");
+    remote.session = Some(Arc::new(ProxyKey::new("server", "data", "start", 0)));
+    remote.connections = 4;
+    let device = Arc::new(within("the export", NbdDevice::open(remote)).await.expect("the export"));
+    let stopped = {
+        let device = device.clone();
+        tokio::spawn(async move {
+            for round in 0..40_u64 {
+                let writes = (0..32_u64).map(|i| {
+                    let value = u8::try_from(round).expect("below 40");
+                    device.write(i * 512, vec![value; 512].into(), false)
+                });
+                for done in futures_util::future::join_all(writes).await {
+                    done.expect("a write");
+                }
+                device.flush().await.expect("a flush");
+                let data = device.read(0, 32 * 512).await.expect("a read");
+                assert!(data.iter().all(|byte| u64::from(*byte) == round), "round {round}");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        })
+    };
+    // What is on its way when the connections end is sent again, and in no wrong order.
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    server.stop().await;
+    let server = Running::start(&memory, &path).await;
+    within("the rounds", stopped).await.expect("every round");
     server.stop().await;
 }
 

@@ -91,6 +91,7 @@ pub mod reply {
     pub const ERR_INVALID: u32 = ERROR + 3;
     pub const ERR_TLS_REQD: u32 = ERROR + 5;
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
+    pub const ERR_SHUTDOWN: u32 = ERROR + 7;
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
 
     pub fn is_error(kind: u32) -> bool {

@@ -2,12 +2,14 @@
 
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
 use perigee_model::volume::{
     Attach, Attachment, EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, IoStats,
     Snapshot, VolumeSource,
 };
 use perigee_model::{Epoch, ImageName, ProblemKind};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
 
@@ -203,7 +205,8 @@ impl Disk {
     /// qemu-io reads the next command only after it has asked for it.
     async fn has_done(&self, commands: usize) {
         let prompts = async || self.said().matches("qemu-io> ").count() > commands;
-        until("qemu-io to go on", prompts).await;
+        let what = format!("qemu-io to go on after {commands} commands");
+        until(&what, prompts).await;
     }
 
     async fn end(mut self) -> String {
@@ -240,4 +243,102 @@ async fn a_kill_of_either_server_shows_to_qemu_only_as_a_pause() {
     let said = disk.end().await;
     assert!(!said.contains("failed"), "{said}");
     assert_io(&home.qemu_io("data", &["read -P 1 0 512k", "read -P 3 1M 1M"]));
+}
+
+/// Another address of a server, until it is cut: every connection to it is passed on.
+struct SecondAddress {
+    addr: String,
+    cut: tokio_util::sync::CancellationToken,
+}
+
+impl SecondAddress {
+    async fn of(server: &Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("its address").to_string();
+        let (cut, there) = (tokio_util::sync::CancellationToken::new(), server.nbd_addr.clone());
+        tokio::spawn(cut.clone().run_until_cancelled_owned(async move {
+            let mut passing = tokio::task::JoinSet::new();
+            while let Ok((mut from, _)) = listener.accept().await {
+                let there = there.clone();
+                passing.spawn(async move {
+                    let mut to = TcpStream::connect(there).await?;
+                    from.set_nodelay(true)?;
+                    to.set_nodelay(true)?;
+                    tokio::io::copy_bidirectional(&mut from, &mut to).await
+                });
+            }
+        }));
+        Self { addr, cut }
+    }
+}
+
+async fn attach_at(host: &Server, nbd_addr: &str) -> Attachment {
+    let attach = Attach { nbd_addr: nbd_addr.to_owned() };
+    host.control.put("/v1/attachments/data", &attach).await.expect("an attachment")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_goes_on_while_its_volume_s_home_gets_a_hundred_addresses() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", 64 * MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let second = SecondAddress::of(&home).await;
+    let mut changes = 0;
+    while changes < 100 {
+        let mut fio = fio(&host, epoch);
+        let ended = loop {
+            if let Some(ended) = fio.try_wait().expect("its state") {
+                break ended;
+            }
+            let nbd_addr = if changes % 2 == 0 { &second.addr } else { &home.nbd_addr };
+            // Changes that no session sees don't count.
+            changes += u32::from(attach_at(&host, nbd_addr).await.sessions > 0);
+        };
+        assert!(ended.success(), "fio found every block as it wrote it");
+    }
+    let attachments: Vec<Attachment> = host.control.get("/v1/attachments").await.expect("a list");
+    assert_eq!(attachments[0].sessions, 0, "nothing is left behind");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_at_a_lost_address_is_asked_at_the_home_s_new_one() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    let first = SecondAddress::of(&home).await;
+    attach_at(&host, &first.addr).await;
+    let mut disk = Disk::open(&host, epoch);
+    disk.tell("write -P 1 0 1M");
+    disk.has_done(1).await;
+    first.cut.cancel();
+    disk.tell("write -P 2 512k 1M");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(disk.said().matches("qemu-io> ").count(), 2, "it waits");
+    attach_at(&host, &home.nbd_addr).await;
+    disk.has_done(2).await;
+    disk.tell("read -P 1 0 512k");
+    disk.has_done(3).await;
+    disk.tell("flush");
+    disk.has_done(4).await;
+    let said = disk.end().await;
+    assert!(!said.contains("failed"), "{said}");
+    assert_io(&home.qemu_io("data", &["read -P 1 0 512k", "read -P 2 512k 1M"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_has_another_volume_of_the_name_changes_nothing_for_open_sessions() {
+    let (home, other, host) = (Server::start().await, Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    other.create("data", 8 * MIB).await;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open(&host, epoch);
+    disk.tell("write -P 1 0 1M");
+    disk.has_done(1).await;
+    let attach = Attach { nbd_addr: other.nbd_addr.clone() };
+    let refused = host.control.put::<Attachment>("/v1/attachments/data", &attach).await;
+    let refused = refused.expect_err("it is another one");
+    assert_eq!(refused.kind, ProblemKind::Unavailable, "{refused}");
+    disk.tell("write -P 2 0 1M");
+    disk.has_done(2).await;
+    assert!(!disk.end().await.contains("failed"));
+    assert_io(&home.qemu_io("data", &["read -P 2 0 1M"]));
 }

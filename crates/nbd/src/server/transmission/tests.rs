@@ -12,6 +12,7 @@ use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::exports::Export;
 use perigee_block::stream::buffers;
+use perigee_block::switch::Switch;
 use tokio::io::ReadBuf;
 use tokio::sync::Semaphore;
 
@@ -222,7 +223,8 @@ async fn serve(
     stop: CancellationToken,
 ) -> Result<(), ConnectionError> {
     let rules = Rules { read_only: false, dialect, contexts: Contexts::default() };
-    let export = Export { device: disk.clone(), read_only: false, counters: Arc::default() };
+    let device = Switch::new(disk.clone());
+    let export = Export { device, read_only: false, counters: Arc::default() };
     let agreed = Agreed { export, rules, claim: None, login: None };
     within("the connection to end", run(stream.clone(), agreed, stop)).await
 }

@@ -1,0 +1,129 @@
+//! Sessions go on when the home of their volume has got another address.
+//!
+//! 1. Each session is opened at the new address. It has to be the volume that it was.
+//! 2. New requests of all sessions are held, and those in flight are waited for, for at most twice
+//!    the round trip and [`DRAIN_EXTRA`]. If they have not ended then, all goes on as it was.
+//! 3. The sessions get their new devices, and what was held goes on.
+//!
+//! Where the connection to the old address is lost, requests in flight can't end. Then the new
+//! connection is one of the same session: the home ends first what is left of the old one, and what is
+//! not answered is asked again, as after any lost connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use perigee_block::switch::{Held, Switch};
+use perigee_model::{Problem, VolumeName};
+use tokio::time::Instant;
+
+use crate::exports::PoolExports;
+use crate::proxies::{Proxies, ProxySession};
+
+const DRAIN_EXTRA: Duration = Duration::from_millis(50);
+/// A long request, as a flush may be, is in flight now and not a moment later.
+const TRIES: u32 = 10;
+const TRIES_PAUSE: Duration = Duration::from_millis(100);
+
+/// A session that gets another device.
+struct Move {
+    switch: Arc<Switch>,
+    old: Arc<ProxySession>,
+    new: Arc<ProxySession>,
+    /// The connection of the old one is lost.
+    away: bool,
+}
+
+impl PoolExports {
+    /// # Errors
+    /// When the volume is not reached at the address, or is another one; or requests in flight did
+    /// not end in time. Then all sessions are as they were.
+    pub async fn repoint(&self, volume: &VolumeName, nbd_addr: &str) -> Result<(), Problem> {
+        let mut tried = 1;
+        loop {
+            match self.try_repoint(volume, nbd_addr).await? {
+                Ok(()) => return Ok(()),
+                Err(why) if tried == TRIES => {
+                    let what = format!("can't move open sessions of volume {volume} to {nbd_addr}");
+                    let why = format!("{why}; tried {TRIES} times");
+                    return Err(Problem::unavailable(what, why).next("attach it again"));
+                }
+                Err(_) => tokio::time::sleep(TRIES_PAUSE).await,
+            }
+            tried += 1;
+        }
+    }
+
+    /// Why it may succeed in a moment, if it did not now.
+    async fn try_repoint(
+        &self,
+        volume: &VolumeName,
+        nbd_addr: &str,
+    ) -> Result<Result<(), String>, Problem> {
+        let Some(_turn) = Proxies::change(&self.proxies, volume) else {
+            return Ok(Err("they are being moved already".to_owned()));
+        };
+        let sessions = self.proxies.elsewhere(volume, nbd_addr);
+        let moves = sessions
+            .into_iter()
+            .map(|(switch, old)| self.open_again(volume, nbd_addr, switch, old));
+        let moves = try_join_all(moves).await?;
+        let changed = change(&moves).await;
+        if changed.is_ok() {
+            for Move { switch, new, .. } in &moves {
+                self.proxies.enter(volume, switch, new);
+            }
+        }
+        Ok(changed)
+    }
+
+    async fn open_again(
+        &self,
+        volume: &VolumeName,
+        nbd_addr: &str,
+        switch: Arc<Switch>,
+        old: Arc<ProxySession>,
+    ) -> Result<Move, Problem> {
+        let away = old.upstream.is_away();
+        let key = if away {
+            (Arc::clone(&old.key), Arc::clone(&old.slot))
+        } else {
+            self.new_key(volume, &old.export)
+        };
+        let new = self.open_proxy(volume, &old.export, nbd_addr.to_owned(), key).await?;
+        if !new.upstream.is_still(&old.upstream) {
+            let what = format!("volume {volume} at {nbd_addr}");
+            let why = format!("it is another one than that at {}", old.nbd_addr);
+            return Err(Problem::conflict(what, why).next("stop what uses it, then attach it"));
+        }
+        Ok(Move { switch, old, new, away })
+    }
+}
+
+/// All of them or none. Why, if none.
+async fn change(moves: &[Move]) -> Result<(), String> {
+    let mut held = Vec::with_capacity(moves.len());
+    for one in moves {
+        let hold = one.switch.hold().ok_or("somebody else changes a session's device")?;
+        held.push((hold, one));
+    }
+    let staying = || moves.iter().filter(|one| !one.away);
+    let round_trip = staying().map(|one| one.old.upstream.round_trip()).max().unwrap_or_default();
+    let drain_max = 2 * round_trip + DRAIN_EXTRA;
+    let deadline = Instant::now() + drain_max;
+    for (hold, _) in held.iter().filter(|(_, one)| !one.away) {
+        if !hold.drained_until(deadline).await {
+            let limit_ms = drain_max.as_millis();
+            return Err(format!("requests in flight did not end within {limit_ms} ms"));
+        }
+    }
+    for (hold, one) in held {
+        open(hold, one);
+    }
+    Ok(())
+}
+
+fn open(hold: Held, one: &Move) {
+    let new = Arc::clone(&one.new);
+    if one.away { hold.recall(|| one.old.upstream.recall(), new) } else { hold.change(new) }
+}
