@@ -48,53 +48,6 @@ fn memory(memory_bytes: u64, accelerator: Accelerator) -> String {
     }
 }
 
-/// Why a VM cannot be started as asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadSpec {
-    #[error("it has no CPU")]
-    NoCpu,
-    #[error("it has {0} CPUs, at most 64 are possible")]
-    TooManyCpus(u32),
-    #[error("it has {0} bytes of memory, at least 16 MiB are needed")]
-    TooLittleMemory(u64),
-    #[error("it has no disk")]
-    NoDisk,
-    #[error("it has {0} disks, at most 20 are possible")]
-    TooManyDisks(usize),
-    #[error("the disk serial {0:?} is not 1 to 20 letters and digits")]
-    Serial(String),
-    #[error("two disks have the serial {0}")]
-    SerialTwice(String),
-}
-
-pub fn check(spec: &VmSpec) -> Result<(), BadSpec> {
-    match spec.cpus {
-        0 => return Err(BadSpec::NoCpu),
-        1..=64 => {}
-        cpus => return Err(BadSpec::TooManyCpus(cpus)),
-    }
-    if spec.memory_bytes < 16 * MIB {
-        return Err(BadSpec::TooLittleMemory(spec.memory_bytes));
-    }
-    match spec.disks.len() {
-        0 => return Err(BadSpec::NoDisk),
-        1..=20 => {}
-        disks => return Err(BadSpec::TooManyDisks(disks)),
-    }
-    for (index, disk) in spec.disks.iter().enumerate() {
-        let serial = &disk.serial;
-        // 20 bytes is what virtio-blk has room for.
-        let fits = (1..=20).contains(&serial.len());
-        if !fits || !serial.chars().all(|c| c.is_ascii_alphanumeric()) {
-            return Err(BadSpec::Serial(serial.clone()));
-        }
-        if spec.disks[..index].iter().any(|other| other.serial == *serial) {
-            return Err(BadSpec::SerialTwice(serial.clone()));
-        }
-    }
-    Ok(())
-}
-
 /// The arguments by which a VM's QEMU is found among all processes.
 pub fn mark(dir: &VmDir) -> [String; 2] {
     ["-pidfile".to_owned(), dir.pid().display().to_string()]
@@ -155,7 +108,7 @@ fn escape(path: &Path) -> String {
 fn block_node(disk: &Disk, volume_socket: &Path) -> String {
     json!({
         "driver": "nbd",
-        "node-name": disk.serial,
+        "node-name": disk.role,
         "server": {"type": "unix", "path": volume_socket.display().to_string()},
         "export": format!("{}@{}", disk.volume, disk.epoch),
         "reconnect-delay": RECONNECT_DELAY_S,
@@ -169,9 +122,9 @@ fn block_node(disk: &Disk, volume_socket: &Path) -> String {
 fn block_device(disk: &Disk, index: usize) -> String {
     json!({
         "driver": "virtio-blk-pci",
-        "id": format!("disk-{}", disk.serial),
-        "drive": disk.serial,
-        "serial": disk.serial,
+        "id": format!("disk-{}", disk.role),
+        "drive": disk.role,
+        "serial": disk.role,
         "bootindex": index + 1,
         "rerror": "stop",
         "werror": "stop",
@@ -181,14 +134,14 @@ fn block_device(disk: &Disk, index: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use perigee_model::{Epoch, VmId, VolumeName};
+    use perigee_model::{DiskRole, Epoch, VmId, VolumeName};
 
     use super::*;
 
     fn spec() -> VmSpec {
-        let disk = |serial: &str, epoch, read_only| Disk {
-            serial: serial.into(),
-            volume: VolumeName::new(format!("job-1.{serial}")).unwrap(),
+        let disk = |role: DiskRole, epoch, read_only| Disk {
+            role,
+            volume: VolumeName::new(format!("job-1.{role}")).unwrap(),
             epoch: Epoch(epoch),
             read_only,
         };
@@ -196,7 +149,7 @@ mod tests {
             vm: VmId::new("job-1").unwrap(),
             cpus: 2,
             memory_bytes: 384 * MIB,
-            disks: vec![disk("root", 1, false), disk("data0", 7, true)],
+            disks: vec![disk(DiskRole::Root, 1, false), disk(DiskRole::Data(0), 7, true)],
             arrives_by: None,
         }
     }
@@ -242,17 +195,5 @@ mod tests {
     fn the_mark_is_two_arguments_that_stand_together() {
         let dir = VmDir::new(Path::new("/s"), &spec().vm);
         assert!(line(&spec(), "/s").windows(2).any(|pair| pair == mark(&dir)));
-    }
-
-    #[test]
-    fn a_spec_that_qemu_cannot_run_is_refused() {
-        assert_eq!(check(&spec()), Ok(()));
-        assert_eq!(check(&VmSpec { cpus: 0, ..spec() }), Err(BadSpec::NoCpu));
-        assert_eq!(check(&VmSpec { disks: vec![], ..spec() }), Err(BadSpec::NoDisk));
-        let mut twice = spec();
-        twice.disks[1].serial = "root".into();
-        assert_eq!(check(&twice), Err(BadSpec::SerialTwice("root".into())));
-        twice.disks[1].serial = "a,b".into();
-        assert_eq!(check(&twice), Err(BadSpec::Serial("a,b".into())));
     }
 }

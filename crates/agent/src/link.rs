@@ -6,11 +6,10 @@ use axum::body::Body;
 use bytes::Bytes;
 use perigee_http::Client;
 use perigee_model::Problem;
+use perigee_model::limits::{OutOfLimits, PROBE_BYTES};
 use perigee_model::vm::{LinkProbe, ProbeLink};
 use tokio::net::TcpStream;
 
-/// The longest blob served and asked for.
-pub const BLOB_BYTES_MAX: u64 = 64 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
 const CONNECTS: usize = 7;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -29,12 +28,8 @@ fn chunk() -> Bytes {
 
 /// A body of so many bytes.
 pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
-    if length_bytes > BLOB_BYTES_MAX {
-        return Err(Problem::invalid(
-            format!("send {length_bytes} bytes"),
-            format!("at most {BLOB_BYTES_MAX} are sent"),
-        ));
-    }
+    let too_long = |error: OutOfLimits| error.problem("send bytes for a probe");
+    PROBE_BYTES.check(length_bytes).map_err(too_long)?;
     let whole = chunk();
     let mut left = usize::try_from(length_bytes).unwrap_or(0);
     let chunks = std::iter::from_fn(move || {
@@ -48,9 +43,7 @@ pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
 /// Connects several times for the round trip, then reads a blob for the rate.
 pub async fn probe(request: &ProbeLink) -> Result<LinkProbe, Problem> {
     let what = || format!("probe the link to {}", request.peer_agent_url);
-    if request.length_bytes == 0 || request.length_bytes > BLOB_BYTES_MAX {
-        return Err(Problem::invalid(what(), format!("length_bytes is 1 to {BLOB_BYTES_MAX}")));
-    }
+    PROBE_BYTES.check(request.length_bytes).map_err(|error| error.problem(what()))?;
     let measure = async {
         let rtt_ms = round_trip_ms(&request.peer_agent_url).await?;
         let rate_bytes_per_s = rate(request).await?;
@@ -178,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_blob_beyond_the_bound_is_refused() {
-        assert!(blob(BLOB_BYTES_MAX).is_ok());
-        assert!(blob(BLOB_BYTES_MAX + 1).is_err());
+        assert!(blob(64 << 20).is_ok());
+        assert!(blob((64 << 20) + 1).is_err());
     }
 }

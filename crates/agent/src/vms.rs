@@ -8,7 +8,6 @@ use perigee_model::vm::{VmSpec, VmStatus};
 use perigee_model::{MigrationId, Problem, VmId};
 use tokio::sync::oneshot;
 
-use crate::command;
 use crate::files::{VmDir, read_json};
 use crate::guest::GuestLog;
 use crate::host::Host;
@@ -66,7 +65,7 @@ impl Vms {
     /// Starts a VM, or finds that it was started with this spec before.
     pub async fn put(self: &Arc<Self>, spec: VmSpec) -> Result<Arc<Vm>, Problem> {
         let what = format!("start the VM {}", spec.vm);
-        command::check(&spec).map_err(|e| Problem::invalid(&what, e))?;
+        spec.check()?;
         let Some((vm, owner)) = self.enlist(&spec)? else {
             let vm = self.get(&spec.vm)?;
             if vm.spec != spec {

@@ -2,9 +2,9 @@
 
 mod support;
 
-use perigee_model::ProblemKind;
 use perigee_model::switchover::Fate;
-use perigee_model::vm::{MigrationPhase, VmStatus};
+use perigee_model::vm::{Disk, MigrationPhase, VmSpec, VmStatus};
+use perigee_model::{DiskRole, ProblemKind};
 use support::{Agent, Blocks, Home, directory, kill_9, signal, spec, wait_for, writes_port};
 use tokio::runtime::Runtime;
 
@@ -83,6 +83,23 @@ fn a_disk_that_does_not_exist_is_an_error_and_nothing_stays() {
     assert_eq!(problem.kind, ProblemKind::NotFound, "{problem}");
     assert!(problem.why.contains("root@9"), "{problem}");
     assert!(!scene.agents[0].vm_dir().exists());
+}
+
+/// It waits for a migration that never comes, so that 255 vCPUs stand still.
+#[test]
+fn qemu_starts_with_as_many_cpus_and_disks_as_a_vm_can_have() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    let mut largest = VmSpec { cpus: 255, ..spec(2, true) };
+    for role in [DiskRole::Seed, DiskRole::Output].into_iter().chain((0..17).map(DiskRole::Data)) {
+        largest.disks.push(Disk { role, ..largest.disks[0].clone() });
+    }
+    let beyond = agent.put(&VmSpec { cpus: 256, ..largest.clone() }).unwrap_err();
+    assert_eq!(beyond.kind, ProblemKind::Invalid, "{beyond}");
+    assert!(beyond.why.contains("1 to 255"), "{beyond}");
+    let report = agent.put(&largest).unwrap();
+    assert_eq!(report.spec.disks.len(), 20);
+    assert!(is_running(report.qemu_pid));
 }
 
 #[test]

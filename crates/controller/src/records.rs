@@ -28,7 +28,7 @@ use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::IoStats;
 use perigee_model::{
-    Epoch, HostId, ImageName, JobId, LayerId, OwnerName, Problem, VmId, VolumeName,
+    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, OwnerName, Problem, VmId, VolumeName,
 };
 use perigee_planner::Traits;
 use serde::de::DeserializeOwned;
@@ -157,7 +157,8 @@ pub struct Placement {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PlacedDisk {
-    pub serial: String,
+    #[serde(rename = "serial")]
+    pub role: DiskRole,
     pub volume: VolumeName,
     /// The volume's name in the job file, for a data disk.
     pub data_of: Option<VolumeName>,

@@ -13,7 +13,7 @@ use perigee_block::exports::Opener;
 use perigee_block::measured::Measured;
 use perigee_block::sessions::SessionKey;
 use perigee_model::ProblemKind;
-use perigee_model::client::Over;
+use perigee_model::client::{ISCSI_NAME_BYTES_MAX, Over};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +30,6 @@ use super::{ConnectionError, Shared};
 const LOGIN_DATA_BYTES_MAX: u32 = 8192;
 /// A login needs a handful.
 const EXCHANGES_MAX: usize = 64;
-const NAME_BYTES_MAX: usize = 223;
 
 /// Why a login fails: class and detail (RFC 7143, 11.13.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,7 +214,7 @@ impl<'a> Login<'a> {
         let initiator = value("InitiatorName").ok_or(Refusal::MISSING_PARAMETER)?.to_lowercase();
         let well_formed = ["iqn.", "eui.", "naa."].iter().any(|kind| initiator.starts_with(kind));
         let plain = !initiator.bytes().any(|byte| byte.is_ascii_control() || byte == b',');
-        if initiator.len() > NAME_BYTES_MAX || !well_formed || !plain {
+        if initiator.len() > ISCSI_NAME_BYTES_MAX || !well_formed || !plain {
             return Err(Refusal::INITIATOR_ERROR);
         }
         self.discovery = match value("SessionType") {

@@ -16,13 +16,12 @@
 
 use std::path::Path;
 
+use perigee_model::limits::DOCUMENT_BYTES;
 use perigee_model::yaml::{Document, Field};
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::definition::{Definition, LabId, SiteDef, find_link};
 use crate::wan::{Change, LinkSettings, parse_loss, parse_rtt};
-
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// # Errors
 /// The file cannot be read, or a field is wrong: then the problem names the line and the field.
@@ -34,9 +33,7 @@ pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition
             .next("put a command to run in the lab after `--`; the experiments are `boot-storm` and `soak`"),
         _ => Problem::invalid(what(), error),
     })?;
-    if length.len() > FILE_BYTES_MAX {
-        return Err(Problem::invalid(what(), "it is larger than 1 MiB"));
-    }
+    DOCUMENT_BYTES.check(length.len()).map_err(|error| error.problem(what()))?;
     let text = std::fs::read_to_string(path).map_err(|error| Problem::invalid(what(), error))?;
     parse(&text, &name, id, settings)
 }

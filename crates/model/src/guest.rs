@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::DiskRole;
+
 pub const PORT_NAME: &str = "org.perigee.job";
 
 /// A line longer than this is cut by the guest and is a framing error for the host.
@@ -40,7 +42,8 @@ pub struct Seed {
 /// A data disk and where the job finds it. An empty disk gets an ext4 filesystem first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    pub serial: String,
+    #[serde(rename = "serial")]
+    pub role: DiskRole,
     pub path: String,
     pub read_only: bool,
 }

@@ -7,10 +7,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::limits::NAME_BYTES;
+
 /// Why a text is not a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not a name: 1 to 63 characters of a-z, 0-9, '.', '_' and '-', the first a letter or a digit"
+    "{text:?} is not a name: {range}, each of a-z, 0-9, '.', '_' and '-', the first a letter or a digit",
+    range = NAME_BYTES.range()
 )]
 pub struct BadName {
     text: String,
@@ -21,7 +24,7 @@ fn check_name(text: &str) -> Result<(), BadName> {
     let rest_ok = text
         .chars()
         .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-'));
-    if first_ok && rest_ok && text.len() <= 63 {
+    if first_ok && rest_ok && NAME_BYTES.check(text.len()).is_ok() {
         Ok(())
     } else {
         Err(BadName { text: text.chars().take(80).collect() })
@@ -192,6 +195,7 @@ mod tests {
     #[test]
     fn a_name_is_lower_case_letters_digits_and_three_signs() {
         assert!(VolumeName::new("tpch-1.data_a").is_ok());
+        assert!(VolumeName::new("x".repeat(63)).is_ok());
         for bad in ["", "-a", "A", "a/b", "a b", "a@1", &"x".repeat(64)] {
             assert!(VolumeName::new(bad).is_err(), "{bad:?} must be refused");
         }

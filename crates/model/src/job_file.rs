@@ -32,18 +32,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
+use crate::limits::{
+    CPUS, JOB_DISK_BYTES, JOB_VOLUMES, Limit, MEMORY_BYTES, OUTPUTS, PRIORITY, TIMEOUT_S,
+};
+use crate::spec::{
+    check_beside, check_command, check_env, check_guest_path, check_job_name, check_mount,
+};
 use crate::units::{parse_bytes, parse_duration};
 use crate::volume::BLOCK_BYTES;
 use crate::yaml::{Document, Field};
-use crate::{HostId, ImageName, JobId, Problem, SiteId, VolumeName};
+use crate::{HostId, ImageName, Problem, SiteId, VolumeName};
 
-const MEMORY_BYTES: u64 = 512 << 20;
-/// Less does not boot a Linux kernel.
-const MEMORY_BYTES_MIN: u64 = 64 << 20;
-const PRIORITY_MAX: i32 = 100;
-const OUTPUT_BYTES: u64 = 1 << 30;
-const DISK_BYTES_MIN: u64 = 1 << 20;
-const CPUS_MAX: u32 = 255;
+const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
+const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobFile {
@@ -109,10 +110,12 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         image: image.parse(ImageName::new)?,
         command: read_command(&command)?,
         env: read(env, read_env)?.unwrap_or_default(),
-        cpus: read(cpus, read_cpus)?.unwrap_or(1),
-        memory_bytes: read(memory, |f| read_size(f, MEMORY_BYTES_MIN))?.unwrap_or(MEMORY_BYTES),
-        root_bytes: read(root_size, |f| read_size(f, DISK_BYTES_MIN))?,
-        output_bytes: read(output, |f| read_size(f, DISK_BYTES_MIN))?.unwrap_or(OUTPUT_BYTES),
+        cpus: read(cpus, |f| read_number(f, &CPUS))?.unwrap_or(1),
+        memory_bytes: read(memory, |f| read_size(f, &MEMORY_BYTES))?
+            .unwrap_or(MEMORY_BYTES_DEFAULT),
+        root_bytes: read(root_size, |f| read_size(f, &JOB_DISK_BYTES))?,
+        output_bytes: read(output, |f| read_size(f, &JOB_DISK_BYTES))?
+            .unwrap_or(OUTPUT_BYTES_DEFAULT),
         volumes: read(volumes, read_volumes)?.unwrap_or_default(),
         outputs: read(outputs, read_outputs)?.unwrap_or_else(|| vec!["/output".to_owned()]),
         start,
@@ -120,10 +123,12 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         timeout_s: read(timeout, read_timeout)?,
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
-        priority: read(priority, read_priority)?.unwrap_or_default(),
+        priority: read(priority, |f| read_number(f, &PRIORITY))?.unwrap_or_default(),
         restart: read(restart, read_restart)?.unwrap_or_default(),
     };
-    Ok(JobFile { spec, inputs: read(inputs, read_inputs)?.unwrap_or_default() })
+    let inputs = read(inputs, read_inputs)?.unwrap_or_default();
+    spec.check()?;
+    Ok(JobFile { spec, inputs })
 }
 
 fn read<T>(
@@ -137,26 +142,17 @@ fn missing(parent: &Field<'_>, name: &str, example: &str) -> Problem {
     parent.problem(format!("the field {name:?} is missing")).next(format!("add a line `{example}`"))
 }
 
-/// The job's id is its name and a number, so the name must leave room for it.
-fn check_name(name: &str) -> Result<String, String> {
-    match JobId::new(format!("{name}-0000000")) {
-        Ok(_) if !name.is_empty() => Ok(name.to_owned()),
-        _ => Err(format!(
-            "{name:?} is not a job's name: 1 to 55 characters of a-z, 0-9, '.', '_' and '-', the first a letter or a digit"
-        )),
-    }
-}
-
 fn read_name(
     name: Option<&Field<'_>>,
     root: &Field<'_>,
     file_name: &str,
 ) -> Result<String, Problem> {
     match name {
-        Some(field) => field.parse(check_name),
+        Some(field) => field.parse(|name| check_job_name(name).map(|()| name.to_owned())),
         None => {
             let stem = Path::new(file_name).file_stem().and_then(|stem| stem.to_str());
-            check_name(stem.unwrap_or_default()).map_err(|why| {
+            let name = stem.unwrap_or_default();
+            check_job_name(name).map(|()| name.to_owned()).map_err(|why| {
                 root.problem(format!("the file's name can't name the job: {why}"))
                     .next("add a line `name: …`")
             })
@@ -174,13 +170,7 @@ fn read_command(field: &Field<'_>) -> Result<Vec<String>, Problem> {
         }
         vec!["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()]
     };
-    match words.first() {
-        Some(program) if !program.is_empty() => {}
-        _ => return Err(field.problem("it names no program")),
-    }
-    if words.iter().any(|word| word.contains('\0')) {
-        return Err(field.problem("a command can't contain a zero byte"));
-    }
+    check_command(&words).map_err(|why| field.problem(why))?;
     Ok(words)
 }
 
@@ -191,50 +181,30 @@ fn texts(field: &Field<'_>) -> Result<Vec<String>, Problem> {
 fn read_env(field: &Field<'_>) -> Result<BTreeMap<String, String>, Problem> {
     let mut env = BTreeMap::new();
     for (name, value) in field.entries()? {
-        let is_name = !name.starts_with(|c: char| c.is_ascii_digit())
-            && !name.is_empty()
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !is_name {
-            return Err(value.problem(format!("{name:?} is not an environment variable's name")));
-        }
         let text = if value.is_null() { "" } else { value.text()? };
-        if text.contains('\0') {
-            return Err(value.problem("it can't contain a zero byte"));
-        }
+        check_env(name, text).map_err(|why| value.problem(why))?;
         env.insert(name.to_owned(), text.to_owned());
     }
     Ok(env)
 }
 
-fn read_cpus(field: &Field<'_>) -> Result<u32, Problem> {
-    field.parse(|text| match text.parse() {
-        Ok(cpus @ 1..=CPUS_MAX) => Ok(cpus),
-        _ => Err(format!("{text:?} is not a number of CPUs: 1 to {CPUS_MAX}")),
-    })
+/// A whole number within its limits.
+fn read_number<T: TryFrom<i64>>(field: &Field<'_>, limit: &'static Limit) -> Result<T, Problem> {
+    let number: i64 = field.parse(|text| {
+        text.parse().map_err(|_| format!("{text:?} is not a whole number of {}", limit.range()))
+    })?;
+    limit.check(number).map_err(|why| field.problem(why))?;
+    T::try_from(number).map_err(|_| field.problem("it is too large"))
 }
 
-/// A size of at least `bytes_min`, rounded up to whole blocks.
-fn read_size(field: &Field<'_>, bytes_min: u64) -> Result<u64, Problem> {
-    let bytes = field.parse(parse_bytes)?;
-    if bytes < bytes_min {
-        let least = crate::units::format_bytes(bytes_min);
-        return Err(field.problem(format!("{:?} is too small: at least {least}", field.text()?)));
-    }
-    bytes.checked_next_multiple_of(BLOCK_BYTES).ok_or_else(|| field.problem("it is too large"))
+/// A size, rounded up to whole blocks.
+fn read_size(field: &Field<'_>, limit: &'static Limit) -> Result<u64, Problem> {
+    let bytes = limit.check(field.parse(parse_bytes)?).map_err(|why| field.problem(why))?;
+    Ok(bytes.next_multiple_of(BLOCK_BYTES))
 }
 
 fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
-    match field.parse(parse_duration)? {
-        0 => Err(field.problem("a job needs more than no time")),
-        timeout_s => Ok(timeout_s),
-    }
-}
-
-fn read_priority(field: &Field<'_>) -> Result<i32, Problem> {
-    field.parse(|text| match text.parse() {
-        Ok(priority) if (-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority) => Ok(priority),
-        _ => Err(format!("{text:?} is not a whole number of -{PRIORITY_MAX} to {PRIORITY_MAX}")),
-    })
+    TIMEOUT_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
 }
 
 fn read_restart(field: &Field<'_>) -> Result<Restart, Problem> {
@@ -247,20 +217,17 @@ fn read_restart(field: &Field<'_>) -> Result<Restart, Problem> {
 
 fn read_volumes(field: &Field<'_>) -> Result<Vec<JobVolume>, Problem> {
     let mut volumes: Vec<JobVolume> = Vec::new();
+    JOB_VOLUMES.check(field.list()?.len()).map_err(|why| field.problem(why))?;
     for (index, item) in field.list()?.iter().enumerate() {
         let [volume, mount, access] = item.fields(["volume", "mount", "access"])?;
         let volume = volume.ok_or_else(|| missing(item, "volume", "volume: NAME"))?;
         let name = volume.parse(VolumeName::new)?;
         let default_mount = if index == 0 { "/data".to_owned() } else { format!("/data{index}") };
         let mount_path = read(mount, read_mount)?.unwrap_or(default_mount);
-        if volumes.iter().any(|v| v.volume == name) {
-            return Err(volume.problem(format!("volume {name} is named twice")));
-        }
-        if volumes.iter().any(|v| v.mount == mount_path) {
-            return Err(item.problem(format!("two volumes can't both be mounted at {mount_path}")));
-        }
         let access = read(access, read_access)?.unwrap_or_default();
-        volumes.push(JobVolume { volume: name, mount: mount_path, access });
+        let volume = JobVolume { volume: name, mount: mount_path, access };
+        check_beside(&volume, &volumes).map_err(|why| item.problem(why))?;
+        volumes.push(volume);
     }
     Ok(volumes)
 }
@@ -274,31 +241,16 @@ fn read_access(field: &Field<'_>) -> Result<Access, Problem> {
     })
 }
 
-/// Where a volume may be mounted: not over what the guest's system itself mounts.
 fn read_mount(field: &Field<'_>) -> Result<String, Problem> {
-    let path = read_guest_path(field)?;
-    let top = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
-    if ["dev", "proc", "run", "sys"].contains(&top) {
-        return Err(field.problem(format!("/{top} belongs to the VM's system: mount it elsewhere")));
-    }
-    Ok(path)
+    field.parse(|path| check_mount(path).map(|()| path.trim_end_matches('/').to_owned()))
 }
 
 fn read_guest_path(field: &Field<'_>) -> Result<String, Problem> {
-    field.parse(|text| {
-        let is_plain = text.starts_with('/')
-            && text.len() > 1
-            && !text.contains('\0')
-            && !text.split('/').any(|part| part == ".." || part == ".");
-        if is_plain {
-            Ok(text.trim_end_matches('/').to_owned())
-        } else {
-            Err(format!("{text:?} is not an absolute path in the VM, without . and .."))
-        }
-    })
+    field.parse(|path| check_guest_path(path).map(|()| path.trim_end_matches('/').to_owned()))
 }
 
 fn read_outputs(field: &Field<'_>) -> Result<Vec<String>, Problem> {
+    OUTPUTS.check(field.list()?.len()).map_err(|why| field.problem(why))?;
     field.list()?.iter().map(read_guest_path).collect()
 }
 
@@ -465,8 +417,28 @@ timeout: 1h30m
              (512MiB = 512 × 1024² bytes)"
         );
         assert!(problem("memory: 512\n").starts_with("jobs/scan.yaml:3: memory: \"512\" is not"));
-        assert!(problem("memory: 1KiB\n").contains("too small: at least 64 MiB"));
         assert!(problem("timeout: 10\n").contains("timeout: \"10\" is not a duration"));
+    }
+
+    #[test]
+    fn what_is_beyond_a_limit_names_line_field_and_limit() {
+        let text = problem("cpus: 256\n");
+        let expected = "3: cpus: a VM's number of CPUs is 256; possible is 1 to 255";
+        assert_eq!(text, format!("jobs/scan.yaml:{expected}"));
+        for (extra, expected) in [
+            ("memory: 1KiB\n", "memory is 1 KiB; possible is 64 MiB to 512 GiB"),
+            ("root: 1KiB\n", "disk is 1 KiB; possible is 1 MiB to "),
+            ("output: 16TiB\n", "disk is 16 TiB; possible is 1 MiB to "),
+            ("timeout: 0s\n", "timeout is 0s; possible is 1s to 365d"),
+            ("priority: -101\n", "priority is -101; possible is -100 to 100"),
+            ("name: a b\n", "is not a job's name: 1 to 45 bytes"),
+        ] {
+            let text = problem(extra);
+            assert!(text.starts_with("jobs/scan.yaml:3: ") && text.contains(expected), "{text}");
+        }
+        let volumes: Vec<_> = (0..18).map(|n| format!("{{volume: v{n}}}")).collect();
+        let text = problem(&format!("volumes: [{}]\n", volumes.join(", ")));
+        assert!(text.contains("volumes is 18; possible is 0 to 17"), "{text}");
     }
 
     #[test]
@@ -482,7 +454,7 @@ timeout: 1h30m
     fn a_wrong_type_names_line_and_field() {
         for (extra, expected) in [
             ("memory: [1]\n", "3: memory: one value is wanted, not a list"),
-            ("cpus: two\n", "3: cpus: \"two\" is not a number of CPUs"),
+            ("cpus: two\n", "3: cpus: \"two\" is not a whole number of 1 to 255"),
             ("volumes: a\n", "3: volumes: a list is wanted"),
             ("env: [a]\n", "3: env: fields are wanted"),
             ("volumes: [{volume: a, mount: //proc/1}]\n", "3: volumes[0].mount: /proc belongs"),

@@ -3,13 +3,16 @@
 //! No I/O and no clock. Every daemon and every client speaks these types.
 
 pub mod client;
+pub mod disk_role;
 pub mod guest;
 pub mod ids;
 pub mod job;
 pub mod job_file;
+pub mod limits;
 pub mod phases;
 pub mod plan;
 pub mod problem;
+pub mod spec;
 pub mod states;
 pub mod switchover;
 pub mod trace;
@@ -18,6 +21,7 @@ pub mod vm;
 pub mod volume;
 pub mod yaml;
 
+pub use disk_role::DiskRole;
 pub use ids::{
     BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
     OwnerName, SiteId, TenantName, VmId, VolumeName,

@@ -25,7 +25,7 @@ use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
 use crate::volume::IoStats;
-use crate::{Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
+use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -68,9 +68,10 @@ pub struct HostAddresses {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
-    /// Serial number in the guest: `root`, `seed`, `output`, `data0`, `data1` … The runner finds
-    /// its disks by it.
-    pub serial: String,
+    /// What it is for: its serial number in the guest, its node's name in QEMU. A VM has each once.
+    #[serde(rename = "serial")]
+    #[schema(value_type = String)]
+    pub role: DiskRole,
     pub volume: VolumeName,
     /// The session's epoch; the disk's export name is `VOLUME@EPOCH`.
     pub epoch: Epoch,

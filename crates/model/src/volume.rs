@@ -354,7 +354,7 @@ pub struct EpochChange {
 /// are tried, each as an [`EpochChange`]; a repeated call succeeds.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct EpochChanges {
-    /// At most [`BATCH_MAX`].
+    /// At most [`crate::limits::BATCH_VOLUMES`].
     pub changes: Vec<VolumeEpochChange>,
 }
 
@@ -368,12 +368,9 @@ pub struct VolumeEpochChange {
 /// Flushes volumes whose home it is.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct FlushVolumes {
-    /// At most [`BATCH_MAX`].
+    /// At most [`crate::limits::BATCH_VOLUMES`].
     pub volumes: Vec<VolumeName>,
 }
-
-/// Volumes in one request about several of them.
-pub const BATCH_MAX: usize = 64;
 
 /// Makes a volume of another host reachable through this host's volume server.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -11,9 +11,8 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{SnippetMode, Spanned};
 
 use crate::Problem;
+use crate::limits::DOCUMENT_BYTES;
 use crate::problem::ProblemKind;
-
-const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// A document that was parsed; errors name it.
 #[derive(Debug)]
@@ -47,9 +46,7 @@ impl<'a> Document<'a> {
     /// # Errors
     /// [`Problem`] when the text is not one YAML document, or too large.
     pub fn parse(name: &'a str, text: &'a str) -> Result<Self, Problem> {
-        if text.len() > TEXT_BYTES_MAX {
-            return Err(Problem::invalid(name, "it is larger than 1 MiB"));
-        }
+        DOCUMENT_BYTES.check(text.len()).map_err(|error| error.problem(name))?;
         let root = serde_saphyr::from_str(text).map_err(|error| {
             let line = error.location().map_or(1, |location| location.line());
             let options = serde_saphyr::render_options! { snippets: SnippetMode::Off };

@@ -12,9 +12,6 @@ use super::checksums::checksums_name;
 use super::files::{BlockFile, LayerFiles};
 use super::map::{self, MapError, MapFile};
 
-/// The limit of ext4 for a file's size. A layer is smaller.
-pub(super) const LAYER_BYTES_MAX: u64 = 16 << 40;
-
 /// The reason why a layer can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("layer {layer}: {source}")]

@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
     CachePolicy, CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
@@ -70,6 +71,7 @@ impl Pool {
             [name] => format!("can't create volume {name}"),
             [first, ..] => format!("can't create {} volumes like {first}", request.names.len()),
         };
+        NEW_VOLUMES.check(request.names.len()).map_err(|error| error.problem(&what))?;
         // This comes before the lock, because the other host may be slow.
         let remote = match &request.source {
             VolumeSource::Remote { nbd_addr, export } => {

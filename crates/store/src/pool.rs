@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use nix::fcntl::{Flock, FlockArg};
 use perigee_block::device::Device;
-use perigee_model::units::format_bytes;
+use perigee_model::limits::{OutOfLimits, VOLUME_BYTES};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::Notify;
@@ -24,7 +24,7 @@ use super::copy::LayerCopy;
 use super::directories::Directories;
 use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
-use super::layer::{LAYER_BYTES_MAX, Layer, LayerError, live_name};
+use super::layer::{Layer, LayerError, live_name};
 use super::remote::{Connector, RemoteParent};
 use super::session::{SealedDevice, SumsDevice};
 use super::volume::{Stack, Volume, io_problem};
@@ -548,16 +548,8 @@ impl Pool {
 
     /// Rounds a size up to whole blocks, and refuses sizes that no layer can have.
     pub(super) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
-        match size_bytes.checked_next_multiple_of(BLOCK_BYTES) {
-            Some(size_bytes) if (1..=LAYER_BYTES_MAX - BLOCK_BYTES).contains(&size_bytes) => {
-                Ok(size_bytes)
-            }
-            Some(0) => Err(Problem::invalid(what, "it has no size").next("give one, say 10GiB")),
-            _ => {
-                let why =
-                    format!("its size of {} is not less than 16 TiB", format_bytes(size_bytes));
-                Err(Problem::invalid(what, why).next("give a smaller size"))
-            }
-        }
+        let refused =
+            |error: OutOfLimits| error.problem(what).next("give a possible size, say 10GiB");
+        Ok(VOLUME_BYTES.check(size_bytes).map_err(refused)?.next_multiple_of(BLOCK_BYTES))
     }
 }

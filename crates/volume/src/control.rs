@@ -20,8 +20,9 @@ use futures_util::{StreamExt, stream};
 use perigee_block::device::{Device, IoError};
 use perigee_block::stats::StatsTable;
 use perigee_http::{Failure, Json, Reply};
+use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
-    Attach, Attachment, BATCH_MAX, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
+    Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
     EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo, ImportImage,
     Keep, PoolInfo, ProbeBlocks, Resize, Snapshot, VolumeEpochChange, VolumeInfo,
 };
@@ -253,11 +254,8 @@ async fn flush_volumes(State(control): Shared, Json(ask): Json<FlushVolumes>) ->
 }
 
 fn check_batch(what: &str, count: usize) -> Result<(), Problem> {
-    if count <= BATCH_MAX {
-        return Ok(());
-    }
-    let why = format!("{count} volumes are too many for one request, {BATCH_MAX} are possible");
-    Err(Problem::invalid(what, why).next("ask in several requests"))
+    let too_many = |error: OutOfLimits| error.problem(what).next("ask in several requests");
+    BATCH_VOLUMES.check(count).map(drop).map_err(too_many)
 }
 
 fn first_problem(results: Vec<Result<(), Problem>>) -> Reply<()> {

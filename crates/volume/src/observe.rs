@@ -12,6 +12,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use futures_util::stream;
 use perigee_http::{Failure, Json, Reply};
+use perigee_model::limits::TRACE_S;
 use perigee_model::volume::{StartTrace, TraceSummary};
 use perigee_model::{Problem, ProblemKind, VolumeName};
 use serde::Deserialize;
@@ -19,9 +20,6 @@ use tokio::time::Instant;
 
 use crate::control::{Control, Named};
 use crate::metrics;
-
-/// Longest time that one trace takes.
-const TRACE_SECONDS_MAX: u64 = 3600;
 
 pub fn metrics() -> Router<Arc<Control>> {
     Router::new().route("/metrics", get(figures))
@@ -52,10 +50,7 @@ async fn requests(
     let what = format!("can't trace volume {volume}");
     let Query(Span { seconds }) =
         span.map_err(|error| Problem::invalid(&what, error.body_text()))?;
-    if !(1..=TRACE_SECONDS_MAX).contains(&seconds) {
-        let why = format!("it lasts from 1 to {TRACE_SECONDS_MAX} seconds");
-        return Err(Problem::invalid(what, why).into());
-    }
+    TRACE_S.check(seconds).map_err(|error| error.problem(&what))?;
     match control.pool.volume(&volume).await {
         Err(problem) if problem.kind == ProblemKind::NotFound => {
             let attachments = control.pool.attachments().await?;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::device::Device;
 use perigee_model::Problem;
+use perigee_model::limits::{OutOfLimits, PROBE_REQUEST_BYTES, PROBE_REQUESTS};
 use perigee_model::volume::{BlockProbe, ProbeBlocks};
 use perigee_nbd::NbdDevice;
 
@@ -20,9 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// export can't be opened or read.
 pub async fn probe(remotes: &Remotes, ask: &ProbeBlocks) -> Result<BlockProbe, Problem> {
     let what = format!("probe of {:?} at {}", ask.export, ask.nbd_addr);
-    if !(1..=1000).contains(&ask.requests) || !(512..=1 << 20).contains(&ask.request_bytes) {
-        return Err(Problem::invalid(what, "requests are 1 to 1000, each of 512 bytes to 1 MiB"));
-    }
+    let invalid = |error: OutOfLimits| error.problem(&what);
+    PROBE_REQUESTS.check(ask.requests).map_err(invalid)?;
+    PROBE_REQUEST_BYTES.check(ask.request_bytes).map_err(invalid)?;
     let mut remote = remotes.export(ask.nbd_addr.clone(), ask.export.clone());
     remote.patience = PATIENCE;
     let device = Arc::new(NbdDevice::open(remote).await?);

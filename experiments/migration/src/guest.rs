@@ -1,5 +1,6 @@
 //! What the guest does while it is moved. The same on both sides, in the same golden image.
 
+use perigee_model::DiskRole;
 use perigee_model::guest::{Mount, Seed};
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +66,7 @@ impl Guest {
             command: self.command(),
             env: Default::default(),
             mounts: vec![Mount {
-                serial: "data0".to_owned(),
+                role: DiskRole::Data(0),
                 path: MOUNT.to_owned(),
                 read_only: false,
             }],

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
+use perigee_model::DiskRole;
 use perigee_model::guest::Mount;
 
 use crate::error::Error;
@@ -25,21 +26,22 @@ pub struct Mounted {
     pub read_only: bool,
 }
 
-/// The device node of the disk with this serial; waits a little for a disk that the kernel finds late.
-pub fn find(serial: &str) -> Result<PathBuf, Error> {
+/// The device node of the disk with this role as its serial number; waits a little for a disk that the kernel finds late.
+pub fn find(role: DiskRole) -> Result<PathBuf, Error> {
     let deadline = Instant::now() + DISK_DEADLINE;
     loop {
-        if let Some(device) = find_in(Path::new("/sys/block"), serial) {
+        if let Some(device) = find_in(Path::new("/sys/block"), role) {
             return Ok(device);
         }
         if Instant::now() >= deadline {
-            return Err(Error::NoDisk(serial.to_owned()));
+            return Err(Error::NoDisk(role));
         }
         std::thread::sleep(RETRY_DELAY);
     }
 }
 
-fn find_in(sys_block: &Path, serial: &str) -> Option<PathBuf> {
+fn find_in(sys_block: &Path, role: DiskRole) -> Option<PathBuf> {
+    let serial = role.to_string();
     let entries = std::fs::read_dir(sys_block).ok()?;
     entries.flatten().find_map(|entry| {
         let found = std::fs::read_to_string(entry.path().join("serial")).ok()?;
@@ -53,12 +55,12 @@ pub fn mount(wanted: &Mount) -> Result<Mounted, Error> {
     if !path.is_absolute() || path == Path::new("/") {
         return Err(Error::MountPath(wanted.path.clone()));
     }
-    let device = find(&wanted.serial)?;
-    let disk = File::open(&device).map_err(Error::io(format!("open disk `{}`", wanted.serial)))?;
-    let empty = is_empty(disk).map_err(Error::io(format!("read from disk `{}`", wanted.serial)))?;
+    let device = find(wanted.role)?;
+    let disk = File::open(&device).map_err(Error::io(format!("open disk `{}`", wanted.role)))?;
+    let empty = is_empty(disk).map_err(Error::io(format!("read from disk `{}`", wanted.role)))?;
     match (empty, wanted.read_only) {
-        (true, true) => return Err(Error::EmptyReadOnly(wanted.serial.clone())),
-        (true, false) => format(&wanted.serial, &device)?,
+        (true, true) => return Err(Error::EmptyReadOnly(wanted.role)),
+        (true, false) => format(wanted.role, &device)?,
         (false, _) => {}
     }
     std::fs::create_dir_all(&path)
@@ -121,7 +123,7 @@ fn is_empty(disk: impl Read) -> io::Result<bool> {
     Ok(start.iter().all(|byte| *byte == 0))
 }
 
-fn format(serial: &str, device: &Path) -> Result<(), Error> {
+fn format(role: DiskRole, device: &Path) -> Result<(), Error> {
     let run = Command::new("/sbin/mkfs.ext4")
         .args(["-q", "-F", "-m", "0"])
         .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
@@ -131,10 +133,7 @@ fn format(serial: &str, device: &Path) -> Result<(), Error> {
     if run.status.success() {
         return Ok(());
     }
-    Err(Error::Format {
-        serial: serial.to_owned(),
-        detail: String::from_utf8_lossy(&run.stderr).trim().to_owned(),
-    })
+    Err(Error::Format { role, detail: String::from_utf8_lossy(&run.stderr).trim().to_owned() })
 }
 
 #[cfg(test)]
@@ -150,8 +149,8 @@ mod tests {
                 std::fs::write(sys.path().join(name).join("serial"), serial).unwrap();
             }
         }
-        assert_eq!(find_in(sys.path(), "data0"), Some("/dev/vdb".into()));
-        assert_eq!(find_in(sys.path(), "data"), None);
+        assert_eq!(find_in(sys.path(), DiskRole::Data(0)), Some("/dev/vdb".into()));
+        assert_eq!(find_in(sys.path(), DiskRole::Data(1)), None);
     }
 
     #[test]
@@ -165,8 +164,7 @@ mod tests {
     #[test]
     fn a_mount_path_must_be_absolute() {
         for path in ["data", "/"] {
-            let wanted =
-                Mount { serial: "none".to_owned(), path: path.to_owned(), read_only: false };
+            let wanted = Mount { role: DiskRole::Data(0), path: path.to_owned(), read_only: false };
             assert!(matches!(mount(&wanted), Err(Error::MountPath(_))));
         }
     }

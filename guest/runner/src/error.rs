@@ -2,18 +2,20 @@
 
 use std::io;
 
+use perigee_model::DiskRole;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("this VM has no disk with serial `{0}`")]
-    NoDisk(String),
+    NoDisk(DiskRole),
     #[error("cannot {doing}: {source}")]
     Io { doing: String, source: io::Error },
     #[error("the seed disk is not valid: {0}")]
     Seed(String),
-    #[error("cannot make a filesystem on disk `{serial}`: {detail}")]
-    Format { serial: String, detail: String },
+    #[error("cannot make a filesystem on disk `{role}`: {detail}")]
+    Format { role: DiskRole, detail: String },
     #[error("disk `{0}` is empty, so there is nothing to mount read-only")]
-    EmptyReadOnly(String),
+    EmptyReadOnly(DiskRole),
     #[error("mount path `{0}` must be absolute and not the root directory")]
     MountPath(String),
     #[error("processes of the job could not be ended within {0} s")]

@@ -5,6 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use perigee_model::DiskRole;
 use perigee_model::guest::{GuestBody, Seed};
 
 use crate::disks::{self, Mounted};
@@ -37,7 +38,7 @@ pub fn run(outbox: &Arc<Outbox>) -> Result<Written, Error> {
 }
 
 fn read_seed() -> Result<Seed, Error> {
-    let device = disks::find("seed")?;
+    let device = disks::find(DiskRole::Seed)?;
     let disk = File::open(device).map_err(Error::io("open the seed disk"))?;
     seed::read(BufReader::with_capacity(256 * 1024, disk), Path::new(JOB_DIRECTORY))
 }
@@ -53,7 +54,7 @@ fn write_outputs(seed: &Seed, mounted: &[Mounted], code: i32) -> Result<Written,
     for disk in &needed {
         disks::mount_again_read_only(disk)?;
     }
-    let device = disks::find("output")?;
+    let device = disks::find(DiskRole::Output)?;
     outputs::write(&device, &paths, code == 0)
 }
 

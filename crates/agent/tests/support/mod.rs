@@ -20,7 +20,9 @@ use perigee_model::vm::{
 use perigee_model::volume::{
     CachePolicy, EpochChange, EpochChanges, ExportStats, FlushVolumes, VolumeHealth, VolumeInfo,
 };
-use perigee_model::{Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VolumeName};
+use perigee_model::{
+    DiskRole, Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VolumeName,
+};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
@@ -350,7 +352,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
         cpus: 1,
         memory_bytes: 64 << 20,
         disks: vec![Disk {
-            serial: "root".into(),
+            role: DiskRole::Root,
             volume: VolumeName::new("root").unwrap(),
             epoch: Epoch(epoch),
             read_only: false,

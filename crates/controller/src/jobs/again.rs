@@ -8,9 +8,10 @@
 //!
 //! A host that cannot start the VM at all, for example for want of an accelerator, is left as well: the
 //! VM never ran there. A job ends when no host is left that may do better, or after
-//! [`REFUSALS_MAX`] hosts.
+//! [`REFUSALS`] hosts.
 
 use perigee_model::job::{HostState, Restart, Start};
+use perigee_model::limits::{REFUSALS, RESTARTS};
 use perigee_model::states::JobEvent;
 use perigee_model::vm::HostReport;
 use perigee_model::{HostId, Problem, ProblemKind};
@@ -22,12 +23,6 @@ use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
 use crate::meter::Meter;
 use crate::records::{Ending, JobRecord, LogKept, owner_of};
-
-/// A job that loses its host again and again may be the reason.
-const RESTARTS_MAX: u32 = 3;
-
-/// A VM that so many hosts cannot start is tried at no other.
-const REFUSALS_MAX: usize = 5;
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +71,10 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     }
     // It began anew also where a host could not start it.
     let refusals = u32::try_from(record.refused_by.len()).unwrap_or(u32::MAX);
-    if record.restarts.saturating_sub(refusals) >= RESTARTS_MAX {
-        return or_wait(&format!("the job has started again {RESTARTS_MAX} times before"));
+    let losses = record.restarts.saturating_sub(refusals);
+    // A job that loses its host again and again may be the reason.
+    if RESTARTS.check(losses + 1).is_err() {
+        return or_wait(&format!("the job has started again {losses} times before"));
     }
     Fate::Again
 }
@@ -119,7 +116,7 @@ impl Run {
         }
         let count = refused_by.len();
         let left = self.hosts_left();
-        if left && count < REFUSALS_MAX {
+        if left && REFUSALS.check(count + 1).is_ok() {
             tracing::warn!("job {}: host {host} cannot start its VM: {problem}", self.id);
             self.leave(host).await?;
         } else {

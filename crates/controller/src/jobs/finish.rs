@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use perigee_model::job::{JobState, MigrationState};
 use perigee_model::states::JobEvent;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{DiskRole, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
 use super::stage;
@@ -111,7 +111,7 @@ impl Run {
     pub(super) async fn fetch_output(&mut self) -> Result<(), Problem> {
         let Some(output) = self.record.value.finished.clone() else { return Ok(()) };
         let placement = self.placement()?;
-        let disk = placement.disks.iter().find(|disk| disk.serial == "output");
+        let disk = placement.disks.iter().find(|disk| disk.role == DiskRole::Output);
         let Some(disk) = disk else { return Ok(()) };
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);

@@ -379,12 +379,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         let epoch = disk.epoch.ok_or_else(|| {
             Problem::internal(format!("start job {}", run.id), "a disk has no epoch")
         })?;
-        Ok(Disk {
-            serial: disk.serial.clone(),
-            volume: disk.volume.clone(),
-            epoch,
-            read_only: disk.read_only,
-        })
+        Ok(Disk { role: disk.role, volume: disk.volume.clone(), epoch, read_only: disk.read_only })
     });
     Ok(VmSpec {
         vm: vm_of(&run.id),

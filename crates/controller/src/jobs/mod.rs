@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
+use perigee_model::limits::JOB_NUMBER;
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
@@ -41,18 +42,14 @@ pub use driver::drive;
 pub(crate) use guest::apply;
 pub use log::{PAGE_LINES_MAX, read as log};
 
-/// A job's name with `-0001` and a volume's suffix must still be a name.
-const NAME_BYTES_MAX: usize = 48;
-
 /// Between two looks for input files that nothing needs.
 const COLLECT_EVERY: Duration = Duration::from_secs(600);
-
-const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
     check(cluster, &spec).await?;
     let counter = format!("counters/{}", spec.name);
     let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
+    JOB_NUMBER.check(number).map_err(|error| error.problem("submit a job"))?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
         .map_err(|e| Problem::invalid("submit a job", e))?;
     let record = new_record(id.clone(), spec);
@@ -125,29 +122,15 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
 /// # Errors
 /// `Invalid` or `NotFound`, naming the field.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
-    let invalid = |why: String| Err(Problem::invalid(format!("job {}", spec.name), why));
-    if spec.name.len() > NAME_BYTES_MAX || JobId::new(spec.name.as_str()).is_err() {
-        return invalid(format!(
-            "its name is not 1 to {NAME_BYTES_MAX} characters of a-z, 0-9, '.', '_' and '-'"
-        ));
-    }
-    if spec.command.is_empty() {
-        return invalid("command: it is empty".to_owned());
-    }
-    if spec.cpus == 0 || spec.memory_bytes < MEMORY_BYTES_MIN || spec.output_bytes == 0 {
-        return invalid("it needs a CPU, 64 MiB of memory and room for output".to_owned());
-    }
-    for (index, volume) in spec.volumes.iter().enumerate() {
-        let earlier = &spec.volumes[..index];
-        if earlier.iter().any(|v| v.volume == volume.volume || v.mount == volume.mount) {
-            return invalid(format!("volumes: {} or its mount is there twice", volume.volume));
-        }
+    spec.check()?;
+    for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }
     if let Some(sha256) = &spec.inputs
         && !files::keep_bundle(&cluster.state_dir, sha256)
     {
-        return invalid(format!("inputs: no bundle {sha256} was uploaded"));
+        let why = format!("inputs: no bundle {sha256} was uploaded");
+        return Err(Problem::invalid(format!("job {}", spec.name), why));
     }
     if !cluster.hosts.up().is_empty() {
         // The hosts are asked only for a name that no job used yet.

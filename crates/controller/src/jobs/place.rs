@@ -2,7 +2,7 @@
 
 use perigee_model::job::{Access, JobSpec};
 use perigee_model::states::JobEvent;
-use perigee_model::{HostId, JobId, Problem, VolumeName};
+use perigee_model::{DiskRole, HostId, JobId, Problem, VolumeName};
 
 use super::driver::{Run, Step};
 use crate::planning;
@@ -36,35 +36,38 @@ fn disks(
     data_homes: &[HostId],
     restarts: u32,
 ) -> Vec<PlacedDisk> {
-    let own = |serial: &str, suffix: &str, read_only| PlacedDisk {
-        serial: serial.to_owned(),
-        volume: own_volume(job, restarts, suffix),
+    let own = |role: DiskRole| PlacedDisk {
+        role,
+        volume: own_volume(job, restarts, role),
         data_of: None,
         home: start.clone(),
         epoch: None,
-        read_only,
+        read_only: role == DiskRole::Seed,
         temporary: true,
     };
-    let mut disks =
-        vec![own("root", "root", false), own("seed", "seed", true), own("output", "out", false)];
+    let mut disks = [DiskRole::Root, DiskRole::Seed, DiskRole::Output].map(own).to_vec();
     for (index, (volume, home)) in spec.volumes.iter().zip(data_homes).enumerate() {
-        let serial = format!("data{index}");
+        let role = DiskRole::data(index).expect("submission bounds the number of volumes");
         let clone = volume.access == Access::Clone;
         disks.push(PlacedDisk {
-            volume: if clone { own_volume(job, restarts, &serial) } else { volume.volume.clone() },
+            role,
+            volume: if clone { own_volume(job, restarts, role) } else { volume.volume.clone() },
             data_of: Some(volume.volume.clone()),
             home: home.clone(),
             epoch: None,
             read_only: volume.access == Access::Read,
             temporary: clone,
-            serial,
         });
     }
     disks
 }
 
 /// What an earlier start of the job left may still stand: the next one has names of its own.
-fn own_volume(job: &JobId, restarts: u32, suffix: &str) -> VolumeName {
+fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
+    let suffix = match role {
+        DiskRole::Output => "out".to_owned(),
+        _ => role.to_string(),
+    };
     let name = match restarts {
         0 => format!("{job}-{suffix}"),
         _ => format!("{job}-r{restarts}-{suffix}"),

@@ -9,7 +9,7 @@ use perigee_model::guest::{Mount, Seed};
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
 use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
-use perigee_model::{Epoch, JobId, Problem, ProblemKind};
+use perigee_model::{DiskRole, Epoch, JobId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
 use crate::cluster::HostLink;
@@ -55,22 +55,22 @@ impl Run {
     async fn make_disk(&self, disk: &PlacedDisk, at: &Placement) -> Result<Epoch, Problem> {
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let spec = &self.job().spec;
-        match (disk.serial.as_str(), &disk.data_of) {
-            ("root", _) => {
+        match (disk.role, &disk.data_of) {
+            (DiskRole::Root, _) => {
                 images::ensure(&self.cluster, &home, &spec.image).await?;
                 let source = VolumeSource::Image(spec.image.clone());
                 self.create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
             }
-            ("seed", _) => self.make_seed(&home, disk, at).await,
-            ("output", _) => {
+            (DiskRole::Seed, _) => self.make_seed(&home, disk, at).await,
+            (DiskRole::Output, _) => {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));
                 self.create(&home, disk, size_bytes, VolumeSource::Empty).await
             }
-            (_, Some(source)) if disk.temporary => {
+            (DiskRole::Data(_), Some(source)) if disk.temporary => {
                 self.create(&home, disk, None, VolumeSource::Volume(source.clone())).await
             }
-            _ if disk.read_only => Ok(info(&home, disk).await?.epoch),
-            _ => take_over(&home, disk).await,
+            (DiskRole::Data(_), _) if disk.read_only => Ok(info(&home, disk).await?.epoch),
+            (DiskRole::Data(_), _) => take_over(&home, disk).await,
         }
     }
 
@@ -128,9 +128,9 @@ impl Run {
 }
 
 fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
-    let data = at.disks.iter().filter(|disk| disk.data_of.is_some());
+    let data = at.disks.iter().filter(|disk| disk.role.is_data());
     let mounts = data.zip(&spec.volumes).map(|(disk, volume)| Mount {
-        serial: disk.serial.clone(),
+        role: disk.role,
         path: volume.mount.clone(),
         read_only: disk.read_only,
     });

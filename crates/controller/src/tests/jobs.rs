@@ -22,7 +22,7 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
         let home = lab.home.inside();
         assert_eq!(home.attachments.len(), 1, "and attached where the VM is");
         let serials: Vec<_> =
-            home.vms[&vm].report.spec.disks.iter().map(|disk| disk.serial.as_str()).collect();
+            home.vms[&vm].report.spec.disks.iter().map(|disk| disk.role.to_string()).collect();
         assert_eq!(serials, ["root", "seed", "output", "data0"]);
     }
     lab.home.say(&vm, GuestBody::Started);

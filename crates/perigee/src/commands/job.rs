@@ -223,6 +223,7 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
 async fn submit(file: &Path, wait: bool, context: &Context) -> Result<ExitCode, Problem> {
     let JobFile { mut spec, inputs } = read_job_file(file)?;
     spec.owner = owner();
+    spec.check()?;
     let client = controller_client(context)?;
     if !inputs.is_empty() {
         let base = file.parent().unwrap_or(Path::new("")).to_owned();

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
+use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
     CachePolicy, CheckScope, Compacted, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
@@ -174,13 +175,13 @@ const LOCAL: &[Column<VolumeInfo>] = &[
 
 /// The names `NAME-0001` and so on, with at least four digits.
 fn numbered(name: &VolumeName, count: u32) -> Result<Vec<VolumeName>, Problem> {
+    let what = format!("can't name {count} volumes after {name}");
+    NEW_VOLUMES.check(count).map_err(|error| error.problem(&what))?;
     let digits = count.to_string().len().max(4);
     (1..=count)
         .map(|number| VolumeName::new(format!("{name}-{number:0digits$}")))
         .collect::<Result<_, _>>()
-        .map_err(|error| {
-            Problem::invalid(format!("can't name {count} volumes after {name}"), error)
-        })
+        .map_err(|error| Problem::invalid(what, error))
 }
 
 const COMPACTED: &[Column<Compacted>] = &[

@@ -2,12 +2,12 @@
 //! damaged.
 
 use perigee_model::LayerId;
+use perigee_model::limits::VOLUME_BYTES;
 use perigee_model::volume::BLOCK_BYTES;
 use rusqlite::Row;
 use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
 
 use super::Result;
-use crate::layer::LAYER_BYTES_MAX;
 
 /// A column whose text is parsed into one of our types.
 pub(super) struct Parsed<T>(pub(super) T);
@@ -61,7 +61,8 @@ pub(super) fn layer_bytes(row: &Row<'_>, column: usize) -> Result<u64> {
 /// A remote parent's size may end within a block.
 pub(super) fn remote_bytes(row: &Row<'_>, column: usize) -> Result<u64> {
     let size_bytes = unsigned(row, column)?;
-    if size_bytes < LAYER_BYTES_MAX { Ok(size_bytes) } else { Err(no_size(column, size_bytes)) }
+    let is_possible = i128::from(size_bytes) <= VOLUME_BYTES.max;
+    if is_possible { Ok(size_bytes) } else { Err(no_size(column, size_bytes)) }
 }
 
 fn no_size(column: usize, size_bytes: u64) -> rusqlite::Error {

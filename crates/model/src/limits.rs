@@ -1,0 +1,272 @@
+//! What people and other processes may ask for, in numbers: one table, one check.
+//!
+//! The CLI, the controller and the agent check with the same [`Limit`], so that what one of them
+//! takes, the next one does not refuse. What an error says is made of the table too.
+//!
+//! A limit stands here when it holds for what comes from outside, in a file, an option or a
+//! request. Sizes of buffers, deadlines and the like stand where they are used.
+
+use std::fmt;
+
+use crate::units::{format_bytes, format_duration, parse_bytes};
+use crate::volume::BLOCK_BYTES;
+use crate::{Problem, ProblemKind};
+
+const MIB: i128 = 1 << 20;
+const GIB: i128 = 1 << 30;
+const TIB: i128 = 1 << 40;
+
+/// What a limit's numbers count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Things.
+    Count,
+    /// Bytes of a size, shown with IEC units.
+    Bytes,
+    /// Bytes of a text, in UTF-8.
+    TextBytes,
+    /// Seconds, shown as a duration.
+    Seconds,
+}
+
+/// The smallest and the largest value of one quantity.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The quantity in words that can begin a sentence: `a VM's number of CPUs`.
+    pub name: &'static str,
+    /// What the numbers count.
+    pub unit: Unit,
+    /// The smallest value that is possible.
+    pub min: i128,
+    /// The largest value that is possible.
+    pub max: i128,
+}
+
+/// vCPUs of a VM. QEMU's q35 without an interrupt remapper starts with 255 and refuses 256: an
+/// APIC has an id of 8 bits, and 255 means all of them (tried with QEMU 7.2).
+pub static CPUS: Limit = Limit::new("a VM's number of CPUs", Unit::Count, 1, 255);
+
+/// Memory of a VM. Less than 64 MiB does not boot a Linux kernel with an initramfs. More than
+/// 512 GiB may not fit into the 40 bits of a physical address that QEMU's CPUs have under TCG,
+/// beside the window for PCI (960 GiB start with QEMU 7.2, 984 GiB do not).
+pub static MEMORY_BYTES: Limit = Limit::new("a VM's memory", Unit::Bytes, 64 * MIB, 512 * GIB);
+
+/// Disks of a VM. Each takes one of the 32 slots of q35's PCIe root bus, beside its bridges, the
+/// job's channel and the random numbers.
+pub static VM_DISKS: Limit = Limit::new("a VM's number of disks", Unit::Count, 1, 20);
+
+/// Volumes of a job: a VM's disks without root, seed and output.
+pub static JOB_VOLUMES: Limit =
+    Limit::new("a job's number of volumes", Unit::Count, 0, VM_DISKS.max - 3);
+
+/// The size of a job's root or output disk. Less than 1 MiB has no room for a filesystem or a tar.
+pub static JOB_DISK_BYTES: Limit =
+    Limit::new("the size of a job's disk", Unit::Bytes, MIB, VOLUME_BYTES.max);
+
+/// The size of a volume or an image. A layer is one file, and a file of ext4 with blocks of 4 KiB
+/// is smaller than 16 TiB.
+pub static VOLUME_BYTES: Limit =
+    Limit::new("the size of a volume", Unit::Bytes, 1, 16 * TIB - BLOCK_BYTES as i128);
+
+/// How long a job's command may run. A year: what is longer is a mistake in the unit.
+pub static TIMEOUT_S: Limit = Limit::new("a job's timeout", Unit::Seconds, 1, 365 * 86_400);
+
+/// A job's priority, the higher the sooner.
+pub static PRIORITY: Limit = Limit::new("a job's priority", Unit::Count, -100, 100);
+
+/// Names of hosts, sites, volumes, images, tenants, clients, VMs and migrations, and ids of jobs:
+/// as long as one label of a host's name (RFC 1035, 2.3.4).
+pub static NAME_BYTES: Limit = Limit::new("the length of a name", Unit::TextBytes, 1, 63);
+
+/// A job's name. What is made of it is a name too: `NAME-0000001-r8-data16` is the longest.
+pub static JOB_NAME_BYTES: Limit = Limit::new(
+    "the length of a job's name",
+    Unit::TextBytes,
+    1,
+    NAME_BYTES.max - "-0000001-r8-data16".len() as i128,
+);
+
+/// Jobs of one name that were ever submitted: the number in a job's id has at most 7 digits.
+pub static JOB_NUMBER: Limit =
+    Limit::new("the number of jobs of one name", Unit::Count, 1, 9_999_999);
+
+/// How often a job starts again after its host was lost.
+pub static RESTARTS: Limit = Limit::new("a job's number of restarts", Unit::Count, 0, 3);
+
+/// Hosts that could not start a job's VM before it is tried at no other. With [`RESTARTS`] this
+/// makes a number of one digit, as a job's name allows for.
+pub static REFUSALS: Limit =
+    Limit::new("the number of hosts that could not start a VM", Unit::Count, 0, 5);
+
+/// The name of the person a job belongs to: as Linux bounds the name of a user (`LOGIN_NAME_MAX`
+/// in limits.h, with a zero byte at its end).
+pub static OWNER_BYTES: Limit =
+    Limit::new("the length of an owner's name", Unit::TextBytes, 1, 255);
+
+/// One word of a command, or one variable of its environment: Linux has 128 KiB for each, with a
+/// zero byte at its end (execve(2)).
+pub static ARGUMENT_BYTES: Limit =
+    Limit::new("the length of a word of the command", Unit::TextBytes, 0, 128 * 1024 - 1);
+
+/// Command and environment together. Linux takes up to a quarter of the stack's limit of 8 MiB
+/// (execve(2)); the shell that runs the command adds its own.
+pub static COMMAND_BYTES: Limit =
+    Limit::new("the length of command and environment", Unit::TextBytes, 1, MIB);
+
+/// A path in the guest: Linux's `PATH_MAX` without the zero byte at its end.
+pub static PATH_BYTES: Limit = Limit::new("the length of a path", Unit::TextBytes, 1, 4095);
+
+/// Files and directories that a job names as its output.
+pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count, 0, 256);
+
+/// Volumes in one request about several that are there: more than a VM has disks.
+pub static BATCH_VOLUMES: Limit =
+    Limit::new("the number of volumes in one request", Unit::Count, 0, 64);
+
+/// Volumes that one request makes, in one transaction of the catalog.
+pub static NEW_VOLUMES: Limit =
+    Limit::new("the number of volumes that one request makes", Unit::Count, 1, 10_000);
+
+/// Bytes that one probe of a link reads.
+pub static PROBE_BYTES: Limit = Limit::new("a probe's length", Unit::Bytes, 1, 64 * MIB);
+
+/// Reads of one probe of an export.
+pub static PROBE_REQUESTS: Limit = Limit::new("a probe's number of reads", Unit::Count, 1, 1000);
+
+/// Bytes of one read of such a probe.
+pub static PROBE_REQUEST_BYTES: Limit =
+    Limit::new("the length of a probe's read", Unit::Bytes, 512, MIB);
+
+/// How long the requests of a volume are followed.
+pub static TRACE_S: Limit = Limit::new("how long a trace lasts", Unit::Seconds, 1, 3600);
+
+/// A job file, or a lab's definition.
+pub static DOCUMENT_BYTES: Limit = Limit::new("the file's length", Unit::Bytes, 0, MIB);
+
+/// A value that a [`Limit`] does not allow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} is {}; possible is {}", limit.name, limit.shown(*value), limit.range())]
+pub struct OutOfLimits {
+    /// What was exceeded, or not reached.
+    pub limit: &'static Limit,
+    /// What was asked for; a number beyond 127 bits is shown as the largest of them.
+    pub value: i128,
+}
+
+impl OutOfLimits {
+    /// The error for people, where `what` could not be done.
+    pub fn problem(self, what: impl Into<String>) -> Problem {
+        Problem::new(ProblemKind::Invalid, what, self)
+    }
+}
+
+impl Limit {
+    const fn new(name: &'static str, unit: Unit, min: i128, max: i128) -> Self {
+        Self { name, unit, min, max }
+    }
+
+    /// The value itself, if it is possible.
+    ///
+    /// # Errors
+    /// [`OutOfLimits`], which names the limit and the range.
+    pub fn check<T: Copy + TryInto<i128>>(&'static self, value: T) -> Result<T, OutOfLimits> {
+        let number = value.try_into().unwrap_or(i128::MAX);
+        if (self.min..=self.max).contains(&number) {
+            Ok(value)
+        } else {
+            Err(OutOfLimits { limit: self, value: number })
+        }
+    }
+
+    /// `1 to 255`, `64 MiB to 512 GiB`, `1 to 63 bytes`.
+    pub fn range(&self) -> String {
+        match self.unit {
+            Unit::TextBytes => format!("{} to {} bytes", self.min, self.max),
+            _ => format!("{} to {}", self.shown(self.min), self.shown(self.max)),
+        }
+    }
+
+    /// As exact as it is needed to see on which side of a limit it is.
+    fn shown(&self, value: i128) -> String {
+        match (self.unit, u64::try_from(value)) {
+            (Unit::Bytes, Ok(bytes)) => {
+                let shown = format_bytes(bytes);
+                let exact = parse_bytes(&shown) == Ok(bytes);
+                if exact { shown } else { format!("{bytes} bytes") }
+            }
+            (Unit::Seconds, Ok(seconds)) => format_duration(seconds),
+            (Unit::TextBytes, _) => format!("{value} bytes"),
+            _ => value.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.range())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [&Limit; 25] = [
+        &CPUS,
+        &MEMORY_BYTES,
+        &VM_DISKS,
+        &JOB_VOLUMES,
+        &JOB_DISK_BYTES,
+        &VOLUME_BYTES,
+        &TIMEOUT_S,
+        &PRIORITY,
+        &NAME_BYTES,
+        &JOB_NAME_BYTES,
+        &JOB_NUMBER,
+        &RESTARTS,
+        &REFUSALS,
+        &OWNER_BYTES,
+        &ARGUMENT_BYTES,
+        &COMMAND_BYTES,
+        &PATH_BYTES,
+        &OUTPUTS,
+        &BATCH_VOLUMES,
+        &NEW_VOLUMES,
+        &PROBE_BYTES,
+        &PROBE_REQUESTS,
+        &PROBE_REQUEST_BYTES,
+        &TRACE_S,
+        &DOCUMENT_BYTES,
+    ];
+
+    #[test]
+    fn every_limit_holds_at_both_of_its_ends() {
+        for limit in ALL {
+            for value in [limit.min, limit.max] {
+                assert_eq!(limit.check(value), Ok(value), "{limit}");
+            }
+            for value in [limit.min - 1, limit.max + 1] {
+                assert_eq!(limit.check(value), Err(OutOfLimits { limit, value }), "{limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_quantity_the_value_and_the_limit() {
+        let problem = CPUS.check(256).unwrap_err().problem("start the VM a");
+        assert_eq!(problem.kind, ProblemKind::Invalid);
+        assert_eq!(problem.why, "a VM's number of CPUs is 256; possible is 1 to 255");
+        let error = MEMORY_BYTES.check((64_u64 << 20) - 1).unwrap_err();
+        let said = "a VM's memory is 67108863 bytes; possible is 64 MiB to 512 GiB";
+        assert_eq!(error.to_string(), said, "a rounded size would look like the limit");
+        let error = TIMEOUT_S.check(0_u64).unwrap_err();
+        assert_eq!(error.to_string(), "a job's timeout is 0s; possible is 1s to 365d");
+    }
+
+    #[test]
+    fn a_number_that_no_limit_has_room_for_is_refused() {
+        assert!(VOLUME_BYTES.check(u128::MAX).is_err());
+        assert!(VOLUME_BYTES.check(u64::MAX).is_err());
+        assert!(PRIORITY.check(i64::MIN).is_err());
+    }
+}

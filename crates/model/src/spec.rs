@@ -1,0 +1,236 @@
+//! What a job and a VM may ask for: the same rules for the CLI, the controller and the agent.
+//!
+//! A job file's reader ([`crate::job_file`]) checks each field by itself, to name its line. The
+//! controller checks a whole [`JobSpec`], whoever sent it; the agent checks a whole [`VmSpec`].
+
+use std::collections::BTreeMap;
+
+use crate::disk_role::DiskRole;
+use crate::job::{JobSpec, JobVolume};
+use crate::limits::{
+    ARGUMENT_BYTES, COMMAND_BYTES, CPUS, JOB_DISK_BYTES, JOB_NAME_BYTES, JOB_VOLUMES, MEMORY_BYTES,
+    OUTPUTS, OWNER_BYTES, OutOfLimits, PATH_BYTES, PRIORITY, TIMEOUT_S, VM_DISKS,
+};
+use crate::vm::VmSpec;
+use crate::{JobId, Problem, VolumeName};
+
+/// Why a job or a VM can't be as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSpec {
+    /// A number is too small or too large.
+    #[error(transparent)]
+    Limit(#[from] OutOfLimits),
+    /// A job's name is not one that an id can be made of.
+    #[error(
+        "{0:?} is not a job's name: {range}, each of a-z, 0-9, '.', '_' and '-', the first a letter or a digit",
+        range = JOB_NAME_BYTES.range()
+    )]
+    JobName(String),
+    /// The name of a job's owner has characters that can't be shown.
+    #[error("an owner's name has no control characters")]
+    Owner,
+    /// A command without a first word, or with an empty one.
+    #[error("it names no program")]
+    NoProgram,
+    /// The kernel ends each word of a command, each variable and each path with a zero byte.
+    #[error("it can't contain a zero byte")]
+    ZeroByte,
+    /// Not a name that a shell can set (POSIX, Base Definitions 3.231).
+    #[error("{0:?} is not an environment variable's name")]
+    EnvName(String),
+    /// Not a path from the guest's root on, in one way to write it.
+    #[error("{0:?} is not an absolute path in the VM, without . and ..")]
+    Path(String),
+    /// A volume over what the guest's system itself mounts.
+    #[error("/{0} belongs to the VM's system: mount it elsewhere")]
+    SystemMount(String),
+    /// A job names a volume in two places.
+    #[error("volume {0} is named twice")]
+    VolumeTwice(VolumeName),
+    /// Two volumes of a job have one directory.
+    #[error("two volumes can't both be mounted at {0}")]
+    MountTwice(String),
+    /// Two disks of a VM have one role.
+    #[error("it has two disks {0}")]
+    DiskTwice(DiskRole),
+    /// QEMU boots the first disk.
+    #[error("its first disk is {0}, and a VM boots from its root disk")]
+    NotRoot(DiskRole),
+}
+
+/// Directories that the guest's system mounts itself.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["dev", "proc", "run", "sys"];
+
+/// A job's name: the part of its id before the number.
+///
+/// # Errors
+/// [`BadSpec::JobName`], also when a name made of it would be too long.
+pub fn check_job_name(name: &str) -> Result<(), BadSpec> {
+    let bad = || BadSpec::JobName(name.chars().take(80).collect());
+    JOB_NAME_BYTES.check(name.len()).map_err(|_| bad())?;
+    JobId::new(name).map(drop).map_err(|_| bad())
+}
+
+/// A command and its arguments.
+///
+/// # Errors
+/// [`BadSpec`] when it has no program, or the kernel does not take a word of it.
+pub fn check_command(command: &[String]) -> Result<(), BadSpec> {
+    if command.first().is_none_or(String::is_empty) {
+        return Err(BadSpec::NoProgram);
+    }
+    command.iter().try_for_each(|word| check_word(word, word.len()))
+}
+
+fn check_word(text: &str, length: usize) -> Result<(), BadSpec> {
+    if text.contains('\0') {
+        return Err(BadSpec::ZeroByte);
+    }
+    ARGUMENT_BYTES.check(length)?;
+    Ok(())
+}
+
+/// A variable of a command's environment.
+///
+/// # Errors
+/// [`BadSpec`] when no shell can set it or the kernel does not take it.
+pub fn check_env(name: &str, value: &str) -> Result<(), BadSpec> {
+    let is_name = !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if !is_name {
+        return Err(BadSpec::EnvName(name.chars().take(80).collect()));
+    }
+    check_word(value, name.len() + "=".len() + value.len())
+}
+
+/// Command and environment together.
+fn check_command_length(command: &[String], env: &BTreeMap<String, String>) -> Result<(), BadSpec> {
+    let words = command.iter().map(|word| word.len() + 1);
+    let variables = env.iter().map(|(name, value)| name.len() + value.len() + 2);
+    COMMAND_BYTES.check(words.chain(variables).sum::<usize>())?;
+    Ok(())
+}
+
+/// An absolute path in the guest, other than `/` itself.
+///
+/// # Errors
+/// [`BadSpec`] when it is relative, has `.` or `..`, or is too long for Linux.
+pub fn check_guest_path(path: &str) -> Result<(), BadSpec> {
+    PATH_BYTES.check(path.len())?;
+    if path.contains('\0') {
+        return Err(BadSpec::ZeroByte);
+    }
+    let goes_round = path.split('/').any(|part| part == ".." || part == ".");
+    if !path.starts_with('/') || path.trim_end_matches('/').is_empty() || goes_round {
+        return Err(BadSpec::Path(path.chars().take(80).collect()));
+    }
+    Ok(())
+}
+
+/// Where a volume is mounted in the guest: not over what the guest's system itself mounts.
+///
+/// # Errors
+/// As [`check_guest_path`], and [`BadSpec::SystemMount`].
+pub fn check_mount(path: &str) -> Result<(), BadSpec> {
+    check_guest_path(path)?;
+    let top = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
+    if SYSTEM_DIRECTORIES.contains(&top) {
+        return Err(BadSpec::SystemMount(top.to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether a job's volume goes with those before it.
+///
+/// # Errors
+/// [`BadSpec::VolumeTwice`], [`BadSpec::MountTwice`].
+pub fn check_beside(volume: &JobVolume, earlier: &[JobVolume]) -> Result<(), BadSpec> {
+    if earlier.iter().any(|other| other.volume == volume.volume) {
+        return Err(BadSpec::VolumeTwice(volume.volume.clone()));
+    }
+    let same_mount =
+        |other: &JobVolume| other.mount.trim_end_matches('/') == volume.mount.trim_end_matches('/');
+    if earlier.iter().any(same_mount) {
+        return Err(BadSpec::MountTwice(volume.mount.clone()));
+    }
+    Ok(())
+}
+
+impl JobSpec {
+    /// All that can be said of a job without the cluster.
+    ///
+    /// # Errors
+    /// [`Problem`] of the kind `invalid`, which names the field as the job file does.
+    pub fn check(&self) -> Result<(), Problem> {
+        let field = |field: &str, checked: Result<(), BadSpec>| {
+            checked.map_err(|why| {
+                let name: String = self.name.chars().take(80).collect();
+                Problem::invalid(format!("job {name:?}"), format!("{field}: {why}"))
+                    .next("change it and submit the job again")
+            })
+        };
+        field("name", check_job_name(&self.name))?;
+        field("command", check_command(&self.command))?;
+        for (name, value) in &self.env {
+            field("env", check_env(name, value))?;
+        }
+        field("command", check_command_length(&self.command, &self.env))?;
+        field("cpus", within(CPUS.check(self.cpus)))?;
+        field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
+        if let Some(root_bytes) = self.root_bytes {
+            field("root", within(JOB_DISK_BYTES.check(root_bytes)))?;
+        }
+        field("output", within(JOB_DISK_BYTES.check(self.output_bytes)))?;
+        field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
+        for (index, volume) in self.volumes.iter().enumerate() {
+            field("volumes", check_mount(&volume.mount))?;
+            field("volumes", check_beside(volume, &self.volumes[..index]))?;
+        }
+        field("outputs", within(OUTPUTS.check(self.outputs.len())))?;
+        self.outputs.iter().try_for_each(|path| field("outputs", check_guest_path(path)))?;
+        if let Some(timeout_s) = self.timeout_s {
+            field("timeout", within(TIMEOUT_S.check(timeout_s)))?;
+        }
+        field("priority", within(PRIORITY.check(self.priority)))?;
+        field("owner", check_owner(&self.owner))
+    }
+}
+
+fn check_owner(owner: &str) -> Result<(), BadSpec> {
+    OWNER_BYTES.check(owner.len())?;
+    if owner.chars().any(char::is_control) { Err(BadSpec::Owner) } else { Ok(()) }
+}
+
+fn within<T>(checked: Result<T, OutOfLimits>) -> Result<(), BadSpec> {
+    checked.map(drop).map_err(BadSpec::Limit)
+}
+
+impl VmSpec {
+    /// What every QEMU of ours can start with.
+    ///
+    /// # Errors
+    /// [`Problem`] of the kind `invalid`.
+    pub fn check(&self) -> Result<(), Problem> {
+        self.judge().map_err(|why| Problem::invalid(format!("start the VM {}", self.vm), why))
+    }
+
+    fn judge(&self) -> Result<(), BadSpec> {
+        CPUS.check(self.cpus)?;
+        MEMORY_BYTES.check(self.memory_bytes)?;
+        VM_DISKS.check(self.disks.len())?;
+        for (index, disk) in self.disks.iter().enumerate() {
+            if index == 0 && disk.role != DiskRole::Root {
+                return Err(BadSpec::NotRoot(disk.role));
+            }
+            if self.disks[..index].iter().any(|other| other.role == disk.role) {
+                return Err(BadSpec::DiskTwice(disk.role));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "spec/tests.rs"]
+mod tests;
