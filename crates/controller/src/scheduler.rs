@@ -17,7 +17,7 @@ use perigee_planner::queue::{HostRoom, Queue, Turn, Waiting, schedule};
 use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
+use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once};
 use crate::records::JobRecord;
 use crate::{cleaner, links, planning};
 
@@ -264,6 +264,7 @@ fn waiting(record: &JobRecord, avoid: Vec<HostId>) -> Waiting {
         owner: spec.owner.clone(),
         priority: spec.priority,
         submitted: record.job.submitted_ms,
+        waited_ms: now_ms().saturating_sub(record.job.submitted_ms),
         demand: demand_of(record),
         start: spec.start.clone(),
         volumes: spec.volumes.clone(),

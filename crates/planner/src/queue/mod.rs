@@ -4,6 +4,8 @@
 //!   the cluster comes next (the larger of its shares of CPUs and memory: dominant resource fairness,
 //!   Ghodsi et al., NSDI 2011), and of one owner's jobs the one that was submitted first. What was
 //!   submitted first decides between equal shares.
+//! - **Ageing**: a job that waits gains a point of priority in each [`AGEING_STEP_MS`] against jobs of
+//!   other priorities, so that none starves. Jobs of one priority share as if there were no ageing.
 //! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
 //! - **Backfill**: a job that does not fit lets those behind it go ahead, but a host is kept for it:
 //!   nothing else starts there until it fits. One host is kept for the first job of each wish where
@@ -21,6 +23,9 @@ use perigee_model::job::{Access, JobVolume, Start};
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
 
 use room::Rooms;
+
+/// A difference of one point of priority is worth so much waiting.
+pub const AGEING_STEP_MS: u64 = 10 * 60 * 1000;
 
 /// Everything that decides who starts.
 #[derive(Debug, Clone, Default)]
@@ -78,6 +83,7 @@ pub struct Waiting {
     pub priority: i32,
     /// Grows with each submission.
     pub submitted: u64,
+    pub waited_ms: u64,
     pub demand: Demand,
     pub start: Start,
     pub volumes: Vec<JobVolume>,
@@ -85,6 +91,17 @@ pub struct Waiting {
     pub avoid: Vec<HostId>,
     /// Why it cannot start anywhere now, for a reason outside this snapshot.
     pub blocked: Option<String>,
+}
+
+impl Waiting {
+    /// Points of priority for the time that it waited.
+    fn gained(&self) -> u64 {
+        self.waited_ms / AGEING_STEP_MS
+    }
+
+    fn aged_priority(&self) -> i64 {
+        i64::from(self.priority).saturating_add_unsigned(self.gained())
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -118,8 +135,13 @@ pub fn schedule(
     for waiting in InOrder::new(queue) {
         let turn = match try_start(waiting, &mut rooms, &mut uses, &mut choose) {
             Ok(host) => Turn::Start(host),
-            Err(reason) => {
+            Err(mut reason) => {
                 place += 1;
+                if waiting.gained() > 0 {
+                    let (from, to) = (waiting.priority, waiting.aged_priority());
+                    reason =
+                        format!("{reason}; its wait has raised its priority from {from} to {to}");
+                }
                 Turn::Wait { place, reason }
             }
         };
@@ -169,10 +191,13 @@ fn volume_taken(waiting: &Waiting, uses: &[VolumeUse]) -> Option<String> {
     Some(format!("volume {} is in use by job {}", taken.volume, taken.job))
 }
 
+/// Jobs of one priority, by their owners.
+type Line<'a> = BTreeMap<&'a str, VecDeque<&'a Waiting>>;
+
 /// The waiting jobs, each when it is its turn, as if all before it had got what they want.
 struct InOrder<'a> {
     /// By priority, then by owner, the first submitted first.
-    lines: BTreeMap<Reverse<i32>, BTreeMap<&'a str, VecDeque<&'a Waiting>>>,
+    lines: BTreeMap<Reverse<i32>, Line<'a>>,
     held: BTreeMap<&'a str, Demand>,
     total: Demand,
 }
@@ -181,7 +206,7 @@ impl<'a> InOrder<'a> {
     fn new(queue: &'a Queue) -> Self {
         let mut all: Vec<&Waiting> = queue.waiting.iter().collect();
         all.sort_by_key(|waiting| (waiting.submitted, &waiting.job));
-        let mut lines: BTreeMap<_, BTreeMap<&str, VecDeque<&Waiting>>> = BTreeMap::new();
+        let mut lines: BTreeMap<_, Line> = BTreeMap::new();
         for waiting in all {
             let owners = lines.entry(Reverse(waiting.priority)).or_default();
             owners.entry(waiting.owner.as_str()).or_default().push_back(waiting);
@@ -190,6 +215,12 @@ impl<'a> InOrder<'a> {
         let mut total = Demand::default();
         queue.hosts.iter().for_each(|host| total.add(host.total));
         Self { lines, held, total }
+    }
+
+    /// Who comes next of one priority.
+    fn first_of(&self, line: &Line<'a>) -> Option<&'a Waiting> {
+        let firsts = line.values().filter_map(|of_owner| of_owner.front().copied());
+        firsts.min_by_key(|first| (self.share(&first.owner), first.submitted, &first.job))
     }
 
     /// The larger of the owner's shares, in millionths of the cluster.
@@ -208,20 +239,18 @@ impl<'a> Iterator for InOrder<'a> {
     type Item = &'a Waiting;
 
     fn next(&mut self) -> Option<&'a Waiting> {
-        let (_, owners) = self.lines.first_key_value()?;
-        let next = owners
-            .iter()
-            .filter_map(|(owner, line)| Some((*owner, line.front()?)))
-            .min_by_key(|(owner, first)| (self.share(owner), first.submitted, &first.job));
-        let owner = next.map(|(owner, _)| owner)?;
-        let mut owners = self.lines.first_entry()?;
-        let line = owners.get_mut().get_mut(owner)?;
-        let waiting = line.pop_front()?;
-        if line.is_empty() {
-            owners.get_mut().remove(owner);
+        // Of equal ones the first is taken: that of the higher priority.
+        let firsts = self.lines.values().filter_map(|line| self.first_of(line));
+        let waiting = firsts.min_by_key(|first| Reverse(first.aged_priority()))?;
+        let (priority, owner) = (Reverse(waiting.priority), waiting.owner.as_str());
+        let line = self.lines.get_mut(&priority)?;
+        let of_owner = line.get_mut(owner)?;
+        of_owner.pop_front();
+        if of_owner.is_empty() {
+            line.remove(owner);
         }
-        if owners.get().is_empty() {
-            owners.remove();
+        if line.is_empty() {
+            self.lines.remove(&priority);
         }
         self.held.entry(owner).or_default().add(waiting.demand);
         Some(waiting)

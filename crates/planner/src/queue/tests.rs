@@ -15,6 +15,7 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
         owner: owner.to_owned(),
         priority: 0,
         submitted: number,
+        waited_ms: 0,
         demand: Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB },
         start: Start::Anywhere,
         volumes: Vec::new(),
@@ -56,6 +57,24 @@ fn a_higher_priority_starts_first() {
         "it needs 1 CPU and 256 MiB of memory; the most that is free is 0 CPUs and 768 MiB of \
          memory at h1, which is kept for it"
     );
+}
+
+#[test]
+fn a_wait_is_worth_priority_but_no_share_of_another_owner() {
+    let old = |mut job: Waiting| {
+        job.waited_ms = 2 * AGEING_STEP_MS;
+        job
+    };
+    let mut urgent = job(3, "cid", 1);
+    urgent.priority = 1;
+    let queue = Queue {
+        hosts: vec![room("h1", 2, 2048)],
+        waiting: vec![old(job(1, "ann", 1)), old(job(2, "ann", 1)), urgent, job(4, "bob", 1)],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0001", "j-0003"], "bob comes before ann's second");
+    assert!(reason(&turns, "j-0002").ends_with("raised its priority from 0 to 2"));
 }
 
 #[test]
@@ -276,6 +295,43 @@ proptest! {
             }
         }
         prop_assert!(started_at.is_some(), "not started after {limit} steps");
+    }
+
+    /// More jobs of a higher priority come than can run, without end. What was submitted before the
+    /// job's wait was worth the difference may go first; all that comes later goes behind it.
+    #[test]
+    fn a_stream_of_higher_priority_starves_no_job(
+        slots in 1u32..5,
+        jobs_a_step in 1u64..4,
+        steps in 1u64..4,
+        difference in 1i32..6,
+        steps_a_point in 1u64..4,
+        owners in 1u64..3,
+    ) {
+        let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], running: vec![] };
+        let low = job(1, "low", 1);
+        let (mut waiting, mut number) = (vec![low.clone()], 1);
+        let ahead = (u64::try_from(difference).unwrap() + 1) * steps_a_point * jobs_a_step;
+        let limit = (ahead + 2) * steps + 1;
+        let mut arrived: BTreeMap<JobId, u64> = [(low.job.clone(), 0)].into();
+        let mut started = false;
+        for now in 0..=limit {
+            for _ in 0..jobs_a_step {
+                number += 1;
+                let owner = ["ann", "bob"][usize::try_from(number % owners).unwrap()];
+                let one = Waiting { priority: difference, ..job(number, owner, 1) };
+                arrived.insert(one.job.clone(), now);
+                waiting.push(one);
+            }
+            for one in &mut waiting {
+                one.waited_ms = (now - arrived[&one.job]) * AGEING_STEP_MS / steps_a_point;
+            }
+            started = run.step(now, &mut waiting, steps).iter().any(|w| w.job == low.job);
+            if started {
+                break;
+            }
+        }
+        prop_assert!(started, "not started after {limit} steps");
     }
 
     /// Two owners who always have jobs waiting get the same, up to one job.
