@@ -1,4 +1,4 @@
-//! What can be read and written at byte offsets: a volume of this pool, or an export of another host.
+//! Block devices: a volume of this pool, a sealed layer, or an export of another host.
 //!
 //! The NBD server serves a [`Device`] and does not know which one it has.
 
@@ -8,10 +8,10 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_model::{Epoch, Incarnation, LayerId};
 
-/// What is brought closer passes through memory in pieces of this size.
+/// A prefetch reads pieces of this size.
 const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
 
-/// Why a request failed. Each has one NBD error.
+/// The reason why a request failed. Each reason has one NBD error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum IoError {
     #[error("no space left in the pool")]
@@ -52,10 +52,10 @@ pub struct Extent {
     pub zero: bool,
 }
 
-/// Who has the bytes of a run.
+/// The origin of the bytes of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// It reads as zeros.
+    /// No layer: the run reads as zeros.
     Nobody,
     /// The volume's own layer.
     Head,
@@ -77,48 +77,48 @@ pub struct OriginRun {
 pub enum Zeroing {
     /// WRITE_ZEROES with NO_HOLE: the space stays allocated.
     KeepSpace,
-    /// WRITE_ZEROES or TRIM: the space may be given back.
+    /// WRITE_ZEROES or TRIM: the space may be freed.
     FreeSpace,
 }
 
-/// Whether a range lies within a device. All three have the same unit.
+/// Whether a range lies within a device. All three numbers have the same unit.
 pub fn is_within(size: u64, offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| end <= size)
 }
 
-/// A block device. Requests within the device's size only: the protocol checks that with
-/// [`is_within`] before it asks. A device whose size can change looks again when it has it fixed.
+/// A block device. Requests must be within the device's size; the protocol server checks this with
+/// [`is_within`] first. A device whose size can change checks again after it has locked its size.
 ///
 /// Requests may run at the same time. A read that overlaps a write in flight sees old or new
 /// bytes, sector by sector; anything else sees the last completed write.
 pub trait Device: Send + Sync + 'static {
     fn size_bytes(&self) -> u64;
 
-    /// Which sealed layer it is, if it is one: it never changes.
+    /// The id of the sealed layer, if the device is one. A sealed layer never changes.
     fn layer(&self) -> Option<LayerId> {
         None
     }
 
-    /// Which volume of its name it is, if it is a volume.
+    /// The incarnation of the volume, if the device is one. It tells volumes with the same name apart.
     fn incarnation(&self) -> Option<Incarnation> {
         None
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
 
-    /// Fills `buffer` from `offset` on if nothing has to be waited for: every byte is in memory,
-    /// or known to be zero. `None`: use [`Device::read`]; `buffer` may hold anything then.
+    /// Fills `buffer` from `offset` on if that needs no waiting, because every byte is in memory or known to
+    /// be zero. `None` means: use [`Device::read`]; `buffer` may then contain anything.
     fn try_read(&self, _offset: u64, _buffer: &mut [u8]) -> Option<Result<(), IoError>> {
         None
     }
 
-    /// Writes if nothing has to be waited for but the copy into the page cache. `None`: nothing
-    /// was written; use [`Device::write`].
+    /// Writes if that needs no waiting except for the copy into the page cache. `None` means: nothing was
+    /// written; use [`Device::write`].
     fn try_write(&self, _offset: u64, _data: &[u8]) -> Option<Result<(), IoError>> {
         None
     }
 
-    /// With `fua`, durable when it returns.
+    /// Writes data. With `fua` it is durable when this returns.
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>>;
 
     fn zero(
@@ -132,14 +132,14 @@ pub trait Device: Send + Sync + 'static {
     /// Every write that returned before this call is durable when it returns.
     fn flush(&self) -> BoxFuture<'_, Result<(), IoError>>;
 
-    /// Extents from `offset` on; they cover at least the first byte and at most `length_bytes`.
+    /// The extents from `offset` on. They cover at least the first byte and at most `length_bytes`.
     fn extents(
         &self,
         offset: u64,
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>>;
 
-    /// As [`Device::extents`], who has the bytes. A device that knows no better is another host's.
+    /// As [`Device::extents`], with the origins of the bytes. By default the whole device is another host's.
     fn origins(
         &self,
         _offset: u64,
@@ -148,7 +148,7 @@ pub trait Device: Send + Sync + 'static {
         Box::pin(async move { Ok(vec![OriginRun { length_bytes, origin: Origin::Remote }]) })
     }
 
-    /// Brings bytes closer, so that a read of them that comes soon need not wait.
+    /// Reads bytes into caches, so that a later read of them need not wait.
     fn prefetch(&self, offset: u64, length_bytes: u64) -> BoxFuture<'_, Result<(), IoError>> {
         Box::pin(async move {
             let mut done = 0;
@@ -162,7 +162,7 @@ pub trait Device: Send + Sync + 'static {
         })
     }
 
-    /// Nobody waits for answers any more: requests that wait for another host fail now.
+    /// Tells the device that its client has gone. Requests that wait for another host fail now.
     fn hang_up(&self) {}
 }
 

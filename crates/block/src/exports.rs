@@ -1,4 +1,4 @@
-//! What the protocols serve: exports, found by name.
+//! Exports, which the protocols serve, and their names.
 
 use std::sync::Arc;
 
@@ -10,27 +10,28 @@ use crate::logins::LoginGuard;
 use crate::stats::Counters;
 use crate::switch::Switch;
 
-/// The name of an export that is a sealed layer, before the layer's UUID.
+/// The prefix of a sealed layer's export name; the layer's UUID follows.
 pub const LAYER_PREFIX: &str = "layer:";
-/// Before a volume's incarnation, where an export is described.
+/// The prefix of a volume's incarnation in an export's description.
 pub const INCARNATION_PREFIX: &str = "incarnation:";
-/// After the name of a sealed layer's export: its checksums. Who may see the one may see the other.
+/// The suffix that turns the name of a sealed layer's export into that of its checksums. A client that may
+/// see the layer may also see the checksums.
 pub const CHECKSUMS_SUFFIX: &str = "@sums";
 
-/// What one connection works on.
+/// An opened export, for one connection.
 pub struct Export {
     pub device: Arc<Switch>,
     pub read_only: bool,
-    /// Where its requests are counted.
+    /// The counters of its requests.
     pub counters: Arc<Counters>,
 }
 
-/// Who wants to open an export.
+/// The kind of client that opens an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opener {
     Client,
-    /// Another host's server on behalf of its client. It gets only what is here: proxying once
-    /// more could go round in a circle.
+    /// Another host's server on behalf of its client. It gets only volumes of this pool, because proxying
+    /// them again could form a cycle.
     Proxy,
 }
 
@@ -39,10 +40,10 @@ pub trait Exports: Send + Sync + 'static {
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>>;
 
     /// # Errors
-    /// `NotFound` when there is no such export; anything else is why it can't be opened now.
+    /// `NotFound` when the export does not exist; any other problem is the reason why it can't be opened now.
     fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>>;
 
-    /// A client has begun to use an export.
+    /// Records that a client uses an export, until the guard is dropped.
     fn log_in(&self, _name: &str, _over: Over, _peer: &str) -> Option<LoginGuard> {
         None
     }

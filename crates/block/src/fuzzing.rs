@@ -1,4 +1,4 @@
-//! A device in memory, and exports that have only it. Only there with the feature `fuzzing`.
+//! A device in memory, and exports with only this device, for fuzz targets (feature `fuzzing`).
 
 use std::sync::{Arc, Mutex};
 
@@ -32,7 +32,7 @@ impl Device for Memory {
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
-        // Some at once and some with a wait, as a disk does.
+        // Some reads succeed at once and some have to wait, as with a disk.
         (offset & 4096 == 0).then(|| {
             self.with(offset, buffer.len(), |bytes| buffer.copy_from_slice(bytes));
             Ok(())
@@ -70,7 +70,7 @@ impl Device for Memory {
     }
 }
 
-/// Exports for targets of any protocol.
+/// Exports for the fuzz targets of all protocols.
 pub struct One;
 
 impl Exports for One {

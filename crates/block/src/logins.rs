@@ -1,4 +1,4 @@
-//! Who uses which volume now, over NBD and over iSCSI.
+//! The sessions of each volume that are open now, over NBD and iSCSI.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,19 +18,19 @@ struct Open {
     next: u64,
 }
 
-/// Held as long as the session is open.
+/// Keeps a session in the list until it is dropped.
 pub struct LoginGuard {
     logins: Arc<Logins>,
     number: u64,
 }
 
 impl Logins {
-    /// A list that is whole at every step, and only shown.
+    /// Ignores poisoning: the list is consistent at every step, and is only shown.
     fn lock(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a session is open from now on.
+    /// Records that a session is open from now on.
     pub fn enter(self: &Arc<Self>, volume: VolumeName, over: Over, peer: String) -> LoginGuard {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let since_s = now.map_or(0, |since| since.as_secs());
@@ -41,7 +41,7 @@ impl Logins {
         LoginGuard { logins: Arc::clone(self), number }
     }
 
-    /// All of them, the oldest first.
+    /// All open sessions, the oldest first.
     pub fn list(&self) -> Vec<Login> {
         self.lock().logins.values().cloned().collect()
     }

@@ -1,9 +1,9 @@
-//! Counting and tracing, as a wrapper around the device that does the work.
+//! Counts and traces requests, as a wrapper around the device that does the work.
 //!
-//! Each connection has one [`Measured`] of its own. Requests that have to wait are measured one by
-//! one. Those that are answered at once are counted in batches, since asking the clock twice for
-//! each would cost more than most of them take; one of [`SAMPLE`] of them is traced, and counts
-//! as so many in the histograms. When somebody follows the volume, every request is traced.
+//! Each connection has its own [`Measured`]. Requests that have to wait are measured one by one. Requests
+//! that are answered at once are counted in batches, because reading the clock twice for each would take
+//! longer than most of them; one of [`SAMPLE`] of them is traced, and counts as [`SAMPLE`] requests in the
+//! histograms. If a client follows the volume's trace, every request is traced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,14 +18,14 @@ use crate::stats::{BatchCounts, Counters, Kind};
 use crate::switch::Switch;
 use crate::trace::{self, Ended, Span, Stage};
 
-/// One of so many requests that are answered at once is traced.
+/// One of this many requests that are answered at once is traced.
 pub const SAMPLE: u32 = 64;
 
 /// A device whose requests are counted for its volume, on behalf of one connection.
 pub struct Measured {
     device: Arc<Switch>,
     counters: Arc<Counters>,
-    /// Requests that were tried at once, answered or not.
+    /// Requests that were tried at once, whether they were answered or not.
     tried: Count,
     reads: Count,
     read_bytes: Count,
@@ -33,7 +33,7 @@ pub struct Measured {
     write_bytes: Count,
 }
 
-/// A number that only the connection's own task changes: it needs no atomic addition.
+/// A number that only the connection's own task changes, so it needs no atomic addition.
 #[derive(Default)]
 struct Count(AtomicU64);
 
@@ -50,14 +50,14 @@ impl Count {
     }
 }
 
-/// What is asked of the device.
+/// A request to the device.
 #[derive(Clone, Copy)]
 struct Asked {
     command: &'static str,
     kind: Option<Kind>,
     offset: u64,
     length_bytes: u64,
-    /// Of a write.
+    /// The payload of a write.
     payload_bytes: usize,
 }
 
@@ -84,12 +84,12 @@ impl Measured {
         Self { device, counters, tried, reads, read_bytes, writes, write_bytes }
     }
 
-    /// Requests are tried at once from now on, one after the other, until [`Self::end_batch`].
+    /// Begins a batch of requests that are tried at once, one after the other, until [`Self::end_batch`].
     pub fn begin_batch(&self) -> Instant {
         self.counters.begin_batch()
     }
 
-    /// Counts what was answered at once since `begun`.
+    /// Counts the requests that were answered at once since `begun`.
     pub fn end_batch(&self, begun: Instant) {
         let counts = BatchCounts {
             reads: self.reads.take(),
@@ -100,8 +100,7 @@ impl Measured {
         self.counters.end_batch(begun, &counts);
     }
 
-    /// As [`Device::try_read`], one request of `length` bytes; `work` puts them where they belong,
-    /// perhaps in pieces.
+    /// As [`Device::try_read`], for one request of `length` bytes. `work` reads them, possibly in pieces.
     pub fn try_read_into(
         &self,
         offset: u64,
@@ -133,7 +132,7 @@ impl Measured {
         Some(result)
     }
 
-    /// `read_bytes`: how many of the result's bytes count.
+    /// `read_bytes` returns the number of the result's bytes to count.
     async fn follow<T>(
         &self,
         asked: Asked,
@@ -265,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads at once below 4096, with a wait beyond; writes belong to somebody else.
+    /// Reads below offset 4096 succeed at once, others wait. Writes are refused because of the epoch.
     struct Half;
 
     impl Device for Half {

@@ -1,7 +1,7 @@
 //! A trace of all volumes, written to a file as requests end.
 //!
-//! Requests only leave a record in a queue; a thread of its own writes them. What comes faster than
-//! it can write is lost, and counted: a trace never holds up a client.
+//! Requests only put a record into a queue, which a separate thread writes to the file. Records that come
+//! faster than it can write are dropped and counted, so a trace never delays a client.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -21,7 +21,7 @@ use perigee_model::{Problem, VolumeName};
 
 use crate::trace::{Ended, Span, Stage};
 
-/// Records that wait to be written.
+/// The most records that wait to be written.
 const QUEUE_RECORDS: usize = 1 << 16;
 
 /// Puts one client's requests into the trace.
@@ -73,7 +73,7 @@ impl Recorder {
     }
 }
 
-/// The trace that runs now, if any.
+/// The running trace, if there is one.
 #[derive(Default)]
 pub struct Recording(Mutex<Option<Running>>);
 
@@ -86,7 +86,7 @@ struct Running {
 
 impl Recording {
     /// # Errors
-    /// A conflict when a trace runs, or the file exists; invalid when it can't be made.
+    /// A conflict when a trace is running or the file exists; invalid when the file can't be created.
     pub fn start(&self, request: StartTrace) -> Result<(), Problem> {
         let StartTrace { file } = request;
         let what = format!("can't write a trace to {}", file.display());
@@ -102,7 +102,7 @@ impl Recording {
         }
         let opened = OpenOptions::new().write(true).create_new(true).open(&file);
         let writer = opened.map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => Problem::conflict(&what, "there is such a file"),
+            ErrorKind::AlreadyExists => Problem::conflict(&what, "the file exists already"),
             _ => Problem::invalid(&what, error),
         })?;
         let (records, incoming) = sync_channel(QUEUE_RECORDS);
@@ -116,7 +116,7 @@ impl Recording {
         Ok(())
     }
 
-    /// The recorder of a volume, if a trace runs.
+    /// The recorder for a volume, if a trace is running.
     pub fn recorder(&self, volume: &VolumeName) -> Option<Recorder> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = running.as_mut()?;
@@ -130,29 +130,28 @@ impl Recording {
         Some(Recorder { client, queue })
     }
 
-    /// Ends the trace. The caller has taken all its recorders back; this waits until what they
-    /// recorded is written.
+    /// Ends the trace. The caller has dropped all its recorders. This waits until their records are written.
     ///
     /// # Errors
-    /// Not found when none runs; no space or an I/O error, when the file is not whole.
+    /// Not found when no trace is running; no space or an I/O error when the file is not complete.
     pub fn stop(&self) -> Result<TraceSummary, Problem> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Running { file, queue, clients, writer }) = running.take() else {
             return Err(Problem::not_found("can't end a trace", "none is running"));
         };
         let lost = queue.lost.load(Ordering::Relaxed);
-        // The writer ends when nobody can send any more.
+        // The writer ends when all senders are dropped.
         drop(queue);
-        let what = format!("the trace {} is not whole", file.display());
+        let what = format!("the trace {} is not complete", file.display());
         let requests = writer
             .join()
-            .map_err(|_| Problem::internal(&what, "its writer died"))?
+            .map_err(|_| Problem::internal(&what, "the thread that wrote it has panicked"))?
             .map_err(|error| Problem::internal(what, error))?;
         Ok(TraceSummary { file, clients: clients.len() as u64, requests, lost })
     }
 }
 
-/// Writes what comes until nobody can send any more. Returns the number of requests.
+/// Writes records until all senders are dropped. Returns the number of requests.
 fn write_all(file: File, records: &Receiver<TraceRecord>) -> io::Result<u64> {
     let mut out = BufWriter::new(file);
     out.write_all(TRACE_MAGIC)?;

@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Which session a connection is for.
+/// The session to which a connection belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SessionKey {
     owner: Bytes,
-    /// Which start of the owner's process; empty where that is not told.
+    /// The id of the start of the owner's process; empty if the owner has not sent one.
     start: Bytes,
     number: Bytes,
     /// Grows each time the session is connected anew.
@@ -29,7 +29,7 @@ pub struct SessionKey {
     connection: u64,
 }
 
-/// Between the parts of a proxy's key. No name of an export has it.
+/// Separates the parts of a proxy's key. No export name contains it.
 const SEPARATOR: char = '#';
 
 /// One of a proxy's sessions on an export, as its home is told of it.
@@ -58,13 +58,13 @@ impl ProxyKey {
 }
 
 impl SessionKey {
-    /// A key that is unlike any other key.
+    /// A key without a start id: it equals only itself.
     pub fn plain(key: impl Into<Bytes>) -> Self {
         let (start, number) = (Bytes::new(), Bytes::new());
         Self { owner: key.into(), start, number, opening: 0, connection: 0 }
     }
 
-    /// What a proxy has told.
+    /// Parses the key that a proxy has sent.
     pub fn parse(told: &Bytes) -> Self {
         let parts: Vec<Bytes> =
             told.split(|byte| *byte == SEPARATOR as u8).map(|part| told.slice_ref(part)).collect();
@@ -106,26 +106,26 @@ pub struct SessionTable {
 }
 
 struct Live {
-    /// Tells the connection to end.
+    /// Asks the connection to end.
     stop: CancellationToken,
-    /// Cancelled when it has ended.
+    /// Cancelled when the connection has ended.
     ended: CancellationToken,
 }
 
-/// Held by a connection as long as its requests may run.
+/// A connection holds this as long as its requests may run.
 pub struct Claim {
     key: SessionKey,
     live: Arc<Mutex<HashMap<SessionKey, Live>>>,
     _ended: DropGuard,
 }
 
-/// A map whose holders do nothing that can panic.
+/// Locks the map. Code that holds the lock never panics.
 fn lock(live: &Mutex<HashMap<SessionKey, Live>>) -> MutexGuard<'_, HashMap<SessionKey, Live>> {
     live.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SessionTable {
-    /// Ends the connections that this one takes the place of, and returns when they are drained.
+    /// Ends the connections that this one replaces, and returns when they are drained.
     /// `None` when the session was connected anew meanwhile: nobody waits for this connection.
     pub async fn claim(&self, key: SessionKey, stop: &CancellationToken) -> Option<Claim> {
         loop {
@@ -156,7 +156,7 @@ impl SessionTable {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Removed before `_ended` is cancelled: whoever waits for that finds the place free.
+        // Removed before `_ended` is cancelled, so that a waiting connection finds the session free.
         lock(&self.live).remove(&self.key);
     }
 }

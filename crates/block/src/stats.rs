@@ -1,4 +1,4 @@
-//! I/O figures for each volume: what [`IoStats`] documents, counted where the requests pass.
+//! The I/O figures of each volume, as documented at [`IoStats`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::device::IoError;
 use crate::recording::Recording;
 use crate::trace::Tracing;
 
-/// Counters of every volume that was opened since the server started.
+/// The counters of every volume that was opened since the server started.
 #[derive(Default)]
 pub struct StatsTable {
     volumes: Mutex<BTreeMap<VolumeName, Arc<Counters>>>,
@@ -68,7 +68,7 @@ impl StatsTable {
         volumes.iter().map(|(volume, counters)| (volume.clone(), Arc::clone(counters))).collect()
     }
 
-    /// A deleted volume's figures go with it; a new one of the same name starts from zero.
+    /// Removes a deleted volume's figures. A new volume with the same name starts from zero.
     pub fn forget(&self, volume: &VolumeName) {
         if let Some(counters) = lock(&self.volumes).remove(volume) {
             counters.tracing.record(None);
@@ -120,8 +120,8 @@ impl Counters {
         now
     }
 
-    /// Counts a batch. Its time is shared out evenly: asking the clock for each request would
-    /// cost more than most of them.
+    /// Counts a batch. Its time is divided evenly among its requests, because reading the clock for each
+    /// would take longer than most of them.
     pub fn end_batch(&self, started: Instant, counts: &BatchCounts) {
         let now = Instant::now();
         let requests = counts.reads + counts.writes;
@@ -187,7 +187,7 @@ struct Busy(Mutex<BusyState>);
 #[derive(Default)]
 struct BusyState {
     in_flight: u32,
-    /// Of the period that began when `in_flight` left 0.
+    /// The start of the current period, in which `in_flight` is not 0.
     since: Option<Instant>,
     /// When the last period ended.
     ended: Option<Instant>,
@@ -195,7 +195,7 @@ struct BusyState {
 }
 
 impl Busy {
-    /// A request is in flight since a moment that may be past: no time counts twice.
+    /// Begins a request at a moment that may be in the past. No time is counted twice.
     fn begin(&self, since: Instant) {
         let mut state = lock(&self.0);
         if state.in_flight == 0 {
@@ -215,7 +215,7 @@ impl Busy {
         }
     }
 
-    /// Ends what turned out to be no request.
+    /// Ends an entry that was not a request after all.
     fn forget(&self) {
         let mut state = lock(&self.0);
         state.in_flight -= 1;
@@ -230,18 +230,18 @@ impl Busy {
     }
 }
 
-/// What a request is counted as.
+/// The kind as which a request is counted.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     Read,
-    /// Trims and zeroes too; they carry no bytes.
+    /// Includes trims and zeroes, which carry no bytes.
     Write,
     Flush,
-    /// To another host on behalf of the volume.
+    /// A request to another host on behalf of the volume.
     Network,
 }
 
-/// One request in flight. It counts when it is dropped, however the request ended.
+/// One request in flight. It is counted when this is dropped, however the request ended.
 pub struct Timer {
     counters: Arc<Counters>,
     kind: Kind,
@@ -250,7 +250,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Bytes of payload that were carried.
+    /// Adds bytes of payload.
     pub fn carried(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
@@ -273,12 +273,12 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Figures are whole at every step; a panic elsewhere is no reason to count no more.
+/// Ignores poisoning: the figures are consistent at every step, so counting goes on after a panic elsewhere.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one batch of requests came to that were answered at once.
+/// The counts of one batch of requests that were answered at once.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct BatchCounts {
     pub reads: u64,

@@ -1,11 +1,11 @@
-//! Where a request's time goes, from the socket to the disk and back.
+//! Traces: the time of each step of a request, from the socket to the disk and back.
 //!
-//! A request that is looked at closely carries a [`Span`]. Whoever does a part of its work measures
-//! that part with [`stage`], without knowing which request it is for; without a span that costs a
-//! look at a thread's variable. Threads that do work for a task get its span with [`carry`].
+//! A traced request has a [`Span`]. Code that does a part of its work measures this part with [`stage`],
+//! without knowing the request. Without a span this only reads a thread-local variable. [`carry`] passes
+//! the span on to a thread that does work for a task.
 //!
-//! What is looked at closely, [`crate::measured`] decides: every request that has to wait, some of
-//! those that are answered at once, and with somebody following, all.
+//! [`crate::measured`] decides which requests are traced: all that have to wait, some of those that are
+//! answered at once, and all if a client follows the trace.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,21 +18,21 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::recording::Recorder;
 
-/// Somebody who follows and is slow misses requests beyond these.
+/// The length of a follower's queue. A slow follower misses further requests.
 const FOLLOWER_REQUESTS_MAX: usize = 4096;
 
-/// A part of a request's way.
+/// A step of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// From the socket until a task takes it on.
+    /// From the socket until a task begins its work.
     Queue,
-    /// A request to the volume's home, there and back.
+    /// The round trip of a request to the volume's home.
     Network,
-    /// Writing down which blocks the head has.
+    /// Recording which blocks the head has.
     Map,
     SourceRead,
     HeadRead,
-    /// From another host that has what was never written here.
+    /// Reading from another host the blocks that were never written here.
     RemoteRead,
     Write,
     /// Syncing the data.
@@ -76,13 +76,13 @@ tokio::task_local! {
     static QUEUED_SINCE: Cell<Option<Instant>>;
 }
 
-/// Does the work of a request that was taken from its socket at `since`, in another task than that
-/// of its connection.
+/// Runs the work of a request in another task than that of its connection. The request was read from its
+/// socket at `since`.
 pub async fn queued<T>(since: Instant, work: impl Future<Output = T>) -> T {
     QUEUED_SINCE.scope(Cell::new(Some(since)), work).await
 }
 
-/// When the request that this work is for was taken from its socket. It is told once: only the
+/// The time when the current request was read from its socket. It is returned only once, because only the
 /// first part of the work had to wait for the task.
 pub fn queued_since() -> Option<Instant> {
     QUEUED_SINCE.try_with(Cell::take).ok().flatten()
@@ -93,17 +93,17 @@ impl Span {
         Arc::new(Self { since, stages_ns: Default::default() })
     }
 
-    /// What the work measures goes to this span.
+    /// Runs work whose measurements go to this span.
     pub fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(Arc::clone(self), work)
     }
 
-    /// As [`Self::enter`], for work that waits.
+    /// As [`Self::enter`], for async work.
     pub async fn follow<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
         CURRENT.scope(Arc::clone(self), work).await
     }
 
-    /// Notes that a stage lasted from `since` until now.
+    /// Records that a stage lasted from `since` until now.
     pub fn add(&self, stage: Stage, since: Instant) {
         self.stages_ns[stage as usize].fetch_add(elapsed_ns(since), Ordering::Relaxed);
     }
@@ -126,7 +126,7 @@ impl Span {
         }
     }
 
-    /// The stages that took some of its time.
+    /// The stages that took time, with their durations in nanoseconds.
     pub fn stages(&self) -> impl Iterator<Item = (Stage, u64)> {
         let times = self.stages_ns.iter().map(|ns| ns.load(Ordering::Relaxed));
         STAGES.into_iter().zip(times).filter(|(_, ns)| *ns > 0)
@@ -150,13 +150,13 @@ impl Drop for StageTimer {
     }
 }
 
-/// Begins a stage of the request that this work is for, if it is looked at closely.
+/// Begins a stage of the current request, if it is traced.
 pub fn stage(stage: Stage) -> Option<StageTimer> {
     let span = CURRENT.try_with(Arc::clone).ok()?;
     Some(StageTimer { span, stage, since: Instant::now() })
 }
 
-/// Takes the span along to another thread.
+/// Passes the span on to another thread.
 pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let span = CURRENT.try_with(Arc::clone).ok();
     move || match span {
@@ -168,7 +168,8 @@ pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
 /// Buckets of a histogram; the last one is for everything longer.
 pub const BUCKETS: usize = 24;
 
-/// Durations; bucket `n` counts those below 2 to the n microseconds that are in no earlier one.
+/// A histogram of durations. Bucket `n` counts those below 2 to the n microseconds that are not in an
+/// earlier bucket.
 #[derive(Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -191,7 +192,7 @@ impl Histogram {
     }
 }
 
-/// What was done for a request that has ended.
+/// The result and size of a request that has ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
     pub command: &'static str,
@@ -201,7 +202,7 @@ pub struct Ended {
     pub error: Option<String>,
 }
 
-/// The stages of one volume's requests, and who follows them.
+/// The stages of one volume's requests, and the followers of its trace.
 #[derive(Default)]
 pub struct Tracing {
     stages: [Histogram; STAGES.len()],
@@ -224,15 +225,14 @@ impl Tracing {
         self.following.load(Ordering::Relaxed) > 0
     }
 
-    /// Every request from now on, until the receiver is dropped.
+    /// Follows every request from now on, until the receiver is dropped.
     pub fn follow(&self) -> mpsc::Receiver<TracedRequest> {
         let (sender, receiver) = mpsc::channel(FOLLOWER_REQUESTS_MAX);
         self.change(|followers| followers.lines.push(sender));
         receiver
     }
 
-    /// Every request from now on goes into a trace file too, until there is another recorder or
-    /// none.
+    /// Also sends every request to this recorder from now on; `None` stops that.
     pub fn record(&self, recorder: Option<Recorder>) {
         self.change(|followers| followers.recorder = recorder);
     }
@@ -244,7 +244,7 @@ impl Tracing {
         self.following.store(following, Ordering::Relaxed);
     }
 
-    /// A request has ended; it counts as `weight` in the histograms.
+    /// Records the end of a request, which counts as `weight` requests in the histograms.
     pub fn end(&self, span: &Span, ended: Ended, weight: u32) {
         if weight > 0 {
             for (stage, ns) in span.stages() {
@@ -266,7 +266,7 @@ impl Tracing {
             }
             let request = span.traced(ended);
             followers.lines.retain(|follower| {
-                // A full one misses this request and stays.
+                // A follower with a full queue misses this request and stays.
                 !matches!(follower.try_send(request.clone()), Err(TrySendError::Closed(_)))
             });
         });

@@ -1,4 +1,4 @@
-//! Certificates and keys out of PEM files.
+//! Reads certificates and keys from PEM files.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use webpki::EndEntityCert;
 
 use crate::server::common_name::{OBJECT_IDENTIFIER, SEQUENCE, take};
 
-/// The provider of TLS's cryptography takes RSA keys of these sizes only.
+/// The TLS library accepts only RSA keys whose size is a multiple of this.
 const RSA_STEP_BITS: usize = 512;
 
 const INTEGER: u8 = 0x02;
@@ -45,7 +45,7 @@ pub fn unusable(cert: &Path, key: &Path, chain: &[CertificateDer<'_>], error: &E
     match bits.filter(|bits| !bits.is_multiple_of(RSA_STEP_BITS)) {
         Some(bits) => {
             let why = format!(
-                "it is an RSA key of {bits} bits, and only those are supported whose size is a \
+                "it is an RSA key of {bits} bits, and the only supported sizes are a \
                  multiple of {RSA_STEP_BITS} bits, from 2048 to 4096"
             );
             wrong(key, why).next(

@@ -35,15 +35,15 @@ use crate::observe;
 use crate::probe::probe;
 use crate::remotes::Remotes;
 
-/// Volumes' bytes go through memory in pieces of this size.
+/// The data of a volume is transferred in pieces of this size.
 const PIECE_BYTES: u32 = 1 << 20;
-/// So much of a refused body is taken, then the connection is dropped.
+/// At most this much of a refused body is read; then the connection is closed.
 const DRAIN_BYTES_MAX: usize = 256 << 20;
 
-/// A client that has just ended may not be drained yet: deleting its volume waits for it this long.
+/// How long the deletion of a volume waits for sessions of clients that have just ended.
 const SESSION_END_MAX: Duration = Duration::from_secs(2);
 
-/// What the handlers share.
+/// The state that the handlers share.
 pub struct Control {
     pub pool: Arc<Pool>,
     pub exports: Arc<PoolExports>,
@@ -89,10 +89,10 @@ pub fn router(control: Arc<Control>) -> Router {
 
 async fn no_such_path(request: Request) -> Failure {
     let what = format!("{} {}", request.method(), request.uri().path());
-    Failure(Problem::not_found(what, "the volume server's API has no such path and method"))
+    Failure(Problem::not_found(what, "the volume server's API does not have this path and method"))
 }
 
-/// The name in a path; one that is no name answers with a [`Problem`] like every wrong request.
+/// A name in a path. A wrong name is answered with a [`Problem`], like every wrong request.
 pub struct Named<T>(pub T);
 
 impl<T: FromStr<Err = BadName>, S: Send + Sync> FromRequestParts<S> for Named<T> {
@@ -236,7 +236,7 @@ async fn change_epoch(
 }
 
 async fn change_epochs(State(control): Shared, Json(ask): Json<EpochChanges>) -> Reply<()> {
-    check_batch("change epochs", ask.changes.len())?;
+    check_batch("can't change epochs", ask.changes.len())?;
     let change = async |one: VolumeEpochChange| {
         control.pool.volume(&one.volume).await?.change_epoch(one.change).await
     };
@@ -244,7 +244,7 @@ async fn change_epochs(State(control): Shared, Json(ask): Json<EpochChanges>) ->
 }
 
 async fn flush_volumes(State(control): Shared, Json(ask): Json<FlushVolumes>) -> Reply<()> {
-    check_batch("flush volumes", ask.volumes.len())?;
+    check_batch("can't flush volumes", ask.volumes.len())?;
     let flush = async |volume: VolumeName| {
         let what = format!("can't flush volume {volume}");
         let flushed = control.pool.volume(&volume).await?.flush().await;
@@ -254,7 +254,7 @@ async fn flush_volumes(State(control): Shared, Json(ask): Json<FlushVolumes>) ->
 }
 
 fn check_batch(what: &str, count: usize) -> Result<(), Problem> {
-    let too_many = |error: OutOfLimits| error.problem(what).next("ask in several requests");
+    let too_many = |error: OutOfLimits| error.problem(what).next("send several requests");
     BATCH_VOLUMES.check(count).map(drop).map_err(too_many)
 }
 
@@ -293,7 +293,7 @@ fn attachment(control: &Control, volume: VolumeName, nbd_addr: String) -> Attach
     Attachment { volume, nbd_addr, sessions }
 }
 
-/// Sessions that are open stay; only new ones don't find the volume any more.
+/// Open sessions stay open. New sessions no longer find the volume.
 async fn detach(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
     control.pool.detach(&volume).await?;
     control.exports.detached(&volume);
@@ -321,7 +321,7 @@ async fn check(State(control): Shared, Json(scope): Json<CheckScope>) -> Result<
     long::follow(move |work| async move { pool.check(scope, work).await })
 }
 
-/// Writes the body from offset 0, at the volume's epoch of this moment, and flushes.
+/// Writes the body from offset 0 with the volume's current epoch, and flushes.
 async fn write_data(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
@@ -361,8 +361,8 @@ async fn write_body(
     device.flush().await.map_err(io_failed)
 }
 
-/// Takes what is left of a body that is refused: many clients read the answer only after they have
-/// sent everything.
+/// Reads the rest of a refused body, because many clients read the answer only after they have sent
+/// everything.
 async fn drain(body: &mut BodyDataStream) {
     let mut left = DRAIN_BYTES_MAX;
     while let Some(Ok(received)) = body.next().await {
@@ -390,20 +390,21 @@ struct DataRange {
     length_bytes: Option<u64>,
 }
 
-/// The first bytes, or all of them. An error in the middle cuts the body: the client sees that it
-/// is shorter than its length.
+/// Answers with the first bytes of a volume, or all of them. An error in the middle ends the body early;
+/// the client sees that it is shorter than its announced length.
 async fn read_data(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
     range: Result<Query<DataRange>, QueryRejection>,
 ) -> Result<Response, Failure> {
-    let Query(range) = range
-        .map_err(|error| Problem::invalid("can't tell how much to read", error.body_text()))?;
+    let Query(range) =
+        range.map_err(|error| Problem::invalid("can't read a volume's data", error.body_text()))?;
     let device = control.pool.volume(&volume).await?.session(None);
     let length_bytes = range.length_bytes.unwrap_or(device.size_bytes());
     if length_bytes > device.size_bytes() {
         let what = format!("can't read {length_bytes} bytes of volume {volume}");
-        return Err(Problem::invalid(what, format!("it has {}", device.size_bytes())).into());
+        let why = format!("it has {} bytes", device.size_bytes());
+        return Err(Problem::invalid(what, why).into());
     }
     let pieces = stream::try_unfold((device, 0), move |(device, offset)| async move {
         let left = length_bytes - offset;
@@ -418,5 +419,5 @@ async fn read_data(
         .header("content-type", "application/octet-stream")
         .header("content-length", length_bytes)
         .body(Body::from_stream(pieces))
-        .map_err(|error| Failure(Problem::internal("answer with a volume's data", error)))
+        .map_err(|error| Failure(Problem::internal("can't answer with a volume's data", error)))
 }

@@ -1,4 +1,4 @@
-//! What a pool knows for its target: its clients, and the reservations of its volumes.
+//! The parts of a pool that its iSCSI target uses: the clients, and the reservations of volumes.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use perigee_iscsi::unit::KeepReservations;
 use perigee_model::{Problem, VolumeName};
 use perigee_store::{Grant, Pool};
 
-/// The clients of the file, then those of the catalog. With neither, every initiator may use every
-/// target.
+/// The clients of the file, and then those of the catalog. If there are neither, every initiator may use
+/// every target.
 pub struct KnownClients {
     pub file: Option<ClientFile>,
     pub pool: Arc<Pool>,
@@ -50,7 +50,7 @@ impl Clients for KnownClients {
     }
 }
 
-/// What of the claims on volumes outlives the server is in the catalog.
+/// Keeps persistent reservations in the catalog, so that they survive a restart of the server.
 pub struct KeptReservations(pub Arc<Pool>);
 
 impl KeepReservations for KeptReservations {
@@ -58,7 +58,7 @@ impl KeepReservations for KeptReservations {
         Box::pin(async move {
             match VolumeName::new(volume) {
                 Ok(name) => self.0.reservations(&name).await,
-                // An image, which nobody writes.
+                // An image is read-only and has no reservations.
                 Err(_) => Ok(None),
             }
         })

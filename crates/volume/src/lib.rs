@@ -1,11 +1,11 @@
-//! The volume server: puts the layer store behind NBD and iSCSI, and has the API that controls it.
+//! The volume server: serves the layer store over NBD and iSCSI, and provides the API that controls it.
 //!
 //! | question | where |
 //! |---|---|
 //! | what is on the disk, and what survives a crash | [`perigee_store`] |
-//! | what an NBD client may say and gets | [`perigee_nbd`] |
-//! | what an iSCSI initiator may say and gets | [`perigee_iscsi`] |
-//! | what these three share | [`perigee_block`] |
+//! | the NBD protocol | [`perigee_nbd`] |
+//! | the iSCSI protocol | [`perigee_iscsi`] |
+//! | the types that these three share | [`perigee_block`] |
 //! | which device an export name means | `exports` |
 //! | sessions on volumes of other hosts | `proxies` |
 //! | what becomes of them when the home gets another address | `repoint` |

@@ -1,4 +1,4 @@
-//! The volumes' figures as Prometheus reads them.
+//! The volumes' figures in the text format of Prometheus.
 
 use std::fmt::{self, Write};
 
@@ -13,7 +13,7 @@ pub fn page(table: &StatsTable) -> String {
     page
 }
 
-/// A counter's name, what it says, and its value by kind of request.
+/// A counter's name, its help text, and its value by kind of request.
 type Figure = (&'static str, &'static str, fn(&IoStats) -> [(&'static str, u64); 3]);
 
 const FIGURES: [Figure; 2] = [
@@ -36,7 +36,7 @@ fn write(page: &mut String, table: &StatsTable) -> fmt::Result {
         }
     }
     let name = "perigee_volume_stage_seconds";
-    writeln!(page, "# HELP {name} Where requests' time goes.\n# TYPE {name} histogram")?;
+    writeln!(page, "# HELP {name} Time of requests by stage.\n# TYPE {name} histogram")?;
     for (volume, counters) in &volumes {
         for (stage, histogram) in counters.tracing.histograms() {
             let labels = format!("volume=\"{volume}\",stage=\"{}\"", stage.name());
@@ -46,7 +46,7 @@ fn write(page: &mut String, table: &StatsTable) -> fmt::Result {
     Ok(())
 }
 
-/// A stage that a volume never had is left out.
+/// Stages that a volume never had are left out.
 fn write_histogram(
     page: &mut String,
     name: &str,

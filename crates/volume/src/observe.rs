@@ -1,5 +1,5 @@
-//! The part of the control API that shows how the server does: figures for Prometheus, the
-//! requests of one volume as they end, and those of all volumes in a file.
+//! The part of the control API for observation: figures for Prometheus, the requests of one volume as they
+//! end, and traces of all volumes in a file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ struct Span {
     seconds: u64,
 }
 
-/// One line of JSON for each request that ends within so many seconds.
+/// Answers with one line of JSON for each request that ends within the given number of seconds.
 async fn requests(
     State(control): State<Arc<Control>>,
     Named(volume): Named<VolumeName>,
@@ -79,12 +79,12 @@ async fn start_trace(
 
 async fn stop_trace(State(control): State<Arc<Control>>) -> Reply<TraceSummary> {
     let stopped = tokio::task::spawn_blocking(move || control.stats.stop_trace()).await;
-    Ok(Json(stopped.map_err(|error| Problem::internal("end a trace", error))??))
+    Ok(Json(stopped.map_err(|error| Problem::internal("can't end a trace", error))??))
 }
 
 fn answer(kind: &str, body: Body) -> Result<Response, Failure> {
     Response::builder()
         .header("content-type", kind)
         .body(body)
-        .map_err(|error| Failure(Problem::internal("answer with figures", error)))
+        .map_err(|error| Failure(Problem::internal("can't answer with figures", error)))
 }

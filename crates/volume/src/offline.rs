@@ -1,5 +1,4 @@
-//! A pool without a volume server: the same control API, in the caller's process, for as long as
-//! one command needs it.
+//! A pool without a volume server: one command runs the same control API in its own process.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,28 +13,28 @@ use crate::control::{self, Control};
 use crate::exports::{self, PoolExports};
 use crate::remotes::{RemoteOptions, Remotes};
 
-/// Holds the pool open until it is dropped.
+/// Keeps the pool open until it is dropped.
 pub struct Offline {
     socket: PathBuf,
     server: JoinHandle<std::io::Result<()>>,
 }
 
 impl Offline {
-    /// Opens the pool that is in a directory. It changes nothing by itself: files that nothing
-    /// needs stay for the next volume server to remove.
+    /// Opens the pool in a directory. This changes nothing: unneeded files stay until the next volume server
+    /// removes them.
     ///
     /// # Errors
-    /// Not found when there is no pool; a conflict when another process has it open.
+    /// Not found when the directory has no pool; a conflict when another process has it open.
     pub async fn open(dir: &Path) -> Result<Self, Problem> {
         if !dir.join("catalog.sqlite").exists() {
             let what = format!("can't open the pool {}", dir.display());
-            return Err(Problem::not_found(what, "there is no pool in this directory")
-                .next(format!("make one: perigee pool create --pool {}", dir.display())));
+            return Err(Problem::not_found(what, "the directory has no pool")
+                .next(format!("create one: perigee pool create --pool {}", dir.display())));
         }
         Self::open_or_make(dir).await
     }
 
-    /// As [`Self::open`], and makes the pool if there is none.
+    /// As [`Self::open`], but creates the pool if it does not exist.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -48,7 +47,7 @@ impl Offline {
         let id = exports::server_id(dir)?;
         let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), id, remotes.clone()));
         let router = control::router(Arc::new(Control { pool, exports, stats, remotes }));
-        // A name of its own: whoever finds the server's socket expects the server there.
+        // Not the server's socket name, because other programs expect a volume server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));
         let listener = bind_unix(&socket)
             .await

@@ -1,4 +1,4 @@
-//! How long a block of another host's export takes to read from here, and how many come at once.
+//! Measures reads of another host's export: the latency of a block, and the rate of many reads at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,14 +13,14 @@ use perigee_nbd::NbdDevice;
 use crate::remotes::Remotes;
 
 const IN_FLIGHT: usize = 16;
-/// A host that goes away ends the probe soon.
+/// The deadline for a host that stops answering.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// # Errors
 /// `Invalid` when the figures asked for are out of bounds, `NotFound` and `Unavailable` when the
 /// export can't be opened or read.
 pub async fn probe(remotes: &Remotes, ask: &ProbeBlocks) -> Result<BlockProbe, Problem> {
-    let what = format!("probe of {:?} at {}", ask.export, ask.nbd_addr);
+    let what = format!("can't probe {:?} at {}", ask.export, ask.nbd_addr);
     let invalid = |error: OutOfLimits| error.problem(&what);
     PROBE_REQUESTS.check(ask.requests).map_err(invalid)?;
     PROBE_REQUEST_BYTES.check(ask.request_bytes).map_err(invalid)?;
@@ -66,7 +66,7 @@ fn percentile_us(sorted: &[Duration], percent: usize) -> u64 {
     u64::try_from(sorted[index].as_micros()).unwrap_or(u64::MAX)
 }
 
-/// SplitMix64: enough to miss read-ahead and caches, and no dependency.
+/// SplitMix64: good enough to avoid read-ahead and caches, without a dependency.
 struct Random(u64);
 
 impl Random {

@@ -1,10 +1,10 @@
 //! Sessions on volumes of other hosts.
 //!
-//! The sessions of an export are numbered, and the number goes into the session's key: who comes back
-//! after a lost connection has the number that was free again, and the volume's home drains what is
-//! left of the old session first. After a restart of this server nobody knows which client had which
-//! number, so the key says which start of the server it is: the home then drains all that an earlier
-//! start has left on the export.
+//! The sessions of an export are numbered, and the number is a part of the session's key. A session that
+//! comes back after a lost connection gets a number that is free again, and the volume's home first drains
+//! the old session with this number. After a restart of this server the numbers belong to other clients.
+//! So the key also has an id of the server's start, and the home drains all sessions of earlier starts on
+//! the export.
 //!
 //! A client's session keeps its [`Switch`] as long as it is open. The device in it is a
 //! [`ProxySession`], and another one when the volume's home has got another address (see
@@ -29,9 +29,9 @@ pub struct Proxies {
 
 #[derive(Default)]
 struct Open {
-    /// By volume and export.
+    /// The numbers in use, by volume and export.
     taken: HashMap<(VolumeName, String), BTreeSet<u64>>,
-    /// Volumes that are attached no more, while sessions of them are open.
+    /// Volumes that are no longer attached but still have open sessions.
     detached: HashSet<VolumeName>,
     sessions: HashMap<VolumeName, Vec<OpenSession>>,
     /// Volumes whose sessions get another device now.
@@ -75,7 +75,7 @@ impl Proxies {
         Self { stats, open: Mutex::default() }
     }
 
-    /// Its holders do nothing that can panic.
+    /// Code that holds this lock never panics.
     fn lock(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +127,7 @@ impl Proxies {
         self.lock().detached.remove(volume);
     }
 
-    /// Its figures go with it; those of sessions that are still open, when the last of them ends.
+    /// Removes the volume's figures, at once or when its last open session ends.
     pub fn detached(&self, volume: &VolumeName) {
         let mut open = self.lock();
         if open.count(volume) > 0 {

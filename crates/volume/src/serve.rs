@@ -1,4 +1,4 @@
-//! The volume server as a process: opens the pool, listens, and ends in order.
+//! The volume server as a process: it opens the pool, listens, and shuts down cleanly.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,30 +22,30 @@ use crate::exports::{self, PoolExports};
 use crate::iscsi_clients::{KeptReservations, KnownClients};
 use crate::remotes::{RemoteOptions, Remotes};
 
-/// Connections that are not drained by then are cut: their clients come back to the next server.
+/// Connections that are not drained within this time are closed. Their clients reconnect to the next server.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// What a volume server needs to know.
+/// The configuration of a volume server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Made if it does not exist.
+    /// The pool's directory. It is created if it does not exist.
     pub pool: PathBuf,
-    /// A directory for the volumes' own data, if not the pool's.
+    /// A directory for the volumes' own data; by default the pool's.
     pub private: Option<PathBuf>,
     pub nbd: Vec<Listen>,
     pub clients: ServerOptions,
     pub iscsi: IscsiOptions,
     pub remotes: RemoteOptions,
-    /// The control API; may be empty.
+    /// The addresses of the control API; may be empty.
     pub control: Vec<Listen>,
 }
 
-/// How a volume server meets iSCSI initiators.
+/// The options about iSCSI.
 #[derive(Debug, Clone, Default)]
 pub struct IscsiOptions {
-    /// `HOST:PORT`; empty: there is no target.
+    /// Addresses `HOST:PORT`. If this is empty, there is no target.
     pub listen: Vec<String>,
-    /// Which initiator may use which volume, besides the clients that the pool has. See
+    /// The file that says which initiator may use which volume, in addition to the pool's clients. See
     /// [`perigee_iscsi::access`].
     pub clients: Option<PathBuf>,
 }
@@ -57,8 +57,8 @@ impl IscsiOptions {
     }
 }
 
-/// Runs a volume server until SIGTERM or SIGINT; every volume is flushed when it returns. The future is boxed: so all that it
-/// runs is compiled in this crate, optimised like it, and not again in each caller.
+/// Runs a volume server until SIGTERM or SIGINT. Every volume is flushed when it returns. The future is
+/// boxed, so that its code is compiled only in this crate, and with this crate's optimisation.
 ///
 /// # Errors
 /// `Conflict` when the pool is open elsewhere or an address is taken; `Internal` when a volume
@@ -110,7 +110,7 @@ async fn run(config: Config) -> Result<(), Problem> {
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), iscsi = config.iscsi.listen.join(","), control = addresses(&config.control), "ready");
         std::future::pending().await
     };
-    // In this order: the API is bound before the log says that the server is ready.
+    // In this order, so that the API is bound before the log says that the server is ready.
     let ended = tokio::select! {
         biased;
         failed = api, if !config.control.is_empty() => failed,
@@ -124,7 +124,7 @@ async fn run(config: Config) -> Result<(), Problem> {
     let (cut_nbd, cut_iscsi) = (nbd.abort_handle(), iscsi.abort_handle());
     let drained = futures_util::future::join(nbd, iscsi);
     if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
-        tracing::warn!("some connections did not end in time; cutting them");
+        tracing::warn!("some connections did not end in time; closing them");
         cut_nbd.abort();
         cut_iscsi.abort();
     }
@@ -140,5 +140,5 @@ fn addresses(listen: &[Listen]) -> String {
 }
 
 fn on(kind: SignalKind) -> Result<Signal, Problem> {
-    signal(kind).map_err(|error| Problem::internal("listen for signals", error))
+    signal(kind).map_err(|error| Problem::internal("can't listen for signals", error))
 }

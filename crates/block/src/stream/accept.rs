@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// After a failed accept (out of file descriptors) the listener waits this long.
+/// The pause after a failed accept, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub trait Accept: Send + Sync + 'static {
@@ -15,8 +15,8 @@ pub trait Accept: Send + Sync + 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Accepted>> + Send;
 }
 
-/// Serves until `stop`; returns when every connection is drained. `admit` says what becomes of a
-/// connection; one that gets `None` is hung up on.
+/// Accepts connections until `stop`, and returns when every connection is drained. `admit` returns the
+/// future that serves a connection, or `None` to close it.
 pub async fn serve<L, A, C>(
     protocol: &'static str,
     listeners: Vec<L>,
@@ -33,7 +33,7 @@ pub async fn serve<L, A, C>(
     }
     while let Some(ended) = accepting.join_next().await {
         if let Err(error) = ended {
-            tracing::error!(%error, "an {protocol} listener ended");
+            tracing::error!(%error, "a listener for {protocol} ended");
         }
     }
 }
@@ -50,7 +50,7 @@ where
             () = stop.cancelled() => break,
             Some(ended) = connections.join_next() => {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "an {protocol} connection's task failed");
+                    tracing::error!(%error, "the task of a connection over {protocol} failed");
                 }
             }
             accepted = listener.accept() => match accepted {

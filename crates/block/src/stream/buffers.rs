@@ -1,19 +1,19 @@
-//! Large buffers that connections borrow only while something is in them.
+//! Large buffers that connections borrow only while the buffers contain something.
 //!
-//! A connection that waits for its client holds none. So many clients that ask one thing at a time
-//! share the few buffers that their workers use at a moment, and those stay in the CPU's cache.
+//! A connection that waits for its client holds no buffer. So many clients with one request at a time
+//! share the few buffers that the worker threads use at a moment, and these stay in the CPU's cache.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
-/// The reply to a read of 128 KiB, the longest that most clients send, with some room.
+/// Enough for the reply to a read of 128 KiB, which is the longest request of most clients.
 pub const BUFFER_BYTES: usize = 160 << 10;
-/// So many are kept for the next borrower; what a burst needed beyond that is given back.
+/// The number of unused buffers that are kept. Further ones are freed.
 const KEPT_MAX: usize = 16;
 
 static KEPT: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
 
-/// [`BUFFER_BYTES`] bytes that may hold anything: they are not cleared between borrowers.
+/// [`BUFFER_BYTES`] bytes with any content: they are not cleared between borrowers.
 pub struct Buffer(Box<[u8]>);
 
 impl Buffer {

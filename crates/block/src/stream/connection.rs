@@ -1,17 +1,16 @@
-//! Runs a connection in one task: takes what came, answers, waits, and lets others run.
+//! Runs a connection in one task: reads frames, answers them, waits, and yields to other connections.
 //!
 //! ```text
-//!            +-------------------------- take what has ended <----------+
+//!            +---------------------- collect finished requests <--------+
 //!            v                                                          |
-//! socket -> input -> batch: answer at once, or start what has to wait --+-> output -> socket
+//! socket -> input -> batch: answer at once, or start a task to wait ----+-> output -> socket
 //! ```
 //!
-//! A batch is all that one read of the socket brought; the answers leave with one write. When the
-//! peer does not take its answers, nothing more is taken from it.
+//! A batch consists of all frames of one read of the socket. Its answers are sent with one write. If the
+//! peer does not receive its answers, no more frames are taken from it.
 //!
-//! A protocol is an [`Exchange`]: it takes one frame at a time and says what became of it. The
-//! driver does everything else, and returns only when nothing of the connection runs any more,
-//! whatever ended it.
+//! A protocol implements [`Exchange`], which takes one frame at a time. The driver does everything else.
+//! It returns only when no request of the connection runs any more, whatever has ended the connection.
 
 use std::future::poll_fn;
 use std::io;
@@ -29,21 +28,21 @@ use super::output::Output;
 use crate::device::Device;
 use crate::measured::Measured;
 
-/// When the server stops, what waits for another host gets this long, and so do peers that are slow
-/// to take their last answers.
+/// When the server stops, it waits this long for requests to other hosts, and for peers that are slow to
+/// receive their last answers.
 pub const DRAIN_MAX: Duration = Duration::from_secs(3);
-/// What one frame costs besides its bytes, in bytes of the budget.
+/// The cost of one frame in addition to its bytes, in bytes of the budget.
 const FRAME_COST_BYTES: usize = 4 << 10;
-/// How much work a connection does before it lets others run.
+/// The work that a connection does before it yields to others.
 const BUDGET_BYTES: usize = 4 << 20;
 
-/// What became of the first frame of the input.
+/// The result of taking the first frame of the input.
 pub enum Taken {
-    /// It is answered, or its work has begun, and it is removed. `cost_bytes`: what it moved.
+    /// It is answered, or its work has begun, and it is removed. `cost_bytes` is the number of bytes moved.
     Done { cost_bytes: usize },
-    /// It stays: answers have to be sent, or work has to end, before it is taken.
+    /// It stays in the input until answers are sent or work has ended.
     Full,
-    /// The peer said goodbye with it.
+    /// The peer has ended the connection with it.
     Goodbye,
 }
 
@@ -52,60 +51,59 @@ pub trait Exchange {
     type Framing: Framing;
     type Error: From<io::Error> + From<<Self::Framing as Framing>::Error>;
 
-    /// As long as more comes, so many bytes of answers wait for those of the next batch.
+    /// As long as more frames come, up to this many bytes of answers wait for those of the next batch.
     const HELD_BYTES_MAX: usize = 0;
 
     fn input(&mut self) -> &mut Input<Self::Framing>;
 
     fn output(&mut self) -> &mut Output;
 
-    /// What the peer works on, if it works on anything.
+    /// The device that the peer uses, if it has opened one.
     fn device(&self) -> Option<&Measured>;
 
-    /// Answers the first frame of the input, or starts its work. `now`: when its batch began.
+    /// Answers the first frame of the input, or starts its work. `now` is the start of its batch.
     ///
     /// # Errors
-    /// When the connection has to end.
+    /// The reason for which the connection has to end.
     fn take(
         &mut self,
         frame: Frame<<Self::Framing as Framing>::Head>,
         now: Instant,
     ) -> Result<Taken, Self::Error>;
 
-    /// Ready when something that had to wait has ended, and its answer is in the output.
+    /// Ready when a waiting request has ended and its answer is in the output.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>>;
 
-    /// Whether nothing runs that had to wait.
+    /// Whether no waiting request is running.
     fn is_idle(&self) -> bool;
 
-    /// What the connection ends with when a frame's work panicked.
+    /// The error with which the connection ends if a frame's work panics.
     fn panicked() -> Self::Error;
 
-    /// A peer that says nothing for so long is asked whether it is there, and has as long to
-    /// answer.
+    /// A peer that is silent for this long is asked to answer, and has the same time to do so.
     fn silence_max(&self) -> Option<Duration> {
         None
     }
 
-    /// Asks the peer whether it is there.
+    /// Asks the peer to answer, to find out whether it is alive.
     fn ask(&mut self) {}
 
-    /// Ends what others want to be ended. True when there was something.
+    /// Aborts requests that another session wants to abort. Returns whether there were any.
     fn poll_aborts(&mut self, _cx: &mut Context<'_>) -> bool {
         false
     }
 
-    /// No more frames are taken. `because`: why, if the peer has not ended the connection. True
-    /// when the peer still hears what is in the output.
+    /// Called when no more frames are taken. `because` is the reason if the peer has not ended the connection
+    /// itself. Returns whether the peer can still receive the output.
     fn close(&mut self, because: Option<&Self::Error>) -> bool {
         because.is_none()
     }
 }
 
-/// Returns when nothing of the connection runs any more.
+/// Runs a connection, and returns when none of its requests runs any more.
 ///
 /// # Errors
-/// Why the connection ended, when its peer did not end it.
+/// The reason why the connection ended, if its peer did not end it.
 pub async fn run<S, E>(stream: S, exchange: E, stop: &CancellationToken) -> Result<(), E::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -118,7 +116,7 @@ where
     let ended = connection.converse(stop).await;
     connection.hears = connection.exchange.close(ended.as_ref().err());
     if stop.is_cancelled() {
-        // The peer goes on with another connection. What is not answered by then it sends again.
+        // The peer continues with another connection, and repeats its unanswered requests there.
         let _unanswered = tokio::time::timeout(DRAIN_MAX, connection.drain()).await;
     }
     if let Some(device) = connection.exchange.device() {
@@ -131,28 +129,28 @@ where
 /// How a batch ended.
 #[derive(PartialEq, Eq)]
 enum Batched {
-    /// Nothing more is possible until something moves.
+    /// The connection has to wait for its socket or for requests.
     Waits,
-    /// There is more to take, but other connections run first.
+    /// There are more frames, but other connections run first.
     BudgetSpent,
-    /// The peer said goodbye or went away.
+    /// The peer has ended the connection or has gone.
     Over,
 }
 
 struct Connection<S, E> {
     stream: S,
     exchange: E,
-    /// What is left of the budget until others run.
+    /// The rest of the budget.
     budget_bytes: usize,
-    /// The peer has sent its last byte.
+    /// The peer has closed its sending side.
     ended: bool,
-    /// The peer still takes answers, as far as is known.
+    /// The peer still receives answers, as far as is known.
     hears: bool,
     silence: Option<Silence>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
-    /// Until the peer says goodbye or goes away, or the server stops.
+    /// Serves until the peer ends the connection or goes away, or the server stops.
     async fn converse(&mut self, stop: &CancellationToken) -> Result<(), E::Error> {
         let mut stopped = pin!(stop.cancelled());
         loop {
@@ -182,8 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         }
     }
 
-    /// Waits until nothing of the connection runs, and sends the answers as long as the peer takes
-    /// them.
+    /// Waits until no request runs, and sends the answers as long as the peer receives them.
     async fn drain(&mut self) {
         let mut patience = pin!(tokio::time::sleep(DRAIN_MAX));
         poll_fn(|cx| {
@@ -195,7 +192,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         .await;
     }
 
-    /// Takes whole frames from the input and answers or starts them.
+    /// Takes complete frames from the input and answers or starts them.
     fn batch(&mut self) -> Result<Batched, E::Error> {
         let Some(first) = self.exchange.input().first()? else { return Ok(self.needs_input()) };
         let now = self.exchange.device().map_or_else(Instant::now, Measured::begin_batch);
@@ -230,14 +227,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         Ok(self.needs_input())
     }
 
-    /// Most programs end without a goodbye.
+    /// The result when the input has no complete frame. Most programs close the socket without a last message.
     fn needs_input(&self) -> Batched {
         if self.ended { Batched::Over } else { Batched::Waits }
     }
 
-    /// Ready when something moved: bytes came or left, or what was waited for has ended.
+    /// Ready when bytes were received or sent, or when a waiting request has ended.
     fn poll_moved(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), E::Error>> {
-        // First: it judges what the peer has not taken, not what it gets only now.
+        // This comes first, because it must not count output that is sent only now.
         let mut moved = self.poll_silence(cx)?;
         while self.exchange.output().accepts() {
             match self.exchange.poll_ended(cx)? {
@@ -262,7 +259,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         if moved { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    /// Whether all that was in the output is sent now.
+    /// Returns whether all of the output was just sent.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Result<bool, E::Error> {
         let output = self.exchange.output();
         let (unsent_bytes, was_sent) = (output.unsent_bytes(), output.is_sent());
@@ -275,7 +272,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         Ok(!was_sent && sent.is_ready())
     }
 
-    /// Whether bytes came, or their end.
+    /// Returns whether bytes were received, or the end of the stream.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Result<bool, E::Error> {
         if self.ended || !self.exchange.input().has_room() {
             return Ok(false);
@@ -290,10 +287,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         Ok(filled.is_ready())
     }
 
-    /// Asks a peer that was silent for long, and gives one up that does not answer.
+    /// Asks a silent peer to answer, and fails if it does not.
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Result<bool, E::Error> {
         let Some(silence) = &mut self.silence else { return Ok(false) };
-        // Until it is pending: only then the next tick wakes this task.
+        // Polled until it is pending, because only then the next tick wakes this task.
         let mut asks = false;
         while silence.ticks.poll_tick(cx).is_ready() {
             if std::mem::take(&mut silence.moved) {
@@ -310,7 +307,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
         Ok(asks)
     }
 
-    /// Ready when nothing runs any more, and the answers are sent as far as the peer hears.
+    /// Ready when no request runs any more, and the answers are sent if the peer receives them.
     fn poll_drained(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.hears {
@@ -333,10 +330,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin, E: Exchange> Connection<S, E> {
     }
 }
 
-/// Whether the peer is there.
+/// Finds out whether the peer is alive.
 struct Silence {
     ticks: Interval,
-    /// Something came, or was taken, since the last tick.
+    /// Something was received from the peer, or received by it, since the last tick.
     moved: bool,
     /// The peer was asked, and has not answered yet.
     asked: bool,
@@ -353,7 +350,7 @@ impl Silence {
         self.moved = true;
     }
 
-    /// That the question itself was sent says nothing.
+    /// The peer has received something. The question itself does not count.
     fn took(&mut self) {
         self.moved |= !self.asked;
     }

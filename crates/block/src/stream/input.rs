@@ -1,4 +1,4 @@
-//! Bytes to frames: what the socket has, taken at once, and the frames in it.
+//! Input: reads all bytes that the socket has, and splits them into frames.
 
 use std::io;
 use std::ops::Range;
@@ -11,20 +11,20 @@ use tokio_util::io::poll_read_buf;
 
 use super::buffers::{BUFFER_BYTES, Buffer};
 
-/// A longer payload that is not whole yet is received straight into memory of its own.
+/// A longer payload that has not fully arrived is received directly into separate memory.
 const PAYLOAD_IN_BUFFER_MAX: usize = 64 << 10;
-/// With less room than this at its end, the buffer's content moves to its front.
+/// If less than this is free at the buffer's end, its content is moved to the front.
 const ROOM_BYTES_MIN: usize = 64 << 10;
 
-/// How a protocol's frames lie in a stream: a head, then a payload whose length the head tells.
+/// The format of a protocol's frames: a head, then a payload whose length is in the head.
 pub trait Framing {
     type Head: Copy;
     type Error;
 
-    /// Takes a head from the front of `bytes`; `None` when not all of it is there yet.
+    /// Parses a head at the start of `bytes`. Returns `None` if it has not fully arrived.
     ///
     /// # Errors
-    /// When the bytes are no head, or the payload is longer than the protocol allows.
+    /// The bytes are not a valid head, or the payload is longer than the protocol allows.
     fn head(&self, bytes: &[u8]) -> Result<Option<Measured<Self::Head>>, Self::Error>;
 }
 
@@ -35,14 +35,14 @@ pub struct Measured<H> {
     pub payload_bytes: usize,
 }
 
-/// A whole frame at the front of the input, until [`Input::skip`] or [`Input::take`] removes it.
+/// A complete frame at the front of the input, until [`Input::skip`] or [`Input::take`] removes it.
 pub struct Frame<H> {
     pub head: H,
-    /// Where its payload is, in the buffer or in memory of its own.
+    /// The position of the payload, in the buffer or in separate memory.
     payload: Range<usize>,
 }
 
-/// A frame whose payload has memory of its own, perhaps not all of it here yet.
+/// A frame whose payload has separate memory. It may not have fully arrived.
 struct Large<H> {
     head: H,
     payload: BytesMut,
@@ -52,10 +52,10 @@ struct Large<H> {
 pub struct Input<F: Framing> {
     framing: F,
     buffer: Option<Buffer>,
-    /// What of the buffer is not taken yet.
+    /// The start of the buffer's unprocessed bytes.
     start: usize,
     end: usize,
-    /// It comes before what is in the buffer.
+    /// This frame precedes the bytes in the buffer.
     large: Option<Large<F::Head>>,
 }
 
@@ -64,7 +64,7 @@ impl<F: Framing> Input<F> {
         Self { framing, buffer: None, start: 0, end: 0, large: None }
     }
 
-    /// The first frame, if it is here whole.
+    /// The first frame, if it has fully arrived.
     ///
     /// # Errors
     /// As [`Framing::head`].
@@ -115,7 +115,7 @@ impl<F: Framing> Input<F> {
         payload
     }
 
-    /// Whether reading from the socket makes sense.
+    /// Whether there is room to read from the socket.
     pub fn has_room(&self) -> bool {
         match &self.large {
             Some(large) => large.missing_bytes > 0,
@@ -123,7 +123,7 @@ impl<F: Framing> Input<F> {
         }
     }
 
-    /// Reads once; 0 bytes are the stream's end. A buffer is held only while bytes are in it.
+    /// Reads once. 0 bytes mean the end of the stream. A buffer is held only while it contains bytes.
     pub fn poll_fill<S: AsyncRead>(
         &mut self,
         stream: Pin<&mut S>,

@@ -1,10 +1,10 @@
-//! What the block protocols share below their frames: listening, the driver of a
-//! connection, sockets, and buffers towards and from them.
+//! The parts that the block protocols share: listening, the driver of a connection, sockets, and their
+//! input and output buffers.
 //!
-//! A connection reads whatever its socket has with one call, and sends many answers with one. It
-//! holds memory only while something is in it.
+//! A connection reads everything that its socket has with one call, and sends many answers with one. It
+//! holds buffers only while they contain something.
 
-/// A longer request is not answered at once: copying it would keep others waiting.
+/// A longer request is not answered at once, because copying its data would delay others.
 pub const AT_ONCE_BYTES_MAX: usize = 1 << 20;
 
 pub mod accept;

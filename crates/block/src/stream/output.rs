@@ -1,4 +1,4 @@
-//! Replies on their way to the socket, gathered so that one write sends many.
+//! Output: collects replies, so that one write to the socket sends many of them.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,16 +10,16 @@ use tokio::io::AsyncWrite;
 
 use super::buffers::{BUFFER_BYTES, Buffer};
 
-/// As many pieces as one write takes.
+/// The number of pieces in one write.
 const PIECES_MAX: usize = 8;
 
 #[derive(Default)]
 pub struct Output {
     buffer: Option<Buffer>,
-    /// What of the buffer is not sent yet.
+    /// The start of the buffer's unsent bytes.
     start: usize,
     end: usize,
-    /// Sent after the buffer. While something is here, nothing is added.
+    /// Sent after the buffer. While this is not empty, no reply is added.
     rest: VecDeque<Bytes>,
     /// Something was written and the stream was not flushed since.
     unflushed: bool,
@@ -30,7 +30,7 @@ impl Output {
         self.start == self.end && self.rest.is_empty()
     }
 
-    /// Nothing is left, also not in a stream that keeps what it was given (TLS).
+    /// Whether nothing is left, including in a stream that buffers itself (TLS).
     pub fn is_sent(&self) -> bool {
         self.is_empty() && !self.unflushed
     }
@@ -39,12 +39,12 @@ impl Output {
         self.end - self.start + self.rest.iter().map(Bytes::len).sum::<usize>()
     }
 
-    /// Whether a reply may be added: one of any length, but no more than one beyond the buffer.
+    /// Whether a reply may be added. It may have any length, but at most one reply exceeds the buffer.
     pub fn accepts(&self) -> bool {
         self.rest.is_empty() && self.end < BUFFER_BYTES
     }
 
-    /// Room for a reply of so many bytes, which may hold anything; [`Self::commit`] adds it.
+    /// Space for a reply of this many bytes, with any content. [`Self::commit`] adds the reply.
     pub fn room(&mut self, length: usize) -> Option<&mut [u8]> {
         if !self.rest.is_empty() || length > BUFFER_BYTES - self.end {
             return None;
@@ -57,7 +57,7 @@ impl Output {
         self.end += length;
     }
 
-    /// Adds a reply. What does not fit the buffer is sent from where it is.
+    /// Adds a reply. A payload that does not fit the buffer is sent without being copied.
     pub fn push(&mut self, head: Bytes, payload: Bytes) {
         let length = head.len() + payload.len();
         match self.room(length) {
@@ -71,7 +71,7 @@ impl Output {
         }
     }
 
-    /// Ready when all is sent. A buffer is held only while something in it is not sent.
+    /// Ready when everything is sent. A buffer is held only while it contains unsent bytes.
     pub fn poll_send<S: AsyncWrite>(
         &mut self,
         mut stream: Pin<&mut S>,
@@ -85,7 +85,7 @@ impl Output {
             self.unflushed = true;
             self.advance(sent);
         }
-        // Room that was asked for and not used.
+        // Frees a buffer whose space was requested but not used.
         self.buffer = None;
         if self.unflushed {
             ready!(stream.poll_flush(cx))?;

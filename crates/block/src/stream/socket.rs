@@ -8,11 +8,11 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A peer that acknowledges nothing for this long is gone: its host, or the way to it.
+/// A peer that acknowledges nothing for this long counts as gone.
 const SILENCE_S_MAX: u32 = 20;
 const KEEPALIVE_IDLE_S: u32 = 5;
-/// A unix socket takes so much at once before its reader has to run. The default is less than two
-/// replies of 128 KiB. (TCP sizes its buffers itself.)
+/// The send buffer of a unix socket. The default is smaller than two replies of 128 KiB. (TCP sizes its
+/// buffers itself.)
 const UNIX_SEND_BYTES: usize = 512 << 10;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Socket {
         Ok(Self::Tcp(stream))
     }
 
-    /// Where the other end is.
+    /// The peer's address.
     pub fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => {
@@ -44,7 +44,7 @@ impl Socket {
     }
 
     /// # Errors
-    /// When the kernel refuses a socket option; a buffer beyond its limit is cut to that.
+    /// When the kernel refuses a socket option. A buffer size beyond its limit is reduced to the limit.
     pub fn unix(stream: UnixStream) -> io::Result<Self> {
         setsockopt(&stream, sockopt::SndBuf, &UNIX_SEND_BYTES)?;
         Ok(Self::Unix(stream))

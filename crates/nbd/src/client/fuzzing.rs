@@ -1,4 +1,4 @@
-//! Bytes of a server for the fuzz target, heard by a whole client.
+//! A fuzz target of the client: a server that sends bytes from the fuzzer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::handshake::{self, Way};
 use super::{NbdDevice, RemoteExport};
 use crate::wire::{self, encode_option_reply, option, reply};
 
-/// Any conversation ends much sooner: a server that says nothing more has hung up.
+/// The deadline of a run. A run normally ends much sooner, because the server closes the connection at the end.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A server that says this, takes every request, and hangs up.
+/// Runs a server that sends these bytes, receives every request, and closes the connection.
 fn listen(said: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let conversation = async {

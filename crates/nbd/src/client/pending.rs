@@ -1,4 +1,4 @@
-//! The requests that are not answered yet, and the gathering of their replies. No I/O.
+//! The unanswered requests, and the assembly of their replies. It never does any I/O.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::super::wire::{Answer, Chunk, ContextRuns, Errno, FramingError, Request, command};
 
-/// A request on its way from the device to the link. The link gives it its cookie.
+/// A request that the device sends to the link. The link sets its cookie.
 pub struct Outgoing {
     pub request: Request,
     pub payload: Bytes,
@@ -36,10 +36,10 @@ struct Lane {
 /// What a request costs a connection besides its bytes, in bytes.
 const REQUEST_COST_BYTES: u64 = 4 << 10;
 
-/// What has come of the reply so far.
+/// The part of a reply that has arrived so far.
 #[derive(Default)]
 struct Gathered {
-    /// One chunk with all of a read: nothing is copied.
+    /// A single chunk with all data of a read, which is not copied.
     whole: Option<Bytes>,
     parts: Option<BytesMut>,
     parts_bytes: u64,
@@ -47,7 +47,7 @@ struct Gathered {
     error: Option<(Errno, String)>,
 }
 
-/// Cookies grow with every request, so the order of the keys is the order of asking.
+/// Cookies grow with every request, so the order of the keys is the order of the requests.
 #[derive(Default)]
 pub struct PendingTable {
     pending: BTreeMap<u64, Pending>,
@@ -190,7 +190,7 @@ fn data_bytes(request: &Request) -> usize {
     usize::try_from(request.length_bytes).expect("the device bounds its reads")
 }
 
-const UNKNOWN_COOKIE: FramingError = FramingError::Malformed("a reply to no request of ours");
+const UNKNOWN_COOKIE: FramingError = FramingError::Malformed("a reply to an unknown request");
 
 impl Lane {
     fn take(&mut self, pending: &Pending) {
@@ -207,7 +207,7 @@ impl Pending {
         REQUEST_COST_BYTES + if moves { request.length_bytes } else { 0 }
     }
 
-    // Whoever asked may have stopped waiting: then the answer goes nowhere, and that is right.
+    // The caller may have stopped waiting; then the answer is dropped.
 
     fn answer(self, answer: Answer) {
         let _nobody_waits = self.outgoing.reply.send(Ok(answer));
@@ -217,12 +217,15 @@ impl Pending {
         let _nobody_waits = self.outgoing.reply.send(Err(IoError::Unreachable(why.to_owned())));
     }
 
-    /// Where a read's chunk belongs in the data.
+    /// The position of a read's chunk in the data.
     fn place(&self, offset: u64, length: usize) -> Result<std::ops::Range<usize>, FramingError> {
-        const OUTSIDE: FramingError = FramingError::Malformed("a chunk outside what was asked for");
+        const OUTSIDE: FramingError =
+            FramingError::Malformed("a chunk outside the requested range");
         let request = &self.outgoing.request;
         if request.command != command::READ {
-            return Err(FramingError::Malformed("data in reply to something else than a read"));
+            return Err(FramingError::Malformed(
+                "data in the reply to a request that is not a read",
+            ));
         }
         let start = offset.checked_sub(request.offset).ok_or(OUTSIDE)?;
         let start = usize::try_from(start).map_err(|_| OUTSIDE)?;
@@ -254,7 +257,7 @@ impl Pending {
                 self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
             }
             Chunk::Status(runs) => {
-                // One context was agreed on. More than its runs would fill the memory.
+                // Only one context was negotiated. Accepting others would allow the server to fill the memory.
                 let asked = self.outgoing.request.command == command::BLOCK_STATUS;
                 if !asked || !self.gathered.status.is_empty() {
                     return Err(FramingError::Malformed("a block status that was not asked for"));
@@ -274,7 +277,7 @@ impl Pending {
         }
         match request.command {
             command::READ if gathered.parts_bytes != request.length_bytes => {
-                Err(FramingError::Malformed("a read's reply has not all of its data"))
+                Err(FramingError::Malformed("the reply to a read lacks data"))
             }
             command::READ => {
                 let data =

@@ -19,11 +19,11 @@ use super::super::pem;
 pub struct RemoteTlsFiles {
     /// Certificates of the authorities of other hosts.
     pub ca: PathBuf,
-    /// This host's own certificate and its key, for servers that want one.
+    /// This host's own certificate and its key, for servers that require one.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-/// Other hosts are reached over TLS and in no other way; unix sockets as they are.
+/// Connections to other hosts use only TLS. Unix sockets are not encrypted.
 #[derive(Clone)]
 pub struct ClientTls(TlsConnector);
 
@@ -33,7 +33,7 @@ impl ClientTls {
     pub fn load(files: &RemoteTlsFiles) -> Result<Self, Problem> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|e| Problem::internal("set TLS up", e))?
+            .map_err(|e| Problem::internal("can't set up TLS", e))?
             .with_root_certificates(pem::roots(&files.ca)?);
         let config = match &files.own {
             None => builder.with_no_client_auth(),

@@ -1,4 +1,4 @@
-//! Which exports a client may see. All other exports do not exist for it.
+//! The access list: which exports a client may see. Other exports are reported to it as missing.
 //!
 //! The list is a small file. It is read for each request of a client, so a change takes effect at once:
 //!
@@ -8,35 +8,35 @@
 //! image:*       *
 //! ```
 //!
-//! A name or an export may end in `*`, which stands for anything. `data` means `data@4` as well.
-//! A client on a unix socket sees everything: the directory of the socket guards it.
+//! A name or an export may end in `*`, which matches any text. `data` also means `data@4`. A client on a
+//! unix socket sees all exports: the socket is protected by its directory's permissions.
 
 use std::path::PathBuf;
 
 use perigee_model::Problem;
 
-/// What the server's options say.
+/// The options about access.
 #[derive(Debug, Default)]
 pub struct Access {
     /// Whether clients can list exports.
     pub listing: bool,
-    /// Without a list every client sees every export.
+    /// The file with the list. Without it every client sees every export.
     pub list: Option<PathBuf>,
 }
 
-/// Who asks.
+/// The client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// It came through a unix socket.
+    /// Whether it is connected through a unix socket.
     pub local: bool,
-    /// Where it is.
+    /// Its address.
     pub address: String,
     pub encrypted: bool,
-    /// Of its certificate.
+    /// The common name in its certificate.
     pub common_name: Option<String>,
 }
 
-/// What one client may see at this moment.
+/// The exports that one client may see at this moment.
 #[derive(Debug, PartialEq, Eq)]
 pub enum View {
     Everything,
@@ -54,7 +54,7 @@ impl View {
 
 impl Access {
     /// # Errors
-    /// When the list can't be read or understood: then nobody sees anything.
+    /// When the list can't be read or is wrong. Then no client sees any export.
     pub fn view(&self, peer: &Peer) -> Result<View, Problem> {
         let Some(path) = self.list.as_ref().filter(|_| !peer.local) else {
             return Ok(View::Everything);

@@ -1,4 +1,4 @@
-//! Frame to command: what a request asks for, or why it is refused. Pure.
+//! Turns a request frame into a command or a refusal. These are pure functions.
 
 use perigee_block::device::{Zeroing, is_within};
 use perigee_model::volume::BLOCK_BYTES;
@@ -6,10 +6,10 @@ use perigee_model::volume::BLOCK_BYTES;
 use super::super::wire::{Dialect, Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
 use super::contexts::{self, Contexts};
 
-/// More is not brought closer for one request: it is only a wish, and might keep a disk busy.
+/// The limit of one CACHE request. It is only a hint, and must not keep a disk busy.
 const CACHE_BYTES_MAX: u64 = 64 << 20;
 
-/// A request that may run: within the export, and allowed on it.
+/// A valid request: its range is within the export, and it is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     Read { offset: u64, length_bytes: u32 },
@@ -20,7 +20,7 @@ pub enum Command {
     Cache { offset: u64, length_bytes: u64 },
 }
 
-/// What a refusal depends on besides the request and the export's size.
+/// The rules of this connection, on which a refusal depends.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub read_only: bool,
@@ -92,7 +92,7 @@ pub fn check(request: &Request, rules: &Rules, size_bytes: u64) -> Result<Comman
 }
 
 fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
-    // The protocol wants FUA to be taken, and ignored, where it means nothing.
+    // The protocol requires that FUA is accepted and ignored for commands where it means nothing.
     let allowed = command_flag::FUA
         | match request.command {
             command::READ if rules.dialect != Dialect::Simple => command_flag::DF,
@@ -102,7 +102,8 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
             _ => 0,
         };
     if request.flags & !allowed != 0 {
-        let message = format!("flags {:#x} on command {}", request.flags, request.command);
+        let message =
+            format!("command {} does not allow the flags {:#x}", request.command, request.flags);
         return refuse(Errno::Invalid, message);
     }
     if request.command == command::WRITE && !request.has_payload(rules.dialect) {
@@ -115,7 +116,7 @@ fn check_range(request: &Request, size_bytes: u64, beyond: Errno) -> Result<(), 
     let Request { offset, length_bytes, .. } = *request;
     if !is_within(size_bytes, offset, length_bytes) {
         let message =
-            format!("{length_bytes} bytes at {offset} end beyond the export's {size_bytes}");
+            format!("{length_bytes} bytes at {offset} are beyond the export's end at {size_bytes}");
         return refuse(beyond, message);
     }
     Ok(())
@@ -128,13 +129,14 @@ fn check_change(request: &Request, rules: &Rules, size_bytes: u64) -> Result<(),
     check_range(request, size_bytes, Errno::NoSpace)
 }
 
-/// Whole blocks become zero by a mark in the map. A part of one has to be read and written.
+/// FAST_ZERO is possible for whole blocks only, which need only a change of the map. A partial block has to
+/// be read and written.
 fn check_fast(request: &Request, size_bytes: u64) -> Result<(), Refusal> {
     let end = request.offset + request.length_bytes;
     let whole = request.offset.is_multiple_of(BLOCK_BYTES)
         && (end.is_multiple_of(BLOCK_BYTES) || end == size_bytes);
     if request.flags & command_flag::FAST_ZERO != 0 && !whole {
-        return refuse(Errno::NotSupported, "parts of blocks are not zeroed any faster");
+        return refuse(Errno::NotSupported, "zeroing parts of blocks is not faster than writing");
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! What `BLOCK_STATUS` tells, and how a client chooses it.
+//! The metadata contexts that `BLOCK_STATUS` reports, and their negotiation.
 //!
 //! | context | flags of a run |
 //! |---|---|
 //! | `base:allocation` | as the protocol says: 1 no data here, 2 reads as zeros |
-//! | `perigee:origin` | 1 the volume's own head, 2 a source it was cloned from, 4 another host; 0 nobody has it: it reads as zeros |
+//! | `perigee:origin` | 1 the volume's own head, 2 an image from which it was cloned, 4 another host; 0 no layer, so it reads as zeros |
 
 use perigee_block::device::{Device, IoError, Origin, OriginRun};
 
@@ -14,9 +14,9 @@ const ORIGIN_ID: u32 = 2;
 const ALLOCATION: &str = "base:allocation";
 const ORIGIN: &str = "perigee:origin";
 
-/// Runs of one context in one reply.
+/// The most runs of one context in one reply.
 const RUNS_MAX: usize = 1 << 16;
-/// A device is asked about so much at once.
+/// A device is asked for the extents of this much at a time.
 const STEP_BYTES: u64 = 1 << 30;
 /// Longest range of one reply; a client asks again for the rest. Lengths have to fit 32 bits
 /// without extended headers.
@@ -31,8 +31,8 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// Those that the queries name. Asking for everything, or for a namespace, lists what there
-    /// is; only our own namespace can be chosen as a whole.
+    /// The contexts that the queries name. A query for everything, or for a namespace, lists the contexts.
+    /// Only our own namespace can also be chosen as a whole.
     pub fn matching(queries: &[String], listing: bool) -> Self {
         let asked = |query: &str| queries.iter().any(|q| q == query);
         let everything = listing && queries.is_empty();
@@ -57,7 +57,7 @@ impl Contexts {
     }
 }
 
-/// The part of a question that one reply answers.
+/// The part of a requested range that one reply covers.
 pub fn cut(length_bytes: u64, dialect: Dialect) -> u64 {
     length_bytes.min(match dialect {
         Dialect::Simple | Dialect::Structured => RANGE_BYTES_MAX,
@@ -65,7 +65,7 @@ pub fn cut(length_bytes: u64, dialect: Dialect) -> u64 {
     })
 }
 
-/// Runs of each chosen context from `offset` on; with `only_one` just the first, as long as it is.
+/// The runs of each chosen context from `offset` on. With `only_one` only the first run is returned.
 pub async fn describe(
     device: &dyn Device,
     contexts: Contexts,
@@ -103,7 +103,7 @@ fn origin_run(run: OriginRun) -> Run {
     Run { length_bytes: run.length_bytes, flags }
 }
 
-/// Neighbours of one kind become one run; of these the first `max`.
+/// Merges neighbouring runs of one kind, and keeps the first `max` runs.
 struct Gathered {
     runs: Vec<Run>,
     max: usize,

@@ -1,11 +1,11 @@
-//! The server: accepts connections, lets each pick an export, runs its requests.
+//! The server: accepts connections, negotiates an export with each client, and runs its requests.
 //!
 //! ```text
 //! accept -> negotiation (options, until GO) -> transmission (requests, at the same time) -> drained
 //! ```
 //!
-//! A connection always ends drained: when its socket is closed, no request of it runs any more. A
-//! proxy that comes back after a lost connection relies on this (see [`perigee_block::sessions`]).
+//! A connection is always drained before it ends: when its socket is closed, none of its requests runs any
+//! more. A proxy that reconnects relies on this (see [`perigee_block::sessions`]).
 
 mod access;
 mod command;
@@ -40,11 +40,11 @@ use negotiation::{Agreed, Negotiation, Outcome};
 use tls::Tls;
 pub use tls::TlsFiles;
 
-/// A client that has not picked an export by then is dropped.
+/// A client that has not chosen an export within this time is disconnected.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(30);
 const CLIENTS_MAX_DEFAULT: usize = 4096;
 
-/// Why a connection ended before its client ended it.
+/// The reason why a connection ended before its client ended it.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
     #[error(transparent)]
@@ -64,8 +64,8 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// A unix socket is for everybody who can reach it: the directory it is in guards it, because
-    /// an unprivileged QEMU connects.
+    /// Any user may connect to a unix socket, because QEMU runs unprivileged. The permissions of its directory
+    /// protect it.
     ///
     /// # Errors
     /// `Conflict` when the address can't be bound.
@@ -95,16 +95,16 @@ async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// How the server meets its clients.
+/// The options of the server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     pub tls: Option<TlsFiles>,
-    /// Which exports a client that comes over TCP may see; all without it. See [`access`].
+    /// The file that says which exports a client over TCP may see; without it, all of them. See [`access`].
     pub access_list: Option<PathBuf>,
-    /// Clients can ask for a list of what they may see.
+    /// Whether clients can list the exports that they may see.
     pub listing: bool,
-    /// A client beyond that is hung up on. Those of this host, on unix sockets, have as many places
-    /// of their own: what strangers do never keeps this host's VMs from their disks.
+    /// The most clients over TCP; further ones are disconnected. Clients on unix sockets have a separate limit
+    /// of the same size, so that remote clients can't keep this host's VMs from their disks.
     pub clients_max: usize,
 }
 
@@ -166,7 +166,7 @@ impl Server {
             let Ok(permit) = Arc::clone(shared.permits(&socket)).try_acquire_owned() else {
                 tracing::warn!(
                     client = socket.peer(),
-                    "there are too many NBD clients; refused one"
+                    "the limit of NBD clients is reached; a client was disconnected"
                 );
                 return None;
             };
@@ -194,10 +194,12 @@ async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken
         }
         Ok(Ok(None)) => Ok(()),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(ConnectionError::Refused("no export was picked in time".into())),
+        Err(_) => {
+            Err(ConnectionError::Refused("the client did not choose an export in time".into()))
+        }
     };
     if let Err(error) = ended {
-        tracing::info!(%error, "NBD connection dropped");
+        tracing::info!(%error, "an NBD connection was closed because of an error");
     }
 }
 

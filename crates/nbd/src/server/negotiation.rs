@@ -1,12 +1,12 @@
-//! The handshake: options one after the other, until one of them picks the export.
+//! The handshake: options one after the other, until one of them chooses the export.
 //!
 //! ```text
 //! greet -> options in the clear --STARTTLS--> TLS handshake -> options again, from the beginning
 //!                  \-- GO, EXPORT_NAME -----------------------------\-- GO, EXPORT_NAME -> agreed
 //! ```
 //!
-//! What a client agreed on before TLS is forgotten, since anybody could have said it. Nothing is
-//! read ahead, so that no byte sent in the clear is taken for one that came encrypted.
+//! Everything that was negotiated before TLS is discarded, because anybody could have sent it. Nothing is
+//! read ahead, so that no unencrypted byte is taken for an encrypted one.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use perigee_block::exports::{Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener};
@@ -29,7 +29,7 @@ use super::{ConnectionError, Shared};
 
 const PREFERRED_BYTES: u32 = 4096;
 
-/// What client and server agreed on.
+/// The result of the negotiation.
 pub struct Agreed {
     pub export: Export,
     pub rules: Rules,
@@ -38,16 +38,16 @@ pub struct Agreed {
     pub login: Option<LoginGuard>,
 }
 
-/// How the options ended.
+/// The end of the options.
 pub enum Outcome {
     Agreed(Agreed),
     /// TLS begins with the next byte.
     StartTls,
-    /// The client went away or gave up.
+    /// The client has gone or has given up.
     End,
 }
 
-/// What an option leads to.
+/// The result of one option.
 enum Next {
     Option,
     Ended(Outcome),
@@ -59,14 +59,15 @@ pub struct Negotiation<'a> {
     peer: Peer,
     no_zeroes: bool,
     dialect: Dialect,
-    /// The contexts that were chosen, and for which export.
+    /// The chosen contexts, and the export for which they were chosen.
     contexts: Option<(String, Contexts)>,
     claim: Option<Claim>,
     /// Answers that are not sent yet.
     out: BytesMut,
 }
 
-/// The client may see that much of an export, or not even whether there is one.
+/// An opened export, or the problem that the client may see. The problem does not reveal whether a hidden
+/// export exists.
 type Opened = Result<Export, Problem>;
 
 impl<'a> Negotiation<'a> {
@@ -83,13 +84,13 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    /// The same client goes on encrypted.
+    /// Continues with the same client, encrypted.
     pub fn encrypted(self, common_name: Option<String>) -> Self {
         let peer = Peer { encrypted: true, common_name, ..self.peer };
         Self { no_zeroes: self.no_zeroes, ..Self::new(self.shared, peer, self.stop) }
     }
 
-    /// False when the client went away.
+    /// Returns false if the client has gone.
     pub async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
@@ -99,7 +100,7 @@ impl<'a> Negotiation<'a> {
         self.out.put_u16(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
         self.send(stream).await?;
         let mut flags = [0; 4];
-        // Someone may only look whether the port is open.
+        // A port scanner closes the connection here.
         if !read_or_end(stream, &mut flags).await? {
             return Ok(false);
         }
@@ -128,7 +129,7 @@ impl<'a> Negotiation<'a> {
             let sent = self.send(stream).await;
             match next {
                 Next::Option => sent?,
-                // The client may be gone already: it need not wait for this.
+                // The client need not wait for this answer and may already have gone.
                 Next::Ended(Outcome::End) => return Ok(Outcome::End),
                 Next::Ended(outcome) => {
                     sent?;
@@ -205,7 +206,7 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    /// Agrees on what requests and replies look like. There is no way back to less.
+    /// Negotiates the format of requests and replies. It can only be extended.
     fn speak(&mut self, option: u32) {
         let wanted = match option {
             option::EXTENDED_HEADERS => Dialect::Extended,
@@ -282,14 +283,15 @@ impl<'a> Negotiation<'a> {
         self.answer(option, reply::ACK, &[]);
     }
 
-    /// What a client may not see is not there; nor is it told what else there is.
+    /// Opens an export. One that the client may not see is reported as missing, without a list of the others.
     async fn open(&self, name: &str) -> Opened {
         let view = self.shared.access.view(&self.peer).map_err(|problem| {
-            tracing::error!(%problem, "nobody sees any export");
-            Problem::unavailable(format!("export {name:?}"), "the server's access list is wrong")
+            tracing::error!(%problem, "the access list is wrong; no client sees any export");
+            let what = format!("can't open export {name:?}");
+            Problem::unavailable(what, "the server's access list is wrong")
         })?;
         let hidden =
-            || Problem::not_found(format!("export {name:?}"), "there is none of that name");
+            || Problem::not_found(format!("can't open export {name:?}"), "it does not exist");
         if !view.shows(name, &self.peer) {
             return Err(hidden());
         }
@@ -361,7 +363,7 @@ impl<'a> Negotiation<'a> {
         if option == option::INFO { Next::Option } else { self.agree(&go.name, export) }
     }
 
-    /// The old way to pick an export has no way to say no but to hang up.
+    /// EXPORT_NAME, the old way to choose an export. The server can refuse it only by closing the connection.
     async fn export_name(&mut self, data: &[u8]) -> Result<Next, ConnectionError> {
         let name = std::str::from_utf8(data)
             .ok()
@@ -409,14 +411,14 @@ impl<'a> Negotiation<'a> {
     }
 }
 
-/// What tells an export from another one that had its name: of a layer the name by which it is the
-/// same on every host that has it.
+/// The identity of an export, which tells it from another one that had its name. For a layer this is its
+/// name with the UUID, which is the same on every host.
 fn identity(device: &Switch) -> Option<String> {
     let layer = device.layer().map(|layer| format!("{LAYER_PREFIX}{layer}"));
     layer.or_else(|| device.incarnation().map(|which| format!("{INCARNATION_PREFIX}{which}")))
 }
 
-/// False when the stream ended before the first byte.
+/// Returns false if the stream ended before the first byte.
 async fn read_or_end<S: AsyncRead + Unpin>(
     stream: &mut S,
     buffer: &mut [u8],

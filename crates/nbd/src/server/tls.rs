@@ -16,13 +16,12 @@ use super::common_name;
 /// The PEM files of a server that speaks TLS.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// The server's certificate, and those that lead from it to its authority.
+    /// The server's certificate, and the intermediate certificates up to its authority.
     pub cert: PathBuf,
     pub key: PathBuf,
-    /// With it every client needs a certificate of this authority.
+    /// If this is set, every client needs a certificate of this authority.
     pub ca: Option<PathBuf>,
-    /// Clients that come over TCP without TLS get nothing. A unix socket is guarded by its
-    /// directory instead.
+    /// Whether clients over TCP must use TLS. A unix socket is protected by its directory's permissions.
     pub required: bool,
 }
 
@@ -40,7 +39,7 @@ impl Tls {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|e| Problem::internal("set TLS up", e))?;
+            .map_err(|e| Problem::internal("can't set up TLS", e))?;
         let builder = match &files.ca {
             None => builder.with_no_client_auth(),
             Some(ca) => {

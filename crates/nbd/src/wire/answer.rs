@@ -1,4 +1,4 @@
-//! What a server sends in transmission.
+//! The frames that a server sends in the transmission phase.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use perigee_block::device::Extent;
@@ -11,7 +11,7 @@ use super::{
 /// The longest text of an error.
 const ERROR_TEXT_BYTES_MAX: usize = 1024;
 
-/// What a request came to, on its way to the client.
+/// The answer to a request.
 #[derive(Debug, Clone)]
 pub enum Answer {
     Done,
@@ -24,7 +24,7 @@ pub enum Answer {
     Error(Errno, String),
 }
 
-/// What a block status says of one context.
+/// The block status of one context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextRuns {
     /// The number that the handshake gave the context.
@@ -80,7 +80,7 @@ impl Dialect {
         }
     }
 
-    /// What stands before the data of a read, `data_head_bytes` long.
+    /// Writes the bytes before the data of a read. There are `data_head_bytes` of them.
     pub fn put_data_head(self, out: &mut impl BufMut, to: AnswerTo, length: usize) {
         match self {
             Self::Simple => put_simple_head(out, to, 0),
@@ -122,7 +122,7 @@ impl Dialect {
             let length = head_bytes + run_bytes * runs.len();
             let flags = if left == 0 { CHUNK_DONE } else { 0 };
             let kind = match self {
-                // Nobody can ask without structured replies.
+                // A client can't request a block status without structured replies.
                 Self::Simple => return put_simple_head(out, to, Errno::Invalid.code()),
                 Self::Structured => chunk::BLOCK_STATUS,
                 Self::Extended => chunk::BLOCK_STATUS_EXT,

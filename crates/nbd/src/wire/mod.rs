@@ -1,4 +1,4 @@
-//! Bytes to frames and frames to bytes. No I/O here.
+//! Parses and writes the protocol's frames. It never does any I/O.
 //!
 //! All numbers are big-endian. The names are those of the protocol's document
 //! (`doc/proto.md` of the NetworkBlockDevice project) without the `NBD_` prefix.
@@ -40,7 +40,7 @@ pub const STRING_BYTES_MAX: u32 = 4096;
 /// Longest description of the extents of one `BLOCK_STATUS` that a client takes.
 const STATUS_BYTES_MAX: u32 = 16 << 20;
 
-/// What requests and replies look like, as the handshake agreed.
+/// The format of requests and replies that the handshake has negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     Simple,
@@ -75,8 +75,9 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     pub const SET_META_CONTEXT: u32 = 10;
     pub const EXTENDED_HEADERS: u32 = 11;
-    /// Ours: bytes that name a proxy's session. The server ends an older connection of the same
-    /// session first, and never proxies such a session once more. Other servers answer `ERR_UNSUP`.
+    /// An option of Perigee's own: bytes that name a proxy's session. The server first ends an older
+    /// connection of the same session, and never proxies such a session again. Other servers answer
+    /// `ERR_UNSUP`.
     pub const PERIGEE_SESSION: u32 = 0x5047_0001;
 }
 
@@ -157,12 +158,12 @@ const STATE_ZERO: u64 = 2;
 
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
 
-/// The bytes are not NBD, or break one of its bounds. The connection ends.
+/// The bytes are not NBD, or exceed one of its limits. The connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     #[error("{what} begins with {found:#x}")]
     Magic { what: &'static str, found: u64 },
-    #[error("{what} of {length_bytes} bytes, at most {max_bytes} are allowed")]
+    #[error("{what} has {length_bytes} bytes; the limit is {max_bytes}")]
     TooLong { what: &'static str, length_bytes: u64, max_bytes: u64 },
     #[error("{0}")]
     Malformed(&'static str),
@@ -175,7 +176,7 @@ pub enum Errno {
     Io,
     Invalid,
     NoSpace,
-    /// Only where asked for: the fast way that a client wanted does not exist.
+    /// The answer to FAST_ZERO if zeroing would not be fast.
     NotSupported,
     Shutdown,
 }
@@ -215,7 +216,7 @@ impl From<&IoError> for Errno {
     }
 }
 
-/// The length, which fits 32 bits as its bound does.
+/// Checks a length against its limit, and so that it fits 32 bits.
 fn bound(what: &'static str, length_bytes: u64, max_bytes: u32) -> Result<u32, FramingError> {
     match u32::try_from(length_bytes) {
         Ok(length) if length <= max_bytes => Ok(length),

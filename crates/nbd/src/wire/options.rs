@@ -104,7 +104,9 @@ impl GoOption {
         let name = take_string(&mut data)?;
         let count = data.try_get_u16().map_err(|_| SHORT)?;
         if data.remaining() != usize::from(count) * 2 {
-            return Err(FramingError::Malformed("GO or INFO has not as many items as it says"));
+            return Err(FramingError::Malformed(
+                "GO or INFO has another number of items than announced",
+            ));
         }
         Ok(Self { name, infos: (0..count).map(|_| data.get_u16()).collect() })
     }

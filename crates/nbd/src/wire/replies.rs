@@ -1,4 +1,4 @@
-//! What a client makes of a server's replies.
+//! Parses a server's replies for the client.
 
 use bytes::{Buf, Bytes};
 
@@ -17,7 +17,7 @@ pub enum ReplyHead {
 }
 
 impl ReplyHead {
-    /// A head is at least so long; [`Self::more_bytes`] says how many follow.
+    /// The least length of a head. [`Self::more_bytes`] says how many bytes follow.
     pub const BYTES: usize = 16;
     pub const MORE_BYTES_MAX: usize = 16;
 
@@ -107,7 +107,7 @@ impl Chunk {
 
 /// With `extended`, lengths and flags of 64 bits after a count.
 fn parse_runs(mut data: Bytes, extended: bool) -> Result<Chunk, FramingError> {
-    const BAD: FramingError = FramingError::Malformed("a block status has no whole runs");
+    const BAD: FramingError = FramingError::Malformed("a block status has incomplete runs");
     let context = data.try_get_u32().map_err(|_| BAD)?;
     let run_bytes = if extended { 16 } else { 8 };
     let count = if extended {

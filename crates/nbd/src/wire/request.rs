@@ -1,4 +1,4 @@
-//! What a client sends in transmission.
+//! The frames that a client sends in the transmission phase.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use perigee_block::stream::input::{Framing, Measured};
@@ -15,7 +15,7 @@ pub struct Request {
     pub command: u16,
     pub cookie: u64,
     pub offset: u64,
-    /// Of the payload, or of the range that the request is about.
+    /// The length of the payload, or of the request's range.
     pub length_bytes: u64,
 }
 
@@ -33,10 +33,10 @@ impl Framing for Dialect {
 }
 
 impl Request {
-    /// Takes a head from the front of `bytes`; `None` when not all of it is there yet.
+    /// Parses a head at the start of `bytes`. Returns `None` if it has not fully arrived.
     ///
     /// # Errors
-    /// When it is no request, or its payload is longer than [`PAYLOAD_BYTES_MAX`].
+    /// The bytes are not a request, or its payload is longer than [`PAYLOAD_BYTES_MAX`].
     pub fn parse(dialect: Dialect, mut bytes: &[u8]) -> Result<Option<Self>, FramingError> {
         if bytes.len() < dialect.request_head_bytes() {
             return Ok(None);

@@ -501,5 +501,5 @@ async fn another_layer_of_the_same_name_is_never_mixed_in() {
     let device = session(&pool, "c").await;
     read(&device, 0).await.unwrap();
     let Err(IoError::Unreachable(why)) = read(&device, 1).await else { panic!("another layer") };
-    assert!(why.contains("it is layer"), "{why}");
+    assert!(why.contains("it is now layer"), "{why}");
 }

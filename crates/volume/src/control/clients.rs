@@ -1,5 +1,5 @@
-//! The part of the control API that knows machines without disks: the table in
-//! [`perigee_model::client`], route by route.
+//! The part of the control API for machines without disks: the table in [`perigee_model::client`], route by
+//! route.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub fn routes() -> Router<Arc<Control>> {
         .route("/logins", get(logins))
 }
 
-/// Adds who uses the client's volume now.
+/// Adds the open sessions of the client's volume.
 fn with_logins(control: &Control, mut client: ClientInfo) -> ClientInfo {
     if let Some(volume) = &client.volume {
         client.sessions = control.exports.logins.list();

@@ -1,4 +1,4 @@
-//! Answers to requests that may take long: a line of JSON for each [`Step`].
+//! Answers to requests that may take long, with a line of JSON for each [`Step`].
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,13 +15,13 @@ use perigee_model::volume::Step;
 use perigee_store::{StopOnDrop, Work};
 use serde::Serialize;
 
-/// How often progress is told.
+/// How often progress is reported.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 type Running<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + Send>>;
 
-/// Answers with the progress of `run`, then with what it comes to. When the client hangs up, the
-/// work is told to stop.
+/// Answers with the progress of `run`, then with its result. If the client disconnects, the work is asked to
+/// stop.
 pub(super) fn follow<T, F>(run: impl FnOnce(Arc<Work>) -> F) -> Result<Response, Failure>
 where
     T: Serialize + Send + 'static,
@@ -42,7 +42,7 @@ where
     Response::builder()
         .header("content-type", "application/x-ndjson")
         .body(Body::from_stream(lines))
-        .map_err(|error| Failure(Problem::internal("answer with progress", error)))
+        .map_err(|error| Failure(Problem::internal("can't answer with progress", error)))
 }
 
 fn line<T: Serialize>(step: &Step<T>) -> Bytes {

@@ -53,7 +53,7 @@ async fn what_was_meant_for_a_deleted_volume_does_not_reach_the_next_one_of_its_
     server.control.delete("/v1/volumes/data").await.expect("a deletion");
     let new = server.create("data", 4 * MIB).await.epoch;
     let refused = server.qemu_io(&format!("data@{old}"), &["write -P 2 0 64k"]);
-    assert!(said(&refused).contains("another one was made"), "{refused:?}");
+    assert!(said(&refused).contains("another volume was created"), "{refused:?}");
     let raise = change(&server, old, old).await.expect_err("an epoch of the old one");
     assert_eq!(raise.kind, ProblemKind::Conflict);
     assert_io(&server.qemu_io(&format!("data@{new}"), &["read -P 0 0 64k", "write -P 3 0 4k"]));

@@ -1,4 +1,4 @@
-//! Command to effect, at once: answers what needs no waiting, straight from and into the buffers.
+//! Runs commands that need no waiting at once, directly from and into the buffers.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -86,7 +86,7 @@ impl Requests {
                 self.answer(to, Answer::Error(errno, message));
                 0
             }
-            // The protocol leaves open what an empty range means. Here it means nothing to do.
+            // The protocol does not define an empty range. Here it succeeds and does nothing.
             Ok(Command::Read { length_bytes: 0, .. } | Command::Zero { length_bytes: 0, .. }) => {
                 self.input.skip(frame);
                 self.done(to);
@@ -109,7 +109,7 @@ impl Requests {
         Taken::Done { cost_bytes }
     }
 
-    /// False when there is no room for the data now.
+    /// Returns false if the output has no room for the data now.
     fn read(&mut self, to: AnswerTo, command: Command, length: usize, now: Instant) -> bool {
         let dialect = self.rules.dialect;
         let head_bytes = dialect.data_head_bytes();
@@ -150,7 +150,7 @@ impl Requests {
         }
     }
 
-    /// The bytes that were written or are being written.
+    /// Returns the number of bytes that were written or are being written.
     fn write(&mut self, to: AnswerTo, command: Command, frame: Frame, now: Instant) -> usize {
         let payload = self.input.payload(&frame);
         let length = payload.len();

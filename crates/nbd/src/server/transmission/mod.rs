@@ -4,17 +4,17 @@
 //! |---|---|
 //! | how connections share a thread | [`perigee_block::stream::connection`] |
 //! | bytes to frames | [`perigee_block::stream::input`] |
-//! | frames to answers, at once where nothing has to be waited for | `batch` |
+//! | frames to answers, for requests that need no waiting | `batch` |
 //! | requests that wait for a disk, another host or a lock | `waiting` |
 //! | answers to bytes, many in one write | [`perigee_block::stream::output`] |
 //!
-//! What a connection may have in flight is bounded, and after some work it lets others run.
+//! The requests in flight of a connection are limited, and after some work it yields to others.
 //!
-//! A flush runs in a task of its own. It covers what was answered before it on any connection,
-//! since an answer is written only after its write has returned from the device.
+//! A flush runs in its own task. It covers all writes that were answered before it on any connection,
+//! because an answer is sent only after its write has returned from the device.
 //!
-//! [`run`] returns only when no request of the connection runs any more, whatever ended it. Then
-//! the socket is closed, and the session's claim is given back.
+//! [`run`] returns only when no request of the connection runs any more, whatever has ended it. Then the
+//! socket is closed and the session's claim is dropped.
 
 mod batch;
 mod waiting;

@@ -16,7 +16,7 @@ use super::super::command::Command;
 use super::super::contexts::describe;
 
 const REQUESTS_MAX: usize = 64;
-/// No request is begun while so many bytes of payload are in flight.
+/// No further request is started while this many bytes of payload are in flight.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
 pub struct Reply {
@@ -46,7 +46,7 @@ impl Waiting {
         self.tasks.len() >= REQUESTS_MAX || self.payload_bytes >= PAYLOAD_BYTES_MAX
     }
 
-    /// `since`: when the request was taken.
+    /// Starts a request that was read from the socket at `since`.
     pub fn start(&mut self, to: AnswerTo, command: Command, payload: Bytes, since: Instant) {
         let share_bytes = match command {
             Command::Read { length_bytes, .. } => length_bytes as usize,
