@@ -1,4 +1,4 @@
-//! What is missing on the network for machines to boot.
+//! `perigee boot check`: finds what is missing on the network for machines to boot.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -21,15 +21,15 @@ const DHCP_PATIENCE: Duration = Duration::from_secs(3);
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 const PROGRAM_MAX: Duration = Duration::from_secs(10);
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// What has to be so.
+    /// The condition that was checked.
     pub what: String,
     pub ok: bool,
     /// What was found.
     pub found: String,
-    /// What to do about it; empty when it is in order.
+    /// What to do next; empty if the condition is met.
     pub next: String,
 }
 
@@ -46,7 +46,7 @@ fn wrong(what: &str, problem: Problem) -> Finding {
     Finding { what: what.to_owned(), ok: false, found, next: problem.next }
 }
 
-/// Looks at everything, also after something was found missing.
+/// Makes all checks, even after some have failed.
 pub async fn check(config: &Config) -> Vec<Finding> {
     let mut findings = vec![program().await, ipxe(&config.ipxe)];
     let clients = clients(config).await;
@@ -107,11 +107,13 @@ async fn program() -> Finding {
             good(what, said.lines().next().unwrap_or_default())
         }
         Ok(Err(error)) => wrong(what, cannot_start(&error)),
-        Err(_) => bad(what, format!("no answer within {PROGRAM_MAX:?}"), "run dnsmasq --version"),
+        Err(_) => {
+            bad(what, format!("it did not end within {PROGRAM_MAX:?}"), "run dnsmasq --version")
+        }
     }
 }
 
-/// Only machines whose firmware is not iPXE already need it.
+/// Checks for iPXE, which machines need whose firmware is not iPXE itself.
 fn ipxe(dir: &Path) -> Finding {
     let missing: Vec<_> =
         [BIOS_IPXE, EFI_IPXE].into_iter().filter(|file| !dir.join(file).exists()).collect();
@@ -123,7 +125,7 @@ fn ipxe(dir: &Path) -> Finding {
     bad(what, found, "install it (apt-get install ipxe), or name its directory with --ipxe")
 }
 
-/// Whether a boot server runs here already.
+/// Returns whether a boot server is already running here.
 async fn http(config: &Config, interface: &Interface, findings: &mut Vec<Finding>) -> bool {
     let address = format!("http://{}:{}", interface.address, config.http_port);
     let script = match Client::new(&address, CONNECT_MAX) {
@@ -137,7 +139,7 @@ async fn http(config: &Config, interface: &Interface, findings: &mut Vec<Finding
     serves
 }
 
-/// What the boot server will listen on.
+/// Checks the ports on which the boot server will listen.
 fn ports(config: &Config, interface: &Interface) -> Vec<Finding> {
     let any = Ipv4Addr::UNSPECIFIED;
     let http = SocketAddr::from((interface.address, config.http_port));
@@ -155,7 +157,7 @@ fn ports(config: &Config, interface: &Interface) -> Vec<Finding> {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             bad(&what, error, "run this as root")
         }
-        Err(error) => bad(&what, error, "stop what listens there: ss -lnptu shows it"),
+        Err(error) => bad(&what, error, "stop the process that listens there; ss -lnptu shows it"),
     };
     wanted.into_iter().map(finding).collect()
 }
@@ -173,7 +175,7 @@ async fn dhcp_servers(config: &Config, interface: &Interface) -> Finding {
             return bad(
                 what,
                 format!("can't ask: {error}"),
-                "run this as root, without a DHCP client on the card",
+                "run this as root, and stop the DHCP client on this interface",
             );
         }
         Err(error) => return bad(what, error, "try again"),

@@ -1,4 +1,4 @@
-//! Where things are on the network.
+//! The configuration of network boot.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -7,40 +7,40 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use perigee_model::Problem;
 
-/// What network boot needs to know.
+/// The configuration of network boot.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The volume server's control API.
     pub control: String,
-    /// The network card where the machines are.
+    /// The network interface that leads to the machines.
     pub interface: String,
-    /// This machine's address there, if the card has more than one.
+    /// This machine's address there; by default the interface's first one.
     pub address: Option<Ipv4Addr>,
     pub dhcp: Dhcp,
     pub http_port: u16,
-    /// The volume server's ports, where machines reach it: at this machine's address.
+    /// The volume server's ports at this machine's address.
     pub iscsi_port: u16,
     pub nbd_port: u16,
-    /// What machines with a root disk over NBD are started with.
+    /// The kernel for machines with their root over NBD.
     pub kernel: Option<PathBuf>,
     pub initrd: Option<PathBuf>,
     pub append: String,
-    /// Where dnsmasq's configuration and leases are.
+    /// The directory of dnsmasq's configuration and leases.
     pub state: PathBuf,
-    /// Where the iPXE for machines with mere PXE is: `undionly.kpxe` and `snponly.efi`.
+    /// The directory of `undionly.kpxe` and `snponly.efi`, the iPXE for machines that have only PXE.
     pub ipxe: PathBuf,
 }
 
-/// Who gives the machines their addresses.
+/// The server that gives the machines their addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dhcp {
-    /// We do, from this range.
+    /// This one, from a range.
     Serve { first: Ipv4Addr, last: Ipv4Addr },
-    /// Another server does; we only say what to boot.
+    /// Another one; this one only says what to boot.
     Proxy,
 }
 
-/// A network card as it is now.
+/// The current state of a network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
@@ -51,9 +51,9 @@ pub struct Interface {
 
 impl Interface {
     /// # Errors
-    /// Not found when there is no such card, or it has no IPv4 address.
+    /// Not found when the interface does not exist or has no IPv4 address.
     pub fn find(name: &str, address: Option<Ipv4Addr>) -> Result<Self, Problem> {
-        let what = format!("network interface {name}");
+        let what = format!("can't use network interface {name}");
         let all = getifaddrs().map_err(|error| Problem::internal(&what, error))?;
         let mut names = Vec::new();
         for entry in all {
@@ -73,13 +73,15 @@ impl Interface {
         }
         let problem = match (names.iter().any(|other| other == name), address) {
             (false, _) => {
-                let why = format!("there is none of that name; there are: {}", names.join(", "));
+                let why = format!("it does not exist; this machine has: {}", names.join(", "));
                 Problem::not_found(what, why)
             }
-            (true, Some(address)) => Problem::not_found(what, format!("it has no {address}")),
+            (true, Some(address)) => {
+                Problem::not_found(what, format!("it does not have the address {address}"))
+            }
             (true, None) => Problem::not_found(what, "it has no IPv4 address"),
         };
-        Err(problem.next("name the card that the machines are connected to, with its address set"))
+        Err(problem.next("name the interface that leads to the machines, and give it an address"))
     }
 
     /// The network's own address.
@@ -93,14 +95,14 @@ impl Interface {
 }
 
 impl Config {
-    /// The card, with everything in the configuration fitting it.
+    /// The interface. This checks that the configuration fits it.
     ///
     /// # Errors
-    /// Not found, or invalid when the range of addresses is not one of its network.
+    /// Not found, or invalid when the range of addresses is not in its network.
     pub fn interface(&self) -> Result<Interface, Problem> {
         let interface = Interface::find(&self.interface, self.address)?;
         if let Dhcp::Serve { first, last } = self.dhcp {
-            let what = format!("DHCP range {first}-{last}");
+            let what = format!("can't use the DHCP range {first}-{last}");
             if first > last {
                 return Err(Problem::invalid(what, "it ends before it begins"));
             }
@@ -111,7 +113,7 @@ impl Config {
                     interface.network(),
                     interface.netmask
                 );
-                return Err(Problem::invalid(what, why).next("give a range of that network"));
+                return Err(Problem::invalid(what, why).next("give a range in that network"));
             }
             if (first..=last).contains(&interface.address) {
                 let why = format!("{} is this machine's own address", interface.address);

@@ -1,4 +1,4 @@
-//! Which DHCP servers answer on a network: asks as a machine would that boots there.
+//! Finds the DHCP servers of a network: it sends the request of a machine that boots there.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -11,10 +11,10 @@ use crate::config::Interface;
 const CLIENT_PORT: u16 = 68;
 const SERVER_PORT: u16 = 67;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Fixed part of a message, before the cookie.
+/// The length of a message's fixed part, before the cookie.
 const HEAD_BYTES: usize = 236;
 const REPLY: u8 = 2;
-/// A card that no machine has.
+/// A MAC address that no machine has.
 const CARD: [u8; 6] = [0x02, b'p', b'g', b'b', b'c', b'k'];
 
 mod option {
@@ -32,10 +32,10 @@ pub struct Offer {
     pub address: Ipv4Addr,
 }
 
-/// Who offers an address within this time. A proxy offers none and is left out.
+/// The servers that offer an address within this time. A proxy offers none and is left out.
 ///
 /// # Errors
-/// When the client's port can't be used: it needs root, and a DHCP client of this machine has it.
+/// The client's port can't be used. It needs root, and a DHCP client of this machine may be using it.
 pub fn offers(interface: &Interface, patience: Duration) -> io::Result<Vec<Offer>> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, CLIENT_PORT))?;
     setsockopt(&socket, sockopt::BindToDevice, &interface.name.as_str().into())?;
@@ -73,7 +73,7 @@ fn discover(id: u32) -> Vec<u8> {
     // A request, on Ethernet, with addresses of 6 bytes.
     message[..3].copy_from_slice(&[1, 1, 6]);
     message[4..8].copy_from_slice(&id.to_be_bytes());
-    // Answers go to all: the address they offer is not ours.
+    // Asks for broadcast answers, because this machine does not have the offered address.
     message[10] = 0x80;
     message[28..34].copy_from_slice(&CARD);
     message.extend(COOKIE);

@@ -1,7 +1,7 @@
-//! dnsmasq: what it is told, and how it begins and ends with us.
+//! dnsmasq: its configuration, and its start and end.
 //!
-//! It runs in the foreground and is ended by its id. If we are killed it lives on; the next start
-//! finds it by the id that it wrote down itself, makes sure that it is ours, and ends it.
+//! dnsmasq runs in the foreground and is ended by its process id. If the boot server is killed, dnsmasq
+//! keeps running. The next start finds it by its pid file, checks its configuration file, and ends it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -17,16 +17,16 @@ use crate::config::{Config, Dhcp, Interface};
 use crate::script::Places;
 
 pub const PROGRAM: &str = "dnsmasq";
-/// In the directory of [`Config::ipxe`].
+/// The file name in the directory [`Config::ipxe`].
 pub const BIOS_IPXE: &str = "undionly.kpxe";
 pub const EFI_IPXE: &str = "snponly.efi";
-/// How long it may take to end after it was asked to.
+/// How long dnsmasq may take to end after it was asked to.
 const END_MAX: Duration = Duration::from_secs(5);
-/// A line of its log that is longer is cut.
+/// The number of log lines that are kept for a problem.
 const LOG_LINES_KEPT: usize = 5;
 
-/// The configuration. iPXE is told by DHCP option 175, which only it sends, and gets the script;
-/// other firmware gets iPXE, over TFTP.
+/// The configuration. iPXE, which alone sends DHCP option 175, gets the script. Other firmware gets iPXE over
+/// TFTP.
 pub fn configuration(config: &Config, interface: &Interface, places: &Places) -> String {
     let state = config.state.display();
     let first = places.url("/boot.ipxe");
@@ -45,13 +45,13 @@ pub fn configuration(config: &Config, interface: &Interface, places: &Places) ->
     ];
     match config.dhcp {
         Dhcp::Serve { first: from, last } => lines.extend([
-            // A machine's root disk is gone when its address is: a lease never ends.
+            // Leases never end, because a machine that loses its address also loses its root disk.
             format!("dhcp-range={from},{last},{},infinite", interface.netmask),
             format!("dhcp-leasefile={state}/leases"),
-            // It would try each address for 3 s, one machine after the other: of eight that start
-            // together some have given up by then.
+            // With pings dnsmasq would test each address for 3 s, one machine after the other. If eight
+            // machines start together, some of them would give up in the meantime.
             "no-ping".to_owned(),
-            // There is no way out of this network through here.
+            // This machine is not a router.
             "dhcp-option=option:router".to_owned(),
             "dhcp-authoritative".to_owned(),
             format!("dhcp-boot=tag:ipxe,{first}"),
@@ -79,7 +79,7 @@ pub struct Dnsmasq {
 
 impl Dnsmasq {
     /// # Errors
-    /// Unavailable when it is not installed; or its configuration can't be written.
+    /// Unavailable when it is not installed; internal when its configuration can't be written.
     pub async fn start(config: &Config, text: &str) -> Result<Self, Problem> {
         let path = config.state.join("dnsmasq.conf");
         let what = format!("write {}", path.display());
@@ -97,12 +97,12 @@ impl Dnsmasq {
             .spawn()
             .map_err(|error| cannot_start(&error))?;
         let stderr = child.stderr.take().ok_or_else(|| {
-            Problem::internal("can't read what dnsmasq says", "its standard error is not there")
+            Problem::internal("can't read dnsmasq's log", "its standard error is not connected")
         })?;
         Ok(Self { child, log: tokio::spawn(tell(stderr)) })
     }
 
-    /// Returns when it ends by itself, with what it said last.
+    /// Returns when dnsmasq ends by itself, with the end of its log.
     pub async fn ended(&mut self) -> Problem {
         let status = self.child.wait().await;
         let last = (&mut self.log).await.unwrap_or_default().join("; ");
@@ -110,11 +110,11 @@ impl Dnsmasq {
             Ok(status) => format!("it ended ({status}): {last}"),
             Err(error) => error.to_string(),
         };
-        Problem::unavailable("serve DHCP and TFTP with dnsmasq", why)
-            .next("`perigee boot check` says what is in its way")
+        Problem::unavailable("can't serve DHCP and TFTP with dnsmasq", why)
+            .next("`perigee boot check` finds the cause")
     }
 
-    /// Ends it.
+    /// Ends dnsmasq.
     pub async fn stop(mut self) {
         if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok())
             && kill(Pid::from_raw(id), Signal::SIGTERM).is_ok()
@@ -123,7 +123,7 @@ impl Dnsmasq {
             return;
         }
         if let Err(error) = self.child.kill().await {
-            tracing::error!(%error, "dnsmasq can't be ended");
+            tracing::error!(%error, "can't end dnsmasq");
         }
     }
 }
@@ -137,7 +137,7 @@ pub fn cannot_start(error: &std::io::Error) -> Problem {
         .next("install it: apt-get install dnsmasq-base")
 }
 
-/// Passes its log on and keeps the last lines.
+/// Copies dnsmasq's log to ours, and keeps the last lines.
 async fn tell(stderr: ChildStderr) -> Vec<String> {
     let mut lines = BufReader::new(stderr).lines();
     let mut last = Vec::new();
@@ -153,10 +153,10 @@ async fn tell(stderr: ChildStderr) -> Vec<String> {
     last
 }
 
-/// Ends a dnsmasq that a killed predecessor of ours left, known by its configuration.
+/// Ends a dnsmasq that a killed boot server has left. It is recognised by its configuration file.
 async fn end_left_over(pid_file: &Path, conf: &Path) {
     let Some(id) = left_over(pid_file, conf) else { return };
-    tracing::info!(id, "ending the dnsmasq that was left here");
+    tracing::info!(id, "ending the dnsmasq of an earlier boot server");
     let pid = Pid::from_raw(id);
     if kill(pid, Signal::SIGTERM).is_err() {
         return;
@@ -169,7 +169,7 @@ async fn end_left_over(pid_file: &Path, conf: &Path) {
     if tokio::time::timeout(END_MAX, ended).await.is_err()
         && let Err(error) = kill(pid, Signal::SIGKILL)
     {
-        tracing::warn!(id, %error, "can't end it");
+        tracing::warn!(id, %error, "can't end the dnsmasq of an earlier boot server");
     }
 }
 

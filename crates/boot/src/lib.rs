@@ -9,15 +9,15 @@
 //!
 //! | question | module |
 //! |---|---|
-//! | where things are on the network | `config` |
-//! | what dnsmasq is told, and how it ends with us | `dnsmasq` |
-//! | what a machine's firmware is told to do | `script` |
-//! | the HTTP server, and who it asks | `serve` |
+//! | the configuration | `config` |
+//! | dnsmasq's configuration, start and end | `dnsmasq` |
+//! | the scripts for a machine's firmware | `script` |
+//! | the HTTP server | `serve` |
 //! | what is missing on the network | `check` |
 //! | which DHCP servers answer | `dhcp` |
 //!
-//! Nothing here is kept: who boots what is the volume server's business. After a crash the next start
-//! writes dnsmasq's configuration anew and ends what is left of the old one; only the leases stay.
+//! The boot server keeps no state except for dnsmasq's leases: the volume server knows which client boots
+//! what. After a crash the next start writes dnsmasq's configuration again and ends the old dnsmasq.
 
 mod check;
 mod config;

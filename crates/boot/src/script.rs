@@ -1,14 +1,14 @@
-//! What a machine's firmware is told to do: iPXE scripts.
+//! The iPXE scripts for a machine's firmware.
 //!
-//! iPXE splits a line at spaces and knows no quotes; `||`, `&&`, `;` and `${` mean something to it.
-//! Names and secrets have none of those by their types; free text is made harmless.
+//! iPXE splits a line at spaces and has no quotes; `||`, `&&`, `;` and `${` have a meaning. The types of
+//! names and secrets exclude all of these; free text is escaped.
 
 use std::net::Ipv4Addr;
 
 use perigee_model::Problem;
 use perigee_model::client::{Boot, Over, target_name};
 
-/// Where a machine that boots finds what it needs.
+/// The addresses that a booting machine needs.
 #[derive(Debug, Clone)]
 pub struct Places {
     pub address: Ipv4Addr,
@@ -19,18 +19,18 @@ pub struct Places {
 }
 
 impl Places {
-    /// The address of a path of the HTTP server.
+    /// The URL of a path of the HTTP server.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}:{}{path}", self.address, self.http_port)
     }
 
-    /// What DHCP names to every machine: it tells which card it boots over.
+    /// The first script, the same for every machine. It asks for the script of the machine's MAC address.
     pub fn first(&self) -> String {
         let next = self.url("/boot/${netX/mac:hexhyp}");
         format!("#!ipxe\nchain --replace {next} || shell\n")
     }
 
-    /// Connects a machine with its disk and starts what is on it.
+    /// Connects a machine to its disk and boots from it.
     pub fn boot(&self, boot: &Boot) -> String {
         let Boot { client, volume, over, .. } = boot;
         let hello =
@@ -39,7 +39,7 @@ impl Places {
             Over::Iscsi => self.iscsi(boot),
             Over::Nbd => self.nbd(boot),
         };
-        let again = format!("echo Perigee: that did not work; again in 5 s\n{}", self.again());
+        let again = format!("echo Perigee: booting failed; trying again in 5 s\n{}", self.again());
         format!("{hello}{start} || goto failed\n:failed\n{again}")
     }
 
@@ -62,8 +62,8 @@ impl Places {
         lines + &format!("sanboot iscsi:{address}::{port}:0:{}", target_name(&boot.volume))
     }
 
-    /// The kernel and its initramfs come over HTTP; `nbdroot=` and `ip=` are as Debian's nbd-client
-    /// and an NFS root have them.
+    /// The kernel and its initramfs come over HTTP. `nbdroot=` has the format of Debian's nbd-client, and
+    /// `ip=` that of an NFS root.
     fn nbd(&self, boot: &Boot) -> String {
         let (kernel, initrd) = (self.url("/kernel"), self.url("/initrd"));
         let root = format!("{},{},{}", self.address, self.nbd_port, boot.volume);
@@ -76,12 +76,12 @@ impl Places {
         )
     }
 
-    /// Says why a machine boots nothing, and gives up: the firmware goes on with its next device.
+    /// Says why a machine boots nothing, and ends: the firmware then tries its next device.
     pub fn refuse(problem: &Problem) -> String {
         format!("#!ipxe\n{}sleep 10\nexit 1\n", told(problem))
     }
 
-    /// Says why a machine has to wait, and asks again until it need not.
+    /// Says why a machine has to wait, and asks again.
     pub fn wait(&self, problem: &Problem) -> String {
         format!("#!ipxe\n{}{}", told(problem), self.again())
     }
@@ -99,7 +99,7 @@ fn told(problem: &Problem) -> String {
     text.lines().map(|line| format!("echo {}\n", harmless(line.trim()))).collect()
 }
 
-/// Text that iPXE prints as it is.
+/// Escapes text so that iPXE prints it unchanged.
 fn harmless(text: &str) -> String {
     let plain =
         |c: char| if c.is_ascii_alphanumeric() || " .,:?_@'/()=-".contains(c) { c } else { ' ' };

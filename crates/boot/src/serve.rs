@@ -1,4 +1,4 @@
-//! The HTTP server that machines' firmware asks, and dnsmasq beside it.
+//! The HTTP server for machines' firmware, and dnsmasq.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::dnsmasq::{self, Dnsmasq};
 use crate::script::Places;
 
-/// The volume server makes a clone in milliseconds, but many machines may ask at once.
+/// How long the volume server may take. A clone takes milliseconds, but many machines may ask at once.
 const ASK_MAX: Duration = Duration::from_secs(60);
 
 struct Shared {
@@ -32,17 +32,18 @@ struct Shared {
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Not found when the network card is not there; a conflict when a port is taken; unavailable when
+/// Not found when the network interface does not exist; a conflict when a port is taken; unavailable when
 /// dnsmasq ends.
 pub async fn serve(config: Config) -> Result<(), Problem> {
     perigee_http::allow_many_files();
-    let on = |kind| signal(kind).map_err(|error| Problem::internal("listen for signals", error));
+    let on =
+        |kind| signal(kind).map_err(|error| Problem::internal("can't listen for signals", error));
     let (mut terminate, mut interrupt) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let interface = config.interface()?;
     for file in [&config.kernel, &config.initrd].into_iter().flatten() {
         std::fs::File::open(file)
-            .map_err(|error| Problem::invalid(format!("serve {}", file.display()), error))?;
+            .map_err(|error| Problem::invalid(format!("can't serve {}", file.display()), error))?;
     }
     let places = Places {
         address: interface.address,
@@ -80,7 +81,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// A script is for one machine and one boot, and may have a secret.
+/// A script must not be cached: it is for one machine and one boot, and may have a secret.
 fn script(text: String) -> Response {
     ([("content-type", "text/plain"), ("cache-control", "no-store")], text).into_response()
 }
@@ -89,7 +90,7 @@ async fn first(State(shared): State<Arc<Shared>>) -> Response {
     script(shared.places.first())
 }
 
-/// Firmware shows nothing of an HTTP error but its number, so every answer is a script.
+/// Every answer is a script, because firmware shows only the number of an HTTP error.
 async fn boot(State(shared): State<Arc<Shared>>, Segment(mac): Segment<String>) -> Response {
     let what = "can't boot this machine";
     let mac: MacAddress = match mac.parse() {
@@ -107,7 +108,7 @@ async fn boot(State(shared): State<Arc<Shared>>, Segment(mac): Segment<String>) 
             shared.places.boot(&boot)
         }
         Err(problem) => {
-            tracing::warn!(%mac, %problem, "boots nothing");
+            tracing::warn!(%mac, %problem, "a machine can't boot");
             match problem.kind {
                 ProblemKind::Unavailable
                 | ProblemKind::NoSpace
@@ -120,7 +121,7 @@ async fn boot(State(shared): State<Arc<Shared>>, Segment(mac): Segment<String>) 
 }
 
 impl Shared {
-    /// Over NBD there has to be a kernel to start.
+    /// Refuses a boot over NBD if no kernel is configured.
     fn can_start(&self, boot: Boot) -> Result<Boot, Problem> {
         if boot.over == Over::Nbd && (self.kernel.is_none() || self.initrd.is_none()) {
             return Err(Problem::invalid(
@@ -134,16 +135,16 @@ impl Shared {
 }
 
 async fn kernel(State(shared): State<Arc<Shared>>) -> Result<Response, Failure> {
-    file("the kernel", shared.kernel.as_deref()).await
+    file("can't serve the kernel", shared.kernel.as_deref()).await
 }
 
 async fn initrd(State(shared): State<Arc<Shared>>) -> Result<Response, Failure> {
-    file("the initramfs", shared.initrd.as_deref()).await
+    file("can't serve the initramfs", shared.initrd.as_deref()).await
 }
 
 async fn file(what: &str, path: Option<&Path>) -> Result<Response, Failure> {
     let path = path.ok_or_else(|| {
-        Problem::not_found(what, "this boot server was started without it")
+        Problem::not_found(what, "the boot server was started without it")
             .next("perigee boot serve needs --kernel and --initrd for NBD")
     })?;
     let failed = |error| Problem::internal(format!("can't read {}", path.display()), error);

@@ -1,4 +1,4 @@
-//! The client side.
+//! The HTTP client.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A connection that is not used for so long is closed here.
+/// The client closes a connection that was not used for this long.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
 /// Calls one server; cheap to clone.
@@ -20,9 +20,9 @@ pub struct Client {
     http: reqwest::Client,
     /// `http://HOST:PORT`, without a slash at the end.
     base: String,
-    /// What to call the server in an error.
+    /// The server's address as errors show it.
     address: String,
-    /// What a person can do when there is no connection.
+    /// What a person can do if the server can't be reached.
     hint: String,
 }
 
@@ -36,7 +36,7 @@ impl Client {
         let mut builder = reqwest::Client::builder()
             .no_proxy()
             .connect_timeout(Duration::from_secs(3))
-            // Before the server closes it, so that no request meets a closing connection.
+            // Shorter than the server's limit, so that no request is sent on a connection that it closes.
             .pool_idle_timeout(IDLE_MAX)
             .timeout(timeout);
         let base = if let Some(path) = address.strip_prefix("unix:") {
@@ -46,7 +46,7 @@ impl Client {
             address.trim_end_matches('/').to_owned()
         } else {
             return Err(Problem::invalid(
-                format!("address {address:?}"),
+                format!("can't use the address {address:?}"),
                 "it is neither http://HOST:PORT nor unix:PATH",
             ));
         };
@@ -54,7 +54,7 @@ impl Client {
         Ok(Self { http, base, address: address.to_owned(), hint: String::new() })
     }
 
-    /// Says in an error what a person can do when there is no connection.
+    /// Sets what a person can do if the server can't be reached, for errors.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
@@ -89,7 +89,7 @@ impl Client {
         self.json::<serde_json::Value>(Method::DELETE, path, None::<&()>).await.map(drop)
     }
 
-    /// Sends bytes as they come from a stream; no limit on the whole request's time.
+    /// Sends bytes as they come from a stream. The time of the whole request is not limited.
     pub async fn send_body<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -104,18 +104,18 @@ impl Client {
         self.parse(&self.body(self.run(request).await?).await?)
     }
 
-    /// The whole answer, like every other within the client's deadline.
+    /// The whole answer, within the client's deadline.
     pub async fn get_bytes(&self, path: &str) -> Result<Bytes, Problem> {
         self.exchange(Method::GET, self.url(path), None).await
     }
 
-    /// The answer's body unread, for streaming; a wrong status is already a [`Problem`].
+    /// The answer, with its body unread, for streaming. An error status is returned as a [`Problem`].
     pub async fn get_response(&self, path: &str) -> Result<Response, Problem> {
         let request = self.http.get(self.url(path)).timeout(Duration::from_secs(24 * 3600));
         self.check(self.run(request).await?).await
     }
 
-    /// Sends a request that may take long, and tells its progress until it is done.
+    /// Sends a request that may take long, and reports its progress until it is done.
     pub async fn post_long<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -134,11 +134,12 @@ impl Client {
         });
         done.await?.unwrap_or_else(|| {
             let what = format!("no answer from {}", self.address);
-            Err(Problem::unavailable(what, "it ended before the work was done").next(&self.hint))
+            Err(Problem::unavailable(what, "the answer ended before the work was done")
+                .next(&self.hint))
         })
     }
 
-    /// Takes an answer of many lines, each as it comes.
+    /// Passes on each line of a long answer when it arrives.
     pub async fn get_lines<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -152,7 +153,7 @@ impl Client {
         taken.await.map(drop)
     }
 
-    /// Each line of JSON, until one of them ends it.
+    /// Parses each line of JSON, until `take` returns a result.
     async fn lines<T: DeserializeOwned, R>(
         &self,
         mut response: Response,
@@ -183,12 +184,13 @@ impl Client {
         body: Option<&impl Serialize>,
     ) -> Result<T, Problem> {
         let body = body.map(serde_json::to_vec).transpose();
-        let body =
-            body.map_err(|e| Problem::internal(format!("request to {}", self.address), e))?;
+        let body = body.map_err(|e| {
+            Problem::internal(format!("can't send a request to {}", self.address), e)
+        })?;
         self.parse(&self.exchange(method, self.url(path), body).await?)
     }
 
-    /// Not generic and boxed, so that it is compiled once and not for each type of answer in each crate.
+    /// This is not generic and is boxed, so that it is compiled only once.
     fn exchange(
         &self,
         method: Method,
@@ -214,7 +216,7 @@ impl Client {
         let body = response.bytes().await.map_err(|e| self.unavailable(&e))?;
         Err(serde_json::from_slice(&body).unwrap_or_else(|_| {
             Problem::internal(
-                format!("request to {}", self.address),
+                format!("a request to {} failed", self.address),
                 format!("HTTP {status}: {}", String::from_utf8_lossy(&body)),
             )
         }))
@@ -230,8 +232,8 @@ impl Client {
     }
 
     fn unread(&self, error: &serde_json::Error) -> Problem {
-        Problem::internal(format!("answer of {}", self.address), error)
-            .next("are both ends the same version of perigee?")
+        Problem::internal(format!("can't understand the answer of {}", self.address), error)
+            .next("check that both sides run the same version of perigee")
     }
 
     fn url(&self, path: &str) -> String {
@@ -241,7 +243,7 @@ impl Client {
     fn unavailable(&self, error: &reqwest::Error) -> Problem {
         let what = format!("no answer from {}", self.address);
         if error.is_connect() {
-            // Only why: the address is said already.
+            // Only the root cause, because `what` has the address.
             return Problem::unavailable(what, root(error)).next(&self.hint);
         }
         Problem::unavailable(what, chain(error))
@@ -256,7 +258,7 @@ fn root(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
 
-/// An error with its sources, each said once.
+/// An error with its sources, each of them once.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,8 +1,7 @@
-//! The connections of one listener: how many there may be, and how long each may keep a place
-//! without doing anything with it.
+//! The connections of one listener: their number is limited, and so is the time for which each may be idle.
 //!
 //! A client that sends its request byte by byte, that stops in the middle of a body, or that never reads its
-//! answer is hung up on; the others do not notice it.
+//! answer is disconnected. The other clients are not affected.
 
 use std::io;
 use std::pin::Pin;
@@ -25,21 +24,22 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
-/// Connections that are told at the same time that there is no place for them; more are hung up on.
+/// The number of refused connections that get an answer at the same time; further ones are closed at once.
 const REFUSALS_MAX: usize = 64;
-/// A refused client may send so long before its connection is closed.
+/// How long a refused client may send before its connection is closed.
 const REFUSAL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What one listener's clients may use.
+/// The limits of one listener's clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Open at the same time.
+    /// The most connections at the same time.
     pub connections: usize,
-    /// From the beginning, or from the end of the last answer, until all headers of a request are there.
+    /// The time from the connection's start, or from the end of the last answer, until all headers of a request
+    /// have arrived.
     pub headers: Duration,
-    /// Until the next bytes of a body come, and until the client takes the next bytes of an answer.
+    /// The time until the next bytes of a body arrive, and until the client receives the next bytes of an answer.
     pub silence: Duration,
-    /// What a body has to bring on average, beyond `silence` for its beginning.
+    /// The least average rate of a body, after `silence` for its beginning.
     pub body_bytes_per_s: u64,
 }
 
@@ -54,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// Why a body is not read to its end.
+/// The reason why a body is not read to its end.
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
     #[error("no byte of the body came for {} s", .0.as_secs())]
@@ -65,7 +65,7 @@ enum BodyError {
     Broken(#[from] axum::Error),
 }
 
-/// Serves until it is dropped; the connections that are open then go on.
+/// Serves until it is dropped. Connections that are open then stay open.
 pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: Limits) {
     let slow_bodies = map_request(move |request: Request| async move {
         request.map(|body| Body::from_stream(in_time(body.into_data_stream(), limits)))
@@ -85,7 +85,7 @@ pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: 
         } else if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
             tokio::spawn(async move {
                 let _refusal = refusal;
-                // Whether it reads the answer is the client's affair.
+                // It does not matter whether the client reads the answer.
                 drop(timeout(REFUSAL_DEADLINE, refuse(stream, limits)).await);
             });
         }
@@ -106,10 +106,12 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>
     }
 }
 
-/// Says why, and takes what the client sends meanwhile: a close before it is read would be a reset.
+/// Sends the reason, and reads what the client sends: closing with unread bytes would reset the connection
+/// before the client can read the answer.
 async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, limits: Limits) -> io::Result<()> {
-    let why = format!("{} connections are open, and no more are taken", limits.connections);
-    let problem = Problem::unavailable("answer the request", why).next("try again in a minute");
+    let why = format!("{} connections are open, which is the limit", limits.connections);
+    let problem =
+        Problem::unavailable("can't answer the request", why).next("try again in a minute");
     let body = serde_json::to_vec(&problem)?;
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
@@ -124,7 +126,7 @@ async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, limits: Limits)
     Ok(())
 }
 
-/// A body that fails when it does not come.
+/// A body that fails if it arrives too slowly.
 fn in_time(
     body: BodyDataStream,
     limits: Limits,
@@ -146,7 +148,7 @@ fn in_time(
     })
 }
 
-/// A stream whose writes fail when the other side takes nothing for too long.
+/// A stream whose writes fail if the other side receives nothing for too long.
 struct Impatient<S> {
     stream: S,
     patience: Duration,
@@ -167,7 +169,7 @@ impl<S> Impatient<S> {
         let patience = self.patience;
         let until = self.until.get_or_insert_with(|| Box::pin(sleep(patience)));
         ready!(until.as_mut().poll(context));
-        let why = format!("the client took nothing for {} s", patience.as_secs());
+        let why = format!("the client received nothing for {} s", patience.as_secs());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)))
     }
 }

@@ -1,4 +1,4 @@
-//! What `fuzz/` feeds with bytes that a client could send.
+//! The entry for the fuzz target: a connection with bytes that a client could send.
 
 use axum::Router;
 use axum::routing::{post, put};
@@ -26,7 +26,7 @@ pub fn requests(input: &[u8]) {
         let (client, server) = tokio::io::duplex(64 << 10);
         let (mut reader, mut writer) = tokio::io::split(client);
         let talk = async move {
-            // The server may hang up before it has read everything.
+            // The server may close the connection before it has read everything.
             drop(writer.write_all(input).await);
             drop(writer.shutdown().await);
         };

@@ -1,7 +1,7 @@
-//! HTTP/JSON between Perigee's processes: one client, one way to listen, one error answer.
+//! HTTP/JSON between Perigee's processes: the client, the listener, and the answer for errors.
 //!
 //! An address is `http://HOST:PORT` or `unix:PATH`. Every wrong request answers with a
-//! [`perigee_model::Problem`] in JSON and its HTTP status; the client gives that same `Problem` back.
+//! [`perigee_model::Problem`] in JSON and its HTTP status. The client returns the same `Problem`.
 
 mod client;
 mod connections;

@@ -40,7 +40,7 @@ impl IntoResponse for Failure {
 /// What a handler returns.
 pub type Reply<T> = Result<Json<T>, Failure>;
 
-/// JSON in and out; a body that does not fit is answered with a [`Problem`].
+/// JSON in requests and answers. A wrong body is answered with a [`Problem`].
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
@@ -54,10 +54,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        axum::Json::<T>::from_request(request, state)
-            .await
-            .map(|body| Self(body.0))
-            .map_err(|e: JsonRejection| Failure(Problem::invalid("request body", e.body_text())))
+        axum::Json::<T>::from_request(request, state).await.map(|body| Self(body.0)).map_err(
+            |e: JsonRejection| {
+                Failure(Problem::invalid("can't read the request's body", e.body_text()))
+            },
+        )
     }
 }
 
@@ -66,7 +67,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 pub enum Listen {
     /// `HOST:PORT`
     Tcp(String),
-    /// A socket file that nobody answers at any more is replaced.
+    /// A unix socket. A socket file on which no process listens is replaced.
     Unix(PathBuf),
 }
 
@@ -95,16 +96,17 @@ impl std::fmt::Display for Listen {
     }
 }
 
-/// Binds a unix socket; a socket file that an ended process left is replaced.
+/// Binds a unix socket. A socket file that an ended process has left is replaced.
 ///
 /// # Errors
-/// `AddrInUse` when somebody answers there, `AlreadyExists` when the file is no socket: neither is touched.
+/// `AddrInUse` when a process listens there, `AlreadyExists` when the file is not a socket. The file is not
+/// changed in either case.
 pub async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match std::fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "there is a file of this name that is no socket",
+                "a file with this name exists and is not a socket",
             ));
         }
         Ok(_) => match UnixStream::connect(path).await {
@@ -124,11 +126,11 @@ pub async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// A port of this host that nobody listens on, for tests and experiments that have to know it before they
-/// start a server. No client is given it in the meantime: their ports begin at 32768 (ip(7)).
+/// A free port of this host, for tests and experiments that need its number before they start a server. It is
+/// below 32768, where the ports of clients begin (ip(7)), so no client gets it in the meantime.
 ///
 /// # Panics
-/// When thousands of ports are taken.
+/// If thousands of ports are in use.
 pub fn unused_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let of_this_process = std::process::id().wrapping_mul(61);
@@ -141,23 +143,24 @@ pub fn unused_port() -> u16 {
     free.next().expect("a port")
 }
 
-/// Why an address could not be bound, and what to do.
+/// The problem of an address that could not be bound.
 pub fn cannot_listen(what: &str, address: &Listen, error: &io::Error) -> Problem {
     let next = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-            "does the socket's directory exist, and may this user write it?"
+            "check that the socket's directory exists and that this user may write to it"
         }
         io::ErrorKind::AddrNotAvailable => "choose an address of this machine",
-        _ => "choose another address, or stop what listens there",
+        _ => "choose another address, or stop the process that listens there",
     };
     Problem::conflict(format!("{what} {address}"), error).next(next)
 }
 
-/// What a daemon may open at most; some programs that it starts close all that could be open, one by one.
+/// The most files that a daemon may open. The limit is not higher, because some programs that it starts close
+/// every possible descriptor one by one.
 const OPEN_FILES_MAX: u64 = 1 << 20;
 
-/// For the start of every daemon: clients, volumes and VMs take a file descriptor or a few each, and shells
-/// and service managers often allow only 1024 unless a program asks for what it may have.
+/// Raises the limit of open files at the start of a daemon. Clients, volumes and VMs need some descriptors
+/// each, and shells and service managers often allow only 1024 unless a program asks for more.
 pub fn allow_many_files() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         let wanted = hard.min(OPEN_FILES_MAX);

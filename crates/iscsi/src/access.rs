@@ -1,8 +1,8 @@
-//! Which initiator may use which target, and how it proves who it is. To others a target does not
-//! exist.
+//! The access rules: which initiator may use which target, and how it authenticates. A target that an
+//! initiator may not use is reported to it as missing.
 //!
-//! Whoever has a list of clients implements [`Clients`]: the pool's catalog does (`perigee client`),
-//! and a small file that is read whenever an initiator logs in, so that a change counts at once:
+//! [`Clients`] is a source of these rules. There are two: the pool's catalog (`perigee client`), and a
+//! small file. The file is read at each login, so a change takes effect at once:
 //!
 //! ```text
 //! # initiator                      targets...      secrets
@@ -10,9 +10,9 @@
 //! iqn.2010-04.org.ipxe:*           boot-*
 //! ```
 //!
-//! An initiator or a target may end in `*`, which stands for anything. The first line whose
-//! initiator fits counts. `chap` is what the initiator proves to the target, `mutual` what the target
-//! proves to the initiator. A file with secrets has to be closed to everybody but its owner.
+//! An initiator or a target may end in `*`, which matches any text. The first line with a matching
+//! initiator counts. `chap` has the initiator's user and secret, `mutual` the target's. If the file has
+//! secrets, only its owner may have access to it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,17 +22,17 @@ use perigee_model::Problem;
 
 use super::chap::{Chap, Credentials, Secret};
 
-/// What one initiator may do.
+/// The rights of one initiator.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Client {
-    /// Names of targets, without the common front of all names; may end in `*`.
+    /// The names of its targets, without their common prefix. They may end in `*`.
     pub targets: Vec<String>,
-    /// What it has to prove first.
+    /// The CHAP credentials that it needs.
     pub chap: Option<Chap>,
 }
 
 impl Client {
-    /// Everything, without a proof.
+    /// Access to all targets, without CHAP.
     pub fn unrestricted() -> Self {
         Self { targets: vec!["*".into()], chap: None }
     }
@@ -42,12 +42,12 @@ impl Client {
     }
 }
 
-/// Who knows the initiators.
+/// A source of access rules.
 pub trait Clients: Send + Sync + 'static {
-    /// What is known of an initiator at this moment. `None`: it gets nothing.
+    /// The rights of an initiator at this moment. `None` means that it has none.
     ///
     /// # Errors
-    /// When the list can't be read: then nobody gets in.
+    /// When the rules can't be read. Then no initiator can log in.
     fn find<'a>(&'a self, initiator: &'a str) -> BoxFuture<'a, Result<Option<Client>, Problem>>;
 }
 
@@ -58,7 +58,7 @@ pub struct ClientFile {
 
 impl ClientFile {
     /// # Errors
-    /// When it can't be read or understood now.
+    /// When the file can't be read or has a wrong line.
     pub fn new(path: &Path) -> Result<Self, Problem> {
         let file = Self { path: path.to_owned() };
         file.read()?;
@@ -71,7 +71,7 @@ impl ClientFile {
         let mode = std::fs::metadata(&self.path).map_err(failed)?.mode();
         let text = std::fs::read_to_string(&self.path).map_err(failed)?;
         let lines = parse(&text).map_err(|line| {
-            Problem::invalid(&what, format!("line {line} is not understood"))
+            Problem::invalid(&what, format!("line {line} is wrong"))
                 .next("a line is INITIATOR TARGET... [chap=USER:SECRET [mutual=USER:SECRET]]")
         })?;
         if mode & 0o077 != 0 && lines.iter().any(|(_, client)| client.chap.is_some()) {
@@ -114,7 +114,7 @@ fn client<'a>(words: impl Iterator<Item = &'a str>) -> Option<Client> {
             None => targets.push(word.to_owned()),
         }
     }
-    // The same secret both ways could be asked from one side and told to the other.
+    // With the same secret on both sides, one side could use the other's response as its own.
     let reused = matches!((&chap, &mutual), (Some(a), Some(b)) if a.secret == b.secret);
     if targets.is_empty() || reused || mutual.is_some() && chap.is_none() {
         return None;

@@ -1,4 +1,4 @@
-//! Answers on their way out: every PDU that a session sends in the full feature phase is made here.
+//! The PDUs that a session sends in the full feature phase.
 
 use bytes::Bytes;
 use perigee_block::device::IoError;
@@ -19,7 +19,7 @@ pub struct Answers {
     pub descriptor_sense: bool,
 }
 
-/// How much less, or more, was moved than the initiator expected.
+/// The difference between the bytes that were moved and those that the initiator expected.
 fn residual(expected: u32, moved: usize) -> (u8, u32) {
     let moved = u32::try_from(moved).unwrap_or(u32::MAX);
     match expected.cmp(&moved) {
@@ -30,20 +30,20 @@ fn residual(expected: u32, moved: usize) -> (u8, u32) {
 }
 
 impl Answers {
-    /// With the numbers that every answer carries.
+    /// Adds the numbers that every answer carries.
     fn numbered(&self, head: Head, stat_sn: u32) -> Head {
         head.with_u32(24, stat_sn)
             .with_u32(28, self.numbers.exp_cmd_sn())
             .with_u32(32, self.numbers.max_cmd_sn())
     }
 
-    /// A PDU that has a number of its own.
+    /// Sends a PDU with its own status number.
     pub fn send(&mut self, head: Head, data: &[u8]) {
         let stat_sn = self.numbers.next_stat_sn();
         self.put(self.numbered(head, stat_sn), data);
     }
 
-    /// A PDU that only says what the next number will be.
+    /// Sends a PDU with the next status number, which it does not use.
     fn send_unnumbered(&mut self, head: Head) {
         let stat_sn = self.numbers.stat_sn();
         self.put(self.numbered(head, stat_sn), &[]);
@@ -65,7 +65,7 @@ impl Answers {
         }
     }
 
-    /// A ping that wants an answer.
+    /// Sends a ping that asks for an answer.
     pub fn ping(&mut self, ttt: u32) {
         let head = Head::new(response::NOP_IN, flag::FINAL).with_u32(16, NO_TAG);
         self.send_unnumbered(head.with_u32(20, ttt));
@@ -92,7 +92,7 @@ impl Answers {
         self.send(head.with_u32(16, itt), &[]);
     }
 
-    /// `ttt`: under which the rest of the text is asked for.
+    /// Sends a text. The initiator asks for the rest of it with `ttt`.
     pub fn text(&mut self, itt: u32, text: &[u8], ttt: Option<u32>) {
         let flags = if ttt.is_some() { flag::CONTINUE } else { flag::FINAL };
         let head = Head::new(response::TEXT, flags).with_u32(16, itt);
@@ -144,21 +144,20 @@ impl Answers {
         self.send(head, sense);
     }
 
-    /// How long the pieces are in which so many bytes are sent: as the initiator takes them, and no
-    /// longer than a burst.
+    /// The length of the pieces in which data is sent. It is limited by the initiator, and by a burst.
     fn piece_bytes(&self) -> usize {
         let Parameters { their_data_bytes_max, max_burst_bytes, .. } = self.parameters;
-        // Whole words, so that no piece but the last is filled up.
+        // A multiple of 4, so that only the last piece needs padding.
         (their_data_bytes_max.min(max_burst_bytes) & !3) as usize
     }
 
-    /// As many whole pieces as a burst may have.
+    /// The bytes of all complete pieces of a burst.
     fn burst_bytes(&self) -> usize {
         let (piece, max) = (self.piece_bytes(), self.parameters.max_burst_bytes as usize);
         max / piece * piece
     }
 
-    /// What a reply with so many bytes of data takes.
+    /// The size of a reply with this much data.
     pub fn data_in_bytes(&self, length: usize) -> usize {
         let (piece, digests) = (self.piece_bytes(), self.digests);
         let whole = length / piece * digests.pdu_bytes(piece);
@@ -166,9 +165,8 @@ impl Answers {
         whole + if rest > 0 { digests.pdu_bytes(rest) } else { 0 }
     }
 
-    /// Room for a reply to a read of exactly as many bytes as the initiator expects, filled by
-    /// `fill`, piece by piece. Nothing was added when `fill` fails or has to wait (`None`), and when
-    /// there is no room (`None` too).
+    /// Adds the reply to a read of exactly as many bytes as the initiator expects. `fill` fills it piece by
+    /// piece. Nothing is added if `fill` fails, if it has to wait (`None`), or if there is no room (`None`).
     pub fn fill_data_in(
         &mut self,
         itt: u32,
@@ -206,7 +204,7 @@ impl Answers {
         self.numbered(head, self.numbers.stat_sn())
     }
 
-    /// Data that are in memory of their own.
+    /// Adds the reply to a read whose data is in separate memory.
     fn data_in(&mut self, task: &Task, data: Bytes) {
         let residual = residual(task.expected_in, data.len());
         let length = data.len().min(task.expected_in as usize);
@@ -244,7 +242,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// The last one carries the status, and says how much was not as expected.
+    /// The header. The last piece has the status and the residual count.
     fn head(&self, head: Head, (residual_flag, residual): (u8, u32)) -> Head {
         let length_u32 = |length: usize| u32::try_from(length).expect("a transfer is bounded");
         let end = self.offset + self.size;

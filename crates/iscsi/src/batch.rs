@@ -1,4 +1,4 @@
-//! PDU to effect, at once: answers what needs no waiting, straight from and into the buffers.
+//! Runs commands that need no waiting at once, directly from and into the buffers.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ pub(super) struct Batch {
     transfers: Transfers,
     requests: Requests,
     disk: Option<Disk>,
-    /// Who else may end its tasks. A session for discovery has nobody.
+    /// The session's place at its unit, through which other sessions may end its tasks. A discovery session
+    /// has none.
     place: Option<Place>,
     silence_max: Duration,
 }
@@ -47,8 +48,8 @@ impl Exchange for Batch {
     type Framing = PduFraming;
     type Error = ConnectionError;
 
-    /// Of long writes each read of the socket brings about one, and sending its answer takes a
-    /// tenth of what it costs.
+    /// Each read of the socket brings about one long write, and sending its answer at once would take a tenth
+    /// of the cost of the write.
     const HELD_BYTES_MAX: usize = 256;
 
     fn input(&mut self) -> &mut Input<PduFraming> {
@@ -69,7 +70,7 @@ impl Exchange for Batch {
 
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         let ended = self.tasks.poll_next(cx).map_ok(|ready| self.ended(ready));
-        // Also after those that were aborted, which nobody is told of: writes may have waited.
+        // Also after aborted tasks, which have no answer: writes may have waited for them.
         ask_for_data(&mut self.transfers, &self.tasks, &mut self.answers);
         ended
     }
@@ -90,7 +91,7 @@ impl Exchange for Batch {
         self.answers.ping(0);
     }
 
-    /// Another session, or this one, wants this session's tasks to end.
+    /// Another session, or this one, has asked to abort this session's tasks.
     fn poll_aborts(&mut self, cx: &mut Context<'_>) -> bool {
         let mut aborted = false;
         while let Some(place) = &mut self.place
@@ -105,7 +106,7 @@ impl Exchange for Batch {
 
     fn close(&mut self, because: Option<&ConnectionError>) -> bool {
         self.transfers.abort_all();
-        // What is wrong with its bytes, the initiator is told.
+        // After a framing error the initiator still gets the answers that are in the output.
         because.is_none_or(|error| matches!(error, ConnectionError::Framing(_)))
     }
 }
@@ -139,11 +140,11 @@ impl Batch {
         }
     }
 
-    /// Takes one PDU, or says why not.
+    /// Takes one PDU, or returns why it can't be taken.
     fn pdu(&mut self, frame: Frame, now: Instant) -> Result<Taken, ConnectionError> {
         let head = frame.head;
         let starts = matches!(head.opcode(), request::SCSI_COMMAND | request::TEXT);
-        // Pings and task management are taken as long as their answers are.
+        // Pings and task management are taken as long as there is room for their answers.
         if !self.answers.output.accepts() || starts && self.tasks.is_full() {
             return Ok(Taken::Full);
         }
@@ -151,7 +152,7 @@ impl Batch {
             if !self.has_room(&head) {
                 return Ok(Taken::Full);
             }
-            // What was granted does not bound these.
+            // The granted numbers do not limit immediate commands.
             if head.is_immediate() && self.open() >= COMMANDS_MAX as usize {
                 self.answers.reject(reject::TOO_MANY_IMMEDIATE, &head);
                 self.input.skip(frame);
@@ -197,12 +198,12 @@ impl Batch {
         Ok(if logged_out { Taken::Goodbye } else { Taken::Done { cost_bytes } })
     }
 
-    /// Commands that are not answered yet.
+    /// The number of unanswered commands.
     fn open(&self) -> usize {
         self.tasks.len() + self.transfers.len()
     }
 
-    /// Whether a read's data fit the output now, or never will.
+    /// Whether a read's data fits the output now, or is too large for it anyway.
     fn has_room(&mut self, head: &Head) -> bool {
         if !head.has(flag::READ) || self.answers.output.is_empty() {
             return true;
@@ -211,9 +212,9 @@ impl Batch {
         length > BUFFER_BYTES || self.answers.output.room(length).is_some()
     }
 
-    /// Adds the answer to what has ended.
+    /// Adds the answer of a task that has ended.
     fn ended(&mut self, ready: Ready) {
-        // There is room for one more command now, and the answer says so.
+        // There is room for one more command now, which the answer grants.
         self.answers.numbers.grant(self.open());
         match ready {
             Ready::Command(task, outcome) => {
@@ -228,7 +229,7 @@ impl Batch {
     }
 }
 
-/// Whether the PDU has a place in the order of commands.
+/// Whether the PDU has a command number.
 fn is_numbered(head: &Head) -> bool {
     matches!(
         head.opcode(),
@@ -240,7 +241,7 @@ fn is_numbered(head: &Head) -> bool {
     )
 }
 
-/// One PDU, and what it may change.
+/// One PDU, and the state that it may change.
 pub struct Work<'a> {
     pub head: Head,
     pub disk: Option<&'a Disk>,
@@ -252,7 +253,7 @@ pub struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// A SCSI command. The bytes that were read for it.
+    /// Runs a SCSI command. Returns the number of bytes that were read for it.
     fn command(&mut self, data: &[u8]) -> usize {
         let head = self.head;
         let Some(disk) = self.disk else {
@@ -317,7 +318,7 @@ impl Work<'_> {
         length
     }
 
-    /// A command that comes with data, or some of them.
+    /// Runs a command that comes with all or a part of its data.
     fn write(&mut self, disk: &Disk, task: Task, data: &[u8], more: bool) {
         let complete = data.len() == task.expected_out as usize;
         if complete && !more && data.len() <= task.wanted_out {
@@ -345,12 +346,12 @@ impl Work<'_> {
         self.ask_for_data();
     }
 
-    /// To be called when writes have changed: other commands may go on now.
+    /// Asks for the data of waiting writes. It must be called when writes have changed.
     pub fn ask_for_data(&mut self) {
         ask_for_data(self.transfers, self.tasks, self.answers);
     }
 
-    /// A command whose data are all here.
+    /// Runs a command whose data has fully arrived.
     fn gathered(&mut self, disk: &Disk, task: Task, data: Cow<'_, [u8]>) {
         let Some((task, length)) = task.cut_to(data.len()) else {
             return self.answers.outcome(&task, Sense::invalid_field(0).into());
@@ -362,7 +363,7 @@ impl Work<'_> {
         }
     }
 
-    /// False when the write has to wait, or the command is not a write.
+    /// Returns false if the write has to wait, or if the command is not a write.
     fn write_now(&mut self, disk: &Disk, task: &Task, data: &[u8]) -> bool {
         let Command::Write { range, fua: false } = task.command else { return false };
         if data.len() > AT_ONCE_BYTES_MAX {
@@ -383,7 +384,7 @@ fn ask_for_data(transfers: &mut Transfers, tasks: &Tasks, answers: &mut Answers)
     }
 }
 
-/// What a unit that is not there still answers.
+/// The answers for a unit number that does not exist.
 fn of_no_unit(command: &Command, descriptors: bool) -> Outcome {
     match *command {
         Command::Inquiry { page: None, allocated_bytes } => {

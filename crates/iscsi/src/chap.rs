@@ -1,4 +1,4 @@
-//! CHAP (RFC 1994, and RFC 7143, chapter 12): a shared secret is proved without being sent.
+//! CHAP (RFC 1994, and RFC 7143, chapter 12): proves the knowledge of a shared secret without sending it.
 //!
 //! Secrets are compared in constant time and never printed. A challenge is used once.
 
@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 use super::text::number_in;
 
 const CHALLENGE_BYTES: usize = 32;
-/// A challenge or response of the initiator's; the standard allows as much.
+/// The limit of a challenge or response of the initiator, as in the standard.
 const BINARY_BYTES_MAX: usize = 1024;
 
 /// A secret. Printing it does not show it.
@@ -37,16 +37,16 @@ pub struct Credentials {
     pub secret: Secret,
 }
 
-/// What is to be proved in a login.
+/// The credentials of a login.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chap {
-    /// What the initiator has to prove.
+    /// The initiator's credentials.
     pub initiator: Credentials,
-    /// What this target proves when it is asked to.
+    /// This target's credentials, if it can authenticate itself.
     pub target: Option<Credentials>,
 }
 
-/// How a challenge, an identifier and a secret are mixed.
+/// The hash over an identifier, a secret and a challenge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
     Md5,
@@ -54,7 +54,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The initiator's first choice that is known here.
+    /// The first algorithm in the initiator's list that is supported.
     pub fn choose(list: &str) -> Option<Self> {
         list.split(',').find_map(|number| match number {
             "5" => Some(Self::Md5),
@@ -86,7 +86,7 @@ impl Algorithm {
     }
 }
 
-/// A question to the initiator that has not been answered yet.
+/// An unanswered challenge to the initiator.
 #[derive(Debug)]
 pub struct Challenge {
     pub algorithm: Algorithm,
@@ -96,7 +96,7 @@ pub struct Challenge {
 
 impl Challenge {
     /// # Errors
-    /// When the kernel has no randomness.
+    /// When the kernel provides no random bytes.
     pub fn new(algorithm: Algorithm) -> std::io::Result<Self> {
         let mut random = [0; CHALLENGE_BYTES + 1];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -108,20 +108,20 @@ impl Challenge {
         binary_text(&self.bytes)
     }
 
-    /// Whether the initiator has the secret. It takes as long for a wrong answer as for a right one.
+    /// Whether the response proves the secret. It takes the same time for a wrong response as for a right one.
     pub fn is_met(&self, wanted: &Credentials, user: &str, response: &[u8]) -> bool {
         let right = self.algorithm.respond(self.id, &wanted.secret, &self.bytes);
         let same_user = wanted.user.as_bytes().ct_eq(user.as_bytes());
         bool::from(same_user & right.ct_eq(response))
     }
 
-    /// Whether the initiator asks what it was asked, to send our own answer back.
+    /// Whether the initiator's challenge equals ours: it could then use our response as its own.
     pub fn is_reflected(&self, theirs: &[u8]) -> bool {
         self.bytes == theirs
     }
 }
 
-/// What proves this target to the initiator.
+/// The response that proves this target's secret to the initiator.
 pub fn prove(algorithm: Algorithm, target: &Credentials, id: u8, challenge: &[u8]) -> String {
     binary_text(&algorithm.respond(id, &target.secret, challenge))
 }
@@ -135,7 +135,7 @@ fn binary_text(bytes: &[u8]) -> String {
     format!("0x{hex}")
 }
 
-/// Bytes as a key's value has them: `0x` and hexadecimal, or `0b` and base64.
+/// Parses binary data of a key's value: `0x` and hexadecimal digits, or `0b` and base64.
 pub fn binary(value: &str) -> Option<Vec<u8>> {
     let (kind, digits) = value.split_at_checked(2)?;
     if digits.is_empty() || digits.len() > BINARY_BYTES_MAX * 2 {

@@ -1,7 +1,7 @@
 //! Runs one session, in one task: [`perigee_block::stream::connection`].
 //!
-//! [`run`] returns only when no task of the session runs any more, whatever ended it. Then the socket
-//! is closed, and another session may take this one's place.
+//! [`run`] returns only when no task of the session runs any more, whatever has ended it. Then the socket is
+//! closed, and another session may replace this one.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::batch::Batch;
 use super::session::{Attached, Session};
 use super::{ConnectionError, Shared};
 
-/// Returns when no task of the session runs any more.
+/// Runs a session, and returns when none of its tasks runs any more.
 pub async fn run<S>(
     stream: S,
     mut session: Session,

@@ -1,4 +1,4 @@
-//! Command to effect: what is answered at once, and what waits for the volume.
+//! Executes commands: those that are answered at once, and those that wait for the volume.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,14 +13,14 @@ use super::scsi::sense::Sense;
 use super::scsi::{BLOCK_BYTES, Outcome, UNMAP_RANGES_MAX, inquiry, mode, report};
 use super::unit::{Nexus, Unit};
 
-/// More is not brought closer for one command: it is only a wish.
+/// The limit of one PRE-FETCH, which is only a hint.
 const PREFETCH_BYTES_MAX: u64 = 64 << 20;
-/// So far ahead one command looks which blocks have data.
+/// The longest range that one GET LBA STATUS examines.
 const LBA_STATUS_BYTES_MAX: u64 = 1 << 30;
 /// A pattern is written in pieces of this size.
 const PATTERN_BYTES: u64 = 1 << 20;
 
-/// What a session works on.
+/// The volume of a session.
 #[derive(Clone)]
 pub struct Disk {
     pub unit: Arc<Unit>,
@@ -40,10 +40,10 @@ impl Disk {
         self.read_only || self.unit.write_protected.load(Ordering::Acquire)
     }
 
-    /// Whether the command may run at all.
+    /// Checks whether the command may run.
     ///
     /// # Errors
-    /// What it is answered with instead.
+    /// The answer, if it may not.
     pub fn admit(&self, command: &Command) -> Result<(), Outcome> {
         let unaffected = matches!(
             command,
@@ -61,7 +61,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Answers what is known without asking the volume. `None`: it has to [`Self::execute`].
+    /// Answers a command that does not need the volume. `None` means: use [`Self::execute`].
     pub fn answer_now(&self, command: &Command, blocks: u64) -> Option<Outcome> {
         Some(match *command {
             Command::TestUnitReady | Command::PreventAllow => Outcome::DONE,
@@ -107,13 +107,13 @@ impl Disk {
         })
     }
 
-    /// A write into the page cache, straight from what arrived.
+    /// Writes into the page cache, directly from the received bytes.
     pub fn try_write(&self, range: Range, data: &[u8]) -> Option<Result<(), IoError>> {
         let _order = self.unit.order.try_read().ok()?;
         self.device.try_write(range.offset, data)
     }
 
-    /// Runs a command with all of its data here.
+    /// Runs a command whose data has fully arrived.
     pub async fn execute(&self, command: Command, data: Bytes) -> Outcome {
         let writes = command.writes();
         let done = match command {
@@ -155,7 +155,7 @@ impl Disk {
                 }
             }
             Command::StartStop { flush: false } => Ok(Outcome::DONE),
-            // Answered at once, or not known: never taken for done.
+            // These are answered at once or unknown. They must never count as done.
             _ => Ok(Sense::INVALID_OPCODE.into()),
         };
         done.unwrap_or_else(|error| Sense::of(&error, writes).into())
@@ -163,7 +163,7 @@ impl Disk {
 
     async fn read(&self, range: Range, fua: bool) -> Result<Outcome, IoError> {
         if fua {
-            // From the medium: what is only in memory goes there first.
+            // FUA reads from the medium, so unwritten data has to be flushed first.
             self.device.flush().await?;
         }
         self.get(range).await.map(Outcome::Good)
@@ -205,7 +205,7 @@ impl Disk {
         let _order = self.unit.order.read().await;
         let Range { offset, length_bytes } = range;
         if block.iter().all(|byte| *byte == 0) {
-            // Without a block from the initiator it is zeros, and they need no space either.
+            // Without a block from the initiator, zeros are written, and they need no space.
             let free = unmap || block.is_empty();
             let how = if free { Zeroing::FreeSpace } else { Zeroing::KeepSpace };
             self.device.zero(offset, length_bytes, how, false).await?;
@@ -223,8 +223,8 @@ impl Disk {
         Ok(Outcome::DONE)
     }
 
-    /// Nothing comes between the comparison and the write. A write that is durable at once would
-    /// hold the others up for long: the flush comes after.
+    /// No other write comes between the comparison and the write. The flush comes after the lock is released,
+    /// because it would delay other writes for a long time.
     async fn compare_and_write(
         &self,
         range: Range,
@@ -280,7 +280,7 @@ impl Disk {
     }
 }
 
-/// All ranges are looked at before the first one is unmapped.
+/// Checks all ranges before the first one is unmapped.
 fn unmap_ranges(list: &[u8], size_bytes: u64) -> Result<Vec<Range>, Sense> {
     const HEADER_BYTES: usize = 8;
     const RANGE_BYTES: usize = 16;

@@ -1,27 +1,27 @@
 //! An iSCSI target (RFC 7143, error recovery level 0) for [`perigee_block::device::Device`]s.
 //!
 //! ```text
-//! accept -> login (who, CHAP, keys) -> full feature phase (commands, at the same time) -> drained
+//! accept -> login (name, CHAP, keys) -> full feature phase (concurrent commands) -> drained
 //! ```
 //!
 //! | question | module |
 //! |---|---|
-//! | which bytes are a PDU | `pdu` |
-//! | which keys are agreed on, and how | `text` |
-//! | who may use which target, with which proof | `access`, `chap` |
+//! | the format of PDUs | `pdu` |
+//! | which keys are negotiated, and how | `text` |
+//! | which initiator may use which target, and how it authenticates | `access`, `chap` |
 //! | how does a session begin | `login`, `session` |
-//! | what is answered at once, and what waits | `batch`, `transfer`, `tasks`, `connection` |
+//! | which commands are answered at once, and which wait | `batch`, `transfer`, `tasks`, `connection` |
 //! | pings, task management, discovery, logout | `requests` |
 //! | what do the sessions of a volume share | `unit` |
 //! | what does a command mean, and what does it do | `scsi`, `execute` |
 //!
 //! A target is a volume: `iqn.2026-11.org.perigee:VOLUME`, with one unit, number 0. A session has one
-//! connection (MaxConnections is 1); a volume can have any number of sessions. A write is answered
-//! when it is kept over a kill of this server, and a flush or FUA makes it durable (WCE is set).
-//! ORDERED commands run like SIMPLE ones: an initiator that needs an order waits for the answer.
+//! connection (MaxConnections is 1); a volume can have any number of sessions. A write is answered when
+//! it survives a kill of this server; a flush or FUA makes it durable (WCE is set). ORDERED commands run
+//! like SIMPLE ones: an initiator that needs an order waits for the answer.
 //!
-//! A session always ends drained: when its socket is closed, no task of it runs any more, and only
-//! then can another session of the same name and ISID begin.
+//! A session is always drained before it ends: when its socket is closed, none of its tasks runs any more.
+//! Only then can another session with the same name and ISID begin.
 
 pub mod access;
 mod answers;
@@ -65,14 +65,14 @@ use access::Clients;
 use login::Login;
 use unit::{KeepReservations, Units};
 
-/// An initiator that has not logged in by then is dropped.
+/// An initiator that has not logged in within this time is disconnected.
 const LOGIN_MAX: Duration = Duration::from_secs(30);
-/// So many from one address may be logging in at once.
+/// The most concurrent logins from one address.
 const LOGINS_PER_ADDRESS_MAX: usize = 256;
-/// An initiator that is silent for so long is asked whether it is there, and has as long to answer.
+/// An initiator that is silent for this long gets a ping, and has the same time to answer it.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Why a connection ended before its initiator ended it.
+/// The reason why a connection ended before its initiator ended it.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
     #[error(transparent)]
@@ -89,14 +89,14 @@ enum ConnectionError {
     Panicked(String),
 }
 
-/// What a target is made of.
+/// The options of a target.
 pub struct Options {
     pub exports: Arc<dyn Exports>,
     pub clients: Arc<dyn Clients>,
     pub keep: Arc<dyn KeepReservations>,
-    /// Goes into the volumes' serial numbers.
+    /// The pool's id, which is a part of the volumes' serial numbers.
     pub pool: Uuid,
-    /// An initiator beyond that is hung up on.
+    /// The most sessions. Further initiators are disconnected.
     pub sessions_max: usize,
 }
 
@@ -163,7 +163,7 @@ impl Target {
             let permit = shared.permits.clone().try_acquire_owned();
             let login = LoginPlace::take(&shared.logging_in, peer.ip());
             let (Ok(permit), Some(login)) = (permit, login) else {
-                tracing::debug!(%peer, "there are too many iSCSI initiators; refused one");
+                tracing::debug!(%peer, "the limit of iSCSI sessions is reached; an initiator was disconnected");
                 return None;
             };
             let connection = connection(socket, login, shared.clone(), token.child_token());
@@ -220,7 +220,7 @@ async fn connection(
         Err(error) => Err(error.into()),
     };
     if let Err(error) = ended {
-        tracing::info!(%error, "iSCSI connection dropped");
+        tracing::info!(%error, "an iSCSI connection was closed because of an error");
     }
 }
 
@@ -243,11 +243,11 @@ where
     drop(login);
     match logged_in {
         Ok(Ok(Some(session))) => {
-            tracing::debug!(initiator = %session.port.0, "iSCSI session begins");
+            tracing::debug!(initiator = %session.port.0, "an iSCSI session begins");
             connection::run(stream, session, Arc::clone(shared), stop).await
         }
         Ok(Ok(None)) => Ok(()),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(ConnectionError::Refused("no login in time".into())),
+        Err(_) => Err(ConnectionError::Refused("the initiator did not log in in time".into())),
     }
 }

@@ -1,11 +1,12 @@
-//! The login phase: who the initiator is, proof of it, and what the session is agreed to be.
+//! The login phase: the initiator's name, its authentication, and the negotiation of the session.
 //!
 //! ```text
 //! security (CHAP, if the initiator has to prove itself) -> operation (keys) -> full feature
 //! ```
 //!
-//! Whoever has not proved who it is learns nothing of targets: only after the proof is it looked at
-//! whether the target is there and is for this initiator. If not, the answer is the same for both.
+//! An initiator that is not authenticated learns nothing about targets: only afterwards does the server
+//! check whether the target exists and whether the initiator may use it. The answer is the same in both
+//! cases.
 
 use std::sync::Arc;
 
@@ -26,12 +27,12 @@ use super::session::{Attached, COMMANDS_MAX, Numbers, PORTAL_GROUP, Session, exp
 use super::text::{self, Answers, OUR_DATA_BYTES_MAX, Parameters, TEXT_BYTES_MAX};
 use super::{ConnectionError, Shared};
 
-/// A login PDU has no more data than this, whatever is agreed on later.
+/// The most data of a login PDU, whatever is negotiated later.
 const LOGIN_DATA_BYTES_MAX: u32 = 8192;
-/// A login needs a handful.
+/// The most exchanges of a login, which normally has a few.
 const EXCHANGES_MAX: usize = 64;
 
-/// Why a login fails: class and detail (RFC 7143, 11.13.5).
+/// The reason why a login fails: class and detail (RFC 7143, 11.13.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Refusal(u8, u8);
 
@@ -54,12 +55,12 @@ mod stage {
     pub const FULL_FEATURE: u8 = 3;
 }
 
-/// How far CHAP has come.
+/// The state of CHAP.
 #[derive(Debug)]
 enum Proof {
-    /// Nothing to prove, or not yet asked.
+    /// CHAP is not needed, or has not begun.
     Open,
-    /// CHAP was agreed on.
+    /// CHAP was chosen as the method.
     Chosen,
     Asked(Challenge),
     Done,
@@ -70,7 +71,7 @@ pub struct Login<'a> {
     peer: String,
     stop: CancellationToken,
     stage: Option<u8>,
-    /// What the keys are answered with so far, and keys that came without their end.
+    /// Keys that have not fully arrived.
     cut: Vec<u8>,
     initiator: Option<String>,
     target: Option<String>,
@@ -84,7 +85,7 @@ pub struct Login<'a> {
     cmd_sn: u32,
 }
 
-/// What is answered to one PDU.
+/// The answer to one PDU.
 struct Answer {
     text: Answers,
     /// The stage that begins.
@@ -92,7 +93,7 @@ struct Answer {
 }
 
 impl<'a> Login<'a> {
-    /// `peer`: where the initiator is.
+    /// `peer` is the initiator's address.
     pub fn new(shared: &'a Shared, peer: String, stop: CancellationToken) -> Self {
         Self {
             shared,
@@ -113,10 +114,10 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// Until the session begins. `None` when the initiator went away.
+    /// Runs until the session begins. Returns `None` if the initiator has gone.
     ///
     /// # Errors
-    /// When the login is refused, or the request is not a login. The initiator was told.
+    /// When the login is refused, or the request is not a login. The initiator has got an answer.
     pub async fn run<S>(
         mut self,
         stream: &mut S,
@@ -151,7 +152,7 @@ impl<'a> Login<'a> {
                 return Ok(Some(self.session(attached, portal)));
             }
         }
-        Err(ConnectionError::Refused("a login that does not come to an end".into()))
+        Err(ConnectionError::Refused("the login has too many exchanges".into()))
     }
 
     async fn answer(&mut self, head: &Head, data: &[u8]) -> Result<Answer, Refusal> {
@@ -227,10 +228,10 @@ impl<'a> Login<'a> {
             return Err(Refusal::MISSING_PARAMETER);
         }
         let found = self.shared.clients.find(&initiator).await.map_err(|problem| {
-            tracing::error!(%problem, "nobody can log in");
+            tracing::error!(%problem, "can't read the access rules; no initiator can log in");
             Refusal::UNAVAILABLE
         })?;
-        // Who is not known has nothing to prove, and nothing to see.
+        // An unknown initiator needs no CHAP and sees no targets.
         self.client = found.unwrap_or_default();
         self.initiator = Some(initiator);
         if !self.discovery {
@@ -266,7 +267,7 @@ impl<'a> Login<'a> {
                 self.proof = Proof::Done;
                 Ok(())
             }
-            // Keys of operation before the proof, or none at all: it has to begin with a method.
+            // The initiator has to choose a method before it sends operational keys.
             Proof::Open => Err(Refusal::AUTHENTICATION),
         }
     }
@@ -291,7 +292,7 @@ impl<'a> Login<'a> {
         Ok(())
     }
 
-    /// Opens what the session works on.
+    /// Opens the session's volume.
     async fn attach(&mut self) -> Result<Option<Attached>, Refusal> {
         self.parameters.settle();
         if self.discovery {
@@ -301,7 +302,7 @@ impl<'a> Login<'a> {
         let allowed = export_of(&target).filter(|export| self.client.may_use(export));
         let export = allowed.ok_or(Refusal::NO_TARGET)?;
         let port = self.port();
-        // The session that this one takes the place of ends first, with all of its tasks.
+        // The session that this one replaces ends first, with all of its tasks.
         let key = SessionKey::plain(format!("{} {target}", port.0));
         let claim = self.shared.sessions.claim(key, &self.stop).await;
         let claim = claim.ok_or(Refusal::UNAVAILABLE)?;
@@ -399,7 +400,7 @@ impl<'a> Login<'a> {
 fn ask(list: &str, answers: &mut Answers) -> Result<Challenge, Refusal> {
     let algorithm = Algorithm::choose(list).ok_or(Refusal::AUTHENTICATION)?;
     let challenge = Challenge::new(algorithm).map_err(|error| {
-        tracing::error!(%error, "no randomness for CHAP");
+        tracing::error!(%error, "can't get random bytes for CHAP");
         Refusal::NO_RESOURCES
     })?;
     answers.add("CHAP_A", algorithm.number());
@@ -408,7 +409,7 @@ fn ask(list: &str, answers: &mut Answers) -> Result<Challenge, Refusal> {
     Ok(challenge)
 }
 
-/// The initiator's proof, and this target's if the initiator wants one.
+/// Checks the initiator's response, and answers its challenge if it sent one.
 fn check(
     chap: &Chap,
     challenge: &Challenge,
@@ -436,7 +437,7 @@ fn check(
     Ok(())
 }
 
-/// Keys that are not about the session's operation.
+/// Whether a key belongs to the login itself and not to the session's operation.
 fn is_of_login(key: &str) -> bool {
     matches!(
         key,
@@ -454,7 +455,7 @@ fn is_of_login(key: &str) -> bool {
     )
 }
 
-/// One login PDU. `None` when the initiator hung up instead.
+/// Receives one login PDU. Returns `None` if the initiator has closed the connection.
 async fn receive<S: AsyncRead + Unpin>(
     stream: &mut S,
 ) -> Result<Option<(Head, Vec<u8>)>, ConnectionError> {
@@ -466,7 +467,7 @@ async fn receive<S: AsyncRead + Unpin>(
     }
     let head = Head(bytes);
     if head.opcode() != request::LOGIN {
-        return Err(ConnectionError::Protocol("something else came before a login"));
+        return Err(ConnectionError::Protocol("the first PDU is not a login"));
     }
     if head.data_bytes() > LOGIN_DATA_BYTES_MAX || head.ahs_bytes() > 0 {
         return Err(ConnectionError::Protocol("a login PDU that is too long"));

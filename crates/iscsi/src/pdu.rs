@@ -1,16 +1,16 @@
-//! Bytes to PDUs and back (RFC 7143, chapter 11). Never does any I/O.
+//! Parses and writes PDUs (RFC 7143, chapter 11). It never does any I/O.
 //!
-//! A PDU is a basic header of 48 bytes, perhaps additional headers, perhaps a header digest, then
-//! data filled up to whole words and, if there are any, perhaps a data digest.
+//! A PDU has a basic header of 48 bytes, optional additional headers, and an optional header digest. Then
+//! come the data, padded to a multiple of 4 bytes, and, if there are data, an optional data digest.
 
 use perigee_block::stream::input::{Framing, Measured};
 
 pub const HEAD_BYTES: usize = 48;
 pub const DIGEST_BYTES: usize = 4;
-/// A tag that stands for none.
+/// The tag that means "no tag".
 pub const NO_TAG: u32 = 0xffff_ffff;
 
-/// What initiators send.
+/// Opcodes of PDUs from initiators.
 pub mod request {
     pub const NOP_OUT: u8 = 0x00;
     pub const SCSI_COMMAND: u8 = 0x01;
@@ -22,7 +22,7 @@ pub mod request {
     pub const SNACK: u8 = 0x10;
 }
 
-/// What targets send.
+/// Opcodes of PDUs from targets.
 pub mod response {
     pub const NOP_IN: u8 = 0x20;
     pub const SCSI_RESPONSE: u8 = 0x21;
@@ -36,9 +36,9 @@ pub mod response {
 }
 
 pub mod flag {
-    /// The last PDU of its sequence. In a login: the initiator wants the next stage.
+    /// The last PDU of its sequence. In a login it asks for the next stage.
     pub const FINAL: u8 = 0x80;
-    /// A text goes on in the next PDU.
+    /// The text continues in the next PDU.
     pub const CONTINUE: u8 = 0x40;
     /// A command that reads.
     pub const READ: u8 = 0x40;
@@ -50,7 +50,7 @@ pub mod flag {
     pub const UNDERFLOW: u8 = 0x02;
 }
 
-/// Why a PDU was not taken, as a Reject PDU says it.
+/// The reasons of a Reject PDU.
 pub mod reject {
     pub const DATA_DIGEST: u8 = 0x02;
     pub const SNACK: u8 = 0x03;
@@ -60,10 +60,10 @@ pub mod reject {
     pub const INVALID_FIELD: u8 = 0x09;
 }
 
-/// The bytes are not iSCSI: nobody knows where the next PDU begins, and the connection ends.
+/// The bytes are not iSCSI. The start of the next PDU is not known, so the connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
-    #[error("a PDU with {length_bytes} bytes of data, at most {max_bytes} are allowed")]
+    #[error("a PDU has {length_bytes} bytes of data; the limit is {max_bytes}")]
     TooLong { length_bytes: u32, max_bytes: u32 },
     #[error("the digest of a PDU's header is wrong")]
     HeaderDigest,
@@ -157,12 +157,12 @@ impl Head {
     }
 }
 
-/// Data are filled up to whole words.
+/// The length with padding to a multiple of 4.
 pub fn padded(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
-/// Which digests a connection has.
+/// The digests of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Digests {
     pub header: bool,
@@ -170,17 +170,17 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Of a header without additional ones.
+    /// The bytes of a header without additional headers.
     pub fn head_bytes(self) -> usize {
         HEAD_BYTES + if self.header { DIGEST_BYTES } else { 0 }
     }
 
-    /// Bytes of a whole PDU with so many bytes of data.
+    /// The bytes of a PDU with this much data.
     pub fn pdu_bytes(self, data_bytes: usize) -> usize {
         self.head_bytes() + self.tail_bytes(data_bytes) + data_bytes
     }
 
-    /// What follows the data.
+    /// The bytes after the data: padding and digest.
     pub fn tail_bytes(self, data_bytes: usize) -> usize {
         let digest = if self.data && data_bytes > 0 { DIGEST_BYTES } else { 0 };
         padded(data_bytes) - data_bytes + digest
@@ -193,7 +193,7 @@ impl Digests {
         }
     }
 
-    /// What follows `data` on the wire: `room` has [`Self::tail_bytes`].
+    /// Writes the padding and digest that follow `data`. `room` has [`Self::tail_bytes`].
     pub fn put_tail(self, room: &mut [u8], data: &[u8]) {
         let padding = padded(data.len()) - data.len();
         room[..padding].fill(0);
@@ -214,7 +214,7 @@ impl Digests {
         bytes
     }
 
-    /// The data in what [`Framing::head`] has measured as the payload.
+    /// The data in the payload as measured by [`Framing::head`].
     ///
     /// # Errors
     /// When the digest is wrong.
@@ -230,16 +230,16 @@ impl Digests {
     }
 }
 
-/// CRC32C goes over the wire with its lowest byte first.
+/// CRC32C is sent with its lowest byte first.
 fn digest(parts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
     parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()
 }
 
-/// How PDUs lie in a connection's stream.
+/// The framing of PDUs in a connection's stream.
 #[derive(Debug, Clone, Copy)]
 pub struct PduFraming {
     pub digests: Digests,
-    /// As many bytes of data as this side has said that it takes.
+    /// The most data in a PDU, as this side has announced.
     pub data_bytes_max: u32,
 }
 
@@ -269,7 +269,7 @@ impl Framing for PduFraming {
     }
 }
 
-/// Whether `a` comes before `b` among numbers that go round (RFC 1982).
+/// Whether `a` comes before `b` in wrapping serial numbers (RFC 1982).
 pub fn serial_before(a: u32, b: u32) -> bool {
     a != b && b.wrapping_sub(a) < 1 << 31
 }

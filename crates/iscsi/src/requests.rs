@@ -25,7 +25,7 @@ mod function {
     pub const TARGET_COLD_RESET: u8 = 7;
 }
 
-/// A text that does not fit one PDU: the initiator asks for the rest.
+/// The rest of a text that does not fit one PDU. The initiator asks for it.
 struct Rest {
     ttt: u32,
     text: Vec<u8>,
@@ -36,7 +36,7 @@ pub struct Requests {
     shared: Arc<Shared>,
     client: Arc<Client>,
     portal: SocketAddr,
-    /// Of a text whose end has not come yet.
+    /// The beginning of a text that has not fully arrived.
     cut: Vec<u8>,
     rest: Option<Rest>,
     next_ttt: u32,
@@ -48,7 +48,7 @@ impl Requests {
         Self { shared, client, portal, cut: Vec::new(), rest: None, next_ttt: 0 }
     }
 
-    /// True when the initiator has logged out.
+    /// Handles a PDU. Returns true if the initiator has logged out.
     pub fn take(
         &mut self,
         head: &Head,
@@ -59,12 +59,12 @@ impl Requests {
             request::NOP_OUT if head.itt() != NO_TAG => {
                 work.answers.pong(head.itt(), head.lun(), data);
             }
-            // The answer to a ping; that something came is what counts.
+            // The answer to a ping. Its arrival alone shows that the initiator is alive.
             request::NOP_OUT => {}
             request::TASK_MANAGEMENT => manage(head, work),
             request::TEXT => self.text(head, data, work)?,
             request::LOGOUT => {
-                // Closing the session, or its only connection. Nothing is recovered.
+                // This closes the session, or its only connection. Recovery is not supported.
                 let reason = head.flags() & 0x7f;
                 let how = if reason > 1 { 2 } else { 0 };
                 work.answers.logged_out(head.itt(), how);
@@ -102,7 +102,7 @@ impl Requests {
         }
         self.cut.extend(data);
         if head.has(flag::CONTINUE) {
-            // The tag means nothing here, but without one there is no next PDU.
+            // The tag has no meaning here, but without one the initiator would not send the next PDU.
             work.answers.text(head.itt(), &[], Some(0));
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Requests {
         for (key, value) in keys {
             match key {
                 "SendTargets" => asked = Some(value.to_owned()),
-                // What was agreed on stays as it is.
+                // Negotiated values can't be changed.
                 _ => answers.add(key, "Reject"),
             }
         }
@@ -151,13 +151,13 @@ impl Requests {
     }
 }
 
-/// Whether that can be the value of SendTargets: all, the session's own, or a name (RFC 7143, 4.2.7).
+/// Whether this is a valid value of SendTargets: all, the session's own, or a name (RFC 7143, 4.2.7).
 fn names_targets(asked: &str) -> bool {
     let names = ["iqn.", "eui.", "naa."];
     matches!(asked, "All" | "") || names.iter().any(|name| asked.starts_with(name))
 }
 
-/// The targets that a client may use, and where they are.
+/// The targets that a client may use, with their addresses.
 async fn targets(
     shared: &Shared,
     client: &Client,

@@ -1,4 +1,4 @@
-//! What a login has made: who the initiator is, what was agreed on, and what it works on.
+//! A session after its login: the initiator, the negotiated parameters, and the volume.
 
 use std::net::SocketAddr;
 
@@ -15,16 +15,16 @@ use super::unit::Place;
 
 /// There is one group of ports, with one port.
 pub const PORTAL_GROUP: u16 = 1;
-/// As many commands an initiator may have open.
+/// The most unanswered commands of an initiator.
 pub const COMMANDS_MAX: u32 = 128;
 
 /// A session with a unit.
 pub struct Attached {
     pub disk: Disk,
     pub place: Place,
-    /// Given back when none of the session's tasks runs any more.
+    /// Dropped when none of the session's tasks runs any more.
     pub claim: Claim,
-    /// So that it is known who uses the volume.
+    /// The session's entry in the list of the volume's users.
     pub login: Option<LoginGuard>,
 }
 
@@ -32,10 +32,10 @@ pub struct Session {
     pub port: Port,
     pub client: Client,
     pub parameters: Parameters,
-    /// `None`: it is for discovery.
+    /// `None` for a discovery session.
     pub attached: Option<Attached>,
     pub numbers: Numbers,
-    /// Where the initiator has reached this target.
+    /// The address at which the initiator has reached this target.
     pub portal: SocketAddr,
 }
 
@@ -46,14 +46,14 @@ impl Session {
     }
 }
 
-/// What a PDU's CmdSN says about taking it now.
+/// The position of a PDU in the order of commands, by its CmdSN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandOrder {
     /// It is the next one, or immediate.
     Next,
-    /// The number is outside of what was granted: the PDU is ignored (RFC 7143, 4.2.2.1).
+    /// The number is outside the granted window: the PDU is ignored (RFC 7143, 4.2.2.1).
     Ignore,
-    /// A command before it is missing, and on the only connection it will not come any more.
+    /// An earlier command is missing. It can no longer come on the only connection.
     Gap,
 }
 
@@ -63,7 +63,7 @@ pub struct Numbers {
     stat_sn: u32,
     exp_cmd_sn: u32,
     max_cmd_sn: u32,
-    /// The highest number that the initiator was told that it may use.
+    /// The highest number that the initiator knows to be granted.
     told_max_cmd_sn: u32,
 }
 
@@ -91,7 +91,7 @@ impl Numbers {
         }
     }
 
-    /// Grants as many commands as there is room for. What was granted is not taken back.
+    /// Grants as many commands as there is room for. Granted numbers are never withdrawn.
     pub fn grant(&mut self, open: usize) {
         let open = u32::try_from(open).unwrap_or(COMMANDS_MAX).min(COMMANDS_MAX);
         let max = self.exp_cmd_sn.wrapping_add(COMMANDS_MAX - open).wrapping_sub(1);
@@ -108,7 +108,7 @@ impl Numbers {
         self.max_cmd_sn
     }
 
-    /// An answer with these numbers is on its way.
+    /// Records that an answer with these numbers was sent.
     pub fn told(&mut self) {
         self.told_max_cmd_sn = self.max_cmd_sn;
     }
@@ -125,7 +125,7 @@ impl Numbers {
     }
 }
 
-/// The export that a target's name means. Epochs are not for initiators to choose.
+/// The export of a target's name. Initiators can't choose an epoch.
 pub fn export_of(target: &str) -> Option<&str> {
     let export = target.strip_prefix(IQN_PREFIX)?.strip_prefix(':')?;
     (!export.contains('@')).then_some(export)
@@ -135,8 +135,7 @@ pub fn target_of(export: &str) -> String {
     format!("{IQN_PREFIX}:{export}")
 }
 
-/// Whether initiators find it when they ask what there is. Images are there for those who know
-/// their names.
+/// Whether discovery lists an export. Images are not listed, but can be used by name.
 pub fn is_listed(export: &str) -> bool {
     !export.contains(':')
 }

@@ -1,8 +1,8 @@
-//! What can't be answered at once: commands that wait for a disk, a lock or another host, task
+//! Tasks that can't be answered at once: commands that wait for a disk, a lock or another host, task
 //! management that waits for commands to end, and lists of targets.
 //!
-//! An aborted task is never answered. It may still run for a while; the initiator that asked to abort it is told
-//! only when the task has ended.
+//! An aborted task is never answered. It may still run for a while. The initiator that asked to abort it gets
+//! its answer only when the task has ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use super::session::COMMANDS_MAX;
 use super::transfer::Task;
 use super::unit::Abort;
 
-/// So many bytes are being read at a time; other reads wait, without memory.
+/// The most bytes that are read at a time. Other reads wait, without memory.
 const READ_BYTES_MAX: usize = 64 << 20;
-/// What reads are counted in.
+/// The unit in which reads are counted.
 const READ_UNIT_BYTES: usize = 512;
-/// All that an initiator may have open: what comes behind a command must not wait for it.
+/// All unanswered commands of an initiator may run, so that no command waits for an earlier one.
 const RUNNING_MAX: usize = COMMANDS_MAX as usize;
-/// Task management that takes longer has failed.
+/// The deadline of task management.
 pub const MANAGEMENT_MAX: Duration = Duration::from_secs(30);
 
 /// How a task management function ended (RFC 7143, 11.6.1).
@@ -40,7 +40,7 @@ pub mod managed {
     pub const REJECTED: u8 = 255;
 }
 
-/// What has ended.
+/// A finished task.
 pub enum Ready {
     Command(Task, Outcome),
     Management { itt: u32, response: u8 },
@@ -58,10 +58,10 @@ struct Running {
     aborted: bool,
 }
 
-/// Somebody waits for the end of these tasks.
+/// Waits for the end of tasks.
 struct Waiter {
     numbers: Vec<u64>,
-    /// Told by its end.
+    /// Dropping this notifies the waiting session.
     _done: Abort,
 }
 
@@ -69,9 +69,9 @@ pub struct Tasks {
     set: JoinSet<Ending>,
     running: HashMap<u64, Running>,
     next_number: u64,
-    /// Of what is written: the data that came with commands.
+    /// The bytes of the data of running writes.
     held_bytes: usize,
-    /// For what is read, until its answer is taken.
+    /// Permits for the bytes of reads, until their answers are sent.
     room: Arc<Semaphore>,
     waiters: Vec<Waiter>,
 }
@@ -98,17 +98,17 @@ impl Tasks {
         self.set.len() >= RUNNING_MAX
     }
 
-    /// The data of commands that run.
+    /// The bytes of the data of running commands.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Commands that are not aborted.
+    /// The number of commands that are not aborted.
     pub fn len(&self) -> usize {
         self.running.values().filter(|running| !running.aborted).count()
     }
 
-    /// `since`: when the command was taken.
+    /// Starts a command that was read from the socket at `since`.
     pub fn start(&mut self, disk: &Disk, task: Task, data: Bytes, since: Instant) {
         let Task { command, .. } = task;
         let number = self.next_number;
@@ -134,7 +134,7 @@ impl Tasks {
         });
     }
 
-    /// Work that is no command, and ends with something to send.
+    /// Starts work that is not a command and ends with something to send.
     pub fn start_other(&mut self, work: impl Future<Output = Ready> + Send + 'static) {
         self.set.spawn(async move { Ending::Other(work.await) });
     }
@@ -150,7 +150,7 @@ impl Tasks {
         });
     }
 
-    /// Aborts one command. `None` when it does not run.
+    /// Aborts one command. Returns `None` if it is not running.
     pub fn abort(&mut self, itt: u32) -> Option<oneshot::Receiver<()>> {
         let found = self.running.iter_mut().find(|(_, r)| r.itt == itt && !r.aborted)?;
         found.1.aborted = true;
@@ -160,7 +160,7 @@ impl Tasks {
         Some(ended)
     }
 
-    /// Aborts all commands; `done` goes when none runs any more.
+    /// Aborts all commands. `done` is dropped when none runs any more.
     pub fn abort_all(&mut self, done: Abort) {
         self.running.values_mut().for_each(|running| running.aborted = true);
         if !self.running.is_empty() {
@@ -169,7 +169,7 @@ impl Tasks {
         }
     }
 
-    /// The next end that is to be answered. Pending when nothing runs.
+    /// The next finished task that has an answer. Pending if nothing runs.
     ///
     /// # Errors
     /// When a task panicked: it will never be answered.
@@ -191,7 +191,7 @@ impl Tasks {
         Poll::Pending
     }
 
-    /// The outcome, unless nobody wants to know it.
+    /// The outcome, unless the task was aborted.
     fn ended(&mut self, number: u64, outcome: Outcome) -> Option<Outcome> {
         let running = self.running.remove(&number)?;
         self.held_bytes -= running.held_bytes;

@@ -1,11 +1,12 @@
-//! Texts of keys and values, and how each key is agreed on (RFC 7143, chapters 6 and 13). Pure.
+//! Texts of keys and values, and the negotiation of each key (RFC 7143, chapters 6 and 13). These are pure
+//! functions.
 
 use std::fmt::Write;
 
-/// Keys of one exchange, however many PDUs they come in.
+/// The limit of the keys of one exchange, in all of its PDUs.
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
 const KEY_BYTES_MAX: usize = 63;
-/// More keys in one text than this nobody has.
+/// The most keys in one text. Real initiators send fewer.
 const KEYS_MAX: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,16 +17,16 @@ pub enum TextError {
     NoValue,
     #[error("a text has more than {KEYS_MAX} keys")]
     TooManyKeys,
-    #[error("the key {0} is there twice")]
+    #[error("the key {0} appears twice")]
     Twice(String),
-    #[error("{key}={value} is no value of this key")]
+    #[error("{key}={value} is not a valid value")]
     Value { key: String, value: String },
 }
 
 /// The keys of a text, in their order.
 ///
 /// # Errors
-/// When it is no text of keys.
+/// When it is not a valid text of keys.
 pub fn parse(bytes: &[u8]) -> Result<Vec<(&str, &str)>, TextError> {
     let text = std::str::from_utf8(bytes).map_err(|_| TextError::NotText)?;
     let mut keys: Vec<(&str, &str)> = Vec::new();
@@ -45,7 +46,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(&str, &str)>, TextError> {
     Ok(keys)
 }
 
-/// What a text says of a key.
+/// The value of a key in a text.
 pub fn value<'a>(keys: &[(&str, &'a str)], key: &str) -> Option<&'a str> {
     keys.iter().find(|(other, _)| *other == key).map(|(_, value)| *value)
 }
@@ -67,12 +68,12 @@ impl Answers {
     }
 }
 
-/// What both sides have agreed on for a session.
+/// The negotiated parameters of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
     pub header_digest: bool,
     pub data_digest: bool,
-    /// What the initiator takes in one PDU.
+    /// The most data that the initiator accepts in one PDU.
     pub their_data_bytes_max: u32,
     pub max_burst_bytes: u32,
     pub first_burst_bytes: u32,
@@ -81,17 +82,17 @@ pub struct Parameters {
     pub max_outstanding_r2t: u32,
 }
 
-/// What this target takes in one PDU.
+/// The most data that this target accepts in one PDU.
 pub const OUR_DATA_BYTES_MAX: u32 = 256 << 10;
-/// A burst of a write: what one R2T asks for.
+/// The most data of a burst of a write, for which one R2T asks.
 const MAX_BURST_BYTES: u32 = 1 << 20;
-/// What a command may bring unasked.
+/// The most unsolicited data of a command.
 const FIRST_BURST_BYTES: u32 = 256 << 10;
 const OUTSTANDING_R2T_MAX: u32 = 8;
 const LENGTH_RANGE: std::ops::RangeInclusive<u32> = 512..=0xff_ffff;
 
 impl Default for Parameters {
-    /// What holds if a key is never mentioned.
+    /// The values of keys that are not negotiated.
     fn default() -> Self {
         Self {
             header_digest: false,
@@ -107,8 +108,8 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Takes what the initiator says of one key of operation, and answers. `discovery`: the session
-    /// carries no commands, and most keys mean nothing for it.
+    /// Negotiates one operational key: takes the initiator's value, and adds the answer. A `discovery` session
+    /// carries no commands, so most keys have no meaning for it.
     ///
     /// # Errors
     /// When the key can't have this value.
@@ -127,7 +128,7 @@ impl Parameters {
             "DataDigest" => self.data_digest = digest(key, value, answers).ok_or_else(wrong)?,
             "MaxRecvDataSegmentLength" => self.their_data_bytes_max = number(LENGTH_RANGE)?,
             "DefaultTime2Wait" => answers.add(key, number(0..=3600)?.max(2)),
-            // Nothing is kept of a session whose connection has ended.
+            // A session whose connection has ended is not kept.
             "DefaultTime2Retain" | "ErrorRecoveryLevel" => {
                 number(0..=3600)?;
                 answers.add(key, 0);
@@ -171,7 +172,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// When all keys are agreed on: what they mean together.
+    /// Resolves dependencies between the keys after all of them were negotiated.
     pub fn settle(&mut self) {
         self.first_burst_bytes = self.first_burst_bytes.min(self.max_burst_bytes);
     }
@@ -192,7 +193,7 @@ fn is_for_commands(key: &str) -> bool {
     )
 }
 
-/// The first of the initiator's choices that is known here. `None` when none is known.
+/// The first of the initiator's choices that is supported; `None` if none is.
 fn digest(key: &str, value: &str, answers: &mut Answers) -> Option<bool> {
     let chosen = value.split(',').find(|choice| matches!(*choice, "None" | "CRC32C"))?;
     answers.add(key, chosen);

@@ -1,12 +1,11 @@
-//! Writes whose data are still on their way: unsolicited, or asked for with R2T.
+//! Writes whose data has not fully arrived: unsolicited data, or data that an R2T asks for.
 //!
 //! ```text
 //! command -> unsolicited data, until the final one -> R2T -> burst -> R2T -> burst ... -> complete
 //! ```
 //!
-//! Data come in order (DataPDUInOrder, DataSequenceInOrder). What does not fit the order ends the
-//! task, not the connection. Memory for what is asked for is bounded: writes beyond wait for their
-//! first R2T.
+//! Data come in order (DataPDUInOrder, DataSequenceInOrder). Data in a wrong order end the task, not the
+//! connection. The memory for requested data is limited: further writes wait for their first R2T.
 
 use std::collections::VecDeque;
 
@@ -14,8 +13,8 @@ use super::pdu::{Head, NO_TAG, flag};
 use super::scsi::command::{Command, Range};
 use super::text::Parameters;
 
-/// Of all writes that were asked for data, and of those that run with theirs, together; where there is
-/// none, one is asked.
+/// The limit for the data of running writes and of writes with an R2T, together. If there are none, one write
+/// may always get its R2T.
 const SOLICITED_BYTES_MAX: usize = 32 << 20;
 
 /// A SCSI command of this session.
@@ -23,10 +22,10 @@ const SOLICITED_BYTES_MAX: usize = 32 << 20;
 pub struct Task {
     pub itt: u32,
     pub command: Command,
-    /// What the initiator expects to receive, or to send.
+    /// The bytes that the initiator expects to receive.
     pub expected_in: u32,
     pub expected_out: u32,
-    /// What the command says that the initiator sends.
+    /// The bytes that the initiator has to send according to the command.
     pub wanted_out: usize,
 }
 
@@ -36,9 +35,9 @@ impl Task {
         Self { itt, command, expected_in, expected_out, wanted_out }
     }
 
-    /// A write for which the initiator sends fewer bytes than its blocks take is one of the bytes that
-    /// came; the rest of the last block stays. Of other commands a part means nothing, and some take
-    /// no more than they need either. Gives what of the data is used.
+    /// If the initiator sends fewer bytes than a write's blocks have, only these bytes are written, and the
+    /// rest of the last block stays. Other commands need all of their data, and some accept no more than they
+    /// need. Returns the number of bytes to use.
     pub fn cut_to(self, bytes: usize) -> Option<(Self, usize)> {
         let exact =
             matches!(self.command, Command::CompareAndWrite { .. } | Command::WriteSame { .. });
@@ -62,7 +61,7 @@ impl Task {
     }
 }
 
-/// One R2T that is not answered in full.
+/// One R2T whose data has not fully arrived.
 #[derive(Debug, Clone, Copy)]
 struct Burst {
     ttt: u32,
@@ -70,7 +69,7 @@ struct Burst {
     next_data_sn: u32,
 }
 
-/// What is asked of the initiator.
+/// An R2T to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
     pub itt: u32,
@@ -83,28 +82,28 @@ pub struct Ready {
 struct Transfer {
     task: Task,
     data: Vec<u8>,
-    /// So many bytes the command needs.
+    /// The number of bytes that the command needs.
     wanted: usize,
-    /// So many have come, needed or not.
+    /// The number of bytes that have arrived, whether they are needed or not.
     received: usize,
     /// The number of the next unsolicited PDU, until the final one has come.
     unsolicited: Option<u32>,
-    /// It may be asked for data.
+    /// Whether an R2T may be sent for it.
     solicited: bool,
     asked_to: usize,
     asked: u32,
     bursts: VecDeque<Burst>,
 }
 
-/// What became of a Data-Out PDU.
+/// The result of taking a Data-Out PDU.
 #[derive(Debug)]
 pub enum Taken {
     /// More has to come.
     Part,
     Whole(Task, Vec<u8>),
-    /// It does not fit: the task has ended.
+    /// It does not fit the order, and the task has ended.
     Misfit(Task),
-    /// Of no task that is known; perhaps it has just ended.
+    /// Its task is unknown; it may have just ended.
     Unknown,
 }
 
@@ -123,7 +122,7 @@ impl Transfers {
         self.all.len()
     }
 
-    /// A command with the data that came with it. `more`: unsolicited data follow.
+    /// Begins a write with the data that came with the command. `more` says whether unsolicited data follow.
     pub fn begin(&mut self, task: Task, immediate: &[u8], more: bool) -> Taken {
         let wanted = task.wanted_out.min(task.expected_out as usize);
         let unasked = self.parameters.first_burst_bytes as usize;
@@ -167,7 +166,7 @@ impl Transfers {
         Taken::Part
     }
 
-    /// The R2Ts that can be sent now. `held_bytes`: the data of commands that run.
+    /// The R2Ts that can be sent now. `held_bytes` is the size of the data of running commands.
     pub fn ready(&mut self, held_bytes: usize) -> Vec<Ready> {
         let asked = self.all.iter().filter(|t| t.solicited).map(|transfer| transfer.wanted);
         let mut solicited = held_bytes + asked.sum::<usize>();
@@ -185,7 +184,7 @@ impl Transfers {
         ready
     }
 
-    /// Ends one task. True when it was there.
+    /// Ends one task. Returns whether it existed.
     pub fn abort(&mut self, itt: u32) -> bool {
         let before = self.all.len();
         self.all.retain(|transfer| transfer.task.itt != itt);
@@ -205,14 +204,14 @@ impl Transfer {
     fn add(&mut self, data: &[u8]) {
         let needed = self.wanted.saturating_sub(self.received).min(data.len());
         if self.data.is_empty() && needed > 0 && needed < self.wanted {
-            // Not more at once than a burst or two: the rest may never come.
+            // Not more than 1 MiB at once, because the rest may never come.
             self.data.reserve(self.wanted.min(1 << 20));
         }
         self.data.extend_from_slice(&data[..needed]);
         self.received += data.len();
     }
 
-    /// False when the PDU is not the next one.
+    /// Returns false if the PDU is not the next one.
     fn take(&mut self, head: &Head, data: &[u8], unasked: usize) -> bool {
         let (data_sn, offset) = (head.u32_at(36), head.u32_at(40) as usize);
         let last = head.has(flag::FINAL);

@@ -1,8 +1,8 @@
-//! What all sessions of one volume share: reservations, settings, and the order of commands that
-//! must not be torn.
+//! A unit: the state that all sessions of one volume share. It has the reservations, the settings, and the
+//! lock for commands that must not be interleaved with writes.
 //!
-//! A unit is there while a session of its volume is open, or somebody has a claim on it. What is to
-//! outlive the server is kept through [`KeepReservations`] before it is answered.
+//! A unit exists while a session of its volume is open, or while the volume is reserved. Reservations that
+//! must survive the server are stored through [`KeepReservations`] before the command is answered.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use super::scsi::reservations::{Effects, Out, Port, Reservations};
 use super::scsi::sense::Sense;
 use super::tasks::MANAGEMENT_MAX;
 
-/// What a session is told of what others did.
+/// The unit attentions that tell a session of the actions of others.
 pub mod attention {
     pub const POWER_ON: u16 = 0x2900;
     pub const UNIT_RESET: u16 = 0x2903;
@@ -30,15 +30,15 @@ pub mod attention {
     pub const COMMANDS_CLEARED: u16 = 0x2f00;
 }
 
-/// Where persistent reservations outlive the server.
+/// The storage of persistent reservations.
 pub trait KeepReservations: Send + Sync + 'static {
-    /// What was kept for a volume.
+    /// The stored reservations of a volume.
     ///
     /// # Errors
     /// When it can't be read.
     fn load<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>>;
 
-    /// Durable when it returns. `None`: nothing is kept any more.
+    /// Stores reservations durably; `None` deletes them.
     ///
     /// # Errors
     /// When it can't be written.
@@ -49,10 +49,10 @@ pub trait KeepReservations: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<(), Problem>>;
 }
 
-/// Asks a session to end its tasks. The sender goes when none of them runs any more.
+/// Asks a session to end its tasks. The session drops the sender when none of them runs any more.
 pub type Abort = oneshot::Sender<()>;
 
-/// One session, as the unit sees it.
+/// One session at a unit.
 pub struct Nexus {
     pub port: Port,
     attentions: Mutex<Vec<u16>>,
@@ -62,7 +62,7 @@ pub struct Nexus {
 }
 
 impl Nexus {
-    /// Told with the next command that may fail.
+    /// Adds a unit attention, which the session's next command reports.
     fn attend(&self, code: u16) {
         let mut attentions = lock(&self.attentions);
         if code == attention::POWER_ON || code == attention::UNIT_RESET {
@@ -84,7 +84,7 @@ impl Nexus {
         first.map(Sense::attention)
     }
 
-    /// The volume may have another size than with the last command.
+    /// Checks whether the volume's size has changed since the last command.
     pub fn note_size(&self, size_bytes: u64) {
         if self.size_bytes.load(Ordering::Relaxed) != size_bytes {
             self.size_bytes.store(size_bytes, Ordering::Relaxed);
@@ -99,15 +99,15 @@ pub struct Unit {
     settings: Mutex<Settings>,
     pub write_protected: AtomicBool,
     reservations: Mutex<Reservations>,
-    /// Somebody has a claim: each command has to be looked at.
+    /// Whether there are reservations, so that each command has to be checked.
     restricted: AtomicBool,
-    /// Changes of reservations happen one after the other, each kept before the next.
+    /// Serializes changes of reservations. Each one is stored before the next one.
     changing: tokio::sync::Mutex<()>,
     nexuses: Mutex<Vec<Arc<Nexus>>>,
-    /// Commands that read and then write hold the write side, writes the read side.
+    /// Commands that read and then write hold the write side; writes hold the read side.
     pub order: RwLock<()>,
     keep: Arc<dyn KeepReservations>,
-    /// A volume that was deleted and made anew has others.
+    /// The volume's counters. A new volume with the same name has other counters.
     counters: Arc<Counters>,
 }
 
@@ -160,7 +160,7 @@ impl Unit {
         lock(&self.reservations).report(action, allocated_bytes)
     }
 
-    /// PERSISTENT RESERVE OUT. What is to be kept is kept when it returns.
+    /// PERSISTENT RESERVE OUT. When it returns, the change is stored if it must survive the server.
     pub async fn change_reservations(&self, nexus: &Nexus, out: &Out) -> Outcome {
         let guard = self.changing.lock().await;
         let before = lock(&self.reservations).clone();
@@ -173,11 +173,11 @@ impl Unit {
             && before != after
             && let Err(problem) = self.save(&after).await
         {
-            tracing::error!(volume = %self.volume, %problem, "can't keep reservations");
+            tracing::error!(volume = %self.volume, %problem, "can't store reservations");
             return Sense::TARGET_FAILURE.into();
         }
         self.with_reservations(|reservations| *reservations = after);
-        // Tasks that have to end may wait for this lock.
+        // Released first, because tasks that have to end may wait for this lock.
         drop(guard);
         self.carry_out(effects).await;
         Outcome::DONE
@@ -188,7 +188,7 @@ impl Unit {
             .kept
             .then(|| serde_json::to_string(state))
             .transpose()
-            .map_err(|error| Problem::internal("can't write reservations down", error))?;
+            .map_err(|error| Problem::internal("can't encode reservations", error))?;
         self.keep.save(&self.volume, text).await
     }
 
@@ -200,12 +200,12 @@ impl Unit {
         let concerned = |nexus: &&Arc<Nexus>| effects.aborted.contains(&nexus.port);
         let ended = abort(nexuses.iter().filter(concerned));
         if tokio::time::timeout(MANAGEMENT_MAX, ended).await.is_err() {
-            tracing::warn!(volume = %self.volume, "tasks of a preempted initiator still run");
+            tracing::warn!(volume = %self.volume, "tasks of a preempted initiator are still running");
         }
     }
 
-    /// Ends the tasks of all sessions, and the claims that don't outlive a reset. `quiet`: who has
-    /// asked for the reset of the target, and is told by its answer.
+    /// Ends the tasks of all sessions, and the reservations that a reset ends. `quiet` is the session that
+    /// asked for the reset; it gets an answer and no unit attention.
     pub async fn reset(&self, quiet: Option<&Nexus>) {
         self.with_reservations(Reservations::reset);
         let nexuses = lock(&self.nexuses).clone();
@@ -234,19 +234,19 @@ async fn abort(nexuses: impl Iterator<Item = &Arc<Nexus>>) {
         }
     }
     for ended in waits {
-        // An error is the sender's end, which is what is waited for.
+        // An error means that the sender was dropped, as expected.
         drop(ended.await);
     }
 }
 
-/// The units that are there.
+/// The existing units.
 pub struct Units {
     pool: uuid::Uuid,
     keep: Arc<dyn KeepReservations>,
     units: Arc<Mutex<HashMap<String, Arc<Unit>>>>,
 }
 
-/// A session's place at its unit. What ends with the session ends when it is dropped.
+/// A session's registration at its unit. Everything that ends with the session ends when this is dropped.
 pub struct Place {
     pub unit: Arc<Unit>,
     pub nexus: Arc<Nexus>,
@@ -255,13 +255,13 @@ pub struct Place {
 }
 
 impl Units {
-    /// `pool`: what makes its volumes different from those of other pools.
+    /// `pool` is the pool's id, which tells its volumes from those of other pools.
     pub fn new(pool: uuid::Uuid, keep: Arc<dyn KeepReservations>) -> Self {
         Self { pool, keep, units: Arc::default() }
     }
 
     /// # Errors
-    /// When it can't be read what was kept of the volume's reservations.
+    /// When the stored reservations of the volume can't be read.
     pub async fn join(
         &self,
         volume: &str,
@@ -271,7 +271,7 @@ impl Units {
         counters: &Arc<Counters>,
     ) -> Result<Place, Problem> {
         let there = self.forget_another(volume, counters);
-        // Another session may be quicker: then what is loaded here is not needed.
+        // If another session creates the unit first, these reservations are not used.
         let loaded = if there { Reservations::default() } else { self.load(volume).await? };
         let (aborts, receiver) = mpsc::unbounded_channel();
         let nexus = Arc::new(Nexus {
@@ -303,7 +303,7 @@ impl Units {
         Ok(Place { unit, nexus, aborts: receiver, units: Arc::clone(&self.units) })
     }
 
-    /// Whether the unit of this very volume is there. One of a deleted volume of the same name goes.
+    /// Whether the unit of this volume exists. The unit of a deleted volume with the same name is removed.
     fn forget_another(&self, volume: &str, counters: &Arc<Counters>) -> bool {
         let mut units = lock(&self.units);
         let stale = units.get(volume).is_some_and(|unit| {
@@ -319,7 +319,7 @@ impl Units {
         match self.keep.load(volume).await? {
             None => Ok(Reservations::default()),
             Some(text) => serde_json::from_str(&text).map_err(|error| {
-                Problem::internal(format!("the reservations kept of volume {volume}"), error)
+                Problem::internal(format!("can't read the reservations of volume {volume}"), error)
             }),
         }
     }
@@ -327,7 +327,7 @@ impl Units {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The table's lock comes first: nobody joins a unit that goes.
+        // The table's lock comes first, so that no session joins a unit that is being removed.
         let mut units = lock(&self.units);
         self.unit.release(&self.nexus);
         let mut nexuses = lock(&self.unit.nexuses);
@@ -341,8 +341,8 @@ impl Drop for Place {
     }
 }
 
-/// What these locks guard changes in one assignment, or one call on a list: it is whole even if a
-/// holder panics, and then the locks are still needed to let go of a session in order.
+/// Ignores poisoning. Data under these locks is changed by single assignments or calls, so it is consistent
+/// even after a panic, and the locks are still needed to end a session properly.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

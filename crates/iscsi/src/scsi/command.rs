@@ -1,4 +1,4 @@
-//! Bytes of a command to what it asks for, or why it is refused (SBC-3, SPC-4). Pure.
+//! Parses a command, or returns why it is refused (SBC-3, SPC-4). These are pure functions.
 
 use perigee_block::device::is_within;
 
@@ -21,18 +21,18 @@ impl Range {
     }
 }
 
-/// What VERIFY compares the blocks with.
+/// The data with which VERIFY compares the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compare {
-    /// Nothing: they must be readable.
+    /// None: the blocks must only be readable.
     Nothing,
-    /// As many blocks from the initiator.
+    /// The same number of blocks from the initiator.
     Each,
-    /// One block from the initiator, for all.
+    /// One block from the initiator, for all blocks.
     One,
 }
 
-/// A command that is well formed and lies within the volume.
+/// A valid command, whose range is within the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     Read {
@@ -51,7 +51,7 @@ pub enum Command {
         range: Range,
         compare: Compare,
     },
-    /// `data`: the initiator sends the block; without, it is zeros.
+    /// With `data` the initiator sends the block; otherwise zeros are written.
     WriteSame {
         range: Range,
         unmap: bool,
@@ -146,7 +146,7 @@ pub struct ModeSense {
     pub allocated_bytes: u16,
 }
 
-/// `blocks`: the volume's size at this moment.
+/// Parses a command. `blocks` is the volume's current size.
 ///
 /// # Errors
 /// The sense data to answer with.
@@ -196,12 +196,12 @@ impl Bytes<'_> {
         self.cdb[byte] & bit != 0
     }
 
-    /// The blocks that a command is about: first and count, wherever its length has them.
+    /// The first block and the number of blocks of a command, whose position depends on the command's length.
     fn extent(&self) -> (u64, u64) {
         match self.cdb[0] >> 5 {
             0 => {
                 let first = u32::from_be_bytes([0, self.cdb[1] & 0x1f, self.cdb[2], self.cdb[3]]);
-                // In the six-byte form no blocks are 256.
+                // In the six-byte form 0 means 256 blocks.
                 let count = if self.cdb[4] == 0 { 256 } else { self.cdb[4].into() };
                 (first.into(), count)
             }
@@ -291,15 +291,15 @@ impl Bytes<'_> {
         Ok(Some(command))
     }
 
-    /// Data are there or not by physical blocks: from the middle of one on, the status is that from
-    /// the next one on, if there is a next one. (libiscsi's conformance test wants that, and QEMU
-    /// asks for whole physical blocks only.)
+    /// The status is kept for physical blocks. A request that begins in the middle of one is answered from the
+    /// next one on, if there is one. (libiscsi's conformance test requires this, and QEMU only asks for whole
+    /// physical blocks.)
     fn physical_block(&self, first: u64) -> u64 {
         let next = first.next_multiple_of(1 << PHYSICAL_EXPONENT);
         if next < self.blocks { next } else { first }
     }
 
-    /// No blocks are all blocks to the end.
+    /// The range of a command for which 0 blocks mean all blocks to the end.
     fn to_end(&self) -> Result<Range, Sense> {
         match self.extent() {
             (first, 0) if first <= self.blocks => self.range_of(first, self.blocks - first),
@@ -311,7 +311,7 @@ impl Bytes<'_> {
         let (first, count) = self.extent();
         let count_at = if self.cdb[0] == op::WRITE_SAME_10 { 7 } else { 10 };
         let range = self.range_of(first, count)?;
-        // WSNZ: zero blocks are not all blocks here.
+        // WSNZ is set: 0 blocks do not mean all blocks here.
         if count == 0 || count > WRITE_SAME_BLOCKS_MAX {
             return Err(Sense::invalid_field(count_at));
         }
@@ -319,7 +319,7 @@ impl Bytes<'_> {
         Ok(Command::WriteSame { range, unmap: self.has(1, 0x08), data })
     }
 
-    /// Commands about the unit. One that the table lists and no arm here knows is refused.
+    /// Commands about the unit. A command that is in the table but not here is refused.
     fn other(&self) -> Result<Command, Sense> {
         let command = match self.cdb[0] {
             op::TEST_UNIT_READY => Command::TestUnitReady,

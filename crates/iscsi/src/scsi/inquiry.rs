@@ -1,4 +1,4 @@
-//! What a unit says it is: INQUIRY and its pages of vital product data.
+//! INQUIRY and its pages of vital product data.
 
 use md5::{Digest, Md5};
 use uuid::Uuid;
@@ -13,10 +13,10 @@ const PAGES: [u8; 6] = [0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2];
 /// SAM-5, SPC-4, SBC-3 and iSCSI, none of a particular revision.
 const STANDARDS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
 const COMPARE_AND_WRITE_BLOCKS_MAX: u8 = 255;
-/// What one command should transfer at best: 1 MiB.
+/// The optimal transfer length of one command: 1 MiB.
 const OPTIMAL_BLOCKS: u32 = 1 << 11;
 
-/// What makes a unit this one and no other.
+/// The identity of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The iSCSI name of its target.
@@ -25,7 +25,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The same for one volume of one pool at all times. It is no secret, and need not be strong.
+    /// The identity of a volume of a pool, which never changes. Its hash is not a secret and need not be strong.
     pub fn new(target: String, pool: Uuid, volume: &str) -> Self {
         let id = Md5::new().chain_update(pool).chain_update(volume).finalize().into();
         Self { target, id }
@@ -36,7 +36,7 @@ impl Identity {
     }
 }
 
-/// `present`: there is a unit of that number.
+/// The standard data. `present` says whether a unit with that number exists.
 pub fn standard(present: bool) -> Vec<u8> {
     let mut data = vec![0; 96];
     data[0] = if present { 0x00 } else { 0x7f };
@@ -56,7 +56,7 @@ pub fn standard(present: bool) -> Vec<u8> {
 }
 
 /// # Errors
-/// When there is no such page.
+/// When the page does not exist.
 pub fn page(page: u8, identity: &Identity) -> Result<Vec<u8>, Sense> {
     let body = match page {
         0x00 => PAGES.to_vec(),
@@ -102,7 +102,7 @@ fn block_limits() -> Vec<u8> {
     let number = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX).to_be_bytes();
     let granularity: u16 = 1 << PHYSICAL_EXPONENT;
     let mut data = vec![0; 60];
-    // WSNZ: a WRITE SAME of no blocks is not one of all.
+    // WSNZ: a WRITE SAME of 0 blocks does not mean all blocks.
     data[0] = 0x01;
     data[1] = COMPARE_AND_WRITE_BLOCKS_MAX;
     data[2..4].copy_from_slice(&granularity.to_be_bytes());
@@ -120,7 +120,7 @@ fn block_limits() -> Vec<u8> {
 
 fn characteristics() -> Vec<u8> {
     let mut data = vec![0; 60];
-    // Nothing rotates.
+    // The medium does not rotate.
     data[1] = 0x01;
     data
 }

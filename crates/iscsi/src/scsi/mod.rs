@@ -3,10 +3,10 @@
 //!
 //! | question | module |
 //! |---|---|
-//! | which commands are there | `opcodes` |
-//! | what does a command ask for | `command` |
-//! | what does the unit say of itself | `inquiry`, `mode`, `report` |
-//! | who may use it now | `reservations` |
+//! | which commands are supported | `opcodes` |
+//! | how are commands parsed | `command` |
+//! | which properties does the unit report | `inquiry`, `mode`, `report` |
+//! | which initiators may use it now | `reservations` |
 //! | how does a command fail | `sense` |
 
 pub mod command;
@@ -23,14 +23,14 @@ use sense::Sense;
 
 /// A logical block.
 pub const BLOCK_BYTES: u64 = 512;
-/// As two to the power of this: logical blocks in a physical one.
+/// A physical block has two to the power of this logical blocks.
 pub const PHYSICAL_EXPONENT: u8 = 3;
-/// The longest transfer of one command, 32 MiB: READ (10) can't ask for more. iPXE reads a kernel for
-/// UEFI firmware with one command, whatever limit it is told of.
+/// The longest transfer of one command, 32 MiB, which is the limit of READ (10). iPXE reads a kernel for UEFI
+/// firmware with one command and ignores smaller limits.
 pub const TRANSFER_BLOCKS_MAX: u64 = 32 << 11;
 /// The longest WRITE SAME. Initiators expect that they can write as much with one WRITE.
 pub const WRITE_SAME_BLOCKS_MAX: u64 = TRANSFER_BLOCKS_MAX;
-/// As many ranges one UNMAP takes.
+/// The most ranges of one UNMAP.
 pub const UNMAP_RANGES_MAX: u16 = 256;
 
 pub mod status {
@@ -39,10 +39,10 @@ pub mod status {
     pub const RESERVATION_CONFLICT: u8 = 0x18;
 }
 
-/// How a command ended.
+/// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// With the data to send, as many as were allocated for them.
+    /// Success, with the data to send, cut to the allocated length.
     Good(Bytes),
     Check(Sense),
     Conflict,

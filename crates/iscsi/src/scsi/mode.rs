@@ -1,4 +1,4 @@
-//! What can be set of a unit: MODE SENSE and MODE SELECT.
+//! The settings of a unit: MODE SENSE and MODE SELECT.
 //!
 //! Two bits of the control page can be changed, for all initiators and until the server ends:
 //! D_SENSE, the format of sense data, and SWP, write protection.
@@ -15,7 +15,7 @@ const ALL: u8 = 0x3f;
 const D_SENSE: u8 = 0x04;
 const SWP: u8 = 0x08;
 
-/// Of which values a MODE SENSE asks.
+/// The kinds of values for which MODE SENSE asks.
 mod control {
     pub const CHANGEABLE: u8 = 1;
     pub const SAVED: u8 = 3;
@@ -30,7 +30,7 @@ pub struct Settings {
 fn page(number: u8, of: u8, settings: Settings) -> Option<Vec<u8>> {
     let (length, values): (usize, Vec<(usize, u8)>) = match number {
         RECOVERY => (12, vec![]),
-        // WCE: a write is answered before it is durable, and a flush makes it so.
+        // WCE: a write is answered before it is durable; a flush makes it durable.
         CACHING => (20, vec![(2, 0x04)]),
         CONTROL => {
             // Commands may be reordered; a task that is aborted by another initiator just ends;
@@ -60,7 +60,7 @@ fn page(number: u8, of: u8, settings: Settings) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// `protected`: it can't be written, for whatever reason.
+/// MODE SENSE. `protected` says whether the unit is read-only, for whatever reason.
 pub fn sense(asked: &ModeSense, settings: Settings, protected: bool, blocks: u64) -> Outcome {
     if asked.control == control::SAVED {
         return Sense::NOT_SAVED.into();
@@ -103,7 +103,7 @@ fn descriptor(blocks: u64) -> [u8; 8] {
 /// The settings after a MODE SELECT.
 ///
 /// # Errors
-/// When the list is cut, or asks for what can't be changed. Then nothing changes.
+/// When the list is too short, or changes a setting that can't be changed. Then nothing is changed.
 pub fn select(list: &[u8], long: bool, settings: Settings) -> Result<Settings, Sense> {
     if list.is_empty() {
         return Ok(settings);

@@ -1,13 +1,13 @@
-//! The commands that there are, and which of their bits mean something. One table decides what is
-//! refused and what REPORT SUPPORTED OPERATION CODES says.
+//! The supported commands, and the bits of them that have a meaning. One table decides which commands are
+//! refused, and what REPORT SUPPORTED OPERATION CODES reports.
 
 /// One command, or one service action of a command.
 #[derive(Debug)]
 pub struct Opcode {
     pub opcode: u8,
     pub service_action: Option<u16>,
-    /// Which bits mean something; the first byte is the opcode, and the service action stands in its
-    /// place. As long as the command.
+    /// The bits that have a meaning, as long as the command. The first byte is the opcode, and the service
+    /// action is at its position.
     pub usage: &'static [u8],
 }
 
@@ -131,7 +131,7 @@ pub const OPCODES: [Opcode; 53] = [
     plain(&[op::READ_DEFECT_DATA_12, 0x1f, 0, 0, 0, 0, F, F, F, F, 0, 0]),
 ];
 
-/// Where each opcode's first entry is, plus one.
+/// The index of each opcode's first entry, plus one.
 const FIRST: [u8; 256] = {
     let mut first = [0; 256];
     let mut at = OPCODES.len();
@@ -143,7 +143,7 @@ const FIRST: [u8; 256] = {
     first
 };
 
-/// The entries of an opcode: one, or one for each service action; none if it is not known.
+/// The entries of an opcode: one, or one for each service action; none if the opcode is unknown.
 pub fn of(opcode: u8) -> &'static [Opcode] {
     static ALL: [Opcode; OPCODES.len()] = OPCODES;
     let Some(first) = usize::from(FIRST[usize::from(opcode)]).checked_sub(1) else { return &[] };

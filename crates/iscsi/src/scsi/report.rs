@@ -1,4 +1,4 @@
-//! What a unit reports besides its identity: its size, its commands, and which blocks have data.
+//! The reports of a unit: its size, its commands, and which blocks have data.
 
 use perigee_block::device::Extent;
 
@@ -19,7 +19,7 @@ pub fn capacity_16(blocks: u64, allocated_bytes: u32) -> Outcome {
     data[..8].copy_from_slice(&blocks.saturating_sub(1).to_be_bytes());
     data[8..12].copy_from_slice(&u32::try_from(BLOCK_BYTES).expect("512").to_be_bytes());
     data[13] = PHYSICAL_EXPONENT;
-    // Thin, and what is not mapped reads as zeros.
+    // Thin provisioning, and unmapped blocks read as zeros.
     data[14] = 0xc0;
     Outcome::answer(data, allocated_bytes)
 }
@@ -40,7 +40,7 @@ pub fn luns(select: u8, allocated_bytes: u32) -> Outcome {
     Outcome::answer(data, allocated_bytes)
 }
 
-/// There are no defects; the lists that were asked for are there and empty.
+/// The requested lists of defects, which are empty.
 pub fn defects(long: bool, lists: u8, allocated_bytes: u32) -> Outcome {
     let mut data = vec![0, lists & 0x1f, 0, 0];
     if long {
@@ -98,7 +98,7 @@ fn all_opcodes(timeouts: bool) -> Vec<u8> {
     data
 }
 
-/// Of no command it is known how long it takes.
+/// Timeouts descriptor: the times of commands are not known.
 const NO_TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 fn cdb_bytes(entry: &Opcode) -> u8 {
@@ -117,7 +117,7 @@ fn one_opcode(entry: Option<&Opcode>, timeouts: bool) -> Vec<u8> {
     data
 }
 
-/// Which blocks from `offset` on have data of their own.
+/// The blocks from `offset` on that have their own data.
 pub fn lba_status(offset: u64, extents: &[Extent], allocated_bytes: u32) -> Outcome {
     let mut runs: Vec<(u64, u64, bool)> = Vec::new();
     let mut at = offset;

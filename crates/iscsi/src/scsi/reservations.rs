@@ -1,4 +1,4 @@
-//! Who may use a unit now: persistent reservations (SPC-4, 5.13) and the older RESERVE and RELEASE.
+//! Reservations of a unit: persistent reservations (SPC-4, 5.13) and the older RESERVE and RELEASE.
 //!
 //! ```text
 //!              REGISTER                RESERVE
@@ -7,8 +7,8 @@
 //!        key 0, CLEAR, PREEMPT     RELEASE, CLEAR, PREEMPT
 //! ```
 //!
-//! Pure: a change says whom to tell and what to abort, and the caller keeps it, if that was asked for
-//! (APTPL), before it answers.
+//! These are pure functions. A change returns which initiators to notify and which tasks to abort. If the
+//! change must survive a restart (APTPL), the caller stores it before it answers.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,17 +21,17 @@ use super::sense::Sense;
 pub struct Port(pub String);
 
 const REGISTRATIONS_MAX: usize = 256;
-/// The parameter list of PERSISTENT RESERVE OUT, without what names other ports.
+/// The length of PERSISTENT RESERVE OUT's parameter list without the names of other ports.
 pub const PERSISTENT_OUT_BYTES: u32 = 24;
 
-/// What is told to those whom a change concerns.
+/// The unit attentions for initiators that a change affects.
 mod attention {
     pub const RESERVATIONS_PREEMPTED: u16 = 0x2a03;
     pub const RESERVATIONS_RELEASED: u16 = 0x2a04;
     pub const REGISTRATIONS_PREEMPTED: u16 = 0x2a05;
 }
 
-/// Who may do what while a unit is reserved.
+/// The kinds of reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Kind {
     WriteExclusive,
@@ -84,7 +84,7 @@ impl Kind {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Held {
-    /// Who reserved it. With a kind that all hold, any of them.
+    /// The port that reserved the unit. With a kind that all registrants hold, any of them.
     by: Port,
     kind: Kind,
 }
@@ -100,18 +100,18 @@ pub struct Reservations {
     generation: u32,
     registrations: Vec<Registration>,
     held: Option<Held>,
-    /// It is to outlive the server.
+    /// Whether the registrations must survive a restart of the server.
     pub kept: bool,
-    /// Who has it with RESERVE. It ends with its session.
+    /// The holder of a RESERVE, which ends with the session.
     #[serde(skip)]
     old: Option<Port>,
 }
 
-/// What a change means for others.
+/// The effects of a change on other initiators.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Effects {
     pub attentions: Vec<(Port, u16)>,
-    /// Whose tasks are aborted.
+    /// The ports whose tasks are aborted.
     pub aborted: Vec<Port>,
 }
 
@@ -120,16 +120,16 @@ pub struct Effects {
 pub struct Out {
     pub action: u8,
     pub scope_type: u8,
-    /// The key that the port says it has.
+    /// The key under which the port claims to be registered.
     key: u64,
-    /// The key that the action is about.
+    /// The key to which the action applies.
     action_key: u64,
     kept: bool,
 }
 
 impl Out {
     /// # Errors
-    /// When the list is not as long as it has to be, or asks for what is not supported.
+    /// When the list has a wrong length, or asks for something that is not supported.
     pub fn parse(action: u8, scope_type: u8, list: &[u8]) -> Result<Self, Sense> {
         let list: &[u8; 24] = list.try_into().map_err(|_| Sense::PARAMETER_LIST_LENGTH)?;
         // SPEC_I_PT and ALL_TG_PT: registering for others.
@@ -147,12 +147,12 @@ impl Out {
     }
 }
 
-/// What a command does, as reservations see it.
+/// The kind of access that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// Allowed whoever has the unit.
+    /// Always allowed.
     Free,
-    /// Allowed whoever has it persistently.
+    /// Allowed during any persistent reservation.
     Look,
     Read,
     Write,
@@ -192,7 +192,7 @@ fn use_of(command: &Command) -> Use {
 }
 
 impl Reservations {
-    /// Whether nobody has any claim: then nothing needs to be asked or kept.
+    /// Whether there are no reservations or registrations. Then nothing needs to be checked or stored.
     pub fn is_empty(&self) -> bool {
         self.registrations.is_empty() && self.held.is_none() && self.old.is_none()
     }
@@ -228,7 +228,7 @@ impl Reservations {
         }
     }
 
-    /// After a reset of the unit only what is persistent is left.
+    /// Resets the unit: only persistent reservations stay.
     pub fn reset(&mut self) {
         self.old = None;
     }
@@ -246,7 +246,7 @@ impl Reservations {
     /// PERSISTENT RESERVE OUT.
     ///
     /// # Errors
-    /// How it is refused. Then nothing has changed.
+    /// The answer of a refusal. Then nothing has changed.
     pub fn change(&mut self, port: &Port, out: &Out) -> Result<Effects, Outcome> {
         if self.old.as_ref().is_some_and(|old| old != port) {
             return Err(Outcome::Conflict);
@@ -433,7 +433,7 @@ impl Reservations {
     }
 }
 
-/// All six kinds, and what is kept over a restart.
+/// REPORT CAPABILITIES: all six kinds are supported, and registrations can survive a restart.
 const CAPABILITIES: [u8; 8] = [0, 8, 0x01, 0x80, 0xea, 0x01, 0, 0];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Why a command failed, as SCSI says it (SPC-4, 4.5).
+//! Sense data: the reason why a command failed (SPC-4, 4.5).
 
 /// Sense keys.
 use perigee_block::device::IoError;
@@ -45,20 +45,20 @@ impl Sense {
     pub const WRITE_ERROR: Self = Self::new(key::MEDIUM_ERROR, 0x0c00);
     pub const TARGET_FAILURE: Self = Self::new(key::HARDWARE_ERROR, 0x4400);
     pub const NO_ANSWER_IN_TIME: Self = Self::new(key::ABORTED_COMMAND, 0x0801);
-    /// Data of a write that did not come in the agreed order.
+    /// A write's data did not come in the negotiated order.
     pub const DATA_PHASE: Self = Self::new(key::ABORTED_COMMAND, 0x4b00);
 
     pub const fn attention(code: u16) -> Self {
         Self::new(key::UNIT_ATTENTION, code)
     }
 
-    /// `byte`: the first one of the command that is wrong.
+    /// `byte` is the first wrong byte of the command.
     pub fn invalid_field(byte: usize) -> Self {
         let cdb_byte = u16::try_from(byte).ok();
         Self { cdb_byte, ..Self::new(key::ILLEGAL_REQUEST, 0x2400) }
     }
 
-    /// `offset`: of the first byte that differs.
+    /// `offset` is that of the first byte that differs.
     pub fn miscompare(offset: u64) -> Self {
         Self { information: Some(offset), ..Self::new(key::MISCOMPARE, 0x1d00) }
     }
