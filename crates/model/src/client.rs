@@ -109,6 +109,7 @@ impl InitiatorName {
         Self(format!("{IQN_PREFIX}.client:{}", client.as_str().replace('_', "-")))
     }
 
+    /// As the initiator sends it at login, in lower case.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -193,12 +194,16 @@ impl fmt::Debug for Secret {
 /// How one side proves to the other who it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chap {
+    /// The name that the proving side sends (`CHAP_N`, RFC 7143, 12.1.3).
     pub user: ClientName,
+    /// What both sides know, 12 to 255 characters; it is never sent.
     pub secret: Secret,
 }
 
+/// A machine that shall boot from this pool.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NewClient {
+    /// The client's name, unique in the pool.
     pub name: ClientName,
     /// Of the card that it boots over.
     #[serde(default)]
@@ -221,7 +226,12 @@ pub enum Service {
     /// This volume itself.
     Volume(VolumeName),
     /// A clone of its own of this image.
-    Image { image: ImageName, lifetime: Lifetime },
+    Image {
+        /// The image to clone.
+        image: ImageName,
+        /// Whether the clone is kept.
+        lifetime: Lifetime,
+    },
 }
 
 impl fmt::Display for Service {
@@ -252,8 +262,10 @@ pub enum Lifetime {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
+    /// The firmware or the initramfs logs in to the volume's iSCSI target; CHAP proves who it is.
     #[default]
     Iscsi,
+    /// The initramfs connects to the volume's NBD export.
     Nbd,
 }
 
@@ -266,17 +278,26 @@ impl fmt::Display for Over {
     }
 }
 
+/// What a client boots and how it reaches it. A client without one is told that there is nothing to
+/// boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
+    /// What is on its disk.
     pub service: Service,
+    /// The protocol; iSCSI where nothing else is said.
     #[serde(default)]
     pub over: Over,
 }
 
+/// A client of the pool, as `GET /clients` tells it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClientInfo {
+    /// The client's name, unique in the pool.
     pub name: ClientName,
+    /// The address of the card that it boots over, unique in the pool; `None`: it boots by its
+    /// initiator's name only.
     pub mac: Option<MacAddress>,
+    /// The name that it logs in with, unique in the pool.
     pub initiator: InitiatorName,
     /// Its name in CHAP, if it has to prove who it is. The secret is never shown.
     pub chap_user: Option<ClientName>,
@@ -284,6 +305,7 @@ pub struct ClientInfo {
     pub binding: Option<Binding>,
     /// What it booted last.
     pub volume: Option<VolumeName>,
+    /// How often it asked for its disk since it is known here.
     pub boots: u64,
     /// Seconds since 1970.
     pub booted_s: Option<u64>,
@@ -294,7 +316,9 @@ pub struct ClientInfo {
 /// An open session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Login {
+    /// The volume that the session has open.
     pub volume: VolumeName,
+    /// The session's protocol.
     pub over: Over,
     /// Its address, and over iSCSI the initiator's name.
     pub peer: String,
@@ -305,17 +329,24 @@ pub struct Login {
 /// A machine asks for its disk, by the address of its network card.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BootRequest {
+    /// The card's address; the client is the one that was given it.
     pub mac: MacAddress,
 }
 
 /// The disk that a machine boots from now.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Boot {
+    /// Whose disk it is.
     pub client: ClientName,
+    /// The name to log in with, over iSCSI.
     pub initiator: InitiatorName,
+    /// Its volume, or the clone that was made for it. Target and export are named after it.
     pub volume: VolumeName,
+    /// The protocol to reach it by.
     pub over: Over,
+    /// What the client has to prove, over iSCSI; `None`: nothing.
     pub chap: Option<Chap>,
+    /// What the server proves to the client; `None`: nothing.
     pub target_chap: Option<Chap>,
 }
 

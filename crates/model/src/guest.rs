@@ -22,37 +22,50 @@ use utoipa::ToSchema;
 
 use crate::DiskRole;
 
+/// The name of the virtio-serial port between runner and agent, in `/dev/virtio-ports` in the
+/// guest.
 pub const PORT_NAME: &str = "org.perigee.job";
 
 /// A line longer than this is cut by the guest and is a framing error for the host.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
+/// The description of a job on the seed disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seed {
+    /// The job's id, for the guest's own messages.
     pub job: String,
     /// Run as `command[0]` with the rest as arguments, as root, in `/job`.
     pub command: Vec<String>,
+    /// The command's environment, beside what the runner sets itself.
     pub env: BTreeMap<String, String>,
+    /// The job's volumes, in the order of the job file.
     pub mounts: Vec<Mount>,
     /// Paths in the guest that go to the output disk.
     pub outputs: Vec<String>,
+    /// The command is ended after so many seconds; `None`: never.
     pub timeout_s: Option<u64>,
 }
 
 /// A data disk and where the job finds it. An empty disk gets an ext4 filesystem first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
+    /// By its serial number the runner finds the disk.
     #[serde(rename = "serial")]
     pub role: DiskRole,
+    /// An absolute path in the guest; the directory is made if it is not there.
     pub path: String,
+    /// It is mounted read-only; an empty disk is then an error.
     pub read_only: bool,
 }
 
+/// One line of the guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GuestMessage {
+    /// From 1 on without a gap, for the whole life of the guest.
     pub seq: u64,
     /// Milliseconds since the guest booted, by the guest's clock.
     pub uptime_ms: u64,
+    /// What it says.
     #[serde(flatten)]
     pub body: GuestBody,
 }
@@ -64,47 +77,63 @@ pub struct GuestEvent {
     /// whatever the hosts' clocks say.
     #[serde(default)]
     pub age_ms: u64,
+    /// As the guest sent it.
     #[serde(flatten)]
     pub message: GuestMessage,
 }
 
+/// What the runner in the guest says of its job. Logs and progress come while the command runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum GuestBody {
     /// The runner has read the seed and mounted the disks; the command starts now.
     Started,
+    /// One line of the command's output.
     Log {
+        /// Where the command wrote it.
         stream: LogStream,
+        /// Without the end of the line; cut so that the message fits into [`LINE_BYTES_MAX`].
         line: String,
     },
     /// From the FIFO named by `PERIGEE_PROGRESS`, where the command writes lines `DONE/TOTAL LABEL`.
     Progress {
+        /// How many of `total` are done, in whatever the command counts.
         done: u64,
+        /// What `done` will be at the end.
         total: u64,
+        /// The command's own words for what it does now; may be empty.
         label: String,
     },
     /// The command ended; outputs are written next. `code` is 128 + N for a signal N.
     Exited {
+        /// 0 to 255; 0 is success.
         code: i32,
     },
     /// The output tar stands on the output disk; the guest powers off after the acknowledgement.
     Finished {
+        /// The tar's length on the disk.
         output_bytes: u64,
+        /// The SHA-256 of these bytes, in lower-case hexadecimal digits.
         output_sha256: String,
     },
     /// The runner itself could not do its part (a mount, a bad seed).
     Failed {
+        /// Why not, for the person who submitted the job.
         reason: String,
     },
 }
 
+/// Which of its two outputs a command wrote to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LogStream {
+    /// Its file descriptor 1.
     Stdout,
+    /// Its file descriptor 2.
     Stderr,
 }
 
+/// What the agent says to the runner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostMessage {

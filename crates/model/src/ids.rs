@@ -40,14 +40,18 @@ macro_rules! name_type {
         pub struct $name(String);
 
         impl $name {
+            /// The text as a name.
+            ///
             /// # Errors
-            /// [`BadName`] when the text breaks the rule for names.
+            /// [`BadName`] unless it is 1 to 63 of `a-z`, `0-9`, `.`, `_` and `-`, and begins with a
+            /// letter or a digit.
             pub fn new(text: impl Into<String>) -> Result<Self, BadName> {
                 let text = text.into();
                 check_name(&text)?;
                 Ok(Self(text))
             }
 
+            /// As it was given: names are compared byte by byte.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -171,6 +175,7 @@ impl Epoch {
         Self(u64::from(incarnation.0) << Self::COUNT_BITS | 1)
     }
 
+    /// Of which volume it is, among those that ever had the volume's name in a pool.
     pub fn incarnation(self) -> Incarnation {
         Incarnation(u32::try_from(self.0 >> Self::COUNT_BITS).unwrap_or(u32::MAX))
     }

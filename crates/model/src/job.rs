@@ -25,11 +25,14 @@ pub enum Access {
     Clone,
 }
 
+/// A volume that a job uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobVolume {
+    /// The volume's name in the cluster. A job names each volume once.
     pub volume: VolumeName,
     /// Where the job finds it.
     pub mount: String,
+    /// Whether the job changes it.
     pub access: Access,
 }
 
@@ -40,7 +43,9 @@ pub enum Start {
     /// Wherever the planner predicts the earliest end.
     #[default]
     Anywhere,
+    /// At whichever host of the site the planner predicts the earliest end.
     Site(SiteId),
+    /// At this host and no other: the job waits until it has room.
     Host(HostId),
 }
 
@@ -68,18 +73,31 @@ fn default_owner() -> String {
 pub struct JobSpec {
     /// Jobs of one name, image, command and volumes share a history: the planner learns from it.
     pub name: String,
+    /// What the root disk is a clone of.
     pub image: ImageName,
+    /// The program and its arguments, run in `/job` as root; the program's name is looked up in
+    /// `PATH`. See [`crate::limits::COMMAND_BYTES`].
     pub command: Vec<String>,
+    /// The environment of the command. A name has letters, digits and `_`, and no digit first.
     pub env: BTreeMap<String, String>,
+    /// vCPUs of the VM, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
+    /// Memory of the VM, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
+    /// The size of the root disk, at least the image's; `None`: the image's.
     pub root_bytes: Option<u64>,
+    /// The size of the output disk: as much as the tar of all outputs can take.
     pub output_bytes: u64,
+    /// The job's data disks, at most [`crate::limits::JOB_VOLUMES`].
     pub volumes: Vec<JobVolume>,
+    /// Absolute paths of files and directories in the VM that are fetched at the end; none:
+    /// `/output`.
     pub outputs: Vec<String>,
+    /// Where the VM may start.
     pub start: Start,
     /// Whether the planner may migrate the running VM.
     pub may_migrate: bool,
+    /// The command is ended after so many seconds; `None`: never.
     pub timeout_s: Option<u64>,
     /// SHA-256 of a tar of the input files, uploaded before (`POST /v1/bundles`).
     pub inputs: Option<String>,
@@ -89,6 +107,7 @@ pub struct JobSpec {
     /// The higher, the sooner it starts; within a priority, owners take turns.
     #[serde(default)]
     pub priority: i32,
+    /// What becomes of it when its host is lost.
     #[serde(default)]
     pub restart: Restart,
 }
@@ -107,25 +126,37 @@ pub enum JobState {
     Staging,
     /// The VM boots.
     Starting,
+    /// The command runs.
     Running,
     /// The command ended; outputs are fetched and the VM is taken down.
     Collecting,
+    /// The command ended with code 0, and its outputs are stored.
     Succeeded,
+    /// The command ended with another code, or the job could not go on; [`Job::reason`] says why.
     Failed,
+    /// Somebody cancelled it.
     Cancelled,
 }
 
+/// How far a command is, as it says itself.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
+    /// How many of `total` are done, in whatever the command counts.
     pub done: u64,
+    /// What `done` will be at the end; the command may correct it.
     pub total: u64,
+    /// What the command does now, in its own words; may be empty.
     pub label: String,
 }
 
+/// A job as the API shows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Job {
+    /// Unique among all jobs that the controller ever had.
     pub id: JobId,
+    /// As it was submitted.
     pub spec: JobSpec,
+    /// How far it is.
     pub state: JobState,
     /// Why it waits or failed, in plain words.
     #[serde(default)]
@@ -135,21 +166,28 @@ pub struct Job {
     pub queue_place: Option<u32>,
     /// Where its VM is now.
     pub host: Option<HostId>,
+    /// Its VM, from placement on.
     pub vm: Option<VmId>,
+    /// The code with which the command ended, 0 to 255.
     pub exit_code: Option<i32>,
+    /// What the command said last of its progress.
     pub progress: Option<Progress>,
     /// Unix time.
     pub submitted_ms: u64,
+    /// When the VM was started; Unix time.
     pub started_ms: Option<u64>,
     /// The command started.
     pub running_ms: Option<u64>,
+    /// When the job reached its last state; Unix time.
     pub ended_ms: Option<u64>,
     /// The planner's prediction for the way chosen at submission, from VM start to the command's end.
     #[serde(default)]
     pub predicted: Option<Estimate>,
     /// From VM start to the command's end.
     pub measured_s: Option<f64>,
+    /// Every migration of its VM, in their order, failed ones too.
     pub migrations: Vec<Migration>,
+    /// The length of the fetched tar of outputs; `None` until it is stored.
     pub output_bytes: Option<u64>,
 }
 
@@ -160,30 +198,48 @@ pub struct Job {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MigrationState {
+    /// Epochs are issued, the disks attached at the destination, and its QEMU started.
     Preparing,
+    /// Memory is sent while the VM runs at the source.
     Copying,
+    /// The VM is paused: epochs are raised and the last state is sent.
     Switching,
+    /// The VM runs at the destination.
     Completed,
+    /// The VM is at the source, or ended; [`Migration::error`] says why.
     Aborted,
 }
 
+/// One attempt to move a VM, as the API shows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
+    /// `VM-mN`: the VM's name and the migration's number, from 1.
     pub id: MigrationId,
+    /// The VM that moves.
     pub vm: VmId,
+    /// The host it was at.
     pub from: HostId,
+    /// The host it moves to.
     pub to: HostId,
+    /// How far it is.
     pub state: MigrationState,
     /// Why the VM was moved.
     pub reason: String,
     /// Why it was aborted.
     #[serde(default)]
     pub error: String,
+    /// When it was asked for; Unix time.
     pub started_ms: u64,
+    /// When it completed or was aborted; Unix time.
     pub ended_ms: Option<u64>,
+    /// What the planner said it would take, where the planner asked for it.
     pub predicted_total_ms: Option<u64>,
+    /// Preparation, copying and pause together, as far as it has come.
     pub total_ms: u64,
+    /// How long the guest stood still: QEMU's figure, and the time until the destination's agent
+    /// let it run.
     pub downtime_ms: u64,
+    /// Memory and device state sent so far.
     pub bytes: u64,
     /// The job's progress when the migration began, 0 to 1.
     pub job_progress: Option<f64>,
@@ -196,89 +252,127 @@ pub struct Migration {
     /// Memory that is not sent yet, the rate of sending, and how fast the guest changes its memory.
     #[serde(default)]
     pub remaining_bytes: u64,
+    /// How fast memory is sent now.
     #[serde(default)]
     pub rate_bytes_per_s: u64,
+    /// How fast the guest changes its memory now.
     #[serde(default)]
     pub dirty_bytes_per_s: u64,
 }
 
+/// One line of a job's log.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct LogLine {
+    /// The number of the guest's message it came in: lines are in this order, with gaps.
     pub seq: u64,
     /// Since the guest booted.
     pub uptime_ms: u64,
+    /// Where the command wrote it.
     pub stream: LogStream,
+    /// Without the end of the line.
     pub line: String,
 }
 
+/// Whether a host's agent answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HostState {
+    /// It answered lately.
     Up,
     /// It did not answer for some time; nothing is placed there.
     Unreachable,
 }
 
+/// A host as the controller knows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Host {
+    /// Unique in the cluster; its agent was started with this name.
     pub id: HostId,
+    /// Where its daemons listen.
     pub addresses: HostAddresses,
+    /// Whether it answers.
     pub state: HostState,
+    /// The host's own CPUs, as last reported; 0 until it has reported.
     pub cpus: u32,
+    /// The host's own memory, as last reported; 0 until it has reported.
     pub memory_bytes: u64,
     /// Memory of the VMs placed there.
     pub memory_used_bytes: u64,
+    /// What its VMs run with; `None` until it has reported.
     pub accelerator: Option<Accelerator>,
+    /// As the processor names itself: under KVM a VM moves only between hosts with equal ones.
     #[serde(default)]
     pub cpu_model: String,
+    /// What this host cannot do, in plain words; see [`crate::vm::HostReport::warnings`].
     pub warnings: Vec<String>,
+    /// When it answered last; Unix time of the controller.
     pub last_seen_ms: u64,
 }
 
+/// Hosts with fast links between them.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Site {
+    /// Unique in the cluster.
     pub id: SiteId,
+    /// The hosts that registered with this site.
     pub hosts: Vec<HostId>,
 }
 
 /// What was measured from one host to another.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Link {
+    /// The host that measured.
     pub from: HostId,
+    /// The host that answered.
     pub to: HostId,
+    /// Round trip and rate of TCP between the two agents.
     pub probe: LinkProbe,
     /// Block reads at `from` of an export whose home is `to`.
     pub blocks: Option<BlockProbe>,
+    /// When; Unix time of the controller.
     pub measured_ms: u64,
 }
 
 /// A volume as the cluster knows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ClusterVolume {
+    /// Unique in the cluster.
     pub name: VolumeName,
+    /// The host whose pool has the writable head.
     pub home: HostId,
+    /// The size of the disk that a VM sees.
     pub size_bytes: u64,
+    /// Data of the volume in head and chain, as last seen at its home; 0 when it was never seen.
     pub allocated_bytes: u64,
+    /// Who may write it now, as last seen at its home.
     pub epoch: Epoch,
     /// The job that has it open for writing.
     pub used_by: Option<JobId>,
 }
 
+/// A volume to be made.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {
+    /// Unique in the cluster.
     pub name: VolumeName,
     /// Its home; default: the source's home, else the host with the most room.
     #[serde(default)]
     pub host: Option<HostId>,
+    /// At least the source's size, which is the default. See [`crate::limits::VOLUME_BYTES`].
     #[serde(default)]
     pub size_bytes: Option<u64>,
+    /// What it starts with.
     pub source: VolumeSource,
 }
 
+/// An image as the cluster knows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ClusterImage {
+    /// Stands for one layer in the whole cluster.
     pub name: ImageName,
+    /// The size of the disk that it is an image of.
     pub size_bytes: u64,
+    /// Data in its layers, as one complete copy has it.
     pub allocated_bytes: u64,
     /// Hosts that can use it.
     pub hosts: Vec<HostId>,
@@ -287,8 +381,10 @@ pub struct ClusterImage {
     pub missing_bytes: u64,
 }
 
+/// An image to be imported.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewImage {
+    /// Must not stand for another image in the cluster.
     pub name: ImageName,
     /// A path on the host that imports it.
     pub source: String,
@@ -297,30 +393,45 @@ pub struct NewImage {
     pub host: Option<HostId>,
 }
 
+/// A VM as the API shows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
+    /// Unique in the cluster; a job's VM has the job's id for its name.
     pub id: VmId,
+    /// The job it runs; `None` for one that the controller knows no job of.
     pub job: Option<JobId>,
+    /// Where it is now.
     pub host: HostId,
+    /// What QEMU says of it, as last heard.
     pub status: VmStatus,
+    /// Why the status is what it is, where that needs words.
     #[serde(default)]
     pub reason: String,
+    /// Its vCPUs.
     pub cpus: u32,
+    /// Its memory, as asked for.
     pub memory_bytes: u64,
+    /// Since its present QEMU was started: a migration begins anew.
     pub uptime_ms: u64,
+    /// CPU time of all its vCPUs since its present QEMU was started.
     pub vcpu_ms: u64,
+    /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
 }
 
+/// Asks for a migration.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct MoveVm {
+    /// Where to.
     pub host: HostId,
 }
 
 /// An uploaded tar of input files, kept under its SHA-256.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bundle {
+    /// Its name, 64 lower-case hexadecimal digits: the same bytes uploaded twice are one bundle.
     pub sha256: String,
+    /// The tar's length.
     pub bytes: u64,
 }
 
@@ -332,10 +443,13 @@ pub struct Bundle {
 pub struct Sample {
     /// Unix time.
     pub at_ms: u64,
+    /// Where the VM was.
     pub host: HostId,
     /// 0 to 1.
     pub progress: Option<f64>,
+    /// What its disks' clients asked for.
     pub io: IoStats,
+    /// CPU time of all its vCPUs.
     pub vcpu_ms: u64,
 }
 

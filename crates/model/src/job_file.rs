@@ -46,8 +46,10 @@ use crate::{HostId, ImageName, Problem, SiteId, VolumeName};
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
 
+/// What a job file says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobFile {
+    /// The job to submit, checked ([`JobSpec::check`]).
     pub spec: JobSpec,
     /// To be uploaded by whoever submits the job; [`JobSpec::inputs`] then names the upload.
     pub inputs: Vec<InputFile>,

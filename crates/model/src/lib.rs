@@ -2,6 +2,8 @@
 //!
 //! No I/O and no clock. Every daemon and every client speaks these types.
 
+#![warn(missing_docs)]
+
 pub mod client;
 pub mod disk_role;
 pub mod guest;

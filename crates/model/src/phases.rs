@@ -24,13 +24,16 @@ pub const DOWNTIME_LIMIT_MAX_MS: u32 = 2000;
 /// More rounds than that are thinned out: two neighbours become one.
 pub const ROUNDS_MAX: usize = 32;
 
+/// The phases of one migration, as far as it has come.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Phases {
+    /// Before the first byte of memory; filled in by the controller.
     #[serde(default)]
     pub prepare: Option<Prepare>,
     /// In their order; at most [`ROUNDS_MAX`].
     #[serde(default)]
     pub rounds: Vec<CopyRound>,
+    /// While the guest stands still; filled in by the source's agent when it is over.
     #[serde(default)]
     pub pause: Option<Pause>,
 }
@@ -54,7 +57,9 @@ pub struct Prepare {
 pub struct CopyRound {
     /// The numbers of the first and last pass in it, from 1.
     pub first: u32,
+    /// The number of the last pass in it.
     pub last: u32,
+    /// From the begin of its first pass to the end of its last.
     pub duration_ms: u64,
     /// Sent in it.
     pub bytes: u64,
@@ -82,16 +87,19 @@ pub struct Pause {
     /// The destination's agent stores that the VM is there and lets it run.
     #[serde(default)]
     pub resume_us: u64,
+    /// How much memory was left to send in the pause.
     pub remainder_bytes: u64,
 }
 
 impl Prepare {
+    /// The whole preparation.
     pub fn total_ms(&self) -> u64 {
         self.epochs_ms + self.attach_ms + self.qemu_ms + self.begin_ms
     }
 }
 
 impl Pause {
+    /// The whole pause: how long the guest stood still.
     pub fn total_us(&self) -> u64 {
         self.flush_us
             + self.record_us
@@ -106,7 +114,9 @@ impl Pause {
 /// One phase in words, for people.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
+    /// What is done, in a few words; copying has the numbers of its passes.
     pub name: String,
+    /// How long it took.
     pub duration_us: u64,
     /// Bytes and rates, where there are any.
     pub note: String,
@@ -132,6 +142,7 @@ impl Phases {
         self.rounds.iter().map(|round| round.bytes).sum()
     }
 
+    /// How long all rounds took.
     pub fn copy_ms(&self) -> u64 {
         self.rounds.iter().map(|round| round.duration_ms).sum()
     }

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{HostId, JobId};
 
+/// How a job gets to its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
@@ -21,12 +22,16 @@ pub enum Way {
 /// A predicted time. The truth is meant to be between `low_s` and `high_s` 9 times of 10.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Estimate {
+    /// The most likely time.
     pub expected_s: f64,
+    /// The shortest time that is expected.
     pub low_s: f64,
+    /// The longest time that is expected.
     pub high_s: f64,
 }
 
 impl Estimate {
+    /// Whether a measured time lies in the range.
     pub fn holds(&self, seconds: f64) -> bool {
         (self.low_s..=self.high_s).contains(&seconds)
     }
@@ -45,18 +50,26 @@ impl fmt::Display for Estimate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
+    /// From VM start to the command's start.
     Boot,
+    /// vCPU time of the command.
     Cpu,
+    /// Waiting for blocks as if they were local.
     LocalIo,
+    /// Waiting for the network on top of that.
     Network,
+    /// Waiting for anything else.
     Other,
+    /// Slow-down and pause by the migration.
     Migration,
 }
 
 impl Part {
+    /// Every part, in the order in which they are shown.
     pub const ALL: [Self; 6] =
         [Self::Boot, Self::Cpu, Self::LocalIo, Self::Network, Self::Other, Self::Migration];
 
+    /// As it is shown.
     pub fn name(self) -> &'static str {
         match self {
             Self::Boot => "boot",
@@ -72,7 +85,9 @@ impl Part {
 /// A part that nothing was measured of yet: its seconds are a guess, and the range is wide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Unknown {
+    /// The part that is guessed.
     pub part: Part,
+    /// What would have to be measured, in plain words.
     pub why: String,
 }
 
@@ -92,10 +107,12 @@ pub struct Seconds {
     pub other_s: f64,
     /// Slow-down and pause by the migration.
     pub migration_s: f64,
+    /// From VM start to the command's end: the sum of the others.
     pub total_s: f64,
 }
 
 impl Seconds {
+    /// One part's seconds.
     pub fn of(&self, part: Part) -> f64 {
         match part {
             Part::Boot => self.boot_s,
@@ -114,9 +131,12 @@ impl Seconds {
     }
 }
 
+/// One way to run the job, with its prediction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanOption {
+    /// How the job would get to its data.
     pub way: Way,
+    /// Where the VM would start.
     pub start: HostId,
     /// Where the VM ends: the same host, but for `migrate`.
     pub end: HostId,
@@ -132,6 +152,7 @@ pub struct PlanOption {
     /// this is known better than either total. None for the chosen one.
     #[serde(default)]
     pub longer: Option<Estimate>,
+    /// At most one option of a plan is.
     pub chosen: bool,
     /// Why it was chosen, or why not.
     pub reason: String,
@@ -149,8 +170,10 @@ pub enum Basis {
     Running,
 }
 
+/// All that the planner weighed for one decision.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
+    /// Where what it knows of the job's work comes from.
     pub basis: Basis,
     /// The best first.
     pub options: Vec<PlanOption>,
@@ -161,14 +184,17 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The option that was chosen; `None` where a person decided.
     pub fn chosen(&self) -> Option<&PlanOption> {
         self.options.iter().find(|option| option.chosen)
     }
 }
 
+/// Why the planner was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Trigger {
+    /// The job waits for a host to start at.
     Submitted,
     /// The ski-rental rule: time lost to the network reached the predicted cost of moving.
     TimeLost,
@@ -179,9 +205,13 @@ pub enum Trigger {
 /// One decision, kept for good.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Decision {
+    /// The job that was decided on.
     pub job: JobId,
+    /// Unix time of the controller.
     pub at_ms: u64,
+    /// Why the planner was asked.
     pub trigger: Trigger,
+    /// What it weighed; empty where a person decided.
     pub plan: Plan,
     /// The choice and its reason in one sentence.
     pub summary: String,
@@ -201,6 +231,7 @@ pub struct Score {
     pub by_option: Vec<ScoreOfOption>,
 }
 
+/// How well some predictions came true.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ScoreOf {
     /// Jobs that succeeded.
@@ -212,10 +243,14 @@ pub struct ScoreOf {
     pub median_error: Option<f64>,
 }
 
+/// The score of the predictions of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ScoreOfOption {
+    /// What was chosen.
     pub way: Way,
+    /// What the predictions rested on.
     pub basis: Basis,
+    /// How well they came true, flat beside the others in JSON.
     #[serde(flatten)]
     pub score: ScoreOf,
 }
@@ -224,6 +259,7 @@ pub struct ScoreOfOption {
 type CameTrue = (bool, f64);
 
 impl Score {
+    /// Of the decisions with which jobs began that have ended well; the others do not count.
     pub fn of(decisions: &[Decision]) -> Self {
         let mut all = Vec::new();
         let mut by_option: Vec<(Way, Basis, Vec<CameTrue>)> = Vec::new();

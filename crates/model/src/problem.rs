@@ -28,6 +28,7 @@ pub enum ProblemKind {
 /// An error as users and programs see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
+    /// Programs go by this, people by the texts.
     pub kind: ProblemKind,
     /// What could not be done.
     pub what: String,
@@ -39,34 +40,42 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Without a word on what to do next; [`Problem::next`] adds it.
     pub fn new(kind: ProblemKind, what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self { kind, what: what.into(), why: why.to_string(), next: String::new() }
     }
 
+    /// A wrong request; see [`ProblemKind::Invalid`].
     pub fn invalid(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Invalid, what, why)
     }
 
+    /// Something that is not there; see [`ProblemKind::NotFound`].
     pub fn not_found(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::NotFound, what, why)
     }
 
+    /// A state that does not allow it; see [`ProblemKind::Conflict`].
     pub fn conflict(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Conflict, what, why)
     }
 
+    /// No room; see [`ProblemKind::NoSpace`].
     pub fn no_space(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::NoSpace, what, why)
     }
 
+    /// Another process that does not answer; see [`ProblemKind::Unavailable`].
     pub fn unavailable(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Unavailable, what, why)
     }
 
+    /// What this host cannot do, now or later; see [`ProblemKind::Unsupported`].
     pub fn unsupported(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Unsupported, what, why)
     }
 
+    /// A fault of ours or of the machine; see [`ProblemKind::Internal`].
     pub fn internal(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Internal, what, why)
     }
@@ -78,6 +87,7 @@ impl Problem {
         self
     }
 
+    /// The status of an HTTP answer with this problem (RFC 9110, 15; 507 is RFC 4918's).
     pub fn http_status(&self) -> u16 {
         match self.kind {
             ProblemKind::Invalid => 400,

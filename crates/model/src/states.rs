@@ -23,9 +23,13 @@ use crate::{Problem, ProblemKind};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a {machine} that is {state} cannot take the event {event}: {why}")]
 pub struct Refused {
+    /// Which kind of thing was to change: `job`, `VM`, `migration`, `switchover`.
     pub machine: &'static str,
+    /// The state it is in.
     pub state: String,
+    /// What was asked of it.
     pub event: String,
+    /// The rule that forbids it, as the end of a sentence.
     pub why: &'static str,
 }
 
@@ -46,6 +50,7 @@ impl From<Refused> for Problem {
     }
 }
 
+/// What happens to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobEvent {
     /// A host with room was chosen.
@@ -58,16 +63,19 @@ pub enum JobEvent {
     CommandEnded,
     /// Outputs are stored.
     Collected {
+        /// The command's own; other than 0 the job has failed.
         exit_code: i32,
     },
     /// It cannot go on: the VM is lost, the runner failed, the time is up.
     Failed,
+    /// A person wants it to end.
     Cancelled,
     /// Its host is gone: it begins anew elsewhere.
     HostLost,
 }
 
 impl JobState {
+    /// Every state, in the order in which a job goes through them.
     pub const ALL: [Self; 8] = [
         Self::Queued,
         Self::Staging,
@@ -84,6 +92,8 @@ impl JobState {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
 
+    /// The state after an event.
+    ///
     /// # Errors
     /// [`Refused`] when the job has ended or the event belongs to another state.
     pub fn next(self, event: JobEvent) -> Result<Self, Refused> {
@@ -108,6 +118,7 @@ impl JobState {
     }
 }
 
+/// What happens to a VM's QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VmEvent {
     /// QEMU waits for the VM's state.
@@ -127,6 +138,7 @@ pub enum VmEvent {
 }
 
 impl VmStatus {
+    /// Every status.
     pub const ALL: [Self; 8] = [
         Self::Starting,
         Self::Incoming,
@@ -138,6 +150,8 @@ impl VmStatus {
         Self::Gone,
     ];
 
+    /// The status after an event.
+    ///
     /// # Errors
     /// [`Refused`] when the guest would run twice or after its end.
     pub fn next(self, event: VmEvent) -> Result<Self, Refused> {
@@ -165,6 +179,7 @@ impl VmStatus {
     }
 }
 
+/// What happens to a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MigrationEvent {
     /// The destination listens and the source was told to send.
@@ -178,13 +193,17 @@ pub enum MigrationEvent {
 }
 
 impl MigrationState {
+    /// Every state, in the order in which a migration goes through them.
     pub const ALL: [Self; 5] =
         [Self::Preparing, Self::Copying, Self::Switching, Self::Completed, Self::Aborted];
 
+    /// Nothing follows this state.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Aborted)
     }
 
+    /// The state after an event.
+    ///
     /// # Errors
     /// [`Refused`] when it has ended or a step is left out.
     pub fn next(self, event: MigrationEvent) -> Result<Self, Refused> {

@@ -17,17 +17,22 @@
 
 use std::fmt;
 
+/// The first bytes of a trace file; the digit is the version of its format.
 pub const TRACE_MAGIC: &[u8; 8] = b"PGTRACE1";
 const RECORD_BYTES: usize = 28;
 /// A client's name is that of its volume.
 const NAME_BYTES_MAX: usize = 255;
 
+/// What a client asked for, whichever protocol it speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
+    /// Reads data.
     Read,
+    /// Writes data that came with the request.
     Write,
     /// Trims too.
     Zero,
+    /// Makes durable what was written before.
     Flush,
     /// What moves no data: status, and bringing data closer.
     Other,
@@ -36,6 +41,7 @@ pub enum Operation {
 impl Operation {
     const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Zero, Self::Flush, Self::Other];
 
+    /// In lower case, as it is shown.
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -92,29 +98,42 @@ impl fmt::Display for Served {
     }
 }
 
+/// One request that was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Since the trace's start.
     pub at_ns: u64,
+    /// Where in its volume, in bytes.
     pub offset: u64,
+    /// How much of its volume; 0 for a flush.
     pub length_bytes: u32,
+    /// From taking it until it was answered; `u32::MAX` is that long or longer.
     pub duration_us: u32,
+    /// The number of a [`TraceClient`] that stands before it in the file.
     pub client: u16,
+    /// What was asked for.
     pub operation: Operation,
+    /// Where the data came from or went to.
     pub served: Served,
 }
 
+/// A client that the trace sees for the first time: one volume's, over one protocol or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceClient {
+    /// Unique in the trace.
     pub number: u16,
+    /// Since the trace's start.
     pub at_ns: u64,
     /// The volume's.
     pub name: String,
 }
 
+/// One record of a trace file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceRecord {
+    /// Stands before the client's first request.
     Client(TraceClient),
+    /// A request that was answered.
     Request(TraceRequest),
 }
 
@@ -182,12 +201,16 @@ impl TraceRecord {
     }
 }
 
+/// Why bytes are no trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadTrace {
+    /// The file begins with other bytes than [`TRACE_MAGIC`].
     #[error("it does not begin as a trace of this version does")]
     Magic,
+    /// The operation's number is none of [`Operation`].
     #[error("a record has an unknown operation")]
     Operation,
+    /// The name is longer than 255 bytes or not UTF-8.
     #[error("a client's name is no name")]
     Name,
 }

@@ -14,12 +14,16 @@ const SIZE_UNITS: [(&str, u64); 6] = [
 
 const TIME_UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
 
+/// Why a text is no size or no duration. Each has the text, cut to 40 characters.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUnit {
+    /// The unit is missing or not IEC, or the number is none.
     #[error("{0:?} is not a size: use KiB, MiB, GiB or TiB (512MiB = 512 × 1024² bytes)")]
     Size(String),
+    /// A unit is missing, not known or out of order.
     #[error("{0:?} is not a duration: use d, h, m and s (90s, 10m, 1h30m)")]
     Duration(String),
+    /// It does not fit into 64 bits.
     #[error("{0:?} is too large")]
     TooLarge(String),
 }

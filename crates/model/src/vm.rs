@@ -27,25 +27,37 @@ use crate::switchover::Fate;
 use crate::volume::IoStats;
 use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
 
+/// How QEMU runs a guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Accelerator {
+    /// The host's processor runs them.
     Kvm,
+    /// QEMU translates them: much slower, and possible on every host.
     Tcg,
 }
 
+/// What a host's agent says of its host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct HostReport {
+    /// The name that the agent was started with.
     pub host: HostId,
+    /// The site that the agent was started with.
     pub site: SiteId,
+    /// CPUs that the agent may use: those of its cgroup and affinity.
     pub cpus: u32,
+    /// The machine's memory (`MemTotal` in /proc/meminfo).
     pub memory_bytes: u64,
+    /// What can be used without swapping (`MemAvailable`, proc(5)).
     pub memory_available_bytes: u64,
+    /// Tasks that run or wait for a CPU or disk, mean of a minute (proc(5), loadavg).
     pub load_1min: f64,
+    /// What VMs run with here; found out by booting one.
     pub accelerator: Accelerator,
     /// As the processor names itself; empty when it does not.
     #[serde(default)]
     pub cpu_model: String,
+    /// As QEMU gives it, for example `7.2.22`.
     pub qemu_version: String,
     /// Another one after each boot of the host's kernel; empty when it is not known.
     #[serde(default)]
@@ -57,6 +69,7 @@ pub struct HostReport {
 /// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostAddresses {
+    /// The host's site; a host is at one.
     pub site: SiteId,
     /// `http://IP:PORT`
     pub agent_url: String,
@@ -66,22 +79,30 @@ pub struct HostAddresses {
     pub nbd_addr: String,
 }
 
+/// One disk of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
     /// What it is for: its serial number in the guest, its node's name in QEMU. A VM has each once.
     #[serde(rename = "serial")]
     #[schema(value_type = String)]
     pub role: DiskRole,
+    /// The volume on it.
     pub volume: VolumeName,
     /// The session's epoch; the disk's export name is `VOLUME@EPOCH`.
     pub epoch: Epoch,
+    /// The guest can't write it, whatever the epoch allows.
     pub read_only: bool,
 }
 
+/// What QEMU is started with. It does not change while the VM is at one host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmSpec {
+    /// Unique in the cluster.
     pub vm: VmId,
+    /// vCPUs, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
+    /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows. Under TCG the guest gets 8 KiB
+    /// less.
     pub memory_bytes: u64,
     /// The first one boots.
     pub disks: Vec<Disk>,
@@ -94,22 +115,30 @@ pub struct VmSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VmStatus {
+    /// Its QEMU is being started and has not answered yet.
     Starting,
     /// Waiting for a migration to come in.
     Incoming,
+    /// The guest runs.
     Running,
+    /// The guest stands still and can go on: it has arrived, or is in the pause of a migration.
     Paused,
     /// Stopped by QEMU because a disk answered with an error; it goes on when the disk does.
     IoError,
     /// Its state went to another host; this QEMU must not run it again.
     Migrated,
+    /// The guest powered off, rebooted or panicked; QEMU is there still, to be looked at.
     Shutdown,
+    /// Its QEMU has ended.
     Gone,
 }
 
+/// A VM as its host's agent sees it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct VmReport {
+    /// As it was asked for, with the epochs that its disks were opened with.
     pub spec: VmSpec,
+    /// What QEMU says; see [`crate::states`].
     pub status: VmStatus,
     /// Why the status is what it is, where that needs words.
     #[serde(default)]
@@ -117,6 +146,7 @@ pub struct VmReport {
     /// The host's, as in [`HostReport::boot_id`].
     #[serde(default)]
     pub boot_id: String,
+    /// 0 when there is no process.
     pub qemu_pid: u32,
     /// Since this QEMU started.
     pub uptime_ms: u64,
@@ -159,15 +189,20 @@ pub struct VmChanges {
 /// Moves one volume's writer epoch in the pause of a migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EpochRaise {
+    /// The volume whose epoch is raised.
     pub volume: VolumeName,
     /// Control API of the volume server at the volume's home.
     pub volume_url: String,
+    /// The source's epoch, to which a migration that fails goes back.
     pub from: Epoch,
+    /// The destination's, issued at the home for this migration.
     pub to: Epoch,
 }
 
+/// Has a source's agent send its VM away.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MigrateOut {
+    /// Its id, by which the agents speak of it.
     pub migration: MigrationId,
     /// The migrations of a VM are numbered; an order or a cancel that comes late is known by it.
     pub number: u32,
@@ -175,7 +210,10 @@ pub struct MigrateOut {
     pub uri: String,
     /// Control of the destination: it is asked before an epoch is flipped back.
     pub destination_agent_url: String,
+    /// One for each disk that the VM writes.
     pub epochs: Vec<EpochRaise>,
+    /// The pause that QEMU aims at, at first; the agent raises it where copying does not end
+    /// ([`crate::phases::DOWNTIME_LIMIT_MAX_MS`]).
     pub downtime_limit_ms: u64,
 }
 
@@ -188,15 +226,22 @@ pub struct MigrateOut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MigrationPhase {
+    /// QEMU connects to the destination.
     Setup,
+    /// Memory is sent while the guest runs.
     Copying,
+    /// The guest stands still; the switch is under way or to be undone.
     Switching,
+    /// The VM is at the destination.
     Completed,
+    /// It went wrong: the VM runs here, or its QEMU has ended.
     Failed,
+    /// Somebody called it off; the VM runs here.
     Cancelled,
 }
 
 impl MigrationPhase {
+    /// Nothing follows this phase.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }
@@ -205,8 +250,11 @@ impl MigrationPhase {
 /// Ends a migration that is under way, or makes sure that it never begins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CancelMigration {
+    /// The migration to end.
     pub migration: MigrationId,
+    /// Its number, as in [`MigrateOut::number`].
     pub number: u32,
+    /// Why, for the report.
     pub reason: String,
 }
 
@@ -214,21 +262,33 @@ pub struct CancelMigration {
 /// QEMU is ended, so that the answer stays true.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndUnlessRan {
+    /// The migration that was to bring the VM.
     pub migration: MigrationId,
 }
 
+/// How far an outgoing migration is.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct MigrationReport {
+    /// The id it was ordered with.
     pub migration: MigrationId,
+    /// The number it was ordered with.
     pub number: u32,
+    /// How far it is.
     pub phase: MigrationPhase,
+    /// Why it failed or was cancelled.
     #[serde(default)]
     pub reason: String,
+    /// Since QEMU began to send (`total-time` of query-migrate).
     pub total_ms: u64,
+    /// How long the guest stood still at the source (`downtime` of query-migrate).
     pub downtime_ms: u64,
+    /// Sent so far, with what was sent twice.
     pub transferred_bytes: u64,
+    /// Memory that is not sent yet; it grows when the guest changes what was sent.
     pub remaining_bytes: u64,
+    /// How fast the guest changes its memory, as of QEMU's last pass.
     pub dirty_bytes_per_s: u64,
+    /// How fast memory is sent.
     pub rate_bytes_per_s: u64,
     /// Rounds and pause, as far as it has come.
     #[serde(default)]
@@ -254,16 +314,20 @@ impl MigrationReport {
     }
 }
 
+/// Has an agent measure the link to another host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ProbeLink {
+    /// The other host's agent, `http://IP:PORT`.
     pub peer_agent_url: String,
     /// Bytes to read for the rate; at most 64 MiB.
     pub length_bytes: u64,
 }
 
+/// A link as TCP sees it, measured from one agent to another.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LinkProbe {
     /// Median of several TCP connects.
     pub rtt_ms: f64,
+    /// Of one TCP stream, from the peer to the host that asked.
     pub rate_bytes_per_s: u64,
 }

@@ -48,12 +48,18 @@ use crate::{Epoch, ImageName, LayerId, OwnerName, TenantName, VolumeName};
 /// The unit of a layer's map and of copy-on-write.
 pub const BLOCK_BYTES: u64 = 4096;
 
+/// A pool and the disk that it is on.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct PoolInfo {
+    /// The pool's own directory on its host.
     pub path: String,
+    /// The size of the filesystem that the pool is on.
     pub total_bytes: u64,
+    /// What an ordinary user can still write there.
     pub free_bytes: u64,
+    /// Named sealed layers: images and snapshots.
     pub images: u64,
+    /// Volumes whose home it is.
     pub volumes: u64,
     /// Version of the catalog's format.
     pub format_version: u64,
@@ -68,7 +74,9 @@ pub struct PoolInfo {
 /// What a tenant's volumes have, and would give back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantSpace {
+    /// Whose volumes they are.
     pub tenant: TenantName,
+    /// How many volumes they are.
     pub volumes: u64,
     /// Sum of the volumes' sizes.
     pub virtual_bytes: u64,
@@ -79,7 +87,9 @@ pub struct TenantSpace {
 /// A named sealed layer with its chain: an imported image or a snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
+    /// Unique in the pool; images and snapshots share their names.
     pub name: ImageName,
+    /// The topmost layer, the same at every host that has a copy.
     pub layer: LayerId,
     /// Size of the address space.
     pub size_bytes: u64,
@@ -97,8 +107,11 @@ pub struct ImageInfo {
 /// The export of another host that an image is a copy of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageSource {
+    /// `HOST:PORT` of the other host's NBD server.
     pub nbd_addr: String,
+    /// The export's name there, `image:NAME` or `layer:UUID`.
     pub export: String,
+    /// What of it stays here.
     pub keep: Keep,
     /// Bytes of which it is not known here what they are. They may be fewer than that in truth:
     /// what is empty there is never fetched.
@@ -155,6 +168,7 @@ pub struct CopyImage {
     /// An export that nobody writes. Default: the image of the same name.
     #[serde(default)]
     pub export: Option<String>,
+    /// What of it stays here; all of it where nothing is said.
     #[serde(default)]
     pub keep: Keep,
     /// Refuses an export that is not this sealed layer.
@@ -162,8 +176,10 @@ pub struct CopyImage {
     pub layer: Option<LayerId>,
 }
 
+/// A disk image to take into the pool.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImportImage {
+    /// Unique in the pool.
     pub name: ImageName,
     /// What `qemu-img convert` reads: a path on the volume server's machine or an
     /// `nbd://HOST:PORT/EXPORT` address. A file may not have a backing file.
@@ -186,21 +202,27 @@ pub enum VolumeSource {
     /// A head over a remote parent: an NBD export of another host that nobody writes
     /// (`image:NAME`), read through and not kept.
     Remote {
-        /// `HOST:PORT`.
+        /// `HOST:PORT` of the other host's NBD server.
         nbd_addr: String,
+        /// The export's name there.
         export: String,
     },
 }
 
+/// A volume to make.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct CreateVolume {
+    /// Unique in the cluster; the pool knows its own volumes only.
     pub name: VolumeName,
     /// At least the source's size; beyond the source it reads zeros. Default: the source's size.
     #[serde(default)]
     pub size_bytes: Option<u64>,
+    /// What it starts with.
     pub source: VolumeSource,
+    /// Whose space it counts as; `default` where nothing is said.
     #[serde(default)]
     pub tenant: TenantName,
+    /// How its own layer is read and written.
     #[serde(default)]
     pub cache: CachePolicy,
     /// Stays with the volume, and deleting can ask for it.
@@ -211,15 +233,20 @@ pub struct CreateVolume {
 /// Many volumes from one source, in one transaction. The clones of a volume are all of one moment.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct CreateVolumes {
+    /// 1 to [`crate::limits::NEW_VOLUMES`], each once.
     pub names: Vec<VolumeName>,
     /// Of each, as in [`CreateVolume`].
     #[serde(default)]
     pub size_bytes: Option<u64>,
+    /// What each starts with.
     pub source: VolumeSource,
+    /// Whose space they count as.
     #[serde(default)]
     pub tenant: TenantName,
+    /// How their own layers are read and written.
     #[serde(default)]
     pub cache: CachePolicy,
+    /// As in [`CreateVolume::owner`], of each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
 }
@@ -277,9 +304,11 @@ impl std::fmt::Display for CachePolicy {
     }
 }
 
+/// Whether a volume takes writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeHealth {
+    /// Nothing is known to be wrong with it.
     Ok,
     /// A flush failed: it serves reads and refuses writes until it is copied elsewhere.
     Poisoned,
@@ -288,7 +317,9 @@ pub enum VolumeHealth {
 /// A volume whose head is in this pool.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct VolumeInfo {
+    /// Unique in the cluster.
     pub name: VolumeName,
+    /// The size of the disk that a client sees, a whole number of blocks.
     pub size_bytes: u64,
     /// Bytes of the head layer that are `data`; of a volume that is not open, what the head takes
     /// on the disk.
@@ -306,14 +337,19 @@ pub struct VolumeInfo {
     pub remote_bytes: u64,
     /// Head first.
     pub chain: Vec<LayerId>,
+    /// Sessions of this epoch may write, and no others.
     pub epoch: Epoch,
+    /// Whether it takes writes.
     pub health: VolumeHealth,
     /// Open NBD sessions.
     pub sessions: u64,
+    /// Whose space it counts as.
     #[serde(default)]
     pub tenant: TenantName,
+    /// How its own layer is read and written.
     #[serde(default)]
     pub cache: CachePolicy,
+    /// Who made it and may delete it for its own; `None`: a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
 }
@@ -321,6 +357,7 @@ pub struct VolumeInfo {
 /// Seals the head under a name and puts a new head on it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Snapshot {
+    /// The name to seal it under, unique in the pool.
     pub image: ImageName,
 }
 
@@ -328,6 +365,7 @@ pub struct Snapshot {
 /// new size when it connects again.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Resize {
+    /// The new size, rounded up to whole blocks; see [`crate::limits::VOLUME_BYTES`].
     pub size_bytes: u64,
     /// What is beyond a smaller size may be lost. Only while no session is open.
     #[serde(default)]
@@ -337,6 +375,7 @@ pub struct Resize {
 /// An epoch that was never given out before; nobody may write with it until it is raised.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 pub struct EpochIssued {
+    /// No other request is ever answered with this number.
     pub epoch: Epoch,
 }
 
@@ -346,7 +385,9 @@ pub struct EpochIssued {
 /// Writes in flight with the old epoch have ended when this answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct EpochChange {
+    /// The epoch that the volume is taken to have.
     pub from: Epoch,
+    /// The epoch that it shall have.
     pub to: Epoch,
 }
 
@@ -358,9 +399,12 @@ pub struct EpochChanges {
     pub changes: Vec<VolumeEpochChange>,
 }
 
+/// One volume's part of [`EpochChanges`].
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct VolumeEpochChange {
+    /// A volume whose home it is.
     pub volume: VolumeName,
+    /// The change, flat beside the name in JSON.
     #[serde(flatten)]
     pub change: EpochChange,
 }
@@ -379,10 +423,14 @@ pub struct Attach {
     pub nbd_addr: String,
 }
 
+/// A volume of another host that can be opened here under its name.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Attachment {
+    /// The name, which no volume of this pool has.
     pub volume: VolumeName,
+    /// The home's NBD address, `HOST:PORT`.
     pub nbd_addr: String,
+    /// Open sessions of clients of this host.
     pub sessions: u64,
 }
 
@@ -393,27 +441,42 @@ pub struct Attachment {
 /// requests this server sent to another host on behalf of the export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoStats {
+    /// Read requests that were answered, with or without an error.
     pub reads: u64,
+    /// Bytes that were read.
     pub read_bytes: u64,
+    /// Sum of the reads' latencies, from the request to its answer.
     pub read_ns: u64,
+    /// Requests that change data: writes, zeros and trims.
     pub writes: u64,
+    /// Data that came with them; zeros and trims bring none.
     pub write_bytes: u64,
+    /// Sum of their latencies.
     pub write_ns: u64,
+    /// Flush requests.
     pub flushes: u64,
+    /// Sum of their latencies.
     pub flush_ns: u64,
+    /// Time in which at least one request of a client was in flight.
     pub busy_ns: u64,
+    /// Requests that were sent to another host.
     pub network_requests: u64,
+    /// Sum of their latencies.
     pub network_ns: u64,
+    /// Time in which at least one of them was in flight.
     pub network_busy_ns: u64,
+    /// Data that crossed the network for them.
     pub network_bytes: u64,
     /// Writes refused because the session's epoch was not the volume's.
     pub fenced: u64,
 }
 
+/// The counters of one volume.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ExportStats {
     /// The volume, at its home or attached.
     pub volume: VolumeName,
+    /// Since the volume server started.
     pub stats: IoStats,
 }
 
@@ -424,13 +487,17 @@ pub struct TracedRequest {
     pub ended_us: u64,
     /// `read`, `write`, `flush`, `zero`, `status` or `cache`.
     pub command: String,
+    /// Where in the volume, in bytes.
     pub offset: u64,
+    /// How much of the volume; 0 for a flush.
     pub length_bytes: u64,
     /// Nothing had to be waited for.
     pub at_once: bool,
+    /// From taking it until it was answered.
     pub total_ns: u64,
     /// What the time was spent on; parts that ran at the same time count in full.
     pub stages: Vec<StageTime>,
+    /// Why it failed, in words; `None` when it did not.
     pub error: Option<String>,
 }
 
@@ -444,17 +511,22 @@ pub struct StartTrace {
 /// What a trace came to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceSummary {
+    /// The file that has the trace.
     pub file: PathBuf,
+    /// How many clients are in it.
     pub clients: u64,
+    /// How many requests are in it.
     pub requests: u64,
     /// Requests that came faster than the disk took them.
     pub lost: u64,
 }
 
+/// A part of a request's time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageTime {
     /// `queue`, `network`, `map`, `source_read`, `head_read`, `remote_read`, `write` or `flush`.
     pub stage: String,
+    /// How long the request was in that stage.
     pub ns: u64,
 }
 
@@ -463,6 +535,7 @@ pub struct StageTime {
 pub struct ProbeBlocks {
     /// `HOST:PORT` of the NBD server to ask; this server's own address measures the local case.
     pub nbd_addr: String,
+    /// The export to read from; nothing is written.
     pub export: String,
     /// 1 to 1000.
     pub requests: u32,
@@ -470,9 +543,12 @@ pub struct ProbeBlocks {
     pub request_bytes: u32,
 }
 
+/// What reading blocks of an export takes.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 pub struct BlockProbe {
+    /// Half of the reads were answered sooner, one in flight at a time.
     pub latency_median_us: u64,
+    /// 95 of 100 reads were answered sooner, one in flight at a time.
     pub latency_p95_us: u64,
     /// With 16 requests in flight.
     pub rate_bytes_per_s: u64,
@@ -482,15 +558,20 @@ pub struct BlockProbe {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step<T> {
+    /// How far it is; more lines follow.
     Progress(Progress),
+    /// The result, and the last line.
     Done(T),
+    /// Why there is no result; the last line.
     Failed(crate::Problem),
 }
 
 /// How far long work is. The total may grow while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
+    /// Of what has to be looked at or copied.
     pub done_bytes: u64,
+    /// As far as it is known now.
     pub total_bytes: u64,
 }
 
@@ -499,7 +580,9 @@ pub struct Progress {
 pub struct Compacted {
     /// Layers of the chain, the head counted.
     pub layers_before: u64,
+    /// Layers of the chain afterwards, the head counted.
     pub layers_after: u64,
+    /// Data that were written into the new layers.
     pub copied_bytes: u64,
 }
 
@@ -507,17 +590,22 @@ pub struct Compacted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckScope {
+    /// Every layer, the catalog, and files that nothing needs.
     Pool,
+    /// The layers of this volume's chain.
     Volume(VolumeName),
+    /// The layers of this image's chain.
     Image(ImageName),
 }
 
 /// What a check found. Without faults the layers that were looked at are sound.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct CheckReport {
+    /// Layers that were looked at.
     pub layers: u64,
     /// Data that were read and compared with their checksums.
     pub compared_bytes: u64,
+    /// What was found wrong.
     pub faults: Vec<Fault>,
     /// Sealed layers that have no checksums yet; the volume server makes them in the background.
     pub without_checksums: Vec<LayerId>,
@@ -525,6 +613,7 @@ pub struct CheckReport {
     pub leftovers: Vec<String>,
 }
 
+/// What is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -540,11 +629,14 @@ pub enum FaultKind {
     Checksums,
 }
 
+/// One thing that a check found wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
+    /// Which part of the pool is damaged.
     pub kind: FaultKind,
     /// In plain words.
     pub what: String,
+    /// The layer that is concerned; `None` for the catalog.
     pub layer: Option<LayerId>,
     /// The bytes of the layer that are concerned, where it is not all of them.
     pub range: Option<ByteRange>,
@@ -554,8 +646,11 @@ pub struct Fault {
     pub users: u64,
 }
 
+/// A run of bytes of a layer or a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByteRange {
+    /// Where it begins, in bytes.
     pub offset: u64,
+    /// How long it is.
     pub length_bytes: u64,
 }

@@ -79,14 +79,18 @@ impl<'a> Field<'a> {
         matches!(self.node.value, Node::Null)
     }
 
+    /// Whether it is a sequence of values.
     pub fn is_list(&self) -> bool {
         matches!(self.node.value, Node::List(_))
     }
 
+    /// Whether it is a mapping of names to values.
     pub fn is_map(&self) -> bool {
         matches!(self.node.value, Node::Map(_))
     }
 
+    /// The value as it is written in the document.
+    ///
     /// # Errors
     /// [`Problem`] when it is a list or a mapping, or empty.
     pub fn text(&self) -> Result<&'a str, Problem> {
@@ -117,6 +121,8 @@ impl<'a> Field<'a> {
         parse(self.text()?).map_err(|why| self.problem(why))
     }
 
+    /// The values of a list, in their order.
+    ///
     /// # Errors
     /// [`Problem`] when it is not a list.
     pub fn list(&self) -> Result<Vec<Field<'a>>, Problem> {

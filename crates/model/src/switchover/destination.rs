@@ -54,6 +54,7 @@ pub fn fate(kept: Option<(&MigrationId, Arrival)>, asked: &MigrationId) -> Fate 
 /// What the destination's agent does with a VM that comes by migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArrivalStep {
+    /// It waits for its state, runs already, or must not run.
     Nothing,
     /// Store [`Arrival::Ran`]. Before that the VM does not run.
     Store,

@@ -6,7 +6,9 @@ use crate::volume::EpochChange;
 /// Which epochs were issued and which one may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WriterEpochs {
+    /// Sessions of this epoch may write, and no others.
     pub current: Epoch,
+    /// The highest that was ever given out; none is given out twice.
     pub issued_max: Epoch,
     /// Up to this one, epochs were given back by migrations that failed.
     pub returned_max: Epoch,
@@ -15,10 +17,20 @@ pub struct WriterEpochs {
 /// Why an epoch stays as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EpochRefused {
+    /// Nobody was ever given the epoch to change to.
     #[error("epochs up to {issued_max} were issued")]
-    NotIssued { issued_max: Epoch },
+    NotIssued {
+        /// The highest that was given out.
+        issued_max: Epoch,
+    },
+    /// Another change came first.
     #[error("its epoch is {current}, not {from}")]
-    NotFrom { current: Epoch, from: Epoch },
+    NotFrom {
+        /// The volume's epoch.
+        current: Epoch,
+        /// What the change took it for.
+        from: Epoch,
+    },
     /// A migration gave it up: this is its raise, which comes late.
     #[error("this epoch was given back before")]
     Returned,

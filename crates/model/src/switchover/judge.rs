@@ -6,6 +6,7 @@ use crate::vm::{MigrationPhase, VmStatus};
 /// What one agent says of the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen<'a> {
+    /// The agent knows the VM.
     Vm(SeenVm<'a>),
     /// The agent answers and knows no such VM.
     NotThere,
@@ -13,8 +14,10 @@ pub enum Seen<'a> {
     NotKnown,
 }
 
+/// What an agent that knows the VM says of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeenVm<'a> {
+    /// As its agent tells others ([`super::Arrival::told`]).
     pub status: VmStatus,
     /// Its current or last outgoing migration.
     pub outgoing: Option<(&'a MigrationId, MigrationPhase)>,
@@ -22,6 +25,7 @@ pub struct SeenVm<'a> {
     pub arrives_by: Option<&'a MigrationId>,
 }
 
+/// How a migration stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The source has not heard of this migration, and the destination waits for it.
@@ -29,6 +33,7 @@ pub enum Verdict {
     /// The source has not heard of it and the destination does not wait any more: the source has
     /// to promise that it never begins.
     CallOff,
+    /// The source works on it, and has the last word.
     UnderWay,
     /// The VM is at the destination.
     Completed,

@@ -11,15 +11,22 @@ use crate::vm::{MigrationPhase, VmStatus};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Switchover {
+    /// The source may run the VM and write its volumes.
     #[default]
     Source,
+    /// It is stored that the switch comes; nothing was raised.
     Noted,
+    /// Raises of the epochs were sent; the last state was not.
     Raising,
+    /// The last state may have been sent.
     LetGo,
+    /// The destination never runs it, and the epochs go back.
     Returning,
+    /// The destination has it for good.
     Destination,
 }
 
+/// What happens in a switch, as the source's agent sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SwitchoverEvent {
     /// That the switch comes was stored.
@@ -42,6 +49,7 @@ pub enum SwitchoverEvent {
 }
 
 impl Switchover {
+    /// Every state, in the order of a migration that fails at the end.
     pub const ALL: [Self; 6] =
         [Self::Source, Self::Noted, Self::Raising, Self::LetGo, Self::Returning, Self::Destination];
 
@@ -56,6 +64,8 @@ impl Switchover {
         if matches!(self, Self::Noted | Self::Raising) { Self::LetGo } else { self }
     }
 
+    /// The state after an event.
+    ///
     /// # Errors
     /// [`Refused`] when the VM could then run on both sides, or on none.
     pub fn next(self, event: SwitchoverEvent) -> Result<Self, Refused> {
@@ -103,9 +113,17 @@ impl Switchover {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
     /// Send the VM to this address, `tcp:IP:PORT`.
-    Begin { uri: String, downtime_limit_ms: u64 },
+    Begin {
+        /// Where the destination's QEMU listens.
+        uri: String,
+        /// The pause to aim at.
+        downtime_limit_ms: u64,
+    },
     /// The VM may be paused for so long to be sent the rest.
-    AllowPause { downtime_limit_ms: u64 },
+    AllowPause {
+        /// The pause to aim at from now on.
+        downtime_limit_ms: u64,
+    },
     /// Send the last state.
     LetGo,
     /// Stop sending.
@@ -119,6 +137,7 @@ pub enum Wish {
 /// How far QEMU is with sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sending {
+    /// It sends memory while the guest runs.
     Copying,
     /// Paused before the switch, until it is told to go on.
     AtSwitch,
@@ -143,6 +162,7 @@ pub enum Step {
     Raise,
     /// [`Outgoing::letting_go`], then tell QEMU to send the last state.
     LetGo,
+    /// Have QEMU cancel its migration, and look at it again.
     StopSending,
     /// Ask the destination's agent, then [`Outgoing::answered`].
     AskDestination,
@@ -170,6 +190,7 @@ impl Outgoing {
         Self { at: stored, is_near: false, is_raised: false, is_told: false, is_given_up: false }
     }
 
+    /// What has to be on the disk now ([`Switchover::stored`]).
     pub fn at(&self) -> Switchover {
         self.at
     }
@@ -189,6 +210,7 @@ impl Outgoing {
         self.is_given_up |= !self.is_told;
     }
 
+    /// Whether it only waits for QEMU to stop sending.
     pub fn is_given_up(&self) -> bool {
         self.is_given_up
     }
@@ -230,12 +252,16 @@ impl Outgoing {
         Ok(())
     }
 
+    /// That the switch comes is stored.
+    ///
     /// # Errors
     /// [`Refused`] when it is not the step that was due; so with the others here.
     pub fn noted(&mut self) -> Result<(), Refused> {
         self.take(SwitchoverEvent::Note)
     }
 
+    /// The raises of the epochs are about to be sent.
+    ///
     /// # Errors
     /// As [`Outgoing::noted`].
     pub fn raising(&mut self) -> Result<(), Refused> {
@@ -246,10 +272,13 @@ impl Outgoing {
         self.take(SwitchoverEvent::Raise)
     }
 
+    /// Every home has raised its epochs.
     pub fn raised(&mut self) {
         self.is_raised = true;
     }
 
+    /// QEMU is about to be told to send the last state.
+    ///
     /// # Errors
     /// As [`Outgoing::noted`].
     pub fn letting_go(&mut self) -> Result<(), Refused> {
@@ -258,6 +287,8 @@ impl Outgoing {
         Ok(())
     }
 
+    /// The destination's agent has said what became of the VM.
+    ///
     /// # Errors
     /// As [`Outgoing::noted`].
     pub fn answered(&mut self, fate: Fate) -> Result<(), Refused> {
@@ -269,6 +300,8 @@ impl Outgoing {
         }
     }
 
+    /// Every home has given its epoch back to the source.
+    ///
     /// # Errors
     /// As [`Outgoing::noted`].
     pub fn flipped_back(&mut self) -> Result<(), Refused> {
@@ -279,10 +312,13 @@ impl Outgoing {
 /// Why a migration does not begin at its source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotBegun {
+    /// A VM that starts, is paused or has ended can't be sent.
     #[error("it is {0:?}, and only a running VM can be moved")]
     NotRunning(VmStatus),
+    /// An earlier migration has not ended.
     #[error("its migration {0} is under way")]
     Busy(u32),
+    /// The order was overtaken by that of a later migration.
     #[error("its migration {0} came after this one")]
     Late(u32),
 }
@@ -320,10 +356,13 @@ pub enum OnCancel {
     Nothing,
 }
 
+/// Why a migration is not cancelled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotCancelled {
+    /// Another migration than the one named is under way.
     #[error("its migration {0} is under way")]
     Busy(u32),
+    /// It is too late: the VM is at its destination.
     #[error("the VM has moved away")]
     Moved,
 }
