@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(120);
 
     fn line(seq: u64) -> String {
         let body = GuestBody::Started;

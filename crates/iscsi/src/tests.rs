@@ -15,7 +15,7 @@ use super::pdu::{Digests, HEAD_BYTES, Head, NO_TAG, flag, request, response};
 use super::unit::KeepReservations;
 use super::{LoginPlace, Options, Target, converse};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// No volumes, no secrets, nothing kept.
 struct Nothing;

@@ -397,7 +397,7 @@ mod tests {
         let asked = b.aborts.recv().await.expect("an abort");
         let preempt_a = out(PREEMPT_AND_ABORT, 2, 1);
         let answer = b.unit.change_reservations(&b.nexus, &preempt_a);
-        let answer = tokio::time::timeout(Duration::from_secs(20), answer).await;
+        let answer = tokio::time::timeout(Duration::from_secs(120), answer).await;
         assert_eq!(answer.expect("an answer in time"), Outcome::Conflict, "it is not registered");
         drop(asked);
         assert_eq!(preempt_b.await.expect("no panic"), Outcome::DONE);

@@ -1,7 +1,5 @@
 //! The HTTP API from outside, with the client that everybody uses.
 
-use std::time::Duration;
-
 use perigee_http::{Client, Method};
 use perigee_model::ProblemKind;
 use perigee_model::guest::GuestBody;
@@ -18,7 +16,7 @@ async fn client(lab: &Lab) -> Client {
     let url = format!("http://{}", listener.local_addr().expect("address"));
     let router = crate::api::router(lab.cluster.clone());
     lab.supervisor.spawn(async move { axum::serve(listener, router).await.expect("serve") });
-    Client::new(&url, Duration::from_secs(10)).expect("client")
+    Client::new(&url, super::PATIENCE).expect("client")
 }
 
 #[tokio::test]

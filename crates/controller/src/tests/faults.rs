@@ -47,7 +47,7 @@ async fn a_store_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;
     let other = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
-    other.busy_timeout(std::time::Duration::from_secs(30)).expect("patience");
+    other.busy_timeout(super::PATIENCE).expect("patience");
     let full = "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'logs/%'
                 BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
     other.execute_batch(full).expect("the disk fills up");
@@ -207,7 +207,7 @@ async fn a_job_that_ran_longer_than_its_timeout_ends() {
 async fn a_host_that_could_not_be_stored_registers_with_its_next_word() {
     let mut lab = Lab::up().await;
     let store = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
-    store.busy_timeout(std::time::Duration::from_secs(30)).expect("patience");
+    store.busy_timeout(super::PATIENCE).expect("patience");
     let full = "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'hosts/%'
                 BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
     store.execute_batch(full).expect("the disk fills up");

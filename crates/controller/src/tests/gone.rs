@@ -106,7 +106,7 @@ async fn a_controller_that_ends_while_a_job_leaves_its_host_fails_no_job() {
     let id = lab.submit(restarting()).await;
     let at_home = running(&lab, &other, &id).await[0].id == lab.home.id;
     let store = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
-    store.busy_timeout(std::time::Duration::from_secs(30)).expect("patience");
+    store.busy_timeout(super::PATIENCE).expect("patience");
     // The cleanup is stored, and what comes after is not.
     let stop = "CREATE TRIGGER stop_1 BEFORE INSERT ON entries
                 WHEN NEW.key LIKE 'jobs/%' AND json_extract(NEW.value, '$.job.state') = 'queued'

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use perigee_lab::{Definition, Lab, LabId, Options, Steps};
 use perigee_model::HostId;
 
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 pub const RTT_MS: u32 = 20;
 /// No frame is ever early; how late one is says how busy the machine is.
 pub const WAN_MIN: Duration = Duration::from_millis(RTT_MS as u64);

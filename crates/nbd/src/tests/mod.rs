@@ -25,7 +25,7 @@ use super::server::{Listener, Server, ServerOptions};
 use super::wire::{self, Dialect, GoOption, Request, command, option};
 
 const SIZE_BYTES: usize = 1 << 20;
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A device in memory. Its writes wait for a permit of `gate`.
 struct Memory {

@@ -396,7 +396,7 @@ async fn a_raise_of_the_epoch_does_not_wait_for_another_host() {
     let volume = pool.volume(&volume_name("v")).await.unwrap();
     let (from, to) = (volume.epoch(), volume.issue_epoch().await.unwrap().epoch);
     let raised = volume.change_epoch(EpochChange { from, to });
-    let raised = tokio::time::timeout(Duration::from_secs(20), raised).await;
+    let raised = tokio::time::timeout(Duration::from_secs(120), raised).await;
     raised.expect("a raise while the other host is silent").unwrap();
     remote.answers.add_permits(100);
     for late in [write.await.unwrap(), zero.await.unwrap()] {

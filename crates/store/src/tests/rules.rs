@@ -379,7 +379,7 @@ async fn raising_the_epoch_waits_for_a_write_in_flight() {
     let (started, mut has_started) = tokio::sync::mpsc::channel(1);
     *bench.file(data_name).await.on_write.lock().unwrap() = Some(Box::new(move || {
         started.try_send(()).unwrap();
-        released.recv_timeout(Duration::from_secs(30)).expect("released within 30 s");
+        released.recv_timeout(Duration::from_secs(120)).expect("released within 120 s");
     }));
     let device = Arc::clone(&bench.device);
     let write = tokio::spawn(async move { device.write(0, bytes(1, BLOCK), false).await });
@@ -438,7 +438,7 @@ async fn a_write_while_the_head_is_sealed_goes_into_the_new_head() {
         assert!(matches!(writer.try_write(0, &[1; BLOCK]), Some(Ok(()))), "nobody waits yet");
         *second.on_sync.lock().unwrap() = Some(Box::new(move || {
             started.try_send(()).unwrap();
-            released.recv_timeout(Duration::from_secs(30)).expect("released within 30 s");
+            released.recv_timeout(Duration::from_secs(120)).expect("released within 120 s");
         }));
     }));
     let pool = Arc::clone(&bench.pool);

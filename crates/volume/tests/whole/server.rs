@@ -13,7 +13,7 @@ use perigee_volume::{
 };
 use tempfile::TempDir;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
 /// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it.
 const CERTIFICATES_VARIABLE: &str = "PERIGEE_TEST_CERTIFICATES";

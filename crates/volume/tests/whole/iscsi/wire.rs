@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::server::Server;
 
 /// A target answers, or hangs up, long before that.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 pub const NO_TAG: u32 = u32::MAX;
 
 pub struct Initiator {
