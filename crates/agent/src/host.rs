@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::unistd::{Gid, Uid, chown};
 use perigee_http::Client;
 use perigee_model::vm::HostReport;
-use perigee_model::volume::{ExportStats, IoStats};
+use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use crate::accelerator::{self, Found};
@@ -121,6 +121,18 @@ impl Host {
     /// What this host's volume server counted; empty when it does not answer.
     pub async fn volume_stats(&self) -> Vec<ExportStats> {
         self.volume.get("/v1/stats").await.unwrap_or_default()
+    }
+
+    /// Has this host's volume server open the sessions of exports on other hosts that QEMU will open one
+    /// after the other. Nobody waits for it: what does not come about is opened when QEMU comes.
+    pub fn open_ahead(&self, exports: Vec<String>) {
+        let volume = self.volume.clone();
+        tokio::spawn(async move {
+            let ask = OpenAhead { exports };
+            if let Err(problem) = volume.post::<()>("/v1/batch/open", &ask).await {
+                tracing::debug!(%problem, "QEMU opens its disks itself");
+            }
+        });
     }
 
     /// Lets QEMU's user connect to the volume server. The server makes its socket anew when it

@@ -1,7 +1,9 @@
 //! QEMU's monitor protocol: commands with ids, answers in any order, events in between.
 //!
 //! One task reads the socket; it ends with the connection, and then every waiting command fails
-//! with [`QmpError::Closed`] and the event channel ends. Every command has a deadline. QEMU serves
+//! with [`QmpError::Closed`] and the event channel ends. Every command has a deadline. Events that
+//! nobody takes are kept up to [`EVENTS_MAX`]; beyond that the connection ends, as one that is lost:
+//! whoever connects again asks QEMU how it is. QEMU serves
 //! one connection at a time, so one that nobody holds any more is closed at once.
 
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
@@ -23,6 +26,8 @@ use crate::lines::next_line;
 
 /// QEMU's longest answer here is some kilobytes.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
+/// QEMU sends an event a second of a kind that may come often, and the VM's owner takes each at once.
+pub const EVENTS_MAX: usize = 4096;
 /// QEMU answers within milliseconds; on a machine that is overloaded, seconds.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -153,11 +158,9 @@ impl Qmp {
     ///
     /// # Errors
     /// When nobody listens, or it is not a monitor.
-    pub async fn connect(
-        path: &Path,
-    ) -> Result<(Self, mpsc::UnboundedReceiver<Event>), std::io::Error> {
+    pub async fn connect(path: &Path) -> Result<(Self, mpsc::Receiver<Event>), std::io::Error> {
         let (reader, writer) = UnixStream::connect(path).await?.into_split();
-        let (event_tx, event_rx) = mpsc::unbounded_channel();
+        let (event_tx, event_rx) = mpsc::channel(EVENTS_MAX);
         let (greeted_tx, greeted_rx) = oneshot::channel();
         let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
         let reader = tokio::spawn(read_all(reader, waiting.clone(), event_tx, greeted_tx));
@@ -214,7 +217,7 @@ impl Qmp {
 async fn read_all(
     reader: OwnedReadHalf,
     waiting: Arc<Waiting>,
-    events: mpsc::UnboundedSender<Event>,
+    events: mpsc::Sender<Event>,
     greeted: oneshot::Sender<()>,
 ) {
     let mut greeted = Some(greeted);
@@ -226,8 +229,15 @@ async fn read_all(
                 greeted.take().map(|greeted| greeted.send(()));
             }
             Ok(Message::Event(event)) => {
-                // Nobody listens any more: the connection is kept for a command.
-                let _ = events.send(event);
+                if let Err(TrySendError::Full(event)) = events.try_send(event) {
+                    tracing::warn!(
+                        event = event.name,
+                        limit = EVENTS_MAX,
+                        "so many events of QEMU wait, and no more are kept: its monitor is connected again"
+                    );
+                    break;
+                }
+                // Where nobody listens any more, the connection is kept for a command.
             }
             Ok(Message::Answer { id, result }) => {
                 let answer_tx =
@@ -381,6 +391,38 @@ mod tests {
         let closed = qmp.execute("three", json!({})).await;
         assert!(matches!(closed, Err(QmpError::Closed)), "{closed:?}");
         assert_eq!(events.recv().await, None);
+        server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn events_that_nobody_takes_are_bounded_and_end_the_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (reader, mut writer) = stream.into_split();
+            writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+            BufReader::new(reader).lines().next_line().await.unwrap().unwrap();
+            writer.write_all(b"{\"return\": {}, \"id\": 1}\n").await.unwrap();
+            // Until the other side has had enough.
+            while writer.write_all(b"{\"event\": \"RTC_CHANGE\"}\n").await.is_ok() {}
+        });
+        let (qmp, mut events) = Qmp::connect(&path).await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(30), async {
+            while qmp.inner.waiting.with(|waiting| waiting.is_some()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        ended.await.expect("waited 30 s for the connection to end");
+        let closed = qmp.execute("query-status", json!({})).await;
+        assert!(matches!(closed, Err(QmpError::Closed)), "{closed:?}");
+        let mut kept = 0;
+        while events.recv().await.is_some() {
+            kept += 1;
+        }
+        assert_eq!(kept, EVENTS_MAX);
+        drop(qmp);
         server.await.unwrap();
     }
 

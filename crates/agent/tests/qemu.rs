@@ -159,7 +159,7 @@ fn a_refused_epoch_leaves_the_vm_where_it_was() {
 }
 
 #[test]
-fn a_volume_with_another_writer_is_not_even_begun_to_move() {
+fn a_volume_with_another_writer_is_not_moved() {
     let scene = scene(&["a", "b"]);
     let (here, there) = (&scene.agents[0], &scene.agents[1]);
     here.put(&spec(1, false)).unwrap();
@@ -169,8 +169,24 @@ fn a_volume_with_another_writer_is_not_even_begun_to_move() {
     let report = here.wait_for_phase(MigrationPhase::Failed);
     let figures = report.migration.unwrap();
     assert!(figures.reason.contains("its epoch is 2, not 1"), "{figures:?}");
-    assert_eq!((report.status, figures.transferred_bytes), (VmStatus::Running, 0));
+    assert_eq!(report.status, VmStatus::Running);
     assert_eq!(scene.home.epoch(), 2);
+    assert_ne!(there.get().unwrap().status, VmStatus::Running);
+}
+
+#[test]
+fn an_order_that_comes_late_lets_no_vm_run_that_waits_for_another_migration() {
+    let scene = scene(&["a", "b"]);
+    let (here, there) = (&scene.agents[0], &scene.agents[1]);
+    here.put(&spec(1, false)).unwrap();
+    here.wait_for_status(VmStatus::Running);
+    let waiting = there.put(&spec(2, true)).unwrap();
+    here.order("m-0", waiting, there, &scene.home);
+    let report = here.wait_for_phase(MigrationPhase::Failed);
+    let reason = report.migration.unwrap().reason;
+    assert!(reason.contains("does not wait for this migration"), "{reason}");
+    assert_eq!((report.status, scene.home.epoch()), (VmStatus::Running, 1));
+    assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::DidNotRun);
 }
 
 #[test]
@@ -222,6 +238,28 @@ fn an_agent_killed_in_the_pause_finishes_the_migration_when_it_is_back() {
     assert_eq!(report.status, VmStatus::Migrated);
     assert_eq!(scene.home.epoch(), 2);
     scene.agents[1].wait_for_status(VmStatus::Running);
+}
+
+/// What an agent stores before the switch does not say whether the epochs were raised. The homes do.
+#[test]
+fn a_guest_whose_epochs_were_never_raised_goes_on_without_its_destination() {
+    let mut scene = scene(&["a", "b"]);
+    scene.agents[0].put(&spec(1, false)).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    scene.home.open(false);
+    scene.agents[0].migrate_to(&scene.agents[1], &scene.home);
+    scene.home.wait_until_asked();
+    scene.agents[0].kill();
+    scene.agents[1].kill();
+    // The copying fails while no agent looks.
+    scene.agents[0].tell_qemu("migrate_cancel");
+    scene.home.open(true);
+    scene.agents[0].run();
+    scene.agents[0].wait_for_phase(MigrationPhase::Failed);
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    assert_eq!(scene.home.epoch(), 1);
+    // It ends its VM.
+    scene.agents[1].run();
 }
 
 #[test]

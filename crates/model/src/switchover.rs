@@ -18,7 +18,8 @@
 //!   Nothing was raised. An agent that is back and finds QEMU still copying is here again.
 //! - `raising`: raises were sent. QEMU was not told to send the last state, so the destination
 //!   can never run the VM. On disk `noted` and `raising` are `let_go`: one write for all three.
-//! - `let_go`: the destination may have the last state. Only its agent knows whether it ran.
+//! - `let_go`: the destination may have the last state. Its agent knows whether it ran; and where an
+//!   epoch was not raised, which its home knows, QEMU was never told to send the last state.
 //! - `returning`: the destination never runs the VM. The epochs go back, then the source runs.
 //! - `destination`: the VM is there for good.
 //!

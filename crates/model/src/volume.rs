@@ -24,6 +24,7 @@
 //! | `POST /volumes/{volume}/epoch` | [`EpochChange`] | [`VolumeInfo`] |
 //! | `POST /batch/epochs` | [`EpochChanges`] | all of them were made, or the first that was not and why |
 //! | `POST /batch/flush` | [`FlushVolumes`] | what was written before is on the disk |
+//! | `POST /batch/open` | [`OpenAhead`] | sessions on attached volumes are being opened for a client that comes soon |
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
 //! | `DELETE /attachments/{volume}` | | |
@@ -414,6 +415,14 @@ pub struct VolumeEpochChange {
 pub struct FlushVolumes {
     /// At most [`crate::limits::BATCH_VOLUMES`].
     pub volumes: Vec<VolumeName>,
+}
+
+/// Exports of attached volumes that a client is about to open, one after the other. What does not come
+/// about is opened when the client comes.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct OpenAhead {
+    /// Names of exports, as the client will say them; at most [`crate::limits::BATCH_VOLUMES`].
+    pub exports: Vec<String>,
 }
 
 /// Makes a volume of another host reachable through this host's volume server.

@@ -24,7 +24,7 @@ use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
     EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo, ImportImage,
-    Keep, PoolInfo, ProbeBlocks, Resize, Snapshot, VolumeEpochChange, VolumeInfo,
+    Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
 use perigee_store::{Pool, io_problem};
@@ -65,6 +65,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/batch/volumes", post(create_volumes))
         .route("/batch/epochs", post(change_epochs))
         .route("/batch/flush", post(flush_volumes))
+        .route("/batch/open", post(open_ahead))
         .route("/volumes/{volume}", get(volume_info).delete(delete_volume))
         .route("/volumes/{volume}/snapshot", post(snapshot))
         .route("/volumes/{volume}/resize", post(resize))
@@ -251,6 +252,12 @@ async fn flush_volumes(State(control): Shared, Json(ask): Json<FlushVolumes>) ->
         flushed.map_err(|error| io_problem(&what, &error))
     };
     first_problem(join_all(ask.volumes.into_iter().map(flush)).await)
+}
+
+async fn open_ahead(State(control): Shared, Json(ask): Json<OpenAhead>) -> Reply<()> {
+    check_batch("open exports", ask.exports.len())?;
+    control.exports.open_ahead(&ask.exports).await?;
+    Ok(Json(()))
 }
 
 fn check_batch(what: &str, count: usize) -> Result<(), Problem> {

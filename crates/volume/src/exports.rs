@@ -29,6 +29,7 @@ use perigee_nbd::NbdDevice;
 use perigee_store::Pool;
 use uuid::Uuid;
 
+use crate::ahead::Ahead;
 use crate::proxies::{Proxies, ProxySession, ProxySlot};
 use crate::remotes::Remotes;
 
@@ -76,6 +77,7 @@ pub struct PoolExports {
     pool: Arc<Pool>,
     stats: Arc<StatsTable>,
     pub(crate) proxies: Arc<Proxies>,
+    ahead: Arc<Ahead>,
     /// Tells the homes of attached volumes which server asks. It outlives a restart.
     server_id: Uuid,
     /// Tells them which start of it, so that what an earlier one left is drained there first.
@@ -87,7 +89,8 @@ pub struct PoolExports {
 impl PoolExports {
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid, remotes: Remotes) -> Self {
         let (start, proxies) = (Uuid::new_v4(), Arc::new(Proxies::new(Arc::clone(&stats))));
-        Self { pool, stats, proxies, server_id, start, remotes, logins: Arc::default() }
+        let ahead = Arc::default();
+        Self { pool, stats, proxies, ahead, server_id, start, remotes, logins: Arc::default() }
     }
 
     /// Open sessions of an attached volume.
@@ -95,14 +98,37 @@ impl PoolExports {
         self.proxies.count(volume)
     }
 
-    /// A volume is attached from now on.
+    /// A volume is attached from now on, perhaps at another home.
     pub fn attached(&self, volume: &VolumeName) {
+        self.ahead.forget(volume);
         self.proxies.attached(volume);
     }
 
     /// A volume is attached no more: its figures go when the last of its sessions has ended.
     pub fn detached(&self, volume: &VolumeName) {
+        self.ahead.forget(volume);
         self.proxies.detached(volume);
+    }
+
+    /// Opens sessions on attached volumes, all at once, for a client that will soon open these exports.
+    /// Does not wait for them: what does not come about is opened when the client comes.
+    pub async fn open_ahead(self: &Arc<Self>, names: &[String]) -> Result<(), Problem> {
+        let attached = self.pool.attachments().await?;
+        for name in names {
+            let Some(Wanted::Volume(volume, _)) = Wanted::parse(name) else { continue };
+            let Some((_, nbd_addr)) = attached.iter().find(|(at, _)| *at == volume) else {
+                continue;
+            };
+            let (key, slot) = self.new_key(&volume, name);
+            if slot.number() == 0 {
+                let (exports, of) = (Arc::clone(self), volume.clone());
+                let (export, nbd_addr) = (name.clone(), nbd_addr.clone());
+                Ahead::open(&self.ahead, &volume, name, async move {
+                    exports.open_proxy(&of, &export, nbd_addr, (key, slot)).await
+                });
+            }
+        }
+        Ok(())
     }
 
     async fn list(&self) -> Result<Vec<String>, Problem> {
@@ -168,8 +194,13 @@ impl PoolExports {
         name: &str,
         nbd_addr: String,
     ) -> Result<Export, Problem> {
-        let key = self.new_key(volume, name);
-        let device = self.open_proxy(volume, name, nbd_addr, key).await?;
+        let device = match self.ahead.take(name).await {
+            Some(device) if device.nbd_addr == nbd_addr => device,
+            _ => {
+                let key = self.new_key(volume, name);
+                self.open_proxy(volume, name, nbd_addr, key).await?
+            }
+        };
         let (read_only, counters) = (device.upstream.read_only(), self.stats.of(volume));
         let switch = Switch::new(device.clone());
         self.proxies.enter(volume, &switch, &device);

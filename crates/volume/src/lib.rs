@@ -7,7 +7,7 @@
 //! | the iSCSI protocol | [`perigee_iscsi`] |
 //! | the types that these three share | [`perigee_block`] |
 //! | which device an export name means | `exports` |
-//! | sessions on volumes of other hosts | `proxies` |
+//! | sessions on volumes of other hosts | `proxies`; opened before their client comes: `ahead` |
 //! | what becomes of them when the home gets another address | `repoint` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
@@ -16,6 +16,7 @@
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
 
+mod ahead;
 mod control;
 mod exports;
 mod iscsi_clients;

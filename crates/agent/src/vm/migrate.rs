@@ -23,6 +23,7 @@ use perigee_model::states::{Refused, VmEvent};
 use perigee_model::switchover::{Outgoing, Sending, Step, Switchover, Wish};
 use perigee_model::vm::{CancelMigration, MigrateOut, MigrationPhase, MigrationReport};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::phases::Watch;
@@ -119,6 +120,7 @@ pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> H
     let downtime_limit_ms = order.downtime_limit_ms;
     let migration = Migration {
         homes: steps::Home::all(&order.epochs),
+        greeting: None,
         machine: Outgoing::new(record.switchover),
         vm,
         order,
@@ -128,6 +130,7 @@ pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> H
         cancel: cancel.clone(),
         nudge: nudge.clone(),
         wishes,
+        warmed: Instant::now(),
     };
     let task = tokio::spawn(migration.run(resumed)).abort_handle();
     Handle { cancel, nudge, wishes: wished, task }
@@ -138,6 +141,8 @@ struct Migration {
     order: MigrateOut,
     record: Record,
     homes: Vec<steps::Home>,
+    /// The homes and the destination are being asked whether the switch can be made.
+    greeting: Option<oneshot::Receiver<Result<(), Stop>>>,
     machine: Outgoing,
     /// Why it was given up.
     stop: Option<Stop>,
@@ -145,10 +150,15 @@ struct Migration {
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
     wishes: mpsc::Sender<Wished>,
+    /// When the homes were last asked over the connections that the pause needs.
+    warmed: Instant,
 }
 
 impl Migration {
     async fn run(mut self, resumed: bool) {
+        if !self.machine.is_greeted() {
+            self.greeting = Some(self.greet());
+        }
         if !resumed && let Err(stop) = self.begin().await {
             self.give_up(stop);
         }
@@ -162,9 +172,10 @@ impl Migration {
         self.finish(end).await;
     }
 
+    /// QEMU copies while the homes and the destination are asked: until they have agreed nothing is
+    /// stored, raised or switched, and an order that came too late ends with no harm done.
     async fn begin(&mut self) -> Result<(), Stop> {
         let begun = Instant::now();
-        tokio::try_join!(self.greet_homes(), self.greet_destination())?;
         let MigrateOut { uri, downtime_limit_ms, .. } = self.order.clone();
         self.wish(Wish::Begin { uri, downtime_limit_ms }).await?;
         self.record.report.phase = MigrationPhase::Copying;
@@ -181,6 +192,7 @@ impl Migration {
             return Ok(None);
         };
         loop {
+            self.hear_greeting();
             self.hear_cancel();
             match self.machine.step(sending)? {
                 // In the pause each of these leads at once to the next.
@@ -215,6 +227,21 @@ impl Migration {
                 Step::Resume => return Ok(Some(self.resume().await)),
                 Step::Complete => return Ok(Some(MigrationPhase::Completed)),
             }
+        }
+    }
+
+    /// Whether the homes and the destination have agreed meanwhile.
+    fn hear_greeting(&mut self) {
+        let Some(greeting) = &mut self.greeting else { return };
+        let answer = match greeting.try_recv() {
+            Err(TryRecvError::Empty) => return,
+            Ok(answer) => answer,
+            Err(TryRecvError::Closed) => Err(Stop::Failed("the homes were not asked".to_owned())),
+        };
+        self.greeting = None;
+        match answer {
+            Ok(()) => self.machine.greeted(),
+            Err(stop) => self.give_up(stop),
         }
     }
 
@@ -382,6 +409,8 @@ impl Migration {
                 }
                 if seen.is_flush_due {
                     self.flush_homes();
+                } else {
+                    self.keep_warm();
                 }
                 if let Some(downtime_limit_ms) = seen.new_limit_ms {
                     // Refused only when the copying has just ended.

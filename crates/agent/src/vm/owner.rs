@@ -44,7 +44,7 @@ pub struct Owner {
     vm: Arc<Vm>,
     requests: mpsc::Receiver<Request>,
     /// `None` while QEMU's monitor is not connected.
-    events: Option<mpsc::UnboundedReceiver<Event>>,
+    events: Option<mpsc::Receiver<Event>>,
     /// The last disk error was a write that the volume's epoch refused.
     is_fenced: bool,
     /// The trouble that was logged; the same one every second is not news.
@@ -181,11 +181,7 @@ impl Owner {
         self.guest = Some(listening.abort_handle());
     }
 
-    async fn connected(
-        &mut self,
-        qmp: Qmp,
-        events: mpsc::UnboundedReceiver<Event>,
-    ) -> Result<(), QmpError> {
+    async fn connected(&mut self, qmp: Qmp, events: mpsc::Receiver<Event>) -> Result<(), QmpError> {
         self.events = Some(events);
         self.run_state.clear();
         self.look(&qmp).await?;
@@ -502,7 +498,7 @@ fn migrate_refused(vm: &VmId, refusal: &decide::Refusal) -> Problem {
     }
 }
 
-async fn next_event(events: &mut Option<mpsc::UnboundedReceiver<Event>>) -> Option<Event> {
+async fn next_event(events: &mut Option<mpsc::Receiver<Event>>) -> Option<Event> {
     match events {
         Some(events) => events.recv().await,
         None => std::future::pending().await,

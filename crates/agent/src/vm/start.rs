@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use super::{Vm, arrival};
-use crate::command::{QEMU, arguments};
+use crate::command::{QEMU, arguments, export};
 use crate::host::Host;
 use crate::process::Process;
 use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
@@ -23,11 +23,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub struct Started {
     pub process: Process,
     pub qmp: Qmp,
-    pub events: mpsc::UnboundedReceiver<Event>,
+    pub events: mpsc::Receiver<Event>,
 }
 
 /// Starts QEMU. When this fails, no process is left.
 pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
+    host.open_ahead(vm.spec.disks.iter().map(export).collect());
     vm.dir.create(host.user.map(|user| user.uid))?;
     if vm.spec.arrives_by.is_some() {
         arrival::prepare(&vm.dir.arrival())?;

@@ -2,7 +2,9 @@
 //! exports the blocks, and a few lines here keep the writer epoch of one volume. (The whole system
 //! with real volume servers is tested in crate `perigee`.)
 
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
@@ -293,6 +295,18 @@ impl Agent {
         )
     }
 
+    /// A command to the QEMU of an agent that does not run.
+    pub fn tell_qemu(&self, command: &str) {
+        let stream = UnixStream::connect(self.vm_dir().join("run/qmp.sock")).unwrap();
+        let mut answers = BufReader::new(stream.try_clone().unwrap()).lines();
+        for (id, command) in ["qmp_capabilities", command].iter().enumerate() {
+            writeln!(&stream, "{{\"execute\": \"{command}\", \"id\": {id}}}").unwrap();
+            let is_answer = |line: &String| line.contains(&format!("\"id\": {id}"));
+            let answer = answers.by_ref().map(Result::unwrap).find(is_answer).unwrap();
+            assert!(answer.contains("return"), "{answer}");
+        }
+    }
+
     pub fn vm_dir(&self) -> PathBuf {
         self.config.state.join("vms/vm-1")
     }
@@ -315,8 +329,13 @@ impl Agent {
     /// Orders the migration of `vm-1` to an agent where it waits.
     pub fn migrate_to(&self, there: &Agent, home: &Home) {
         let waiting = there.put(&spec(2, true)).unwrap();
+        self.order("m-1", waiting, there, home);
+    }
+
+    /// Orders a migration to the QEMU that waits there.
+    pub fn order(&self, migration: &str, waiting: VmReport, there: &Agent, home: &Home) {
         let order = MigrateOut {
-            migration: MigrationId::new("m-1").unwrap(),
+            migration: MigrationId::new(migration).unwrap(),
             number: 1,
             uri: waiting.incoming_uri.expect("it waits for the migration"),
             destination_agent_url: there.config.agent_url.clone(),

@@ -164,7 +164,8 @@ pub enum Step {
     LetGo,
     /// Have QEMU cancel its migration, and look at it again.
     StopSending,
-    /// Ask the destination's agent, then [`Outgoing::answered`].
+    /// Ask the destination's agent, and the homes whether an epoch was never raised, then
+    /// [`Outgoing::answered`].
     AskDestination,
     /// Lower the epochs at all homes, then [`Outgoing::flipped_back`].
     FlipBack,
@@ -178,6 +179,7 @@ pub enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Outgoing {
     at: Switchover,
+    is_greeted: bool,
     is_near: bool,
     is_raised: bool,
     is_told: bool,
@@ -187,12 +189,31 @@ pub struct Outgoing {
 impl Outgoing {
     /// A new migration, or one that an agent stored which ran before.
     pub fn new(stored: Switchover) -> Self {
-        Self { at: stored, is_near: false, is_raised: false, is_told: false, is_given_up: false }
+        Self {
+            at: stored,
+            // Nothing is stored before.
+            is_greeted: stored != Switchover::Source,
+            is_near: false,
+            is_raised: false,
+            is_told: false,
+            is_given_up: false,
+        }
     }
 
     /// What has to be on the disk now ([`Switchover::stored`]).
     pub fn at(&self) -> Switchover {
         self.at
+    }
+
+    /// The homes can raise the epochs and the destination waits for this migration. QEMU sends
+    /// meanwhile: what it copies before the switch does no harm wherever it comes to.
+    pub fn greeted(&mut self) {
+        self.is_greeted = true;
+    }
+
+    /// Whether they have agreed; an agent that is back before anything was stored asks again.
+    pub fn is_greeted(&self) -> bool {
+        self.is_greeted
     }
 
     /// The switch comes soon: what is stored now costs no time in the pause.
@@ -239,6 +260,7 @@ impl Outgoing {
             (S::Source, Sending::Ended) => Step::Resume,
             (_, Sending::Ending) => Step::Wait,
             _ if self.is_given_up => Step::StopSending,
+            _ if !self.is_greeted => Step::Wait,
             (S::Source, Sending::Copying) if self.is_near => Step::Store,
             (S::Source, Sending::AtSwitch) => Step::Store,
             (_, Sending::AtSwitch) if !self.is_raised => Step::Raise,
@@ -403,9 +425,33 @@ mod tests {
         }
     }
 
+    fn greeted() -> Outgoing {
+        let mut outgoing = Outgoing::new(Switchover::Source);
+        outgoing.greeted();
+        outgoing
+    }
+
+    #[test]
+    fn nothing_is_stored_or_raised_before_the_homes_and_the_destination_have_agreed() {
+        let mut outgoing = Outgoing::new(Switchover::Source);
+        outgoing.near_switch();
+        assert_eq!(outgoing.step(Sending::Copying), Ok(Step::Wait));
+        assert_eq!(outgoing.step(Sending::AtSwitch), Ok(Step::Wait));
+        let mut refused = outgoing;
+        refused.give_up();
+        assert_eq!(refused.step(Sending::AtSwitch), Ok(Step::StopSending));
+        assert_eq!(refused.step(Sending::Ended), Ok(Step::Resume));
+        outgoing.greeted();
+        assert_eq!(outgoing.step(Sending::AtSwitch), Ok(Step::Store));
+        assert!(
+            !Outgoing::new(Switchover::Source).is_greeted(),
+            "an agent that is back asks again"
+        );
+    }
+
     #[test]
     fn an_agent_that_is_back_does_not_know_whether_its_qemu_was_let_go() {
-        let mut outgoing = Outgoing::new(Switchover::Source);
+        let mut outgoing = greeted();
         assert_eq!(outgoing.step(Sending::AtSwitch), Ok(Step::Store));
         outgoing.noted().unwrap();
         outgoing.raising().unwrap();
@@ -416,7 +462,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_while_memory_is_copied_holds_no_guest_when_the_copying_fails() {
-        let mut outgoing = Outgoing::new(Switchover::Source);
+        let mut outgoing = greeted();
         assert_eq!(outgoing.step(Sending::Copying), Ok(Step::Wait), "it is not near yet");
         outgoing.near_switch();
         assert_eq!(outgoing.step(Sending::Copying), Ok(Step::Store));

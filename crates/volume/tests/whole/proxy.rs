@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use perigee_model::volume::{
     Attach, Attachment, EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, IoStats,
-    Snapshot, VolumeSource,
+    OpenAhead, Snapshot, VolumeInfo, VolumeSource,
 };
 use perigee_model::{Epoch, ImageName, ProblemKind};
 use tokio::net::{TcpListener, TcpStream};
@@ -52,6 +52,31 @@ async fn an_attached_volume_is_like_one_s_own() {
     assert_eq!((attachments.len(), attachments[0].sessions), (1, 0));
     host.control.delete("/v1/attachments/data").await.expect("a detachment");
     assert!(!try_run(&["nbdinfo", &host.uri("data")]).status.success());
+}
+
+/// Sessions of the volume that are open at its home.
+async fn sessions(home: &Server) -> u64 {
+    let info: VolumeInfo = home.control.get("/v1/volumes/data").await.expect("the volume");
+    info.sessions
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_was_opened_ahead_is_its_client_s_and_goes_with_the_attachment() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let export = format!("data@{epoch}");
+    let ask = OpenAhead { exports: vec![export.clone(), "nothing@1".to_owned()] };
+    let ahead = async || host.control.post::<()>("/v1/batch/open", &ask).await.expect("no error");
+    ahead().await;
+    until("the session to stand", async || sessions(&home).await >= 1).await;
+    ahead().await;
+    assert_io(&host.qemu_io(&export, &["write -P 1 0 4k", "read -P 1 0 4k"]));
+    until("it to end with its client", async || sessions(&home).await == 0).await;
+    ahead().await;
+    until("another one to stand", async || sessions(&home).await >= 1).await;
+    host.control.delete("/v1/attachments/data").await.expect("a detachment");
+    until("it to end with the attachment", async || sessions(&home).await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

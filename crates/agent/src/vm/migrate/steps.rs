@@ -7,13 +7,14 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use perigee_http::Client;
 use perigee_model::switchover::Fate;
-use perigee_model::vm::{EndUnlessRan, EpochRaise, VmReport};
+use perigee_model::vm::{EndUnlessRan, EpochRaise, MigrateOut, VmReport};
 use perigee_model::volume::{
     EpochChange, EpochChanges, FlushVolumes, VolumeEpochChange, VolumeInfo,
 };
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{Problem, ProblemKind, VmId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::{ASK_AGAIN, Migration, Stop};
@@ -24,11 +25,16 @@ const CALL_DEADLINE: Duration = Duration::from_secs(4);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// The home of some volumes, with a connection that is kept: in the pause it is open already.
+/// A connection that is not used for longer may have been closed.
+const WARM: Duration = Duration::from_secs(5);
+
+/// The home of some volumes, with a connection that is kept for the pause.
 #[derive(Clone)]
 pub(super) struct Home {
     raises: Vec<EpochRaise>,
     client: Result<Client, Problem>,
+    /// A flush may still be under way in the pause: it has a connection of its own.
+    flushes: Result<Client, Problem>,
 }
 
 impl Home {
@@ -38,7 +44,11 @@ impl Home {
         for raise in raises {
             homes.entry(&raise.volume_url).or_default().push(raise.clone());
         }
-        let home = |(url, raises)| Self { raises, client: Client::new(url, CALL_DEADLINE) };
+        let home = |(url, raises)| Self {
+            raises,
+            client: Client::new(url, CALL_DEADLINE),
+            flushes: Client::new(url, CALL_DEADLINE),
+        };
         homes.into_iter().map(home).collect()
     }
 
@@ -61,10 +71,25 @@ impl Home {
         Err(Problem::conflict(format!("move the writer of {volume}"), why))
     }
 
-    /// So that little is left to flush in the pause. The connection is open after that.
+    /// So that little is left to flush in the pause.
     async fn flush(&self) -> Result<(), Problem> {
         let volumes = self.raises.iter().map(|raise| raise.volume.clone()).collect();
-        self.client()?.post("/v1/batch/flush", &FlushVolumes { volumes }).await
+        self.flushes
+            .as_ref()
+            .map_err(Problem::clone)?
+            .post("/v1/batch/flush", &FlushVolumes { volumes })
+            .await
+    }
+
+    /// A volume whose epoch is still the source's.
+    async fn is_one_not_raised(&self) -> Result<bool, Problem> {
+        for EpochRaise { volume, from, .. } in &self.raises {
+            let info: VolumeInfo = self.client()?.get(&format!("/v1/volumes/{volume}")).await?;
+            if info.epoch == *from {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// All epochs in one request; tries again while the home does not answer.
@@ -116,22 +141,48 @@ impl Home {
     }
 }
 
+/// An order that comes late must not send the last state to a QEMU that waits for another migration.
+async fn greet_destination(vm: &VmId, order: &MigrateOut) -> Result<(), Problem> {
+    let client = Client::new(&order.destination_agent_url, CALL_DEADLINE)?;
+    let there: VmReport = client.get(&format!("/v1/vms/{vm}")).await?;
+    let waits = there.spec.arrives_by.as_ref() == Some(&order.migration);
+    if waits && there.incoming_uri.as_ref() == Some(&order.uri) {
+        return Ok(());
+    }
+    let why = "the destination does not wait for this migration any more";
+    Err(Problem::conflict(format!("migrate the VM {vm}"), why))
+}
+
 impl Migration {
-    pub(super) async fn greet_homes(&self) -> Result<(), Stop> {
-        try_join_all(self.homes.iter().map(Home::greet)).await?;
-        Ok(())
+    /// Asks the homes whether the epochs can be raised, and the destination whether it waits.
+    pub(super) fn greet(&self) -> oneshot::Receiver<Result<(), Stop>> {
+        let (homes, order) = (self.homes.clone(), self.order.clone());
+        let (vm, nudge) = (self.vm.id().clone(), self.nudge.clone());
+        let (answer, answered) = oneshot::channel();
+        tokio::spawn(async move {
+            let homes = try_join_all(homes.iter().map(Home::greet));
+            let greeted = tokio::try_join!(homes, greet_destination(&vm, &order));
+            // The migration may have ended meanwhile.
+            let _ = answer.send(greeted.map(drop).map_err(Stop::from));
+            nudge.notify_one();
+        });
+        answered
     }
 
-    /// An order that comes late must not reach a QEMU that waits for another migration.
-    pub(super) async fn greet_destination(&self) -> Result<(), Stop> {
-        let client = Client::new(&self.order.destination_agent_url, CALL_DEADLINE)?;
-        let there: VmReport = client.get(&format!("/v1/vms/{}", self.vm.id())).await?;
-        let waits = there.spec.arrives_by.as_ref() == Some(&self.order.migration);
-        if waits && there.incoming_uri.as_ref() == Some(&self.order.uri) {
-            return Ok(());
+    /// The connections that the pause needs are used now and then, so that nobody closes them.
+    pub(super) fn keep_warm(&mut self) {
+        if self.warmed.elapsed() < WARM {
+            return;
         }
-        let why = "the destination does not wait for this migration any more";
-        Err(Problem::conflict(format!("migrate the VM {}", self.vm.id()), why).into())
+        self.warmed = std::time::Instant::now();
+        let homes = self.homes.clone();
+        tokio::spawn(async move {
+            for home in &homes {
+                if let Err(problem) = home.greet().await {
+                    tracing::debug!(%problem, "a home does not answer before the pause");
+                }
+            }
+        });
     }
 
     /// Has what the guest wrote so far flushed at the homes, while it goes on. What fails here fails
@@ -177,13 +228,24 @@ impl Migration {
         }
     }
 
-    /// What became of the guest at the destination. Asks until the destination knows, and keeps
-    /// the guest held so long.
+    /// Whether a home says that an epoch was not raised: QEMU is told to send the last state only when
+    /// all are, so the guest never ran at the destination and never will. A raise that comes late is
+    /// refused once the epochs are given back.
+    async fn was_never_let_go(&self) -> bool {
+        let asked = join_all(self.homes.iter().map(Home::is_one_not_raised)).await;
+        asked.into_iter().any(|answer| answer.unwrap_or(false))
+    }
+
+    /// What became of the guest at the destination. Asks until the destination or a home knows, and
+    /// keeps the guest held so long.
     pub(super) async fn ask_destination(&mut self) -> Fate {
         let url = self.order.destination_agent_url.clone();
         let path = format!("/v1/vms/{}/end-unless-ran", self.vm.id());
         let question = EndUnlessRan { migration: self.order.migration.clone() };
         loop {
+            if self.was_never_let_go().await {
+                return Fate::DidNotRun;
+            }
             let result = match Client::new(&url, CALL_DEADLINE) {
                 Ok(client) => client.post::<Fate>(&path, &question).await,
                 Err(problem) => Err(problem),

@@ -156,67 +156,85 @@ impl World {
     /// The next step of an outgoing migration at its source.
     fn migrate(&self, host: usize) -> Vec<World> {
         let mut world = *self;
-        let vm = world.vm(host);
+        let vm = *world.vm(host);
         let number = vm.known.expect("it has a record").number;
         let mut task = vm.task.expect("asked for it");
         if !task.begun {
-            return vec![world.begin(host, number)];
+            return world.begin(host);
+        }
+        let mut all = Vec::new();
+        if !task.machine.is_greeted() && !task.machine.is_given_up() {
+            all.extend(world.greet(host, number));
         }
         let step = task.machine.step(vm.sending).expect("QEMU is as far as it was told");
-        vm.task = Some(task);
+        world.vm(host).task = Some(task);
+        all.extend(world.take_step(host, number, step));
+        all
+    }
+
+    fn take_step(mut self, host: usize, number: u8, step: Step) -> Vec<World> {
+        let vm = self.vm(host);
         match step {
             // The agent may see at any time of the copying that the switch comes soon.
             Step::Wait if vm.sending == Sending::Copying => {
-                let mut near = world;
+                let mut near = self;
                 near.vm(host).task.as_mut().unwrap().machine.near_switch();
-                vec![world, near]
+                vec![self, near]
             }
-            Step::Wait => vec![world],
-            Step::Store => world.store_switch(host),
+            Step::Wait => vec![self],
+            Step::Store => self.store_switch(host),
             Step::Raise => {
-                world.vm(host).task.as_mut().unwrap().machine.raising().expect("it is due");
-                let mut all = world.ask_homes(host, number, Message::Raise);
-                let mut late = world;
+                self.vm(host).task.as_mut().unwrap().machine.raising().expect("it is due");
+                let mut all = self.ask_homes(host, number, Message::Raise);
+                let mut late = self;
                 late.vm(host).task.as_mut().unwrap().machine.give_up();
                 all.push(late);
                 all
             }
-            Step::LetGo => world.let_go(host),
+            Step::LetGo => self.let_go(host),
             Step::StopSending => {
-                let vm = world.vm(host);
+                let vm = self.vm(host);
                 (vm.sending, vm.guest) = (Sending::Ended, Guest::Running);
-                vec![world]
+                vec![self]
             }
             Step::AskDestination => {
-                world.hold(host);
-                world.ask_destination(host, number)
+                self.hold(host);
+                self.ask_destination(host, number)
             }
             Step::FlipBack => {
-                world.hold(host);
-                world.vm(host).note(true);
-                world.ask_homes(host, number, Message::FlipBack)
+                self.hold(host);
+                self.vm(host).note(true);
+                self.ask_homes(host, number, Message::FlipBack)
             }
-            Step::Resume => world.end_task(host, MigrationPhase::Failed),
-            Step::Complete => world.end_task(host, MigrationPhase::Completed),
+            Step::Resume => self.end_task(host, MigrationPhase::Failed),
+            Step::Complete => self.end_task(host, MigrationPhase::Completed),
         }
     }
 
-    fn begin(mut self, host: usize, number: u8) -> World {
+    /// QEMU is told to send; whether that is right is asked meanwhile.
+    fn begin(mut self, host: usize) -> Vec<World> {
+        self.vm(host).task.as_mut().unwrap().begun = true;
+        let (mut sends, mut refused) = (self, self);
+        sends.vm(host).sending = Sending::Copying;
+        refused.vm(host).task.as_mut().unwrap().machine.give_up();
+        if self.vm(host).guest == Guest::Dead { vec![refused] } else { vec![sends, refused] }
+    }
+
+    /// The homes and the destination are asked: they agree, or not, or do not answer.
+    fn greet(&self, host: usize, number: u8) -> Vec<World> {
         let Move { to, epochs, .. } = self.the_move(number);
         let there = self.hosts[to];
         let waits = there.vm.is_some_and(|vm| {
             vm.arrives_by == Some(number) && vm.guest == Guest::Awaited && !there.is_down
         });
         let homes = self.homes[..self.volumes].iter().all(|home| home.current == epochs.from);
-        let vm = self.vm(host);
-        let task = vm.task.as_mut().unwrap();
-        task.begun = true;
-        if waits && homes && vm.guest != Guest::Dead {
-            vm.sending = Sending::Copying;
-        } else {
-            task.machine.give_up();
+        let (mut agreed, mut not) = (*self, *self);
+        not.vm(host).task.as_mut().unwrap().machine.give_up();
+        if !(waits && homes) {
+            return vec![not];
         }
-        self
+        agreed.vm(host).task.as_mut().unwrap().machine.greeted();
+        vec![agreed, not]
     }
 
     fn store_switch(self, host: usize) -> Vec<World> {
@@ -277,8 +295,19 @@ impl World {
         all
     }
 
+    /// The destination, or a home whose epoch was never raised: then QEMU was never let go.
     fn ask_destination(self, host: usize, number: u8) -> Vec<World> {
         let mut all = Vec::new();
+        let from = self.the_move(number).epochs.from;
+        if self.homes[..self.volumes].iter().any(|home| home.current == from) {
+            let mut never = self;
+            let machine = &mut never.vm(host).task.as_mut().unwrap().machine;
+            machine.answered(Fate::DidNotRun).expect("it is due");
+            let mut unsaved = never;
+            unsaved.vm(host).note(false);
+            never.vm(host).note(true);
+            all.extend([never, unsaved]);
+        }
         for (mut world, answer) in self.call(number, Message::EndUnlessRan) {
             if let Answer::Fate(fate) = answer {
                 let machine = &mut world.vm(host).task.as_mut().unwrap().machine;

@@ -1,0 +1,135 @@
+//! Sessions on other hosts' volumes that are opened before their client comes.
+//!
+//! A VM's QEMU opens its disks one after the other, and each takes some round trips to the volume's
+//! home. So an agent that is about to start one says which exports it will open, and their sessions
+//! are opened at the same time, while QEMU starts.
+//!
+//! A session is kept for the first client that opens its export. It always has the number that the
+//! first client would have had: an export that somebody has open gets none, so a client that comes back
+//! gets its own number again, and the home drains what its old session left.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use perigee_model::{Problem, VolumeName};
+use tokio::task::JoinHandle;
+
+use crate::proxies::ProxySession;
+
+/// More are not opened ahead at the same time: their clients open them themselves.
+pub const AHEAD_MAX: usize = 256;
+
+/// A session that no client has taken by then is closed.
+const KEPT: Duration = Duration::from_secs(30);
+
+struct Session {
+    number: u64,
+    volume: VolumeName,
+    opening: JoinHandle<Result<Arc<ProxySession>, Problem>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    last: u64,
+    /// By export name.
+    sessions: HashMap<String, Session>,
+}
+
+#[derive(Default)]
+pub struct Ahead {
+    kept: Mutex<Kept>,
+}
+
+impl Ahead {
+    /// Its holders do nothing that can panic.
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to open a session and keeps it for a while; not for an export that has one, and not
+    /// beyond [`AHEAD_MAX`].
+    pub fn open(
+        ahead: &Arc<Self>,
+        volume: &VolumeName,
+        export: &str,
+        opening: impl Future<Output = Result<Arc<ProxySession>, Problem>> + Send + 'static,
+    ) {
+        let mut kept = ahead.lock();
+        if kept.sessions.len() >= AHEAD_MAX || kept.sessions.contains_key(export) {
+            tracing::debug!(export, "no session is opened ahead");
+            return;
+        }
+        kept.last += 1;
+        let number = kept.last;
+        let opening = tokio::spawn(opening);
+        kept.sessions
+            .insert(export.to_owned(), Session { number, volume: volume.clone(), opening });
+        drop(kept);
+        let (ahead, export) = (Arc::clone(ahead), export.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(KEPT).await;
+            let mut kept = ahead.lock();
+            if kept.sessions.get(&export).is_some_and(|session| session.number == number) {
+                let unused = kept.sessions.remove(&export);
+                drop(kept);
+                unused.inspect(|session| session.opening.abort());
+            }
+        });
+    }
+
+    /// The session that was opened for this client, if one was and it stands. Waits until it does.
+    pub async fn take(&self, export: &str) -> Option<Arc<ProxySession>> {
+        let session = self.lock().sessions.remove(export)?;
+        match session.opening.await {
+            Ok(Ok(device)) => Some(device),
+            Ok(Err(problem)) => {
+                tracing::debug!(export, %problem, "a session that was opened ahead does not stand");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// The volume is reached in another way from now on, or not any more.
+    pub fn forget(&self, volume: &VolumeName) {
+        self.lock().sessions.retain(|_, session| {
+            if session.volume == *volume {
+                session.opening.abort();
+            }
+            session.volume != *volume
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume() -> VolumeName {
+        VolumeName::new("data").expect("a name")
+    }
+
+    async fn fails() -> Result<Arc<ProxySession>, Problem> {
+        Err(Problem::unavailable("open", "the test wants it so"))
+    }
+
+    #[tokio::test]
+    async fn a_session_that_does_not_stand_leaves_its_client_to_open_one() {
+        let ahead = Arc::new(Ahead::default());
+        Ahead::open(&ahead, &volume(), "data@1", fails());
+        assert!(ahead.take("data@1").await.is_none());
+        assert!(ahead.take("data@1").await.is_none(), "it is taken once");
+    }
+
+    #[tokio::test]
+    async fn sessions_ahead_are_bounded_and_go_with_their_volume() {
+        let ahead = Arc::new(Ahead::default());
+        for number in 0..2 * AHEAD_MAX {
+            Ahead::open(&ahead, &volume(), &format!("data@{number}"), fails());
+        }
+        assert_eq!(ahead.lock().sessions.len(), AHEAD_MAX);
+        ahead.forget(&volume());
+        assert_eq!(ahead.lock().sessions.len(), 0);
+    }
+}
