@@ -1,9 +1,9 @@
-//! KVM or TCG: found by booting a tiny guest once, not by looking at `/dev/kvm`.
+//! Finds out whether KVM works by booting a small guest once.
 //!
 //! `/dev/kvm` may exist and still not run a stock Linux kernel: some nested hypervisors start the
 //! guest and hang. So a kernel is booted without a root filesystem; the panic with which it ends
-//! proves that it ran. The answer is kept in the state directory until something it depends on
-//! changes: the boot, QEMU, the kernel or the device's owner.
+//! proves that it ran. The result is cached in the state directory until something changes on which it
+//! depends: the boot, QEMU, the kernel or the device's owner.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use crate::lines::next_line;
 use crate::process::{QemuUser, detached};
 
 const KVM: &str = "/dev/kvm";
-/// A kernel boots below 2 s under KVM.
+/// Under KVM a kernel boots in less than 2 s.
 const BOOT_DEADLINE: Duration = Duration::from_secs(6);
-/// What a kernel without a root filesystem says last.
+/// The last message of a kernel without a root filesystem.
 const PROOF: &str = "Unable to mount root fs";
 /// `auto`, `kvm` or `tcg`.
 const CHOICE_VARIABLE: &str = "PERIGEE_ACCELERATOR";
 
-/// What was found, and a plain word where it is not KVM.
+/// The accelerator, and a warning if it is not KVM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     pub kind: Accelerator,
@@ -48,8 +48,8 @@ struct Cached {
     found: Found,
 }
 
-/// Finds the accelerator. `user` is whom QEMU will run as, where that is not the agent's user;
-/// its group is changed to the one that may open `/dev/kvm`.
+/// Finds the accelerator. `user` is the user of QEMU if that is not the agent's user; its group is changed to
+/// one that may open `/dev/kvm`.
 pub async fn find(
     state: &Path,
     kernel: Option<&Path>,
@@ -62,7 +62,7 @@ pub async fn find(
         _ => false,
     };
     let Ok(device) = std::fs::metadata(KVM) else {
-        return Found::tcg(format!("there is no {KVM}"));
+        return Found::tcg(format!("{KVM} does not exist"));
     };
     if let Some(user) = user {
         match group_for(device.mode(), Gid::from_raw(device.gid()), user.gid) {
@@ -80,7 +80,7 @@ pub async fn find(
         return Found { kind: Accelerator::Kvm, warning: None };
     }
     let Some(kernel) = kernel.map(Path::to_path_buf).or_else(newest_kernel) else {
-        return Found::tcg("there is no kernel in /boot to try it with: name one with --kernel");
+        return Found::tcg("there is no kernel in /boot for a test: name one with --probe-kernel");
     };
     let key = cache_key(qemu_version, &kernel, &device);
     let cache = state.join("accelerator.json");
@@ -101,7 +101,7 @@ fn group_for(mode: u32, device: Gid, own: Gid) -> Option<Gid> {
     if mode & 0o006 == 0o006 {
         return Some(own);
     }
-    // Root's group opens much more than this device.
+    // Root's group has access to much more than this device.
     (mode & 0o060 == 0o060 && device.as_raw() != 0).then_some(device)
 }
 
@@ -142,7 +142,8 @@ async fn try_kvm(state: &Path, kernel: &Path, user: Option<QemuUser>) -> Found {
     }
 }
 
-/// Boots the kernel until it misses its root filesystem. The process is gone when this returns.
+/// Boots the kernel until it reports that its root filesystem is missing. The process has ended when this
+/// returns.
 async fn boot(
     kernel: &Path,
     accelerator: Accelerator,
@@ -178,7 +179,7 @@ async fn boot(
         Ok(true) => Ok(()),
         Ok(false) => {
             let mut said = Vec::new();
-            // An unreadable reason is an empty one.
+            // If the reason can't be read, it stays empty.
             let _ = (&mut stderr).take(4096).read_to_end(&mut said).await;
             let said = String::from_utf8_lossy(&said);
             Err(format!("a test guest did not boot: {}", said.lines().next().unwrap_or_default()))

@@ -46,11 +46,14 @@ pub fn router(vms: Arc<Vms>) -> Router {
 }
 
 fn id(text: &str) -> Result<VmId, Problem> {
-    VmId::new(text).map_err(|e| Problem::invalid("find a VM", e))
+    VmId::new(text).map_err(|e| Problem::invalid("can't find a VM", e))
 }
 
 async fn no_such_path() -> Failure {
-    Failure(Problem::not_found("answer the request", "the agent has no such path"))
+    Failure(Problem::not_found(
+        "can't answer the request",
+        "the agent's API does not have this path",
+    ))
 }
 
 async fn host(State(vms): Shared) -> Reply<HostReport> {
@@ -72,7 +75,7 @@ struct ChangesQuery {
 
 async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply<VmChanges> {
     vms.host.changes.wait(query.after, Duration::from_millis(query.wait_ms)).await;
-    // Before anything is read: what changes meanwhile is told the next time.
+    // Taken before anything is read, so that later changes are reported the next time.
     let revision = vms.host.changes.now();
     let all = vms.list();
     let changed: Vec<_> = all.iter().filter(|vm| vm.changed_since(query.after)).collect();
@@ -84,7 +87,7 @@ async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply
     }))
 }
 
-/// Without a wait at once; with one, when the VM has news or is no more.
+/// Answers at once, or, if a wait is given, when the VM has changed or was deleted.
 async fn report(
     State(vms): Shared,
     Path(vm): Path<String>,
@@ -93,7 +96,7 @@ async fn report(
     let (id, wait) = (id(&vm)?, Duration::from_millis(query.wait_ms));
     let vm = vms.get(&id)?;
     vms.host.changes.wait_until(wait, || vm.changed_since(query.after)).await;
-    // It may have been deleted meanwhile, or another one started.
+    // The VM may have been deleted in the meantime, or another one started.
     let vm = vms.get(&id)?;
     Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
 }
@@ -105,7 +108,7 @@ async fn put(
 ) -> Reply<VmReport> {
     if id(&vm)? != spec.vm {
         let why = format!("the path names {vm} and the spec {}", spec.vm);
-        return Err(Problem::invalid("start a VM", why).into());
+        return Err(Problem::invalid("can't start a VM", why).into());
     }
     let vm = vms.put(spec).await?;
     Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
@@ -137,11 +140,12 @@ async fn events(
 ) -> Reply<Vec<GuestEvent>> {
     let vm = vms.get(&id(&vm)?)?;
     let read = tokio::task::spawn_blocking(move || {
-        // Who asks for what comes after has stored what comes before.
+        // A client that asks for later messages has stored the earlier ones.
         vm.log.taken(query.after)?;
         vm.log.after(query.after)
     });
-    let messages = read.await.map_err(|e| Problem::internal("read a guest's messages", e))??;
+    let messages =
+        read.await.map_err(|e| Problem::internal("can't read a guest's messages", e))??;
     Ok(Json(messages))
 }
 

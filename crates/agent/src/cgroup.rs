@@ -1,7 +1,7 @@
 //! Limits for QEMU by cgroup v2, where the machine has its CPU and memory controllers.
 //!
-//! A group is named after the pid, which is unique on the machine, so that several agents never
-//! meet. It goes away with the VM.
+//! A group is named after QEMU's pid, which is unique on the machine, so several agents never use the same
+//! group. It is removed with the VM.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ fn group(process: &Process) -> PathBuf {
     Path::new(ROOT).join("perigee").join(process.pid.to_string())
 }
 
-/// Puts QEMU into a group of its own. One CPU more than the guest has is for QEMU's I/O.
+/// Puts QEMU into its own group. QEMU gets one CPU more than the guest, for its I/O.
 pub fn limit(process: &Process, cpus: u32, memory_bytes: u64) -> std::io::Result<()> {
     let group = group(process);
     std::fs::write(Path::new(ROOT).join("cgroup.subtree_control"), "+cpu +memory")?;
@@ -49,6 +49,6 @@ pub fn limit(process: &Process, cpus: u32, memory_bytes: u64) -> std::io::Result
 
 /// Removes the group of a process that has ended; there may be none.
 pub fn forget(process: &Process) {
-    // An empty group that stays behind limits nothing.
+    // It does no harm if an empty group stays.
     let _ = std::fs::remove_dir(group(process));
 }

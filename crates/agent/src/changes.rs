@@ -1,5 +1,5 @@
-//! What changed on this host, numbered: so that whoever watches its VMs asks once and is answered when
-//! there is something to say.
+//! Numbered changes of this host's VMs. A watcher sends one request, which is answered when there is a
+//! change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,10 +7,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
-/// Nobody is kept waiting longer, so that a connection which broke unseen does not stay.
+/// The longest wait, so that a broken connection does not stay open unnoticed.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The numbers of this agent's run begin at the time in microseconds: above those of any run before.
+/// The numbers begin at the agent's start time in microseconds, so they are higher than those of earlier
+/// runs.
 #[derive(Debug)]
 pub struct Changes {
     last: watch::Sender<u64>,
@@ -27,7 +28,7 @@ impl Changes {
         *self.last.borrow()
     }
 
-    /// Something changed. Whoever sees its number also sees what `keep` did with it.
+    /// Records a change. `keep` stores its number before any watcher can see the number.
     fn note_with(&self, keep: impl FnOnce(u64)) {
         self.last.send_modify(|last| {
             *last += 1;
@@ -35,7 +36,7 @@ impl Changes {
         });
     }
 
-    /// Waits for a change after this one, or for the time to be over.
+    /// Waits for a change after this one, at most for this time.
     pub async fn wait(&self, after: u64, at_most: Duration) {
         let mut last = self.last.subscribe();
         let newer = last.wait_for(|last| *last > after);
@@ -43,7 +44,7 @@ impl Changes {
         drop(tokio::time::timeout(at_most.min(WAIT_MAX), newer).await);
     }
 
-    /// Waits until a change makes this true, or for the time to be over.
+    /// Waits until a change makes the condition true, at most for this time.
     pub async fn wait_until(&self, at_most: Duration, is_due: impl Fn() -> bool) {
         let mut last = self.last.subscribe();
         let due = last.wait_for(|_| is_due());

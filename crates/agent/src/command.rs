@@ -18,7 +18,7 @@ pub const QEMU: &str = "qemu-system-x86_64";
 const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
 const MIB: u64 = 1 << 20;
 
-/// How long a request waits for a volume server that went away before the guest is paused.
+/// How long a request waits for a volume server that does not answer before the guest is paused.
 const RECONNECT_DELAY_S: u32 = 600;
 /// How long a start waits for the volume server.
 const OPEN_TIMEOUT_S: u32 = 10;
@@ -36,9 +36,9 @@ pub fn accelerator_arguments(accelerator: Accelerator) -> [&'static str; 4] {
 /// Under TCG the guest gets 8 KiB less than asked for, so that its size is no multiple of
 /// 256 KiB (64 pages). QEMU before 9.0 reads the dirty bits of memory of such a size 64 at a time,
 /// and then does not tell TCG's TLB that they were cleared: later writes to these pages are not
-/// noticed, and the guest arrives with old contents in them. It hangs or worse. See
+/// noticed, and the guest arrives with old contents in them and hangs or misbehaves. See
 /// `cpu_physical_memory_sync_dirty_bitmap` in QEMU 7.2's `include/exec/ram_addr.h`; the change
-/// "physmem: Fix migration dirty bitmap coherency with TCG memory access" mended it in 9.0.
+/// "physmem: Fix migration dirty bitmap coherency with TCG memory access" fixed it in 9.0.
 /// Both sides must have the same size, so it does not depend on QEMU's version.
 fn memory(memory_bytes: u64, accelerator: Accelerator) -> String {
     let mib = memory_bytes.div_ceil(MIB);
@@ -68,8 +68,8 @@ pub fn arguments(
     add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &spec.cpus.to_string()]);
     add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
     add(&mark(dir).each_ref().map(String::as_str));
-    // A guest that powers off stays to be looked at until the VM is deleted. One that reboots or
-    // panics ends as well: started again, its job would run twice.
+    // A guest that powers off stays until the VM is deleted, so that it can be examined. A guest that reboots
+    // or panics also ends, because its job would otherwise run twice.
     add(&["-action", "shutdown=pause,reboot=shutdown,panic=pause"]);
     add(&["-device", "pvpanic"]);
     add(&["-boot", "strict=on"]);
@@ -90,7 +90,7 @@ pub fn arguments(
     add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
     add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
     if spec.arrives_by.is_some() {
-        // It arrives stopped: its agent stores that it is here, and then lets it run.
+        // It arrives stopped. The agent first records that it has arrived, and then lets it run.
         add(&["-S", "-incoming", "defer"]);
     }
     line

@@ -1,16 +1,16 @@
-//! What the agent keeps on disk, and who may see it.
+//! The agent's files, and their permissions.
 //!
 //! ```text
 //! STATE/lock             held while an agent runs
 //! STATE/accelerator.json the cached answer of the KVM probe
 //! STATE/vms/VM/          root only, except for passing through
-//!   spec.json            the VmSpec; a directory without it is a start that never happened
+//!   spec.json            the VmSpec; without it the VM was never started
 //!   migration.json       the current or last outgoing migration
-//!   arrival              of a VM that comes by migration: whether it has run here
+//!   arrival              for a VM that arrives by migration: whether it has run here
 //!   events.jsonl         the guest's messages
 //!   qemu.log             QEMU's stderr
-//!   run/                 QEMU's own, mode 0700: sockets, pid file, console.log
-//! STATE/ended/VM.json    what became of a VM that came by migration and is deleted
+//!   run/                 owned by QEMU's user, mode 0700: sockets, pid file, console.log
+//! STATE/ended/VM.json    the fate of a VM that arrived by migration and was deleted
 //! ```
 //!
 //! Everything under `run/` was written by QEMU's user: it is opened without following links.
@@ -84,7 +84,7 @@ impl VmDir {
     /// Makes the directories; `owner` is QEMU's user where that is not the agent's.
     pub fn create(&self, owner: Option<Uid>) -> Result<(), Problem> {
         let fail = |e: std::io::Error| {
-            Problem::internal(format!("make the directory {}", self.root.display()), e)
+            Problem::internal(format!("can't make the directory {}", self.root.display()), e)
         };
         if self.qmp().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(Problem::invalid(
@@ -105,7 +105,7 @@ impl VmDir {
     pub fn remove(&self) -> Result<(), Problem> {
         match std::fs::remove_dir_all(&self.root) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Problem::internal(format!("remove {}", self.root.display()), e))
+                Err(Problem::internal(format!("can't remove {}", self.root.display()), e))
             }
             _ => Ok(()),
         }
@@ -151,9 +151,9 @@ pub fn closed_ancestor(path: &Path) -> Option<PathBuf> {
     path.ancestors().skip(1).find(closed).map(Path::to_path_buf)
 }
 
-/// Replaces a file so that after a crash either the old or the new one is there.
+/// Replaces a file atomically: after a crash either the old or the new one exists.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Problem> {
-    let what = || format!("write {}", path.display());
+    let what = || format!("can't write {}", path.display());
     let text = serde_json::to_vec_pretty(value).map_err(|e| Problem::internal(what(), e))?;
     let temporary = path.with_extension("new");
     let write = || -> std::io::Result<()> {
@@ -174,9 +174,9 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Problem> {
     write().map_err(|e| Problem::internal(what(), e))
 }
 
-/// `None` when there is no such file.
+/// Returns `None` if the file does not exist.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Problem> {
-    let what = || format!("read {}", path.display());
+    let what = || format!("can't read {}", path.display());
     let text = match std::fs::read(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -185,7 +185,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Problem>
     serde_json::from_slice(&text).map(Some).map_err(|e| Problem::internal(what(), e))
 }
 
-/// The last bytes of a text file; empty when there is none. Never follows a link.
+/// The last bytes of a text file; empty if the file does not exist. It never follows a link.
 pub fn tail(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
     let mut file = match OpenOptions::new().read(true).custom_flags(NO_TRICKS).open(path) {
         Ok(file) => file,
@@ -199,8 +199,8 @@ pub fn tail(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Cuts a file that QEMU appends to once it is longer than `bytes_max`, and keeps its last
-/// `keep_bytes`. QEMU's next byte goes behind them, because it opened the file for appending.
+/// Shortens a file to which QEMU appends once it is longer than `bytes_max`, and keeps its last `keep_bytes`.
+/// QEMU's next byte follows them, because QEMU has opened the file for appending.
 pub fn bound(path: &Path, bytes_max: u64, keep_bytes: u64) -> std::io::Result<()> {
     let open = OpenOptions::new().read(true).append(true).custom_flags(NO_TRICKS).open(path);
     let mut file = match open {

@@ -1,4 +1,4 @@
-//! What `fuzz/` feeds with bytes that a guest or its QEMU could send.
+//! Entries for the fuzz targets, with bytes that a guest or its QEMU could send.
 
 use perigee_model::guest::LINE_BYTES_MAX;
 

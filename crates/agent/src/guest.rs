@@ -1,9 +1,9 @@
-//! The guest's messages: from the VM's job port into a log, acknowledged once they are on disk.
+//! Stores the guest's messages from the VM's job port in a log, and acknowledges them once they are on disk.
 //!
-//! The guest sends everything again that is not acknowledged when it is told `resume`; this is
-//! said at every connect, and whenever a number is missing. A line that is no message ends the
-//! connection, and a new one begins with `resume` again: after a migration the first line may be
-//! the rest of one that the source has read half.
+//! After the message `resume` the guest repeats everything that is not acknowledged. The agent sends it at
+//! every connect, and whenever a number is missing. An invalid line ends the connection, and the next one
+//! begins with `resume` again: after a migration the first line may be the rest of a line that the source
+//! has read in part.
 
 mod intake;
 mod log;
@@ -28,17 +28,17 @@ pub use log::GuestLog;
 const RECONNECT: Duration = Duration::from_millis(300);
 /// Messages that are stored with one sync.
 const BATCH_MAX: usize = 256;
-/// No guest sends so many; beyond it, arithmetic on numbers could overflow.
+/// The highest message number. No guest sends so many, and beyond it arithmetic could overflow.
 const SEQ_MAX: u64 = 1 << 53;
 
-/// Reads the port until its QEMU has ended. `from_start`: the VM booted here, so its first message
-/// has number 1; otherwise the first number is wherever the source's acknowledgements ended.
+/// Reads the port until its QEMU has ended. `from_start` says that the VM booted here, so its first message
+/// has the number 1. Otherwise the numbers continue after the source's acknowledgements.
 pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: Process) {
     let mut said_full = false;
     while !qemu.has_ended() {
         if log.is_full() {
             if !said_full {
-                tracing::warn!(path = %socket.display(), "the guest's messages wait: the log is full of what the controller has not fetched");
+                tracing::warn!(path = %socket.display(), "the guest's messages wait: the log is full, and the controller has not fetched it");
             }
             said_full = true;
             tokio::time::sleep(RECONNECT).await;
@@ -87,7 +87,7 @@ async fn converse(
             say(&mut writer, &HostMessage::Ack(log.last_seq())).await?;
         }
         if log.is_full() {
-            // What is not acknowledged comes again, when there is room.
+            // The guest repeats unacknowledged messages when there is room.
             return Ok(());
         }
         if resume {
@@ -97,12 +97,12 @@ async fn converse(
     Ok(())
 }
 
-/// All messages that have come; `None` at the end.
+/// All messages that have arrived; `None` at the end.
 async fn read_batch(
     reader: &mut BufReader<OwnedReadHalf>,
     partial: &mut Vec<u8>,
 ) -> Result<Option<Vec<GuestMessage>>, Problem> {
-    let broken = |e: &dyn std::fmt::Display| Problem::internal("read the job port", e);
+    let broken = |e: &dyn std::fmt::Display| Problem::internal("can't read the job port", e);
     let Some(line) = next_line(reader, partial, LINE_BYTES_MAX).await.map_err(|e| broken(&e))?
     else {
         return Ok(None);
@@ -111,7 +111,7 @@ async fn read_batch(
     while batch.len() < BATCH_MAX {
         match next_line(reader, partial, LINE_BYTES_MAX).now_or_never() {
             Some(Ok(Some(line))) => {
-                // What is broken ends the connection; what came before is sent again.
+                // An invalid line ends the connection; the guest repeats the messages before it.
                 batch.extend(parse(&line)?);
             }
             Some(Err(error)) => return Err(broken(&error)),
@@ -121,15 +121,15 @@ async fn read_batch(
     Ok(Some(batch))
 }
 
-/// Nothing for a blank line: the guest begins with one, to end what it may have sent in part before.
+/// Parses a line. A blank line gives `None`: the guest begins with one, to end a partial line.
 pub(crate) fn parse(line: &[u8]) -> Result<Option<GuestMessage>, Problem> {
     if line.is_empty() {
         return Ok(None);
     }
-    let broken = |e: &dyn std::fmt::Display| Problem::invalid("read a guest's message", e);
+    let broken = |e: &dyn std::fmt::Display| Problem::invalid("can't read a guest's message", e);
     let message: GuestMessage = serde_json::from_slice(line).map_err(|e| broken(&e))?;
     if !(1..=SEQ_MAX).contains(&message.seq) {
-        return Err(broken(&format!("no message has the number {}", message.seq)));
+        return Err(broken(&format!("the number {} is not valid", message.seq)));
     }
     Ok(Some(message))
 }
@@ -137,11 +137,11 @@ pub(crate) fn parse(line: &[u8]) -> Result<Option<GuestMessage>, Problem> {
 async fn append(log: Arc<GuestLog>, messages: Vec<GuestMessage>) -> Result<(), Problem> {
     tokio::task::spawn_blocking(move || log.append(&messages))
         .await
-        .map_err(|e| Problem::internal("store a guest's messages", e))?
+        .map_err(|e| Problem::internal("can't store a guest's messages", e))?
 }
 
 async fn say(writer: &mut OwnedWriteHalf, message: &HostMessage) -> Result<(), Problem> {
-    let fail = |e: &dyn std::fmt::Display| Problem::internal("write to the job port", e);
+    let fail = |e: &dyn std::fmt::Display| Problem::internal("can't write to the job port", e);
     let mut line = serde_json::to_vec(message).map_err(|e| fail(&e))?;
     line.push(b'\n');
     writer.write_all(&line).await.map_err(|e| fail(&e))

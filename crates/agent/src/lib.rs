@@ -1,12 +1,11 @@
-//! The agent: runs a host's virtual machines through QEMU and tells how they do.
+//! The agent: runs a host's virtual machines with QEMU and reports their state.
 //!
-//! VMs outlive the agent. Everything it must know after a restart is in its state directory and in
-//! the QEMU processes themselves; [`vms::Vms::adopt`] puts the two together again. Each VM has one
-//! owner task ([`vm::owner`]) that alone acts on its QEMU; everybody else sends it requests and
-//! reads what it publishes.
+//! VMs outlive the agent. Everything that it must know after a restart is in its state directory and in
+//! the QEMU processes; [`vms::Vms::adopt`] matches the two. Each VM has one owner task ([`vm::owner`]),
+//! which alone acts on its QEMU. All other code sends it requests and reads what it publishes.
 //!
-//! The agent never writes a volume and never talks to a disk: QEMU does, through the volume server
-//! of this host. It moves a volume's writer epoch in the pause of a migration and nowhere else.
+//! The agent never reads or writes a disk: QEMU does, through the volume server of this host. The agent
+//! changes a volume's writer epoch only in the pause of a migration.
 
 mod accelerator;
 mod api;
@@ -38,35 +37,34 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Linux draws another UUID at each boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What an agent is told when it starts.
+/// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub host: HostId,
     pub site: SiteId,
     pub listen: Vec<Listen>,
-    /// What the agent keeps; QEMU's user must be able to pass through the directories above it.
+    /// The state directory. QEMU's user must be able to enter the directories above it.
     pub state: PathBuf,
     /// The unix socket where this host's volume server speaks NBD.
     pub volume_socket: PathBuf,
     /// Control API of this host's volume server: `unix:PATH` or `http://IP:PORT`.
     pub volume_control: String,
-    /// The same control API as other hosts reach it.
+    /// The same control API's address for other hosts.
     pub volume_url: String,
     pub nbd_addr: String,
     /// `http://IP:PORT`; incoming migrations listen on the same IP.
     pub agent_url: String,
     pub controller: Option<String>,
-    /// Booted once to find out whether KVM works; default: the newest `/boot/vmlinuz-*`.
+    /// The kernel to boot once to find out whether KVM works; by default the newest `/boot/vmlinuz-*`.
     pub probe_kernel: Option<PathBuf>,
-    /// Where the kernel says which boot this is: [`BOOT_ID`]. Hosts that share a kernel have a file each.
+    /// The file with the id of this boot: [`BOOT_ID`]. Hosts that share a kernel have one file each.
     pub boot_id: PathBuf,
 }
 
-/// Runs the agent until SIGTERM or SIGINT. VMs go on. The future is boxed, so that it is compiled in this crate only.
+/// Runs the agent until SIGTERM or SIGINT. VMs keep running. The future is boxed, so that it is compiled in this crate only.
 ///
 /// # Errors
-/// When the state directory cannot be used, another agent uses it, QEMU is missing, or an address
-/// cannot be listened on.
+/// When the state directory can't be used, another agent uses it, QEMU is missing, or an address is taken.
 pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
     until_stopped(config).boxed()
 }
@@ -83,7 +81,7 @@ async fn until_stopped(config: Config) -> Result<(), Problem> {
 }
 
 fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal, Problem> {
-    signal(kind).map_err(|e| Problem::internal("handle signals", e))
+    signal(kind).map_err(|e| Problem::internal("can't handle signals", e))
 }
 
 /// Like [`run`], without the signals: until a listener fails or the future is dropped.
@@ -106,7 +104,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
             None => std::future::pending().await,
         }
     };
-    tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent serves");
+    tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
         result = perigee_http::serve(api::router(vms), &config.listen) => result,
         problem = heartbeat => Err(problem),

@@ -1,4 +1,4 @@
-//! Lines from a socket, bounded before anything is stored.
+//! Reads lines from a socket, with a limit on their length.
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 
@@ -13,7 +13,7 @@ pub enum LineError {
 /// The next line without its end, or `None` at the end of the stream. A last line without an end
 /// is not a line.
 ///
-/// Safe to cancel: what was read of a line stays in `partial`.
+/// This is safe to cancel: the part of a line that was read stays in `partial`.
 pub async fn next_line(
     reader: &mut (impl AsyncBufRead + Unpin),
     partial: &mut Vec<u8>,

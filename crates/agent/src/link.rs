@@ -1,4 +1,4 @@
-//! What the link to another agent's host is like: round trip and rate.
+//! Measures the link to another agent's host: round trip and rate.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ fn chunk() -> Bytes {
     words.take(CHUNK_BYTES / 8).flatten().collect()
 }
 
-/// A body of so many bytes.
+/// A body with this many bytes.
 pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
-    let too_long = |error: OutOfLimits| error.problem("send bytes for a probe");
+    let too_long = |error: OutOfLimits| error.problem("can't send bytes for a probe");
     PROBE_BYTES.check(length_bytes).map_err(too_long)?;
     let whole = chunk();
     let mut left = usize::try_from(length_bytes).unwrap_or(0);
@@ -42,7 +42,7 @@ pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
 
 /// Connects several times for the round trip, then reads a blob for the rate.
 pub async fn probe(request: &ProbeLink) -> Result<LinkProbe, Problem> {
-    let what = || format!("probe the link to {}", request.peer_agent_url);
+    let what = || format!("can't probe the link to {}", request.peer_agent_url);
     PROBE_BYTES.check(request.length_bytes).map_err(|error| error.problem(what()))?;
     let measure = async {
         let rtt_ms = round_trip_ms(&request.peer_agent_url).await?;
@@ -61,7 +61,7 @@ async fn round_trip_ms(url: &str) -> Result<f64, Problem> {
         let start = Instant::now();
         let stream = TcpStream::connect(address).await.map_err(|e| {
             Problem::unavailable(format!("no connection to {address}"), e)
-                .next("is the agent there running?")
+                .next("check that the agent is running there")
         })?;
         times_ms.push(start.elapsed().as_secs_f64() * 1000.0);
         drop(stream);
@@ -77,7 +77,9 @@ pub fn address_of(url: &str) -> Result<&str, Problem> {
         .filter(|address| {
             address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
         })
-        .ok_or_else(|| Problem::invalid(format!("address {url:?}"), "it is not http://IP:PORT"))
+        .ok_or_else(|| {
+            Problem::invalid(format!("can't use the address {url:?}"), "it is not http://IP:PORT")
+        })
 }
 
 async fn rate(request: &ProbeLink) -> Result<u64, Problem> {
@@ -88,26 +90,26 @@ async fn rate(request: &ProbeLink) -> Result<u64, Problem> {
     let start = Instant::now();
     loop {
         let chunk = response.chunk().await.map_err(|e| {
-            Problem::unavailable(format!("read from {}", request.peer_agent_url), e)
+            Problem::unavailable(format!("can't read from {}", request.peer_agent_url), e)
         })?;
         let Some(chunk) = chunk else { break };
         meter.add(chunk.len() as u64, start.elapsed());
     }
     if meter.read_bytes < request.length_bytes {
         return Err(Problem::unavailable(
-            format!("read from {}", request.peer_agent_url),
-            format!("only {} of {} bytes came", meter.read_bytes, request.length_bytes),
+            format!("can't read from {}", request.peer_agent_url),
+            format!("only {} of {} bytes arrived", meter.read_bytes, request.length_bytes),
         ));
     }
     Ok(meter.rate_bytes_per_s())
 }
 
-/// Takes the rate of the last three quarters: TCP begins slowly, and on a long link the first
-/// round trips would hide what the link can carry.
+/// Measures the rate of the last three quarters, because TCP begins slowly: on a long link the first round
+/// trips would hide the link's rate.
 struct Meter {
     skip_bytes: u64,
     read_bytes: u64,
-    /// Where the measured part begins: bytes read and time.
+    /// The start of the measured part: bytes read and time.
     mark: Option<(u64, Duration)>,
     end: Duration,
 }
@@ -125,7 +127,7 @@ impl Meter {
         }
     }
 
-    /// Of everything, where it came in one piece.
+    /// The rate of all bytes if they came in one piece.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,

@@ -1,12 +1,12 @@
-//! QEMU as a process: starting it so that it outlives the agent, finding it again, its CPU time.
+//! QEMU as a process: starts it so that it outlives the agent, finds it again, and reads its CPU time.
 //!
-//! A process is known by its pid and its start time, so that a pid that was given to another
-//! process is never taken for QEMU. After a restart it is found by its own command line, which
-//! names the VM's pid file: that also finds a QEMU that an agent started just before it died.
-//! Other programs may name that file too: only QEMU's own program, run by QEMU's user, counts.
+//! A process is identified by its pid and its start time, so that a reused pid is never taken for QEMU.
+//! After a restart QEMU is found by its command line, which names the VM's pid file. This also finds a QEMU
+//! that was started just before the agent died. Other programs may name that file too, so only QEMU's
+//! program, run by QEMU's user, counts.
 //!
-//! What `/proc` does not tell, for example because the agent is out of file descriptors, is not
-//! known: it is not taken for "the process has ended".
+//! If `/proc` can't be read, for example because the agent has no file descriptors left, the state is not
+//! known. This never counts as "the process has ended".
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -24,14 +24,14 @@ use perigee_model::Problem;
 /// The unit of times in `/proc`, the same for every process on Linux.
 const TICK_MS: u64 = 10;
 
-/// The user QEMU runs as: a system id that Debian gives to QEMU.
+/// The user of QEMU: the system id that Debian gives to QEMU.
 pub const QEMU_UID: u32 = 64055;
 
-/// Whom a QEMU process belongs to.
+/// The user and group of a QEMU process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QemuUser {
     pub uid: Uid,
-    /// Its own, or that of `/dev/kvm` where KVM is used.
+    /// QEMU's own group, or that of `/dev/kvm` if KVM is used.
     pub gid: Gid,
 }
 
@@ -53,7 +53,7 @@ impl Stat {
     }
 }
 
-/// `Ok(None)`: there is no such process.
+/// Returns `Ok(None)` if the process does not exist.
 fn read_stat(path: &str) -> std::io::Result<Option<Stat>> {
     match std::fs::read_to_string(path) {
         Ok(text) => match parse_stat(&text) {
@@ -65,12 +65,12 @@ fn read_stat(path: &str) -> std::io::Result<Option<Stat>> {
     }
 }
 
-/// An entry of a process that has ended is not there, or its reading fails with `ESRCH`.
+/// The entry of an ended process does not exist, or reading it fails with `ESRCH`.
 fn is_no_process(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// The command's name may hold spaces and parentheses: fields count from the last `)`.
+/// The command's name may contain spaces and parentheses, so fields count from the last `)`.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();
@@ -82,7 +82,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// How a VM's QEMU is told from all other processes.
+/// The properties by which a VM's QEMU is recognised.
 #[derive(Debug, Clone, Copy)]
 pub struct Looks<'a> {
     /// Its name, as it is found in `PATH`.
@@ -94,7 +94,7 @@ pub struct Looks<'a> {
 
 impl Looks<'_> {
     /// # Errors
-    /// When the process is there and cannot be looked at.
+    /// When the process exists and its properties can't be read.
     fn fit(&self, dir: &Path) -> std::io::Result<bool> {
         let line = std::fs::read(dir.join("cmdline"))?;
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
@@ -110,7 +110,7 @@ impl Looks<'_> {
     }
 }
 
-/// A program that was replaced while it ran has ` (deleted)` behind its path.
+/// The path of a program that was replaced while it ran ends in ` (deleted)`.
 fn is_program(path: &Path, name: &str) -> bool {
     let text = path.to_string_lossy();
     let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
@@ -118,7 +118,7 @@ fn is_program(path: &Path, name: &str) -> bool {
     Some(path) == wanted.as_deref() || path.file_name() == Some(OsStr::new(name))
 }
 
-/// The file that a program's name means, with links followed.
+/// The file of a program, with links followed.
 fn which(name: &str) -> Option<PathBuf> {
     let dirs = std::env::var_os("PATH")?;
     let found = std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|path| path.is_file());
@@ -131,10 +131,10 @@ impl Process {
         Some(Self { pid, start_ticks: stat.start_ticks })
     }
 
-    /// The running process that looks so.
+    /// The running process with these properties.
     ///
     /// # Errors
-    /// When none was found and not all processes could be looked at.
+    /// When no process was found and not all processes could be examined.
     pub fn find(looks: Looks<'_>) -> std::io::Result<Option<Self>> {
         let mut not_known = None;
         for entry in std::fs::read_dir("/proc")? {
@@ -158,13 +158,13 @@ impl Process {
         not_known.map_or(Ok(None), Err)
     }
 
-    /// Whether it is known to have ended. Not so while `/proc` cannot be read.
+    /// Whether the process is known to have ended. It is not known while `/proc` can't be read.
     pub fn has_ended(&self) -> bool {
         match read_stat(&format!("/proc/{}/stat", self.pid)) {
             Ok(Some(stat)) => stat.start_ticks != self.start_ticks || stat.has_ended(),
             Ok(None) => true,
             Err(error) => {
-                tracing::warn!(pid = self.pid, %error, "whether a process runs is not known");
+                tracing::warn!(pid = self.pid, %error, "can't find out whether a process is running");
                 false
             }
         }
@@ -187,8 +187,8 @@ impl Process {
         ticks.map(|stat| stat.cpu_ticks * TICK_MS).sum()
     }
 
-    /// How long the same threads were ready to run and had no CPU; `None` where the kernel has no
-    /// scheduler statistics.
+    /// How long the same threads were ready to run and had no CPU; `None` if the kernel has no scheduler
+    /// statistics.
     pub fn vcpu_waiting_ms(&self) -> Option<u64> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
         let waits = tasks.flatten().filter_map(|task| {
@@ -201,17 +201,17 @@ impl Process {
         waits.max().map(|ns| ns / 1_000_000)
     }
 
-    /// Ends it at once and waits until it is gone.
+    /// Kills the process and waits until it has ended.
     pub async fn kill(&self) -> Result<(), Problem> {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
         while !self.has_ended() {
             let pid = Pid::from_raw(i32::try_from(self.pid).unwrap_or(i32::MAX));
-            // An error means that it is gone already, which the next look tells.
+            // An error means that it has already ended, which the next check finds.
             let _ = kill(pid, Signal::SIGKILL);
             if tokio::time::Instant::now() > deadline {
                 return Err(Problem::internal(
-                    format!("stop the process {}", self.pid),
-                    "it is still there 20 s after SIGKILL",
+                    format!("can't stop the process {}", self.pid),
+                    "it has not ended 20 s after SIGKILL",
                 ));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -220,7 +220,7 @@ impl Process {
     }
 }
 
-/// Of a thread's `schedstat`: time on a CPU, time waiting for one (both in ns), turns.
+/// The second field of a thread's `schedstat`: time on a CPU, time waiting for one (both in ns), time slices.
 fn waiting_ns(schedstat: &str) -> Option<u64> {
     schedstat.split_whitespace().nth(1)?.parse().ok()
 }
@@ -231,7 +231,7 @@ fn parse_seconds_ms(text: &str) -> Option<u64> {
     Some(seconds.parse::<u64>().ok()? * 1000 + hundredths.parse::<u64>().ok()? * 10)
 }
 
-/// A command that runs as QEMU's user in a session of its own.
+/// A command that runs as QEMU's user in its own session.
 pub fn detached(
     program: &str,
     arguments: &[String],
@@ -248,18 +248,18 @@ pub fn detached(
     command
 }
 
-/// Starts QEMU with its stderr in a file; a task of its own takes the exit status.
+/// Starts QEMU with its stderr in a file. A separate task waits for its exit status.
 pub fn start(
     program: &str,
     arguments: &[String],
     user: Option<QemuUser>,
     log: &Path,
 ) -> Result<Process, Problem> {
-    let fail = |e: std::io::Error| Problem::internal(format!("start {program}"), e);
+    let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
     let mut child = detached(program, arguments, user).stderr(log).spawn().map_err(|e| {
-        let what = format!("start {program}");
+        let what = format!("can't start {program}");
         match e.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied => Problem::unsupported(what, e),
             _ => Problem::internal(what, e),
@@ -270,7 +270,7 @@ pub fn start(
         let status = child.wait().await;
         tracing::debug!(?status, "QEMU has ended");
     });
-    process.ok_or_else(|| Problem::internal(format!("start {program}"), "it ended at once"))
+    process.ok_or_else(|| Problem::internal(format!("can't start {program}"), "it ended at once"))
 }
 
 #[cfg(test)]

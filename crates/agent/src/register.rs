@@ -1,4 +1,4 @@
-//! Making the host known to the controller: at the start, and again as a heartbeat.
+//! Registers the host with the controller: at the start, and then regularly as a heartbeat.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use perigee_model::{HostId, Problem};
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_millis(200);
 
-/// Never returns but with an address that is no address.
+/// Registers the host repeatedly. Returns only if the controller's address is not valid.
 pub async fn keep_registered(
     controller: &str,
     host: &HostId,
@@ -26,8 +26,10 @@ pub async fn keep_registered(
         let now_known = result.is_ok();
         if known != Some(now_known) {
             match &result {
-                Ok(_) => tracing::info!(controller, "the controller knows this host"),
-                Err(problem) => tracing::warn!(%problem, "the controller does not know this host"),
+                Ok(_) => tracing::info!(controller, "the host is registered with the controller"),
+                Err(problem) => {
+                    tracing::warn!(%problem, "can't register the host with the controller")
+                }
             }
             known = Some(now_known);
         }

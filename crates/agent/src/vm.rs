@@ -214,8 +214,9 @@ impl Vm {
     }
 
     pub fn console(&self) -> Result<String, Problem> {
-        let text = tail(&self.dir.console(), CONSOLE_TAIL_BYTES)
-            .map_err(|e| Problem::internal(format!("read the console of {}", self.id()), e))?;
+        let text = tail(&self.dir.console(), CONSOLE_TAIL_BYTES).map_err(|e| {
+            Problem::internal(format!("can't read the console of {}", self.id()), e)
+        })?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 

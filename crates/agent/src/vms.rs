@@ -27,7 +27,7 @@ impl Vms {
     pub async fn adopt(host: Arc<Host>) -> Result<Arc<Self>, Problem> {
         let vms = Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()) });
         let dir = host.state.join("vms");
-        let fail = |e| Problem::internal(format!("read {}", dir.display()), e);
+        let fail = |e| Problem::internal(format!("can't read {}", dir.display()), e);
         for entry in std::fs::read_dir(&dir).map_err(fail)? {
             let name = entry.map_err(fail)?.file_name();
             let Some(id) = name.to_str().and_then(|name| VmId::new(name).ok()) else { continue };
@@ -58,13 +58,16 @@ impl Vms {
 
     pub fn get(&self, id: &VmId) -> Result<Arc<Vm>, Problem> {
         self.with(|all| all.get(id).cloned()).ok_or_else(|| {
-            Problem::not_found(format!("find the VM {id}"), format!("{} has none", self.host.name))
+            Problem::not_found(
+                format!("can't find the VM {id}"),
+                format!("{} has none", self.host.name),
+            )
         })
     }
 
     /// Starts a VM, or finds that it was started with this spec before.
     pub async fn put(self: &Arc<Self>, spec: VmSpec) -> Result<Arc<Vm>, Problem> {
-        let what = format!("start the VM {}", spec.vm);
+        let what = format!("can't start the VM {}", spec.vm);
         spec.check()?;
         let Some((vm, owner)) = self.enlist(&spec)? else {
             let vm = self.get(&spec.vm)?;
@@ -164,5 +167,5 @@ fn status_of(record: &Result<Option<Record>, Problem>) -> VmStatus {
 
 /// The answer of a VM that went away while it was asked.
 pub fn gone(id: &VmId) -> Problem {
-    Problem::not_found(format!("ask the VM {id}"), "it was deleted meanwhile")
+    Problem::not_found(format!("can't ask the VM {id}"), "it was deleted meanwhile")
 }

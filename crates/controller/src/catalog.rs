@@ -1,5 +1,5 @@
-//! The cluster's volumes. The truth is at each home; the store remembers which home,
-//! so that a volume whose home is away is still known.
+//! The cluster's volumes. Each home has the state of its volumes. The store only records the homes, so that
+//! a volume is still known while its home does not answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
     if let Ok(present) = find(cluster, &new.name).await {
         let why = format!("there is a volume of this name at {}", present.home);
-        return Err(Problem::conflict(format!("create volume {}", new.name), why)
+        return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
             .next("choose another name, or delete it first"));
     }
     let home = home_for(cluster, &new).await?;
@@ -123,8 +123,8 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
     let key = format!("volumes/{}", new.name);
     let mut record = VolumeRecord { name: new.name.clone(), home: home.id.clone(), seen: None };
     if !cluster.records.create(&key, &record).await? {
-        let why = "somebody else is making a volume of this name";
-        return Err(Problem::conflict(format!("create volume {}", new.name), why));
+        let why = "another request is creating a volume with this name";
+        return Err(Problem::conflict(format!("can't create volume {}", new.name), why));
     }
     let ask = CreateVolume::new(new.name.clone(), new.size_bytes, new.source.clone());
     match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
@@ -134,7 +134,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             Ok(view(&new.name, &home.id, record.seen.as_ref(), &[]))
         }
         Err(problem) => {
-            // An answer that got lost may hide a volume: then the record stays, to be deleted.
+            // If the answer was lost, the volume may exist. The record then stays, so that it can be deleted.
             if problem.kind != ProblemKind::Unavailable {
                 cluster.records.remove(&key).await?;
             }
@@ -150,7 +150,7 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
     };
     match (&new.host, source_home) {
         (Some(host), Some(home)) if *host != home => Err(Problem::invalid(
-            format!("create volume {} at {host}", new.name),
+            format!("can't create volume {} at {host}", new.name),
             format!("its source has its home at {home}, and a clone stays beside its source"),
         )),
         (Some(host), _) => reachable(cluster, host),
@@ -162,7 +162,7 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
 pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
     let record = find(cluster, name).await?;
     let _deletion = cluster.index.begin_deletion(name).map_err(|why| {
-        Problem::conflict(format!("delete volume {name}"), why)
+        Problem::conflict(format!("can't delete volume {name}"), why)
             .next("wait for the job, or cancel it")
     })?;
     let home = reachable(cluster, &record.home)?;
@@ -194,11 +194,12 @@ pub async fn roomiest(cluster: &Cluster) -> Result<Arc<HostLink>, Problem> {
         .max_by_key(|(free_bytes, _)| *free_bytes)
         .map(|(_, host)| Arc::clone(host))
         .ok_or_else(|| {
-            Problem::unavailable("find a host", "no host is up").next("see `perigee host list`")
+            Problem::unavailable("can't find a host", "no host is up")
+                .next("see `perigee host list`")
         })
 }
 
-/// A host that does not answer leaves its part out of a list, with a word in the log.
+/// The host's answer for a list. If the host does not answer, this is logged, and its part is left out.
 pub fn or_silent<T>(host: &HostLink, answer: Result<T, Problem>) -> Option<T> {
     answer.inspect_err(|problem| tracing::warn!("host {}: {problem}", host.id)).ok()
 }

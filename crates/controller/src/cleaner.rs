@@ -1,9 +1,10 @@
-//! What is to be taken down, kept until it is down: a host that is away is asked again later.
+//! The cleaner removes the VMs, attachments and volumes of jobs. Each cleanup is recorded until it is done:
+//! a host that does not answer is asked again later.
 //!
-//! The order matters: a volume goes only when every VM that may have it open is gone.
+//! The order matters: a volume is removed only after every VM that may have it open.
 //!
-//! What a removed host has stays written down, too: if the host comes back, its VMs are ended and its
-//! volumes removed. Nothing else waits for it, and no more than [`GIVEN_UP_MAX`] of these are kept.
+//! Cleanups at removed hosts are also recorded: if such a host comes back, its VMs are ended and its volumes
+//! removed. Nothing else waits for them, and at most [`GIVEN_UP_MAX`] of them are kept.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Cluster, now_ms};
 use crate::records::{PlacedDisk, vm_of};
 
-/// While the cleaner is at work on the same cleanup, a job waits for it so often.
+/// How many times a job waits while the cleaner works on the same cleanup.
 const OTHER_TRIES_MAX: u32 = 600;
 const OTHER_TRY: Duration = Duration::from_millis(50);
 
-/// Cleanups that wait for removed hosts only; beyond that, the oldest are forgotten.
+/// The most cleanups that wait only for removed hosts. Beyond this the oldest are dropped.
 pub const GIVEN_UP_MAX: usize = 1000;
 
 /// An intent: each part is removed from the record when it is done.
@@ -31,7 +32,7 @@ pub struct Cleanup {
     pub vms: Vec<(HostId, VmId)>,
     pub attachments: Vec<(HostId, VolumeName)>,
     pub volumes: Vec<(HostId, VolumeName)>,
-    /// What the volumes carry: others of their names are left alone.
+    /// The owner of the volumes. Volumes with the same names and another owner are left alone.
     #[serde(default)]
     pub owner: Option<OwnerName>,
     #[serde(default)]
@@ -118,7 +119,7 @@ pub async fn run(cluster: Arc<Cluster>) {
     }
 }
 
-/// One try at everything a job left; what does not answer stays for later.
+/// Tries once to remove everything of a job. Parts at hosts that do not answer are tried again later.
 pub async fn try_now(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
     let mut waits = 0;
     while !clean(cluster, &prefix(job)).await? && waits < OTHER_TRIES_MAX {
@@ -128,7 +129,7 @@ pub async fn try_now(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether nobody else was at work on a part of it.
+/// Returns false if another task was working on a part of it.
 async fn clean(cluster: &Cluster, prefix: &str) -> Result<bool, Problem> {
     let mut sweep = Sweep { cluster, silent: BTreeSet::new() };
     let mut mine = true;
@@ -192,7 +193,7 @@ impl Sweep<'_> {
             }
         }
         cleanup.attachments = left;
-        // A VM at a removed host keeps none at the others: it lost its right to write.
+        // A VM at a removed host no longer needs its volumes at other hosts: it has lost its right to write.
         if cleanup.vms.iter().any(|(host, _)| self.cluster.hosts.get(host).is_ok()) {
             return Ok(());
         }
@@ -214,7 +215,7 @@ impl Sweep<'_> {
         self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await
     }
 
-    /// Whether the thing is gone. A removed host may come back with it.
+    /// Deletes a part, and returns whether it is gone. A removed host may come back with it.
     async fn delete(&mut self, host: &HostId, part: Part, path: &str) -> bool {
         let Ok(link) = self.cluster.hosts.get(host) else { return false };
         let is_up = self.cluster.hosts.state(host) == HostState::Up;
@@ -239,7 +240,7 @@ impl Sweep<'_> {
     }
 }
 
-/// Which of a host's daemons has it.
+/// The daemon of a host to which a part belongs.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Vm,

@@ -22,7 +22,7 @@ pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Res
         if cluster.index.is_being_detached(at, &disk.volume) {
             let why = "what an earlier VM left there is being removed";
             return Err(Problem::unavailable(
-                format!("attach volume {} at {at}", disk.volume),
+                format!("can't attach volume {} at {at}", disk.volume),
                 why,
             ));
         }

@@ -1,8 +1,8 @@
 //! The controller's files: uploaded input bundles, seeds while they are built, and outputs.
 //!
-//! A bundle is kept under its SHA-256 and an output under its job; both appear under their
-//! name only when they are whole. They stand beside the controller's store, for which some of the
-//! disk is always left. A tar is never unpacked here (see [`crate::tars`]).
+//! A bundle's name is its SHA-256, an output's name is its job. Both get their names only when they are
+//! complete. They are on the same disk as the controller's store, for which some space is always reserved.
+//! A tar is never unpacked here (see [`crate::tars`]).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ use tokio::io::AsyncWriteExt;
 
 use crate::tars::{self, TarError};
 
-/// A body that is silent for so long is given up.
+/// A body that brings no bytes for this long is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Larger inputs belong on a volume.
 const BUNDLE_BYTES_MAX: u64 = 16 << 30;
 
-/// A bundle that no unfinished job needs is kept so long for one that is about to be submitted.
+/// A bundle that no unfinished job needs is kept for this long, for jobs that are about to be submitted.
 const BUNDLE_KEPT: Duration = Duration::from_secs(3600);
 
-/// Files leave so much of the disk to the store: a job that cannot be recorded cannot go on.
+/// The space that files leave to the store. A job that can't be recorded can't continue.
 const RESERVE_BYTES: u64 = 256 << 20;
 
-/// A file grows by so much between two looks at the disk's free space.
+/// The disk's free space is checked each time a file has grown by this much.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
 
 pub fn bundle_path(state_dir: &Path, sha256: &str) -> PathBuf {
@@ -45,15 +45,15 @@ pub fn seed_path(state_dir: &Path, job: &JobId) -> PathBuf {
     state_dir.join("seeds").join(format!("{job}.tar"))
 }
 
-/// Makes the directories, and removes the halves that an earlier run left there.
+/// Creates the directories, and removes incomplete files of an earlier run.
 pub fn prepare(state_dir: &Path) -> Result<(), Problem> {
     for name in ["bundles", "outputs", "seeds"] {
         let dir = state_dir.join(name);
-        let fault = |e| Problem::internal(format!("prepare {}", dir.display()), e);
+        let fault = |e| Problem::internal(format!("can't prepare {}", dir.display()), e);
         std::fs::create_dir_all(&dir).map_err(fault)?;
         for entry in std::fs::read_dir(&dir).map_err(fault)? {
             let path = entry.map_err(fault)?.path();
-            // A seed is built anew by the job that needs it.
+            // The job that needs a seed builds it again.
             if name == "seeds" || path.extension().is_some_and(|end| end == "part") {
                 std::fs::remove_file(&path).map_err(fault)?;
             }
@@ -80,7 +80,7 @@ pub async fn store_bundle<E: std::fmt::Display>(
     let path = part.path.clone();
     blocking("check a bundle", move || tars::check_inputs(std::fs::File::open(path)?))
         .await
-        .map_err(|problem| Problem::invalid("upload input files", problem.why))?;
+        .map_err(|problem| Problem::invalid("can't upload input files", problem.why))?;
     part.keep(&bundle_path(state_dir, &sha256))?;
     Ok(Bundle { sha256, bytes })
 }
@@ -105,7 +105,7 @@ pub async fn store_output<E: std::fmt::Display>(
         let why = format!(
             "the output disk gave {bytes} bytes with SHA-256 {sha256}, the guest wrote {expected_bytes} with {expected_sha256}"
         );
-        return Err(Problem::invalid(format!("fetch the output of job {job}"), why));
+        return Err(Problem::invalid(format!("can't fetch the output of job {job}"), why));
     }
     part.keep(&target)
 }
@@ -144,15 +144,15 @@ async fn receive<E: std::fmt::Display>(
     let mut look_at = LOOK_EVERY_BYTES;
     loop {
         let next = tokio::time::timeout(SILENCE_MAX, body.next()).await.map_err(|_| {
-            let why = format!("no byte came for {} s", SILENCE_MAX.as_secs());
-            Problem::unavailable("receive a file", why)
+            let why = format!("no bytes arrived for {} s", SILENCE_MAX.as_secs());
+            Problem::unavailable("can't receive a file", why)
         })?;
         let Some(chunk) = next else { break };
-        let chunk = chunk.map_err(|e| Problem::unavailable("receive a file", e))?;
+        let chunk = chunk.map_err(|e| Problem::unavailable("can't receive a file", e))?;
         bytes += chunk.len() as u64;
         if bytes > bytes_max {
             let why = format!("it is longer than {bytes_max} bytes");
-            return Err(Problem::invalid("receive a file", why)
+            return Err(Problem::invalid("can't receive a file", why)
                 .next("put large inputs on a volume, and name it in the job file"));
         }
         if bytes >= look_at {
@@ -167,7 +167,7 @@ async fn receive<E: std::fmt::Display>(
 }
 
 fn write_problem(path: &Path, error: &std::io::Error) -> Problem {
-    let what = format!("write {}", path.display());
+    let what = format!("can't write {}", path.display());
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => no_room(what, error),
         _ => Problem::internal(what, error),
@@ -193,7 +193,7 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), Problem> {
         "it needs {} MiB; the disk has {free} MiB free, and {reserve} MiB are kept for the controller's store",
         bytes >> 20
     );
-    Err(no_room(format!("write {}", path.display()), why))
+    Err(no_room(format!("can't write {}", path.display()), why))
 }
 
 /// Says that a job is about to need a bundle: whether it is there. It is then not collected before the
@@ -206,7 +206,7 @@ pub fn keep_bundle(state_dir: &Path, sha256: &str) -> bool {
 /// Removes the bundles that are not needed and are older than an hour; says how many.
 pub fn collect_bundles(state_dir: &Path, needed: &BTreeSet<String>) -> Result<usize, Problem> {
     let dir = state_dir.join("bundles");
-    let fault = |e| Problem::internal(format!("look through {}", dir.display()), e);
+    let fault = |e| Problem::internal(format!("can't look through {}", dir.display()), e);
     let mut removed = 0;
     for entry in std::fs::read_dir(&dir).map_err(fault)? {
         let path = entry.map_err(fault)?.path();
@@ -228,7 +228,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A file that is not whole yet; it goes away unless it is kept.
+/// An incomplete file. It is removed when this is dropped, unless it is kept.
 struct Part {
     path: PathBuf,
 }
@@ -240,13 +240,13 @@ impl Part {
 
     fn keep(self, target: &Path) -> Result<(), Problem> {
         std::fs::rename(&self.path, target)
-            .map_err(|e| Problem::internal(format!("keep {}", target.display()), e))
+            .map_err(|e| Problem::internal(format!("can't keep {}", target.display()), e))
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // After `keep` it is not there any more, and that is fine.
+        // After `keep` the file no longer has this name, which is not an error.
         drop(std::fs::remove_file(&self.path));
     }
 }

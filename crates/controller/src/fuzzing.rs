@@ -1,4 +1,4 @@
-//! What `fuzz/` feeds with bytes that people and guests could send.
+//! Entries for the fuzz targets, with bytes that people and guests could send.
 
 use perigee_model::JobId;
 use perigee_model::guest::GuestEvent;
@@ -21,8 +21,8 @@ pub fn tar(input: &[u8]) {
     drop(tars::check_output(input));
 }
 
-/// A job's description in the first line, and what its guest says in the others: whatever it is, the job
-/// can still end.
+/// A job's description in the first line, and its guest's messages in the others. Whatever they are, the job
+/// must still be able to end.
 pub fn guest_messages(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let Some(Ok(spec)) = lines.next().map(serde_json::from_slice::<JobSpec>) else { return };

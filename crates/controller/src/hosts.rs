@@ -41,7 +41,7 @@ pub async fn register(
         cluster.clean_now.notify_one();
         Ok(())
     });
-    done.await.map_err(|e| Problem::internal("register a host", e))?
+    done.await.map_err(|e| Problem::internal("can't register a host", e))?
 }
 
 /// Asks every host for its report, again and again.
@@ -127,7 +127,7 @@ pub fn sites(cluster: &Cluster) -> Vec<Site> {
 /// lost.
 pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostRemoval, Problem> {
     cluster.hosts.get(id)?;
-    let conflict = |why: String| Problem::conflict(format!("remove host {id}"), why);
+    let conflict = |why: String| Problem::conflict(format!("can't remove host {id}"), why);
     if cluster.hosts.state(id) == HostState::Up {
         return Err(conflict("it is up; stop its agent first".to_owned()));
     }

@@ -162,7 +162,7 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
         Some(host) => reachable(cluster, host)?,
         None => roomiest(cluster).await?,
     };
-    let what = format!("import image {}", new.name);
+    let what = format!("can't import image {}", new.name);
     let Some(_importing) = cluster.index.begin_import(&new.name) else {
         return Err(Problem::conflict(what, "an import of this name is under way")
             .next("wait for it: `perigee image list` shows what there is"));
@@ -297,12 +297,12 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
     for job in cluster.unfinished_jobs() {
         if job.job.spec.image == *name {
             let why = format!("job {} starts from it", job.job.id);
-            return Err(Problem::conflict(format!("delete image {name}"), why));
+            return Err(Problem::conflict(format!("can't delete image {name}"), why));
         }
     }
     let Some(_importing) = cluster.index.begin_import(name) else {
         let why = "an import of it is under way";
-        return Err(Problem::conflict(format!("delete image {name}"), why)
+        return Err(Problem::conflict(format!("can't delete image {name}"), why)
             .next("try again when it has ended"));
     };
     let is_taken = cluster.records.read::<ImageRecord>(&image_key(name)).await?.is_some();
@@ -313,7 +313,7 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
     }
     if !silent.is_empty() {
         let why = format!("{} does not answer and may have a copy", in_words(&silent));
-        return Err(Problem::unavailable(format!("delete image {name}"), why)
+        return Err(Problem::unavailable(format!("can't delete image {name}"), why)
             .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
     // Where something stands on it first: what refuses does so before any copy is gone.
@@ -335,7 +335,7 @@ pub async fn snapshot(
     ask: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
     let home = reachable(cluster, &catalog::find(cluster, volume).await?.home)?;
-    let what = format!("snapshot volume {volume} as {}", ask.image);
+    let what = format!("can't snapshot volume {volume} as {}", ask.image);
     let record = ImageRecord { name: ask.image.clone(), layer: None, import: None };
     take_name(cluster, &what, &record).await?;
     let path = format!("/v1/volumes/{volume}/snapshot");

@@ -1,9 +1,9 @@
 //! The controller: API, store, job queue, placement, and the drivers that carry jobs and
 //! migrations from intent to end.
 //!
-//! One task owns each unfinished job and each unfinished migration; everything it decided stands in
-//! the store before it acts, so that a controller that is started again goes on where the last one
-//! was stopped. VMs, volumes and figures are at the hosts: here is only what they last said.
+//! One task owns each unfinished job and each unfinished migration. It stores each decision before it acts, so
+//! that a restarted controller continues where the last one was stopped. VMs, volumes and figures are at the
+//! hosts; the controller only has their last reports.
 
 mod api;
 mod catalog;
@@ -45,7 +45,7 @@ pub use tars::{TarError, check_output};
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Holds the store, bundles and outputs; made when it is not there.
+    /// The directory of the store, bundles and outputs. It is created if it does not exist.
     pub state: PathBuf,
     pub listen: Vec<Listen>,
 }
@@ -59,7 +59,7 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 }
 
 async fn until_stopped(config: Config) -> Result<(), Problem> {
-    let fault = |e: std::io::Error| Problem::internal("wait for signals", e);
+    let fault = |e: std::io::Error| Problem::internal("can't wait for signals", e);
     perigee_http::allow_many_files();
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;

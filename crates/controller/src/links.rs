@@ -1,9 +1,9 @@
-//! What lies between hosts: round trip, rate and the time of a block read, measured by the hosts.
+//! The links between hosts: round-trip time, rate and the latency of a block read, measured by the hosts.
 //!
-//! One task measures, one link after another, because each would measure the others; whoever needs a
-//! figure asks it and waits for its answer, without holding anything. For each ordered pair of sites
-//! one pair of hosts is measured: when the sites are first seen up, when a plan needs it and it is
-//! old, and when somebody asks.
+//! One task measures one link after another, because concurrent measurements would disturb each other. Code
+//! that needs a figure asks this task and waits for its answer, without holding locks. For each ordered pair
+//! of sites one pair of hosts is measured: when both sites are up for the first time, when a plan needs the
+//! link and its figures are old, and on request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,21 +25,21 @@ const PROBE_REQUESTS: u32 = 64;
 /// Enough for a rate on a fast link, and short on a slow one.
 const PROBE_LENGTH_BYTES: u64 = 8 << 20;
 
-/// A plan measures again what is older.
+/// A plan measures links again whose figures are older.
 const FRESH_MS: u64 = 10 * 60 * 1000;
 
 /// A plan measures again after this time where there was nothing to read.
 const EMPTY_MS: u64 = 30 * 1000;
 
-/// Nobody waits longer for a figure.
+/// The longest wait for a measurement.
 const MEASURE_DEADLINE: Duration = Duration::from_secs(120);
 
 pub fn list(cluster: &Cluster) -> Vec<Link> {
     cluster.links.all()
 }
 
-/// What flows from one host to the other, as last measured: by the one that reads. Any pair of hosts
-/// of their sites stands for them.
+/// The last measurement of the direction from one host to the other, which the reading host makes. Any pair of
+/// hosts of the same sites counts.
 pub fn toward(cluster: &Cluster, from: &HostId, to: &HostId) -> Option<LinkProbe> {
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
     let (from_site, to_site) = (site(from), site(to));
@@ -94,8 +94,8 @@ fn pairs(sites: &BTreeMap<SiteId, Vec<HostId>>) -> Vec<(HostId, HostId)> {
     pairs
 }
 
-/// What a plan about these homes needs and nobody measured: reads of each home from itself, and the
-/// links between its site and every other.
+/// The missing measurements for a plan with these homes: reads of each home from itself, and the links between
+/// its site and every other.
 pub fn missing(cluster: &Cluster, homes: &[HostId]) -> Vec<(HostId, HostId)> {
     let sites = by_site(cluster);
     let mut wanted: Vec<(HostId, HostId)> = Vec::new();
@@ -120,7 +120,7 @@ pub fn missing(cluster: &Cluster, homes: &[HostId]) -> Vec<(HostId, HostId)> {
 
 /// Whether the figure is there and measured since then; for a link, of any hosts of these sites.
 fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bool {
-    // Where there was nothing to read, there may be something now.
+    // If there was nothing to read before, there may be something now.
     let counts = |has_blocks: bool, measured_ms: u64| {
         let oldest_ms = if has_blocks { oldest_ms } else { oldest_ms.max(now_ms() - EMPTY_MS) };
         measured_ms >= oldest_ms
@@ -169,21 +169,24 @@ pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
     failed
 }
 
-/// Has it measured and waits for the answer.
+/// Requests a measurement, and waits for it.
 async fn ask(cluster: &Cluster, from: &HostId, to: &HostId, since_ms: u64) -> Result<(), Problem> {
-    let what = || format!("measure the link from {from} to {to}");
+    let what = || format!("can't measure the link from {from} to {to}");
     let answered = want(cluster, from, to, since_ms);
     match tokio::time::timeout(MEASURE_DEADLINE, answered).await {
         Ok(Ok(measured)) => measured,
         Ok(Err(_)) => Err(Problem::unavailable(what(), "the controller ends")),
         Err(_) => {
-            let why = format!("other links kept it waiting for {} s", MEASURE_DEADLINE.as_secs());
+            let why = format!(
+                "the measurement of other links took longer than {} s",
+                MEASURE_DEADLINE.as_secs()
+            );
             Err(Problem::unavailable(what(), why))
         }
     }
 }
 
-/// Has it measured; the answer may be dropped.
+/// Requests a measurement. The caller may drop the answer.
 pub fn want(
     cluster: &Cluster,
     from: &HostId,

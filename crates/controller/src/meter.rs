@@ -7,10 +7,10 @@
 use perigee_model::volume::IoStats;
 use serde::{Deserialize, Serialize};
 
-/// A link that answers no request for so long, while some wait, is down and not only slow.
+/// If requests wait and none is answered for this long, the link is down and not only slow.
 const OUTAGE_NS_MIN: u64 = 2_000_000_000;
 
-/// Counters that are read this late are still taken for those of the moment.
+/// Counters that are read at most this late still count as those of the moment.
 const LATE_MS_MAX: u64 = 2_000;
 
 /// Sums since the VM started.
@@ -70,10 +70,10 @@ pub struct Reading {
 }
 
 impl Meter {
-    /// Takes a reading of all disks, in the order of the VM's spec. What is not known this time
-    /// stays as it was, and is in the next difference.
+    /// Takes a reading of all disks, in the order of the VM's spec. Counters that are missing this time are
+    /// included in the next difference.
     pub fn read(&mut self, vcpu_ms: u64, disks: &[Reading]) {
-        // 0 is said of a VM whose QEMU is not there.
+        // 0 is reported for a VM without a QEMU process.
         if vcpu_ms > 0 {
             self.totals.vcpu_ms += vcpu_ms.checked_sub(self.last_vcpu_ms).unwrap_or(vcpu_ms);
             self.last_vcpu_ms = vcpu_ms;
@@ -171,7 +171,7 @@ impl LastSeen {
 
 fn advance(last: &mut Option<IoStats>, total: &mut IoStats, now: IoStats) {
     if let Some(before) = *last {
-        // Counters that went back were started anew with their server.
+        // If counters have become smaller, their server was restarted.
         let restarted =
             now.reads < before.reads || now.writes < before.writes || now.busy_ns < before.busy_ns;
         *total = plus(*total, if restarted { now } else { minus(now, before) });

@@ -1,4 +1,4 @@
-//! What stands in the store, under which key, and typed ways to read and write it.
+//! The records in the store: their keys, types, and access to them.
 //!
 //! | key | value | written by |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
 //! | `jobs/JOB` | [`JobRecord`] | the job's driver only |
-//! | `intents/jobs/JOB` | [`JobIntent`] | the API: what people want of the job |
+//! | `intents/jobs/JOB` | [`JobIntent`] | the API: requests of people about the job |
 //! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
@@ -18,8 +18,8 @@
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //!
-//! Intent (`intents/…`, placements), what was observed (job states, reports) and what is not known
-//! (`None`) are fields of their own everywhere.
+//! Intents (`intents/…`, placements), observations (job states, reports) and unknown values (`None`) have
+//! separate fields everywhere.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -170,7 +170,7 @@ pub struct PlacedDisk {
     pub temporary: bool,
 }
 
-/// What people want of a job beside running it.
+/// Requests of people about a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobIntent {
     pub cancel: bool,
@@ -250,8 +250,8 @@ pub fn vm_of(job: &JobId) -> VmId {
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        Problem::internal("use the controller's store", error)
-            .next("look at the free space and the rights of the controller's state directory")
+        Problem::internal("can't use the controller's store", error)
+            .next("check the free space and the permissions of the controller's state directory")
     }
 }
 
@@ -329,7 +329,8 @@ impl Records {
         Ok(matches!(self.swap(key, None, write).await?, Swap::Done(_)))
     }
 
-    /// Reads, changes and writes until nobody else wrote in between. `change` may run several times.
+    /// Reads, changes and writes a record. If another task writes in between, this is repeated, so `change` may
+    /// run several times.
     pub async fn update<T: Serialize + DeserializeOwned>(
         &self,
         key: &str,
@@ -383,7 +384,7 @@ impl Records {
         self.store.watch(prefix)
     }
 
-    /// Takes a record as its one owner.
+    /// Takes a record as its only owner.
     pub async fn own<T: DeserializeOwned>(&self, key: &str) -> Result<Option<Owned<T>>, Problem> {
         let Some(entry) = self.get(key).await? else { return Ok(None) };
         let (value, revision) = decode(entry)?;
@@ -392,13 +393,13 @@ impl Records {
     }
 }
 
-/// A record that only its holder writes; a second writer is found out and stops.
+/// A record that only its owner writes. A write of a second owner fails.
 pub struct Owned<T> {
     records: Records,
     key: String,
     revision: Revision,
     pub value: T,
-    /// Hears of each save.
+    /// Called after each save.
     tell: Box<dyn Fn(&T) + Send + Sync>,
 }
 
@@ -424,21 +425,22 @@ impl<T: Serialize> Owned<T> {
                 Ok(())
             }
             Swap::Differs => Err(Problem::internal(
-                format!("write record {}", self.key),
-                "it was written by somebody else than its owner",
+                format!("can't write record {}", self.key),
+                "another task than its owner has written it",
             )),
         }
     }
 }
 
 fn encode<T: Serialize>(key: &str, value: &T) -> Result<serde_json::Value, Problem> {
-    serde_json::to_value(value).map_err(|e| Problem::internal(format!("write record {key}"), e))
+    serde_json::to_value(value)
+        .map_err(|e| Problem::internal(format!("can't write record {key}"), e))
 }
 
 fn decode<T: DeserializeOwned>(entry: Entry) -> Result<(T, Revision), Problem> {
     let value = serde_json::from_value(entry.value).map_err(|e| {
-        Problem::internal(format!("read record {}", entry.key), e)
-            .next("was the state directory written by another version of perigee?")
+        Problem::internal(format!("can't read record {}", entry.key), e)
+            .next("check whether another version of perigee has written the state directory")
     })?;
     Ok((value, entry.revision))
 }

@@ -1,10 +1,9 @@
-//! The one task that gives queued jobs their places.
+//! The scheduler: the only task that gives hosts to queued jobs.
 //!
-//! It brings the pure decision ([`perigee_planner::queue`]) a snapshot of the index, and gives out
-//! what that says. A grant stands in the index only: the job's driver records the placement, and
-//! after a restart the job is queued again. What a job's plan needs to know beforehand (the homes of
-//! its volumes, what earlier runs taught) is asked for in tasks of its own; nothing waits for a host
-//! here.
+//! It passes a snapshot of the index to a pure function ([`perigee_planner::queue`]) and carries out its
+//! decision. A grant is only in the index: the job's driver records the placement, and after a restart the
+//! job is queued again. The facts that a job's plan needs (the homes of its volumes, earlier runs) are read
+//! in separate tasks; the scheduler never waits for a host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,16 +20,16 @@ use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once
 use crate::records::JobRecord;
 use crate::{cleaner, links, planning};
 
-/// Between two decisions, so that many changes at once are one.
+/// The pause between two decisions, so that many concurrent changes cause only one.
 const GAP: Duration = Duration::from_millis(20);
 
-/// What was learned about a queued job is learned again after this time.
+/// The facts about a queued job are read again after this time.
 const FACTS_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// After a failure to learn it.
+/// The pause after a failure to read them.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// A job waits so long for its links to be measured; then it is placed with what is known.
+/// A job waits for this long until its links are measured; then it is placed with the known figures.
 const LINKS_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is known of a queued job beyond its record.
@@ -180,7 +179,7 @@ impl Scheduler {
         match known.map(|known| &known.facts) {
             Some(Ok(facts)) => Ok(facts.job.clone()),
             Some(Err(problem)) => Err(format!("{}: {}", problem.what, problem.why)),
-            None => Err("what its plan needs to know is being looked up".to_owned()),
+            None => Err("the facts for its plan are being read".to_owned()),
         }
     }
 
@@ -209,7 +208,7 @@ impl Scheduler {
         if since.elapsed() > LINKS_PATIENCE {
             return Ok(());
         }
-        Err(format!("what lies between {from} and {to} is being measured"))
+        Err(format!("the link between {from} and {to} is being measured"))
     }
 }
 

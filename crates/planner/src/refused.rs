@@ -36,6 +36,6 @@ impl From<Refused> for Problem {
                 "move it when it writes less, or stop and restart it"
             }
         };
-        Problem::new(ProblemKind::Unavailable, "plan the job", refused).next(next)
+        Problem::new(ProblemKind::Unavailable, "can't plan the job", refused).next(next)
     }
 }

@@ -1,21 +1,20 @@
 //! Which of a guest's messages to store: a pure decision by their numbers.
 //!
-//! Where the last stored number is known, the next one is stored and everything else is either
-//! known or comes too early. At the destination of a migration the first number is not known: the
-//! guest goes on with any number, and what the source had not acknowledged comes only after the
-//! guest has read `resume`. An acknowledgement of a later number would lose it. So nothing is
-//! stored until the guest is seen to start again: at the first message, `resume` is said once more,
-//! and the message where the numbers step back (or repeat) is the oldest one that is not
-//! acknowledged.
+//! If the last stored number is known, the next one is stored; every other message is either known or too
+//! early. At the destination of a migration the first number is not known: the guest continues with any
+//! number, and it repeats the messages that the source has not acknowledged only after it has read
+//! `resume`. Acknowledging a later number would lose them. So nothing is stored until the guest starts
+//! again: at the first message `resume` is sent once more, and the message at which the numbers step back
+//! (or repeat) is the oldest unacknowledged one.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Store,
-    /// Stored before: to be acknowledged again.
+    /// It was stored before; acknowledge it again.
     Known,
-    /// Say `resume`.
+    /// Send `resume`.
     AskAgain,
-    /// Neither stored nor acknowledged; it will come again.
+    /// Neither store nor acknowledge it; it will come again.
     Wait,
 }
 
@@ -28,7 +27,7 @@ pub struct Intake {
 enum Place {
     After {
         last: u64,
-        /// `resume` was said for a gap and the guest has not stepped back yet.
+        /// `resume` was sent because of a gap, and the guest has not stepped back yet.
         asked: bool,
     },
     Unknown {

@@ -3,8 +3,9 @@
 //! A message is in the file before it is acknowledged (`fdatasync`), so a line that a crash tore
 //! was never acknowledged and is cut off when the file is opened.
 //!
-//! The file is bounded. What the controller has stored goes, in large pieces; a log that is full of what it has
-//! not takes nothing more, and the guest, whose messages are not acknowledged, waits.
+//! The file's size is limited. Messages that the controller has stored are removed, in large pieces. If the log
+//! is full of messages that it has not stored, no more are accepted. The guest waits, because its messages
+//! are not acknowledged.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -22,16 +23,16 @@ use crate::changes::Changed;
 /// An answer ends after the message that reaches this size.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
-/// What the controller has not stored yet may take so much.
+/// The limit for messages that the controller has not stored yet.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// What it has stored goes when it takes so much.
+/// Messages that it has stored are removed when they take this much.
 const TAKEN_BYTES_MAX: u64 = 8 << 20;
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
-    /// Unix time of this host when the message came; 0 where an older agent wrote the line.
+    /// Unix time of this host when the message came; 0 if an older agent wrote the line.
     #[serde(default)]
     arrived_ms: u64,
     #[serde(flatten)]
@@ -41,7 +42,7 @@ struct Stored {
 #[derive(Debug)]
 pub struct GuestLog {
     inner: Mutex<Inner>,
-    /// Hears of new messages.
+    /// Notified of new messages.
     changed: OnceLock<Arc<Changed>>,
 }
 
@@ -59,7 +60,8 @@ struct Inner {
 
 impl GuestLog {
     pub fn open(path: &Path) -> Result<Self, Problem> {
-        let fail = |e: std::io::Error| Problem::internal(format!("open {}", path.display()), e);
+        let fail =
+            |e: std::io::Error| Problem::internal(format!("can't open {}", path.display()), e);
         let open = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -78,7 +80,7 @@ impl GuestLog {
         Ok(Self { inner: Mutex::new(inner), changed: OnceLock::new() })
     }
 
-    /// From now on new messages are noted there, too.
+    /// Also reports new messages to `changed` from now on.
     pub fn tell(&self, changed: Arc<Changed>) {
         // The first one stays: a log belongs to one VM.
         drop(self.changed.set(changed));
@@ -94,22 +96,23 @@ impl GuestLog {
         inner.first_seq + inner.ends.len() as u64 - 1
     }
 
-    /// Whether nothing more is taken before the controller has stored what is here.
+    /// Whether no more messages are accepted until the controller has stored these.
     pub fn is_full(&self) -> bool {
         self.lock().end() >= LOG_BYTES_MAX
     }
 
-    /// The controller has stored everything up to this number.
+    /// Records that the controller has stored everything up to this number.
     pub fn taken(&self, seq: u64) -> Result<(), Problem> {
         let dropped = self.lock().drop_through(seq);
-        dropped.map_err(|e| Problem::internal("shorten the log of a guest's messages", e))
+        dropped.map_err(|e| Problem::internal("can't shorten the log of a guest's messages", e))
     }
 
-    /// Stores messages whose numbers go on where the last one ended. They are on disk when this
-    /// returns.
+    /// Stores messages whose numbers continue after the last one. They are on disk when this returns.
     pub fn append(&self, messages: &[GuestMessage]) -> Result<(), Problem> {
         let mut inner = self.lock();
-        inner.append(messages).map_err(|e| Problem::internal("store a guest's messages", e))?;
+        inner
+            .append(messages)
+            .map_err(|e| Problem::internal("can't store a guest's messages", e))?;
         drop(inner);
         if let Some(changed) = self.changed.get() {
             changed.note();
@@ -117,16 +120,16 @@ impl GuestLog {
         Ok(())
     }
 
-    /// The messages behind a number; at most about a MiB, so that the caller asks again.
+    /// The messages after a number, at most about a MiB. The caller asks again for the rest.
     pub fn after(&self, seq: u64) -> Result<Vec<GuestEvent>, Problem> {
         let text = self.lock().read_after(seq);
-        let text = text.map_err(|e| Problem::internal("read a guest's messages", e))?;
+        let text = text.map_err(|e| Problem::internal("can't read a guest's messages", e))?;
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let now_ms = now_ms();
         lines
             .map(|line| {
                 let Stored { arrived_ms, message } = serde_json::from_slice(line)
-                    .map_err(|e| Problem::internal("read a guest's messages", e))?;
+                    .map_err(|e| Problem::internal("can't read a guest's messages", e))?;
                 let arrived_ms = if arrived_ms == 0 { now_ms } else { arrived_ms };
                 Ok(GuestEvent { age_ms: now_ms.saturating_sub(arrived_ms), message })
             })
@@ -185,8 +188,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Drops messages up to this number, if that is worth it: what stays is written anew. The last
-    /// one always stays, because its number must not be forgotten.
+    /// Drops messages up to this number if that frees enough space: the rest is written to a new file. The last
+    /// message always stays, because its number must not be forgotten.
     fn drop_through(&mut self, seq: u64) -> std::io::Result<()> {
         let taken = seq.saturating_add(1).saturating_sub(self.first_seq);
         let taken = usize::try_from(taken).unwrap_or(usize::MAX);

@@ -29,7 +29,7 @@ pub fn prepare(path: &Path) -> Result<(), Problem> {
             None => Ok(()),
         }
     };
-    write().map_err(|e| Problem::internal(format!("write {}", path.display()), e))
+    write().map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))
 }
 
 /// Before the VM runs.
@@ -39,7 +39,7 @@ pub fn store_ran(path: &Path) -> Result<(), Problem> {
         file.write_all_at(RAN, 0)?;
         file.sync_data()
     };
-    write().map_err(|e| Problem::internal(format!("write {}", path.display()), e))
+    write().map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))
 }
 
 /// What cannot be read is not known.

@@ -107,7 +107,7 @@ impl Owner {
         self.watch_process(started.process);
         self.connected(started.qmp, started.events)
             .await
-            .map_err(|e| Problem::internal(format!("start the VM {}", self.vm.id()), e))
+            .map_err(|e| Problem::internal(format!("can't start the VM {}", self.vm.id()), e))
     }
 
     /// Finds the QEMU of an agent that ran before, and goes on with its migration.
@@ -469,7 +469,7 @@ impl Owner {
 
     /// One that is under way ends as soon as it can; one that has not begun never will.
     fn cancel_migration(&mut self, asked: &CancelMigration) -> Result<(), Problem> {
-        let what = || format!("cancel the migration {}", asked.migration);
+        let what = || format!("can't cancel the migration {}", asked.migration);
         let (last, at) = self.vm.observed(|seen| {
             (seen.migration.as_ref().map(|last| (last.number, last.phase)), seen.switchover)
         });
@@ -491,7 +491,7 @@ impl Owner {
 }
 
 fn migrate_refused(vm: &VmId, refusal: &decide::Refusal) -> Problem {
-    let what = format!("migrate the VM {vm}");
+    let what = format!("can't migrate the VM {vm}");
     match refusal {
         decide::Refusal::Uri(_) => Problem::invalid(what, refusal),
         _ => Problem::conflict(what, refusal),

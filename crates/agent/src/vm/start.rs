@@ -54,7 +54,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
 
 async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
     let deadline = Instant::now() + START_DEADLINE;
-    let what = || format!("start the VM {}", vm.id());
+    let what = || format!("can't start the VM {}", vm.id());
     loop {
         if let Ok((qmp, events)) = Qmp::connect(&vm.dir.qmp()).await {
             return Ok(Started { process, qmp, events });

@@ -120,7 +120,8 @@ pub async fn output(State(cluster): Shared, Name(job): Name<JobId>) -> Result<Re
             .next("a job has an output when its command has ended"),
         _ => Problem::internal(what, e),
     })?;
-    let bytes = file.metadata().await.map_err(|e| Problem::internal("read an output", e))?.len();
+    let bytes =
+        file.metadata().await.map_err(|e| Problem::internal("can't read an output", e))?.len();
     let body = Body::from_stream(tokio_util::io::ReaderStream::new(file));
     let headers =
         [(CONTENT_TYPE, "application/x-tar".to_owned()), (CONTENT_LENGTH, bytes.to_string())];

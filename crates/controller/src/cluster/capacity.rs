@@ -1,14 +1,14 @@
-//! What a host can give to VMs.
+//! The capacity of a host for VMs.
 
 use std::sync::atomic::AtomicU64;
 
 use perigee_model::vm::{Accelerator, HostReport};
 use perigee_planner::queue::Demand;
 
-/// Virtual CPUs promised for each CPU of a host: most jobs wait for their disks most of the time.
+/// The virtual CPUs for each CPU of a host. Most jobs wait for their disks most of the time.
 pub const VCPUS_PER_CPU: u32 = 4;
 
-/// Kept for the host itself: a sixteenth of its memory, in these bounds.
+/// The limits of the memory that is reserved for the host itself, which is otherwise a sixteenth of it.
 const RESERVE_BYTES_MIN: u64 = 64 << 20;
 const RESERVE_BYTES_MAX: u64 = 2 << 30;
 

@@ -23,9 +23,9 @@ pub struct HostLink {
     pub addresses: HostAddresses,
     pub agent: Client,
     pub volume: Client,
-    /// For questions that are answered when there is news.
+    /// For requests that are answered when there is a change.
     pub agent_wait: Client,
-    /// For what takes as long as its bytes: imports, copies, probes.
+    /// For requests whose time depends on the amount of data: imports, copies, probes.
     pub agent_slow: Client,
     pub volume_slow: Client,
 }
@@ -52,9 +52,9 @@ pub struct Known {
     /// Last answer or registration; at first the time when the controller began to wait.
     pub heard: Instant,
     pub last_seen_ms: u64,
-    /// What its VMs last looked like, for the time when it does not answer.
+    /// The last reports of its VMs, for the time when it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
-    /// What its volume server counted.
+    /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
 }
 
@@ -70,7 +70,7 @@ impl Hosts {
         for key in records.keys("hosts/").await? {
             let Some(record) = records.read::<HostRecord>(&key).await? else { continue };
             let id = HostId::new(key.trim_start_matches("hosts/"))
-                .map_err(|e| Problem::internal("read the hosts", e))?;
+                .map_err(|e| Problem::internal("can't read the hosts", e))?;
             hosts.set(HostLink::new(id, record.addresses)?, record.registered_ms);
         }
         Ok(hosts)
@@ -147,7 +147,7 @@ impl Hosts {
         }
     }
 
-    /// All its VMs, seen at once: what is not among them is not there.
+    /// Records a complete list of its VMs. Other VMs do not exist there.
     pub fn remember_vms(&self, id: &HostId, reports: &[VmReport]) {
         if let Some(known) = self.lock().get_mut(id) {
             let now = Instant::now();
@@ -155,7 +155,8 @@ impl Hosts {
         }
     }
 
-    /// What the agent told by itself; with `all`, of every VM it has. Gives back those that are gone.
+    /// Records the changes that the agent has reported; with `all`, they include all its VMs. Returns the VMs
+    /// that no longer exist.
     pub fn take_changes(&self, id: &HostId, changes: &VmChanges, all: bool) -> Vec<VmId> {
         let mut hosts = self.lock();
         let Some(known) = hosts.get_mut(id) else { return Vec::new() };
@@ -175,14 +176,14 @@ impl Hosts {
         gone
     }
 
-    /// What was heard of a VM, if that is not older.
+    /// The last report of a VM, if it is not older than `age_max`.
     pub fn fresh_vm(&self, id: &HostId, vm: &VmId, age_max: Duration) -> Option<VmReport> {
         let hosts = self.lock();
         let (at, report) = hosts.get(id)?.vms.get(vm)?;
         (at.elapsed() <= age_max).then(|| report.clone())
     }
 
-    /// What the host's volume server counted: asked once for all who want it at about the same time.
+    /// The figures of the host's volume server. Concurrent callers share one request.
     pub async fn volume_stats(
         &self,
         id: &HostId,
@@ -208,7 +209,7 @@ impl Hosts {
         if at.elapsed() <= age_max {
             return Some(Arc::clone(stats));
         }
-        // This one asks; whoever comes meanwhile takes what is there.
+        // This caller sends the request; callers that come in the meantime take the previous figures.
         *at = Instant::now();
         None
     }

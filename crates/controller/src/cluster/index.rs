@@ -1,9 +1,10 @@
-//! What is unfinished, in memory: so that nobody lists the store to place, move or show a job.
+//! The index of unfinished jobs and migrations in memory, so that the store need not be listed to place, move
+//! or show a job.
 //!
-//! The store is written first, the index follows: every owner of a record tells it what it saved.
-//! What is only promised stands here too: places given to queued jobs, room for a VM that is about
-//! to move, and the [`Hold`]s that take the place of locks over calls to hosts. All of it is decided
-//! under one lock that nobody holds while waiting; after a restart, it is decided anew.
+//! The store is written before the index: every owner of a record updates the index after it has saved the
+//! record. The index also has reservations that are not stored: hosts given to queued jobs, room for a VM
+//! that is about to move, and the [`Hold`]s that replace locks over calls to hosts. All of these are decided
+//! under one lock that is never held while waiting. After a restart they are decided again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,47 +25,47 @@ const PAST_MOVES_MAX: usize = 50;
 #[derive(Debug, Default)]
 pub struct Index {
     inner: Mutex<Inner>,
-    /// Something changed that may let a queued job start.
+    /// Notified of changes after which a queued job may start.
     pub changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// All that are not in a final state.
+    /// The jobs that are not in a final state.
     jobs: BTreeMap<JobId, Arc<JobRecord>>,
-    /// Of the VMs of these jobs.
+    /// The migrations of these jobs' VMs.
     migrations: BTreeMap<(VmId, u32), Arc<MigrationRecord>>,
-    /// The VMs among these whose last migration was aborted: its number, and when this was heard.
+    /// The VMs whose last migration was aborted: the migration's number, and when this became known.
     aborted: BTreeMap<VmId, (u32, Instant)>,
-    /// The last that completed, of any job.
+    /// The last completed migrations of all jobs.
     past_moves: Vec<Arc<MigrationRecord>>,
     /// Queued jobs that may start, until their driver has recorded it.
     grants: BTreeMap<JobId, Arc<Grant>>,
-    /// Why the other queued jobs wait, and their places.
+    /// The positions of the other queued jobs, and the reasons why they wait.
     waits: BTreeMap<JobId, (u32, String)>,
     held: Vec<Held>,
 }
 
-/// A queued job's place to start, with the plan that says why.
+/// The host where a queued job starts, with the plan that explains the choice.
 #[derive(Debug)]
 pub struct Grant {
     pub host: HostId,
     pub plan: Plan,
     pub predicted: Estimate,
-    /// By which its run will be known to later ones.
+    /// The traits by which later jobs find this run.
     pub traits: Traits,
     /// In the order of the job file.
     pub volume_homes: Vec<HostId>,
 }
 
-/// Something that one task does and no other may do, or undo, meanwhile.
+/// Work of one task that no other task may do, or undo, at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Held {
     /// A job with these volumes is being recorded.
     Submission(Vec<VolumeName>),
     Deletion(VolumeName),
     Detachment(HostId, VolumeName),
-    /// By the cleanup's key.
+    /// A cleanup, by its key.
     Cleanup(String),
     /// The image is imported or deleted.
     Import(ImageName),
@@ -72,7 +73,7 @@ enum Held {
     Move(VmId, HostId),
 }
 
-/// Ends what it stands for when it is dropped.
+/// Ends the exclusive work when it is dropped.
 #[derive(Debug)]
 pub struct Hold<'a> {
     index: &'a Index,
@@ -88,7 +89,7 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// What is promised of a host.
+/// The reserved capacity of a host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
     pub demand: Demand,
@@ -109,7 +110,7 @@ pub fn demand_of(record: &JobRecord) -> Demand {
     Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes }
 }
 
-/// The volumes that a placed job keeps from others; a clone is its own.
+/// The volumes that a placed job uses exclusively. A clone is its own and does not count.
 fn volume_uses(record: &JobRecord) -> Vec<VolumeUse> {
     let shared = record.job.spec.volumes.iter().filter(|v| v.access != Access::Clone);
     shared
@@ -173,7 +174,7 @@ impl Index {
             let excess = inner.past_moves.len().saturating_sub(PAST_MOVES_MAX);
             inner.past_moves.drain(..excess);
         }
-        // Those of an ended job are of no use any more.
+        // The migrations of an ended job are not needed.
         if inner.job_of(vm).is_some() {
             inner.migrations.insert((vm.clone(), record.number), Arc::new(record.clone()));
             inner.note_abort(vm, record.number, state);
@@ -203,8 +204,8 @@ impl Index {
         of_vm.map(|(_, record)| Arc::clone(record)).collect()
     }
 
-    /// How long ago the VM's last migration was aborted, if the last one was. After a restart of the
-    /// controller the time counts from there.
+    /// How long ago the VM's last migration was aborted; `None` if it was not. After a restart of the controller
+    /// the time counts from the restart.
     pub fn since_abort(&self, vm: &VmId) -> Option<Duration> {
         self.lock().aborted.get(vm).map(|(_, at)| at.elapsed())
     }
@@ -215,8 +216,8 @@ impl Index {
         unfinished.cloned().collect()
     }
 
-    /// What is promised of each host: to every VM that is or will be there, and to every one that
-    /// is moving or has come there.
+    /// The reserved capacity of each host: for every VM that is or will be there, and for every VM that is moving
+    /// there or has arrived.
     pub fn used(&self) -> BTreeMap<HostId, Used> {
         self.lock().used()
     }
@@ -234,7 +235,7 @@ impl Index {
         waiting.cloned().collect()
     }
 
-    /// What each owner's jobs hold that wait no more, and the volumes they use.
+    /// The capacity of each owner's jobs that no longer wait, and the volumes that they use.
     pub fn taken(&self) -> (BTreeMap<String, Demand>, Vec<VolumeUse>) {
         let inner = self.lock();
         let (mut held, mut uses) = (BTreeMap::<String, Demand>::new(), Vec::new());
@@ -252,7 +253,7 @@ impl Index {
     pub fn give(&self, job: &JobId, grant: Grant) {
         let mut inner = self.lock();
         inner.waits.remove(job);
-        // It may have been cancelled meanwhile.
+        // The job may have been cancelled in the meantime.
         if inner.jobs.get(job).is_some_and(|record| record.job.state == JobState::Queued) {
             inner.grants.insert(job.clone(), Arc::new(grant));
         }
@@ -262,7 +263,7 @@ impl Index {
         self.lock().grants.get(job).cloned()
     }
 
-    /// Says of all waiting jobs why they wait.
+    /// Sets the reasons why jobs wait.
     pub fn set_waits(&self, waits: BTreeMap<JobId, (u32, String)>) {
         self.lock().waits = waits;
     }
@@ -312,7 +313,9 @@ impl Index {
         });
         let held = Held::Deletion(name.clone());
         if submitted || inner.held.contains(&held) {
-            return Err("a job that uses it is just submitted, or it is being deleted".to_owned());
+            return Err(
+                "a job that uses it is being submitted, or it is already being deleted".to_owned()
+            );
         }
         inner.held.push(held.clone());
         drop(inner);
@@ -343,12 +346,12 @@ impl Index {
         self.lock().held.contains(&Held::Detachment(host.clone(), volume.clone()))
     }
 
-    /// While one cleanup is worked on; `None` when somebody else does.
+    /// Holds a cleanup while it is worked on; `None` if another task holds it.
     pub fn begin_cleanup(&self, key: &str) -> Option<Hold<'_>> {
         self.hold_alone(Held::Cleanup(key.to_owned()))
     }
 
-    /// While an image is imported or deleted; `None` when somebody else does.
+    /// Holds an image while it is imported or deleted; `None` if another task holds it.
     pub fn begin_import(&self, name: &ImageName) -> Option<Hold<'_>> {
         self.hold_alone(Held::Import(name.clone()))
     }
@@ -363,7 +366,7 @@ impl Index {
         Some(self.hold(held))
     }
 
-    /// While a migration is recorded: its room is promised from here on.
+    /// Holds the room at the destination while a migration is recorded.
     ///
     /// # Errors
     /// Why the VM cannot go there, in plain words.

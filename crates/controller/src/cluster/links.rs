@@ -1,4 +1,4 @@
-//! What is known of the links between hosts, and who is asked to measure them.
+//! The measurements of links between hosts, and the requests to measure them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,8 +19,8 @@ pub struct Local {
     pub measured_ms: u64,
 }
 
-/// Somebody wants it measured, unless it was since `oldest_ms`. With `from` and `to` the same host:
-/// its reads from itself.
+/// A request to measure a link unless it was measured since `oldest_ms`. If `from` and `to` are the same host,
+/// its reads from itself are measured.
 #[derive(Debug)]
 pub struct Ask {
     pub from: HostId,
@@ -33,7 +33,7 @@ pub struct Ask {
 pub struct Links {
     known: Mutex<Known>,
     asks: mpsc::UnboundedSender<Ask>,
-    /// Taken by the one task that measures.
+    /// The receiver, for the one task that measures.
     asked: Mutex<Option<mpsc::UnboundedReceiver<Ask>>>,
 }
 
@@ -69,7 +69,7 @@ impl Links {
     }
 
     pub fn ask(&self, ask: Ask) {
-        // Without a measuring task the answer's sender is dropped, and whoever waits hears that.
+        // Without a measuring task the answer's sender is dropped, so the waiting caller gets an error.
         drop(self.asks.send(ask));
     }
 
@@ -85,7 +85,7 @@ impl Links {
         self.lock().locals.get(host).copied()
     }
 
-    /// Writes to the store, then here.
+    /// Writes a measurement to the store, and then to memory.
     pub async fn put(&self, records: &Records, link: Link) -> Result<(), Problem> {
         records.put(&format!("links/{}/{}", link.from, link.to), &link).await?;
         self.lock().links.insert((link.from.clone(), link.to.clone()), link);
@@ -103,7 +103,7 @@ impl Links {
         Ok(())
     }
 
-    /// All that is known of a host that is removed.
+    /// Drops all measurements of a removed host.
     pub async fn forget(&self, records: &Records, host: &HostId) -> Result<(), Problem> {
         let gone: Vec<(HostId, HostId)> = {
             let known = self.lock();

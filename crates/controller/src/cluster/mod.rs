@@ -1,6 +1,6 @@
-//! The state that all parts of the controller share: records, hosts and the index of what is
-//! unfinished. It starts nothing: whoever wants a driver asks the supervisor through
-//! [`Cluster::drive_job`], so that this module stands below all that use it.
+//! The state that all parts of the controller share: records, hosts and the index of unfinished jobs. It starts
+//! no tasks: code that needs a driver asks the supervisor through [`Cluster::drive_job`], so this module does
+//! not depend on the drivers.
 
 mod capacity;
 mod hosts;
@@ -28,7 +28,7 @@ pub use links::{Ask, Links, Local};
 use taught::Taught;
 use wakes::Wakes;
 
-/// How often and how long; the tests use shorter ones.
+/// Intervals and deadlines. The tests use shorter ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
     /// Between two looks at a job's VM or a migration.
@@ -37,9 +37,9 @@ pub struct Timing {
     pub figures: Duration,
     /// Between two looks at a host, and between tries of a clean-up.
     pub monitor: Duration,
-    /// A host that did not answer for so long is unreachable.
+    /// A host that has not answered for this long is unreachable.
     pub host_deadline: Duration,
-    /// From VM start to the runner's first word.
+    /// The longest time from the VM's start to the runner's first message.
     pub boot_deadline: Duration,
 }
 
@@ -76,7 +76,7 @@ pub struct Cluster {
     /// Wakes the cleaner.
     pub clean_now: Notify,
     wanted: mpsc::UnboundedSender<Wanted>,
-    /// Keeps a second controller away from the state directory.
+    /// The lock that keeps other controllers out of the state directory.
     lock: Mutex<Option<File>>,
 }
 
@@ -91,7 +91,7 @@ impl Cluster {
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         std::fs::create_dir_all(state_dir)
-            .map_err(|e| Problem::internal(format!("make {}", state_dir.display()), e))?;
+            .map_err(|e| Problem::internal(format!("can't make {}", state_dir.display()), e))?;
         let lock = lock(state_dir)?;
         files::prepare(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
@@ -137,7 +137,7 @@ impl Cluster {
         let Some(record) = self.records.own::<JobRecord>(&job_key(id)).await? else {
             return Ok(None);
         };
-        // An owner that was stopped between its write and its word to the index is made up for.
+        // The previous owner may have been stopped after its write and before its update of the index.
         self.index.put_job(&record.value);
         let cluster = Arc::clone(self);
         Ok(Some(record.telling(move |record| cluster.index.put_job(record))))
@@ -168,7 +168,7 @@ impl Cluster {
         Ok(created)
     }
 
-    /// Asks for a driver; one that is there already looks once more.
+    /// Asks for a driver. If the driver is running, it looks again.
     pub fn drive_job(&self, job: &JobId) {
         self.want(Wanted::Job(job.clone()));
     }
@@ -180,21 +180,21 @@ impl Cluster {
 
     fn want(&self, wanted: Wanted) {
         if self.wanted.send(wanted).is_err() {
-            tracing::debug!("the controller ends: nothing is driven any more");
+            tracing::debug!("the controller is ending: no more drivers are started");
         }
     }
 
-    /// Gives the state directory to another controller.
+    /// Releases the lock on the state directory for another controller.
     pub fn release(&self) {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
-/// The kernel gives the lock back when the process ends, however it ends.
+/// Locks the state directory. The kernel releases the lock when the process ends, in whatever way.
 fn lock(state_dir: &Path) -> Result<File, Problem> {
     let path = state_dir.join("lock");
     let file = File::create(&path)
-        .map_err(|e| Problem::internal(format!("make {}", path.display()), e))?;
+        .map_err(|e| Problem::internal(format!("can't make {}", path.display()), e))?;
     file.try_lock().map_err(|e| {
         Problem::conflict(format!("use the state directory {}", state_dir.display()), e)
             .next("another controller uses it: stop that one, or choose another directory")

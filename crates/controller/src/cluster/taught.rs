@@ -1,4 +1,4 @@
-//! What ended jobs taught and is asked for all the time, in memory beside the store.
+//! A cache of what ended jobs have taught, for figures that are needed often.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,10 +12,10 @@ use crate::records::Records;
 /// Of the records of the last boots; the host follows.
 pub const BOOTS: &str = "vm_boots/";
 
-/// Beyond it, what is kept is forgotten and read again from the store.
+/// The most histories in memory. Beyond this the cache is emptied and read again from the store.
 const HISTORIES_MAX: usize = 1000;
 
-/// What jobs with one image and command taught.
+/// What jobs with one image and command have taught.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct History {
     /// The newest last.

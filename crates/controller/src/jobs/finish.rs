@@ -77,8 +77,9 @@ impl Run {
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
                 Err(problem) => {
                     let (volume, hosts) = (&disk.volume, hosts.join(", "));
-                    let what =
-                        format!("keep the VM that may still run at {hosts} from volume {volume}");
+                    let what = format!(
+                        "can't keep the VM that may still run at {hosts} from volume {volume}"
+                    );
                     let why = format!("its home {}: {}", disk.home, problem.why);
                     return Err(Problem::unavailable(what, why));
                 }
@@ -118,7 +119,7 @@ impl Run {
         let answer = tokio::time::timeout(ANSWER_DEADLINE, home.volume.get_response(&path));
         let answer = answer.await.map_err(|_| {
             let why = format!("no answer within {} s", ANSWER_DEADLINE.as_secs());
-            Problem::unavailable(format!("read volume {}", disk.volume), why)
+            Problem::unavailable(format!("can't read volume {}", disk.volume), why)
         })??;
         let body = answer.bytes_stream();
         let dir = &self.cluster.state_dir;

@@ -377,7 +377,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
     let spec = &run.job().spec;
     let disks = placement.disks.iter().map(|disk| {
         let epoch = disk.epoch.ok_or_else(|| {
-            Problem::internal(format!("start job {}", run.id), "a disk has no epoch")
+            Problem::internal(format!("can't start job {}", run.id), "a disk has no epoch")
         })?;
         Ok(Disk { role: disk.role, volume: disk.volume.clone(), epoch, read_only: disk.read_only })
     });

@@ -1,7 +1,7 @@
-//! What the guest's messages do to a job's record: synchronous, so that tests feed messages.
+//! Applies the guest's messages to a job's record. This is synchronous, so that tests can feed messages.
 //!
-//! The guest is not trusted. A message that does not fit the job's state is passed over, or it ends the job
-//! where the job could not end any more; none of them is an error.
+//! The guest is not trusted. A message that does not fit the job's state is ignored, or, if the job could
+//! otherwise never end, it ends the job. No message is an error.
 
 use perigee_model::guest::{GuestBody, GuestEvent};
 use perigee_model::job::{JobState, LogLine, Progress};
@@ -12,13 +12,13 @@ use crate::files;
 use crate::planning::seconds;
 use crate::records::{Ending, JobRecord, Output};
 
-/// What a job shows of a text that its guest made up.
+/// The limit of a guest's text in a job's record.
 const TEXT_BYTES_MAX: usize = 1000;
 
-/// The runner cuts longer lines into several; here only a guest that is not ours has longer ones.
+/// The limit of a log line. The runner splits longer lines; only a guest with another program sends them.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
-/// Takes messages into account, in order, each once; gives back the log lines among them.
+/// Applies messages in order, each of them once. Returns the log lines among them.
 pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Vec<LogLine> {
     let mut lines = Vec::new();
     for GuestEvent { age_ms, message } in events {
@@ -40,12 +40,12 @@ pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Ve
 #[derive(Clone, Copy)]
 struct When {
     at_ms: u64,
-    /// How much later it is taken into account.
+    /// How much later it is applied.
     late_ms: u64,
 }
 
 impl When {
-    /// Nothing happens before what happened before it.
+    /// The moment is never before that of an earlier message.
     fn new(record: &JobRecord, now_ms: u64, age_ms: u64) -> Self {
         let job = &record.job;
         let earliest_ms = job.running_ms.or(job.started_ms).unwrap_or(0).min(now_ms);
@@ -101,13 +101,12 @@ fn finished(record: &mut JobRecord, output: Output) {
         return;
     }
     if record.job.state != JobState::Collecting {
-        return fail(record, "the guest says that its outputs stand before its command ended");
+        return fail(record, "the guest reports its outputs before the end of its command");
     }
     let disk_bytes = record.job.spec.output_bytes.next_multiple_of(BLOCK_BYTES);
     if output.bytes > disk_bytes {
         let said = output.bytes;
-        let why =
-            format!("the guest says that it wrote {said} bytes to an output disk of {disk_bytes}");
+        let why = format!("the guest reports {said} bytes on an output disk of {disk_bytes}");
         return fail(record, why);
     }
     if !files::is_sha256(&output.sha256) {

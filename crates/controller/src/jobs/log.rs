@@ -1,7 +1,7 @@
-//! A job's log, in pieces of the store: bounded, written piece by piece and read page by page.
+//! A job's log, which is stored in pieces, limited in size, and read in pages.
 //!
-//! A piece has the lines among 100 consecutive messages of the guest, under the number of the hundred. So
-//! storing a line again changes nothing, and where to begin to read follows from a line's number.
+//! A piece has the lines among 100 consecutive messages of the guest, and its key is the number of the
+//! hundred. So storing a line again changes nothing, and the piece of a line follows from its number.
 
 use perigee_model::guest::LogStream;
 use perigee_model::job::LogLine;
@@ -12,13 +12,13 @@ use crate::records::LogKept;
 
 const MESSAGES_PER_PIECE: u64 = 100;
 
-/// What is kept of one job's log; its first lines go first.
+/// The limit of one job's log. The oldest lines are dropped first.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 
-/// What a line takes beside its text.
+/// The size of a line in addition to its text.
 const LINE_BYTES: u64 = 80;
 
-/// Lines in one answer, at most; also when nobody asks for a number.
+/// The most lines in one answer, which is also the default.
 pub const PAGE_LINES_MAX: usize = 10_000;
 
 /// An answer ends after the piece that reaches this size.
@@ -65,8 +65,8 @@ fn size_of(lines: &[LogLine]) -> u64 {
     lines.iter().map(|line| line.line.len() as u64 + LINE_BYTES).sum()
 }
 
-/// The first lines with a higher number than `after`, at most `limit`; there may be more although it
-/// are fewer. In place of lines that are not kept any more, one line says how many they were.
+/// The first lines with a higher number than `after`, at most `limit`. An answer with fewer lines does not mean
+/// that there are no more. One line replaces dropped lines and says how many they were.
 pub async fn read(
     cluster: &Cluster,
     job: &JobId,

@@ -49,9 +49,9 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     check(cluster, &spec).await?;
     let counter = format!("counters/{}", spec.name);
     let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
-    JOB_NUMBER.check(number).map_err(|error| error.problem("submit a job"))?;
+    JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
-        .map_err(|e| Problem::invalid("submit a job", e))?;
+        .map_err(|e| Problem::invalid("can't submit a job", e))?;
     let record = new_record(id.clone(), spec);
     let (cluster, job) = (Arc::clone(cluster), record.job.clone());
     // Not part of the request: a client that goes away leaves no job out of the queue.
@@ -59,16 +59,16 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
         let volumes = record.job.spec.volumes.iter().map(|volume| volume.volume.clone());
         let _submission = cluster.index.begin_submission(volumes.collect()).map_err(|name| {
             let why = format!("volume {name} is being deleted");
-            Problem::conflict(format!("submit job {id}"), why)
+            Problem::conflict(format!("can't submit job {id}"), why)
         })?;
         if !cluster.records.create(&job_key(&id), &record).await? {
             let why = "there is such a job already";
-            return Err(Problem::internal(format!("submit job {id}"), why));
+            return Err(Problem::internal(format!("can't submit job {id}"), why));
         }
         cluster.index.put_job(&record);
         Ok(())
     });
-    made.await.map_err(|e| Problem::internal("submit a job", e))??;
+    made.await.map_err(|e| Problem::internal("can't submit a job", e))??;
     Ok(job)
 }
 
@@ -215,7 +215,7 @@ pub async fn intend(
 ) -> Result<Job, Problem> {
     let job = get(cluster, id).await?;
     if job.state.is_final() {
-        return Err(Problem::conflict(format!("change job {id}"), "it has ended"));
+        return Err(Problem::conflict(format!("can't change job {id}"), "it has ended"));
     }
     let change = |old: Option<JobIntent>| {
         let mut intent = old.unwrap_or_default();
@@ -253,7 +253,7 @@ pub async fn collect_bundles(cluster: Arc<Cluster>) {
 /// `Conflict` while it runs, or while something of it is still to be taken down.
 pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     let record = record(cluster, id).await?;
-    let refuse = |why: &str| Err(Problem::conflict(format!("delete job {id}"), why));
+    let refuse = |why: &str| Err(Problem::conflict(format!("can't delete job {id}"), why));
     if !record.job.state.is_final() {
         return refuse("it has not ended; cancel it first");
     }
@@ -280,7 +280,7 @@ pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
 pub(crate) fn remove_file(path: &std::path::Path) -> Result<(), Problem> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Problem::internal(format!("delete {}", path.display()), e))
+            Err(Problem::internal(format!("can't delete {}", path.display()), e))
         }
         _ => Ok(()),
     }

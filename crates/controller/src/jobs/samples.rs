@@ -1,6 +1,6 @@
-//! A job's time series, bounded: when it is full, every second point of its older three quarters goes.
-//! So the last minutes are dense, and the further back, the thinner it is. It is an observation: the last
-//! seconds may be missing after a crash.
+//! A job's time series. Its size is limited: when it is full, every second point of its older three quarters
+//! is dropped. So the last minutes have many points, and earlier times have fewer. After a crash the last
+//! seconds may be missing.
 
 use std::time::{Duration, Instant};
 

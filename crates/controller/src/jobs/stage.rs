@@ -90,7 +90,7 @@ impl Run {
             Err(problem) if problem.kind == ProblemKind::Conflict => match info(home, disk).await {
                 Ok(info) if info.owner == owner => Ok(info.epoch),
                 Ok(_) => Err(Problem::conflict(
-                    format!("make volume {} at {}", disk.volume, home.id),
+                    format!("can't make volume {} at {}", disk.volume, home.id),
                     "there is one of this name that is not this job's",
                 )
                 .next("delete or rename that volume, and submit the job again")),
@@ -110,7 +110,8 @@ impl Run {
         let seed = seed(&self.id, spec, at);
         let dir = &self.cluster.state_dir;
         let path = files::build_seed(dir, &self.id, seed, spec.inputs.as_deref()).await?;
-        let fault = |e: std::io::Error| Problem::internal(format!("read {}", path.display()), e);
+        let fault =
+            |e: std::io::Error| Problem::internal(format!("can't read {}", path.display()), e);
         let file = tokio::fs::File::open(&path).await.map_err(fault)?;
         let bytes = file.metadata().await.map_err(fault)?.len();
         let size_bytes = whole_blocks(bytes.max(SEED_BYTES_MIN));
@@ -120,7 +121,7 @@ impl Run {
         let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, body);
         tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {
             let why = format!("it took longer than {} s", SEED_DEADLINE.as_secs());
-            Problem::unavailable(format!("write volume {}", disk.volume), why)
+            Problem::unavailable(format!("can't write volume {}", disk.volume), why)
         })??;
         super::remove_file(&path)?;
         Ok(epoch)

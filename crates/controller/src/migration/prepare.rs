@@ -46,9 +46,9 @@ impl Run {
 
     fn disks(&self) -> Result<Vec<PlacedDisk>, Problem> {
         let job = jobs::of_vm(&self.cluster, &self.vm);
-        job.and_then(|job| job.placement.clone())
-            .map(|placement| placement.disks)
-            .ok_or_else(|| Problem::conflict(format!("move VM {}", self.vm), "its job has ended"))
+        job.and_then(|job| job.placement.clone()).map(|placement| placement.disks).ok_or_else(
+            || Problem::conflict(format!("can't move VM {}", self.vm), "its job has ended"),
+        )
     }
 
     /// A new epoch for every disk that the VM writes.
@@ -69,7 +69,7 @@ impl Run {
     async fn issue(&self, disk: &mut Disk, placed: &[PlacedDisk]) -> Result<EpochRaise, Problem> {
         let placed =
             placed.iter().find(|placed| placed.volume == disk.volume).ok_or_else(|| {
-                Problem::internal(format!("move VM {}", self.vm), "it has a disk of no job")
+                Problem::internal(format!("can't move VM {}", self.vm), "it has a disk of no job")
             })?;
         let home = catalog::reachable(&self.cluster, &placed.home)?;
         let from = disk.epoch;
@@ -84,7 +84,7 @@ impl Run {
 
     pub(super) fn planned(&self) -> Result<&MovePlan, Problem> {
         self.record.value.plan.as_ref().ok_or_else(|| {
-            Problem::internal(format!("move VM {}", self.vm), "its epochs are not issued")
+            Problem::internal(format!("can't move VM {}", self.vm), "its epochs are not issued")
         })
     }
 
@@ -101,7 +101,7 @@ impl Run {
         while report.incoming_uri.is_none() {
             if report.status == VmStatus::Gone {
                 let why = format!("QEMU at {} ended: {}", destination.id, report.reason);
-                return Err(Problem::unavailable("start the destination", why));
+                return Err(Problem::unavailable("can't start the destination", why));
             }
             if begun.elapsed() > LISTEN_DEADLINE {
                 let why = format!(
@@ -109,7 +109,7 @@ impl Run {
                     destination.id,
                     LISTEN_DEADLINE.as_secs()
                 );
-                return Err(Problem::unavailable("start the destination", why));
+                return Err(Problem::unavailable("can't start the destination", why));
             }
             let question = format!(
                 "{}?after={}&wait_ms={}",

@@ -34,7 +34,8 @@ pub async fn request(
     wish: Wish,
 ) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
-    let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {}", wish.to), why);
+    let refusal =
+        |why: String| Problem::conflict(format!("can't move VM {vm} to {}", wish.to), why);
     let refuse = |why: String| Err(refusal(why));
     let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
     if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
@@ -60,7 +61,7 @@ pub async fn request(
     catalog::reachable(cluster, &wish.to)?;
     planning::can_move(cluster, &from, &wish.to)?;
     let Some(report) = cluster.hosts.report(&wish.to) else {
-        let what = format!("move VM {vm} to {}", wish.to);
+        let what = format!("can't move VM {vm} to {}", wish.to);
         return Err(Problem::unavailable(what, "the host has not reported yet"));
     };
     let number = earlier.last().map_or(1, |record| record.number + 1);
@@ -68,7 +69,7 @@ pub async fn request(
     let record = new_record(&vm, number, from, wish, link)?;
     // Not part of the request: one that is dropped leaves no migration without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
-    made.await.map_err(|e| Problem::internal(format!("move VM {vm}"), e))?
+    made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
 }
 
 async fn begin(
@@ -77,7 +78,7 @@ async fn begin(
     total: Demand,
 ) -> Result<Migration, Problem> {
     let (vm, to) = (&record.migration.vm, &record.migration.to);
-    let refusal = |why: String| Problem::conflict(format!("move VM {vm} to {to}"), why);
+    let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
     let _moving = cluster.index.begin_move(vm, to, total).map_err(refusal)?;
     if !cluster.create_migration(&record).await? {
         return Err(refusal("it is being moved already".to_owned()));
@@ -94,7 +95,7 @@ pub(crate) fn new_record(
     link: Option<LinkProbe>,
 ) -> Result<MigrationRecord, Problem> {
     let id = MigrationId::new(format!("{vm}-m{number}"))
-        .map_err(|e| Problem::internal("name a migration", e))?;
+        .map_err(|e| Problem::internal("can't name a migration", e))?;
     let migration = Migration {
         id,
         vm: vm.clone(),
@@ -133,7 +134,7 @@ pub(crate) fn new_record(
 pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> {
     let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
     let Some(record) = all.into_iter().next_back().filter(|r| !r.migration.state.is_final()) else {
-        let what = format!("cancel the migration of VM {vm}");
+        let what = format!("can't cancel the migration of VM {vm}");
         return Err(Problem::conflict(what, "none is under way"));
     };
     let cancel = |intent: Option<MigrationIntent>| MigrationIntent {

@@ -1,4 +1,4 @@
-//! What every store must do. `Fixture` makes one store and opens the same state a second time.
+//! The contract of every store. `Fixture` makes a store, and can open the same state a second time.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Where the controller keeps its state: keys with JSON values, behind one small trait.
+//! The controller's store: keys with JSON values, behind one small trait.
 //!
-//! A write names the revision it expects and is refused when the key has moved on, so that two
-//! writers never overwrite each other unseen. A revision is never given out twice, also not after a
-//! key was deleted and made again. `contract.rs` is the test suite every store must pass.
+//! A write names the revision that it expects, and is refused if the key has another one, so that two writers
+//! never overwrite each other unnoticed. A revision is never used twice, even after a key was deleted and
+//! created again. `contract.rs` is the test suite that every store must pass.
 
 mod sqlite;
 

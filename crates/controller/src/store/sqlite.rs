@@ -31,15 +31,15 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Inner {
     connection: Mutex<Connection>,
-    /// One channel for each prefix that is watched, so that a write wakes only who waits for it.
+    /// One channel for each watched prefix, so that a write wakes only its watchers.
     watchers: Mutex<BTreeMap<String, broadcast::Sender<Change>>>,
 }
 
 impl SqliteStore {
-    /// Opens the database, making it when it is not there.
+    /// Opens the database, and creates it if it does not exist.
     ///
     /// # Errors
-    /// When the file cannot be made or is no database.
+    /// When the file can't be created or is not a database.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let connection = Connection::open(path)?;
         connection.busy_timeout(std::time::Duration::from_secs(5))?;

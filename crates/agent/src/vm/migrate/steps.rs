@@ -68,7 +68,7 @@ impl Home {
             return Ok(());
         }
         let why = format!("its epoch is {}, not {from}", info.epoch);
-        Err(Problem::conflict(format!("move the writer of {volume}"), why))
+        Err(Problem::conflict(format!("can't move the writer of {volume}"), why))
     }
 
     /// So that little is left to flush in the pause.
@@ -128,7 +128,7 @@ impl Home {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(problem)) => problem,
                 Err(_) => {
-                    let what = format!("change epochs at {}", client.address());
+                    let what = format!("can't change epochs at {}", client.address());
                     Problem::unavailable(what, "no answer in time")
                 }
             };
@@ -150,7 +150,7 @@ async fn greet_destination(vm: &VmId, order: &MigrateOut) -> Result<(), Problem>
         return Ok(());
     }
     let why = "the destination does not wait for this migration any more";
-    Err(Problem::conflict(format!("migrate the VM {vm}"), why))
+    Err(Problem::conflict(format!("can't migrate the VM {vm}"), why))
 }
 
 impl Migration {

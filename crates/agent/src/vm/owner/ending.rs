@@ -74,7 +74,7 @@ impl Owner {
         if is_searched {
             let why =
                 "the processes of this host cannot be read: whether its QEMU runs is not known";
-            return Err(Problem::unavailable(format!("delete the VM {}", self.vm.id()), why)
+            return Err(Problem::unavailable(format!("can't delete the VM {}", self.vm.id()), why)
                 .next("try again when the host has file descriptors to spare"));
         }
         if let Some(process) = process {
