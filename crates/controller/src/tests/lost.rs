@@ -6,13 +6,14 @@ use perigee_model::job::{
 };
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
-use perigee_model::{JobId, ProblemKind, VolumeName};
+use perigee_model::{HostId, JobId, ProblemKind, VolumeName};
 
 use super::fake::FakeHost;
 use super::gone::{ends_anew, restarting, second_home, up};
 use super::migrations::{copying_of, switch};
 use super::queue::unreachable;
 use super::{Lab, data_volume, spec, vm_of, wait_for};
+use crate::cleaner::{self, Cleanup};
 use crate::{catalog, hosts, jobs};
 
 fn epoch(host: &FakeHost) -> u64 {
@@ -136,6 +137,24 @@ async fn a_vm_of_a_removed_host_ends_when_the_host_is_back() {
     // Whoever uses or deletes it has seen it.
     catalog::delete(&lab.cluster, &words).await.expect("delete");
     assert_eq!(warnings().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn of_what_waits_for_removed_hosts_the_oldest_is_forgotten() {
+    let lab = Lab::up().await;
+    let (job, gone) = (JobId::new("q-0009").expect("name"), HostId::new("gone").expect("name"));
+    for number in 0..=cleaner::GIVEN_UP_MAX {
+        let mut cleanup = Cleanup::of_host(&job, &format!("n{number}"), &gone, &[]);
+        cleanup.made_ms = u64::try_from(number).expect("small");
+        cleaner::hand_over(&lab.cluster, &cleanup).await.expect("hand over");
+    }
+    wait_for("the oldest to be forgotten", async || {
+        let keys = lab.cluster.records.keys(&cleaner::prefix(&job)).await.expect("keys");
+        let oldest = format!("{}n0", cleaner::prefix(&job));
+        (keys.len() == cleaner::GIVEN_UP_MAX && !keys.contains(&oldest)).then_some(())
+    })
+    .await;
+    assert!(!cleaner::is_left(&lab.cluster, &job).await.expect("read"));
 }
 
 #[tokio::test]
