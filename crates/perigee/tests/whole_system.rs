@@ -41,6 +41,16 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
         let log = system.log(&job.id).await?;
         ensure!(log.iter().any(|l| l == "kept"), "the volume did not keep it: {log:?}");
 
+        let job = system
+            .submit(
+                "name: panics\nimage: debian\nmemory: 256MiB\nplacement: {host: home1}\n\
+                 command: echo c > /proc/sysrq-trigger",
+            )
+            .await?;
+        let job = system.ended(&job.id).await?;
+        ensure!(job.state == JobState::Failed, "a panic is a failure, not {:?}", job.state);
+        ensure!(job.reason.contains("the guest's kernel panicked"), "{}", job.reason);
+
         errors_are_clear(&system)?;
         a_gone_host_is_named(&system).await
     });
