@@ -22,6 +22,7 @@ mod network;
 mod options;
 pub mod queue;
 mod refused;
+pub mod replay;
 mod running;
 mod runs;
 mod spread;
