@@ -9,8 +9,9 @@
 //! | how frames come from and go to sockets, for every protocol | [`stream`] |
 //! | how a session's new connection waits for the end of its old one | [`sessions`] |
 //! | who uses which volume now | [`logins`] |
-//! | where requests' time goes | [`measured`], [`stats`], [`trace`] |
+//! | where requests' time goes | [`measured`], [`stats`], [`trace`], [`collection`] |
 
+pub mod collection;
 pub mod device;
 pub mod exports;
 #[cfg(feature = "fuzzing")]

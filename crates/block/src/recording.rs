@@ -45,32 +45,42 @@ impl Queue {
     }
 
     fn since_start_ns(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.started).as_nanos()).unwrap_or(u64::MAX)
+        since_ns(self.started, at)
     }
 }
 
 impl Recorder {
     pub fn record(&self, span: &Span, ended: &Ended) {
-        let mut served = Served { at_once: ended.at_once, ..Served::default() };
-        for (stage, _) in span.stages() {
-            match stage {
-                Stage::SourceRead => served.source = true,
-                Stage::HeadRead | Stage::Write => served.private = true,
-                Stage::RemoteRead | Stage::Network => served.remote = true,
-                Stage::Queue | Stage::Map | Stage::Flush => {}
-            }
-        }
-        let duration_us = span.since.elapsed().as_micros();
-        self.queue.push(TraceRecord::Request(TraceRequest {
-            at_ns: self.queue.since_start_ns(span.since),
-            offset: ended.offset,
-            length_bytes: u32::try_from(ended.length_bytes).unwrap_or(u32::MAX),
-            duration_us: u32::try_from(duration_us).unwrap_or(u32::MAX),
-            client: self.client,
-            operation: Operation::from_name(ended.command),
-            served,
-        }));
+        let request = request_of(self.client, self.queue.started, span, ended);
+        self.queue.push(TraceRecord::Request(request));
     }
+}
+
+/// A request as a trace has it that began at `started`.
+pub fn request_of(client: u16, started: Instant, span: &Span, ended: &Ended) -> TraceRequest {
+    let mut served = Served { at_once: ended.at_once, ..Served::default() };
+    for (stage, _) in span.stages() {
+        match stage {
+            Stage::SourceRead => served.source = true,
+            Stage::HeadRead | Stage::Write => served.private = true,
+            Stage::RemoteRead | Stage::Network => served.remote = true,
+            Stage::Queue | Stage::Map | Stage::Flush => {}
+        }
+    }
+    let duration_us = span.since.elapsed().as_micros();
+    TraceRequest {
+        at_ns: since_ns(started, span.since),
+        offset: ended.offset,
+        length_bytes: u32::try_from(ended.length_bytes).unwrap_or(u32::MAX),
+        duration_us: u32::try_from(duration_us).unwrap_or(u32::MAX),
+        client,
+        operation: Operation::from_name(ended.command),
+        served,
+    }
+}
+
+fn since_ns(started: Instant, at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(started).as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The running trace, if there is one.

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_model::volume::{ExportStats, IoStats, StartTrace, TraceSummary};
-use perigee_model::{Problem, VolumeName};
+use perigee_model::volume::{CollectTrace, ExportStats, IoStats, StartTrace, TraceSummary};
+use perigee_model::{JobId, Problem, VolumeName};
 
+use crate::collection::Collections;
 use crate::device::IoError;
 use crate::recording::Recording;
 use crate::trace::Tracing;
@@ -17,6 +18,8 @@ use crate::trace::Tracing;
 pub struct StatsTable {
     volumes: Mutex<BTreeMap<VolumeName, Arc<Counters>>>,
     recording: Recording,
+    /// Traces that are kept in memory.
+    pub collections: Collections,
 }
 
 impl StatsTable {
@@ -51,6 +54,17 @@ impl StatsTable {
         let volumes = lock(&self.volumes);
         volumes.values().for_each(|counters| counters.tracing.record(None));
         self.recording.stop()
+    }
+
+    /// Collects the requests of some volumes in memory from now on.
+    ///
+    /// # Errors
+    /// As [`Collections::start`].
+    pub fn collect_trace(&self, name: &JobId, ask: &CollectTrace) -> Result<(), Problem> {
+        for (volume, collector) in self.collections.start(name, ask)? {
+            self.of(&volume).tracing.collect(collector);
+        }
+        Ok(())
     }
 
     pub fn list(&self) -> Vec<ExportStats> {

@@ -16,6 +16,7 @@ use perigee_model::volume::{StageTime, TracedRequest};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::collection::Collector;
 use crate::recording::Recorder;
 
 /// The length of a follower's queue. A slow follower misses further requests.
@@ -214,6 +215,7 @@ pub struct Tracing {
 struct Followers {
     lines: Vec<mpsc::Sender<TracedRequest>>,
     recorder: Option<Recorder>,
+    collectors: Vec<Collector>,
 }
 
 impl Tracing {
@@ -237,10 +239,17 @@ impl Tracing {
         self.change(|followers| followers.recorder = recorder);
     }
 
+    /// Every request from now on goes to this collector too, until its trace is taken.
+    pub fn collect(&self, collector: Collector) {
+        self.change(|followers| followers.collectors.push(collector));
+    }
+
     fn change(&self, change: impl FnOnce(&mut Followers)) {
         let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut followers);
-        let following = followers.lines.len() + usize::from(followers.recorder.is_some());
+        let following = followers.lines.len()
+            + usize::from(followers.recorder.is_some())
+            + followers.collectors.len();
         self.following.store(following, Ordering::Relaxed);
     }
 
@@ -260,6 +269,10 @@ impl Tracing {
         self.change(|followers| {
             if let Some(recorder) = &followers.recorder {
                 recorder.record(span, &ended);
+            }
+            followers.collectors.retain(Collector::is_wanted);
+            for collector in &followers.collectors {
+                collector.collect(span, &ended);
             }
             if followers.lines.is_empty() {
                 return;

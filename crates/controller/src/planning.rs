@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::cluster::taught::{BOOTS, History};
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
-use crate::records::{JobRecord, Placement};
+use crate::records::{JobRecord, Placement, Traced};
 use crate::{catalog, files, links};
 
 /// Of the records of all jobs' decisions.
@@ -365,7 +365,25 @@ fn measured(
         vcpu_s: seconds(work.vcpu_ms),
         cpus: job.spec.cpus,
         volumes: disks.into_iter().map(volume).collect(),
+        replayed_round_trips: match record.traced {
+            Traced::Replayed { round_trips } => Some(round_trips),
+            Traced::NotYet | Traced::Not | Traced::Since { .. } => None,
+        },
     }
+}
+
+/// Whether a block trace of the job would say something new: how many round trips it would wait for
+/// far from its data. A run that was far has said so.
+pub async fn wants_trace(cluster: &Cluster, record: &JobRecord) -> Result<bool, Problem> {
+    let (Some(placement), Some(host)) = (&record.placement, &record.job.host) else {
+        return Ok(false);
+    };
+    let data: Vec<_> = placement.disks.iter().filter(|disk| disk.data_of.is_some()).collect();
+    if data.is_empty() || data.iter().any(|disk| disk.home != *host) {
+        return Ok(false);
+    }
+    let history = history(cluster, &record.job.spec).await?;
+    Ok(history.runs.iter().all(PastRun::leaves_depth_unknown))
 }
 
 async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<History>, Problem> {

@@ -119,6 +119,24 @@ pub struct JobRecord {
     /// Hosts that cannot start its VM.
     #[serde(default)]
     pub refused_by: Vec<HostId>,
+    /// The block trace of its command.
+    #[serde(default)]
+    pub traced: Traced,
+}
+
+/// A job's block trace, where one teaches something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Traced {
+    /// Its command has not started.
+    #[default]
+    NotYet,
+    /// It is not wanted, could not be made, or ended with a migration.
+    Not,
+    /// Its volume server collects it since this Unix time.
+    Since { at_ms: u64 },
+    /// It was replayed.
+    Replayed { round_trips: f64 },
 }
 
 /// How much of a job's log is kept, and what of it is not any more.

@@ -32,6 +32,9 @@
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
 //! | `POST /trace/start` | [`StartTrace`] | |
 //! | `POST /trace/stop` | | [`TraceSummary`] |
+//! | `PUT /traces/{name}` | [`CollectTrace`] | |
+//! | `GET /traces/{name}` | | what was collected so far, in the format of [`crate::trace`] |
+//! | `DELETE /traces/{name}` | | |
 //! | `POST /check` | [`CheckScope`] | lines of [`Step`] of [`CheckReport`] |
 //!
 //! What may take long answers with lines of JSON, each a [`Step`]: progress, and at last the
@@ -515,6 +518,13 @@ pub struct TracedRequest {
 pub struct StartTrace {
     /// A new file on the volume server's machine, in the format of [`crate::trace`].
     pub file: PathBuf,
+}
+
+/// Collects a trace of some volumes in memory, for whoever fetches it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectTrace {
+    /// The clients of the trace, by these numbers.
+    pub volumes: Vec<VolumeName>,
 }
 
 /// What a trace came to.

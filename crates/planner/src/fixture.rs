@@ -143,7 +143,7 @@ pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
             round_trip_s,
             rate_bytes_per_s: remote.then_some(WAN_BYTES_PER_S),
         }],
-        replayed: Default::default(),
+        replayed_round_trips: None,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::figures::Figures;
 use crate::hosts::{cpu_factor, load_factor};
 use crate::network::path;
 use crate::refused::Refused;
-use crate::runs::{PastRun, Traits};
+use crate::runs::{FAR_S, PastRun, Traits};
 use crate::spread::Spread;
 
 /// Measured: a run that is repeated differs from the mean of its repetitions by less than this in 9
@@ -36,9 +36,6 @@ const REPEATED_RUNS: f64 = 4.0;
 const OLDER: f64 = 0.8;
 /// A run that was moved midway, whose round trips are known as a mean only.
 const MOVED: f64 = 0.5;
-
-/// Below this a round trip is that of one site, and says nothing about `D`.
-const FAR_S: f64 = 0.0005;
 
 /// Measured 9 times of 10: the error of the time predicted from the counters of one run (59 %), and
 /// from the replay of its block trace (29 %); of the network's part, which was two thirds of it.
@@ -313,7 +310,7 @@ fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Un
         why: "no run has read its data over a network: how many requests it keeps in flight together is not seen"
             .to_owned(),
     };
-    let replayed = samples.iter().filter_map(|s| Some((s.share, replayed_round_trips(s.run)?)));
+    let replayed = samples.iter().filter_map(|s| Some((s.share, s.run.replayed_round_trips?)));
     let (shares, trips) =
         replayed.fold((0.0, 0.0), |sum, (share, trips)| (sum.0 + share, sum.1 + share * trips));
     let (expected, error) = if shares > 0.0 {
@@ -327,12 +324,6 @@ fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Un
     };
     let (low, high) = (expected / HIDDEN_DEPTH, expected * (1.0 + error));
     (Spread::between(low, expected, high), vec![unknown])
-}
-
-/// Of the longest round trip that the trace was replayed through.
-fn replayed_round_trips(run: &PastRun) -> Option<f64> {
-    let (round_trip_us, added_s) = run.replayed.last_key_value()?;
-    Some(added_s / (f64::from(*round_trip_us) / 1e6))
 }
 
 /// The slope of the line through the runs, with `prior` as one more measurement of it.

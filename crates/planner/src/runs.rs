@@ -1,7 +1,5 @@
 //! What is kept of a job's runs.
 
-use std::collections::BTreeMap;
-
 use perigee_model::HostId;
 use perigee_model::plan::Seconds;
 use serde::{Deserialize, Serialize};
@@ -15,6 +13,9 @@ pub const RUNS_KEPT: usize = 16;
 /// A run of a job that differs in one of its traits counts as this much of a run.
 const OTHER_NAME: f64 = 0.5;
 const OTHER_INPUTS: f64 = 0.3;
+
+/// Below this a round trip is that of one site, and says nothing about how many of them a job needs.
+pub(crate) const FAR_S: f64 = 0.0005;
 
 /// What tells jobs with one image and command apart.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -64,6 +65,8 @@ pub struct Measured {
     pub cpus: u32,
     /// The data volumes, in the order of the job file.
     pub volumes: Vec<MeasuredVolume>,
+    /// By the replay of its block trace.
+    pub replayed_round_trips: Option<f64>,
 }
 
 #[derive(Debug, Clone)]
@@ -93,10 +96,9 @@ pub struct PastRun {
     /// Waited for the network, by the counters of its volume server.
     pub network_s: f64,
     pub volumes: Vec<VolumeRun>,
-    /// Seconds that the network adds when this run's block trace is replayed, by the time of a
-    /// round trip in microseconds. Empty when it was not traced.
+    /// Dependent round trips by the replay of its block trace; `None` when it was not traced.
     #[serde(default)]
-    pub replayed: BTreeMap<u32, f64>,
+    pub replayed_round_trips: Option<f64>,
 }
 
 /// What the run did to one volume.
@@ -134,7 +136,7 @@ impl PastRun {
             local_io_s: (busy_s.min(waiting_s) - network_s).max(0.0),
             network_s,
             volumes: run.volumes.iter().map(VolumeRun::learn).collect(),
-            replayed: BTreeMap::new(),
+            replayed_round_trips: run.replayed_round_trips,
         }
     }
 
@@ -150,6 +152,12 @@ impl PastRun {
             total_s: 0.0,
         }
         .added_up()
+    }
+
+    /// Whether a block trace of another run would say something new: this one was not far from its
+    /// data and was not traced.
+    pub fn leaves_depth_unknown(&self) -> bool {
+        self.round_trip_s() <= FAR_S && self.replayed_round_trips.is_none()
     }
 
     pub(crate) fn requests(&self) -> f64 {
@@ -260,6 +268,7 @@ mod tests {
                 round_trip_s: ROUND_TRIP_S,
                 rate_bytes_per_s: None,
             }],
+            replayed_round_trips: None,
         }
     }
 

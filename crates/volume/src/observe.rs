@@ -9,12 +9,12 @@ use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use futures_util::stream;
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::limits::TRACE_S;
-use perigee_model::volume::{StartTrace, TraceSummary};
-use perigee_model::{Problem, ProblemKind, VolumeName};
+use perigee_model::volume::{CollectTrace, StartTrace, TraceSummary};
+use perigee_model::{JobId, Problem, ProblemKind, VolumeName};
 use serde::Deserialize;
 use tokio::time::Instant;
 
@@ -30,6 +30,7 @@ pub fn trace() -> Router<Arc<Control>> {
         .route("/volumes/{volume}/trace", get(requests))
         .route("/trace/start", post(start_trace))
         .route("/trace/stop", post(stop_trace))
+        .route("/traces/{name}", put(collect_trace).get(collected_trace).delete(end_trace))
 }
 
 async fn figures(State(control): State<Arc<Control>>) -> Result<Response, Failure> {
@@ -80,6 +81,27 @@ async fn start_trace(
 async fn stop_trace(State(control): State<Arc<Control>>) -> Reply<TraceSummary> {
     let stopped = tokio::task::spawn_blocking(move || control.stats.stop_trace()).await;
     Ok(Json(stopped.map_err(|error| Problem::internal("can't end a trace", error))??))
+}
+
+async fn collect_trace(
+    State(control): State<Arc<Control>>,
+    Named(name): Named<JobId>,
+    Json(ask): Json<CollectTrace>,
+) -> Reply<()> {
+    Ok(Json(control.stats.collect_trace(&name, &ask)?))
+}
+
+async fn collected_trace(
+    State(control): State<Arc<Control>>,
+    Named(name): Named<JobId>,
+) -> Result<Response, Failure> {
+    let bytes = control.stats.collections.get(&name)?;
+    answer("application/octet-stream", Body::from(bytes))
+}
+
+async fn end_trace(State(control): State<Arc<Control>>, Named(name): Named<JobId>) -> Reply<()> {
+    control.stats.collections.end(&name);
+    Ok(Json(()))
 }
 
 fn answer(kind: &str, body: Body) -> Result<Response, Failure> {

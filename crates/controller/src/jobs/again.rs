@@ -22,7 +22,7 @@ use crate::catalog;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
 use crate::meter::Meter;
-use crate::records::{Ending, JobRecord, LogKept, owner_of};
+use crate::records::{Ending, JobRecord, LogKept, Traced, owner_of};
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,6 +197,7 @@ impl Run {
         record.left = None;
         record.meter = Meter::default();
         record.log = LogKept::default();
+        record.traced = Traced::default();
         let job = &mut record.job;
         job.state = job.state.next(JobEvent::HostLost)?;
         job.reason = format!("it was lost at host {host} and starts again");

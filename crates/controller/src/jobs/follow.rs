@@ -79,6 +79,7 @@ impl Run {
         }
         if has_news {
             self.take_events(&host, report.last_seq).await?;
+            self.trace(&host).await?;
         }
         if figures_due {
             self.figures_read = Some(Instant::now());

@@ -19,6 +19,7 @@ mod place;
 mod samples;
 mod settle;
 mod stage;
+pub(crate) mod traces;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,8 +32,8 @@ use perigee_model::{JobId, Problem, VmId};
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
 use crate::records::{
-    JobIntent, JobRecord, LogKept, MigrationRecord, job_intent_key, job_key, migration_prefix,
-    vm_of,
+    JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
+    migration_prefix, vm_of,
 };
 use crate::{catalog, files, images};
 
@@ -92,6 +93,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         leaving: None,
         boot_id: String::new(),
         refused_by: Vec::new(),
+        traced: Traced::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use perigee_model::job::{HostState, MigrationState};
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
-use crate::records::{MigrationRecord, vm_of};
+use crate::records::{MigrationRecord, Traced, vm_of};
 
 impl Run {
     /// Takes ended migrations into account. `Some(true)` while one is under way, `None` when
@@ -77,6 +77,8 @@ impl Run {
         record.boot_id.clear();
         record.settled = moved.number;
         record.moves += 1;
+        // A trace of a part says nothing about the whole.
+        record.traced = Traced::Not;
         self.record.save().await
     }
 }

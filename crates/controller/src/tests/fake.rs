@@ -18,9 +18,9 @@ use perigee_model::vm::{
     MigrationPhase, MigrationReport, VmChanges, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CachePolicy, CopyImage, CreateVolume, EpochChange, EpochIssued,
-    ExportStats, ImageInfo, ImageSource, ImportImage, IoStats, VolumeHealth, VolumeInfo,
-    VolumeSource,
+    Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, ImageSource, ImportImage, IoStats,
+    VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VolumeName,
@@ -72,6 +72,10 @@ pub struct Inside {
     pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
     pub attachments: BTreeMap<VolumeName, String>,
+    /// By their names, the volumes that are traced.
+    pub traces: BTreeMap<String, Vec<VolumeName>>,
+    /// What each of them holds.
+    pub trace: Vec<u8>,
     pub vms: BTreeMap<VmId, FakeVm>,
     revision: u64,
     /// What was last told of each VM, and with which number.
@@ -209,6 +213,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/volumes/{volume}/epoch/issue", post(issue))
         .route("/v1/volumes/{volume}/epoch", post(change_epoch))
         .route("/v1/attachments/{volume}", put(attach).delete(detach))
+        .route("/v1/traces/{name}", put(collect_trace).get(trace).delete(end_trace))
         .route("/v1/stats", get(stats))
         .route("/v1/probe", post(probe_blocks))
         .layer(from_fn_with_state(inside.clone(), unless_down))
@@ -642,6 +647,28 @@ async fn attach(
 async fn detach(State(inside): Shared, Path(volume): Path<VolumeName>) -> Reply<()> {
     hang(&inside).await;
     inside.lock().expect("lock").attachments.remove(&volume);
+    Ok(Json(()))
+}
+
+async fn collect_trace(
+    State(inside): Shared,
+    Path(name): Path<String>,
+    Json(ask): Json<CollectTrace>,
+) -> Reply<()> {
+    inside.lock().expect("lock").traces.insert(name, ask.volumes);
+    Ok(Json(()))
+}
+
+async fn trace(State(inside): Shared, Path(name): Path<String>) -> Result<Vec<u8>, Failure> {
+    let inside = inside.lock().expect("lock");
+    match inside.traces.contains_key(&name) {
+        true => Ok(inside.trace.clone()),
+        false => Err(Problem::not_found(name, "no such trace").into()),
+    }
+}
+
+async fn end_trace(State(inside): Shared, Path(name): Path<String>) -> Reply<()> {
+    inside.lock().expect("lock").traces.remove(&name);
     Ok(Json(()))
 }
 

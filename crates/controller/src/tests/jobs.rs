@@ -6,6 +6,7 @@ use perigee_model::vm::VmStatus;
 use perigee_model::{ImageName, ProblemKind};
 
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use crate::jobs::traces::tests::serial_reads;
 use crate::{catalog, files, hosts, jobs, planning};
 
 #[tokio::test]
@@ -48,6 +49,37 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     assert_eq!(again.basis, perigee_model::plan::Basis::History);
     jobs::delete(&lab.cluster, &id).await.expect("delete");
     assert!(!files::output_path(lab.dir.path(), &id).exists());
+}
+
+#[tokio::test]
+async fn a_job_beside_its_data_is_traced_until_its_round_trips_are_known() {
+    let lab = Lab::up().await;
+    // Of the first data disk.
+    lab.cloud.inside().trace = serial_reads(3, 50);
+    let mut beside = spec(Access::Clone);
+    beside.start = Start::Host(lab.cloud.id.clone());
+    for run in 0..2 {
+        let id = lab.submit(beside.clone()).await;
+        let vm = vm_of(&id);
+        lab.wait_for_vm(&lab.cloud, &vm).await;
+        lab.cloud.say(&vm, GuestBody::Started);
+        lab.wait_for_state(&id, JobState::Running).await;
+        if run == 0 {
+            wait_for("a trace", async || (!lab.cloud.inside().traces.is_empty()).then_some(()))
+                .await;
+            assert_eq!(lab.cloud.inside().traces[id.as_str()].len(), 4, "all of the VM's disks");
+            // Of its reads, ten at least are before the command's end.
+            tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+        }
+        finish(&lab.cloud, &lab.cloud, &vm);
+        lab.wait_for_state(&id, JobState::Succeeded).await;
+        assert!(lab.cloud.inside().traces.is_empty(), "the trace has ended with the job");
+        let prepared = planning::prepare(&lab.cluster, &beside).await.expect("what is known");
+        let known: Vec<bool> =
+            prepared.history.iter().map(|run| run.replayed_round_trips.is_some()).collect();
+        assert_eq!(known, [vec![true], vec![true, false]][run]);
+        assert!(prepared.history[0].replayed_round_trips.is_some_and(|trips| trips > 10.0));
+    }
 }
 
 #[tokio::test]

@@ -66,7 +66,7 @@ fn a_local_run_does_not_know_the_depth_and_says_so() {
 #[test]
 fn a_replayed_trace_is_better_than_counters() {
     let mut run = past_run(0.0, 12_000.0);
-    run.replayed = [(1_000, 1.6), (16_000, 1500.0 * 0.016)].into();
+    run.replayed_round_trips = Some(1500.0);
     let learned = learned(&[run]);
     assert_close(learned.round_trips.expected, 1500.0);
 }

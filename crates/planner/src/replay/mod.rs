@@ -40,6 +40,9 @@ const WINDOWS_MIN: usize = 20;
 /// share of what chance would do.
 const BY_CHANCE: f64 = 0.5;
 
+/// A WAN's. Round trips are counted at one distance: the farther, the more of them nothing hides.
+const PROBED_ROUND_TRIP_US: f64 = 16_000.0;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Read,
@@ -142,6 +145,17 @@ impl Replay {
         }
         let end_us = self.time_of(self.end, self.end_us, &times);
         end_us.max(after(&times, self.end_worked_us)) / 1e6
+    }
+
+    /// Dependent round trips: what a round trip adds to the time for each of its seconds, when the
+    /// disks of `data` are that far away, and were beside the VM.
+    pub fn round_trips(&self, data: &[bool]) -> f64 {
+        let far = |is_data: &bool| {
+            let round_trip_us = if *is_data { PROBED_ROUND_TRIP_US } else { 0.0 };
+            Way { round_trip_us, us_per_byte: 0.0 }
+        };
+        let ways: Vec<Way> = data.iter().map(far).collect();
+        (self.through(&[], &ways) - self.end_us / 1e6) / (PROBED_ROUND_TRIP_US / 1e6)
     }
 
     /// When something happens that happened at `traced_us`.

@@ -160,6 +160,16 @@ fn reads_one_after_the_other_are_exact() {
 }
 
 #[test]
+fn reads_of_other_disks_are_no_round_trips() {
+    let (mut requests, end_us) = run(&[serial(&mut Random(7), 200)], 0.0);
+    let round_trips =
+        |requests: &[Request]| Replay::new(requests, end_us).round_trips(&[true, false]);
+    assert!((round_trips(&requests) - 200.0).abs() < 1e-6);
+    requests.iter_mut().step_by(2).for_each(|request| request.disk = 1);
+    assert!((round_trips(&requests) - 100.0).abs() < 1e-6);
+}
+
+#[test]
 fn a_stream_that_is_read_ahead_is_exact() {
     for work_us in [10.0, 1_000.0, 20_000.0] {
         let job = [vec![Do::Scan { offset: 0, windows: 500, work_us }]];
