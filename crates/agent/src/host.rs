@@ -1,4 +1,4 @@
-//! The host: what the agent knows of it, what it is asked about it.
+//! The host: its properties, and its report to the controller.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::files::{SOCKET_PATH_BYTES_MAX, closed_ancestor};
 use crate::process::{QEMU_UID, QemuUser};
 use crate::{Config, cgroup, link};
 
-/// Fixed facts, found out once when the agent starts.
+/// Properties of the host that are determined once, when the agent starts.
 #[derive(Debug)]
 pub struct Host {
     pub name: HostId,
@@ -25,7 +25,7 @@ pub struct Host {
     pub site: SiteId,
     pub state: PathBuf,
     pub agent_url: String,
-    /// Where incoming migrations listen.
+    /// The address at which incoming migrations listen.
     pub ip: String,
     pub volume_socket: PathBuf,
     volume: Client,
@@ -34,7 +34,7 @@ pub struct Host {
     /// Empty when it is not known.
     pub boot_id: String,
     cpu_model: String,
-    /// Whom QEMU runs as; `None`: as the agent, which is not root.
+    /// The user of QEMU. `None` means the agent's own user, which is not root.
     pub user: Option<QemuUser>,
     pub has_cgroups: bool,
     warnings: Vec<String>,
@@ -118,7 +118,7 @@ impl Host {
         })
     }
 
-    /// What this host's volume server counted; empty when it does not answer.
+    /// The figures of this host's volume server; empty if it does not answer.
     pub async fn volume_stats(&self) -> Vec<ExportStats> {
         self.volume.get("/v1/stats").await.unwrap_or_default()
     }
@@ -135,13 +135,13 @@ impl Host {
         });
     }
 
-    /// Lets QEMU's user connect to the volume server. The server makes its socket anew when it
-    /// starts, so this is done again and again; QEMU tries to reconnect once a second.
+    /// Lets QEMU's user connect to the volume server. The server creates its socket again when it starts, so
+    /// this is done repeatedly. QEMU tries to reconnect once a second.
     pub fn open_volume_socket(&self) {
         if let Some(user) = self.user
             && let Err(error) = give_socket(&self.volume_socket, user.uid)
         {
-            tracing::debug!(%error, "the volume server's socket is not there");
+            tracing::debug!(%error, "can't give QEMU access to the volume server's socket");
         }
     }
 
@@ -153,8 +153,8 @@ impl Host {
     }
 }
 
-/// The figures of some volumes, in their order; zeros for one that the server does not know, and
-/// nothing at all when it did not answer.
+/// The figures of some volumes, in their order. A volume that the server does not know has zeros; the result is
+/// empty if the server did not answer.
 pub fn select_stats<'a>(
     all: &[ExportStats],
     volumes: impl Iterator<Item = &'a VolumeName>,
@@ -183,10 +183,10 @@ fn check_reachable(path: &Path) -> Result<(), Problem> {
     match closed_ancestor(path) {
         None => Ok(()),
         Some(dir) => Err(Problem::invalid(
-            format!("let QEMU use {}", path.display()),
-            format!("QEMU runs as user {QEMU_UID}, who may not pass through {}", dir.display()),
+            format!("can't let QEMU use {}", path.display()),
+            format!("QEMU runs as user {QEMU_UID}, which may not enter {}", dir.display()),
         )
-        .next(format!("choose another place, or: chmod o+x {}", dir.display()))),
+        .next(format!("choose another directory, or run: chmod o+x {}", dir.display()))),
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::task::AbortHandle;
 
 use crate::lines::next_line;
 
-/// QEMU's longest answer here is some kilobytes.
+/// The longest line. QEMU's longest answer here has some kilobytes.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
 /// QEMU sends an event a second of a kind that may come often, and the VM's owner takes each at once.
 pub const EVENTS_MAX: usize = 4096;
@@ -39,7 +39,7 @@ pub enum QmpError {
     Late { command: String },
     #[error("QEMU refused {command}: {reason}")]
     Refused { command: String, reason: String },
-    #[error("QEMU answered {command} with something else: {reason}")]
+    #[error("can't understand QEMU's answer to {command}: {reason}")]
     Odd { command: String, reason: String },
 }
 
@@ -83,7 +83,7 @@ enum Message {
         id: u64,
         result: Result<Value, String>,
     },
-    /// Something that a later QEMU may say.
+    /// A message that only a later QEMU sends.
     Other,
 }
 
@@ -106,7 +106,7 @@ fn parse(line: &[u8]) -> Result<Message, serde_json::Error> {
     Ok(Message::Other)
 }
 
-/// Everything that is made of one line; for `fuzz/`.
+/// Parses everything that one line may contain; for the fuzz target.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn read_line(line: &[u8]) {
     match parse(line) {
@@ -157,7 +157,7 @@ impl Qmp {
     /// Connects and negotiates. The events end with the connection.
     ///
     /// # Errors
-    /// When nobody listens, or it is not a monitor.
+    /// When no process listens, or it is not a monitor.
     pub async fn connect(path: &Path) -> Result<(Self, mpsc::Receiver<Event>), std::io::Error> {
         let (reader, writer) = UnixStream::connect(path).await?.into_split();
         let (event_tx, event_rx) = mpsc::channel(EVENTS_MAX);
@@ -282,7 +282,7 @@ pub struct RamInfo {
     pub mbps: f64,
     pub dirty_pages_rate: u64,
     pub page_size: u64,
-    /// The pass over the memory that is under way, from 1.
+    /// The current pass over the memory, counted from 1.
     pub dirty_sync_count: u64,
 }
 
