@@ -3,10 +3,13 @@
 //! The NBD server serves a [`Device`] and does not know which one it has.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_model::{Epoch, Incarnation, LayerId};
+
+use crate::lease::{LeaseAnswer, LeaseAsk};
 
 /// A prefetch reads pieces of this size.
 const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
@@ -160,6 +163,16 @@ pub trait Device: Send + Sync + 'static {
             }
             Ok(())
         })
+    }
+
+    /// The least time that another host takes to answer, if there is one.
+    fn round_trip(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Asks for the right to keep blocks in memory, or gives it back.
+    fn lease(&self, _ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
+        Box::pin(async { Ok(LeaseAnswer::Refused) })
     }
 
     /// Tells the device that its client has gone. Requests that wait for another host fail now.

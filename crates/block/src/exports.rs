@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 use perigee_model::Problem;
 use perigee_model::client::Over;
 
+use crate::lease::HostTag;
 use crate::logins::LoginGuard;
 use crate::stats::Counters;
 use crate::switch::Switch;
@@ -32,7 +33,7 @@ pub enum Opener {
     Client,
     /// Another host's server on behalf of its client. It gets only volumes of this pool, because proxying
     /// them again could form a cycle.
-    Proxy,
+    Proxy(HostTag),
 }
 
 /// Finds exports by name.

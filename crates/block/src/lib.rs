@@ -8,6 +8,7 @@
 //! | what a protocol serves, found by name | [`exports`] |
 //! | how frames come from and go to sockets, for every protocol | [`stream`] |
 //! | how a session's new connection waits for the end of its old one | [`sessions`] |
+//! | which host may keep blocks of a volume in memory | [`lease`] |
 //! | who uses which volume now | [`logins`] |
 //! | where requests' time goes | [`measured`], [`stats`], [`trace`], [`collection`] |
 
@@ -16,6 +17,7 @@ pub mod device;
 pub mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod lease;
 pub mod logins;
 pub mod measured;
 mod recording;

@@ -14,6 +14,7 @@ use futures_util::future::BoxFuture;
 use perigee_model::{Incarnation, LayerId};
 
 use crate::device::{Device, Extent, IoError, OriginRun, Zeroing};
+use crate::lease::{LeaseAnswer, LeaseAsk};
 use crate::stats::{BatchCounts, Counters, Kind};
 use crate::switch::Switch;
 use crate::trace::{self, Ended, Span, Stage};
@@ -251,6 +252,12 @@ impl Device for Measured {
         let asked = Asked::new("cache", offset, length_bytes);
         let done = self.device.run(move |device| device.prefetch(offset, length_bytes));
         Box::pin(self.follow(asked, |()| 0, done))
+    }
+
+    /// It is no request: it may take seconds, and a change of the device does not wait for it.
+    fn lease(&self, ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
+        let device = self.device.present();
+        Box::pin(async move { device.lease(ask).await })
     }
 
     fn hang_up(&self) {

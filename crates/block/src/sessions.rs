@@ -15,6 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use crate::lease::{HostTag, NO_HOST};
 
 /// The session to which a connection belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -36,19 +39,21 @@ const SEPARATOR: char = '#';
 #[derive(Debug)]
 pub struct ProxyKey {
     session: String,
-    openings: AtomicU64,
 }
 
 impl ProxyKey {
     /// One of the sessions that `server`, since this `start` of it, has on an export.
     pub fn new(server: impl Display, export: &str, start: impl Display, number: u64) -> Self {
         let session = format!("{server}/{export}{SEPARATOR}{start}{SEPARATOR}{number}");
-        Self { session, openings: AtomicU64::new(0) }
+        Self { session }
     }
 
     /// The session is connected anew: what is left of its connections ends at the home.
-    pub fn next_opening(&self) -> u64 {
-        self.openings.fetch_add(1, Ordering::SeqCst) + 1
+    ///
+    /// Numbers grow over all sessions: a client that comes back has the session number that it had.
+    pub fn next_opening() -> u64 {
+        static OPENINGS: AtomicU64 = AtomicU64::new(1);
+        OPENINGS.fetch_add(1, Ordering::SeqCst)
     }
 
     /// What one connection of an opening tells the home.
@@ -80,6 +85,13 @@ impl SessionKey {
             }
             _ => Self::plain(told.clone()),
         }
+    }
+
+    /// Which host's server it is of. [`NO_HOST`] for who is no such server.
+    pub fn host(&self) -> HostTag {
+        let server = self.owner.split(|byte| *byte == b'/').next().unwrap_or_default();
+        let id = std::str::from_utf8(server).ok().and_then(|text| Uuid::parse_str(text).ok());
+        id.map_or(NO_HOST, |id| id.as_u64_pair().1)
     }
 
     fn is_session_of(&self, other: &Self) -> bool {
@@ -151,6 +163,12 @@ impl SessionTable {
             };
             older.cancelled().await;
         }
+    }
+}
+
+impl Claim {
+    pub fn host(&self) -> HostTag {
+        self.key.host()
     }
 }
 
@@ -226,5 +244,22 @@ mod tests {
         let _newest = claiming.await.expect("the newest");
         assert!(table.claim(key(1, 2), &stop).await.is_none(), "it comes too late");
         assert!(!stop.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_comes_back_is_not_taken_for_one_that_came_before() {
+        let table = SessionTable::default();
+        let key =
+            |opening| SessionKey::parse(&ProxyKey::new("server", "data@5", 1, 0).told(opening, 0));
+        let stop = CancellationToken::new();
+        // The first session has lost its connection several times.
+        let openings = [(); 3].map(|()| ProxyKey::next_opening());
+        let old = table.claim(key(openings[2]), &stop).await.expect("the first session");
+        let again = CancellationToken::new();
+        let mut claiming = Box::pin(table.claim(key(ProxyKey::next_opening()), &again));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(claiming.as_mut().poll(&mut context).is_pending() && stop.is_cancelled());
+        drop(old);
+        assert!(claiming.await.is_some());
     }
 }

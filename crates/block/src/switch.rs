@@ -81,6 +81,11 @@ impl Switch {
         self.read().current.device.incarnation()
     }
 
+    /// The device of this moment, for what a change need not wait for.
+    pub fn present(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.read().current.device)
+    }
+
     pub fn hang_up(&self) {
         let mut state = self.write();
         state.hung_up = true;

@@ -6,6 +6,7 @@ mod clients;
 mod columns;
 mod copies;
 mod epochs;
+mod leases;
 mod reservations;
 mod schema;
 

@@ -11,6 +11,7 @@
 //! | what survives a kill of this process | `live` |
 //! | which epoch may write now, and snapshots under load | `volume` |
 //! | what one request does | `session` |
+//! | which host may keep blocks in memory, and who waits for it | `leases` |
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
 //! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies` |
@@ -43,6 +44,7 @@ mod head;
 mod import;
 mod keeper;
 mod layer;
+mod leases;
 mod lifecycle;
 mod live;
 mod locks;

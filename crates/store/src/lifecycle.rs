@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use perigee_block::lease::NO_HOST;
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
@@ -302,6 +303,8 @@ impl Pool {
                 Ok((Some(new), guard))
             })
             .await?;
+        // What was cut off reads as zeros when the volume grows again, on every host.
+        volume.end_leases(NO_HOST).await.map_err(|error| io_problem(&what, &error))?;
         self.volume_info(name).await
     }
 

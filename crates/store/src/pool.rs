@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use nix::fcntl::{Flock, FlockArg};
 use perigee_block::device::Device;
+use perigee_block::lease::{HostTag, Lease};
 use perigee_model::limits::{OutOfLimits, VOLUME_BYTES};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
@@ -276,7 +277,9 @@ impl Pool {
             .map_err(|error| Problem::internal(what, error))?;
         let stack = Stack { head: Arc::new(head), below };
         let catalog = Arc::clone(&self.catalog);
-        let volume = Volume::new(name.clone(), row.epoch, stack, catalog);
+        let holder = catalog.lease(name).map_err(|error| Problem::internal(what, error))?;
+        let lease = Lease::remembered(holder);
+        let volume = Volume::new(name.clone(), row.epoch, stack, catalog, lease);
         let volume = Arc::new(volume);
         open.layers.insert(row.head, Arc::downgrade(&volume.stack().head.layer));
         open.volumes.insert(name.clone(), Arc::clone(&volume));
@@ -408,6 +411,7 @@ impl Pool {
         self: &Arc<Self>,
         name: &VolumeName,
         epoch: Option<Epoch>,
+        host: HostTag,
     ) -> Result<Arc<dyn Device>, Problem> {
         let (pool, name) = (Arc::clone(self), name.clone());
         blocking(move || {
@@ -420,7 +424,7 @@ impl Pool {
                     .next("restart its user, so that it opens the new volume"));
             }
             // The session is counted before it is recorded, so that the clone is not deleted in between.
-            let session = volume.session(epoch);
+            let session = volume.session_of(host, epoch);
             if let Err(error) = pool.catalog.note_opened(&name) {
                 // The clones of earlier boots are then kept for longer.
                 tracing::warn!(volume = %name, %error, "can't record that a volume was opened");

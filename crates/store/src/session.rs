@@ -10,9 +10,11 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, OriginRun, Zeroing};
+use perigee_block::lease::{HostTag, LeaseAnswer, LeaseAsk};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Epoch, Incarnation, LayerId};
 use tokio::sync::OwnedRwLockReadGuard;
+use tokio_util::sync::CancellationToken;
 
 use super::blocks::{BlockState, PAGE_BLOCKS, blocks_of, index, overlap};
 use super::chain::{Chain, Sealed};
@@ -29,6 +31,9 @@ const BLOCK_BYTES_U32: u32 = 4096;
 pub(super) struct Session {
     volume: Arc<Volume>,
     epoch: Epoch,
+    /// Whose server it is of.
+    host: HostTag,
+    hung_up: CancellationToken,
 }
 
 /// The locks that a write holds until its bytes are in the file.
@@ -78,20 +83,37 @@ impl Drop for Session {
 }
 
 impl Session {
-    pub(super) fn new(volume: Arc<Volume>, epoch: Epoch) -> Self {
-        Self { volume, epoch }
+    pub(super) fn new(volume: Arc<Volume>, epoch: Epoch, host: HostTag) -> Self {
+        Self { volume, epoch, host, hung_up: CancellationToken::new() }
     }
 
     /// Waits for the lock on the blocks, and checks the epoch. The epoch can't change as long as the result
     /// is held.
     async fn admit(&self, offset: u64, length_bytes: u64) -> Result<(Stack, Admitted), IoError> {
-        let gate = Arc::clone(&self.volume.gate).read_owned().await;
+        let gate = loop {
+            if !self.volume.lease.allows(self.host) {
+                self.unless_hung_up(self.volume.end_leases(self.host)).await?;
+            }
+            let gate = Arc::clone(&self.volume.gate).read_owned().await;
+            if self.volume.lease.allows(self.host) {
+                break gate;
+            }
+        };
         self.volume.check_writer(self.epoch)?;
         let stack = self.volume.stack();
         check_range(stack.size_bytes(), offset, length_bytes)?;
         stack.head.check_writable()?;
         let blocks = stack.head.locks.lock(blocks_of(offset, length_bytes)).await;
         Ok((stack, Admitted { _gate: gate, _blocks: blocks }))
+    }
+
+    /// What waits for another host waits no longer than the client.
+    async fn unless_hung_up<T>(
+        &self,
+        waits: impl Future<Output = Result<T, IoError>>,
+    ) -> Result<T, IoError> {
+        let gone = || IoError::Unreachable("the client went away".to_owned());
+        self.hung_up.run_until_cancelled(waits).await.ok_or_else(gone)?
     }
 
     async fn write_admitted(&self, offset: u64, data: Bytes) -> Result<(), IoError> {
@@ -119,6 +141,9 @@ impl Session {
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let length_bytes = data.len() as u64;
         let _gate = self.volume.gate.try_read().ok()?;
+        if !self.volume.lease.allows(self.host) {
+            return None;
+        }
         let stack = self.volume.stack_ref();
         let admitted = self
             .volume
@@ -300,6 +325,14 @@ impl Device for Session {
             check_range(self.volume.size_bytes(), offset, length_bytes)?;
             Ok(self.volume.stack().chain().origins(offset, length_bytes))
         })
+    }
+
+    fn lease(&self, ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
+        Box::pin(self.unless_hung_up(self.volume.ask_lease(self.host, ask)))
+    }
+
+    fn hang_up(&self) {
+        self.hung_up.cancel();
     }
 }
 

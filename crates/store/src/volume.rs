@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use perigee_block::device::{Device, IoError};
+use perigee_block::lease::{HostTag, Lease, NO_HOST};
 use perigee_model::switchover::EpochRefused;
 use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Incarnation, Problem, VolumeName};
@@ -43,7 +44,8 @@ impl Stack {
 /// A volume whose head is in this pool.
 pub struct Volume {
     name: VolumeName,
-    catalog: Arc<Catalog>,
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) lease: Lease,
     pub(super) gate: Arc<tokio::sync::RwLock<()>>,
     /// Changed only while the gate's write side is held.
     epoch: AtomicU64,
@@ -56,10 +58,17 @@ pub struct Volume {
 }
 
 impl Volume {
-    pub(super) fn new(name: VolumeName, epoch: Epoch, stack: Stack, catalog: Arc<Catalog>) -> Self {
+    pub(super) fn new(
+        name: VolumeName,
+        epoch: Epoch,
+        stack: Stack,
+        catalog: Arc<Catalog>,
+        lease: Lease,
+    ) -> Self {
         Self {
             name,
             catalog,
+            lease,
             gate: Arc::default(),
             epoch: AtomicU64::new(epoch.0),
             deleted: AtomicBool::new(false),
@@ -85,8 +94,17 @@ impl Volume {
 
     /// A session with a writer epoch; `None` means the volume's current epoch.
     pub fn session(self: &Arc<Self>, epoch: Option<Epoch>) -> Arc<dyn Device> {
+        self.session_of(NO_HOST, epoch)
+    }
+
+    /// As [`Self::session`], of another host's server.
+    pub(super) fn session_of(
+        self: &Arc<Self>,
+        host: HostTag,
+        epoch: Option<Epoch>,
+    ) -> Arc<dyn Device> {
         self.sessions.fetch_add(1, Ordering::SeqCst);
-        Arc::new(Session::new(Arc::clone(self), epoch.unwrap_or_else(|| self.epoch())))
+        Arc::new(Session::new(Arc::clone(self), epoch.unwrap_or_else(|| self.epoch()), host))
     }
 
     pub(super) fn session_ended(&self) {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use perigee_model::{Problem, VolumeName};
 use tokio::task::JoinHandle;
 
-use crate::proxies::ProxySession;
+use crate::proxy::ProxySession;
 
 /// More are not opened ahead at the same time: their clients open them themselves.
 pub const AHEAD_MAX: usize = 256;

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, Opener};
+use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::{Counters, StatsTable};
@@ -30,7 +31,8 @@ use perigee_store::Pool;
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
-use crate::proxies::{Proxies, ProxySession, ProxySlot};
+use crate::proxies::{Proxies, ProxySlot};
+use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
 
 /// Connections to a volume's home for each session: one that carries a long write, or lost a packet,
@@ -88,8 +90,8 @@ pub struct PoolExports {
 
 impl PoolExports {
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid, remotes: Remotes) -> Self {
-        let (start, proxies) = (Uuid::new_v4(), Arc::new(Proxies::new(Arc::clone(&stats))));
-        let ahead = Arc::default();
+        let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
+        let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         Self { pool, stats, proxies, ahead, server_id, start, remotes, logins: Arc::default() }
     }
 
@@ -143,7 +145,11 @@ impl PoolExports {
             Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
             Some(Wanted::Checksums(of)) => self.checksums(name, &of).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => {
-                match self.pool.open_session(&volume, epoch).await {
+                let host = match opener {
+                    Opener::Proxy(host) => host,
+                    Opener::Client => NO_HOST,
+                };
+                match self.pool.open_session(&volume, epoch, host).await {
                     Ok(device) => {
                         let (device, counters) = (Switch::new(device), self.stats.of(&volume));
                         Ok(Export { device, read_only: false, counters })
@@ -227,7 +233,8 @@ impl PoolExports {
         // Without an epoch in its name each connection would have that of its own moment.
         remote.connections = if export.contains('@') { PROXY_CONNECTIONS } else { 1 };
         let upstream = NbdDevice::open(remote).await?;
-        Ok(Arc::new(ProxySession { export: export.to_owned(), nbd_addr, upstream, key, slot }))
+        let cached = upstream.incarnation().map(|which| self.proxies.cached(volume, which));
+        Ok(Arc::new(ProxySession::new(export, nbd_addr, upstream, (key, slot), cached)))
     }
 
     /// A key that no open session of an export has.

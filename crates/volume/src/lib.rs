@@ -8,6 +8,9 @@
 //! | the types that these three share | [`perigee_block`] |
 //! | which device an export name means | `exports` |
 //! | sessions on volumes of other hosts | `proxies`; opened before their client comes: `ahead` |
+//! | what such a session does with a request | `proxy` |
+//! | what is fetched before it is asked for | `streams` |
+//! | what is kept of it in memory, and why that is right | `coherent`, `cache` |
 //! | what becomes of them when the home gets another address | `repoint` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
@@ -17,6 +20,8 @@
 //! | the control API without a server, for one command | `offline` |
 
 mod ahead;
+mod cache;
+mod coherent;
 mod control;
 mod exports;
 mod iscsi_clients;
@@ -25,9 +30,11 @@ mod observe;
 mod offline;
 mod probe;
 mod proxies;
+mod proxy;
 mod remotes;
 mod repoint;
 mod serve;
+mod streams;
 
 pub use offline::Offline;
 pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};

@@ -7,24 +7,26 @@
 //! the export.
 //!
 //! A client's session keeps its [`Switch`] as long as it is open. The device in it is a
-//! [`ProxySession`], and another one when the volume's home has got another address (see
+//! [`ProxySession`](crate::proxy), and another one when the volume's home has got another address (see
 //! [`crate::repoint`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use perigee_block::device::{Device, Extent, IoError, Zeroing};
-use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_model::{Incarnation, VolumeName};
-use perigee_nbd::NbdDevice;
+
+use crate::cache::ReadCache;
+use crate::coherent::CachedVolume;
+use crate::proxy::ProxySession;
 
 pub struct Proxies {
     stats: Arc<StatsTable>,
     open: Mutex<Open>,
+    cache: Arc<ReadCache>,
+    /// What this host has in memory of each volume, whether a session is open or not.
+    cached: Mutex<HashMap<(VolumeName, Incarnation), Arc<CachedVolume>>>,
 }
 
 #[derive(Default)]
@@ -71,8 +73,23 @@ impl Open {
 }
 
 impl Proxies {
-    pub fn new(stats: Arc<StatsTable>) -> Self {
-        Self { stats, open: Mutex::default() }
+    pub fn new(stats: Arc<StatsTable>, cache_bytes: u64) -> Self {
+        let cache = Arc::new(ReadCache::new(cache_bytes));
+        let (open, cached) = Default::default();
+        Self { stats, open, cache, cached }
+    }
+
+    /// The same for all sessions on a volume.
+    pub fn cached(&self, volume: &VolumeName, which: Incarnation) -> Arc<CachedVolume> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(CachedVolume::new(Arc::clone(&self.cache)));
+        Arc::clone(cached.entry((volume.clone(), which)).or_insert_with(new))
+    }
+
+    /// What somebody uses stays: no two of one volume are in use.
+    fn forget_cached(&self, volume: &VolumeName) {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        cached.retain(|(of, _), used| of != volume || Arc::strong_count(used) > 1);
     }
 
     /// Code that holds this lock never panics.
@@ -129,6 +146,7 @@ impl Proxies {
 
     /// Removes the volume's figures, at once or when its last open session ends.
     pub fn detached(&self, volume: &VolumeName) {
+        self.forget_cached(volume);
         let mut open = self.lock();
         if open.count(volume) > 0 {
             open.detached.insert(volume.clone());
@@ -172,61 +190,6 @@ impl Drop for ProxySlot {
     }
 }
 
-/// One client's session on an attached volume, with connections of its own to the volume's home.
-pub struct ProxySession {
-    pub export: String,
-    /// Where the home is.
-    pub nbd_addr: String,
-    pub upstream: NbdDevice,
-    /// What the home is told of the session.
-    pub key: Arc<ProxyKey>,
-    pub slot: Arc<ProxySlot>,
-}
-
-impl Device for ProxySession {
-    fn size_bytes(&self) -> u64 {
-        self.upstream.size_bytes()
-    }
-
-    fn incarnation(&self) -> Option<Incarnation> {
-        self.upstream.incarnation()
-    }
-
-    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        self.upstream.read(offset, length_bytes)
-    }
-
-    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        self.upstream.write(offset, data, fua)
-    }
-
-    fn zero(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-        how: Zeroing,
-        fua: bool,
-    ) -> BoxFuture<'_, Result<(), IoError>> {
-        self.upstream.zero(offset, length_bytes, how, fua)
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        self.upstream.flush()
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        length_bytes: u64,
-    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        self.upstream.extents(offset, length_bytes)
-    }
-
-    fn hang_up(&self) {
-        self.upstream.hang_up();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,7 +199,7 @@ mod tests {
     }
 
     fn proxies() -> Arc<Proxies> {
-        Arc::new(Proxies::new(Arc::default()))
+        Arc::new(Proxies::new(Arc::default(), 0))
     }
 
     #[test]

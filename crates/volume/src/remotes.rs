@@ -20,11 +20,14 @@ pub struct RemoteOptions {
     pub patience: Duration,
     /// So much is fetched in a second for copies that are completed in the background.
     pub fill_bytes_per_s: u64,
+    /// As much memory may be used for blocks of volumes that are proxied.
+    pub cache_bytes: u64,
 }
 
 impl Default for RemoteOptions {
     fn default() -> Self {
-        Self { tls: None, patience: Duration::from_secs(60), fill_bytes_per_s: 100 << 20 }
+        let (patience, fill_bytes_per_s) = (Duration::from_secs(60), 100 << 20);
+        Self { tls: None, patience, fill_bytes_per_s, cache_bytes: 512 << 20 }
     }
 }
 
@@ -32,6 +35,7 @@ impl Default for RemoteOptions {
 pub struct Remotes {
     tls: Option<ClientTls>,
     patience: Duration,
+    pub cache_bytes: u64,
 }
 
 impl Remotes {
@@ -39,7 +43,7 @@ impl Remotes {
     /// When a file for TLS can't be used.
     pub fn load(options: &RemoteOptions) -> Result<Self, Problem> {
         let tls = options.tls.as_ref().map(ClientTls::load).transpose()?;
-        Ok(Self { tls, patience: options.patience })
+        Ok(Self { tls, patience: options.patience, cache_bytes: options.cache_bytes })
     }
 
     /// An export at `HOST:PORT`.

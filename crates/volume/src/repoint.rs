@@ -13,12 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use perigee_block::device::Device;
 use perigee_block::switch::{Held, Switch};
 use perigee_model::{Problem, VolumeName};
 use tokio::time::Instant;
 
 use crate::exports::PoolExports;
-use crate::proxies::{Proxies, ProxySession};
+use crate::proxies::Proxies;
+use crate::proxy::ProxySession;
 
 const DRAIN_EXTRA: Duration = Duration::from_millis(50);
 /// A long request, as a flush may be, is in flight now and not a moment later.
@@ -125,5 +127,5 @@ async fn change(moves: &[Move]) -> Result<(), String> {
 
 fn open(hold: Held, one: &Move) {
     let new = Arc::clone(&one.new);
-    if one.away { hold.recall(|| one.old.upstream.recall(), new) } else { hold.change(new) }
+    if one.away { hold.recall(|| one.old.recall(), new) } else { hold.change(new) }
 }

@@ -103,7 +103,7 @@ pub struct Way {
 impl Way {
     /// The number of a new opening of the session.
     pub fn next_opening(&self) -> u64 {
-        self.session.as_ref().map_or(0, |session| session.next_opening())
+        self.session.as_ref().map_or(0, |_| ProxyKey::next_opening())
     }
 
     /// What a connection of an opening tells the server.

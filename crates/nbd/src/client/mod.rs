@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::lease::{LeaseAnswer, LeaseAsk};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::{Counters, Kind};
 use perigee_block::trace::{self, Stage};
@@ -26,7 +27,9 @@ use perigee_model::{Incarnation, LayerId, Problem};
 use tokio::sync::oneshot;
 use tokio_util::sync::DropGuard;
 
-use super::wire::{Answer, Errno, Request, command, command_flag, export_flag};
+use super::wire::{
+    Answer, Errno, Request, command, command_flag, export_flag, lease_answer, lease_offset,
+};
 use handshake::{ExportInfo, Stream, Way};
 use link::{Address, Link, Shared};
 use pending::Outgoing;
@@ -120,11 +123,6 @@ impl NbdDevice {
         let counters = remote.counters.clone().unwrap_or_default();
         let round_trip_ns = AtomicU64::new(nanoseconds(info.round_trip));
         Self { info, shared, _dropped, counters, round_trip_ns }
-    }
-
-    /// The shortest time that the server took to answer.
-    pub fn round_trip(&self) -> Duration {
-        Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
     }
 
     /// Whether the connection is lost now.
@@ -311,6 +309,21 @@ impl Device for NbdDevice {
                 }
                 _ => Err(IoError::from(std::io::Error::other("a block status without extents"))),
             }
+        })
+    }
+
+    fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
+    }
+
+    fn lease(&self, ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
+        Box::pin(async move {
+            let asked = self.ask(command::PERIGEE_LEASE, 0, lease_offset(ask), 1, Bytes::new());
+            match asked.await? {
+                Answer::Data { data, .. } => lease_answer(&data),
+                _ => None,
+            }
+            .ok_or_else(|| IoError::from(std::io::Error::other("no answer about the lease")))
         })
     }
 

@@ -128,7 +128,7 @@ impl PendingTable {
     pub fn simple_payload_bytes(&self, cookie: u64) -> Result<usize, FramingError> {
         let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
         let request = pending.outgoing.request;
-        Ok(if request.command == command::READ { data_bytes(&request) } else { 0 })
+        Ok(if has_data(&request) { data_bytes(&request) } else { 0 })
     }
 
     /// A simple reply is complete.
@@ -185,6 +185,11 @@ impl PendingTable {
     }
 }
 
+/// Whether data come with a reply that is no error.
+fn has_data(request: &Request) -> bool {
+    matches!(request.command, command::READ | command::PERIGEE_LEASE)
+}
+
 /// How long the data of a read is.
 fn data_bytes(request: &Request) -> usize {
     usize::try_from(request.length_bytes).expect("the device bounds its reads")
@@ -222,7 +227,7 @@ impl Pending {
         const OUTSIDE: FramingError =
             FramingError::Malformed("a chunk outside the requested range");
         let request = &self.outgoing.request;
-        if request.command != command::READ {
+        if !has_data(request) {
             return Err(FramingError::Malformed(
                 "data in the reply to a request that is not a read",
             ));
@@ -276,10 +281,10 @@ impl Pending {
             return Ok(Answer::Error(errno, message));
         }
         match request.command {
-            command::READ if gathered.parts_bytes != request.length_bytes => {
+            _ if has_data(&request) && gathered.parts_bytes != request.length_bytes => {
                 Err(FramingError::Malformed("the reply to a read lacks data"))
             }
-            command::READ => {
+            _ if has_data(&request) => {
                 let data =
                     gathered.whole.or(gathered.parts.map(BytesMut::freeze)).unwrap_or_default();
                 Ok(Answer::Data { offset: request.offset, data })

@@ -1,9 +1,12 @@
 //! Turns a request frame into a command or a refusal. These are pure functions.
 
 use perigee_block::device::{Zeroing, is_within};
+use perigee_block::lease::LeaseAsk;
 use perigee_model::volume::BLOCK_BYTES;
 
-use super::super::wire::{Dialect, Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag};
+use super::super::wire::{
+    Dialect, Errno, PAYLOAD_BYTES_MAX, Request, command, command_flag, lease_ask,
+};
 use super::contexts::{self, Contexts};
 
 /// The limit of one CACHE request. It is only a hint, and must not keep a disk busy.
@@ -18,6 +21,7 @@ pub enum Command {
     Zero { offset: u64, length_bytes: u64, how: Zeroing, fua: bool },
     Status { offset: u64, length_bytes: u64, only_one: bool, contexts: Contexts },
     Cache { offset: u64, length_bytes: u64 },
+    Lease(LeaseAsk),
 }
 
 /// The rules of this connection, on which a refusal depends.
@@ -87,6 +91,10 @@ pub fn check(request: &Request, rules: &Rules, size_bytes: u64) -> Result<Comman
             check_range(request, size_bytes, Errno::Invalid)?;
             Ok(Command::Cache { offset, length_bytes: length_bytes.min(CACHE_BYTES_MAX) })
         }
+        command::PERIGEE_LEASE => match (lease_ask(offset), length_bytes) {
+            (Some(ask), 1) => Ok(Command::Lease(ask)),
+            _ => refuse(Errno::Invalid, "a question about a lease that nobody knows"),
+        },
         other => refuse(Errno::Invalid, format!("unknown command {other}")),
     }
 }

@@ -295,7 +295,8 @@ impl<'a> Negotiation<'a> {
         if !view.shows(name, &self.peer) {
             return Err(hidden());
         }
-        let opener = if self.claim.is_some() { Opener::Proxy } else { Opener::Client };
+        let proxy = self.claim.as_ref().map(|claim| Opener::Proxy(claim.host()));
+        let opener = proxy.unwrap_or(Opener::Client);
         match self.shared.exports.open(name, opener).await {
             Err(problem)
                 if problem.kind == ProblemKind::NotFound

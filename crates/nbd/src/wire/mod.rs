@@ -11,6 +11,7 @@
 //! | replies: how a client reads them | `replies` |
 
 use perigee_block::device::IoError;
+use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish};
 
 mod answer;
 mod options;
@@ -127,6 +128,9 @@ pub mod command {
     pub const FLUSH: u16 = 3;
     pub const TRIM: u16 = 4;
     pub const CACHE: u16 = 5;
+    /// Ours, between servers: [`perigee_block::lease`]. The offset is the question, and the answer one
+    /// byte of data. Other servers answer `EINVAL`.
+    pub const PERIGEE_LEASE: u16 = 0x5045;
     pub const WRITE_ZEROES: u16 = 6;
     pub const BLOCK_STATUS: u16 = 7;
 }
@@ -226,4 +230,39 @@ fn bound(what: &'static str, length_bytes: u64, max_bytes: u32) -> Result<u32, F
 
 fn length_u32(length: usize) -> u32 {
     u32::try_from(length).expect("frames are bounded far below 4 GiB")
+}
+const LEASE_WISHES: [LeaseWish; 3] = [LeaseWish::Hold, LeaseWish::Keep, LeaseWish::GiveBack];
+const LEASE_ANSWERS: [LeaseAnswer; 4] =
+    [LeaseAnswer::Refused, LeaseAnswer::Granted, LeaseAnswer::Still, LeaseAnswer::Recalled];
+
+fn lease_wish_number(wish: LeaseWish) -> u64 {
+    match wish {
+        LeaseWish::Hold => 0,
+        LeaseWish::Keep => 1,
+        LeaseWish::GiveBack => 2,
+    }
+}
+
+/// The offset of a question about a lease.
+pub fn lease_offset(ask: LeaseAsk) -> u64 {
+    (ask.number << 2) | lease_wish_number(ask.wish)
+}
+
+pub fn lease_ask(offset: u64) -> Option<LeaseAsk> {
+    let wish = LEASE_WISHES.into_iter().find(|wish| lease_wish_number(*wish) == offset & 3)?;
+    Some(LeaseAsk { wish, number: offset >> 2 })
+}
+
+/// The data of the answer.
+pub fn lease_byte(answer: LeaseAnswer) -> u8 {
+    match answer {
+        LeaseAnswer::Refused => 0,
+        LeaseAnswer::Granted => 1,
+        LeaseAnswer::Still => 2,
+        LeaseAnswer::Recalled => 3,
+    }
+}
+
+pub fn lease_answer(data: &[u8]) -> Option<LeaseAnswer> {
+    LEASE_ANSWERS.into_iter().find(|answer| data == [lease_byte(*answer)])
 }

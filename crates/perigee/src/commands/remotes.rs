@@ -16,6 +16,9 @@ pub struct RemoteFlags {
     /// Fetch at most this much per second for copies in the background
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "100MiB")]
     fill_rate: u64,
+    /// Keep at most this much of other hosts' volumes in memory
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "512MiB")]
+    read_cache: u64,
     /// Connect to other hosts over TLS only, and require certificates of this authority, a PEM file
     #[arg(long, value_name = "FILE")]
     remote_tls_ca: Option<PathBuf>,
@@ -34,6 +37,7 @@ impl From<RemoteFlags> for RemoteOptions {
             tls: flags.remote_tls_ca.map(|ca| RemoteTlsFiles { ca, own }),
             patience: Duration::from_secs(flags.remote_patience),
             fill_bytes_per_s: flags.fill_rate,
+            cache_bytes: flags.read_cache,
         }
     }
 }

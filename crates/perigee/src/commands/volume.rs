@@ -146,7 +146,7 @@ pub enum Verb {
         #[command(flatten)]
         iscsi: IscsiClientOptions,
         #[command(flatten)]
-        remotes: RemoteFlags,
+        remotes: Box<RemoteFlags>,
     },
 }
 
@@ -266,7 +266,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 nbd,
                 clients: clients.into(),
                 iscsi: iscsi.into(),
-                remotes: remotes.into(),
+                remotes: (*remotes).into(),
                 control,
             })
             .await

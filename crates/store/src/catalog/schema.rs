@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 5] = [
+const STEPS: [&str; 6] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -100,6 +100,12 @@ ALTER TABLE pool ADD COLUMN has_known_clients INTEGER NOT NULL DEFAULT 0;  -- ne
 UPDATE pool SET has_known_clients = EXISTS (SELECT 1 FROM clients);
 ALTER TABLE clients ADD COLUMN arrived INTEGER NOT NULL DEFAULT 1;  -- it has opened what it booted last
 ALTER TABLE client_clones ADD COLUMN opened INTEGER NOT NULL DEFAULT 1;
+",
+    "
+CREATE TABLE leases (                   -- hosts that may have blocks of a volume in memory
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    host INTEGER NOT NULL
+) STRICT;
 ",
 ];
 

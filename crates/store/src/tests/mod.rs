@@ -24,6 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::lease::NO_HOST;
 use perigee_model::volume::{CreateVolume, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
 use uuid::Uuid;
@@ -115,7 +116,7 @@ async fn empty(pool: &Arc<Pool>, name: &str, size_bytes: u64) -> Arc<dyn Device>
 }
 
 async fn session(pool: &Arc<Pool>, name: &str) -> Arc<dyn Device> {
-    pool.open_session(&volume_name(name), None).await.unwrap()
+    pool.open_session(&volume_name(name), None, NO_HOST).await.unwrap()
 }
 
 async fn all(device: &Arc<dyn Device>) -> Vec<u8> {

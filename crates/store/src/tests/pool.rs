@@ -331,11 +331,12 @@ async fn a_session_of_a_volume_that_was_deleted_does_not_open_the_next_one_of_it
     drop(empty(&pool, "v", 4096).await);
     let volume = pool.volume(&volume_name("v")).await.unwrap();
     assert_ne!(volume.epoch(), old);
-    let refused = pool.open_session(&volume_name("v"), Some(old)).await.err().expect("a refusal");
+    let refused =
+        pool.open_session(&volume_name("v"), Some(old), NO_HOST).await.err().expect("a refusal");
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     let late = EpochChange { from: old, to: old };
     assert_eq!(volume.change_epoch(late).await.unwrap_err().kind, ProblemKind::Conflict);
-    let opened = pool.open_session(&volume_name("v"), Some(volume.epoch())).await.unwrap();
+    let opened = pool.open_session(&volume_name("v"), Some(volume.epoch()), NO_HOST).await.unwrap();
     opened.write(0, bytes(1, 1), false).await.unwrap();
 }
 

@@ -367,3 +367,44 @@ async fn an_address_that_has_another_volume_of_the_name_changes_nothing_for_open
     assert!(!disk.end().await.contains("failed"));
     assert_io(&home.qemu_io("data", &["read -P 2 0 1M"]));
 }
+
+/// Reads until the home is not asked any more.
+async fn read_from_memory(disk: &mut Disk, host: &Server, done: &mut usize, command: &str) {
+    until("reads from memory", async || {
+        let before = stats(host).await.network_bytes;
+        disk.tell(command);
+        *done += 1;
+        disk.has_done(*done).await;
+        stats(host).await.network_bytes == before
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_host_has_in_memory_is_never_older_than_what_another_has_written() {
+    let (mut home, reader, writer) =
+        (Server::start().await, Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    attach(&reader, "data", &home).await;
+    attach(&writer, "data", &home).await;
+    let export = format!("data@{epoch}");
+    assert_io(&writer.qemu_io(&export, &["write -P 1 0 1M"]));
+    let (mut disk, mut done) = (Disk::open(&reader, epoch), 0);
+    read_from_memory(&mut disk, &reader, &mut done, "read -P 1 0 1M").await;
+    assert_io(&writer.qemu_io(&export, &["write -P 2 0 512k"]));
+    for command in ["read -P 2 0 512k", "read -P 1 512k 512k", "write -P 3 0 4k", "read -P 3 0 4k"]
+    {
+        disk.tell(command);
+        done += 1;
+        disk.has_done(done).await;
+    }
+    // A home that was started again remembers who may have blocks in memory.
+    read_from_memory(&mut disk, &reader, &mut done, "read -P 3 0 4k").await;
+    home.kill();
+    home.start_process().await;
+    assert_io(&home.qemu_io(&export, &["write -P 4 0 4k"]));
+    disk.tell("read -P 4 0 4k");
+    disk.has_done(done + 1).await;
+    let said = disk.end().await;
+    assert!(!said.contains("failed"), "{said}");
+}

@@ -10,7 +10,7 @@ use perigee_block::measured::Measured;
 use perigee_block::trace;
 use tokio::task::JoinSet;
 
-use super::super::super::wire::{Answer, AnswerTo, Dialect, Errno};
+use super::super::super::wire::{Answer, AnswerTo, Dialect, Errno, lease_byte, lease_offset};
 use super::super::ConnectionError;
 use super::super::command::Command;
 use super::super::contexts::describe;
@@ -90,6 +90,10 @@ async fn execute(device: &dyn Device, command: Command, payload: Bytes) -> Resul
         Command::Status { offset, length_bytes, only_one, contexts } => {
             let told = describe(device, contexts, offset, length_bytes, only_one).await?;
             return Ok(Answer::Status(told));
+        }
+        Command::Lease(ask) => {
+            let data = Bytes::from(vec![lease_byte(device.lease(ask).await?)]);
+            return Ok(Answer::Data { offset: lease_offset(ask), data });
         }
         Command::Write { offset, fua } => device.write(offset, payload, fua).await?,
         Command::Flush => device.flush().await?,

@@ -1,0 +1,214 @@
+//! Which host may keep blocks of a volume in memory: the home's side.
+//!
+//! ```text
+//! nobody --asks--> held by a host, for a time --renewed, or asked for again: nothing has changed
+//!                    |-- not renewed, or given back: it ends, and the home remembers the host
+//!                    '-- another host writes: recalled; when it has ended: nobody
+//! ```
+//!
+//! A host answers reads from what it keeps only while it holds the lease. A write of anybody else waits
+//! until the lease has been given back, or its time is over. So a block that was kept is never read
+//! once a newer one was acknowledged. The lease is the host's and not a session's: its own sessions
+//! write through it, and it knows of their writes. Writer epochs don't matter for this.
+//!
+//! The host counts the time from when it asked, the home from when it answered, and the host counts
+//! less of it: no common clock is needed, only clocks that run at about the same speed.
+//!
+//! While the home remembers a host, nobody else has written: what the host keeps is still right, even
+//! when its lease has ended long ago. A home that was started again waits for the host that it remembers
+//! as for one that holds the lease, and tells it to begin anew: its pool may be an older copy.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How long a lease lasts at the home, from the last time that it was asked for.
+pub const LEASE_MAX: Duration = Duration::from_secs(10);
+/// How long it lasts at the host, from when it asked.
+pub const LEASE_USE_MAX: Duration = Duration::from_secs(8);
+/// A host that holds it is answered after this time, or when it is recalled.
+pub const RENEW_AFTER: Duration = Duration::from_secs(3);
+/// A host whose lease was recalled gets none for this time: others' writes wait once in it at most.
+pub const RECALL_PAUSE: Duration = Duration::from_secs(10);
+
+/// Tells hosts apart; [`NO_HOST`] for who is no other host's server, and never holds a lease.
+pub type HostTag = u64;
+pub const NO_HOST: HostTag = 0;
+
+/// What a host says. Its numbers grow: what it gave back before it asked again, and comes after that,
+/// means nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseAsk {
+    pub wish: LeaseWish,
+    pub number: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseWish {
+    /// It wants the lease.
+    Hold,
+    /// As [`Self::Hold`] by who holds it: the answer comes later, and at once when it is recalled.
+    Keep,
+    /// It uses it no more.
+    GiveBack,
+}
+
+/// What it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseAnswer {
+    Refused,
+    /// It holds the lease; what it kept before may be old.
+    Granted,
+    /// It holds the lease, and nobody else has written since it held it before.
+    Still,
+    /// It has to give it back.
+    Recalled,
+}
+
+/// The lease of one volume.
+#[derive(Default)]
+pub struct Lease {
+    /// The host that is remembered.
+    holder: AtomicU64,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// The holder may use it until then.
+    until: Option<Instant>,
+    recalled: bool,
+    /// The holder is known from before a restart only.
+    unsure: bool,
+    /// The highest number with which the holder asked.
+    number: u64,
+    /// Who gets none before then.
+    paused: Option<(HostTag, Instant)>,
+}
+
+/// What becomes of a wish for the lease.
+pub enum Wish {
+    Answer(LeaseAnswer),
+    /// Possible once no write is in flight: see [`Lease::grant`].
+    MayBeGranted,
+}
+
+impl Lease {
+    /// As it was remembered over a restart.
+    pub fn remembered(holder: Option<HostTag>) -> Self {
+        let until = holder.map(|_| Instant::now() + LEASE_MAX);
+        let state = Mutex::new(State { until, unsure: until.is_some(), ..State::default() });
+        Self { holder: AtomicU64::new(holder.unwrap_or(NO_HOST)), state, changed: Notify::new() }
+    }
+
+    /// Its holders do nothing that can panic.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this host may write now: nobody else is remembered. It stays true as long as writes
+    /// that were admitted are waited for before [`Self::grant`].
+    pub fn allows(&self, host: HostTag) -> bool {
+        let holder = self.holder.load(Ordering::SeqCst);
+        holder == NO_HOST || holder == host
+    }
+
+    pub fn wish(&self, host: HostTag, number: u64) -> Wish {
+        let (now, mut state) = (Instant::now(), self.lock());
+        let holder = self.holder.load(Ordering::SeqCst);
+        let paused = state.paused.is_some_and(|(who, until)| who == host && now < until);
+        let taken = holder != NO_HOST && state.until.is_some_and(|until| now < until);
+        if host == NO_HOST || state.recalled || paused {
+            return Wish::Answer(LeaseAnswer::Refused);
+        }
+        if holder == host {
+            state.until = Some(now + LEASE_MAX);
+            state.number = state.number.max(number);
+            let unsure = std::mem::take(&mut state.unsure);
+            let answer = if unsure { LeaseAnswer::Granted } else { LeaseAnswer::Still };
+            return Wish::Answer(answer);
+        }
+        if taken { Wish::Answer(LeaseAnswer::Refused) } else { Wish::MayBeGranted }
+    }
+
+    /// Grants it. No write of another host is in flight, and none is admitted meanwhile; it is
+    /// remembered durably already.
+    pub fn grant(&self, host: HostTag, number: u64) -> LeaseAnswer {
+        let mut state = self.lock();
+        (state.until, state.unsure) = (Some(Instant::now() + LEASE_MAX), false);
+        state.number = number;
+        self.holder.store(host, Ordering::SeqCst);
+        LeaseAnswer::Granted
+    }
+
+    /// Answers who holds it, after a while or when it is recalled.
+    pub async fn keep(&self, host: HostTag, number: u64) -> LeaseAnswer {
+        let end = Instant::now() + RENEW_AFTER;
+        loop {
+            let changed = self.changed.notified();
+            if self.lock().recalled || !self.is_held_by(host) {
+                return LeaseAnswer::Recalled;
+            }
+            if tokio::time::timeout_at(end, changed).await.is_err() {
+                return match self.wish(host, number) {
+                    Wish::Answer(LeaseAnswer::Still) => LeaseAnswer::Still,
+                    _ => LeaseAnswer::Recalled,
+                };
+            }
+        }
+    }
+
+    fn is_held_by(&self, host: HostTag) -> bool {
+        self.holder.load(Ordering::SeqCst) == host
+    }
+
+    pub fn give_back(&self, host: HostTag, number: u64) {
+        let mut state = self.lock();
+        if self.is_held_by(host) && state.number < number {
+            state.until = None;
+            drop(state);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Recalls it from any host but this one. When this returns no other host uses it, or will before
+    /// [`Self::forget`].
+    pub async fn recall(&self, by: HostTag) {
+        loop {
+            let changed = self.changed.notified();
+            let until = {
+                let mut state = self.lock();
+                if self.allows(by) {
+                    return;
+                }
+                if !std::mem::replace(&mut state.recalled, true) {
+                    drop(state);
+                    self.changed.notify_waiters();
+                    continue;
+                }
+                match state.until {
+                    Some(until) if Instant::now() < until => until,
+                    _ => return,
+                }
+            };
+            let _timed_out = tokio::time::timeout_at(until, changed).await;
+        }
+    }
+
+    /// Nobody is remembered any more. It was recalled, and is forgotten durably already.
+    pub fn forget(&self) {
+        let mut state = self.lock();
+        if !state.recalled {
+            return;
+        }
+        let holder = self.holder.swap(NO_HOST, Ordering::SeqCst);
+        state.paused = Some((holder, Instant::now() + RECALL_PAUSE));
+        (state.until, state.recalled) = (None, false);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,30 @@
+//! Which host keeps blocks of a volume in memory, or has since nobody else has written.
+
+use perigee_block::lease::HostTag;
+use perigee_model::VolumeName;
+use rusqlite::{OptionalExtension, params};
+
+use super::{Catalog, Result};
+
+impl Catalog {
+    pub(crate) fn lease(&self, volume: &VolumeName) -> Result<Option<HostTag>> {
+        let sql = "SELECT host FROM leases WHERE volume = ?1";
+        let host: Option<i64> =
+            self.lock().query_row(sql, [volume.as_str()], |row| row.get(0)).optional()?;
+        Ok(host.map(i64::cast_unsigned))
+    }
+
+    /// `None`: it is forgotten.
+    pub(crate) fn remember_lease(&self, volume: &VolumeName, host: Option<HostTag>) -> Result<()> {
+        let connection = self.lock();
+        let done = match host {
+            Some(host) => {
+                let sql = "INSERT INTO leases VALUES (?1, ?2)
+                           ON CONFLICT (volume) DO UPDATE SET host = excluded.host";
+                connection.execute(sql, params![volume.as_str(), host.cast_signed()])
+            }
+            None => connection.execute("DELETE FROM leases WHERE volume = ?1", [volume.as_str()]),
+        };
+        done.map(drop)
+    }
+}

@@ -1,0 +1,73 @@
+//! The lease of a volume's blocks (see [`perigee_block::lease`]), as the volume's requests meet it.
+
+use std::sync::Arc;
+
+use perigee_block::device::IoError;
+use perigee_block::lease::{HostTag, LeaseAnswer, LeaseAsk, LeaseWish, Wish};
+
+use super::blocking;
+use super::volume::Volume;
+
+impl Volume {
+    pub(super) async fn ask_lease(
+        self: &Arc<Self>,
+        host: HostTag,
+        ask: LeaseAsk,
+    ) -> Result<LeaseAnswer, IoError> {
+        let LeaseAsk { wish, number } = ask;
+        if wish == LeaseWish::GiveBack {
+            self.lease.give_back(host, number);
+            return Ok(LeaseAnswer::Refused);
+        }
+        let keeps = wish == LeaseWish::Keep;
+        match self.lease.wish(host, number) {
+            Wish::Answer(LeaseAnswer::Still) if keeps => Ok(self.lease.keep(host, number).await),
+            _ if keeps => Ok(LeaseAnswer::Recalled),
+            Wish::Answer(answer) => Ok(answer),
+            Wish::MayBeGranted => self.grant_lease(host, number).await,
+        }
+    }
+
+    /// Waits for the writes in flight. Later ones see that the lease is held.
+    async fn grant_lease(
+        self: &Arc<Self>,
+        host: HostTag,
+        number: u64,
+    ) -> Result<LeaseAnswer, IoError> {
+        let gate = Arc::clone(&self.gate).write_owned().await;
+        let volume = Arc::clone(self);
+        blocking(move || {
+            let _gate = gate;
+            if let Wish::Answer(answer) = volume.lease.wish(host, number) {
+                return Ok(answer);
+            }
+            volume.remember_lease(Some(host))?;
+            Ok(volume.lease.grant(host, number))
+        })
+        .await
+    }
+
+    /// When this returns no other host has blocks in memory that it may read. It goes on to its end
+    /// even when nobody waits for it any more.
+    pub(super) async fn end_leases(self: &Arc<Self>, by: HostTag) -> Result<(), IoError> {
+        let volume = Arc::clone(self);
+        let ending = tokio::spawn(async move {
+            volume.lease.recall(by).await;
+            if volume.lease.allows(by) {
+                return Ok(());
+            }
+            blocking(move || {
+                volume.remember_lease(None)?;
+                volume.lease.forget();
+                Ok(())
+            })
+            .await
+        });
+        ending.await.map_err(std::io::Error::from)?
+    }
+
+    fn remember_lease(&self, host: Option<HostTag>) -> Result<(), IoError> {
+        let done = self.catalog.remember_lease(self.name(), host);
+        done.map_err(|error| std::io::Error::other(error).into())
+    }
+}

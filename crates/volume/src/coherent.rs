@@ -1,0 +1,276 @@
+//! Which blocks of a proxied volume may be kept, and when they may be read: the rule that makes the
+//! cache right.
+//!
+//! 1. Blocks are kept, and read from memory, only while this host holds the lease that the volume's home
+//!    gives ([`perigee_block::lease`]). A write of anybody else waits for its end. So no other host's
+//!    write is ever missed.
+//! 2. A write of this host removes its blocks before it is sent, and while it is in flight none of them
+//!    is kept or read from memory. What a read brings is kept only if no write of this host overlapped
+//!    the read's time. What a write carried is kept when the home has acknowledged it, if no other write
+//!    overlapped it: of two at once nobody knows which one came last.
+//! 3. When the home says that somebody else may have written, everything is forgotten: it gets a new
+//!    [`Content`], and what was asked for before is kept for nobody.
+//! 4. A write whose fate is not known may still arrive at the home. Nothing is kept until it can't any
+//!    more ([`DISTRUST`]).
+//!
+//! All sessions of this host on a volume share one [`CachedVolume`].
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use perigee_block::lease::LEASE_USE_MAX;
+use perigee_model::volume::BLOCK_BYTES;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+
+use crate::cache::{Content, ReadCache};
+
+/// Longer than a closed connection goes on sending what it still had.
+pub const DISTRUST: Duration = Duration::from_secs(30 * 60);
+/// A change of more than that forgets everything: it may be a discard of the whole volume.
+const REMOVED_BLOCKS_MAX: u64 = 1 << 14;
+
+pub struct CachedVolume {
+    cache: Arc<ReadCache>,
+    state: Mutex<State>,
+    /// A read that was in flight has ended.
+    filled: Notify,
+    /// Somebody reads without a lease.
+    pub wanted: Notify,
+    /// Held by the session that asks for the lease.
+    pub asking: tokio::sync::Mutex<()>,
+}
+
+struct State {
+    content: Content,
+    /// The lease is held until then.
+    until: Option<Instant>,
+    distrusted_until: Option<Instant>,
+    /// Something was read since this was last looked at.
+    used: bool,
+    in_flight: BTreeMap<u64, InFlight>,
+    next: u64,
+    /// Of the last question about the lease.
+    number: u64,
+}
+
+struct InFlight {
+    blocks: Range<u64>,
+    content: Content,
+    writes: bool,
+    /// A write overlaps it: what it carries is not kept.
+    overlapped: bool,
+}
+
+/// A number that no content had.
+fn new_content() -> Content {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// What to do for blocks that are not all in memory.
+pub enum Plan<'a> {
+    /// Ask the home, and keep nothing.
+    Direct,
+    /// They are on their way.
+    Wait(tokio::sync::futures::Notified<'a>),
+    /// Ask the home for the transfer's blocks.
+    Fetch(Transfer),
+}
+
+/// A read or a write on its way to the home.
+pub struct Transfer {
+    volume: Arc<CachedVolume>,
+    number: u64,
+    pub blocks: Range<u64>,
+    writes: bool,
+    ended: bool,
+}
+
+pub fn blocks_of(offset: u64, length_bytes: u64) -> Range<u64> {
+    offset / BLOCK_BYTES..(offset + length_bytes).div_ceil(BLOCK_BYTES)
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+impl State {
+    fn usable(&self) -> bool {
+        let now = Instant::now();
+        let trusted = self.distrusted_until.is_none_or(|until| now >= until);
+        trusted && self.until.is_some_and(|until| now < until)
+    }
+
+    fn add(&mut self, blocks: Range<u64>, writes: bool, overlapped: bool) -> u64 {
+        self.next += 1;
+        let content = self.content;
+        self.in_flight.insert(self.next, InFlight { blocks, content, writes, overlapped });
+        self.next
+    }
+
+    fn overlapping(&mut self, blocks: &Range<u64>) -> impl Iterator<Item = &mut InFlight> {
+        self.in_flight.values_mut().filter(move |other| overlap(&other.blocks, blocks))
+    }
+}
+
+impl CachedVolume {
+    pub fn new(cache: Arc<ReadCache>) -> Self {
+        let (until, distrusted_until, in_flight) = Default::default();
+        let content = new_content();
+        let state =
+            State { content, until, distrusted_until, used: false, in_flight, next: 0, number: 0 };
+        let (filled, wanted, asking) = Default::default();
+        Self { cache, state: Mutex::new(state), filled, wanted, asking }
+    }
+
+    /// Its holders do nothing that can panic.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether all the bytes are in memory, and in `buffer` now.
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        let content = {
+            let mut state = self.lock();
+            state.used = true;
+            state.usable().then_some(state.content)
+        };
+        match content {
+            Some(content) => self.cache.read(content, offset, buffer),
+            None => {
+                self.wanted.notify_one();
+                false
+            }
+        }
+    }
+
+    /// What to do next for blocks of which some are not in memory. `None`: all are.
+    pub fn plan(self: &Arc<Self>, blocks: &Range<u64>) -> Option<Plan<'_>> {
+        let filled = self.filled.notified();
+        let mut state = self.lock();
+        if !state.usable() || state.overlapping(blocks).any(|other| other.writes) {
+            return Some(Plan::Direct);
+        }
+        let mut missing = self.cache.missing(state.content, blocks)?;
+        let content = state.content;
+        for other in state.overlapping(&missing.clone()) {
+            let valid = !other.overlapped && other.content == content;
+            if valid && other.blocks.contains(&missing.start) {
+                return Some(Plan::Wait(filled));
+            }
+            if valid && other.blocks.start > missing.start {
+                missing.end = missing.end.min(other.blocks.start);
+            }
+        }
+        let number = state.add(missing.clone(), false, false);
+        let volume = Arc::clone(self);
+        let transfer = Transfer { volume, number, blocks: missing, writes: false, ended: false };
+        Some(Plan::Fetch(transfer))
+    }
+
+    /// A write of this host begins.
+    pub fn write(self: &Arc<Self>, offset: u64, length_bytes: u64) -> Transfer {
+        let blocks = blocks_of(offset, length_bytes);
+        let mut state = self.lock();
+        if blocks.end - blocks.start > REMOVED_BLOCKS_MAX {
+            state.content = new_content();
+        } else {
+            self.cache.remove(state.content, blocks.clone());
+        }
+        let mut overlapped = false;
+        for other in state.overlapping(&blocks) {
+            overlapped |= other.writes;
+            other.overlapped = true;
+        }
+        let number = state.add(blocks.clone(), true, overlapped);
+        let volume = Arc::clone(self);
+        Transfer { volume, number, blocks, writes: true, ended: false }
+    }
+
+    /// The home has granted the lease that was asked for at `asked`. `still`: nobody else has written
+    /// since it was held before.
+    pub fn granted(&self, asked: Instant, still: bool) {
+        let mut state = self.lock();
+        if !still {
+            state.content = new_content();
+        }
+        state.until = Some(asked + LEASE_USE_MAX);
+    }
+
+    /// The lease is used no more from now on. `recalled`: somebody else will write.
+    pub fn ended(&self, recalled: bool) {
+        let mut state = self.lock();
+        state.until = None;
+        if recalled {
+            state.content = new_content();
+        }
+    }
+
+    pub fn ahead(&self) -> &Arc<Semaphore> {
+        &self.cache.ahead
+    }
+
+    /// Of the next question about the lease. It grows, over a restart too.
+    pub fn number(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let micros = u64::try_from(now.as_micros()).unwrap_or_default();
+        let mut state = self.lock();
+        state.number = (state.number + 1).max(micros);
+        state.number
+    }
+
+    pub fn is_held(&self) -> bool {
+        let state = self.lock();
+        state.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether anything was read since the last time.
+    pub fn take_used(&self) -> bool {
+        std::mem::take(&mut self.lock().used)
+    }
+}
+
+impl Transfer {
+    /// The home has answered: these bytes are in the volume, from this offset on.
+    pub fn done(mut self, offset: u64, data: &[u8]) {
+        self.end(Some((offset, data)));
+    }
+
+    /// It failed, and the home has done what it did; or it carried no bytes.
+    pub fn failed(mut self) {
+        self.end(None);
+    }
+
+    fn end(&mut self, data: Option<(u64, &[u8])>) {
+        self.ended = true;
+        let mut state = self.volume.lock();
+        let Some(ended) = state.in_flight.remove(&self.number) else { return };
+        let kept = !ended.overlapped && ended.content == state.content && state.usable();
+        if let Some((offset, data)) = data
+            && kept
+        {
+            self.volume.cache.insert(ended.content, offset, data);
+        }
+        drop(state);
+        self.volume.filled.notify_waiters();
+    }
+}
+
+/// Nobody knows what has become of it.
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        if self.writes {
+            self.volume.lock().distrusted_until = Some(Instant::now() + DISTRUST);
+        }
+        self.end(None);
+    }
+}
+
+#[cfg(test)]
+mod tests;

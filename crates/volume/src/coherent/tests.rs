@@ -1,0 +1,402 @@
+//! Several hosts with caches, one home, and a history: no read is ever stale.
+//!
+//! The home is a small volume in memory behind the real [`Lease`], which is used as the store uses it.
+//! Every message takes a while, and some take many seconds, as when a connection is lost and made again
+//! while the lease goes on to its end. Some requests fail after they were done, or without being done.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::lease::{HostTag, Lease, LeaseAnswer, LeaseAsk, LeaseWish, NO_HOST, Wish};
+use perigee_model::volume::BLOCK_BYTES;
+use proptest::prelude::*;
+use tokio::sync::RwLock;
+
+use super::*;
+use crate::proxy::{Requests, keep_lease};
+
+const BLOCKS: usize = 6;
+
+struct Home {
+    values: Mutex<[u64; BLOCKS]>,
+    lease: Lease,
+    /// As a volume's: writes have its read side.
+    gate: RwLock<()>,
+    /// The writer epoch; sessions of another one may not write.
+    epoch: AtomicU64,
+}
+
+/// One host's session, and the way to the home.
+struct Session {
+    home: Arc<Home>,
+    host: HostTag,
+    epoch: u64,
+    delays_ms: Mutex<Vec<u64>>,
+    /// What is sent in this time arrives at its end: the connection is lost.
+    lost: (Instant, Instant),
+    /// Answers come from memory now and then.
+    kept: Arc<AtomicU64>,
+}
+
+impl Session {
+    async fn pass(&self) {
+        let delay_ms = {
+            let mut delays_ms = self.delays_ms.lock().expect("no holder panics");
+            delays_ms.rotate_left(1);
+            delays_ms[0]
+        };
+        tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+        if Instant::now() >= self.lost.0 {
+            tokio::time::sleep_until(self.lost.1).await;
+        }
+    }
+
+    async fn end_leases(&self) {
+        self.home.lease.recall(self.host).await;
+        if !self.home.lease.allows(self.host) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            self.home.lease.forget();
+        }
+    }
+
+    async fn ask_lease(&self, LeaseAsk { wish, number }: LeaseAsk) -> LeaseAnswer {
+        let lease = &self.home.lease;
+        if wish == LeaseWish::GiveBack {
+            lease.give_back(self.host, number);
+            return LeaseAnswer::Refused;
+        }
+        let keeps = wish == LeaseWish::Keep;
+        match lease.wish(self.host, number) {
+            Wish::Answer(LeaseAnswer::Still) if keeps => lease.keep(self.host, number).await,
+            _ if keeps => LeaseAnswer::Recalled,
+            Wish::Answer(answer) => answer,
+            Wish::MayBeGranted => {
+                let _gate = self.home.gate.write().await;
+                match lease.wish(self.host, number) {
+                    Wish::Answer(answer) => answer,
+                    Wish::MayBeGranted => lease.grant(self.host, number),
+                }
+            }
+        }
+    }
+}
+
+fn values(data: &[u8]) -> impl Iterator<Item = u64> {
+    let blocks = data.chunks_exact(4096);
+    blocks.map(|block| u64::from_be_bytes(block[..8].try_into().expect("eight bytes")))
+}
+
+fn first_block(offset: u64) -> usize {
+    usize::try_from(offset / BLOCK_BYTES).expect("a small volume")
+}
+
+impl Device for Session {
+    fn size_bytes(&self) -> u64 {
+        BLOCKS as u64 * BLOCK_BYTES
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async move {
+            self.kept.fetch_sub(1, Ordering::SeqCst);
+            self.pass().await;
+            let values = *self.home.values.lock().expect("no holder panics");
+            let mut data = vec![0; length_bytes as usize];
+            for (block, place) in data.chunks_exact_mut(4096).enumerate() {
+                place[..8].copy_from_slice(&values[first_block(offset) + block].to_be_bytes());
+            }
+            self.pass().await;
+            Ok(data.into())
+        })
+    }
+
+    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async move {
+            self.pass().await;
+            loop {
+                self.end_leases().await;
+                let gate = self.home.gate.read().await;
+                if !self.home.lease.allows(self.host) {
+                    drop(gate);
+                    continue;
+                }
+                if self.epoch != self.home.epoch.load(Ordering::SeqCst) {
+                    break Err(IoError::Refused("another epoch".into()));
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                for (block, value) in values(&data).enumerate() {
+                    let place = first_block(offset) + block;
+                    self.home.values.lock().expect("no holder panics")[place] = value;
+                }
+                drop(gate);
+                self.pass().await;
+                // As a flush after it that fails.
+                break if fua { Err(IoError::NoSpace) } else { Ok(()) };
+            }
+        })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::NoSpace) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn lease(&self, ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
+        Box::pin(async move {
+            self.pass().await;
+            let answer = self.ask_lease(ask).await;
+            self.pass().await;
+            Ok(answer)
+        })
+    }
+}
+
+/// Who wrote what when. A moment is a number that grows with each event.
+#[derive(Default)]
+struct History {
+    now: u64,
+    writes: Vec<(usize, u64, u64, u64)>,
+}
+
+impl History {
+    fn moment(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Whether a read that began then may have found this: nothing that was acknowledged before it
+    /// began came wholly after it.
+    fn allows(&self, block: usize, value: u64, begun: u64) -> bool {
+        let of_block = || self.writes.iter().filter(move |write| write.0 == block);
+        let ended = of_block().find(|write| write.1 == value).map(|write| write.3);
+        let since = if value == 0 { Some(0) } else { ended };
+        since.is_some_and(|since| !of_block().any(|other| other.2 > since && other.3 < begun))
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    Read { first: usize, blocks: usize },
+    Write { first: usize, blocks: usize, fails: bool },
+    Raise,
+    Rest(u64),
+}
+
+#[derive(Debug, Clone)]
+struct Client {
+    /// 0: of the home.
+    host: HostTag,
+    epoch: u64,
+    delays_ms: Vec<u64>,
+    /// From when on the connection is lost, and for how long.
+    lost_ms: (u64, u64),
+    actions: Vec<Action>,
+}
+
+fn clients() -> impl Strategy<Value = Vec<Client>> {
+    let range = || (0..BLOCKS).prop_flat_map(|first| (Just(first), 1..=BLOCKS - first));
+    let action = prop_oneof![
+        12 => range().prop_map(|(first, blocks)| Action::Read { first, blocks }),
+        3 => (range(), prop::bool::weighted(0.1))
+            .prop_map(|((first, blocks), fails)| Action::Write { first, blocks, fails }),
+        1 => Just(Action::Raise),
+        4 => prop_oneof![8 => 0_u64..30, 2 => 0_u64..4000, 1 => 4000_u64..15_000].prop_map(Action::Rest),
+    ];
+    let delay_ms = prop_oneof![30 => 0_u64..20, 1 => 500_u64..14_000];
+    let client = (
+        prop_oneof![1 => Just(NO_HOST), 8 => 1_u64..4],
+        0_u64..2,
+        prop::collection::vec(delay_ms, 1..30),
+        (0_u64..5000, prop_oneof![Just(0), 0_u64..30_000]),
+        prop::collection::vec(action, 1..60),
+    );
+    let client = client.prop_map(|(host, epoch, delays_ms, lost_ms, actions)| Client {
+        host,
+        epoch,
+        delays_ms,
+        lost_ms,
+        actions,
+    });
+    prop::collection::vec(client, 1..6)
+}
+
+struct Scene {
+    home: Arc<Home>,
+    history: Mutex<History>,
+    hosts: Vec<Arc<CachedVolume>>,
+    stale: AtomicBool,
+    kept: Arc<AtomicU64>,
+}
+
+impl Scene {
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().expect("no holder panics")
+    }
+
+    async fn client(self: Arc<Self>, number: u64, client: Client) {
+        let delays_ms = Mutex::new(client.delays_ms);
+        let from = Instant::now() + Duration::from_millis(client.lost_ms.0);
+        let lost = (from, from + Duration::from_millis(client.lost_ms.1));
+        let (home, kept) = (self.home.clone(), self.kept.clone());
+        let session =
+            Session { home, host: client.host, epoch: client.epoch, delays_ms, lost, kept };
+        let upstream: Arc<dyn Device> = Arc::new(session);
+        let host = usize::try_from(client.host).expect("a few hosts");
+        let cached = (client.host != NO_HOST).then(|| self.hosts[host].clone());
+        let asking =
+            cached.clone().map(|cached| tokio::spawn(keep_lease(upstream.clone(), cached)));
+        let requests = Arc::new(Requests::new(upstream, cached));
+        for (step, action) in client.actions.into_iter().enumerate() {
+            let value = (number << 32) | (step as u64 + 1);
+            self.act(&requests, action, value).await;
+        }
+        if let Some(asking) = asking {
+            asking.abort();
+        }
+    }
+
+    async fn act(&self, requests: &Arc<Requests>, action: Action, value: u64) {
+        match action {
+            Action::Rest(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+            Action::Raise => {
+                let _gate = self.home.gate.write().await;
+                self.home.epoch.fetch_xor(1, Ordering::SeqCst);
+            }
+            Action::Read { first, blocks } => {
+                let begun = self.history().moment();
+                let length = u32::try_from(blocks * 4096).expect("a small volume");
+                self.kept.fetch_add(1, Ordering::SeqCst);
+                let read = requests.read(first as u64 * BLOCK_BYTES, length).await;
+                for (place, value) in values(&read.expect("bytes")).enumerate() {
+                    if !self.history().allows(first + place, value, begun) {
+                        self.stale.store(true, Ordering::SeqCst);
+                    }
+                }
+            }
+            Action::Write { first, blocks, fails } => {
+                let begun = self.history().moment();
+                let mut block = vec![0; 4096];
+                block[..8].copy_from_slice(&value.to_be_bytes());
+                let write = (first..first + blocks).map(|block| (block, value, begun, u64::MAX));
+                self.history().writes.extend(write);
+                let data = Bytes::from(block.repeat(blocks));
+                let done = requests.write(first as u64 * BLOCK_BYTES, data, fails).await;
+                let mut history = self.history();
+                let ended = history.moment();
+                if done.is_ok() {
+                    let own = history.writes.iter_mut().filter(|write| write.1 == value);
+                    own.for_each(|write| write.3 = ended);
+                }
+            }
+        }
+    }
+}
+
+/// How many reads were answered from memory.
+async fn case(clients: Vec<Client>, remembered: Option<HostTag>) -> u64 {
+    let home = Arc::new(Home {
+        values: Mutex::default(),
+        lease: Lease::remembered(remembered),
+        gate: RwLock::default(),
+        epoch: AtomicU64::new(0),
+    });
+    let hosts =
+        (0..4).map(|_| Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))))).collect();
+    let (history, stale) = Default::default();
+    let kept = Arc::new(AtomicU64::new(0));
+    let scene = Arc::new(Scene { home, history, hosts, stale, kept });
+    let running: Vec<_> = (1..)
+        .zip(clients)
+        .map(|(number, client)| tokio::spawn(scene.clone().client(number, client)))
+        .collect();
+    let ended = async {
+        for client in running {
+            client.await.expect("a client");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(24 * 3600), ended).await.expect("every answer");
+    assert!(!scene.stale.load(Ordering::SeqCst), "an old block was read");
+    scene.kept.load(Ordering::SeqCst)
+}
+
+fn run(case: impl Future<Output = u64>) -> u64 {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::pause();
+        case.await
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_read_is_ever_stale(clients in clients(), remembered in prop::option::of(1_u64..4)) {
+        run(case(clients, remembered));
+    }
+}
+
+/// Reads and writes in turn, at rest in between.
+fn quiet(host: HostTag, actions: Vec<Action>) -> Client {
+    Client { host, epoch: 0, delays_ms: vec![8], lost_ms: (0, 0), actions }
+}
+
+fn read() -> Action {
+    Action::Read { first: 0, blocks: BLOCKS }
+}
+
+#[test]
+fn a_second_reading_of_one_host_is_answered_from_memory_even_much_later() {
+    let (rest, long) = (Action::Rest(100), Action::Rest(60_000));
+    let first = vec![rest.clone(), read(), read(), read()];
+    // The first read after a long rest asks for the lease, and the home for the bytes.
+    let second = vec![long, read(), rest, read(), read(), read()];
+    let kept = run(case(vec![quiet(1, [first, second].concat())], None));
+    assert_eq!(kept, 5);
+}
+
+#[test]
+fn a_host_whose_lease_is_recalled_reads_what_the_other_wrote() {
+    let reader = vec![Action::Rest(100), read(), read(), Action::Rest(1000), read(), read()];
+    let write = Action::Write { first: 0, blocks: 2, fails: false };
+    let writer = vec![Action::Rest(500), write.clone(), write];
+    run(case(vec![quiet(1, reader), quiet(2, writer)], None));
+}
+
+#[test]
+fn a_host_that_hears_of_no_recall_stops_reading_from_memory_before_others_write() {
+    let reads = [read(), Action::Rest(50)].into_iter().cycle().take(600);
+    let reader = [Action::Rest(100), read()].into_iter().chain(reads).collect();
+    let reader = Client { lost_ms: (1000, 60_000), ..quiet(1, reader) };
+    let write = Action::Write { first: 0, blocks: 2, fails: false };
+    let writer = vec![Action::Rest(1500), write];
+    run(case(vec![reader, quiet(2, writer)], None));
+}
+
+#[tokio::test]
+async fn of_two_writes_at_once_neither_is_kept() {
+    let cached = Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))));
+    cached.granted(Instant::now(), true);
+    let (mut buffer, block) = ([0; 4096], |byte: u8| [byte; 4096]);
+    cached.write(0, 4096).done(0, &block(1));
+    assert!(cached.read(0, &mut buffer) && buffer == block(1), "one alone is");
+    let (first, second) = (cached.write(0, 4096), cached.write(0, 4096));
+    // The home may have done the second one first.
+    second.done(0, &block(3));
+    first.done(0, &block(2));
+    assert!(!cached.read(0, &mut buffer));
+    drop(cached.write(4096, 4096));
+    cached.write(0, 4096).done(0, &block(4));
+    assert!(!cached.read(0, &mut buffer), "a write of unknown fate may still come");
+}

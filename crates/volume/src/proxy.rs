@@ -1,0 +1,317 @@
+//! What one client's session on an attached volume does with a request.
+//!
+//! Writes and flushes go to the volume's home, and are answered when the home has. Reads are answered
+//! from memory where that is allowed ([`crate::coherent`]), and what is read next is fetched meanwhile
+//! ([`crate::streams`]).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish, RENEW_AFTER};
+use perigee_block::sessions::ProxyKey;
+use perigee_model::Incarnation;
+use perigee_model::volume::BLOCK_BYTES;
+use perigee_nbd::NbdDevice;
+use tokio::task::AbortHandle;
+
+use crate::coherent::{CachedVolume, Plan, Transfer, blocks_of};
+use crate::proxies::ProxySlot;
+use crate::streams::{Pace, Streams};
+
+/// Longer reads are not kept: whoever reads so much at once waits for no round trip in between.
+const KEPT_READ_BYTES_MAX: u32 = 4 << 20;
+/// What is fetched ahead comes in pieces of this size: a reader waits for one, and not for all.
+const PIECE_BLOCKS: u64 = 64;
+/// So often a read waits for what others have asked for; then it asks itself.
+const WAITS_MAX: u32 = 16;
+/// A lease that was refused is asked for again after this.
+const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+
+/// One client's session on an attached volume, with connections of its own to the volume's home.
+pub struct ProxySession {
+    pub export: String,
+    /// Where the home is.
+    pub nbd_addr: String,
+    pub upstream: Arc<NbdDevice>,
+    /// What the home is told of the session.
+    pub key: Arc<ProxyKey>,
+    pub slot: Arc<ProxySlot>,
+    requests: Arc<Requests>,
+    asking: Option<AbortHandle>,
+}
+
+impl ProxySession {
+    /// `cached`: what all sessions on the volume share, if it can be told from others of its name.
+    pub fn new(
+        export: &str,
+        nbd_addr: String,
+        upstream: NbdDevice,
+        (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
+        cached: Option<Arc<CachedVolume>>,
+    ) -> Self {
+        let upstream = Arc::new(upstream);
+        let requests = Arc::new(Requests::new(upstream.clone(), cached.clone()));
+        let asking =
+            cached.map(|cached| tokio::spawn(keep_lease(upstream.clone(), cached)).abort_handle());
+        Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, asking }
+    }
+
+    /// Everything that is not answered fails now, and is asked of another device.
+    pub fn recall(&self) {
+        self.requests.recalled.store(true, Ordering::SeqCst);
+        self.upstream.recall();
+    }
+}
+
+impl Drop for ProxySession {
+    fn drop(&mut self) {
+        if let Some(asking) = &self.asking {
+            asking.abort();
+        }
+    }
+}
+
+/// Requests to a home by way of what is in memory.
+pub struct Requests {
+    upstream: Arc<dyn Device>,
+    cached: Option<Arc<CachedVolume>>,
+    ahead: Mutex<(Streams, Pace)>,
+    /// Bytes that reads have brought.
+    came_bytes: AtomicU64,
+    recalled: AtomicBool,
+}
+
+impl Requests {
+    pub fn new(upstream: Arc<dyn Device>, cached: Option<Arc<CachedVolume>>) -> Self {
+        let (ahead, came_bytes, recalled) = Default::default();
+        Self { upstream, cached, ahead, came_bytes, recalled }
+    }
+
+    /// Its holders do nothing that can panic.
+    fn ahead(&self) -> MutexGuard<'_, (Streams, Pace)> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_read(self: &Arc<Self>, offset: u64, buffer: &mut [u8]) -> bool {
+        let Some(cached) = &self.cached else { return false };
+        let found = cached.read(offset, buffer);
+        if found {
+            self.look_ahead(cached, offset, buffer.len() as u64);
+        }
+        found
+    }
+
+    pub async fn read(self: &Arc<Self>, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
+        match &self.cached {
+            Some(cached) if length_bytes <= KEPT_READ_BYTES_MAX => {
+                self.read_kept(cached, offset, length_bytes).await
+            }
+            _ => self.upstream.read(offset, length_bytes).await,
+        }
+    }
+
+    async fn read_kept(
+        self: &Arc<Self>,
+        cached: &Arc<CachedVolume>,
+        offset: u64,
+        length_bytes: u32,
+    ) -> Result<Bytes, IoError> {
+        let blocks = blocks_of(offset, length_bytes.into());
+        let mut buffer = BytesMut::zeroed(length_bytes as usize);
+        let mut noted = false;
+        for _ in 0..WAITS_MAX {
+            if cached.read(offset, &mut buffer) {
+                return Ok(buffer.freeze());
+            }
+            let plan = cached.plan(&blocks);
+            if !noted && !matches!(plan, Some(Plan::Direct)) {
+                noted = true;
+                self.look_ahead(cached, offset, length_bytes.into());
+            }
+            match plan {
+                Some(Plan::Direct) => break,
+                Some(Plan::Wait(filled)) => filled.await,
+                Some(Plan::Fetch(transfer)) => {
+                    let (begins, data) = self.fetch(transfer).await?;
+                    let end = offset + u64::from(length_bytes);
+                    if begins <= offset && end <= begins + data.len() as u64 {
+                        let from = usize::try_from(offset - begins).unwrap_or(usize::MAX);
+                        return Ok(data.slice(from..from + length_bytes as usize));
+                    }
+                }
+                None => {}
+            }
+        }
+        self.upstream.read(offset, length_bytes).await
+    }
+
+    /// Where the bytes begin, and the bytes.
+    async fn fetch(&self, transfer: Transfer) -> Result<(u64, Bytes), IoError> {
+        let begins = transfer.blocks.start * BLOCK_BYTES;
+        let end = (transfer.blocks.end * BLOCK_BYTES).min(self.upstream.size_bytes());
+        let length_bytes = u32::try_from(end - begins).unwrap_or(u32::MAX);
+        let (asked, before) = (Instant::now(), self.came_bytes.load(Ordering::Relaxed));
+        match self.upstream.read(begins, length_bytes).await {
+            Ok(data) => {
+                let came = u64::from(length_bytes);
+                let came = self.came_bytes.fetch_add(came, Ordering::Relaxed) + came - before;
+                self.ahead().1.note(came, asked.elapsed());
+                transfer.done(begins, &data);
+                Ok((begins, data))
+            }
+            Err(error) => {
+                transfer.failed();
+                Err(error)
+            }
+        }
+    }
+
+    /// Fetches what will be read next.
+    fn look_ahead(self: &Arc<Self>, cached: &Arc<CachedVolume>, offset: u64, length_bytes: u64) {
+        let ranges = {
+            let mut ahead = self.ahead();
+            let pipe_bytes = ahead.1.pipe_bytes(self.upstream.round_trip());
+            ahead.0.note(offset, length_bytes, pipe_bytes)
+        };
+        let end = self.upstream.size_bytes().div_ceil(BLOCK_BYTES);
+        for range in ranges {
+            let blocks = blocks_of(range.start, range.end - range.start);
+            let mut at = blocks.start;
+            while at < blocks.end.min(end) {
+                let piece = at..(at + PIECE_BLOCKS).min(blocks.end).min(end);
+                at = piece.end;
+                self.fetch_ahead(cached, &piece);
+            }
+        }
+    }
+
+    fn fetch_ahead(self: &Arc<Self>, cached: &Arc<CachedVolume>, piece: &Range<u64>) {
+        let count = u32::try_from(piece.end - piece.start).unwrap_or(u32::MAX);
+        let Ok(place) = Arc::clone(cached.ahead()).try_acquire_many_owned(count) else { return };
+        if let Some(Plan::Fetch(transfer)) = cached.plan(piece) {
+            let requests = Arc::clone(self);
+            tokio::spawn(async move {
+                // Whoever needs it asks for it again.
+                let _failed = requests.fetch(transfer).await;
+                drop(place);
+            });
+        }
+    }
+
+    async fn change(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        data: Option<Bytes>,
+        work: impl Future<Output = Result<(), IoError>>,
+    ) -> Result<(), IoError> {
+        let Some(cached) = &self.cached else { return work.await };
+        let transfer = cached.write(offset, length_bytes);
+        let done = work.await;
+        match &done {
+            Ok(()) => match data {
+                Some(data) => transfer.done(offset, &data),
+                None => transfer.failed(),
+            },
+            Err(IoError::Unreachable(_)) if !self.recalled.load(Ordering::SeqCst) => drop(transfer),
+            Err(_) => transfer.failed(),
+        }
+        done
+    }
+
+    pub async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), IoError> {
+        let work = self.upstream.write(offset, data.clone(), fua);
+        self.change(offset, data.len() as u64, Some(data), work).await
+    }
+}
+
+/// Asks for the lease as long as somebody reads, until the session ends. One of a volume's sessions
+/// asks at a time.
+pub async fn keep_lease(upstream: Arc<dyn Device>, cached: Arc<CachedVolume>) {
+    let _turn = cached.asking.lock().await;
+    cached.wanted.notify_one();
+    loop {
+        let keeps = cached.is_held();
+        if !keeps {
+            cached.wanted.notified().await;
+        }
+        let wish = if keeps { LeaseWish::Keep } else { LeaseWish::Hold };
+        let ask = LeaseAsk { wish, number: cached.number() };
+        let asked = tokio::time::Instant::now();
+        match upstream.lease(ask).await {
+            Ok(LeaseAnswer::Granted) => cached.granted(asked, false),
+            Ok(LeaseAnswer::Still) => {
+                cached.granted(asked, true);
+                if keeps && !cached.take_used() {
+                    give_back(&*upstream, &cached, false).await;
+                }
+            }
+            Ok(LeaseAnswer::Recalled) => give_back(&*upstream, &cached, true).await,
+            Ok(LeaseAnswer::Refused) => tokio::time::sleep(REFUSED_PAUSE).await,
+            // The home does not know leases.
+            Err(IoError::Invalid(_)) => return,
+            Err(_) => tokio::time::sleep(RENEW_AFTER).await,
+        }
+    }
+}
+
+async fn give_back(upstream: &dyn Device, cached: &CachedVolume, recalled: bool) {
+    cached.ended(recalled);
+    let ask = LeaseAsk { wish: LeaseWish::GiveBack, number: cached.number() };
+    // Else the home waits until its time is over.
+    let _unheard = upstream.lease(ask).await;
+}
+
+impl Device for ProxySession {
+    fn size_bytes(&self) -> u64 {
+        self.upstream.size_bytes()
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.upstream.incarnation()
+    }
+
+    fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.requests.try_read(offset, buffer).then_some(Ok(()))
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(self.requests.read(offset, length_bytes))
+    }
+
+    fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(self.requests.write(offset, data, fua))
+    }
+
+    fn zero(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        how: Zeroing,
+        fua: bool,
+    ) -> BoxFuture<'_, Result<(), IoError>> {
+        let work = self.upstream.zero(offset, length_bytes, how, fua);
+        Box::pin(self.requests.change(offset, length_bytes, None, work))
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        self.upstream.flush()
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        self.upstream.extents(offset, length_bytes)
+    }
+
+    fn hang_up(&self) {
+        self.upstream.hang_up();
+    }
+}
