@@ -144,6 +144,25 @@ fn a_migrated_vm_runs_there_and_no_more_here() {
     assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::Ran, "also when it is gone since");
 }
 
+/// QEMU tells a VM that came by migration of that one's success until it is to send it on.
+#[test]
+fn a_vm_that_has_moved_once_runs_on_when_its_next_move_does_not_begin() {
+    let scene = scene(&["a", "b"]);
+    let (here, there) = (&scene.agents[0], &scene.agents[1]);
+    here.put(&spec(1, false)).unwrap();
+    here.wait_for_status(VmStatus::Running);
+    here.migrate_to(there, &scene.home);
+    here.wait_for_phase(MigrationPhase::Completed);
+    there.wait_for_status(VmStatus::Running);
+    here.delete().unwrap();
+
+    scene.home.set_epoch(9);
+    there.order("m-2", 2, "tcp:127.0.0.1:1".into(), here, &scene.home);
+    let report = there.wait_for_phase(MigrationPhase::Failed);
+    assert!(report.migration.unwrap().reason.contains("its epoch is 9, not 2"));
+    there.wait_for_status(VmStatus::Running);
+}
+
 #[test]
 fn a_refused_epoch_leaves_the_vm_where_it_was() {
     let scene = scene(&["a", "b"]);
@@ -181,7 +200,7 @@ fn an_order_that_comes_late_lets_no_vm_run_that_waits_for_another_migration() {
     here.put(&spec(1, false)).unwrap();
     here.wait_for_status(VmStatus::Running);
     let waiting = there.put(&spec(2, true)).unwrap();
-    here.order("m-0", waiting, there, &scene.home);
+    here.order("m-0", 1, waiting.incoming_uri.unwrap(), there, &scene.home);
     let report = here.wait_for_phase(MigrationPhase::Failed);
     let reason = report.migration.unwrap().reason;
     assert!(reason.contains("does not wait for this migration"), "{reason}");

@@ -74,9 +74,12 @@ pub fn may_migrate(
     Ok(true)
 }
 
-/// How far QEMU is with sending, by the status of `query-migrate`.
-pub fn sending(status: &str) -> Sending {
-    match status {
+/// How far QEMU is with sending, by `query-migrate`. Until a QEMU is told to send, it answers with
+/// the migration by which its VM came, and then without figures of the memory
+/// (`fill_source_migration_info` in QEMU's `migration.c`).
+pub fn sending(info: &MigrateInfo) -> Sending {
+    match info.status.as_str() {
+        "completed" if info.ram.page_size == 0 => Sending::Ended,
         "pre-switchover" => Sending::AtSwitch,
         "device" => Sending::BehindSwitch,
         "cancelling" => Sending::Ending,
@@ -89,7 +92,7 @@ pub fn sending(status: &str) -> Sending {
 /// Why QEMU sends no more.
 pub fn why_ended(info: &MigrateInfo) -> String {
     match info.status.as_str() {
-        "" | "none" => "QEMU knows of no migration".to_owned(),
+        "" | "none" | "completed" => "QEMU knows of no migration from here".to_owned(),
         other if info.error_desc.is_empty() => format!("QEMU says: {other}"),
         _ => info.error_desc.clone(),
     }
@@ -201,8 +204,16 @@ mod tests {
     fn a_failed_copy_says_why() {
         assert_eq!(why_ended(&info("failed", "Unable to write")), "Unable to write");
         assert_eq!(why_ended(&info("cancelled", "")), "QEMU says: cancelled");
-        assert_eq!(sending("pre-switchover"), Sending::AtSwitch);
-        assert_eq!(sending("wait-unplug"), Sending::Copying);
+        assert_eq!(sending(&info("pre-switchover", "")), Sending::AtSwitch);
+        assert_eq!(sending(&info("wait-unplug", "")), Sending::Copying);
+    }
+
+    #[test]
+    fn the_migration_by_which_a_vm_came_is_not_one_from_here() {
+        let mut completed = info("completed", "");
+        assert_eq!(sending(&completed), Sending::Ended);
+        completed.ram.page_size = 4096;
+        assert_eq!(sending(&completed), Sending::Completed);
     }
 
     #[test]

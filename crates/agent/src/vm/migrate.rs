@@ -389,7 +389,7 @@ impl Migration {
                 return None;
             }
         };
-        let sending = decide::sending(&info.status);
+        let sending = decide::sending(&info);
         self.follow(&info, sending).await;
         self.read_figures(&info);
         if sending == Sending::Ended {

@@ -329,21 +329,22 @@ impl Agent {
     /// Orders the migration of `vm-1` to an agent where it waits.
     pub fn migrate_to(&self, there: &Agent, home: &Home) {
         let waiting = there.put(&spec(2, true)).unwrap();
-        self.order("m-1", waiting, there, home);
+        let uri = waiting.incoming_uri.expect("it waits for the migration");
+        self.order("m-1", 1, uri, there, home);
     }
 
-    /// Orders a migration to the QEMU that waits there.
-    pub fn order(&self, migration: &str, waiting: VmReport, there: &Agent, home: &Home) {
+    /// Orders a migration that raises the epoch from its number by one.
+    pub fn order(&self, migration: &str, number: u32, uri: String, there: &Agent, home: &Home) {
         let order = MigrateOut {
             migration: MigrationId::new(migration).unwrap(),
-            number: 1,
-            uri: waiting.incoming_uri.expect("it waits for the migration"),
+            number,
+            uri,
             destination_agent_url: there.config.agent_url.clone(),
             epochs: vec![EpochRaise {
                 volume: VolumeName::new("root").unwrap(),
                 volume_url: home.url.clone(),
-                from: Epoch(1),
-                to: Epoch(2),
+                from: Epoch(number.into()),
+                to: Epoch(u64::from(number) + 1),
             }],
             downtime_limit_ms: 300,
         };
