@@ -61,14 +61,23 @@ impl Client {
         self
     }
 
+    /// The server's address as it was given, for errors.
     pub fn address(&self) -> &str {
         &self.address
     }
 
+    /// Asks for what is at a path, `/v1/…`.
+    ///
+    /// # Errors
+    /// The server's own [`Problem`], or `Unavailable` when it does not answer in time.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
         self.json(Method::GET, path, None::<&()>).await
     }
 
+    /// Sends JSON to a path. A request whose answer is lost may have been carried out.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
     pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -77,6 +86,10 @@ impl Client {
         self.json(Method::POST, path, Some(body)).await
     }
 
+    /// Puts JSON at a path. It can be sent again when its answer is lost.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
     pub async fn put<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -85,6 +98,10 @@ impl Client {
         self.json(Method::PUT, path, Some(body)).await
     }
 
+    /// Removes what is at a path.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
     pub async fn delete(&self, path: &str) -> Result<(), Problem> {
         self.json::<serde_json::Value>(Method::DELETE, path, None::<&()>).await.map(drop)
     }

@@ -3,6 +3,8 @@
 //! An address is `http://HOST:PORT` or `unix:PATH`. Every wrong request answers with a
 //! [`perigee_model::Problem`] in JSON and its HTTP status. The client returns the same `Problem`.
 
+#![warn(missing_docs)]
+
 mod client;
 mod connections;
 #[cfg(feature = "fuzzing")]
