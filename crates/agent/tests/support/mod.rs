@@ -333,22 +333,9 @@ impl Agent {
         self.order("m-1", 1, uri, there, home);
     }
 
-    /// Orders a migration that raises the epoch from its number by one.
+    /// Orders a migration; see [`order`].
     pub fn order(&self, migration: &str, number: u32, uri: String, there: &Agent, home: &Home) {
-        let order = MigrateOut {
-            migration: MigrationId::new(migration).unwrap(),
-            number,
-            uri,
-            destination_agent_url: there.config.agent_url.clone(),
-            epochs: vec![EpochRaise {
-                volume: VolumeName::new("root").unwrap(),
-                volume_url: home.url.clone(),
-                from: Epoch(number.into()),
-                to: Epoch(u64::from(number) + 1),
-            }],
-            downtime_limit_ms: 300,
-        };
-        self.post("migrate", &order).unwrap();
+        self.post("migrate", &order(migration, number, uri, there, home)).unwrap();
     }
 }
 
@@ -362,6 +349,23 @@ impl Drop for Agent {
         if !std::thread::panicking() {
             result.unwrap();
         }
+    }
+}
+
+/// The order of a migration that raises the epoch from its number by one.
+pub fn order(migration: &str, number: u32, uri: String, there: &Agent, home: &Home) -> MigrateOut {
+    MigrateOut {
+        migration: MigrationId::new(migration).unwrap(),
+        number,
+        uri,
+        destination_agent_url: there.config.agent_url.clone(),
+        epochs: vec![EpochRaise {
+            volume: VolumeName::new("root").unwrap(),
+            volume_url: home.url.clone(),
+            from: Epoch(number.into()),
+            to: Epoch(u64::from(number) + 1),
+        }],
+        downtime_limit_ms: 300,
     }
 }
 
