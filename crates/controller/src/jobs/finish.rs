@@ -39,6 +39,9 @@ impl Run {
             cleaner::try_now(&self.cluster, &self.id).await?;
             self.fence_vms_left().await?;
         }
+        if let Some(host) = self.job().host.clone() {
+            self.drop_trace(&host).await;
+        }
         self.samples.store(&self.cluster, &self.id).await?;
         super::remove_file(&files::seed_path(&self.cluster.state_dir, &self.id))?;
         let record = &mut self.record.value;

@@ -59,6 +59,7 @@ impl Run {
             }
         }
         let to = moved.migration.to.clone();
+        self.drop_trace(&moved.migration.from).await;
         let record = &mut self.record.value;
         let Some(placement) = &mut record.placement else { return Ok(()) };
         for raise in moved.plan.iter().flat_map(|plan| &plan.raises) {

@@ -7,7 +7,7 @@
 use perigee_model::job::JobState;
 use perigee_model::trace::{Operation, TraceRecord, read_trace};
 use perigee_model::volume::CollectTrace;
-use perigee_model::{JobId, Problem};
+use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::replay::{Kind, Replay, Request};
 
 use super::driver::Run;
@@ -44,15 +44,24 @@ impl Run {
         if let Err(problem) = &round_trips {
             tracing::debug!("job {} has no trace: {problem}", self.id);
         }
-        if let Err(problem) = host.volume.delete(&path(&self.id)).await {
-            tracing::debug!(
-                "the trace of job {} stays until others need its place: {problem}",
-                self.id
-            );
-        }
+        self.drop_trace(&host.id).await;
         self.record.value.traced =
             round_trips.map_or(Traced::Not, |round_trips| Traced::Replayed { round_trips });
         self.record.save().await
+    }
+
+    /// Of a job that ends in another way, or whose VM has left this host.
+    pub(super) async fn drop_trace(&self, host: &HostId) {
+        if !matches!(self.record.value.traced, Traced::Since { .. }) {
+            return;
+        }
+        let Ok(host) = self.cluster.hosts.get(host) else { return };
+        if let Err(problem) = host.volume.delete(&path(&self.id)).await {
+            tracing::debug!(
+                "job {}: its trace stays until others need its place: {problem}",
+                self.id
+            );
+        }
     }
 
     async fn replayed(&self, host: &HostLink, since_ms: u64) -> Result<f64, Problem> {

@@ -83,6 +83,20 @@ async fn a_job_beside_its_data_is_traced_until_its_round_trips_are_known() {
 }
 
 #[tokio::test]
+async fn a_job_that_is_cancelled_leaves_no_trace_behind() {
+    let lab = Lab::up().await;
+    let mut beside = spec(Access::Clone);
+    beside.start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(beside).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+    lab.cloud.say(&vm_of(&id), GuestBody::Started);
+    wait_for("a trace", async || (!lab.cloud.inside().traces.is_empty()).then_some(())).await;
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert!(lab.cloud.inside().traces.is_empty());
+}
+
+#[tokio::test]
 async fn a_controller_restart_in_the_middle_of_a_job_does_nothing_twice_and_loses_nothing() {
     let mut lab = Lab::up().await;
     let id = lab.submit(spec(Access::Write)).await;
