@@ -11,6 +11,8 @@ use crate::spread::Spread;
 
 /// Measured: a boot that is repeated differs less than this from the others, 9 times of 10.
 const REPEATED: f64 = 0.24;
+/// So many boots at a host are enough to say nothing of other hosts.
+const BOOTS_ENOUGH: usize = 3;
 /// A boot at one host says this much about another with the same accelerator.
 const ELSEWHERE: (f64, f64) = (0.5, 2.0);
 /// Seconds of a boot where none was seen anywhere: low, expected, high.
@@ -22,10 +24,20 @@ const EQUALLY_FAST: f64 = 0.1;
 /// How much slower or faster a host may be that nothing ran at.
 const UNKNOWN_SPEED: (f64, f64) = (0.6, 1.7);
 
-/// From VM start to the command's start: by the last boots there, else by those of other hosts with
+/// From VM start to the command's start: by the last boots there, where they are few with those of
+/// hosts that look the same, else by those of other hosts with
 /// the same accelerator, else a guess.
 pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unknown>) {
     let mut here: Vec<f64> = host.boots.iter().map(|boot| boot.seconds).collect();
+    if (1..BOOTS_ENOUGH).contains(&here.len()) {
+        // A few boots are mostly noise: those of hosts that look the same say as much.
+        let same = cluster.hosts.iter().filter(|other| {
+            other.id != host.id
+                && other.accelerator == host.accelerator
+                && other.cpu_model == host.cpu_model
+        });
+        here.extend(same.flat_map(|other| &other.boots).map(|boot| boot.seconds));
+    }
     if let Some(median_s) = median(&mut here) {
         let repeated = REPEATED * (1.0 + 1.0 / here.len() as f64).sqrt();
         let spread = Spread::relative(median_s, repeated);
@@ -142,6 +154,18 @@ mod tests {
         assert!(unknown.expect("a part").why.contains("only elsewhere"));
         let (there, unknown) = boot(&cluster, &cluster.hosts[2]);
         assert!(unknown.is_none() && there.high() < elsewhere.high());
+    }
+
+    #[test]
+    fn one_boot_is_weighed_with_those_of_hosts_that_look_the_same() {
+        let mut cluster = nothing_booted();
+        booted(&mut cluster, 0, 7.0, 5.0);
+        booted(&mut cluster, 1, 12.0, 5.0);
+        booted(&mut cluster, 2, 10.0, 5.0);
+        assert_close(boot(&cluster, &cluster.hosts[0]).0.expected, 10.0);
+        cluster.hosts[1].cpu_model = "Xeon".to_owned();
+        cluster.hosts[2].cpu_model = "Xeon".to_owned();
+        assert_close(boot(&cluster, &cluster.hosts[0]).0.expected, 7.0);
     }
 
     #[test]
