@@ -332,7 +332,8 @@ async fn stop_signal() -> Result<&'static str, Problem> {
     })
 }
 
-/// `lab run`: runs a command (default: the user's shell) with `PERIGEE_API` set, and returns its exit code.
+/// `lab run`: runs a command (default: the user's shell) with `PERIGEE_API` set and this `perigee` first
+/// in its `PATH`, and returns its exit code.
 ///
 /// # Errors
 /// As [`with_lab`]; also if the command cannot be started.
@@ -347,9 +348,14 @@ pub async fn run(
         [program, args @ ..] => (program.clone(), args.to_vec()),
         [] => (shell, Vec::new()),
     };
+    let directories = options.program.parent().map(PathBuf::from).into_iter();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(directories.chain(std::env::split_paths(&path)))
+        .map_err(|e| Problem::invalid("can't put perigee into the command's PATH", e))?;
     with_lab(definition, options, steps, async |lab: Lab| {
         let mut child = tokio::process::Command::new(&program)
             .args(&args)
+            .env("PATH", &path)
             .env("PERIGEE_API", &lab.api)
             .env("PERIGEE_LAB", lab.definition.id.to_string())
             .kill_on_drop(true)
