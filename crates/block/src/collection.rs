@@ -24,14 +24,16 @@ const COLLECTIONS_MAX: usize = 8;
 #[derive(Default)]
 pub struct Collections(Mutex<Vec<(JobId, Arc<Collection>)>>);
 
-pub struct Collection {
+/// One trace: a client record for each of its volumes, then a request record for each request that has
+/// ended since. It has [`BYTES_MAX`] bytes at most.
+struct Collection {
     started: Instant,
     /// `None` when it was too long, or has ended.
     bytes: Mutex<Option<Vec<u8>>>,
 }
 
 /// Puts one volume's requests into a trace.
-pub struct Collector {
+pub(crate) struct Collector {
     client: u16,
     collection: Arc<Collection>,
 }
@@ -41,7 +43,7 @@ impl Collections {
     ///
     /// # Errors
     /// Invalid for too many volumes.
-    pub fn start(
+    pub(crate) fn start(
         &self,
         name: &JobId,
         ask: &CollectTrace,
@@ -101,6 +103,8 @@ impl Collector {
         lock(&self.collection.bytes).is_some()
     }
 
+    /// Adds a request that has ended. The whole trace is given up when it becomes longer than
+    /// [`BYTES_MAX`]; nothing is added to one that was given up or has ended.
     pub fn collect(&self, span: &Span, ended: &Ended) {
         let mut bytes = lock(&self.collection.bytes);
         let Some(kept) = &mut *bytes else { return };

@@ -17,20 +17,37 @@ const PREFETCH_PIECE_BYTES: u32 = 1 << 20;
 /// The reason why a request failed. Each reason has one NBD error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum IoError {
+    /// The filesystem of the pool is full (`ENOSPC`). NBD_ENOSPC.
     #[error("no space left in the pool")]
     NoSpace,
+    /// A flush of the layer has failed, so nobody knows which of its writes are durable. Every write
+    /// fails from then on. The text is the error of that flush. NBD_EIO.
     #[error("the layer is read-only since a flush failed: {0}")]
     Poisoned(String),
+    /// A newer writer has the volume. The request changed nothing. NBD_EPERM.
     #[error("writer epoch {session} is not the volume's epoch {volume}")]
-    Fenced { session: Epoch, volume: Epoch },
+    Fenced {
+        /// The epoch with which the client opened the volume.
+        session: Epoch,
+        /// The epoch that the volume has now.
+        volume: Epoch,
+    },
+    /// The volume's home answered NBD_EPERM to a write through this host, for which a newer writer is the
+    /// usual reason. The text is the home's. NBD_EPERM.
     #[error("the other host refused the write: {0}")]
     Refused(String),
+    /// A write to an export that takes none, for example a sealed layer. NBD_EPERM.
     #[error("the export is read-only")]
     ReadOnly,
+    /// The device never does such a request. The text says why: a range beyond its end, a deleted
+    /// volume, a command that the other host does not have. NBD_EINVAL.
     #[error("request beyond the end or not aligned: {0}")]
     Invalid(String),
+    /// The other host did not answer in time, or the client gave up. Whether a write was done there is
+    /// not known. The text says what happened. NBD_EIO.
     #[error("the other host does not serve it: {0}")]
     Unreachable(String),
+    /// Any other error of the disk or of the other host. NBD_EIO.
     #[error("I/O error: {0}")]
     Io(Arc<std::io::Error>),
 }
@@ -48,6 +65,7 @@ impl From<std::io::Error> for IoError {
 /// A run of bytes of one kind, for NBD's `base:allocation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
+    /// The length of the run, from the end of the one before it.
     pub length_bytes: u64,
     /// No layer has data here (NBD_STATE_HOLE).
     pub hole: bool,
@@ -71,7 +89,9 @@ pub enum Origin {
 /// A run of bytes of one origin, for NBD's `perigee:origin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginRun {
+    /// The length of the run, from the end of the one before it.
     pub length_bytes: u64,
+    /// Where a read of the whole run gets its bytes.
     pub origin: Origin,
 }
 
@@ -95,6 +115,7 @@ pub fn is_within(size: u64, offset: u64, length: u64) -> bool {
 /// Requests may run at the same time. A read that overlaps a write in flight sees old or new
 /// bytes, sector by sector; anything else sees the last completed write.
 pub trait Device: Send + Sync + 'static {
+    /// The size at this moment. A volume may grow while it is open.
     fn size_bytes(&self) -> u64;
 
     /// The id of the sealed layer, if the device is one. A sealed layer never changes.
@@ -107,6 +128,7 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// Reads `length_bytes` bytes from byte `offset` on, exactly as many as were asked for.
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
 
     /// Fills `buffer` from `offset` on if that needs no waiting, because every byte is in memory or known to
@@ -124,6 +146,8 @@ pub trait Device: Send + Sync + 'static {
     /// Writes data. With `fua` it is durable when this returns.
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>>;
 
+    /// Makes `length_bytes` bytes from byte `offset` on read as zeros. With `fua` that is durable when this
+    /// returns.
     fn zero(
         &self,
         offset: u64,

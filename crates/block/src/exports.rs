@@ -21,7 +21,10 @@ pub const CHECKSUMS_SUFFIX: &str = "@sums";
 
 /// An opened export, for one connection.
 pub struct Export {
+    /// What the requests of the connection go to. It may be changed while the export is open.
     pub device: Arc<Switch>,
+    /// Whether writes are refused (NBD_FLAG_READ_ONLY): so for sealed layers and their checksums, and where
+    /// the home says so.
     pub read_only: bool,
     /// The counters of its requests.
     pub counters: Arc<Counters>,
@@ -30,6 +33,7 @@ pub struct Export {
 /// The kind of client that opens an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opener {
+    /// A VM or a person, over NBD or iSCSI. It gets the volumes of other hosts too, through a proxy.
     Client,
     /// Another host's server on behalf of its client. It gets only volumes of this pool, because proxying
     /// them again could form a cycle.
@@ -38,6 +42,10 @@ pub enum Opener {
 
 /// Finds exports by name.
 pub trait Exports: Send + Sync + 'static {
+    /// The names of the exports for a client that asks for a list (NBD_OPT_LIST, iSCSI SendTargets).
+    ///
+    /// # Errors
+    /// The reason why the list can't be read now.
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>>;
 
     /// # Errors

@@ -36,16 +36,21 @@ pub const RECALL_PAUSE: Duration = Duration::from_secs(10);
 
 /// Tells hosts apart; [`NO_HOST`] for who is no other host's server, and never holds a lease.
 pub type HostTag = u64;
+/// The tag of clients that are no other host's server. They never hold a lease.
 pub const NO_HOST: HostTag = 0;
 
 /// What a host says. Its numbers grow: what it gave back before it asked again, and comes after that,
 /// means nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseAsk {
+    /// What the host asks for.
     pub wish: LeaseWish,
+    /// Grows with each message of the host about this volume. The home remembers the highest one with which
+    /// the host asked: a give-back with no higher number is out of date.
     pub number: u64,
 }
 
+/// What a host asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseWish {
     /// It wants the lease.
@@ -59,6 +64,8 @@ pub enum LeaseWish {
 /// What it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseAnswer {
+    /// It does not get the lease: another host holds it, a recall is under way, or its own lease was recalled
+    /// less than [`RECALL_PAUSE`] ago, or the device has no leases. It may ask again.
     Refused,
     /// It holds the lease; what it kept before may be old.
     Granted,
@@ -92,6 +99,7 @@ struct State {
 
 /// What becomes of a wish for the lease.
 pub enum Wish {
+    /// The answer is known already. A lease that the host holds was renewed by this.
     Answer(LeaseAnswer),
     /// Possible once no write is in flight: see [`Lease::grant`].
     MayBeGranted,
@@ -117,6 +125,7 @@ impl Lease {
         holder == NO_HOST || holder == host
     }
 
+    /// Decides about a wish to hold the lease. A holder's lease lasts [`LEASE_MAX`] from now on.
     pub fn wish(&self, host: HostTag, number: u64) -> Wish {
         let (now, mut state) = (Instant::now(), self.lock());
         let holder = self.holder.load(Ordering::SeqCst);
@@ -166,6 +175,8 @@ impl Lease {
         self.holder.load(Ordering::SeqCst) == host
     }
 
+    /// Ends the lease of this host, unless it has asked for it again with this number or a higher one. The host
+    /// is still remembered, until another host writes.
     pub fn give_back(&self, host: HostTag, number: u64) {
         let mut state = self.lock();
         if self.is_held_by(host) && state.number < number {

@@ -12,6 +12,8 @@
 //! | who uses which volume now | [`logins`] |
 //! | where requests' time goes | [`measured`], [`stats`], [`trace`], [`collection`] |
 
+#![warn(missing_docs)]
+
 pub mod collection;
 pub mod device;
 pub mod exports;

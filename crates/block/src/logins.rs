@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use perigee_model::VolumeName;
 use perigee_model::client::{Login, Over};
 
+/// The sessions that are open at one volume server.
 #[derive(Default)]
 pub struct Logins {
     open: Mutex<Open>,

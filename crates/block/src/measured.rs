@@ -80,6 +80,7 @@ impl Asked {
 }
 
 impl Measured {
+    /// Counts the requests of one connection to `device` in `counters`, which are those of its volume.
     pub fn new(device: Arc<Switch>, counters: Arc<Counters>) -> Self {
         let (tried, reads, read_bytes, writes, write_bytes) = Default::default();
         Self { device, counters, tried, reads, read_bytes, writes, write_bytes }

@@ -112,6 +112,7 @@ impl SessionKey {
     }
 }
 
+/// The live connections of one protocol's sessions, by their keys.
 #[derive(Default)]
 pub struct SessionTable {
     live: Arc<Mutex<HashMap<SessionKey, Live>>>,
@@ -167,6 +168,7 @@ impl SessionTable {
 }
 
 impl Claim {
+    /// The host whose server the connection is of; [`NO_HOST`] if it is of another client.
     pub fn host(&self) -> HostTag {
         self.key.host()
     }

@@ -23,6 +23,7 @@ pub struct StatsTable {
 }
 
 impl StatsTable {
+    /// The counters of a volume. The first call for a volume makes them, all zero.
     pub fn of(&self, volume: &VolumeName) -> Arc<Counters> {
         let mut volumes = lock(&self.volumes);
         let counters = volumes.entry(volume.clone()).or_insert_with(|| {
@@ -67,6 +68,7 @@ impl StatsTable {
         Ok(())
     }
 
+    /// The figures of every volume at this moment, by volume name.
     pub fn list(&self) -> Vec<ExportStats> {
         lock(&self.volumes)
             .iter()
@@ -77,6 +79,7 @@ impl StatsTable {
             .collect()
     }
 
+    /// The counters of every volume, by volume name.
     pub fn all(&self) -> Vec<(VolumeName, Arc<Counters>)> {
         let volumes = lock(&self.volumes);
         volumes.iter().map(|(volume, counters)| (volume.clone(), Arc::clone(counters))).collect()
@@ -101,6 +104,7 @@ pub struct Counters {
     network: Class,
     network_busy: Busy,
     fenced: AtomicU64,
+    /// The stages of the volume's requests, and who follows them.
     pub tracing: Tracing,
 }
 
@@ -128,7 +132,7 @@ impl Counters {
     }
 
     /// Begins a batch of requests that are answered at once, one after the other.
-    pub fn begin_batch(&self) -> Instant {
+    pub(crate) fn begin_batch(&self) -> Instant {
         let now = Instant::now();
         self.busy.begin(now);
         now
@@ -136,7 +140,7 @@ impl Counters {
 
     /// Counts a batch. Its time is divided evenly among its requests, because reading the clock for each
     /// would take longer than most of them.
-    pub fn end_batch(&self, started: Instant, counts: &BatchCounts) {
+    pub(crate) fn end_batch(&self, started: Instant, counts: &BatchCounts) {
         let now = Instant::now();
         let requests = counts.reads + counts.writes;
         if requests == 0 {
@@ -149,6 +153,8 @@ impl Counters {
         self.writes.add(counts.writes, counts.write_bytes, elapsed_ns - read_ns);
     }
 
+    /// The figures at this moment. They are read one after the other, so a request that ends meanwhile may be in
+    /// some of them only.
     pub fn snapshot(&self) -> IoStats {
         IoStats {
             reads: get(&self.reads.requests),
@@ -169,7 +175,7 @@ impl Counters {
     }
 
     /// Counts a change that was refused because another writer has the volume.
-    pub fn note(&self, result: &Result<(), IoError>) {
+    pub(crate) fn note(&self, result: &Result<(), IoError>) {
         if let Err(IoError::Fenced { .. } | IoError::Refused(_)) = result {
             self.fenced.fetch_add(1, Ordering::Relaxed);
         }
@@ -247,9 +253,11 @@ impl Busy {
 /// The kind as which a request is counted.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
+    /// A read by a client of the volume. Its bytes are those it got.
     Read,
     /// Includes trims and zeroes, which carry no bytes.
     Write,
+    /// A flush by a client of the volume, without bytes.
     Flush,
     /// A request to another host on behalf of the volume.
     Network,
@@ -294,10 +302,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The counts of one batch of requests that were answered at once.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct BatchCounts {
+pub(crate) struct BatchCounts {
+    /// Reads without an error.
     pub reads: u64,
+    /// The bytes that they got.
     pub read_bytes: u64,
+    /// Writes without an error.
     pub writes: u64,
+    /// The bytes that they carried.
     pub write_bytes: u64,
 }
 

@@ -24,6 +24,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::device::{Device, IoError};
 
+/// The present device of one session, and the requests that are in flight at it.
 pub struct Switch {
     state: RwLock<State>,
     /// Told when the switch is open again.
@@ -55,6 +56,7 @@ impl Current {
 }
 
 impl Switch {
+    /// An open switch with this device.
     pub fn new(device: Arc<dyn Device>) -> Arc<Self> {
         let state = State { current: Current::new(device), held: false, hung_up: false };
         Arc::new(Self { state: RwLock::new(state), opened: Notify::new() })
@@ -69,14 +71,17 @@ impl Switch {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// [`Device::size_bytes`] of the present device.
     pub fn size_bytes(&self) -> u64 {
         self.read().current.device.size_bytes()
     }
 
+    /// [`Device::layer`] of the present device.
     pub fn layer(&self) -> Option<LayerId> {
         self.read().current.device.layer()
     }
 
+    /// [`Device::incarnation`] of the present device.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.read().current.device.incarnation()
     }
@@ -86,6 +91,7 @@ impl Switch {
         Arc::clone(&self.read().current.device)
     }
 
+    /// [`Device::hang_up`] for the present device, and for each one that a change brings later.
     pub fn hang_up(&self) {
         let mut state = self.write();
         state.hung_up = true;

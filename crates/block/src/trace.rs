@@ -31,16 +31,20 @@ pub enum Stage {
     Network,
     /// Recording which blocks the head has.
     Map,
+    /// Reading blocks from a sealed layer of this pool.
     SourceRead,
+    /// Reading blocks from the volume's own layer.
     HeadRead,
     /// Reading from another host the blocks that were never written here.
     RemoteRead,
+    /// Writing data into the volume's own layer, up to the page cache.
     Write,
     /// Syncing the data.
     Flush,
 }
 
-pub const STAGES: [Stage; 8] = [
+/// Every stage, in the order of the discriminants: `stage as usize` is its index.
+const STAGES: [Stage; 8] = [
     Stage::Queue,
     Stage::Network,
     Stage::Map,
@@ -52,6 +56,7 @@ pub const STAGES: [Stage; 8] = [
 ];
 
 impl Stage {
+    /// The stage's name in traces and metrics. Clients read it, so it does not change.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -68,7 +73,8 @@ impl Stage {
 
 /// One request's time so far.
 pub struct Span {
-    pub since: Instant,
+    /// The moment when the request was read from its socket, or when its work began.
+    pub(crate) since: Instant,
     stages_ns: [AtomicU64; STAGES.len()],
 }
 
@@ -85,22 +91,23 @@ pub async fn queued<T>(since: Instant, work: impl Future<Output = T>) -> T {
 
 /// The time when the current request was read from its socket. It is returned only once, because only the
 /// first part of the work had to wait for the task.
-pub fn queued_since() -> Option<Instant> {
+pub(crate) fn queued_since() -> Option<Instant> {
     QUEUED_SINCE.try_with(Cell::take).ok().flatten()
 }
 
 impl Span {
+    /// A request that began at `since`, with no time in any stage yet.
     pub fn new(since: Instant) -> Arc<Self> {
         Arc::new(Self { since, stages_ns: Default::default() })
     }
 
     /// Runs work whose measurements go to this span.
-    pub fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(Arc::clone(self), work)
     }
 
     /// As [`Self::enter`], for async work.
-    pub async fn follow<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn follow<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
         CURRENT.scope(Arc::clone(self), work).await
     }
 
@@ -128,7 +135,7 @@ impl Span {
     }
 
     /// The stages that took time, with their durations in nanoseconds.
-    pub fn stages(&self) -> impl Iterator<Item = (Stage, u64)> {
+    pub(crate) fn stages(&self) -> impl Iterator<Item = (Stage, u64)> {
         let times = self.stages_ns.iter().map(|ns| ns.load(Ordering::Relaxed));
         STAGES.into_iter().zip(times).filter(|(_, ns)| *ns > 0)
     }
@@ -178,16 +185,19 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    pub fn record(&self, ns: u64, weight: u64) {
+    /// Counts `weight` durations of `ns` nanoseconds each.
+    fn record(&self, ns: u64, weight: u64) {
         let bucket = (u64::BITS - (ns / 1000).leading_zeros()) as usize;
         self.buckets[bucket.min(BUCKETS - 1)].fetch_add(weight, Ordering::Relaxed);
         self.sum_ns.fetch_add(ns.saturating_mul(weight), Ordering::Relaxed);
     }
 
+    /// The number of durations in each bucket, not cumulated.
     pub fn counts(&self) -> [u64; BUCKETS] {
         std::array::from_fn(|bucket| self.buckets[bucket].load(Ordering::Relaxed))
     }
 
+    /// The sum of all durations in nanoseconds.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns.load(Ordering::Relaxed)
     }
@@ -196,10 +206,15 @@ impl Histogram {
 /// The result and size of a request that has ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
+    /// The request's name in traces: `read`, `write`, `zero`, `flush`, `status` or `cache`.
     pub command: &'static str,
+    /// The first byte of its range; 0 for a flush.
     pub offset: u64,
+    /// The length of its range; 0 for a flush.
     pub length_bytes: u64,
+    /// Whether it was answered without waiting for anything.
     pub at_once: bool,
+    /// The text of its [`crate::device::IoError`], if it failed.
     pub error: Option<String>,
 }
 
@@ -219,11 +234,14 @@ struct Followers {
 }
 
 impl Tracing {
+    /// The time in each stage since the server started, over all traced requests. Requests without time in a
+    /// stage do not count there.
     pub fn histograms(&self) -> impl Iterator<Item = (Stage, &Histogram)> {
         STAGES.into_iter().zip(&self.stages)
     }
 
-    pub fn is_followed(&self) -> bool {
+    /// Whether anybody gets every request, so that all have to be traced.
+    pub(crate) fn is_followed(&self) -> bool {
         self.following.load(Ordering::Relaxed) > 0
     }
 
@@ -235,12 +253,12 @@ impl Tracing {
     }
 
     /// Also sends every request to this recorder from now on; `None` stops that.
-    pub fn record(&self, recorder: Option<Recorder>) {
+    pub(crate) fn record(&self, recorder: Option<Recorder>) {
         self.change(|followers| followers.recorder = recorder);
     }
 
     /// Every request from now on goes to this collector too, until its trace is taken.
-    pub fn collect(&self, collector: Collector) {
+    pub(crate) fn collect(&self, collector: Collector) {
         self.change(|followers| followers.collectors.push(collector));
     }
 

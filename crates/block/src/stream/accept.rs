@@ -9,9 +9,15 @@ use tokio_util::sync::CancellationToken;
 /// The pause after a failed accept, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// A listening socket.
 pub trait Accept: Send + Sync + 'static {
+    /// One new connection, with what the listener knows about it.
     type Accepted: Send;
 
+    /// Waits for the next connection. It must lose none when it is dropped before it is ready.
+    ///
+    /// # Errors
+    /// The reason why this connection can't be accepted. [`serve`] tries again after a pause.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Accepted>> + Send;
 }
 

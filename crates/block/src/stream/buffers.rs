@@ -14,9 +14,10 @@ const KEPT_MAX: usize = 16;
 static KEPT: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
 
 /// [`BUFFER_BYTES`] bytes with any content: they are not cleared between borrowers.
-pub struct Buffer(Box<[u8]>);
+pub(crate) struct Buffer(Box<[u8]>);
 
 impl Buffer {
+    /// A kept buffer, or a new one when none is kept. It is given back when it is dropped.
     pub fn borrow() -> Self {
         let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Self(kept.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice()))

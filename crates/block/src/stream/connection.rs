@@ -38,8 +38,11 @@ const BUDGET_BYTES: usize = 4 << 20;
 
 /// The result of taking the first frame of the input.
 pub enum Taken {
-    /// It is answered, or its work has begun, and it is removed. `cost_bytes` is the number of bytes moved.
-    Done { cost_bytes: usize },
+    /// It is answered, or its work has begun, and it is removed.
+    Done {
+        /// The bytes that this has moved, which count against the budget of the connection's turn.
+        cost_bytes: usize,
+    },
     /// It stays in the input until answers are sent or work has ended.
     Full,
     /// The peer has ended the connection with it.
@@ -48,14 +51,18 @@ pub enum Taken {
 
 /// One connection's side of a protocol.
 pub trait Exchange {
+    /// The format of the peer's frames.
     type Framing: Framing;
+    /// The reason why a connection ends.
     type Error: From<io::Error> + From<<Self::Framing as Framing>::Error>;
 
     /// As long as more frames come, up to this many bytes of answers wait for those of the next batch.
     const HELD_BYTES_MAX: usize = 0;
 
+    /// The bytes that the peer has sent and that were not taken yet.
     fn input(&mut self) -> &mut Input<Self::Framing>;
 
+    /// The answers that the peer has not received yet.
     fn output(&mut self) -> &mut Output;
 
     /// The device that the peer uses, if it has opened one.

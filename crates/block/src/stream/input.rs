@@ -18,7 +18,10 @@ const ROOM_BYTES_MIN: usize = 64 << 10;
 
 /// The format of a protocol's frames: a head, then a payload whose length is in the head.
 pub trait Framing {
+    /// The parsed head of a frame.
     type Head: Copy;
+    /// The reason why bytes are no frame of the protocol. The connection ends with it, because nobody knows
+    /// where the next frame begins.
     type Error;
 
     /// Parses a head at the start of `bytes`. Returns `None` if it has not fully arrived.
@@ -30,13 +33,18 @@ pub trait Framing {
 
 /// A head, and how many bytes it and its payload take in the stream.
 pub struct Measured<H> {
+    /// The parsed head.
     pub head: H,
+    /// The length of the head.
     pub head_bytes: usize,
+    /// The length of what follows the head: the payload, and padding if the protocol has it. 0 when there is
+    /// none.
     pub payload_bytes: usize,
 }
 
 /// A complete frame at the front of the input, until [`Input::skip`] or [`Input::take`] removes it.
 pub struct Frame<H> {
+    /// The parsed head.
     pub head: H,
     /// The position of the payload, in the buffer or in separate memory.
     payload: Range<usize>,
@@ -49,6 +57,7 @@ struct Large<H> {
     missing_bytes: usize,
 }
 
+/// What one connection has received and not processed yet. At its front is a frame, or a part of one.
 pub struct Input<F: Framing> {
     framing: F,
     buffer: Option<Buffer>,
@@ -60,6 +69,7 @@ pub struct Input<F: Framing> {
 }
 
 impl<F: Framing> Input<F> {
+    /// An empty input.
     pub fn new(framing: F) -> Self {
         Self { framing, buffer: None, start: 0, end: 0, large: None }
     }
@@ -89,6 +99,7 @@ impl<F: Framing> Input<F> {
         Ok(None)
     }
 
+    /// The payload of the first frame, which [`Self::first`] has returned.
     pub fn payload(&self, frame: &Frame<F::Head>) -> &[u8] {
         match (&self.large, &self.buffer) {
             (Some(large), _) => &large.payload,

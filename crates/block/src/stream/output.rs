@@ -13,6 +13,7 @@ use super::buffers::{BUFFER_BYTES, Buffer};
 /// The number of pieces in one write.
 const PIECES_MAX: usize = 8;
 
+/// The replies of one connection that were not sent yet.
 #[derive(Default)]
 pub struct Output {
     buffer: Option<Buffer>,
@@ -26,6 +27,7 @@ pub struct Output {
 }
 
 impl Output {
+    /// Whether every reply was handed to the stream.
     pub fn is_empty(&self) -> bool {
         self.start == self.end && self.rest.is_empty()
     }
@@ -35,7 +37,7 @@ impl Output {
         self.is_empty() && !self.unflushed
     }
 
-    pub fn unsent_bytes(&self) -> usize {
+    pub(crate) fn unsent_bytes(&self) -> usize {
         self.end - self.start + self.rest.iter().map(Bytes::len).sum::<usize>()
     }
 
@@ -53,6 +55,8 @@ impl Output {
         Some(&mut buffer[self.end..self.end + length])
     }
 
+    /// Adds the reply that fills the first `length` bytes of the last [`Self::room`]. `length` is at most the
+    /// length of that room.
     pub fn commit(&mut self, length: usize) {
         self.end += length;
     }

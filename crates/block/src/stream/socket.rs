@@ -15,9 +15,12 @@ const KEEPALIVE_IDLE_S: u32 = 5;
 /// buffers itself.)
 const UNIX_SEND_BYTES: usize = 512 << 10;
 
+/// A connected socket with the options that [`Self::tcp`] or [`Self::unix`] sets.
 #[derive(Debug)]
 pub enum Socket {
+    /// A client or server at another host, or at this one over loopback.
     Tcp(TcpStream),
+    /// A client at this host.
     Unix(UnixStream),
 }
 
