@@ -12,7 +12,9 @@ use crate::{PastRun, Refused, Traits};
 /// Everything a plan for a job that has not started rests on.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
+    /// Where the job could run.
     pub cluster: Cluster,
+    /// The job that has not started.
     pub job: JobFacts,
     /// Earlier runs of jobs with its image and command, the newest last; none for a new job.
     pub history: Vec<PastRun>,
@@ -21,7 +23,9 @@ pub struct Snapshot {
 /// Hosts that are up, and what was measured between them.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
+    /// In any order, each once.
     pub hosts: Vec<HostFacts>,
+    /// At least one for each direction between two sites; a direction that has none is not measured.
     pub links: Vec<LinkFacts>,
     /// Request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,
@@ -48,15 +52,22 @@ impl Cluster {
     }
 }
 
+/// A host that is up.
 #[derive(Debug, Clone)]
 pub struct HostFacts {
+    /// Unlike that of any other host in the snapshot.
     pub id: HostId,
+    /// Hosts of one site are equally far from those of another.
     pub site: SiteId,
+    /// The host's own CPUs.
     pub cpus: u32,
+    /// What is left for VMs beside the host's reserve and the demands of the VMs that are placed there.
     pub memory_free_bytes: u64,
+    /// VMs that are placed there now.
     pub running_vms: u32,
     /// A job may start there now.
     pub takes_jobs: bool,
+    /// What runs the VMs there.
     pub accelerator: Accelerator,
     /// Empty where it is not known.
     pub cpu_model: String,
@@ -92,7 +103,9 @@ impl HostFacts {
 /// One boot of a job's VM, from its start to the command's start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Boot {
+    /// The image that was booted.
     pub image: String,
+    /// Wall time of it.
     pub seconds: f64,
     /// vCPU time of it.
     pub cpu_s: f64,
@@ -102,11 +115,18 @@ pub struct Boot {
 /// home is `to`.
 #[derive(Debug, Clone)]
 pub struct LinkFacts {
+    /// The host that asked, and to which the bytes flowed.
     pub from: HostId,
+    /// The host that answered.
     pub to: HostId,
+    /// The site of `from`.
     pub from_site: SiteId,
+    /// The site of `to`.
     pub to_site: SiteId,
+    /// RTT in milliseconds and rate of one TCP stream. It counts as not measured when its rate is 0 or its
+    /// RTT is negative or not finite.
     pub probe: LinkProbe,
+    /// Block reads over the link; `None` where none was measured.
     pub blocks: Option<BlockProbe>,
 }
 
@@ -123,26 +143,37 @@ pub struct PastMove {
     pub memory_bytes: u64,
     /// The rate and RTT of the link as probed before that move, not as they are now.
     pub rate_bytes_per_s: u64,
+    /// As `rate_bytes_per_s`, at least 0.
     pub rtt_ms: f64,
     /// Where its time went.
     pub phases: Phases,
 }
 
+/// A job that has not started.
 #[derive(Debug, Clone)]
 pub struct JobFacts {
+    /// What it has in common with earlier runs, or not.
     pub traits: Traits,
+    /// The memory of its VM.
     pub memory_bytes: u64,
+    /// Where the job file lets it start.
     pub start: Start,
+    /// Whether the job file lets its VM move.
     pub may_migrate: bool,
+    /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeFacts>,
     /// How fast the job dirties memory, if an earlier migration of it measured that.
     pub dirty_bytes_per_s: Option<u64>,
 }
 
+/// A data volume of a job that has not started.
 #[derive(Debug, Clone)]
 pub struct VolumeFacts {
+    /// The name in the job file.
     pub volume: VolumeName,
+    /// The host that has its data.
     pub home: HostId,
+    /// What it holds; 0 when that is not known yet.
     pub allocated_bytes: u64,
 }
 
@@ -152,7 +183,9 @@ pub struct VolumeFacts {
 /// end of the migration that brought it), so a move starts the account anew.
 #[derive(Debug, Clone)]
 pub struct Running {
+    /// Where the VM could go.
     pub cluster: Cluster,
+    /// What the job has in common with earlier runs, or not.
     pub traits: Traits,
     /// Earlier runs of such jobs, the newest last.
     pub history: Vec<PastRun>,
@@ -164,21 +197,30 @@ pub struct Running {
     pub requests: f64,
     /// Where the VM runs now.
     pub host: HostId,
+    /// The memory of the VM.
     pub memory_bytes: u64,
+    /// The vCPUs of the VM.
     pub cpus: u32,
+    /// Whether the job file lets the VM move.
     pub may_migrate: bool,
     /// Live migrations of this job so far.
     pub moves: u32,
+    /// How fast the VM changes its memory, by a migration of this job or else of an earlier run.
     pub dirty_bytes_per_s: Option<u64>,
+    /// Wall time since the VM came to `host`.
     pub wall_s: f64,
+    /// vCPU time since then, summed over all vCPUs.
     pub vcpu_s: f64,
+    /// Its data volumes, without the root disk.
     pub disks: Vec<DiskFacts>,
 }
 
 /// One disk of a VM: its volume's counters, as differences over the time looked at.
 #[derive(Debug, Clone)]
 pub struct DiskFacts {
+    /// The name in the job file.
     pub volume: VolumeName,
+    /// The host that has the volume's data.
     pub home: HostId,
     /// At the volume servers of the hosts where the VM ran; sums, when there were several.
     pub client: IoStats,

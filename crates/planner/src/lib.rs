@@ -10,6 +10,8 @@
 //! - [`move_cost`]: what one live migration takes.
 //! - [`PastRun::learn`]: what a finished run teaches about the job.
 
+#![warn(missing_docs)]
+
 mod experience;
 mod facts;
 mod figures;

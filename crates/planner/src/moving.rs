@@ -26,13 +26,17 @@ pub struct MoveCost {
     pub total_s: f64,
     /// Until the first byte of memory is sent.
     pub prepare_s: f64,
+    /// Memory is sent while the VM runs, until the rest fits in the pause.
     pub copy_s: f64,
+    /// The VM stands still: round trips and the devices' state.
     pub pause_s: f64,
     /// What the job loses by it: the pause, and its slower work while its memory is copied. It
     /// loses the pause at least, and `total_s` at most.
     pub job_s: f64,
     /// Bytes sent, pages sent again included.
     pub bytes: f64,
+    /// The measurements and assumptions it rests on, in plain words, as in
+    /// [`perigee_model::plan::Plan::figures`].
     pub figures: Vec<String>,
 }
 

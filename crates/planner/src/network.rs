@@ -56,6 +56,7 @@ pub(crate) fn io_s(
 pub struct Path {
     /// What a small request takes longer than at the home.
     pub round_trip_s: f64,
+    /// The rate of one TCP stream from the home to the VM's host. Above 0.
     pub rate_bytes_per_s: u64,
 }
 

@@ -2,22 +2,56 @@
 
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
+/// Why a job can't start, or a VM can't move, by this snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
+    /// No host where the job may start has enough memory. The text says what is missing.
     #[error("no host can take the job: {0}")]
     NoHost(String),
+    /// A host that was asked for is not in the snapshot.
     #[error("host {0} is not up")]
     HostNotUp(HostId),
+    /// A data volume can't be reached.
     #[error("volume {volume} has its home at {home}, which is not up")]
-    HomeNotUp { volume: VolumeName, home: HostId },
+    HomeNotUp {
+        /// The data volume.
+        volume: VolumeName,
+        /// The host that has its data.
+        home: HostId,
+    },
+    /// No usable probe from the one host to the other, nor between their sites.
     #[error("the link from {from} to {to} is not measured yet")]
-    LinkNotMeasured { from: HostId, to: HostId },
+    LinkNotMeasured {
+        /// The host that would read.
+        from: HostId,
+        /// The host that it would read from.
+        to: HostId,
+    },
+    /// The guest would see another processor while it runs.
     #[error("a running VM cannot go from {from} to {to}: their processors differ ({why})")]
-    ProcessorDiffers { from: HostId, to: HostId, why: String },
+    ProcessorDiffers {
+        /// Where the VM runs.
+        from: HostId,
+        /// Where it would go.
+        to: HostId,
+        /// What differs, in plain words.
+        why: String,
+    },
+    /// By an earlier migration the VM changes its memory at least as fast as the link carries it, so
+    /// pre-copy would never have little enough left.
     #[error(
         "the VM changes {dirty}/s of its memory and the link from {from} to {to} carries {rate}/s: a live migration would not end"
     )]
-    WouldNotConverge { from: HostId, to: HostId, dirty: String, rate: String },
+    WouldNotConverge {
+        /// Where the VM runs.
+        from: HostId,
+        /// Where it would go.
+        to: HostId,
+        /// Memory changed in a second, with its unit.
+        dirty: String,
+        /// Bytes that the link carries in a second, with their unit.
+        rate: String,
+    },
 }
 
 impl From<Refused> for Problem {

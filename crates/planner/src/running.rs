@@ -58,20 +58,27 @@ const PROGRESS_LEAST: f64 = 0.05;
 /// two equal links differ a little, and that is no reason to move.
 const CLEARLY_LESS: f64 = 0.8;
 
+/// What a running VM does now.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
+    /// It stays where it is.
     Stay {
+        /// Why, in plain words.
         reason: String,
         /// Lost to the network since the VM came to this host.
         lost_s: f64,
         /// Of the best move, if there is a better place.
         cost_s: Option<f64>,
     },
+    /// It moves now.
     Move {
+        /// The host for which the most is saved beyond the cost of the move.
         to: HostId,
+        /// What was lost, and what the move costs, in plain words.
         reason: String,
         /// How long the migration takes.
         total_s: f64,
+        /// Both ways for the rest of the job, with the move chosen.
         plan: Plan,
     },
 }

@@ -20,8 +20,11 @@ pub(crate) const FAR_S: f64 = 0.0005;
 /// What tells jobs with one image and command apart.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traits {
+    /// As in the job file.
     pub name: String,
+    /// The vCPUs of its VM.
     pub cpus: u32,
+    /// The memory of its VM.
     pub memory_bytes: u64,
     /// A digest of everything else that the command is given: environment, input files, volumes.
     pub inputs: String,
@@ -49,6 +52,7 @@ impl Traits {
 /// A finished run, whether it was local, remote or migrated midway, as it was measured.
 #[derive(Debug, Clone)]
 pub struct Measured {
+    /// What tells the job apart from others of its image and command.
     pub traits: Traits,
     /// Where it started.
     pub host: HostId,
@@ -62,6 +66,7 @@ pub struct Measured {
     pub paused_s: f64,
     /// vCPU time from the command's start to its end, of all vCPUs and hosts.
     pub vcpu_s: f64,
+    /// The vCPUs of its VM.
     pub cpus: u32,
     /// The data volumes, in the order of the job file.
     pub volumes: Vec<MeasuredVolume>,
@@ -69,8 +74,10 @@ pub struct Measured {
     pub replayed_round_trips: Option<f64>,
 }
 
+/// A data volume of a finished run.
 #[derive(Debug, Clone)]
 pub struct MeasuredVolume {
+    /// Its counters from the command's start to its end.
     pub disk: DiskFacts,
     /// What a dependent request took longer than at its home, as probed from where the VM started.
     pub round_trip_s: f64,
@@ -81,9 +88,13 @@ pub struct MeasuredVolume {
 /// What one run teaches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PastRun {
+    /// As in [`Measured`].
     pub traits: Traits,
+    /// Where it started.
     pub host: HostId,
+    /// Whether its VM was moved.
     pub moved: bool,
+    /// From VM start to the command's start.
     pub boot_s: f64,
     /// From the command's start to its end, without pauses and outages.
     pub wall_s: f64,
@@ -95,6 +106,7 @@ pub struct PastRun {
     pub local_io_s: f64,
     /// Waited for the network, by the counters of its volume server.
     pub network_s: f64,
+    /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeRun>,
     /// Dependent round trips by the replay of its block trace; `None` when it was not traced.
     #[serde(default)]
@@ -104,13 +116,17 @@ pub struct PastRun {
 /// What the run did to one volume.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct VolumeRun {
+    /// Reads, writes and flushes.
     pub requests: f64,
+    /// Bytes read and written.
     pub bytes: f64,
     /// Mean requests in flight while there is at least one.
     pub queue_depth: f64,
     /// Of its requests, the share that went to another host.
     pub remote_share: f64,
+    /// As in [`MeasuredVolume`].
     pub round_trip_s: f64,
+    /// As in [`MeasuredVolume`].
     #[serde(default)]
     pub rate_bytes_per_s: Option<u64>,
 }

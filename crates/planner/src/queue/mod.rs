@@ -32,6 +32,7 @@ pub const AGEING_STEP_MS: u64 = 10 * 60 * 1000;
 pub struct Queue {
     /// Hosts that are up.
     pub hosts: Vec<HostRoom>,
+    /// The jobs that wait, in any order.
     pub waiting: Vec<Waiting>,
     /// What each owner's jobs hold that are not waiting any more.
     pub held: BTreeMap<String, Demand>,
@@ -42,17 +43,24 @@ pub struct Queue {
 /// What a host can give to VMs: in all, and now.
 #[derive(Debug, Clone)]
 pub struct HostRoom {
+    /// Unlike that of any other host in the queue.
     pub id: HostId,
+    /// Where it counts for a job that may start at one site only.
     pub site: SiteId,
+    /// When no VM is placed there, without the host's own reserve.
     pub total: Demand,
+    /// What is left of `total` beside the VMs that are placed there.
     pub free: Demand,
     /// How many more jobs may be staged and booted there now.
     pub start_slots: u32,
 }
 
+/// What a VM needs of a host, or what a host has for VMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
+    /// vCPUs. A host has several for each of its CPUs.
     pub cpus: u32,
+    /// Memory of the guests.
     pub memory_bytes: u64,
 }
 
@@ -77,15 +85,21 @@ impl Demand {
 /// A job that waits.
 #[derive(Debug, Clone)]
 pub struct Waiting {
+    /// Unlike that of any other job in the queue.
     pub job: JobId,
+    /// The one whose share of the cluster it counts for.
     pub owner: String,
     /// The higher, the sooner.
     pub priority: i32,
     /// Grows with each submission.
     pub submitted: u64,
+    /// Time since its submission.
     pub waited_ms: u64,
+    /// What its VM needs.
     pub demand: Demand,
+    /// Where the job file lets it start.
     pub start: Start,
+    /// Its data volumes. It waits for none that it only clones.
     pub volumes: Vec<JobVolume>,
     /// Hosts where it may not start now.
     pub avoid: Vec<HostId>,
@@ -104,20 +118,27 @@ impl Waiting {
     }
 }
 
+/// A volume that a job uses itself, not a clone of it.
 #[derive(Debug, Clone)]
 pub struct VolumeUse {
+    /// The name in the job file.
     pub volume: VolumeName,
+    /// The job that uses it, for the reason that others are told.
     pub job: JobId,
+    /// Whether the job writes to it. Readers can share a volume, a writer can't.
     pub writes: bool,
 }
 
 /// What becomes of a waiting job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
+    /// It starts now at this host.
     Start(HostId),
+    /// It waits on.
     Wait {
         /// From 1 on, among those that wait after this decision.
         place: u32,
+        /// Why, in plain words for its owner.
         reason: String,
     },
 }

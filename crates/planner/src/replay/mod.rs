@@ -43,27 +43,38 @@ const BY_CHANCE: f64 = 0.5;
 /// A WAN's. Round trips are counted at one distance: the farther, the more of them nothing hides.
 const PROBED_ROUND_TRIP_US: f64 = 16_000.0;
 
+/// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// It may be a window of read-ahead, or somebody waits for it.
     Read,
+    /// A write or zeroing. Only writes and flushes wait for it.
     Write,
+    /// Somebody waits for it.
     Flush,
 }
 
 /// One request to one of a VM's disks. Times count from the command's start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request {
+    /// The disk's number, from 0 on: its client number in the trace.
     pub disk: u16,
+    /// Decides what it waits for and who waits for it.
     pub kind: Kind,
+    /// The first byte on the disk.
     pub offset: u64,
+    /// The bytes read, written or zeroed; 0 for a flush.
     pub length_bytes: u32,
+    /// When it came.
     pub at_us: f64,
+    /// When it was answered; never before `at_us`.
     pub answered_us: f64,
 }
 
 /// The way from the VM to one disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Way {
+    /// What each request takes longer than at the disk's home; 0 there.
     pub round_trip_us: f64,
     /// What each byte takes on the link, one request after the other.
     pub us_per_byte: f64,
