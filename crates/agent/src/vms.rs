@@ -20,23 +20,33 @@ use crate::vm::{Request, Vm};
 pub struct Vms {
     pub host: Arc<Host>,
     all: Mutex<BTreeMap<VmId, Arc<Vm>>>,
+    /// VMs whose stored spec cannot be read. What became of them is not known, and they are left alone.
+    unreadable: BTreeMap<VmId, Problem>,
 }
 
 impl Vms {
     /// Takes over what an agent left that ran before with this state directory.
     pub async fn adopt(host: Arc<Host>) -> Result<Arc<Self>, Problem> {
-        let vms = Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()) });
         let dir = host.state.join("vms");
+        let (mut found, mut unreadable) = (Vec::new(), BTreeMap::new());
         let fail = |e| Problem::internal(format!("can't read {}", dir.display()), e);
         for entry in std::fs::read_dir(&dir).map_err(fail)? {
             let name = entry.map_err(fail)?.file_name();
             let Some(id) = name.to_str().and_then(|name| VmId::new(name).ok()) else { continue };
             let paths = VmDir::new(&host.state, &id);
-            let Some(spec) = read_json::<VmSpec>(&paths.spec())? else {
+            match read_json::<VmSpec>(&paths.spec()) {
+                Ok(Some(spec)) => found.push((id, paths, spec)),
                 // Its start was interrupted before there was a process.
-                paths.remove()?;
-                continue;
-            };
+                Ok(None) => paths.remove()?,
+                Err(problem) => {
+                    tracing::error!(vm = %id, %problem, "the VM is left as it is");
+                    unreadable.insert(id, problem);
+                }
+            }
+        }
+        let vms =
+            Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()), unreadable });
+        for (id, paths, spec) in found {
             let log = GuestLog::open(&paths.events())?;
             let record = Record::load(&paths);
             let (vm, requests) = Vm::new(spec, paths, log, status_of(&record), &host.changes);
@@ -56,7 +66,23 @@ impl Vms {
         self.with(|all| all.values().cloned().collect())
     }
 
+    /// # Errors
+    /// When the stored spec of this VM cannot be read: then it may run, and nobody knows.
+    fn check_readable(&self, id: &VmId) -> Result<(), Problem> {
+        let Some(problem) = self.unreadable.get(id) else { return Ok(()) };
+        let what = format!("can't tell what became of the VM {id}");
+        let why = format!("{}: {}", problem.what, problem.why);
+        Err(Problem::internal(what, why).next(format!(
+            "repair that file at {host}, or end the VM's QEMU there and delete the VM's directory; then \
+             start the agent again",
+            host = self.host.name
+        )))
+    }
+
+    /// # Errors
+    /// `NotFound` when there is none of this name.
     pub fn get(&self, id: &VmId) -> Result<Arc<Vm>, Problem> {
+        self.check_readable(id)?;
         self.with(|all| all.get(id).cloned()).ok_or_else(|| {
             Problem::not_found(
                 format!("can't find the VM {id}"),
@@ -69,6 +95,7 @@ impl Vms {
     pub async fn put(self: &Arc<Self>, spec: VmSpec) -> Result<Arc<Vm>, Problem> {
         let what = format!("can't start the VM {}", spec.vm);
         spec.check()?;
+        self.check_readable(&spec.vm)?;
         let Some((vm, owner)) = self.enlist(&spec)? else {
             let vm = self.get(&spec.vm)?;
             if vm.spec != spec {
@@ -136,6 +163,7 @@ impl Vms {
 
     /// Stops and forgets a VM. What is not there is deleted already.
     pub async fn delete(&self, id: &VmId) -> Result<(), Problem> {
+        self.check_readable(id)?;
         let Ok(vm) = self.get(id) else { return Ok(()) };
         vm.ask(Request::Delete).await.unwrap_or(Ok(()))
     }
@@ -146,6 +174,7 @@ impl Vms {
         id: &VmId,
         migration: &MigrationId,
     ) -> Result<Fate, Problem> {
+        self.check_readable(id)?;
         if let Ok(vm) = self.get(id) {
             let asked = vm.ask(|answer| Request::EndUnlessRan(migration.clone(), answer)).await;
             if let Some(answer) = asked {

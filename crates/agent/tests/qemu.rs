@@ -126,6 +126,33 @@ fn a_reboot_is_told_with_the_vm_that_it_ended() {
 }
 
 #[test]
+fn a_vm_whose_spec_cannot_be_read_keeps_no_agent_from_starting() {
+    let mut scene = scene(&["a"]);
+    let agent = &mut scene.agents[0];
+    let pid = agent.put(&spec(1, false)).unwrap().qemu_pid;
+    agent.kill();
+    let path = agent.vm_dir().join("spec.json");
+    let stored = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &stored[..stored.len() / 2]).unwrap();
+    agent.run();
+    let refused = [
+        agent.get().unwrap_err(),
+        agent.put(&spec(1, false)).unwrap_err(),
+        agent.delete().unwrap_err(),
+        agent.end_unless_ran("m-1").unwrap_err(),
+    ];
+    for problem in refused {
+        assert_eq!(problem.kind, ProblemKind::Internal, "{problem}");
+        assert!(problem.why.contains("spec.json"), "{problem}");
+    }
+    assert!(is_running(pid));
+    agent.kill();
+    std::fs::write(&path, stored).unwrap();
+    agent.run();
+    assert_eq!(agent.wait_for_status(VmStatus::Running).qemu_pid, pid);
+}
+
+#[test]
 fn a_migrated_vm_runs_there_and_no_more_here() {
     let scene = scene(&["a", "b"]);
     let (here, there) = (&scene.agents[0], &scene.agents[1]);

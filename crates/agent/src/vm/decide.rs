@@ -21,6 +21,16 @@ pub fn event_of(run_state: &str) -> Option<VmEvent> {
     }
 }
 
+/// Whether a migration that has failed is done with letting the guest run. A guest may stand still for
+/// good, as after an error of KVM, and the migration ends all the same. An empty run state is not known.
+pub fn is_resume_over(run_state: &str, is_late: bool) -> bool {
+    match run_state {
+        "running" | "shutdown" | "guest-panicked" => true,
+        "" => false,
+        _ => is_late,
+    }
+}
+
 /// The words for a run state in which the guest stands still for a reason of its own.
 pub fn reason_of(run_state: &str) -> Option<&'static str> {
     match run_state {
@@ -171,6 +181,15 @@ mod tests {
     #[test]
     fn a_migration_that_failed_while_the_guest_stood_still_has_not_handed_it_over() {
         assert_eq!(event_of("postmigrate"), Some(VmEvent::Stopped));
+    }
+
+    #[test]
+    fn a_migration_that_failed_ends_though_its_guest_cannot_run_again() {
+        for state in ["internal-error", "io-error", "paused", "postmigrate", "watchdog"] {
+            assert!(!is_resume_over(state, false), "{state}");
+            assert!(is_resume_over(state, true), "{state}");
+        }
+        assert!(is_resume_over("running", false) && !is_resume_over("", true));
     }
 
     #[test]

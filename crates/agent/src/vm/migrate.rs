@@ -343,15 +343,14 @@ impl Migration {
         tokio::time::sleep(ASK_AGAIN).await;
     }
 
-    /// Makes the guest run, whatever state QEMU left it in.
+    /// Makes the guest run, whatever state QEMU left it in. A guest that does not run by the deadline is
+    /// left to the owner, which tries again where that may help and says why the guest stands still.
     async fn run_again(&mut self) {
         let deadline = tokio::time::Instant::now() + RESUME_DEADLINE;
         while !self.vm.qemu_has_ended() {
-            match self.run_state().await.as_str() {
-                "running" | "shutdown" | "guest-panicked" => return,
-                // From here on the owner tries, as with any disk error.
-                "io-error" if tokio::time::Instant::now() > deadline => return,
-                _ => {}
+            let is_late = tokio::time::Instant::now() > deadline;
+            if decide::is_resume_over(&self.run_state().await, is_late) {
+                return;
             }
             // Refused while QEMU is still on its way out of the migration.
             let _ = self.wish(Wish::Run).await;
