@@ -64,7 +64,8 @@ pub async fn found_again(
     let Some(given_up) = cluster.records.read::<GivenUp>(&key(host)).await? else { return Ok(()) };
     let volumes: Vec<VolumeName> =
         given_up.volumes.into_iter().filter(|name| name != volume).collect();
-    if volumes.is_empty() && given_up.more_volumes == 0 {
+    // Without their names nobody could find the others.
+    if volumes.is_empty() {
         return cluster.records.remove(&key(host)).await;
     }
     cluster.records.put(&key(host), &GivenUp { volumes, ..given_up }).await

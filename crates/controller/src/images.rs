@@ -52,6 +52,11 @@ fn not_shown(name: &ImageName, silent: &[HostId]) -> Problem {
         .next("bring the host back, or see `perigee host list` and `perigee image list`")
 }
 
+fn being_imported(name: &ImageName, host: &HostId) -> Problem {
+    Problem::unavailable(format!("image {name}"), format!("it is being imported at {host}"))
+        .next("wait until `perigee image list` shows it")
+}
+
 fn in_words(hosts: &[HostId]) -> String {
     let hosts: Vec<&str> = hosts.iter().map(HostId::as_str).collect();
     format!("host {}", hosts.join(", "))
@@ -263,12 +268,15 @@ async fn copy(
 /// Makes sure that a host can use the image: one that came later gets its copy now.
 ///
 /// # Errors
-/// `NotFound` when no host has it, `Unavailable` while one that does not answer may have it, `Conflict` when the host has another one of that name.
+/// `NotFound` when no host has it, `Unavailable` while it is imported or a host that does not answer may
+/// have it, `Conflict` when the host has another one of that name.
 pub async fn ensure(
     cluster: &Cluster,
     at: &HostLink,
     name: &ImageName,
 ) -> Result<ImageInfo, Problem> {
+    // Read before the hosts are asked: an import that ends meanwhile is still seen as one.
+    let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     let layer = layer_of(cluster, name).await?;
     match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
         Ok(info) if info.layer == layer => return Ok(info),
@@ -284,7 +292,12 @@ pub async fn ensure(
     sources.retain(|source| source.info.name == *name && source.info.layer == layer);
     // A complete one first: a copy of a copy needs two hosts to be there.
     let best = sources.iter().min_by_key(|source| missing_bytes(&source.info));
-    let Some(best) = best else { return Err(not_shown(name, &silent)) };
+    let Some(best) = best else {
+        return Err(match record.and_then(|record| record.import) {
+            Some(import) => being_imported(name, &import.host),
+            None => not_shown(name, &silent),
+        });
+    };
     copy(&*cluster.hosts.get(&best.host)?, at, name, layer).await
 }
 

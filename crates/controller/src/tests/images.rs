@@ -1,11 +1,12 @@
 //! Images: one name, one layer, wherever they are copied to.
 
-use perigee_model::job::{Access, HostState, JobState, NewImage};
+use perigee_model::job::{Access, HostState, JobSpec, JobState, NewImage};
 use perigee_model::volume::{ImageInfo, Keep};
 use perigee_model::{ImageName, LayerId, ProblemKind};
 
 use super::fake::image;
 use super::{Lab, spec, vm_of, wait_for};
+use crate::records::{ImageRecord, PendingImport, image_key};
 use crate::{hosts, images, jobs};
 
 fn other_layer() -> LayerId {
@@ -111,6 +112,24 @@ async fn a_job_waits_for_the_silent_host_that_has_its_image() {
 }
 
 #[tokio::test]
+async fn a_job_waits_for_the_image_that_is_being_imported() {
+    let lab = Lab::up().await;
+    let importing = lab.cluster.index.begin_import(&name("db")).expect("nobody imports it");
+    let import = PendingImport { host: lab.home.id.clone(), source: "/a".into() };
+    let record = ImageRecord { name: name("db"), layer: Some(other_layer()), import: Some(import) };
+    lab.cluster.records.put(&image_key(&name("db")), &record).await.expect("put");
+    let id = lab.submit(JobSpec { image: name("db"), ..spec(Access::Clone) }).await;
+    let job = lab
+        .wait_for_job(&id, "waiting or ended", |job| {
+            job.state.is_final() || job.reason.contains("is being imported at home1")
+        })
+        .await;
+    assert_eq!(job.state, JobState::Staging, "{}", job.reason);
+    drop(importing);
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+#[tokio::test]
 async fn an_image_is_deleted_only_when_every_host_answers() {
     let lab = Lab::up().await;
     let new = NewImage { name: name("db"), source: "/a".into(), host: None };
@@ -162,8 +181,8 @@ async fn an_import_that_cannot_be_done_any_more_frees_its_name() {
         (inside.loses_answers, inside.refuses_imports) = (false, true);
     }
     wait_for("the name to be free", async || {
-        let key = crate::records::image_key(&name("db"));
-        let record = lab.cluster.records.read::<crate::records::ImageRecord>(&key);
+        let key = image_key(&name("db"));
+        let record = lab.cluster.records.read::<ImageRecord>(&key);
         record.await.expect("read").is_none().then_some(())
     })
     .await;

@@ -14,7 +14,7 @@ use super::migrations::{copying_of, switch};
 use super::queue::unreachable;
 use super::{Lab, data_volume, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
-use crate::{catalog, hosts, jobs};
+use crate::{catalog, given_up, hosts, jobs};
 
 fn epoch(host: &FakeHost) -> u64 {
     host.inside().volumes[&data_volume()].info.epoch.0
@@ -137,6 +137,20 @@ async fn a_vm_of_a_removed_host_ends_when_the_host_is_back() {
     // Whoever uses or deletes it has seen it.
     catalog::delete(&lab.cluster, &words).await.expect("delete");
     assert_eq!(warnings().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_host_is_warned_of_no_more_when_every_volume_named_there_was_found() {
+    let lab = Lab::up().await;
+    let word = VolumeName::new("words").expect("name");
+    let record = serde_json::json!({
+        "host": lab.home.id, "removed_ms": 1, "volumes": [&word], "more_volumes": 5,
+    });
+    let key = format!("given_up/{}", lab.home.id);
+    lab.cluster.records.put(&key, &record).await.expect("put");
+    assert_eq!(given_up::warnings(&lab.cluster).await.expect("warnings").len(), 1);
+    given_up::found_again(&lab.cluster, &lab.home.id, &word).await.expect("found");
+    assert!(given_up::warnings(&lab.cluster).await.expect("warnings").is_empty());
 }
 
 #[tokio::test]
