@@ -370,12 +370,23 @@ impl Index {
     ///
     /// # Errors
     /// Why the VM cannot go there, in plain words.
-    pub fn begin_move(&self, vm: &VmId, to: &HostId, total: Demand) -> Result<Hold<'_>, String> {
+    pub fn begin_move(
+        &self,
+        vm: &VmId,
+        from: &HostId,
+        to: &HostId,
+        total: Demand,
+    ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
         let job = inner.job_of(vm).filter(|record| record.ending.is_none());
-        let Some(demand) = job.map(|record| demand_of(record)) else {
+        let Some(record) = job else {
             return Err("its job has ended".to_owned());
         };
+        // Whoever asks may have read the job's record before it left its host.
+        if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
+            return Err("its job begins anew".to_owned());
+        }
+        let demand = demand_of(record);
         if inner.is_move_being_recorded(vm)
             || inner.unsettled().any(|moved| moved.migration.vm == *vm)
         {

@@ -22,7 +22,7 @@ use crate::catalog;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
 use crate::meter::Meter;
-use crate::records::{Ending, JobRecord, LogKept, Traced, owner_of};
+use crate::records::{Ending, JobRecord, LogKept, MigrationRecord, Traced, owner_of, vm_of};
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,6 +173,7 @@ impl Run {
 
     /// That the job is leaving its host is recorded: each part can be done again.
     async fn begin_anew(&mut self, host: &HostId) -> Result<(), Problem> {
+        self.wait_for_moves().await?;
         self.fence(host).await?;
         let number = self.record.value.restarts + 1;
         let disks = self.placement()?.disks.clone();
@@ -205,6 +206,21 @@ impl Run {
         (job.exit_code, job.progress, job.predicted) = (None, None, None);
         (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
         self.record.save().await
+    }
+
+    /// A move that was asked for just before ends first, and is settled where the VM was started: settled
+    /// later, it would take down the new VM.
+    async fn wait_for_moves(&self) -> Result<(), Problem> {
+        let is_recorded = self.cluster.index.is_move_being_recorded(&vm_of(&self.id));
+        let moves = self.unsettled().await?;
+        let is_open = |moved: &MigrationRecord| {
+            self.record.value.vm_started || !moved.migration.state.is_final()
+        };
+        if is_recorded || moves.iter().any(is_open) {
+            let what = format!("can't start job {} again yet", self.id);
+            return Err(Problem::unavailable(what, "a move of its VM has not ended"));
+        }
+        Ok(())
     }
 
     /// Takes from the lost VM the right to write. Where a home does not answer, the job waits.

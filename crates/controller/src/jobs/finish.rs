@@ -93,7 +93,7 @@ impl Run {
     }
 
     /// Migrations not yet taken into account; one that is under way is told to stop.
-    async fn unsettled(&self) -> Result<Vec<MigrationRecord>, Problem> {
+    pub(super) async fn unsettled(&self) -> Result<Vec<MigrationRecord>, Problem> {
         let vm = vm_of(&self.id);
         let mut moves: Vec<MigrationRecord> =
             self.cluster.records.list(&migration_prefix(&vm)).await?;

@@ -1,8 +1,7 @@
 //! After a migration: the job follows its VM to the other host.
 
-use perigee_model::Problem;
-use perigee_model::ProblemKind;
 use perigee_model::job::{HostState, MigrationState};
+use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
@@ -14,10 +13,7 @@ impl Run {
     /// something changed and the step must begin anew.
     pub(super) async fn settle(&mut self) -> Result<Option<bool>, Problem> {
         if let Some(left) = self.record.value.left.clone() {
-            let number = self.record.value.settled;
-            let disks = &self.placement()?.disks;
-            let cleanup = Cleanup::of_host(&self.id, &format!("m{number:04}"), &left, disks);
-            cleaner::hand_over(&self.cluster, &cleanup).await?;
+            self.clean_up(self.record.value.settled, &left).await?;
             self.record.value.left = None;
             self.record.save().await?;
             return Ok(None);
@@ -30,10 +26,7 @@ impl Run {
         match next.migration.state {
             MigrationState::Completed => self.follow_vm(&next).await?,
             MigrationState::Aborted => {
-                let name = format!("m{:04}", next.number);
-                let disks = &self.placement()?.disks;
-                let cleanup = Cleanup::of_host(&self.id, &name, &next.migration.to, disks);
-                cleaner::hand_over(&self.cluster, &cleanup).await?;
+                self.clean_up(next.number, &next.migration.to).await?;
                 self.record.value.settled = next.number;
                 self.record.save().await?;
             }
@@ -42,6 +35,16 @@ impl Run {
             }
         }
         Ok(None)
+    }
+
+    /// Hands over what a migration left at a host. A job that began anew may have its VM there now.
+    async fn clean_up(&self, number: u32, host: &HostId) -> Result<(), Problem> {
+        if self.job().host.as_ref() == Some(host) {
+            return Ok(());
+        }
+        let disks = &self.placement()?.disks;
+        let cleanup = Cleanup::of_host(&self.id, &format!("m{number:04}"), host, disks);
+        cleaner::hand_over(&self.cluster, &cleanup).await
     }
 
     /// The VM runs at the destination: its words at the source first, then everything there.

@@ -77,9 +77,9 @@ async fn begin(
     record: MigrationRecord,
     total: Demand,
 ) -> Result<Migration, Problem> {
-    let (vm, to) = (&record.migration.vm, &record.migration.to);
+    let Migration { vm, from, to, .. } = &record.migration;
     let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
-    let _moving = cluster.index.begin_move(vm, to, total).map_err(refusal)?;
+    let _moving = cluster.index.begin_move(vm, from, to, total).map_err(refusal)?;
     if !cluster.create_migration(&record).await? {
         return Err(refusal("it is being moved already".to_owned()));
     }

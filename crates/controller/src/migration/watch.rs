@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use perigee_model::job::MigrationState;
 use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
 use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
-    CancelMigration, EndUnlessRan, MigrateOut, MigrationReport, VmReport, VmStatus,
+    CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmStatus,
 };
-use perigee_model::{HostId, Problem, ProblemKind};
+use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 
 use super::{CANCELLED, Run};
 use crate::cluster::Cluster;
@@ -66,6 +65,13 @@ impl Told {
             Self::Vm(report) => report.migration.as_ref(),
             Self::NotThere | Self::NotKnown | Self::Removed => None,
         }
+    }
+
+    /// Whether the source's agent answers, and says that it holds the guest in this migration. A source
+    /// that is silent may run the guest again.
+    fn is_held(&self, migration: &MigrationId) -> bool {
+        let own = self.outgoing().filter(|own| own.migration == *migration);
+        own.is_some_and(|own| own.phase == MigrationPhase::Switching)
     }
 
     fn revision(&self) -> u64 {
@@ -195,7 +201,7 @@ impl Run {
             }
             if is_lost {
                 calls_off = calls_off.or_else(|| Some("its destination was removed".to_owned()));
-                let is_held = self.state() == MigrationState::Switching;
+                let is_held = source.told.is_held(&id);
                 held_since = held_since.filter(|_| is_held).or_else(|| is_held.then(Instant::now));
                 if held_since.is_some_and(|since| since.elapsed() > HELD_MAX) {
                     // It may have run at the host that is gone: there it is lost.
@@ -325,5 +331,33 @@ fn reason_of(report: Option<&MigrationReport>) -> String {
         }
         Some(report) => report.reason.clone(),
         None => "the source says nothing of it".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::vm::VmSpec;
+
+    use super::*;
+
+    #[test]
+    fn a_source_that_is_silent_or_runs_the_guest_again_does_not_hold_it() {
+        let name = |text: &str| MigrationId::new(text).expect("name");
+        let spec = VmSpec {
+            vm: perigee_model::VmId::new("q-0001").expect("name"),
+            cpus: 1,
+            memory_bytes: 256 << 20,
+            disks: Vec::new(),
+            arrives_by: None,
+        };
+        let says = |phase| {
+            let mut report = crate::tests::report(spec.clone());
+            report.migration = Some(MigrationReport::new(name("q-0001-m1"), 1, phase));
+            Told::Vm(Box::new(report))
+        };
+        assert!(says(MigrationPhase::Switching).is_held(&name("q-0001-m1")));
+        assert!(!says(MigrationPhase::Switching).is_held(&name("q-0001-m2")));
+        assert!(!says(MigrationPhase::Failed).is_held(&name("q-0001-m1")));
+        assert!(!Told::NotKnown.is_held(&name("q-0001-m1")));
     }
 }

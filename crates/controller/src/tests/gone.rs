@@ -11,7 +11,7 @@ use super::fake::FakeHost;
 use super::queue::{finish_again, unreachable};
 use super::{Lab, data_volume, spec, vm_of, wait_for};
 use crate::records::JobRecord;
-use crate::{catalog, cleaner, hosts, jobs};
+use crate::{catalog, cleaner, hosts, jobs, migration};
 
 /// A job at site `home` that writes the data volume and may begin anew.
 pub fn restarting() -> JobSpec {
@@ -68,10 +68,8 @@ async fn record(lab: &Lab, id: &JobId) -> JobRecord {
     jobs::record(&lab.cluster, id).await.expect("record")
 }
 
-#[tokio::test]
-async fn a_job_that_lost_a_right_to_write_begins_anew_though_its_host_is_back() {
-    let lab = Lab::up().await;
-    let other = second_home(&lab).await;
+/// A job that writes a volume at a third host: while that one is silent, it cannot leave its own host.
+async fn with_third_home(lab: &Lab) -> (FakeHost, JobSpec) {
     let edge = FakeHost::start("edge1", "edge").await;
     hosts::register(&lab.cluster, &edge.id, edge.addresses.clone()).await.expect("register");
     let name = VolumeName::new("words").expect("name");
@@ -84,6 +82,14 @@ async fn a_job_that_lost_a_right_to_write_begins_anew_though_its_host_is_back() 
     catalog::create(&lab.cluster, new).await.expect("create");
     let mut job = restarting();
     job.volumes.push(JobVolume { volume: name, mount: "/words".into(), access: Access::Write });
+    (edge, job)
+}
+
+#[tokio::test]
+async fn a_job_that_lost_a_right_to_write_begins_anew_though_its_host_is_back() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    let (edge, job) = with_third_home(&lab).await;
     let id = lab.submit(job).await;
     let [first, second] = running(&lab, &other, &id).await;
     let epoch = || lab.cloud.inside().volumes[&data_volume()].info.epoch;
@@ -97,6 +103,32 @@ async fn a_job_that_lost_a_right_to_write_begins_anew_though_its_host_is_back() 
     up(&lab, &edge).await;
     ends_anew(&lab, [first, second], &id).await;
     assert_eq!(record(&lab, &id).await.leaving, None);
+}
+
+/// Whoever asks for the move has read the job's record before the job left its host.
+#[tokio::test]
+async fn a_vm_whose_job_begins_anew_is_not_moved() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    let (edge, job) = with_third_home(&lab).await;
+    let id = lab.submit(job).await;
+    let [first, second] = running(&lab, &other, &id).await;
+    let before = record(&lab, &id).await;
+    for host in [&edge, first] {
+        host.inside().down = true;
+    }
+    lab.wait_for_job(&id, "waiting for edge1", |job| !job.reason.is_empty()).await;
+    wait_for("the job to leave its host", async || record(&lab, &id).await.leaving).await;
+    let wish = migration::Wish {
+        to: second.id.clone(),
+        reason: "asked".into(),
+        predicted_s: None,
+        job_progress: None,
+    };
+    let refused = migration::request(&lab.cluster, &before, wish).await.expect_err("it leaves");
+    assert!(refused.why.contains("begins anew"), "{refused}");
+    up(&lab, &edge).await;
+    ends_anew(&lab, [first, second], &id).await;
 }
 
 #[tokio::test]
