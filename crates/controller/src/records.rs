@@ -206,6 +206,9 @@ pub struct MigrationRecord {
     pub asked_source: bool,
     /// The destination's counters of the disks before the VM was there.
     pub io_before: Vec<IoStats>,
+    /// The boot of the destination in which its QEMU waits for the VM.
+    #[serde(default)]
+    pub boot_id: String,
     /// For how long controllers have watched over it: what counts for its limit.
     #[serde(default)]
     pub watched_ms: u64,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
 use perigee_model::plan::Trigger;
-use perigee_model::vm::{Disk, VmReport, VmSpec, VmStatus};
+use perigee_model::vm::{Disk, HostReport, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use perigee_planner::Verdict;
@@ -163,11 +163,14 @@ impl Run {
         let placement = self.placement()?;
         let start = placement.start.clone();
         let spec = vm_spec(self, placement)?;
+        let host = catalog::reachable(&self.cluster, &start)?;
         if self.job().started_ms.is_none() {
+            // The VM's answer may be lost, and the host reboot before the next one.
+            let report: HostReport = host.agent.get("/v1/host").await?;
+            self.record.value.boot_id = report.boot_id;
             self.record.value.job.started_ms = Some(now_ms());
             self.record.save().await?;
         }
-        let host = catalog::reachable(&self.cluster, &start)?;
         disks::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
         let path = format!("/v1/vms/{}", spec.vm);
         let report = match host.agent_slow.put::<VmReport>(&path, &spec).await {
@@ -177,7 +180,9 @@ impl Run {
             answer => answer?,
         };
         self.record.value.vm_started = true;
-        self.record.value.boot_id.clone_from(&report.boot_id);
+        if report.status != VmStatus::Gone {
+            self.record.value.boot_id.clone_from(&report.boot_id);
+        }
         self.read_figures(&report).await?;
         self.record.save().await?;
         Ok(Step::Again)

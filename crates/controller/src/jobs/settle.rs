@@ -78,7 +78,7 @@ impl Run {
             record.leaving = Some(to.clone());
         }
         record.job.host = Some(to);
-        record.boot_id.clear();
+        record.boot_id.clone_from(&moved.boot_id);
         record.settled = moved.number;
         record.moves += 1;
         // A trace of a part says nothing about the whole.

@@ -97,6 +97,7 @@ impl Run {
             // Stored with what is stored next.
             self.record.value.io_before.clone_from(&report.io);
         }
+        self.record.value.boot_id.clone_from(&report.boot_id);
         let begun = Instant::now();
         while report.incoming_uri.is_none() {
             if report.status == VmStatus::Gone {

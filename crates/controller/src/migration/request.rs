@@ -123,6 +123,7 @@ pub(crate) fn new_record(
         plan: None,
         asked_source: false,
         io_before: Vec::new(),
+        boot_id: String::new(),
         watched_ms: 0,
     })
 }

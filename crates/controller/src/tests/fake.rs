@@ -58,7 +58,7 @@ pub struct Inside {
     /// What it was asked to copy.
     pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
-    /// Imports are made and their answers lost.
+    /// Imports are made and VMs are started, and the answers are lost.
     pub loses_answers: bool,
     /// Every import is refused.
     pub refuses_imports: bool,
@@ -325,6 +325,9 @@ async fn put_vm(
     let mut inside = inside.lock().expect("lock");
     if let Some(present) = inside.vms.get(&vm) {
         assert_eq!(present.report.spec, spec, "the same VM is asked for with another spec");
+        if inside.loses_answers {
+            return Err(Problem::unavailable("start the VM", "the answer is lost").into());
+        }
         return Ok(Json(present.report.clone()));
     }
     if inside.starts_no_vm {
@@ -343,6 +346,9 @@ async fn put_vm(
     let report = VmReport { boot_id: inside.boot_id(), ..report_of(spec) };
     *inside.starts.entry(vm.clone()).or_default() += 1;
     inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
+    if inside.loses_answers {
+        return Err(Problem::unavailable("start the VM", "the answer is lost").into());
+    }
     Ok(Json(report))
 }
 

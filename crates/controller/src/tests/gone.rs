@@ -8,6 +8,7 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::{JobId, SiteId, VolumeName};
 
 use super::fake::FakeHost;
+use super::migrations::{copying_of, switch};
 use super::queue::{finish_again, unreachable};
 use super::{Lab, data_volume, spec, vm_of, wait_for};
 use crate::records::JobRecord;
@@ -202,4 +203,36 @@ async fn a_job_goes_back_to_its_only_host_when_nothing_of_it_is_left_there() {
     lab.home.inside().no_new_volumes = false;
     up(&lab, &lab.home).await;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+#[tokio::test]
+async fn a_host_that_reboots_before_its_answer_to_the_start_is_heard_has_failed() {
+    let lab = Lab::up().await;
+    let other = second_home(&lab).await;
+    for host in [&lab.home, &other] {
+        host.inside().loses_answers = true;
+    }
+    let id = lab.submit(restarting()).await;
+    let job = lab.wait_for_job(&id, "starting", |job| job.started_ms.is_some()).await;
+    let [first, second] = match job.host.as_ref() == Some(&lab.home.id) {
+        true => [&lab.home, &other],
+        false => [&other, &lab.home],
+    };
+    lab.wait_for_vm(first, &vm_of(&id)).await;
+    first.reboot(true);
+    for host in [first, second] {
+        host.inside().loses_answers = false;
+    }
+    ends_anew(&lab, [first, second], &id).await;
+}
+
+#[tokio::test]
+async fn a_destination_that_reboots_before_its_vm_is_seen_there_has_failed() {
+    let (mut lab, id, vm) = copying_of(restarting()).await;
+    let other = second_home(&lab).await;
+    lab.supervisor.stop().await;
+    switch(&lab, &vm);
+    lab.cloud.reboot(false);
+    lab.start_controller(super::TIMING).await;
+    ends_anew(&lab, [&lab.home, &other], &id).await;
 }
