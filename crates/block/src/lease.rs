@@ -80,6 +80,7 @@ pub enum LeaseAnswer {
 pub struct Lease {
     /// The host that is remembered.
     holder: AtomicU64,
+    changing: Mutex<()>,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -89,8 +90,12 @@ struct State {
     /// The holder may use it until then.
     until: Option<Instant>,
     recalled: bool,
-    /// The holder is known from before a restart only.
+    /// The grant to the holder, counted since the start; 0: it was granted before that.
+    grants: u64,
+    /// The holder has not shown that it has heard of the grant; what it keeps may be old.
     unsure: bool,
+    /// The number of the last wish that was granted since the start.
+    granted: Option<u64>,
     /// The highest number with which the holder asked.
     number: u64,
     /// Who gets none before then.
@@ -110,7 +115,14 @@ impl Lease {
     pub fn remembered(holder: Option<HostTag>) -> Self {
         let until = holder.map(|_| Instant::now() + LEASE_MAX);
         let state = Mutex::new(State { until, unsure: until.is_some(), ..State::default() });
-        Self { holder: AtomicU64::new(holder.unwrap_or(NO_HOST)), state, changed: Notify::new() }
+        let holder = AtomicU64::new(holder.unwrap_or(NO_HOST));
+        Self { holder, changing: Mutex::new(()), state, changed: Notify::new() }
+    }
+
+    /// Held while the holder is changed here and where it is remembered durably, so that both name
+    /// the same one.
+    pub fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its holders do nothing that can panic.
@@ -126,7 +138,7 @@ impl Lease {
     }
 
     /// Decides about a wish to hold the lease. A holder's lease lasts [`LEASE_MAX`] from now on.
-    pub fn wish(&self, host: HostTag, number: u64) -> Wish {
+    pub fn wish(&self, host: HostTag, keeps: bool, number: u64) -> Wish {
         let (now, mut state) = (Instant::now(), self.lock());
         let holder = self.holder.load(Ordering::SeqCst);
         let paused = state.paused.is_some_and(|(who, until)| who == host && now < until);
@@ -135,11 +147,21 @@ impl Lease {
             return Wish::Answer(LeaseAnswer::Refused);
         }
         if holder == host {
+            // The answer to its wish may have been lost. It says that it keeps the lease only after it
+            // has heard of it.
+            if keeps && state.granted.is_some_and(|granted| granted < number) {
+                state.unsure = false;
+            }
+            if keeps && state.unsure {
+                return Wish::Answer(LeaseAnswer::Recalled);
+            }
             state.until = Some(now + LEASE_MAX);
             state.number = state.number.max(number);
-            let unsure = std::mem::take(&mut state.unsure);
-            let answer = if unsure { LeaseAnswer::Granted } else { LeaseAnswer::Still };
-            return Wish::Answer(answer);
+            if state.unsure {
+                state.granted = state.granted.max(Some(number));
+                return Wish::Answer(LeaseAnswer::Granted);
+            }
+            return Wish::Answer(LeaseAnswer::Still);
         }
         if taken { Wish::Answer(LeaseAnswer::Refused) } else { Wish::MayBeGranted }
     }
@@ -148,8 +170,9 @@ impl Lease {
     /// remembered durably already.
     pub fn grant(&self, host: HostTag, number: u64) -> LeaseAnswer {
         let mut state = self.lock();
-        (state.until, state.unsure) = (Some(Instant::now() + LEASE_MAX), false);
-        state.number = number;
+        (state.until, state.unsure) = (Some(Instant::now() + LEASE_MAX), true);
+        (state.number, state.granted) = (number, Some(number));
+        state.grants += 1;
         self.holder.store(host, Ordering::SeqCst);
         LeaseAnswer::Granted
     }
@@ -163,7 +186,7 @@ impl Lease {
                 return LeaseAnswer::Recalled;
             }
             if tokio::time::timeout_at(end, changed).await.is_err() {
-                return match self.wish(host, number) {
+                return match self.wish(host, true, number) {
                     Wish::Answer(LeaseAnswer::Still) => LeaseAnswer::Still,
                     _ => LeaseAnswer::Recalled,
                 };
@@ -188,13 +211,14 @@ impl Lease {
 
     /// Recalls it from any host but this one. When this returns no other host uses it, or will before
     /// [`Self::forget`].
-    pub async fn recall(&self, by: HostTag) {
+    /// Gives the grant that it ended, for [`Self::is_recalled`]; `None` when there was none.
+    pub async fn recall(&self, by: HostTag) -> Option<u64> {
         loop {
             let changed = self.changed.notified();
             let until = {
                 let mut state = self.lock();
                 if self.allows(by) {
-                    return;
+                    return None;
                 }
                 if !std::mem::replace(&mut state.recalled, true) {
                     drop(state);
@@ -203,11 +227,17 @@ impl Lease {
                 }
                 match state.until {
                     Some(until) if Instant::now() < until => until,
-                    _ => return,
+                    _ => return Some(state.grants),
                 }
             };
             let _timed_out = tokio::time::timeout_at(until, changed).await;
         }
+    }
+
+    /// Whether this grant is recalled and not yet forgotten: another may have come since.
+    pub fn is_recalled(&self, grant: u64) -> bool {
+        let state = self.lock();
+        state.recalled && state.grants == grant
     }
 
     /// Nobody is remembered any more. It was recalled, and is forgotten durably already.

@@ -20,7 +20,7 @@ impl Volume {
             return Ok(LeaseAnswer::Refused);
         }
         let keeps = wish == LeaseWish::Keep;
-        match self.lease.wish(host, number) {
+        match self.lease.wish(host, keeps, number) {
             Wish::Answer(LeaseAnswer::Still) if keeps => Ok(self.lease.keep(host, number).await),
             _ if keeps => Ok(LeaseAnswer::Recalled),
             Wish::Answer(answer) => Ok(answer),
@@ -38,7 +38,8 @@ impl Volume {
         let volume = Arc::clone(self);
         blocking(move || {
             let _gate = gate;
-            if let Wish::Answer(answer) = volume.lease.wish(host, number) {
+            let _changing = volume.lease.changing();
+            if let Wish::Answer(answer) = volume.lease.wish(host, false, number) {
                 return Ok(answer);
             }
             volume.remember_lease(Some(host))?;
@@ -52,16 +53,20 @@ impl Volume {
     pub(super) async fn end_leases(self: &Arc<Self>, by: HostTag) -> Result<(), IoError> {
         let volume = Arc::clone(self);
         let ending = tokio::spawn(async move {
-            volume.lease.recall(by).await;
-            if volume.lease.allows(by) {
-                return Ok(());
+            while let Some(grant) = volume.lease.recall(by).await {
+                let volume = Arc::clone(&volume);
+                blocking(move || {
+                    let _changing = volume.lease.changing();
+                    // Another write may have ended it, and another host may hold the next one.
+                    if volume.lease.is_recalled(grant) {
+                        volume.remember_lease(None)?;
+                        volume.lease.forget();
+                    }
+                    Ok::<_, IoError>(())
+                })
+                .await?;
             }
-            blocking(move || {
-                volume.remember_lease(None)?;
-                volume.lease.forget();
-                Ok(())
-            })
-            .await
+            Ok(())
         });
         ending.await.map_err(std::io::Error::from)?
     }

@@ -100,8 +100,8 @@ impl Proxies {
     /// `None` while somebody else changes them.
     pub fn change(proxies: &Arc<Self>, volume: &VolumeName) -> Option<Changing> {
         let first = proxies.lock().changing.insert(volume.clone());
-        let (proxies, volume) = (Arc::clone(proxies), volume.clone());
-        first.then_some(Changing { proxies, volume })
+        // Dropping one ends the turn, so none is made for who has to wait.
+        first.then(|| Changing { proxies: Arc::clone(proxies), volume: volume.clone() })
     }
 
     /// A session that is open from now on, or has another device from now on.

@@ -36,6 +36,9 @@ struct Session {
     host: HostTag,
     epoch: u64,
     delays_ms: Mutex<Vec<u64>>,
+    /// Whether the answer to a question about the lease is lost, one after the other. The question
+    /// is then sent again.
+    unheard: Mutex<Vec<bool>>,
     /// What is sent in this time arrives at its end: the connection is lost.
     lost: (Instant, Instant),
     /// Answers come from memory now and then.
@@ -56,10 +59,11 @@ impl Session {
     }
 
     async fn end_leases(&self) {
-        self.home.lease.recall(self.host).await;
-        if !self.home.lease.allows(self.host) {
+        while let Some(grant) = self.home.lease.recall(self.host).await {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            self.home.lease.forget();
+            if self.home.lease.is_recalled(grant) {
+                self.home.lease.forget();
+            }
         }
     }
 
@@ -70,13 +74,13 @@ impl Session {
             return LeaseAnswer::Refused;
         }
         let keeps = wish == LeaseWish::Keep;
-        match lease.wish(self.host, number) {
+        match lease.wish(self.host, keeps, number) {
             Wish::Answer(LeaseAnswer::Still) if keeps => lease.keep(self.host, number).await,
             _ if keeps => LeaseAnswer::Recalled,
             Wish::Answer(answer) => answer,
             Wish::MayBeGranted => {
                 let _gate = self.home.gate.write().await;
-                match lease.wish(self.host, number) {
+                match lease.wish(self.host, false, number) {
                     Wish::Answer(answer) => answer,
                     Wish::MayBeGranted => lease.grant(self.host, number),
                 }
@@ -153,10 +157,16 @@ impl Device for Session {
 
     fn lease(&self, ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
         Box::pin(async move {
-            self.pass().await;
-            let answer = self.ask_lease(ask).await;
-            self.pass().await;
-            Ok(answer)
+            loop {
+                self.pass().await;
+                let answer = self.ask_lease(ask).await;
+                self.pass().await;
+                let mut unheard = self.unheard.lock().expect("no holder panics");
+                unheard.rotate_left(1);
+                if !unheard[0] {
+                    break Ok(answer);
+                }
+            }
         })
     }
 }
@@ -198,6 +208,7 @@ struct Client {
     host: HostTag,
     epoch: u64,
     delays_ms: Vec<u64>,
+    unheard: Vec<bool>,
     /// From when on the connection is lost, and for how long.
     lost_ms: (u64, u64),
     actions: Vec<Action>,
@@ -217,13 +228,16 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
         prop_oneof![1 => Just(NO_HOST), 8 => 1_u64..4],
         0_u64..2,
         prop::collection::vec(delay_ms, 1..30),
+        prop::collection::vec(prop::bool::weighted(0.3), 1..10)
+            .prop_map(|unheard| [vec![false], unheard].concat()),
         (0_u64..5000, prop_oneof![Just(0), 0_u64..30_000]),
         prop::collection::vec(action, 1..60),
     );
-    let client = client.prop_map(|(host, epoch, delays_ms, lost_ms, actions)| Client {
+    let client = client.prop_map(|(host, epoch, delays_ms, unheard, lost_ms, actions)| Client {
         host,
         epoch,
         delays_ms,
+        unheard,
         lost_ms,
         actions,
     });
@@ -244,12 +258,19 @@ impl Scene {
     }
 
     async fn client(self: Arc<Self>, number: u64, client: Client) {
-        let delays_ms = Mutex::new(client.delays_ms);
+        let (delays_ms, unheard) = (Mutex::new(client.delays_ms), Mutex::new(client.unheard));
         let from = Instant::now() + Duration::from_millis(client.lost_ms.0);
         let lost = (from, from + Duration::from_millis(client.lost_ms.1));
         let (home, kept) = (self.home.clone(), self.kept.clone());
-        let session =
-            Session { home, host: client.host, epoch: client.epoch, delays_ms, lost, kept };
+        let session = Session {
+            home,
+            host: client.host,
+            epoch: client.epoch,
+            delays_ms,
+            unheard,
+            lost,
+            kept,
+        };
         let upstream: Arc<dyn Device> = Arc::new(session);
         let host = usize::try_from(client.host).expect("a few hosts");
         let cached = (client.host != NO_HOST).then(|| self.hosts[host].clone());
@@ -349,7 +370,7 @@ proptest! {
 
 /// Reads and writes in turn, at rest in between.
 fn quiet(host: HostTag, actions: Vec<Action>) -> Client {
-    Client { host, epoch: 0, delays_ms: vec![8], lost_ms: (0, 0), actions }
+    Client { host, epoch: 0, delays_ms: vec![8], unheard: vec![false], lost_ms: (0, 0), actions }
 }
 
 fn read() -> Action {
@@ -382,6 +403,22 @@ fn a_host_that_hears_of_no_recall_stops_reading_from_memory_before_others_write(
     let write = Action::Write { first: 0, blocks: 2, fails: false };
     let writer = vec![Action::Rest(1500), write];
     run(case(vec![reader, quiet(2, writer)], None));
+}
+
+#[test]
+fn a_grant_that_the_host_did_not_hear_of_makes_nothing_old_readable() {
+    let write = Action::Write { first: 0, blocks: 2, fails: false };
+    let rest = Action::Rest(200);
+    let long = Action::Rest(60_000);
+    let reader = vec![rest.clone(), read(), rest.clone(), read(), long, read(), rest, read()];
+    // The answers that it hears: granted, still held; then a grant that it does not.
+    let unheard = vec![false, false, false, false, true, false];
+    for shift in 0..unheard.len() {
+        let mut reader = quiet(1, reader.clone());
+        reader.unheard.clone_from(&unheard);
+        reader.unheard.rotate_left(shift);
+        run(case(vec![reader, quiet(2, vec![Action::Rest(30_000), write.clone()])], None));
+    }
 }
 
 #[tokio::test]
