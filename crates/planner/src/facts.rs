@@ -25,7 +25,7 @@ pub struct Snapshot {
 pub struct Cluster {
     /// In any order, each once.
     pub hosts: Vec<HostFacts>,
-    /// At least one for each direction between two sites; a direction that has none is not measured.
+    /// One pair of hosts stands for its two sites. A direction without a link is not measured.
     pub links: Vec<LinkFacts>,
     /// Request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,

@@ -26,9 +26,10 @@ pub struct MoveCost {
     pub total_s: f64,
     /// Until the first byte of memory is sent.
     pub prepare_s: f64,
-    /// Memory is sent while the VM runs, until the rest fits in the pause.
+    /// All rounds of memory and the look through it. The last round is in here too, although it is sent in
+    /// the pause.
     pub copy_s: f64,
-    /// The VM stands still: round trips and the devices' state.
+    /// What the VM stands still for beside the last round: round trips, and what earlier moves took.
     pub pause_s: f64,
     /// What the job loses by it: the pause, and its slower work while its memory is copied. It
     /// loses the pause at least, and `total_s` at most.

@@ -5,7 +5,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 /// Why a job can't start, or a VM can't move, by this snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// No host where the job may start has enough memory. The text says what is missing.
+    /// No host is up where the job may start, or none of them has enough memory. The text says which.
     #[error("no host can take the job: {0}")]
     NoHost(String),
     /// A host that was asked for is not in the snapshot.
