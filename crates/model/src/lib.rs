@@ -7,6 +7,7 @@
 pub mod client;
 pub mod disk_role;
 pub mod guest;
+pub mod home;
 pub mod ids;
 pub mod job;
 pub mod job_file;

@@ -1,10 +1,13 @@
 //! The writer epochs of one volume, as its home keeps them.
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
 use crate::Epoch;
 use crate::volume::EpochChange;
 
 /// Which epochs were issued and which one may write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct WriterEpochs {
     /// Sessions of this epoch may write, and no others.
     pub current: Epoch,

@@ -1,0 +1,150 @@
+//! A volume's home moves to another host while the volume is in use.
+//!
+//! The new home's volume server does it, when the controller asks it to ([`TakeVolume`]): it asks the old
+//! home to let the volume depart ([`Depart`]), and puts a new head on the layers that the old home then
+//! has sealed. What is not yet copied of them is read from the old home. [`Tenure`]s order all this: each
+//! move has a number of its own, so that a message of an earlier move that comes late is known by it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::switchover::WriterEpochs;
+use crate::volume::CachePolicy;
+use crate::{LayerId, OwnerName, TenantName, VolumeName};
+
+/// The number of a volume's stay at a home. It grows by at least one each time that the volume gets
+/// another home, and when a move of it is called off. A volume that never moved has tenure 0.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    ToSchema,
+)]
+#[serde(transparent)]
+#[schema(value_type = u64)]
+pub struct Tenure(pub u64);
+
+impl Tenure {
+    /// The one after it.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl std::fmt::Display for Tenure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Where a volume server is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+pub struct ServerAddresses {
+    /// `HOST:PORT` of its NBD server.
+    pub nbd_addr: String,
+    /// Base address of its control API.
+    pub control_url: String,
+}
+
+/// Has a volume server become a volume's home. A repeated request succeeds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TakeVolume {
+    /// The home until now.
+    pub from: ServerAddresses,
+    /// This server, as the old home reaches it.
+    pub to: ServerAddresses,
+    /// The volume's tenure at the old home. Its tenure here is the next one.
+    pub tenure: Tenure,
+}
+
+/// Lets a volume go to a new home: its head is flushed and sealed, and nothing is written here any more.
+/// A repeated request gets the same answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Depart {
+    /// The tenure that ends. Any other is refused.
+    pub tenure: Tenure,
+    /// Where the volume goes.
+    pub to: ServerAddresses,
+}
+
+/// A volume that departed, with all that its new home has to know of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Departed {
+    /// The tenure at the new home.
+    pub tenure: Tenure,
+    /// Size of the disk that a client sees.
+    pub size_bytes: u64,
+    /// Who may write, and which epochs were issued.
+    pub epochs: WriterEpochs,
+    /// The sealed layers, topmost first. The old home serves each as export `layer:UUID`.
+    pub chain: Vec<DepartedLayer>,
+    /// Whose space it counts as.
+    pub tenant: TenantName,
+    /// How its own layer is read and written.
+    pub cache: CachePolicy,
+    /// Who made it and may delete it for its own; `None`: a person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<OwnerName>,
+}
+
+/// A sealed layer of a volume that departed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DepartedLayer {
+    /// The same at every host that has the layer.
+    pub layer: LayerId,
+    /// Size of its address space.
+    pub size_bytes: u64,
+    /// Its own bytes that are `data`.
+    pub data_bytes: u64,
+}
+
+/// Calls a move off at the host that should have become the volume's home, or takes the volume back at
+/// its old home once the other host has refused it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CallOff {
+    /// The volume's tenure at the old home before the move.
+    pub tenure: Tenure,
+}
+
+/// What a volume server has of a volume's home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HomeState {
+    /// It is the home: the volume's head is here.
+    Here {
+        /// Its number.
+        tenure: Tenure,
+        /// Bytes of the volume's layers that are still at the old home; 0 when the move is complete.
+        missing_bytes: u64,
+    },
+    /// It was the home, and keeps the volume's sealed layers until it is told to forget them.
+    Departed {
+        /// The tenure at the new home.
+        tenure: Tenure,
+        /// The new home.
+        to: ServerAddresses,
+    },
+    /// It has nothing of the volume, and will not become its home in this tenure or an earlier one.
+    NotHere {
+        /// The highest tenure that it refused or had.
+        refused: Tenure,
+    },
+}
+
+/// [`HomeState`] of one volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeHome {
+    /// The volume.
+    pub volume: VolumeName,
+    /// Where its home is, as far as this server knows.
+    pub home: HomeState,
+}
