@@ -1,0 +1,111 @@
+//! Images and snapshots: their import, their copies from other hosts, and what is known of them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{ImageName, LayerId};
+
+/// A named sealed layer with its chain: an imported image or a snapshot.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ImageInfo {
+    /// Unique in the pool; images and snapshots share their names.
+    pub name: ImageName,
+    /// The topmost layer, the same at every host that has a copy.
+    pub layer: LayerId,
+    /// Size of the address space.
+    pub size_bytes: u64,
+    /// Bytes that are `data` in the whole chain, topmost layer first.
+    pub allocated_bytes: u64,
+    /// Layers from the top down.
+    pub chain: Vec<LayerId>,
+    /// Volumes and images that stand on it; it can be deleted only when there are none.
+    pub children: u64,
+    /// Where the rest comes from; `None` for an image that is complete.
+    #[serde(default)]
+    pub remote: Option<ImageSource>,
+}
+
+/// The export of another host that an image is a copy of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageSource {
+    /// `HOST:PORT` of the other host's NBD server.
+    pub nbd_addr: String,
+    /// The export's name there, `image:NAME` or `layer:UUID`.
+    pub export: String,
+    /// Which blocks stay here.
+    pub keep: Keep,
+    /// Bytes that are not here. Some of them may turn out to be empty at the source; these are never
+    /// fetched.
+    pub missing_bytes: u64,
+}
+
+/// Which blocks a copy keeps of those that it reads from the other host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// None: for data that may not leave its site.
+    Never,
+    /// Those that clients read.
+    Read,
+    /// All: those that no client reads are fetched in the background.
+    #[default]
+    All,
+}
+
+/// A text that names no [`Keep`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not what a copy can keep: use never, read or all")]
+pub struct BadKeep(String);
+
+impl std::str::FromStr for Keep {
+    type Err = BadKeep;
+
+    fn from_str(text: &str) -> Result<Self, BadKeep> {
+        match text {
+            "never" => Ok(Self::Never),
+            "read" => Ok(Self::Read),
+            "all" => Ok(Self::All),
+            _ => Err(BadKeep(text.chars().take(80).collect())),
+        }
+    }
+}
+
+impl std::fmt::Display for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Never => "never",
+            Self::Read => "read",
+            Self::All => "all",
+        })
+    }
+}
+
+/// Makes an image that is a copy of a sealed layer of another host. It can be used at once: blocks that are
+/// not here are read from there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CopyImage {
+    /// `HOST:PORT`.
+    pub nbd_addr: String,
+    /// An export that no client writes. Default: the image of the same name.
+    #[serde(default)]
+    pub export: Option<String>,
+    /// Which blocks stay here. Default: all.
+    #[serde(default)]
+    pub keep: Keep,
+    /// The sealed layer that the export must be; another one is refused.
+    #[serde(default)]
+    pub layer: Option<LayerId>,
+}
+
+/// A disk image to take into the pool.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ImportImage {
+    /// Unique in the pool.
+    pub name: ImageName,
+    /// What `qemu-img convert` reads: a path on the volume server's machine or an
+    /// `nbd://HOST:PORT/EXPORT` address. A file may not have a backing file.
+    pub source: String,
+    /// The UUID to give the layer: set when this is a copy of a sealed layer of another host.
+    #[serde(default)]
+    pub layer: Option<LayerId>,
+}
