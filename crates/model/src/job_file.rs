@@ -1,4 +1,4 @@
-//! The job file: YAML, every field optional but `image` and `command`.
+//! The job file, in YAML. Only `image` and `command` are required.
 //!
 //! ```yaml
 //! name: tpch                # default: the file's name
@@ -13,7 +13,7 @@
 //!   - volume: tpch-data
 //!     mount: /data          # then /data1, /data2 …
 //!     access: write         # write | read | clone
-//! inputs:                   # from the machine that submits, to the job's directory
+//! inputs:                   # copied from the submitter's machine to the job's directory
 //!   - queries.sql
 //!   - {from: lib/run.sh, to: run.sh}
 //! outputs: [/output]
@@ -21,12 +21,12 @@
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
 //!   move: auto              # auto | never
 //! timeout: 10m
-//! priority: 0              # the higher, the sooner
+//! priority: 0              # jobs with a higher number start first
 //! restart: never           # never | on-host-failure
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
-//! [`crate::units`]. What is wrong is reported with its line and field.
+//! [`crate::units`]. An error names its line and field.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,12 +46,12 @@ use crate::{HostId, ImageName, Problem, SiteId, VolumeName};
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
 
-/// What a job file says.
+/// The content of a job file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobFile {
     /// The job to submit, checked ([`JobSpec::check`]).
     pub spec: JobSpec,
-    /// To be uploaded by whoever submits the job; [`JobSpec::inputs`] then names the upload.
+    /// The files to upload when the job is submitted. [`JobSpec::inputs`] then names the upload.
     pub inputs: Vec<InputFile>,
 }
 
@@ -64,10 +64,10 @@ pub struct InputFile {
     pub to: String,
 }
 
-/// Reads a job file. `file_name` is what errors call it; its stem is the job's default name.
+/// Parses a job file. Errors name `file_name`. Its stem is the job's default name.
 ///
 /// # Errors
-/// [`Problem`] that names line and field.
+/// A [`Problem`] that names the line and the field.
 pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
     let document = Document::parse(file_name, text)?;
     let root = document.root();
@@ -291,7 +291,7 @@ fn read_input(item: &Field<'_>) -> Result<InputFile, Problem> {
     Ok(InputFile { from: from.text()?.to_owned(), to })
 }
 
-/// An input keeps its own name.
+/// The default destination of an input: the file's own name.
 fn default_to(field: &Field<'_>, from: &str) -> Result<String, Problem> {
     match Path::new(from).file_name().and_then(|name| name.to_str()) {
         Some(name) => Ok(name.to_owned()),
@@ -338,187 +338,4 @@ fn read_start(field: &Field<'_>) -> Result<Start, Problem> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const SMALLEST: &str = "image: debian\ncommand: hostname\n";
-
-    fn problem(extra: &str) -> String {
-        let text = format!("{SMALLEST}{extra}");
-        let problem = parse(&text, "jobs/scan.yaml").expect_err(extra);
-        assert_eq!(problem.kind, crate::ProblemKind::Invalid);
-        problem.to_string()
-    }
-
-    #[test]
-    fn image_and_command_are_enough() {
-        let job = parse(SMALLEST, "jobs/scan.yaml").unwrap();
-        assert_eq!(job.spec.name, "scan");
-        assert_eq!(job.spec.command, ["/bin/sh", "-c", "hostname"]);
-        assert_eq!((job.spec.cpus, job.spec.memory_bytes), (1, 512 << 20));
-        assert_eq!((job.spec.output_bytes, job.spec.root_bytes), (1 << 30, None));
-        assert_eq!(job.spec.outputs, ["/output"]);
-        assert_eq!((job.spec.start, job.spec.may_migrate), (Start::Anywhere, true));
-        assert!(job.inputs.is_empty() && job.spec.timeout_s.is_none());
-    }
-
-    #[test]
-    fn every_field_is_read() {
-        let text = r#"
-name: tpch
-image: postgres
-command: [/opt/run, 1, true]
-env: {SCALE: 0.10, EMPTY: , QUOTED: "yes"}
-cpus: 2
-memory: 384MiB
-root: 4 GiB
-output: 100MiB
-volumes:
-  - {volume: tables, access: read}
-  - {volume: scratch}
-  - volume: more
-    mount: /mnt/more/
-    access: clone
-inputs: [sql/q6.sql, {from: /tmp/x, to: bin/run}]
-outputs: [/job/answers]
-placement: {start: {site: home}, move: never}
-timeout: 1h30m
-"#;
-        let JobFile { spec, inputs } = parse(text, "-").unwrap();
-        assert_eq!(spec.command, ["/opt/run", "1", "true"]);
-        assert_eq!(spec.env["SCALE"], "0.10");
-        assert_eq!((spec.env["EMPTY"].as_str(), spec.env["QUOTED"].as_str()), ("", "yes"));
-        assert_eq!((spec.cpus, spec.memory_bytes), (2, 384 << 20));
-        assert_eq!((spec.root_bytes, spec.output_bytes), (Some(4 << 30), 100 << 20));
-        let mounts: Vec<_> = spec.volumes.iter().map(|v| (v.mount.as_str(), v.access)).collect();
-        let expected =
-            [("/data", Access::Read), ("/data1", Access::Write), ("/mnt/more", Access::Clone)];
-        assert_eq!(mounts, expected);
-        let names: Vec<_> = inputs.iter().map(|i| (i.from.as_str(), i.to.as_str())).collect();
-        assert_eq!(names, [("sql/q6.sql", "q6.sql"), ("/tmp/x", "bin/run")]);
-        assert_eq!(spec.start, Start::Site(SiteId::new("home").unwrap()));
-        assert_eq!((spec.may_migrate, spec.timeout_s), (false, Some(5400)));
-    }
-
-    #[test]
-    fn the_start_can_be_written_in_three_ways() {
-        let expected = Start::Host(HostId::new("cloud1").unwrap());
-        for placement in ["host: cloud1", "start: host cloud1", "start: {host: cloud1}"] {
-            let text = format!("{SMALLEST}placement: {{{placement}}}\n");
-            assert_eq!(parse(&text, "a.yaml").unwrap().spec.start, expected, "{placement}");
-        }
-    }
-
-    #[test]
-    fn a_wrong_unit_names_line_field_and_the_right_units() {
-        assert_eq!(
-            problem("memory: \"512MB\"\n"),
-            "jobs/scan.yaml:3: memory: \"512MB\" is not a size: use KiB, MiB, GiB or TiB \
-             (512MiB = 512 × 1024² bytes)"
-        );
-        assert!(problem("memory: 512\n").starts_with("jobs/scan.yaml:3: memory: \"512\" is not"));
-        assert!(problem("timeout: 10\n").contains("timeout: \"10\" is not a duration"));
-    }
-
-    #[test]
-    fn what_is_beyond_a_limit_names_line_field_and_limit() {
-        let text = problem("cpus: 256\n");
-        let expected = "3: cpus: a VM's number of CPUs is 256; possible is 1 to 255";
-        assert_eq!(text, format!("jobs/scan.yaml:{expected}"));
-        for (extra, expected) in [
-            ("memory: 1KiB\n", "memory is 1 KiB; possible is 64 MiB to 512 GiB"),
-            ("root: 1KiB\n", "disk is 1 KiB; possible is 1 MiB to "),
-            ("output: 16TiB\n", "disk is 16 TiB; possible is 1 MiB to "),
-            ("timeout: 0s\n", "timeout is 0s; possible is 1s to 365d"),
-            ("priority: -101\n", "priority is -101; possible is -100 to 100"),
-            ("name: a b\n", "is not a job's name: 1 to 45 bytes"),
-        ] {
-            let text = problem(extra);
-            assert!(text.starts_with("jobs/scan.yaml:3: ") && text.contains(expected), "{text}");
-        }
-        let volumes: Vec<_> = (0..18).map(|n| format!("{{volume: v{n}}}")).collect();
-        let text = problem(&format!("volumes: [{}]\n", volumes.join(", ")));
-        assert!(text.contains("volumes is 18; possible is 0 to 17"), "{text}");
-    }
-
-    #[test]
-    fn an_unknown_field_is_named_with_its_line_and_the_known_ones() {
-        let text = problem("cpus: 1\nmemroy: 1GiB\n");
-        assert!(text.starts_with("jobs/scan.yaml:4: memroy: there is no such field"), "{text}");
-        assert!(text.contains("cpus, memory,"), "{text}");
-        let text = problem("volumes:\n  - volume: a\n    mout: /a\n");
-        assert!(text.starts_with("jobs/scan.yaml:5: volumes[0].mout: "), "{text}");
-    }
-
-    #[test]
-    fn a_wrong_type_names_line_and_field() {
-        for (extra, expected) in [
-            ("memory: [1]\n", "3: memory: one value is wanted, not a list"),
-            ("cpus: two\n", "3: cpus: \"two\" is not a whole number of 1 to 255"),
-            ("volumes: a\n", "3: volumes: a list is wanted"),
-            ("env: [a]\n", "3: env: fields are wanted"),
-            ("volumes: [{volume: a, mount: //proc/1}]\n", "3: volumes[0].mount: /proc belongs"),
-            ("outputs: [out]\n", "3: outputs[0]: \"out\" is not an absolute path"),
-            ("inputs: [{from: a, to: ../b}]\n", "3: inputs[0].to: \"../b\" is not a path below"),
-            ("placement:\n  move: no\n", "4: placement.move: \"no\" is not known"),
-            ("placement: {site: a, host: b}\n", "3: placement: only one of"),
-        ] {
-            let text = problem(extra);
-            assert!(text.contains(&format!("scan.yaml:{expected}")), "{extra}: {text}");
-        }
-    }
-
-    #[test]
-    fn a_missing_field_says_what_to_add() {
-        let text = parse("image: a\ncommand: ' '\n", "a.yaml").unwrap_err().to_string();
-        assert_eq!(text, "a.yaml:2: command: it is empty");
-        let text = parse("command: x\n", "a.yaml").unwrap_err().to_string();
-        assert_eq!(text, "a.yaml:1: the field \"image\" is missing\n  add a line `image: debian`");
-    }
-
-    #[test]
-    fn what_is_not_yaml_is_reported_with_its_line() {
-        let problem = parse("image: debian\ncommand: [a\nb: }\n", "a.yaml").unwrap_err();
-        assert!(problem.what.starts_with("a.yaml:"), "{problem}");
-        assert!(!problem.why.contains('\n'), "one line: {problem}");
-        assert!(parse("", "a.yaml").is_err());
-        assert!(parse("image: a\nimage: b\ncommand: c\n", "a.yaml").is_err());
-    }
-
-    #[test]
-    fn priority_and_restart_have_defaults_and_bounds() {
-        let spec = |more: &str| {
-            parse(&format!("image: debian\ncommand: x\n{more}"), "j.yaml").map(|file| file.spec)
-        };
-        let plain = spec("").unwrap();
-        assert_eq!((plain.priority, plain.restart), (0, Restart::Never));
-        let set = spec("priority: -3\nrestart: on-host-failure\n").unwrap();
-        assert_eq!((set.priority, set.restart), (-3, Restart::OnHostFailure));
-        for wrong in ["priority: 101", "priority: soon", "restart: always"] {
-            assert!(spec(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn one_volume_or_mount_cannot_be_named_twice() {
-        assert!(problem("volumes: [{volume: a}, {volume: a}]\n").contains("named twice"));
-        assert!(problem("volumes: [{volume: a}, {volume: b, mount: /data}]\n").contains("both"));
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_makes_the_parser_panic(text in "\\PC*") {
-            let _ = parse(&text, "a.yaml");
-        }
-
-        #[test]
-        fn no_value_makes_the_parser_panic(
-            field in "name|env|cpus|memory|volumes|inputs|outputs|placement|timeout",
-            value in "[\\[\\]{}:,\"'&*!|>\\-? a-c0-9./~\n]{0,40}",
-        ) {
-            let _ = parse(&format!("{SMALLEST}{field}: {value}\n"), "a.yaml");
-        }
-    }
-}
+mod tests;
