@@ -3,8 +3,10 @@
 //!
 //! The store is written before the index: every owner of a record updates the index after it has saved the
 //! record. The index also has reservations that are not stored: hosts given to queued jobs, room for a VM
-//! that is about to move, and the [`Hold`]s that replace locks over calls to hosts. All of these are decided
+//! that is about to move, and the [`holds::Hold`]s that replace locks over calls to hosts. All of these are decided
 //! under one lock that is never held while waiting. After a restart they are decided again.
+
+mod holds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,14 +14,16 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
 use perigee_model::plan::{Estimate, Plan};
-use perigee_model::{HostId, ImageName, JobId, Problem, VmId, VolumeName};
+use perigee_model::{HostId, JobId, Problem, VmId};
 use perigee_planner::Traits;
 use perigee_planner::queue::{Demand, VolumeUse};
 use tokio::sync::Notify;
 
+use holds::Held;
+
 use crate::records::{JobRecord, MigrationRecord, Records};
 
-/// Completed migrations that the planner learns from, the last ones.
+/// How many of the last completed migrations the planner learns from.
 const PAST_MOVES_MAX: usize = 50;
 
 #[derive(Debug, Default)]
@@ -56,37 +60,6 @@ pub struct Grant {
     pub traits: Traits,
     /// In the order of the job file.
     pub volume_homes: Vec<HostId>,
-}
-
-/// Work of one task that no other task may do, or undo, at the same time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Held {
-    /// A job with these volumes is being recorded.
-    Submission(Vec<VolumeName>),
-    Deletion(VolumeName),
-    Detachment(HostId, VolumeName),
-    /// A cleanup, by its key.
-    Cleanup(String),
-    /// The image is imported or deleted.
-    Import(ImageName),
-    /// A migration of the VM to the host is being recorded.
-    Move(VmId, HostId),
-}
-
-/// Ends the exclusive work when it is dropped.
-#[derive(Debug)]
-pub struct Hold<'a> {
-    index: &'a Index,
-    held: Held,
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        let mut inner = self.index.lock();
-        if let Some(at) = inner.held.iter().position(|held| *held == self.held) {
-            inner.held.swap_remove(at);
-        }
-    }
 }
 
 /// The reserved capacity of a host.
@@ -197,7 +170,7 @@ impl Index {
         self.lock().past_moves.clone()
     }
 
-    /// Of the VM of an unfinished job, the first one first.
+    /// The migrations of an unfinished job's VM, the first one first.
     pub fn migrations_of(&self, vm: &VmId) -> Vec<Arc<MigrationRecord>> {
         let inner = self.lock();
         let of_vm = inner.migrations.range((vm.clone(), 0)..=(vm.clone(), u32::MAX));
@@ -224,7 +197,7 @@ impl Index {
 
     // --- the queue ---
 
-    /// Jobs that wait for a place.
+    /// The queued jobs that no host was given to.
     pub fn waiting(&self) -> Vec<Arc<JobRecord>> {
         let inner = self.lock();
         let waiting = inner.jobs.values().filter(|record| {
@@ -271,144 +244,6 @@ impl Index {
     pub fn wait_of(&self, job: &JobId) -> Option<(u32, String)> {
         self.lock().waits.get(job).cloned()
     }
-
-    // --- holds ---
-
-    fn hold(&self, held: Held) -> Hold<'_> {
-        Hold { index: self, held }
-    }
-
-    /// While a job with these volumes is recorded.
-    ///
-    /// # Errors
-    /// The volume that is being deleted.
-    pub fn begin_submission(&self, volumes: Vec<VolumeName>) -> Result<Hold<'_>, VolumeName> {
-        let mut inner = self.lock();
-        let deleted = |name: &&VolumeName| inner.held.contains(&Held::Deletion((*name).clone()));
-        if let Some(name) = volumes.iter().find(deleted) {
-            return Err(name.clone());
-        }
-        let held = Held::Submission(volumes);
-        inner.held.push(held.clone());
-        drop(inner);
-        Ok(self.hold(held))
-    }
-
-    /// While a volume is deleted.
-    ///
-    /// # Errors
-    /// Why it may not be, in plain words.
-    pub fn begin_deletion(&self, name: &VolumeName) -> Result<Hold<'_>, String> {
-        let mut inner = self.lock();
-        for record in inner.jobs.values() {
-            let wanted = record.job.spec.volumes.iter().any(|volume| volume.volume == *name);
-            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-            if wanted || disks.any(|disk| disk.volume == *name) {
-                return Err(format!("job {} uses it", record.job.id));
-            }
-        }
-        let submitted = inner.held.iter().any(|held| match held {
-            Held::Submission(volumes) => volumes.contains(name),
-            _ => false,
-        });
-        let held = Held::Deletion(name.clone());
-        if submitted || inner.held.contains(&held) {
-            return Err(
-                "a job that uses it is being submitted, or it is already being deleted".to_owned()
-            );
-        }
-        inner.held.push(held.clone());
-        drop(inner);
-        Ok(self.hold(held))
-    }
-
-    /// While an attachment is removed; `None` when a VM that is or comes there needs it.
-    pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Option<Hold<'_>> {
-        let mut inner = self.lock();
-        let needed = inner.jobs.values().filter(|record| record.ending.is_none()).any(|record| {
-            let comes = inner.unsettled().any(|moved| {
-                Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
-            });
-            let is_there = record.job.host.as_ref() == Some(host);
-            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-            (is_there || comes) && disks.any(|disk| disk.volume == *volume)
-        });
-        if needed {
-            return None;
-        }
-        let held = Held::Detachment(host.clone(), volume.clone());
-        inner.held.push(held.clone());
-        drop(inner);
-        Some(self.hold(held))
-    }
-
-    pub fn is_being_detached(&self, host: &HostId, volume: &VolumeName) -> bool {
-        self.lock().held.contains(&Held::Detachment(host.clone(), volume.clone()))
-    }
-
-    /// Holds a cleanup while it is worked on; `None` if another task holds it.
-    pub fn begin_cleanup(&self, key: &str) -> Option<Hold<'_>> {
-        self.hold_alone(Held::Cleanup(key.to_owned()))
-    }
-
-    /// Holds an image while it is imported or deleted; `None` if another task holds it.
-    pub fn begin_import(&self, name: &ImageName) -> Option<Hold<'_>> {
-        self.hold_alone(Held::Import(name.clone()))
-    }
-
-    fn hold_alone(&self, held: Held) -> Option<Hold<'_>> {
-        let mut inner = self.lock();
-        if inner.held.contains(&held) {
-            return None;
-        }
-        inner.held.push(held.clone());
-        drop(inner);
-        Some(self.hold(held))
-    }
-
-    /// Holds the room at the destination while a migration is recorded.
-    ///
-    /// # Errors
-    /// Why the VM cannot go there, in plain words.
-    pub fn begin_move(
-        &self,
-        vm: &VmId,
-        from: &HostId,
-        to: &HostId,
-        total: Demand,
-    ) -> Result<Hold<'_>, String> {
-        let mut inner = self.lock();
-        let job = inner.job_of(vm).filter(|record| record.ending.is_none());
-        let Some(record) = job else {
-            return Err("its job has ended".to_owned());
-        };
-        // Whoever asks may have read the job's record before it left its host.
-        if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
-            return Err("its job begins anew".to_owned());
-        }
-        let demand = demand_of(record);
-        if inner.is_move_being_recorded(vm)
-            || inner.unsettled().any(|moved| moved.migration.vm == *vm)
-        {
-            return Err("it is being moved already".to_owned());
-        }
-        let mut free = total;
-        free.take(inner.used().get(to).map(|used| used.demand).unwrap_or_default());
-        if demand.memory_bytes > free.memory_bytes {
-            return Err(format!("only {} MiB of memory are free there", free.memory_bytes >> 20));
-        }
-        if demand.cpus > free.cpus {
-            return Err(format!("only {} virtual CPUs are free there", free.cpus));
-        }
-        let held = Held::Move(vm.clone(), to.clone());
-        inner.held.push(held.clone());
-        drop(inner);
-        Ok(self.hold(held))
-    }
-
-    pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {
-        self.lock().is_move_being_recorded(vm)
-    }
 }
 
 impl Inner {
@@ -434,8 +269,8 @@ impl Inner {
         self.jobs.get(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
     }
 
-    /// Migrations that their jobs have not taken into account: the VM is on its way, or at the
-    /// destination already while its job's record still names the source.
+    /// Migrations that their jobs have not taken into account: the VM is moving, or it has arrived and its job's
+    /// record still names the source.
     fn unsettled(&self) -> impl Iterator<Item = &Arc<MigrationRecord>> {
         self.migrations.values().filter(|record| {
             record.migration.state != MigrationState::Aborted

@@ -1,0 +1,175 @@
+//! A task takes a hold for work that no other task may do or undo at the same time.
+
+use perigee_model::{HostId, ImageName, VmId, VolumeName};
+use perigee_planner::queue::Demand;
+
+use super::{Index, demand_of};
+
+/// The work that a hold protects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Held {
+    /// A job with these volumes is being recorded.
+    Submission(Vec<VolumeName>),
+    Deletion(VolumeName),
+    Detachment(HostId, VolumeName),
+    /// A cleanup, by its key.
+    Cleanup(String),
+    /// The image is imported or deleted.
+    Import(ImageName),
+    /// A migration of the VM to the host is being recorded.
+    Move(VmId, HostId),
+}
+
+/// Exclusive work; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Hold<'a> {
+    index: &'a Index,
+    held: Held,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.index.lock();
+        if let Some(at) = inner.held.iter().position(|held| *held == self.held) {
+            inner.held.swap_remove(at);
+        }
+    }
+}
+
+impl Index {
+    fn hold(&self, held: Held) -> Hold<'_> {
+        Hold { index: self, held }
+    }
+
+    /// Holds a job's volumes while the job is recorded.
+    ///
+    /// # Errors
+    /// The name of a volume that is being deleted.
+    pub fn begin_submission(&self, volumes: Vec<VolumeName>) -> Result<Hold<'_>, VolumeName> {
+        let mut inner = self.lock();
+        let deleted = |name: &&VolumeName| inner.held.contains(&Held::Deletion((*name).clone()));
+        if let Some(name) = volumes.iter().find(deleted) {
+            return Err(name.clone());
+        }
+        let held = Held::Submission(volumes);
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
+    /// Holds a volume while it is deleted.
+    ///
+    /// # Errors
+    /// Why it may not be deleted, in plain words.
+    pub fn begin_deletion(&self, name: &VolumeName) -> Result<Hold<'_>, String> {
+        let mut inner = self.lock();
+        for record in inner.jobs.values() {
+            let wanted = record.job.spec.volumes.iter().any(|volume| volume.volume == *name);
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            if wanted || disks.any(|disk| disk.volume == *name) {
+                return Err(format!("job {} uses it", record.job.id));
+            }
+        }
+        let submitted = inner.held.iter().any(|held| match held {
+            Held::Submission(volumes) => volumes.contains(name),
+            _ => false,
+        });
+        let held = Held::Deletion(name.clone());
+        if submitted || inner.held.contains(&held) {
+            return Err(
+                "a job that uses it is being submitted, or it is already being deleted".to_owned()
+            );
+        }
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
+    /// Holds an attachment while it is removed; `None` when a VM that is at the host, or moves there, needs it.
+    pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Option<Hold<'_>> {
+        let mut inner = self.lock();
+        let needed = inner.jobs.values().filter(|record| record.ending.is_none()).any(|record| {
+            let comes = inner.unsettled().any(|moved| {
+                Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
+            });
+            let is_there = record.job.host.as_ref() == Some(host);
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            (is_there || comes) && disks.any(|disk| disk.volume == *volume)
+        });
+        if needed {
+            return None;
+        }
+        let held = Held::Detachment(host.clone(), volume.clone());
+        inner.held.push(held.clone());
+        drop(inner);
+        Some(self.hold(held))
+    }
+
+    pub fn is_being_detached(&self, host: &HostId, volume: &VolumeName) -> bool {
+        self.lock().held.contains(&Held::Detachment(host.clone(), volume.clone()))
+    }
+
+    /// Holds a cleanup while it is worked on; `None` if another task holds it.
+    pub fn begin_cleanup(&self, key: &str) -> Option<Hold<'_>> {
+        self.hold_alone(Held::Cleanup(key.to_owned()))
+    }
+
+    /// Holds an image while it is imported or deleted; `None` if another task holds it.
+    pub fn begin_import(&self, name: &ImageName) -> Option<Hold<'_>> {
+        self.hold_alone(Held::Import(name.clone()))
+    }
+
+    fn hold_alone(&self, held: Held) -> Option<Hold<'_>> {
+        let mut inner = self.lock();
+        if inner.held.contains(&held) {
+            return None;
+        }
+        inner.held.push(held.clone());
+        drop(inner);
+        Some(self.hold(held))
+    }
+
+    /// Holds the room at the destination while a migration is recorded.
+    ///
+    /// # Errors
+    /// Why the VM cannot go there, in plain words.
+    pub fn begin_move(
+        &self,
+        vm: &VmId,
+        from: &HostId,
+        to: &HostId,
+        total: Demand,
+    ) -> Result<Hold<'_>, String> {
+        let mut inner = self.lock();
+        let job = inner.job_of(vm).filter(|record| record.ending.is_none());
+        let Some(record) = job else {
+            return Err("its job has ended".to_owned());
+        };
+        // The caller may have read the record before the job left its host.
+        if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
+            return Err("its job begins anew".to_owned());
+        }
+        let demand = demand_of(record);
+        if inner.is_move_being_recorded(vm)
+            || inner.unsettled().any(|moved| moved.migration.vm == *vm)
+        {
+            return Err("it is being moved already".to_owned());
+        }
+        let mut free = total;
+        free.take(inner.used().get(to).map(|used| used.demand).unwrap_or_default());
+        if demand.memory_bytes > free.memory_bytes {
+            return Err(format!("only {} MiB of memory are free there", free.memory_bytes >> 20));
+        }
+        if demand.cpus > free.cpus {
+            return Err(format!("only {} virtual CPUs are free there", free.cpus));
+        }
+        let held = Held::Move(vm.clone(), to.clone());
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
+    pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {
+        self.lock().is_move_being_recorded(vm)
+    }
+}

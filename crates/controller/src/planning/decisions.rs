@@ -1,0 +1,62 @@
+//! The planner's decisions about each job. They are kept with the job.
+
+use perigee_model::plan::{Basis, Decision, Plan, Score, Trigger};
+use perigee_model::{JobId, Problem};
+
+use crate::cluster::{Cluster, now_ms};
+
+/// The prefix of the records of all decisions.
+const DECISIONS: &str = "decisions/";
+
+/// Stores a decision.
+pub async fn record(
+    cluster: &Cluster,
+    job: &JobId,
+    trigger: Trigger,
+    plan: Plan,
+    summary: String,
+) -> Result<(), Problem> {
+    let decision = Decision {
+        job: job.clone(),
+        at_ms: now_ms(),
+        trigger,
+        plan,
+        summary,
+        measured_s: None,
+        measured: None,
+    };
+    let mut number = cluster.records.keys(&prefix(job)).await?.len();
+    while !cluster.records.create(&format!("{}{number:04}", prefix(job)), &decision).await? {
+        number += 1;
+    }
+    Ok(())
+}
+
+/// Stores the decision with which a job begins. A driver that starts again does not store it twice.
+pub async fn record_submission(cluster: &Cluster, job: &JobId, plan: &Plan) -> Result<(), Problem> {
+    if !decisions(cluster, job).await?.is_empty() {
+        return Ok(());
+    }
+    let summary =
+        plan.chosen().map_or_else(String::new, |o| format!("start at {}: {}", o.start, o.reason));
+    record(cluster, job, Trigger::Submitted, plan.clone(), summary).await
+}
+
+/// The plan of a move that a person asked for. It has no options to compare.
+pub fn asked_plan() -> Plan {
+    Plan { basis: Basis::Running, options: Vec::new(), figures: Vec::new(), moves: true }
+}
+
+/// Compares the predictions for all stored jobs with their measured times.
+pub async fn score(cluster: &Cluster) -> Result<Score, Problem> {
+    let decisions: Vec<Decision> = cluster.records.list(DECISIONS).await?;
+    Ok(Score::of(&decisions))
+}
+
+pub async fn decisions(cluster: &Cluster, job: &JobId) -> Result<Vec<Decision>, Problem> {
+    cluster.records.list(&prefix(job)).await
+}
+
+pub(super) fn prefix(job: &JobId) -> String {
+    format!("{DECISIONS}{job}/")
+}

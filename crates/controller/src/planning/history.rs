@@ -1,0 +1,161 @@
+//! What ended jobs teach the planner: their runs, and the boots of their VMs.
+
+use std::sync::Arc;
+
+use perigee_model::job::{Job, JobSpec};
+use perigee_model::plan::{Decision, Seconds, Trigger};
+use perigee_model::{HostId, Problem};
+use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
+
+use super::decisions::prefix;
+use super::{data_disks, digest, facts, last_dirty_rate, milliseconds, seconds};
+use crate::cluster::Cluster;
+use crate::cluster::taught::{BOOTS, History};
+use crate::records::{JobRecord, Placement, Traced};
+
+/// Number of boots that are kept for each host.
+const BOOTS_KEPT: usize = 5;
+
+/// Writes the measured times beside the predictions, and keeps the run for later predictions. A job whose
+/// command failed is not kept: it did not do its work.
+pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    let job = &record.job;
+    let (Some(started_ms), Some(running_ms), Some(measured_s), Some(placement)) =
+        (job.started_ms, job.running_ms, job.measured_s, &record.placement)
+    else {
+        return Ok(());
+    };
+    let ended_ms = started_ms + milliseconds(measured_s);
+    let succeeded = job.exit_code == Some(0);
+    let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(running_ms));
+    let newest = (succeeded && is_sharp).then(|| {
+        let measured = measured(cluster, record, placement, ended_ms);
+        (PastRun::learn(&measured), measured.paused_s)
+    });
+    let parts = newest.as_ref().map(|(run, paused_s)| run.parts(*paused_s));
+    for key in cluster.records.keys(&prefix(&job.id)).await? {
+        if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
+            measure(&mut decision.value, ended_ms, measured_s, parts);
+            decision.save().await?;
+        }
+    }
+    if !succeeded {
+        return Ok(());
+    }
+    let boot = Boot {
+        image: job.spec.image.to_string(),
+        seconds: seconds(running_ms.saturating_sub(started_ms)),
+        cpu_s: seconds(record.meter.at_command.vcpu_ms),
+    };
+    keep_boot(cluster, &placement.start, &boot).await?;
+    let Some((newest, _)) = newest else {
+        tracing::info!("job {} teaches nothing: its counters were read too late", job.id);
+        return Ok(());
+    };
+    let dirty = last_dirty_rate(cluster, record);
+    let keep = |old: Option<History>| {
+        let mut history = old.unwrap_or_default();
+        perigee_planner::keep(&mut history.runs, newest.clone());
+        history.dirty_bytes_per_s = dirty.or(history.dirty_bytes_per_s);
+        history
+    };
+    let key = history_key(&job.spec);
+    let kept = cluster.records.update(&key, keep).await?;
+    cluster.taught.set_history(&key, Arc::new(kept));
+    Ok(())
+}
+
+/// The prediction at submission covers the whole job. A later one covers the rest of it.
+fn measure(decision: &mut Decision, ended_ms: u64, measured_s: f64, parts: Option<Seconds>) {
+    (decision.measured_s, decision.measured) = match decision.trigger {
+        Trigger::Submitted => (Some(measured_s), parts),
+        Trigger::TimeLost | Trigger::Asked => {
+            (Some(seconds(ended_ms.saturating_sub(decision.at_ms))), None)
+        }
+    };
+}
+
+fn measured(
+    cluster: &Cluster,
+    record: &JobRecord,
+    placement: &Placement,
+    ended_ms: u64,
+) -> Measured {
+    let job: &Job = &record.job;
+    let meter = &record.meter;
+    let work = meter.at_exit.as_ref().unwrap_or(&meter.totals).since(&meter.at_command);
+    let (started_ms, running_ms) =
+        (job.started_ms.unwrap_or(ended_ms), job.running_ms.unwrap_or(ended_ms));
+    let moves = job.vm.as_ref().map(|vm| cluster.index.migrations_of(vm)).unwrap_or_default();
+    let paused_ms: u64 = moves.iter().map(|m| m.migration.downtime_ms).sum();
+    let disks = data_disks(placement, &work);
+    // Disks of one home wait for the same outage, so it counts once.
+    let outage_ns = disks.iter().map(|disk| disk.outage_ns).max().unwrap_or_default();
+    let facts = facts(cluster);
+    let volume = |disk: DiskFacts| {
+        let path = facts.path(&placement.start, &disk.home);
+        MeasuredVolume {
+            round_trip_s: path.map_or(0.0, |path| path.round_trip_s),
+            rate_bytes_per_s: path.map(|path| path.rate_bytes_per_s),
+            disk,
+        }
+    };
+    Measured {
+        traits: placement.traits.clone(),
+        host: placement.start.clone(),
+        moved: record.moves > 0,
+        boot_s: seconds(running_ms.saturating_sub(started_ms)),
+        wall_s: seconds(ended_ms.saturating_sub(running_ms)),
+        paused_s: seconds(paused_ms) + outage_ns as f64 / 1e9,
+        vcpu_s: seconds(work.vcpu_ms),
+        cpus: job.spec.cpus,
+        volumes: disks.into_iter().map(volume).collect(),
+        replayed_round_trips: match record.traced {
+            Traced::Replayed { round_trips } => Some(round_trips),
+            Traced::NotYet | Traced::Not | Traced::Since { .. } => None,
+        },
+    }
+}
+
+/// Whether a block trace of the job would show something new: for how many round trips it would wait if it ran
+/// far from its data. A job that has run far from its data needs no trace.
+pub async fn wants_trace(cluster: &Cluster, record: &JobRecord) -> Result<bool, Problem> {
+    let (Some(placement), Some(host)) = (&record.placement, &record.job.host) else {
+        return Ok(false);
+    };
+    let data: Vec<_> = placement.disks.iter().filter(|disk| disk.data_of.is_some()).collect();
+    if data.is_empty() || data.iter().any(|disk| disk.home != *host) {
+        return Ok(false);
+    }
+    let history = history(cluster, &record.job.spec).await?;
+    Ok(history.runs.iter().all(PastRun::leaves_depth_unknown))
+}
+
+pub(super) async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<History>, Problem> {
+    let key = history_key(spec);
+    if let Some(history) = cluster.taught.history(&key) {
+        return Ok(history);
+    }
+    let history = Arc::new(cluster.records.read(&key).await?.unwrap_or_default());
+    cluster.taught.set_history(&key, Arc::clone(&history));
+    Ok(history)
+}
+
+/// Jobs with the same image and command share a history. Their other differences are in their
+/// [`perigee_planner::Traits`].
+fn history_key(spec: &JobSpec) -> String {
+    format!("runs/{}", digest(&serde_json::json!([spec.image, spec.command])))
+}
+
+async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {
+    let keep = |old: Option<Vec<Boot>>| {
+        let mut boots = old.unwrap_or_default();
+        boots.push(boot.clone());
+        let excess = boots.len().saturating_sub(BOOTS_KEPT);
+        boots.drain(..excess);
+        boots
+    };
+    let boots = cluster.records.update(&format!("{BOOTS}{host}"), keep).await?;
+    cluster.taught.set_boots(host, boots);
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Reads and writes records as typed values.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use perigee_model::Problem;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        Problem::internal("can't use the controller's store", error)
+            .next("check the free space and the permissions of the controller's state directory")
+    }
+}
+
+/// Typed access to a store; cheap to clone.
+#[derive(Clone)]
+pub struct Records {
+    store: Arc<dyn Store>,
+    pub counts: Arc<Counts>,
+}
+
+/// Numbers of the store's operations since the controller started.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub gets: AtomicU64,
+    pub lists: AtomicU64,
+    pub writes: AtomicU64,
+}
+
+impl Records {
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, counts: Arc::default() }
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.counts.gets.fetch_add(1, Ordering::Relaxed);
+        self.store.get(key).await
+    }
+
+    async fn list_entries(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+        self.counts.lists.fetch_add(1, Ordering::Relaxed);
+        self.store.list(prefix).await
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        expected: Option<Revision>,
+        write: Write,
+    ) -> Result<Swap, StoreError> {
+        self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        self.store.compare_and_swap(key, expected, write).await
+    }
+
+    pub async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Problem> {
+        self.get(key).await?.map(|entry| decode(entry).map(|(value, _)| value)).transpose()
+    }
+
+    /// Every value below the prefix, in the order of the keys.
+    pub async fn list<T: DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Problem> {
+        let entries = self.list_entries(prefix).await?;
+        entries.into_iter().map(|entry| decode(entry).map(|(value, _)| value)).collect()
+    }
+
+    /// The first values below the prefix whose keys come after `after`, with their keys.
+    pub async fn list_after<T: DeserializeOwned>(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, T)>, Problem> {
+        let entries = {
+            self.counts.lists.fetch_add(1, Ordering::Relaxed);
+            self.store.list_after(prefix, after, limit).await?
+        };
+        entries.into_iter().map(|entry| Ok((entry.key.clone(), decode(entry)?.0))).collect()
+    }
+
+    pub async fn keys(&self, prefix: &str) -> Result<Vec<String>, Problem> {
+        Ok(self.list_entries(prefix).await?.into_iter().map(|entry| entry.key).collect())
+    }
+
+    /// Writes a key that must not exist; `false` when it does.
+    pub async fn create<T: Serialize>(&self, key: &str, value: &T) -> Result<bool, Problem> {
+        let write = Write::Put(encode(key, value)?);
+        Ok(matches!(self.swap(key, None, write).await?, Swap::Done(_)))
+    }
+
+    /// Reads, changes and writes a record. If another task writes in between, this is repeated, so `change` may
+    /// run several times.
+    pub async fn update<T: Serialize + DeserializeOwned>(
+        &self,
+        key: &str,
+        change: impl Fn(Option<T>) -> T,
+    ) -> Result<T, Problem> {
+        loop {
+            let (old, revision) = match self.get(key).await? {
+                Some(entry) => {
+                    let (value, revision) = decode(entry)?;
+                    (Some(value), Some(revision))
+                }
+                None => (None, None),
+            };
+            let new = change(old);
+            let write = Write::Put(encode(key, &new)?);
+            if let Swap::Done(_) = self.swap(key, revision, write).await? {
+                return Ok(new);
+            }
+        }
+    }
+
+    pub async fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), Problem> {
+        let value = encode(key, value)?;
+        loop {
+            let revision = self.get(key).await?.map(|entry| entry.revision);
+            let write = Write::Put(value.clone());
+            if let Swap::Done(_) = self.swap(key, revision, write).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    pub async fn remove(&self, key: &str) -> Result<(), Problem> {
+        while let Some(entry) = self.get(key).await? {
+            let swap = self.swap(key, Some(entry.revision), Write::Delete);
+            if let Swap::Done(_) = swap.await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub async fn remove_all(&self, prefix: &str) -> Result<(), Problem> {
+        for key in self.keys(prefix).await? {
+            self.remove(&key).await?;
+        }
+        Ok(())
+    }
+
+    pub fn watch(&self, prefix: &str) -> Watch {
+        self.store.watch(prefix)
+    }
+
+    /// Takes a record as its only owner.
+    pub async fn own<T: DeserializeOwned>(&self, key: &str) -> Result<Option<Owned<T>>, Problem> {
+        let Some(entry) = self.get(key).await? else { return Ok(None) };
+        let (value, revision) = decode(entry)?;
+        let (records, key) = (self.clone(), key.to_owned());
+        Ok(Some(Owned { records, key, revision, value, tell: Box::new(|_| {}) }))
+    }
+}
+
+/// A record that only its owner writes. A write of a second owner fails.
+pub struct Owned<T> {
+    records: Records,
+    key: String,
+    revision: Revision,
+    pub value: T,
+    /// Called after each save.
+    tell: Box<dyn Fn(&T) + Send + Sync>,
+}
+
+impl<T> Owned<T> {
+    /// From now on `tell` hears of each value that is saved.
+    #[must_use]
+    pub fn telling(mut self, tell: impl Fn(&T) + Send + Sync + 'static) -> Self {
+        self.tell = Box::new(tell);
+        self
+    }
+}
+
+impl<T: Serialize> Owned<T> {
+    /// # Errors
+    /// `Internal` when somebody else wrote the record: the holder must read it again.
+    pub async fn save(&mut self) -> Result<(), Problem> {
+        let write = Write::Put(encode(&self.key, &self.value)?);
+        let swap = self.records.swap(&self.key, Some(self.revision), write);
+        match swap.await? {
+            Swap::Done(revision) => {
+                self.revision = revision;
+                (self.tell)(&self.value);
+                Ok(())
+            }
+            Swap::Differs => Err(Problem::internal(
+                format!("can't write record {}", self.key),
+                "another task than its owner has written it",
+            )),
+        }
+    }
+}
+
+fn encode<T: Serialize>(key: &str, value: &T) -> Result<serde_json::Value, Problem> {
+    serde_json::to_value(value)
+        .map_err(|e| Problem::internal(format!("can't write record {key}"), e))
+}
+
+fn decode<T: DeserializeOwned>(entry: Entry) -> Result<(T, Revision), Problem> {
+    let value = serde_json::from_value(entry.value).map_err(|e| {
+        Problem::internal(format!("can't read record {}", entry.key), e)
+            .next("check whether another version of perigee has written the state directory")
+    })?;
+    Ok((value, entry.revision))
+}
