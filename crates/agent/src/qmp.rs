@@ -1,10 +1,10 @@
-//! QEMU's monitor protocol: commands with ids, answers in any order, events in between.
+//! QEMU's monitor protocol (QMP): commands with ids, answers in any order, and events between them.
 //!
-//! One task reads the socket; it ends with the connection, and then every waiting command fails
-//! with [`QmpError::Closed`] and the event channel ends. Every command has a deadline. Events that
-//! nobody takes are kept up to [`EVENTS_MAX`]; beyond that the connection ends, as one that is lost:
-//! whoever connects again asks QEMU how it is. QEMU serves
-//! one connection at a time, so one that nobody holds any more is closed at once.
+//! One task reads the socket. When the connection ends, the task ends, every waiting command fails with
+//! [`QmpError::Closed`], and the event channel ends. Every command has a deadline. At most [`EVENTS_MAX`] events
+//! wait to be received. If there are more, the connection is closed, and the caller connects again and queries
+//! QEMU's state. QEMU serves one connection at a time, so a connection is closed as soon as its last [`Qmp`] is
+//! dropped.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,11 +24,12 @@ use tokio::task::AbortHandle;
 
 use crate::lines::next_line;
 
-/// The longest line. QEMU's longest answer here has some kilobytes.
+/// The longest line that is accepted. QEMU's longest answer has some kilobytes.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
-/// QEMU sends an event a second of a kind that may come often, and the VM's owner takes each at once.
+/// The most events that wait to be received. QEMU sends each kind of frequent event at most once a second, and
+/// the VM's owner receives each at once.
 pub const EVENTS_MAX: usize = 4096;
-/// QEMU answers within milliseconds; on a machine that is overloaded, seconds.
+/// How long a command may take. QEMU answers within milliseconds, on an overloaded machine within seconds.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -54,7 +55,7 @@ pub struct Event {
     pub timestamp: Timestamp,
 }
 
-/// When QEMU sent an event, by the host's clock.
+/// The time at which QEMU sent an event, by the host's clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Timestamp {
     pub seconds: u64,
@@ -62,7 +63,7 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// Unix time.
+    /// The Unix time in microseconds.
     pub fn us(self) -> u64 {
         self.seconds.saturating_mul(1_000_000).saturating_add(self.microseconds)
     }
@@ -83,7 +84,7 @@ enum Message {
         id: u64,
         result: Result<Value, String>,
     },
-    /// A message that only a later QEMU sends.
+    /// A message that only later versions of QEMU send.
     Other,
 }
 
@@ -157,7 +158,7 @@ impl Qmp {
     /// Connects and negotiates. The events end with the connection.
     ///
     /// # Errors
-    /// When no process listens, or it is not a monitor.
+    /// If no process listens, or what listens is not a monitor.
     pub async fn connect(path: &Path) -> Result<(Self, mpsc::Receiver<Event>), std::io::Error> {
         let (reader, writer) = UnixStream::connect(path).await?.into_split();
         let (event_tx, event_rx) = mpsc::channel(EVENTS_MAX);
@@ -181,8 +182,10 @@ impl Qmp {
         Ok((qmp, event_rx))
     }
 
+    /// Sends a command and waits for its answer.
+    ///
     /// # Errors
-    /// [`QmpError`]; after `Late` the command may still take effect.
+    /// [`QmpError`]. After `Late` the command may still take effect.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer_tx, answer_rx) = oneshot::channel();
@@ -206,7 +209,7 @@ impl Qmp {
         answer.unwrap_or_else(|_| Err(QmpError::Late { command: command.to_owned() }))
     }
 
-    /// A command without arguments whose answer has a type.
+    /// Sends a command without arguments, and parses its answer.
     pub async fn query<T: DeserializeOwned>(&self, command: &str) -> Result<T, QmpError> {
         let value = self.execute(command, json!({})).await?;
         serde_json::from_value(value)
@@ -233,11 +236,11 @@ async fn read_all(
                     tracing::warn!(
                         event = event.name,
                         limit = EVENTS_MAX,
-                        "so many events of QEMU wait, and no more are kept: its monitor is connected again"
+                        "too many events of QEMU wait: its monitor is closed and connected again"
                     );
                     break;
                 }
-                // Where nobody listens any more, the connection is kept for a command.
+                // If the receiver was dropped, the connection stays open for commands.
             }
             Ok(Message::Answer { id, result }) => {
                 let answer_tx =
@@ -246,7 +249,7 @@ async fn read_all(
             }
             Ok(Message::Other) => {}
             Err(error) => {
-                tracing::warn!(%error, "QEMU's monitor does not speak JSON: closing it");
+                tracing::warn!(%error, "QEMU's monitor sent a line that is not JSON: closing it");
                 break;
             }
         }
@@ -254,18 +257,18 @@ async fn read_all(
     waiting.with(Option::take);
 }
 
-/// `query-status`.
+/// The answer to `query-status`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct StatusInfo {
     pub status: String,
 }
 
-/// `query-migrate`, both as source and as destination.
+/// The answer to `query-migrate`, at the source and at the destination.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct MigrateInfo {
-    /// Empty when there was no migration yet.
+    /// Empty before the first migration.
     pub status: String,
     pub total_time: u64,
     pub downtime: u64,
@@ -306,140 +309,4 @@ pub struct BlockIoError {
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
-    use tokio::net::UnixListener;
-
-    use super::*;
-
-    #[test]
-    fn an_answer_is_matched_by_its_id() {
-        let message = parse(br#"{"return": {"status": "running"}, "id": 7}"#).unwrap();
-        let Message::Answer { id: 7, result: Ok(value) } = message else {
-            panic!("{message:?}");
-        };
-        assert_eq!(value["status"], "running");
-    }
-
-    #[test]
-    fn a_refusal_carries_its_description() {
-        let line = br#"{"id": 3, "error": {"class": "GenericError", "desc": "no such thing"}}"#;
-        let message = parse(line).unwrap();
-        assert!(
-            matches!(&message, Message::Answer { id: 3, result: Err(e) } if e == "no such thing"),
-            "{message:?}"
-        );
-    }
-
-    #[test]
-    fn an_event_without_data_is_an_event() {
-        let line = br#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "STOP"}"#;
-        assert!(matches!(parse(line).unwrap(), Message::Event(event) if event.name == "STOP"));
-    }
-
-    #[test]
-    fn what_a_later_qemu_may_say_is_ignored() {
-        assert!(matches!(parse(br#"{"news": 1}"#).unwrap(), Message::Other));
-        assert!(matches!(parse(br#"{"id": "text", "return": {}}"#).unwrap(), Message::Other));
-        assert!(parse(b"HMP>").is_err());
-    }
-
-    #[test]
-    fn a_migration_without_figures_is_read() {
-        let info: MigrateInfo = serde_json::from_str("{}").unwrap();
-        assert_eq!((info.status.as_str(), info.ram.remaining), ("", 0));
-        let text = r#"{"status": "active", "total-time": 5, "blocked": false,
-            "ram": {"dirty-pages-rate": 4, "page-size": 4096, "mbps": 268.5, "postcopy-bytes": 0},
-            "socket-address": [{"port": "4444", "type": "inet", "host": "10.0.0.1"}]}"#;
-        let info: MigrateInfo = serde_json::from_str(text).unwrap();
-        assert_eq!((info.total_time, info.ram.page_size), (5, 4096));
-        assert_eq!(info.socket_address[0].port, "4444");
-    }
-
-    /// Answers a monitor's commands in reverse order, two by two, and then closes.
-    async fn serve_reversed(listener: UnixListener) {
-        let (stream, _) = listener.accept().await.unwrap();
-        let (reader, mut writer) = stream.into_split();
-        let mut lines = BufReader::new(reader).lines();
-        let mut read = async || -> Value {
-            serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap()
-        };
-        writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
-        let hello = read().await;
-        let answer = |request: &Value| {
-            format!(
-                "{{\"return\": {{\"did\": {}}}, \"id\": {}}}\n",
-                request["execute"], request["id"]
-            )
-        };
-        writer.write_all(answer(&hello).as_bytes()).await.unwrap();
-        let (first, second) = (read().await, read().await);
-        let text = format!("{}{{\"event\": \"STOP\"}}\n{}", answer(&second), answer(&first));
-        writer.write_all(text.as_bytes()).await.unwrap();
-        read().await;
-    }
-
-    #[tokio::test]
-    async fn answers_in_another_order_reach_their_commands_and_a_close_ends_the_rest() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("qmp");
-        let server = tokio::spawn(serve_reversed(UnixListener::bind(&path).unwrap()));
-        let (qmp, mut events) = Qmp::connect(&path).await.unwrap();
-        let (one, two) = tokio::join!(qmp.execute("one", json!({})), qmp.execute("two", json!({})));
-        assert_eq!((&one.unwrap()["did"], &two.unwrap()["did"]), (&json!("one"), &json!("two")));
-        assert_eq!(events.recv().await.unwrap().name, "STOP");
-        let closed = qmp.execute("three", json!({})).await;
-        assert!(matches!(closed, Err(QmpError::Closed)), "{closed:?}");
-        assert_eq!(events.recv().await, None);
-        server.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn events_that_nobody_takes_are_bounded_and_end_the_connection() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
-        let server = tokio::spawn(async move {
-            let (stream, _) = listener.accept().await.unwrap();
-            let (reader, mut writer) = stream.into_split();
-            writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
-            BufReader::new(reader).lines().next_line().await.unwrap().unwrap();
-            writer.write_all(b"{\"return\": {}, \"id\": 1}\n").await.unwrap();
-            // Until the other side has had enough.
-            while writer.write_all(b"{\"event\": \"RTC_CHANGE\"}\n").await.is_ok() {}
-        });
-        let (qmp, mut events) = Qmp::connect(&path).await.unwrap();
-        let ended = tokio::time::timeout(Duration::from_secs(30), async {
-            while qmp.inner.waiting.with(|waiting| waiting.is_some()) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        });
-        ended.await.expect("waited 30 s for the connection to end");
-        let closed = qmp.execute("query-status", json!({})).await;
-        assert!(matches!(closed, Err(QmpError::Closed)), "{closed:?}");
-        let mut kept = 0;
-        while events.recv().await.is_some() {
-            kept += 1;
-        }
-        assert_eq!(kept, EVENTS_MAX);
-        drop(qmp);
-        server.await.unwrap();
-    }
-
-    /// QEMU greets the next connection only when it has seen the end of this one.
-    #[tokio::test]
-    async fn a_connection_that_was_given_up_half_way_is_closed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("qmp");
-        let listener = UnixListener::bind(&path).unwrap();
-        let connecting = tokio::spawn(async move { Qmp::connect(&path).await.map(drop) });
-        let (stream, _) = listener.accept().await.unwrap();
-        let (reader, mut writer) = stream.into_split();
-        writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
-        let mut lines = BufReader::new(reader).lines();
-        assert!(lines.next_line().await.unwrap().unwrap().contains("qmp_capabilities"));
-        connecting.abort();
-        let end = tokio::time::timeout(Duration::from_secs(120), lines.next_line()).await;
-        assert!(matches!(end, Ok(Ok(None))), "the connection stays open: {end:?}");
-    }
-}
+mod tests;
