@@ -1,35 +1,33 @@
-//! What earlier live migrations teach, phase by phase.
+//! Learns from earlier live migrations, phase by phase.
 //!
-//! Each move tells of its phases what does not depend on its VM and its link: what is left of the
-//! preparation and of the pause when their round trips and bytes are taken off, and how long QEMU
-//! looks through a byte of memory. The link is the one of that time: a link that has changed since
-//! says nothing about an old move.
+//! From each move it takes what does not depend on the VM and the link: the time of the preparation and of the
+//! pause without their round trips and bytes, and the time that QEMU needs to scan a byte of memory. It uses
+//! the link as it was measured then, because a later measurement says nothing about an old move.
 
 use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
 
 use crate::facts::PastMove;
 use crate::figures::Figures;
 
-/// Round trips before the first byte, counted in the protocol: issue the epochs (1), attach the
-/// disks (2), define the VM at the destination and hear its address (3), tell the source (1),
-/// connect (1).
+/// Round trips before the first byte, counted in the protocol: issue the epochs (1), attach the disks (2),
+/// define the VM at the destination and get its address (3), ask the source to send (1), connect (1).
 pub(crate) const PREPARE_ROUND_TRIPS: f64 = 8.0;
 
-/// Round trips in the pause: flush a disk whose home is far away (1), raise its epoch (1), send the
-/// last state (1), hear that the guest runs (1).
+/// Round trips in the pause: flush a disk whose home is another host (1), raise its epoch (1), send the last
+/// state (1), learn that the guest runs (1).
 pub(crate) const PAUSE_ROUND_TRIPS: f64 = 4.0;
 
-/// Means over the moves that tell it; what none tells is taken as nothing, and named.
+/// Means over the moves that measured a figure. If no move did, the figure is 0 and the assumption is named.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Experience {
-    /// Beside its round trips.
+    /// The preparation without its round trips.
     pub prepare_s: f64,
-    /// Bytes sent in the first round for each byte of memory; below 1 because pages of zeros are
-    /// not sent.
+    /// Bytes sent in the first round for each byte of memory. It is below 1 because pages of zeros are not
+    /// sent.
     pub share_sent: f64,
-    /// Of the first round, beside its bytes: looking for what is to be sent.
+    /// The time of the first round without its bytes: scanning the memory for pages to send.
     pub scan_s_per_byte: f64,
-    /// Beside its round trips and the memory that is left.
+    /// The pause without its round trips and without the rest of the memory.
     pub pause_s: f64,
 }
 
@@ -74,7 +72,7 @@ fn prepare_s(past: &PastMove, prepare: Prepare) -> f64 {
     (all_s - PREPARE_ROUND_TRIPS * past.rtt_ms / 1e3).max(0.0)
 }
 
-/// The first round alone: in a merged one it can't be told from the next.
+/// The first round, unless it was merged with the next one.
 fn first_round(phases: &Phases) -> Option<CopyRound> {
     phases.rounds.first().copied().filter(|round| (round.first, round.last) == (1, 1))
 }
@@ -124,7 +122,7 @@ mod tests {
                     qemu_ms: 900,
                     begin_ms: 100,
                 }),
-                // 4 s for the bytes, 2 s for looking.
+                // 4 s for the bytes, 2 s for scanning.
                 rounds: vec![round(1, 6000, 512), round(2, 100, 10)],
                 // 40 ms beside 4 round trips and the remainder.
                 pause: Some(Pause {

@@ -1,4 +1,4 @@
-//! What the planner is given: the cluster and the job as measured at one moment.
+//! The planner's input: the cluster and the job as they were measured at one moment.
 
 use perigee_model::job::Start;
 use perigee_model::phases::Phases;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PastRun, Refused, Traits};
 
-/// Everything a plan for a job that has not started rests on.
+/// The input for the plan of a job that has not started.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Where the job could run.
+    /// The hosts where the job could run.
     pub cluster: Cluster,
     /// The job that has not started.
     pub job: JobFacts,
@@ -20,16 +20,16 @@ pub struct Snapshot {
     pub history: Vec<PastRun>,
 }
 
-/// Hosts that are up, and what was measured between them.
+/// The hosts that are up, and the measurements between them.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
-    /// In any order, each once.
+    /// Each host once, in any order.
     pub hosts: Vec<HostFacts>,
-    /// One pair of hosts stands for its two sites. A direction without a link is not measured.
+    /// One pair of hosts represents its two sites. A direction without a link is not measured.
     pub links: Vec<LinkFacts>,
-    /// Request size of the block probes in `hosts` and `links`.
+    /// The request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,
-    /// Completed live migrations, of any VM: what the phases of a move take here beside its bytes.
+    /// Completed live migrations of any VM. They show how long the phases of a move take, beside the bytes.
     pub past_moves: Vec<PastMove>,
 }
 
@@ -55,34 +55,35 @@ impl Cluster {
 /// A host that is up.
 #[derive(Debug, Clone)]
 pub struct HostFacts {
-    /// Unlike that of any other host in the snapshot.
+    /// Unique in the snapshot.
     pub id: HostId,
-    /// Hosts of one site are equally far from those of another.
+    /// All hosts of one site are equally far from those of another.
     pub site: SiteId,
     /// The host's own CPUs.
     pub cpus: u32,
-    /// What is left for VMs beside the host's reserve and the demands of the VMs that are placed there.
+    /// The memory that is free for VMs, without the host's reserve and the demands of the VMs that are placed
+    /// there.
     pub memory_free_bytes: u64,
-    /// VMs that are placed there now.
+    /// Number of VMs that are placed there now.
     pub running_vms: u32,
-    /// A job may start there now.
+    /// Whether a job may start there now.
     pub takes_jobs: bool,
     /// What runs the VMs there.
     pub accelerator: Accelerator,
-    /// Empty where it is not known.
+    /// Empty if it is not known.
     pub cpu_model: String,
     /// The last boots of jobs' VMs there.
     pub boots: Vec<Boot>,
-    /// Block reads at this host of an export whose home it is.
+    /// Block reads at this host from an export whose home is this host.
     pub local_blocks: Option<BlockProbe>,
 }
 
 impl HostFacts {
-    /// Whether a VM that runs here can go on at another host: its processor must look the same to it.
-    /// TCG makes its own processor, KVM shows the host's.
+    /// Whether a VM that runs here can continue at another host: the guest must see the same processor. TCG
+    /// emulates its own processor; KVM shows the host's.
     ///
     /// # Errors
-    /// [`Refused`] with what differs.
+    /// [`Refused`] with the difference.
     pub fn can_send_to(&self, other: &Self) -> Result<(), Refused> {
         let refuse = |why| {
             let (from, to) = (self.id.clone(), other.id.clone());
@@ -105,19 +106,19 @@ impl HostFacts {
 pub struct Boot {
     /// The image that was booted.
     pub image: String,
-    /// Wall time of it.
+    /// Its wall time.
     pub seconds: f64,
-    /// vCPU time of it.
+    /// Its vCPU time.
     pub cpu_s: f64,
 }
 
-/// One direction: `probe` is `from` reading from `to`, `blocks` is `from` reading an export whose
+/// The link in one direction. `probe` is `from` reading from `to`; `blocks` is `from` reading an export whose
 /// home is `to`.
 #[derive(Debug, Clone)]
 pub struct LinkFacts {
-    /// The host that asked, and to which the bytes flowed.
+    /// The host that sends requests and receives the bytes.
     pub from: HostId,
-    /// The host that answered.
+    /// The host that answers.
     pub to: HostId,
     /// The site of `from`.
     pub from_site: SiteId,
@@ -126,7 +127,7 @@ pub struct LinkFacts {
     /// RTT in milliseconds and rate of one TCP stream. It counts as not measured when its rate is 0 or its
     /// RTT is negative or not finite.
     pub probe: LinkProbe,
-    /// Block reads over the link; `None` where none was measured.
+    /// Block reads over the link; `None` if they were not measured.
     pub blocks: Option<BlockProbe>,
 }
 
@@ -141,18 +142,18 @@ impl LinkFacts {
 pub struct PastMove {
     /// The VM's memory.
     pub memory_bytes: u64,
-    /// The rate and RTT of the link as probed before that move, not as they are now.
+    /// The rate of the link as probed before that move, not as it is now.
     pub rate_bytes_per_s: u64,
-    /// As `rate_bytes_per_s`, at least 0.
+    /// The RTT of the link before that move; at least 0.
     pub rtt_ms: f64,
-    /// Where its time went.
+    /// How long its phases took.
     pub phases: Phases,
 }
 
 /// A job that has not started.
 #[derive(Debug, Clone)]
 pub struct JobFacts {
-    /// What it has in common with earlier runs, or not.
+    /// The properties by which earlier runs are compared with it.
     pub traits: Traits,
     /// The memory of its VM.
     pub memory_bytes: u64,
@@ -162,7 +163,7 @@ pub struct JobFacts {
     pub may_migrate: bool,
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeFacts>,
-    /// How fast the job dirties memory, if an earlier migration of it measured that.
+    /// How fast the job changes its memory, if an earlier migration of it has measured that.
     pub dirty_bytes_per_s: Option<u64>,
 }
 
@@ -173,25 +174,25 @@ pub struct VolumeFacts {
     pub volume: VolumeName,
     /// The host that has its data.
     pub home: HostId,
-    /// What it holds; 0 when that is not known yet.
+    /// The bytes that it holds; 0 if that is not known yet.
     pub allocated_bytes: u64,
 }
 
 /// A job while its command runs.
 ///
-/// Every figure counts from the moment the VM came to `host` (its command's start there, or the
-/// end of the migration that brought it), so a move starts the account anew.
+/// Every figure counts from the VM's arrival at `host` (its command's start there, or the end of the migration
+/// that brought it). After a move all of them start at 0 again.
 #[derive(Debug, Clone)]
 pub struct Running {
-    /// Where the VM could go.
+    /// The hosts where the VM could go.
     pub cluster: Cluster,
-    /// What the job has in common with earlier runs, or not.
+    /// The properties by which earlier runs are compared with it.
     pub traits: Traits,
     /// Earlier runs of such jobs, the newest last.
     pub history: Vec<PastRun>,
-    /// Of the whole job, 0 to 1, as its command last reported it.
+    /// The progress of the whole job, 0 to 1, as its command last reported it.
     pub progress: Option<f64>,
-    /// As `progress`, when the VM came to this host.
+    /// The same when the VM arrived at this host.
     pub progress_at_arrival: f64,
     /// Requests to the data volumes since the command's start, at all hosts.
     pub requests: f64,
@@ -205,7 +206,7 @@ pub struct Running {
     pub may_migrate: bool,
     /// Live migrations of this job so far.
     pub moves: u32,
-    /// How fast the VM changes its memory, by a migration of this job or else of an earlier run.
+    /// How fast the VM changes its memory, measured by a migration of this job, or else of an earlier run.
     pub dirty_bytes_per_s: Option<u64>,
     /// Wall time since the VM came to `host`.
     pub wall_s: f64,
@@ -215,18 +216,17 @@ pub struct Running {
     pub disks: Vec<DiskFacts>,
 }
 
-/// One disk of a VM: its volume's counters, as differences over the time looked at.
+/// One disk of a VM: the differences of its volume's counters over a period.
 #[derive(Debug, Clone)]
 pub struct DiskFacts {
     /// The name in the job file.
     pub volume: VolumeName,
     /// The host that has the volume's data.
     pub home: HostId,
-    /// At the volume servers of the hosts where the VM ran; sums, when there were several.
+    /// The counters at the hosts where the VM ran, summed over these hosts.
     pub client: IoStats,
-    /// At the volume's home; the same figures as `client` while the VM runs there.
+    /// The counters at the volume's home; equal to `client` while the VM runs there.
     pub at_home: IoStats,
-    /// Time in which requests to the home waited and none was answered, because the link or the
-    /// home was away.
+    /// Time in which requests to the home waited and none was answered, because the link or the home was down.
     pub outage_ns: u64,
 }

@@ -1,4 +1,4 @@
-//! The measurements and assumptions a plan rests on, in plain words, each once.
+//! The measurements and assumptions behind a plan, in plain words, each once.
 
 use perigee_model::units::{format_bytes, format_rate};
 
@@ -14,7 +14,7 @@ impl Figures {
         }
     }
 
-    /// What stands in for a measurement that is missing.
+    /// Adds an assumption that replaces a missing measurement.
     pub(crate) fn assumed(&mut self, text: &str) {
         self.measured(format!("assumed: {text}"));
     }

@@ -1,4 +1,4 @@
-//! Two hosts at site `home`, one in `cloud`, 16 ms apart, as a lab measures them.
+//! A cluster as a lab measures it: two hosts at site `home` and one at site `cloud`, 16 ms apart.
 
 use perigee_model::job::Start;
 use perigee_model::vm::{Accelerator, LinkProbe};
@@ -30,7 +30,7 @@ pub(crate) fn probe(latency_us: u64) -> BlockProbe {
     }
 }
 
-/// Of the image of all fixtures.
+/// A boot of the image that all fixtures use.
 pub(crate) fn booted_in(seconds: f64) -> Boot {
     Boot { image: "debian".to_owned(), seconds, cpu_s: 6.0 }
 }
@@ -106,10 +106,10 @@ pub(crate) fn traits() -> Traits {
     }
 }
 
-/// What a block read from the cloud takes longer than there.
+/// How much longer a block read takes from the cloud than in the cloud.
 pub(crate) const ROUND_TRIP_S: f64 = (REMOTE_US - LOCAL_US) as f64 / 1e6;
 
-/// This many reads of 8 KiB, one at a time, at the volume's home.
+/// The work of this many reads of 8 KiB, one at a time, measured at the volume's home.
 pub(crate) fn work(reads: f64) -> VolumeWork {
     VolumeWork {
         reads,
@@ -119,8 +119,8 @@ pub(crate) fn work(reads: f64) -> VolumeWork {
     }
 }
 
-/// A run with 20 s of computing, 1 s of something else and this many reads of no bytes to speak of,
-/// one at a time, so far away.
+/// A run with 20 s of computing, 1 s of other time, and this many very small reads, one at a time, over this
+/// round trip.
 pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
     let local_io_s = reads * LOCAL_US as f64 / 1e6;
     let network_s = reads * round_trip_s;
@@ -147,13 +147,13 @@ pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
     }
 }
 
-/// Two runs beside the data and two far from it.
+/// Two runs at the data and two far from it.
 pub(crate) fn history(reads: f64) -> Vec<PastRun> {
     [0.0, ROUND_TRIP_S, 0.0, ROUND_TRIP_S].map(|s| past_run(s, reads)).into()
 }
 
-/// Counters after `reads` of 8 KiB with `in_flight` at a time, at a client that is at the
-/// volume's home or 16 ms away.
+/// The counters after `reads` reads of 8 KiB with `in_flight` at a time, for a VM at the volume's home or 16 ms
+/// away.
 pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: bool) -> DiskFacts {
     let at = |latency_us: u64| IoStats {
         reads,

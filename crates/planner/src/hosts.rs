@@ -1,4 +1,4 @@
-//! What is known of a host: how long a VM boots there, and how fast it computes.
+//! What is known about a host: how long a VM boots there, and how fast it computes.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,28 @@ use perigee_model::vm::Accelerator;
 use crate::facts::{Cluster, HostFacts};
 use crate::spread::Spread;
 
-/// Measured: a boot that is repeated differs less than this from the others, 9 times of 10.
+/// Measured: in 9 of 10 cases a repeated boot differs from the others by less than this share.
 const REPEATED: f64 = 0.24;
-/// So many boots at a host are enough to say nothing of other hosts.
+/// With at least this many boots at a host, the boots of other hosts are not considered.
 const BOOTS_ENOUGH: usize = 3;
-/// A boot at one host says this much about another with the same accelerator.
+/// A boot at one host may take this much less or more time at another with the same accelerator.
 const ELSEWHERE: (f64, f64) = (0.5, 2.0);
-/// Seconds of a boot where none was seen anywhere: low, expected, high.
+/// The assumed seconds of a boot if none was measured anywhere: low, expected, high.
 const UNKNOWN_BOOT_KVM_S: (f64, f64, f64) = (1.0, 5.0, 40.0);
 const UNKNOWN_BOOT_TCG_S: (f64, f64, f64) = (3.0, 12.0, 120.0);
 
-/// Hosts that differ less compute equally fast: repeated boots differ as much.
+/// Hosts whose speeds differ by less than this count as equally fast, because repeated boots differ as much.
 const EQUALLY_FAST: f64 = 0.1;
-/// How much slower or faster a host may be that nothing ran at.
+/// How much faster or slower a host may be at which nothing has run.
 const UNKNOWN_SPEED: (f64, f64) = (0.6, 1.7);
 
-/// From VM start to the command's start: by the last boots there, where they are few with those of
-/// hosts that look the same, else by those of other hosts with
-/// the same accelerator, else a guess.
+/// Predicts the time from the VM's start to the command's start. It uses the last boots at this host; if they
+/// are few, also those at hosts that look the same; if there are none, those at other hosts with the same
+/// accelerator; and else a guess.
 pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unknown>) {
     let mut here: Vec<f64> = host.boots.iter().map(|boot| boot.seconds).collect();
     if (1..BOOTS_ENOUGH).contains(&here.len()) {
-        // A few boots are mostly noise: those of hosts that look the same say as much.
+        // A few boots are mostly noise, so those of hosts that look the same say as much.
         let same = cluster.hosts.iter().filter(|other| {
             other.id != host.id
                 && other.accelerator == host.accelerator
@@ -52,7 +52,10 @@ pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unkno
     if let Some(median_s) = median(&mut elsewhere) {
         let (less, more) = ELSEWHERE;
         let spread = Spread::between(median_s * less, median_s, median_s * more);
-        return (spread, unknown(format!("no VM has booted at {} yet, only elsewhere", host.id)));
+        return (
+            spread,
+            unknown(format!("no VM has booted at {} yet, only at other hosts", host.id)),
+        );
     }
     let (low_s, expected_s, high_s) = match host.accelerator {
         Accelerator::Kvm => UNKNOWN_BOOT_KVM_S,
@@ -62,22 +65,22 @@ pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unkno
     (Spread::between(low_s, expected_s, high_s), unknown(why))
 }
 
-/// Seconds of CPU at a host for each that the mean host needs, by the CPU time of the same images'
-/// boots. Other VMs there are not counted.
+/// The CPU time that work needs at this host, relative to a host of mean speed. It is measured by the CPU time
+/// of boots of the same images. Other VMs at the host are not considered.
 pub(crate) fn cpu_factor(cluster: &Cluster, host: &HostId) -> (Spread, Option<Unknown>) {
     let one = (Spread::exactly(1.0), None);
     let Some(facts) = cluster.hosts.iter().find(|other| other.id == *host) else { return one };
     let alike = cluster.hosts.iter().filter(|other| {
         other.accelerator == facts.accelerator && other.cpu_model == facts.cpu_model
     });
-    // Itself first.
+    // This host itself comes first.
     let mut tell = [facts].into_iter().chain(alike).filter_map(|h| measured_factor(cluster, h));
     if let Some(factor) = tell.next() {
         let factor = if (factor - 1.0).abs() < EQUALLY_FAST { 1.0 } else { factor };
         return (Spread::exactly(factor), None);
     }
     if cluster.hosts.iter().all(|other| boot_cpu_s(other).is_empty()) {
-        // Then no job has run either, and its CPU time is unknown as a whole.
+        // Then no job has run either, and its whole CPU time is unknown.
         return one;
     }
     let (low, high) = UNKNOWN_SPEED;
@@ -85,7 +88,7 @@ pub(crate) fn cpu_factor(cluster: &Cluster, host: &HostId) -> (Spread, Option<Un
     (Spread::between(low, 1.0, high), Some(Unknown { part: Part::Cpu, why }))
 }
 
-/// Against the mean of the hosts that booted the same image; a mean over the images.
+/// The host's CPU time relative to the mean of the hosts that booted the same image, averaged over the images.
 fn measured_factor(cluster: &Cluster, facts: &HostFacts) -> Option<f64> {
     let here = boot_cpu_s(facts);
     if here.is_empty() {
@@ -100,7 +103,7 @@ fn measured_factor(cluster: &Cluster, facts: &HostFacts) -> Option<f64> {
     Some(factors.iter().sum::<f64>() / factors.len() as f64)
 }
 
-/// By image, the median of the boots that tell it.
+/// For each image, the median of the boots whose CPU time was measured.
 fn boot_cpu_s(host: &HostFacts) -> BTreeMap<&str, f64> {
     let mut by_image: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for boot in host.boots.iter().filter(|boot| boot.cpu_s > 0.0) {
@@ -112,8 +115,8 @@ fn boot_cpu_s(host: &HostFacts) -> BTreeMap<&str, f64> {
         .collect()
 }
 
-/// How much longer computing takes with the VMs that are there: they share the CPUs when all of them
-/// compute, and the half of that is expected.
+/// How much longer computing takes beside the VMs at the host. If all of them compute, they share the CPUs;
+/// half of that effect is expected.
 pub(crate) fn load_factor(host: &HostFacts, vms: u32) -> Spread {
     let most = (f64::from(vms) / f64::from(host.cpus.max(1))).max(1.0);
     Spread::between(1.0, f64::midpoint(1.0, most), most)
@@ -151,7 +154,7 @@ mod tests {
         let (elsewhere, unknown) = boot(&cluster, &cluster.hosts[0]);
         assert_close(elsewhere.expected, 10.0);
         assert_close(elsewhere.high(), 20.0);
-        assert!(unknown.expect("a part").why.contains("only elsewhere"));
+        assert!(unknown.expect("a part").why.contains("only at other hosts"));
         let (there, unknown) = boot(&cluster, &cluster.hosts[2]);
         assert!(unknown.is_none() && there.high() < elsewhere.high());
     }

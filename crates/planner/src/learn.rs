@@ -1,19 +1,20 @@
-//! What a job's runs say of the next one.
+//! Predicts the next run of a job from its earlier runs.
 //!
-//! A command's time is linear in the time of a round trip (77 runs of eight workloads at 0 to 16 ms;
-//! a line through two distances is right at a third to 5 to 7 % in the median):
+//! A command's time is linear in the time of a round trip. (77 runs of eight workloads at 0 to 16 ms showed
+//! this: a line through the times at two distances predicts the time at a third with a median error of 5 to 7
+//! %.)
 //!
 //! ```text
 //! T(x) = T(0) + D x + bytes / rate
 //! ```
 //!
-//! `D` is the number of *dependent round trips*: requests that nothing else was done during. It is
-//! learned from the runs by weighted least squares in which newer runs and nearer relatives weigh
-//! more. With runs at one distance only, `D` is that of their volume servers' counters, or of the
-//! replay of their block traces; that is also the prior with which few runs are weighed.
+//! `D` is the number of *dependent round trips*: requests during which the command does nothing else. It is
+//! learned from the runs by weighted least squares. Newer runs and runs of more similar jobs weigh more. If all
+//! runs are at one distance, `D` comes from the counters of their volume servers, or from the replay of their
+//! block traces. The same figure is the prior if there are few runs.
 //!
-//! The line goes through the runs' mean, so that what is not known of `D` matters only as far as the
-//! prediction is from the runs: at the runs' own distance it cancels out.
+//! The line goes through the mean of the runs. So the uncertainty of `D` grows with the distance between the
+//! prediction and the runs; at the distance of the runs themselves it has no effect.
 
 use perigee_model::HostId;
 use perigee_model::plan::{Basis, Part, Seconds, Unknown};
@@ -27,65 +28,66 @@ use crate::refused::Refused;
 use crate::runs::{FAR_S, PastRun, Traits};
 use crate::spread::Spread;
 
-/// Measured: a run that is repeated differs from the mean of its repetitions by less than this in 9
-/// cases of 10 (by 7 % in the median).
+/// Measured: in 9 of 10 cases a repeated run differs from the mean of its repetitions by less than this (by 7 %
+/// in the median).
 const REPEATED: f64 = 0.24;
-/// So many runs the figure above counts as, beside the runs of the job itself.
+/// The figure above counts as this many runs, beside the runs of the job itself.
 const REPEATED_RUNS: f64 = 4.0;
-/// Each older run counts as this much of the next one.
+/// Each older run counts as this share of the next newer one.
 const OLDER: f64 = 0.8;
-/// A run that was moved midway, whose round trips are known as a mean only.
+/// The share of a run that was moved midway, because only the mean of its round trips is known.
 const MOVED: f64 = 0.5;
 
-/// Measured 9 times of 10: the error of the time predicted from the counters of one run (59 %), and
-/// from the replay of its block trace (29 %); of the network's part, which was two thirds of it.
+/// Measured: the error, in 9 of 10 cases, of the network's part of the time. The time predicted from the
+/// counters of one run was wrong by up to 59 %, and from the replay of its block trace by up to 29 %; the
+/// network was two thirds of the time.
 const COUNTERS_ERROR: f64 = 0.9;
 const REPLAY_ERROR: f64 = 0.44;
-/// A local run doesn't show how many requests a job keeps in flight, because each is answered before
-/// the next one is made. With eight in flight, every method was wrong by 400 to 570 %.
+/// A local run doesn't show how many requests a job keeps in flight, because each is answered before the next
+/// one is sent. With eight in flight, every method was wrong by 400 to 570 %.
 const HIDDEN_DEPTH: f64 = 8.0;
 
-/// Linux's default read-ahead: the request size of a job that nothing is known about.
+/// Linux's default read-ahead: the assumed request size of a job about which nothing is known.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
-/// Such a job may read its data in pages of 8 KiB instead, or an eighth of it.
+/// Such a job may read its data in pages of 8 KiB instead, or only an eighth of it.
 const ONE_PASS_FACTOR: f64 = 8.0;
-/// What a command computes that nothing is known of, in seconds.
+/// The assumed seconds of computing of such a job: low, expected, high.
 const UNKNOWN_CPU_S: (f64, f64, f64) = (0.1, 5.0, 300.0);
 
-/// A job's work, wherever it runs. CPU time is that of a host of the cluster's mean speed.
+/// The work of a job, wherever it runs. CPU time is that of a host of mean speed.
 #[derive(Debug, Clone)]
 pub(crate) struct Learned {
     pub basis: Basis,
-    /// The command's seconds where a round trip takes `mean_round_trip_s`, its bytes not counted.
+    /// The command's seconds at a round trip of `mean_round_trip_s`, without the time for its bytes.
     mean: Spread,
     mean_round_trip_s: f64,
-    /// `D`.
+    /// `D` in the module's documentation.
     pub round_trips: Spread,
     cpu: Spread,
-    /// Of what is neither computing nor network, the share that is waiting for local blocks.
+    /// Of the time that is neither computing nor network, the share that is waiting for local blocks.
     local_share: f64,
-    /// Each volume's share of the round trips, and its bytes.
+    /// For each volume, its share of the round trips, and its bytes.
     pub volumes: Vec<(f64, f64)>,
-    /// Requests of a run.
+    /// The number of requests of a run.
     pub requests: f64,
-    /// The next run's own difference from the mean, as a share of it.
+    /// How much the next run may differ from the mean, as a share of it.
     repeated: f64,
     pub unknown: Vec<Unknown>,
 }
 
-/// What is of a place where the command may run.
+/// The properties of a host where the command may run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// Mean over the volumes, by their shares of the round trips.
+    /// The mean over the volumes, weighted by their shares of the round trips.
     pub round_trip_s: f64,
-    /// What the links need for the bytes.
+    /// The seconds that the links need for the bytes.
     pub bytes_s: f64,
-    /// Seconds of CPU for each at a host of mean speed; more where other VMs compute.
+    /// The CPU time here relative to a host of mean speed; more if other VMs compute.
     pub cpu_factor: Spread,
 }
 
 impl Place {
-    /// Between two places, as after a move: this share of the work is done at the first.
+    /// A mixture of two places, as for a run with a move: this share of the work is done at the first.
     pub fn mixed(&self, share: f64, other: &Self) -> Self {
         let mix = |a: f64, b: f64| a * share + b * (1.0 - share);
         let (a, b) = (self.cpu_factor, other.cpu_factor);
@@ -101,22 +103,22 @@ impl Place {
     }
 }
 
-/// A run that counts.
+/// A run that is used for learning.
 struct Sample<'a> {
     run: &'a PastRun,
-    /// How much of a run it counts as.
+    /// The share of a run that it counts as.
     share: f64,
-    /// Of the line's least squares: the noise grows with the time.
+    /// Its weight in the least squares: the noise grows with the time.
     weight: f64,
     round_trip_s: f64,
-    /// At a host of mean speed, without the bytes.
+    /// The seconds of the command at a host of mean speed, without the bytes.
     command_s: f64,
     cpu_s: f64,
 }
 
 impl Learned {
     /// # Errors
-    /// [`Refused`] when nothing was learned and a volume's home is not up.
+    /// [`Refused`] if there are no runs and a volume's home is not up.
     pub fn of(snapshot: &Snapshot, figures: &mut Figures) -> Result<Self, Refused> {
         let Snapshot { cluster, job, history } = snapshot;
         match Self::from_history(cluster, &job.traits, history, figures) {
@@ -125,7 +127,7 @@ impl Learned {
         }
     }
 
-    /// None when no run says anything.
+    /// `None` if no run is usable.
     pub fn from_history(
         cluster: &Cluster,
         traits: &Traits,
@@ -143,10 +145,10 @@ impl Learned {
         Some(from_runs(&samples, figures))
     }
 
-    /// A host as a place for this job, with the volumes at these homes.
+    /// A host as a place for this job, with its volumes at these homes.
     ///
     /// # Errors
-    /// [`Refused`] when a link is not measured.
+    /// [`Refused`] if a link is not measured.
     pub fn place(
         &self,
         cluster: &Cluster,
@@ -166,9 +168,9 @@ impl Learned {
         Ok(place)
     }
 
-    /// The command's seconds at a place, part by part.
+    /// Predicts the command's seconds at a place, part by part.
     ///
-    /// Bounded below by what is computed, and by the bytes over the links' rate.
+    /// The time is at least that of the computing, and at least the bytes divided by the links' rate.
     pub fn at(&self, place: &Place) -> (Seconds, Spread) {
         let farther_s = place.round_trip_s - self.mean_round_trip_s;
         let cpu_s = self.cpu.expected * place.cpu_factor.expected;
@@ -194,15 +196,15 @@ impl Learned {
         (seconds.added_up(), total)
     }
 
-    /// How much longer the command takes at one place than at another. What is not known of the
-    /// command itself is the same at both.
+    /// How much longer the command takes at one place than at another. The uncertainty about the command itself
+    /// is the same at both and cancels out.
     pub fn longer(&self, here: &Place, there: &Place) -> Spread {
         self.network_longer(here, there)
             .plus(self.slower(here))
             .plus(self.slower(there).times(-1.0))
     }
 
-    /// As [`Self::longer`], by the network alone.
+    /// The same for the network's part alone.
     pub fn network_longer(&self, here: &Place, there: &Place) -> Spread {
         let bytes_s = Spread::exactly(here.bytes_s - there.bytes_s);
         self.round_trips.times(here.round_trip_s - there.round_trip_s).plus(bytes_s)
@@ -235,7 +237,7 @@ fn samples<'a>(cluster: &Cluster, traits: &Traits, history: &'a [PastRun]) -> Ve
     samples
 }
 
-/// The mean by the least squares' weights.
+/// The mean, with the weights of the least squares.
 fn mean(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     let weights: f64 = samples.iter().map(|s| s.weight).sum();
     samples.iter().map(|s| s.weight * value(s)).sum::<f64>() / weights
@@ -249,7 +251,7 @@ fn from_runs(samples: &[Sample], figures: &mut Figures) -> Learned {
     let (prior, unknown) = by_one_distance(samples, figures);
     let mut round_trips = by_line(samples, mean_round_trip_s, command_s, prior).at_least(0.0);
     if mean_round_trip_s > FAR_S {
-        // What was computed was not waited for.
+        // The command did not wait while it computed.
         round_trips = round_trips.at_most((command_s - cpu_s).max(0.0) / mean_round_trip_s);
     }
     let unexplained = |s: &Sample| {
@@ -257,7 +259,7 @@ fn from_runs(samples: &[Sample], figures: &mut Figures) -> Learned {
         (s.command_s - line_s) / s.command_s
     };
     let count: f64 = samples.iter().map(|s| s.share).sum();
-    // 1.645 standard deviations hold 9 of 10.
+    // 9 of 10 values are within 1.645 standard deviations.
     let squares: f64 = samples.iter().map(|s| s.share * (1.645 * unexplained(s)).powi(2)).sum();
     let repeated = (REPEATED_RUNS * REPEATED.powi(2) + squares) / (REPEATED_RUNS + count - 1.0);
     let mean_distance_s = 1.0 / weights.sqrt();
@@ -288,7 +290,7 @@ fn other_s(sample: &Sample) -> f64 {
     (run.wall_s - run.cpu_s - run.local_io_s - run.network_s).max(0.0)
 }
 
-/// `D` without comparing runs at different distances.
+/// `D` without a comparison of runs at different distances.
 fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Unknown>) {
     let sum = |value: &dyn Fn(&Sample) -> f64| -> f64 {
         samples.iter().map(|s| s.share * value(s)).sum()
@@ -326,7 +328,7 @@ fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Un
     (Spread::between(low, expected, high), vec![unknown])
 }
 
-/// The slope of the line through the runs, with `prior` as one more measurement of it.
+/// The slope of the line through the runs. `prior` counts as one more measurement of it.
 fn by_line(samples: &[Sample], mean_round_trip_s: f64, command_s: f64, prior: Spread) -> Spread {
     let (mut squares, mut products) = (0.0, 0.0);
     for s in samples {
@@ -339,12 +341,12 @@ fn by_line(samples: &[Sample], mean_round_trip_s: f64, command_s: f64, prior: Sp
     }
     let prior_weight = prior.distance().powi(-2);
     let expected = (prior.expected * prior_weight + products) / (prior_weight + squares);
-    // With more weight than the prior's, what is not known is that much less.
+    // With more weight than the prior's, the uncertainty is that much smaller.
     let narrower = (prior_weight / (prior_weight + squares)).sqrt();
     Spread { expected, down: prior.down * narrower, up: prior.up * narrower }
 }
 
-/// A job nothing is known of is taken to read what its volumes hold once.
+/// A job about which nothing is known is assumed to read its volumes' data once.
 fn one_pass(cluster: &Cluster, job: &JobFacts, figures: &mut Figures) -> Result<Learned, Refused> {
     figures.assumed("one pass over the data, 128 KiB at a time, one request in flight");
     let mut local_s = 0.0;

@@ -1,14 +1,13 @@
-//! Where a job's VM runs, when it moves, and what that will cost: pure decisions.
+//! Decides where a job's VM runs and when it moves, and predicts what that costs.
 //!
-//! The planner is a function of a snapshot. It never does any I/O and never looks at a clock, so
-//! the controller, `job plan` and a simulation use the same code. Every figure it uses is a
-//! measurement in the snapshot; where one is missing, the assumption in its place is named in
-//! [`perigee_model::plan::Plan::figures`].
+//! The planner is a pure function of a snapshot. It never does I/O and never reads a clock, so the controller,
+//! `job plan` and a simulation use the same code. Every figure that it uses is a measurement in the snapshot.
+//! If one is missing, the assumption in its place is named in [`perigee_model::plan::Plan::figures`].
 //!
 //! - [`plan`]: the ways to run a job that has not started, with predicted seconds and their ranges.
-//! - [`consider`]: whether a running VM moves now (ski rental).
-//! - [`move_cost`]: what one live migration takes.
-//! - [`PastRun::learn`]: what a finished run teaches about the job.
+//! - [`consider`]: whether a running VM moves now (the ski-rental rule).
+//! - [`move_cost`]: how long one live migration takes.
+//! - [`PastRun::learn`]: what a finished run shows about the job.
 
 #![warn(missing_docs)]
 

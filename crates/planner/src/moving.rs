@@ -1,4 +1,4 @@
-//! What one live migration takes.
+//! Predicts what a live migration costs.
 
 use perigee_model::HostId;
 use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
@@ -10,13 +10,13 @@ use crate::figures::Figures;
 use crate::refused::Refused;
 use crate::spread::Spread;
 
-/// What is left to send may take this long with the VM paused.
+/// QEMU pauses the VM when the rest can be sent within this time.
 const DOWNTIME_LIMIT_S: f64 = DOWNTIME_LIMIT_FIRST_MS as f64 / 1e3;
 
 const ROUNDS_MAX: u32 = 30;
 
-/// While its memory is copied, a VM does its work at this speed: it waits for pages that are looked
-/// at, and shares the CPUs with what sends them.
+/// The relative speed of a VM while its memory is copied: it waits for pages that are scanned, and shares the
+/// CPUs with the threads that send them.
 const SPEED_WHILE_COPIED: f64 = 0.5;
 
 /// A predicted live migration.
@@ -24,19 +24,19 @@ const SPEED_WHILE_COPIED: f64 = 0.5;
 pub struct MoveCost {
     /// The sum of the three phases.
     pub total_s: f64,
-    /// Until the first byte of memory is sent.
+    /// Time until the first byte of memory is sent.
     pub prepare_s: f64,
-    /// All rounds of memory and the look through it. The last round is in here too, although it is sent in
+    /// Time for all rounds and for scanning the memory. It includes the last round, although that is sent in
     /// the pause.
     pub copy_s: f64,
-    /// What the VM stands still for beside the last round: round trips, and what earlier moves took.
+    /// The pause without the last round: its round trips, and the time that it took in earlier moves.
     pub pause_s: f64,
-    /// What the job loses by it: the pause, and its slower work while its memory is copied. It
-    /// loses the pause at least, and `total_s` at most.
+    /// The time that the job loses: the pause, and its slower work while its memory is copied. It is at least
+    /// the pause and at most `total_s`.
     pub job_s: f64,
-    /// Bytes sent, pages sent again included.
+    /// Bytes that are sent, including pages that are sent again.
     pub bytes: f64,
-    /// The measurements and assumptions it rests on, in plain words, as in
+    /// The measurements and assumptions behind it, in plain words, as in
     /// [`perigee_model::plan::Plan::figures`].
     pub figures: Vec<String>,
 }
@@ -50,9 +50,10 @@ impl MoveCost {
 /// How fast the VM changes its memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Dirty {
-    /// By an earlier migration.
+    /// Measured by an earlier migration.
     Measured(f64),
-    /// At least the data it reads lands in its page cache.
+    /// Not measured: the data that the job reads go to its page cache, so its memory changes at least this
+    /// fast.
     AsFastAsItReads(f64),
 }
 
@@ -66,17 +67,16 @@ impl Dirty {
     }
 }
 
-/// What it takes to move a VM with this much memory, which changes `dirty_bytes_per_s` of it.
+/// Predicts a live migration of a VM with this much memory, of which `dirty_bytes_per_s` change.
 ///
-/// Pre-copy sends all pages, then again and again those changed meanwhile, until the rest fits in
-/// the pause (Clark et al., Live Migration of Virtual Machines, NSDI 2005). With memory `V`, link
-/// rate `R`, dirty rate `D` and `r = D / R` the rounds take `V/R`, `r V/R`, `r² V/R` …, a geometric
-/// series. On top of it come the round trips, and what earlier moves took in each phase beside
-/// bytes and round trips: the preparation (starting QEMU), looking through the memory in the first
-/// round, and the pause.
+/// Pre-copy sends all pages, then repeatedly those that changed in the meantime, until the rest fits into the
+/// pause (Clark et al., Live Migration of Virtual Machines, NSDI 2005). With memory `V`, link rate `R`, dirty
+/// rate `D` and `r = D / R` the rounds take `V/R`, `r V/R`, `r² V/R` …, a geometric series. Added to it are the
+/// round trips, and the further time that earlier moves took in each phase: for the preparation (starting
+/// QEMU), for scanning the memory in the first round, and for the pause.
 ///
 /// # Errors
-/// [`Refused`] when the link is not measured or carries less than is changed.
+/// [`Refused`] if the link is not measured, or if the memory changes faster than the link carries it.
 pub fn move_cost(
     cluster: &Cluster,
     from: &HostId,
@@ -96,7 +96,7 @@ pub(crate) fn move_cost_with(
 ) -> Result<MoveCost, Refused> {
     let mut figures = Figures::default();
     cluster.host(from)?.can_send_to(cluster.host(to)?)?;
-    // What flows from the source to the destination was probed by the destination.
+    // The destination has probed the direction from the source to the destination.
     let link = cluster.link(to, from)?;
     figures.link(link, cluster.probe_request_bytes);
     let rate = link.probe.rate_bytes_per_s as f64;
@@ -121,7 +121,7 @@ pub(crate) fn move_cost_with(
     figures.assumed("the job works at half of its speed while its memory is copied");
     let rtt_s = link.probe.rtt_ms / 1e3;
     let prepare_s = PREPARE_ROUND_TRIPS * rtt_s + experience.prepare_s;
-    // Its last round is sent in the pause; which one that is does not matter for the sum.
+    // The last round is sent in the pause. The sum does not depend on which one that is.
     let copy_s = bytes / rate + memory_bytes as f64 * experience.scan_s_per_byte;
     let pause_s = PAUSE_ROUND_TRIPS * rtt_s + experience.pause_s;
     figures.measured(format!(
@@ -210,7 +210,7 @@ mod tests {
         };
         cluster.past_moves = vec![PastMove {
             memory_bytes: 1024 * MIB,
-            // A link of 1 GiB/s without delay: 0.5 s for the bytes, 1.5 s for looking at 1 GiB.
+            // A link of 1 GiB/s without delay: 0.5 s for the bytes, 1.5 s for scanning 1 GiB.
             rate_bytes_per_s: 1024 * MIB,
             rtt_ms: 0.0,
             phases: Phases {

@@ -1,4 +1,4 @@
-//! What the network adds to a volume's I/O, before (from probes) and while it happens (measured).
+//! The time that the network adds to a volume's I/O: predicted from probes, or measured.
 
 use perigee_model::HostId;
 use perigee_model::volume::IoStats;
@@ -8,17 +8,17 @@ use crate::figures::Figures;
 use crate::refused::Refused;
 use crate::work::VolumeWork;
 
-/// Seconds in which at least one of the volume's requests is in flight, when a VM at `at` does
-/// `work` to a volume whose home is `home`.
+/// Predicts the seconds in which at least one of the volume's requests is in flight, when a VM at `at` does
+/// `work` on a volume whose home is `home`.
 ///
-/// A closed loop of `q` requests in flight, each of `s` bytes, over a link of rate `R`:
+/// The model is a closed loop of `q` requests in flight, each of `s` bytes, over a link of rate `R`:
 ///
 /// ```text
 /// latency = latency at home + (probe there from here - probe there at home) + (s - s_probe) / R
 /// seconds = max(requests * latency / q, bytes / R)
 /// ```
 ///
-/// The last term is the bound by the link's rate. At home it is `requests * latency at home / q`.
+/// The last term is the limit of the link's rate. At the home the result is `requests * latency at home / q`.
 pub(crate) fn io_s(
     cluster: &Cluster,
     at: &HostId,
@@ -51,21 +51,21 @@ pub(crate) fn io_s(
     Ok((requests * latency_us / 1e6 / in_flight).max(work.bytes / rate))
 }
 
-/// The way of a request to a volume whose home is another host.
+/// The path from a VM to a volume whose home is another host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
-    /// What a small request takes longer than at the home.
+    /// How much longer a small request takes than at the home.
     pub round_trip_s: f64,
     /// The rate of one TCP stream from the home to the VM's host. Above 0.
     pub rate_bytes_per_s: u64,
 }
 
-/// A round trip by block reads counts this much more than the link's, at most: what is above it was
-/// a busy moment of the probe.
+/// A round trip that block reads measured counts at most this much more than the link's RTT. A higher value
+/// means that the host was busy during the probe.
 const PROBE_SLACK: f64 = 1.25;
 const PROBE_SLACK_S: f64 = 0.0005;
 
-/// How a VM at `at` reaches a volume whose home is `home`; none at the home.
+/// The path from a VM at `at` to a volume whose home is `home`; `None` at the home.
 ///
 /// # Errors
 /// [`Refused`] when the link is not measured.
@@ -92,26 +92,26 @@ pub(crate) fn path(
 }
 
 impl Cluster {
-    /// How a VM at `at` reaches a volume whose home is `home`; none at the home, and where that is
-    /// not measured.
+    /// The path from a VM at `at` to a volume whose home is `home`; `None` at the home, and if the link is not
+    /// measured.
     pub fn path(&self, at: &HostId, home: &HostId) -> Option<Path> {
         path(self, at, home, &mut Figures::default()).ok().flatten()
     }
 }
 
-/// Seconds in which a running command could not go on because of the network.
+/// The seconds in which a running command could not continue because of the network.
 ///
-/// While `network_busy` the volume server had a request at another host in flight; the home's
-/// own share of such a request is not the network's fault:
+/// In `network_busy` the volume server had a request at another host in flight. The time that the home itself
+/// needed for such a request is not lost to the network:
 ///
 /// ```text
 /// lost = min( sum over disks of network_busy * (1 - latency at home / latency at client),
 ///             wall time - vCPU time )
 /// ```
 ///
-/// Time in which the link was down is not in `network_busy` here: it says nothing about the link
-/// when it is up. The bound is there because a vCPU that computed was not blocked; with several vCPUs their mean
-/// is taken.
+/// Time in which the link was down is not in `network_busy` here, because it says nothing about the link when
+/// it works. The second term is there because a vCPU that computed was not blocked. With several vCPUs it is
+/// their mean.
 pub fn lost_s(disks: &[DiskFacts], wall_s: f64, vcpu_s: f64, cpus: u32) -> f64 {
     let by_disks: f64 = disks.iter().map(disk_network_s).sum();
     by_disks.min(not_computing_s(wall_s, vcpu_s, cpus))

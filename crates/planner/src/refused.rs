@@ -1,11 +1,12 @@
-//! Why there is no plan.
+//! The reasons why there is no plan.
 
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
-/// Why a job can't start, or a VM can't move, by this snapshot.
+/// Why a job can't start, or a VM can't move, according to this snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// No host is up where the job may start, or none of them has enough memory. The text says which.
+    /// No host is up where the job may start, or none of them has enough memory. The text says which of the
+    /// two.
     #[error("no host can take the job: {0}")]
     NoHost(String),
     /// A host that was asked for is not in the snapshot.
@@ -19,7 +20,7 @@ pub enum Refused {
         /// The host that has its data.
         home: HostId,
     },
-    /// No usable probe from the one host to the other, nor between their sites.
+    /// There is no usable probe between the two hosts or their sites, in this direction.
     #[error("the link from {from} to {to} is not measured yet")]
     LinkNotMeasured {
         /// The host that would read.
@@ -27,7 +28,7 @@ pub enum Refused {
         /// The host that it would read from.
         to: HostId,
     },
-    /// The guest would see another processor while it runs.
+    /// The guest would see a different processor while it runs.
     #[error("a running VM cannot go from {from} to {to}: their processors differ ({why})")]
     ProcessorDiffers {
         /// Where the VM runs.
@@ -37,8 +38,8 @@ pub enum Refused {
         /// What differs, in plain words.
         why: String,
     },
-    /// By an earlier migration the VM changes its memory at least as fast as the link carries it, so
-    /// pre-copy would never have little enough left.
+    /// An earlier migration measured that the VM changes its memory at least as fast as the link carries it, so
+    /// pre-copy would never end.
     #[error(
         "the VM changes {dirty}/s of its memory and the link from {from} to {to} carries {rate}/s: a live migration would not end"
     )]

@@ -1,18 +1,17 @@
-//! Whether a running VM moves now.
+//! Decides whether a running VM moves now.
 //!
-//! The remaining work of a job is unknown, so the rule is the one for renting or buying skis: pay
-//! by the day until what was paid equals the price, then buy. Here: stay until the time lost to
-//! the network, that the other place would have saved, equals the price of the move: what the job
-//! loses by its pause and its slower work meanwhile, not how long the move takes. Whenever the job
-//! ends, it then has lost at most twice what the best choice in hindsight would have (Karlin,
-//! Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica 1988; no deterministic rule
-//! does better).
+//! The remaining work of a job is unknown, so this is the ski-rental problem: rent until the paid rent equals
+//! the price, then buy. Here, the VM stays until the time lost to the network, which the other host would have
+//! saved, equals the price of the move. The price is the time that the job loses by its pause and its slower
+//! work meanwhile, not how long the move takes. Whenever the job ends, it has then lost at most twice as much
+//! as the best choice in hindsight (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, Algorithmica
+//! 1988; no deterministic rule does better).
 //!
-//! History and progress often tell the remaining work. Where the whole range of what is still to be
-//! lost is above the price, the VM moves when [`TRUST`] times the price is lost; where it is all
-//! below, only when the price divided by [`TRUST`] is lost; else at the price (Purohit, Svitkina,
-//! Kumar: Improving online algorithms via ML predictions, NeurIPS 2018). With a price `p` and trust
-//! `t` that loses, against the best choice in hindsight,
+//! History and progress often predict the remaining work. If the whole range of the predicted loss is above the
+//! price, the VM moves when [`TRUST`] times the price is lost. If the whole range is below the price, it moves
+//! only when the price divided by [`TRUST`] is lost. Otherwise it moves at the price (Purohit, Svitkina, Kumar:
+//! Improving online algorithms via ML predictions, NeurIPS 2018). With a price `p` and trust `t`, the loss
+//! relative to the best choice in hindsight is
 //!
 //! ```text
 //! the prediction is right:           at most 1 + t         = 1.5 times
@@ -20,12 +19,12 @@
 //! the prediction is wrong:           at most 1 + 1 / t     = 3 times
 //! ```
 //!
-//! The last line holds for predictions that change at every look, because the threshold is always
-//! between `t p` and `p / t`.
+//! The last line also holds for predictions that change at every call, because the threshold is always between
+//! `t p` and `p / t`.
 //!
-//! After a move the account starts anew and the next move must save [`AFTER_A_MOVE`] times its
-//! cost. As no more time can be lost than passes, the VM stays at least so long; and all the moves
-//! of a job together, after the first, cost at most half of what it lost to the network.
+//! After a move the account starts at 0 again, and the next move must save [`AFTER_A_MOVE`] times its cost. The
+//! time lost is never more than the time passed, so the VM stays at least that long. All moves of a job after
+//! the first together cost at most half of what the job lost to the network.
 
 use perigee_model::HostId;
 use perigee_model::plan::{Basis, Plan, PlanOption, Seconds, Way};
@@ -41,21 +40,21 @@ use crate::refused::Refused;
 use crate::spread::Spread;
 use crate::work::VolumeWork;
 
-/// How many times its cost a move must save when the VM was moved before.
+/// How many times its cost a move must save if the VM was moved before.
 pub const AFTER_A_MOVE: f64 = 2.0;
 
-/// How much a prediction of the remaining work counts: 1 would be not at all.
+/// How much a prediction of the remaining work counts; with 1 it would not count at all.
 pub const TRUST: f64 = 0.5;
 
-/// The work that is left is this much more or less than predicted, 9 times of 10.
+/// In 9 of 10 cases the remaining work differs from the prediction by at most this share.
 const LEFT_ERROR: f64 = 0.24;
-/// The same, where only the command's own progress tells it.
+/// The same if only the command's own progress predicts it.
 const PROGRESS_ERROR: (f64, f64) = (0.5, 2.0);
-/// Less progress than this tells nothing.
+/// Less progress than this is not used for predictions.
 const PROGRESS_LEAST: f64 = 0.05;
 
-/// A place counts as better when it would lose at most this share of what is lost here: probes of
-/// two equal links differ a little, and that is no reason to move.
+/// A host counts as better if the job would lose at most this share of what it loses here. Probes of two equal
+/// links differ a little, and that is no reason to move.
 const CLEARLY_LESS: f64 = 0.8;
 
 /// What a running VM does now.
@@ -65,35 +64,35 @@ pub enum Verdict {
     Stay {
         /// Why, in plain words.
         reason: String,
-        /// Lost to the network since the VM came to this host.
+        /// The time lost to the network since the VM came to this host.
         lost_s: f64,
-        /// Of the best move, if there is a better place.
+        /// The cost of the best move; `None` if no host is better.
         cost_s: Option<f64>,
     },
     /// It moves now.
     Move {
-        /// The host for which the most is saved beyond the cost of the move.
+        /// The host with the largest saving after the cost of the move.
         to: HostId,
-        /// What was lost, and what the move costs, in plain words.
+        /// The time lost and the cost of the move, in plain words.
         reason: String,
         /// How long the migration takes.
         total_s: f64,
-        /// Both ways for the rest of the job, with the move chosen.
+        /// Both ways for the rest of the job; the move is chosen.
         plan: Plan,
     },
 }
 
-/// A place where the job would have lost less.
+/// A host where the job would have lost less.
 struct Better<'a> {
     to: &'a HostId,
     lost_there_s: f64,
     saved_s: f64,
     cost: MoveCost,
-    /// What staying loses until the job's end, where that is known.
+    /// The predicted loss until the job's end if the VM stays; `None` if it is not known.
     to_lose: Option<Spread>,
 }
 
-/// The time lost at which the VM moves: see the module's text.
+/// The loss at which the VM moves; see the module's documentation.
 pub(crate) fn moves_at_s(price_s: f64, to_lose: Option<Spread>) -> f64 {
     match to_lose {
         Some(left) if left.low() >= price_s => price_s * TRUST,
@@ -102,8 +101,8 @@ pub(crate) fn moves_at_s(price_s: f64, to_lose: Option<Spread>) -> f64 {
     }
 }
 
-/// Decides with what was measured since the VM came to its host. To be asked again and again while
-/// the job runs: the answer is late by the time between two calls.
+/// Decides from the measurements since the VM came to its host. The caller repeats this while the job runs; the
+/// decision is late by up to the time between two calls.
 pub fn consider(running: &Running) -> Verdict {
     let lost_s = lost_s(&running.disks, running.wall_s, running.vcpu_s, running.cpus);
     let stay = |reason: String, cost_s| Verdict::Stay { reason, lost_s, cost_s };
@@ -113,7 +112,7 @@ pub fn consider(running: &Running) -> Verdict {
     let best = match best_place(running, lost_s) {
         Ok(Some(best)) => best,
         Ok(None) => return stay("no host with room would lose less".to_owned(), None),
-        Err(why) => return stay(format!("no move can be judged: {why}"), None),
+        Err(why) => return stay(format!("no move can be planned: {why}"), None),
     };
     let factor = if running.moves == 0 { 1.0 } else { AFTER_A_MOVE };
     let needed_s = moves_at_s(best.cost.job_s * factor, best.to_lose);
@@ -146,7 +145,8 @@ fn account(running: &Running, lost_s: f64, best: &Better) -> String {
     )
 }
 
-/// The place for which the most is saved beyond its cost. An error only when every place fails.
+/// The host with the largest saving after the cost of the move. An error only if the prediction failed for
+/// every host.
 fn best_place(running: &Running, lost_s: f64) -> Result<Option<Better<'_>>, Refused> {
     let mut best: Option<Better> = None;
     let mut refused = None;
@@ -203,7 +203,8 @@ fn place<'a>(
     Ok(Better { to, lost_there_s, saved_s, cost, to_lose })
 }
 
-/// How much longer what was computed here would have taken there, among the VMs that are there.
+/// How much longer the computing since the arrival would have taken at the other host, beside the VMs that run
+/// there.
 fn slower_s(running: &Running, there: &HostFacts) -> Result<f64, Refused> {
     let here = running.cluster.host(&running.host)?;
     let there = load_factor(there, there.running_vms.saturating_add(1)).expected;
@@ -212,9 +213,9 @@ fn slower_s(running: &Running, there: &HostFacts) -> Result<f64, Refused> {
     Ok(((running.wall_s - waiting_s) * (ratio - 1.0)).max(0.0))
 }
 
-/// What is lost here and not there until the job's end, by its earlier runs: of a whole run's, the
-/// share of its requests that it has not made yet. Where the command reports its progress, the range
-/// covers both.
+/// The time that will be lost here and not there until the job's end, predicted from earlier runs: the loss of
+/// a whole run, times the share of its requests that are still to come. If the command reports its progress,
+/// the range covers both shares.
 fn to_lose(running: &Running, there: &HostFacts, learned: &Learned) -> Option<Spread> {
     let cluster = &running.cluster;
     let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
@@ -228,7 +229,7 @@ fn to_lose(running: &Running, there: &HostFacts, learned: &Learned) -> Option<Sp
     Some(whole.by(left).at_least(0.0))
 }
 
-/// The same for a job that has no history: what is left costs as much as what was done here.
+/// The same for a job without history: the remaining work costs as much as the work so far.
 fn to_lose_by_progress(running: &Running, saved_s: f64) -> Option<Spread> {
     let progress = running.progress?;
     let here = progress - running.progress_at_arrival;
@@ -240,8 +241,8 @@ fn to_lose_by_progress(running: &Running, saved_s: f64) -> Option<Spread> {
     Some(Spread::between(expected * low, expected, expected * high))
 }
 
-/// What the network should add to this job's I/O at a host, by the probes. Only the ratio between
-/// two hosts is used, so that what the probes get wrong at both is of no effect.
+/// The time that the network should add to this job's I/O at a host, according to the probes. Only the ratio of
+/// two hosts is used, so an error that the probes make at both has no effect.
 fn network_s(running: &Running, at: &HostId, figures: &mut Figures) -> Result<f64, Refused> {
     let mut total_s = 0.0;
     for disk in &running.disks {
@@ -255,7 +256,7 @@ fn data_bytes(disk: &DiskFacts) -> f64 {
     (disk.client.read_bytes + disk.client.write_bytes) as f64
 }
 
-/// Both ways for the rest of the job, of which nothing is known but what was done.
+/// Both ways for the rest of the job. The rest is taken to be like the work so far.
 fn plan(running: &Running, lost_s: f64, best: &Better, account: &str) -> Plan {
     let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
     let busy_s: f64 = running.disks.iter().map(|d| seconds(d.client.busy_ns)).sum();

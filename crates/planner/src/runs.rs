@@ -1,4 +1,4 @@
-//! What is kept of a job's runs.
+//! The runs of a job that are kept.
 
 use perigee_model::HostId;
 use perigee_model::plan::Seconds;
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::facts::DiskFacts;
 use crate::network::{latencies_s, lost_s, not_computing_s, seconds};
 
-/// Runs kept of one kind of job.
+/// How many runs are kept of one kind of job.
 pub const RUNS_KEPT: usize = 16;
 
-/// A run of a job that differs in one of its traits counts as this much of a run.
+/// A run of a job that differs in one of these traits counts as this share of a run.
 const OTHER_NAME: f64 = 0.5;
 const OTHER_INPUTS: f64 = 0.3;
 
-/// Below this a round trip is that of one site, and says nothing about how many of them a job needs.
+/// A shorter round trip is one within a site. It does not show how many round trips a job needs.
 pub(crate) const FAR_S: f64 = 0.0005;
 
-/// What tells jobs with one image and command apart.
+/// The differences between jobs with the same image and command.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traits {
-    /// As in the job file.
+    /// The name in the job file.
     pub name: String,
     /// The vCPUs of its VM.
     pub cpus: u32,
@@ -28,12 +28,12 @@ pub struct Traits {
     pub memory_bytes: u64,
     /// A digest of everything else that the command is given: environment, input files, volumes.
     pub inputs: String,
-    /// What its volumes hold, in the order of the job file.
+    /// The bytes in its volumes, in the order of the job file.
     pub data_bytes: Vec<u64>,
 }
 
 impl Traits {
-    /// How much a run with these traits says about a job with others, 0 to 1.
+    /// How much a run with these traits says about a job with the others, 0 to 1.
     pub(crate) fn relation(&self, other: &Self) -> f64 {
         let ratio = |a: u64, b: u64| a.min(b) as f64 / a.max(b).max(1) as f64;
         let held = |traits: &Self| traits.data_bytes.iter().sum::<u64>();
@@ -49,28 +49,28 @@ impl Traits {
     }
 }
 
-/// A finished run, whether it was local, remote or migrated midway, as it was measured.
+/// The measurements of a finished run. It may have been local, remote, or migrated midway.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// What tells the job apart from others of its image and command.
+    /// The job's differences from others with its image and command.
     pub traits: Traits,
     /// Where it started.
     pub host: HostId,
     /// Whether its VM was moved.
     pub moved: bool,
-    /// From VM start to the command's start.
+    /// The time from the VM's start to the command's start.
     pub boot_s: f64,
-    /// From the command's start to its end.
+    /// The time from the command's start to its end.
     pub wall_s: f64,
-    /// Time of that in which the VM stood still for migrations, or waited for a link that was down.
+    /// The part of `wall_s` in which the VM was paused for migrations or waited for a link that was down.
     pub paused_s: f64,
-    /// vCPU time from the command's start to its end, of all vCPUs and hosts.
+    /// vCPU time from the command's start to its end, summed over all vCPUs and hosts.
     pub vcpu_s: f64,
     /// The vCPUs of its VM.
     pub cpus: u32,
     /// The data volumes, in the order of the job file.
     pub volumes: Vec<MeasuredVolume>,
-    /// By the replay of its block trace.
+    /// The result of replaying its block trace.
     pub replayed_round_trips: Option<f64>,
 }
 
@@ -79,13 +79,14 @@ pub struct Measured {
 pub struct MeasuredVolume {
     /// Its counters from the command's start to its end.
     pub disk: DiskFacts,
-    /// What a dependent request took longer than at its home, as probed from where the VM started.
+    /// How much longer a dependent request takes than at the volume's home, as probed from the host where the
+    /// VM started.
     pub round_trip_s: f64,
-    /// Of the link to the home; `None` where the VM started there.
+    /// The rate of the link to the home; `None` if the VM started there.
     pub rate_bytes_per_s: Option<u64>,
 }
 
-/// What one run teaches.
+/// What one run shows about its job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PastRun {
     /// As in [`Measured`].
@@ -94,35 +95,36 @@ pub struct PastRun {
     pub host: HostId,
     /// Whether its VM was moved.
     pub moved: bool,
-    /// From VM start to the command's start.
+    /// The time from the VM's start to the command's start.
     pub boot_s: f64,
-    /// From the command's start to its end, without pauses and outages.
+    /// The time from the command's start to its end, without pauses and outages.
     pub wall_s: f64,
-    /// Time in which the command computed.
+    /// The time in which the command computed.
     pub cpu_s: f64,
-    /// Time with a request of a data volume in flight, waited for or hidden behind computing.
+    /// The time with at least one request of a data volume in flight, whether the command waited for it or
+    /// computed meanwhile.
     pub busy_s: f64,
-    /// Waited for blocks as if they were local.
+    /// The time that the command would have waited for blocks if all of them were local.
     pub local_io_s: f64,
-    /// Waited for the network, by the counters of its volume server.
+    /// The time that the command waited for the network, according to the counters of its volume server.
     pub network_s: f64,
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeRun>,
-    /// Dependent round trips by the replay of its block trace; `None` when it was not traced.
+    /// The dependent round trips found by replaying its block trace; `None` if it was not traced.
     #[serde(default)]
     pub replayed_round_trips: Option<f64>,
 }
 
-/// What the run did to one volume.
+/// The I/O of the run on one volume.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct VolumeRun {
     /// Reads, writes and flushes.
     pub requests: f64,
     /// Bytes read and written.
     pub bytes: f64,
-    /// Mean requests in flight while there is at least one.
+    /// The mean number of requests in flight while there is at least one.
     pub queue_depth: f64,
-    /// Of its requests, the share that went to another host.
+    /// The share of its requests that went to another host.
     pub remote_share: f64,
     /// As in [`MeasuredVolume`].
     pub round_trip_s: f64,
@@ -132,9 +134,9 @@ pub struct VolumeRun {
 }
 
 impl PastRun {
-    /// The command's wall time is what it computes, what it waits for its data volumes as if they
-    /// were local, what it waits for the network on top of that, and the rest, which can't be told
-    /// apart from outside: the root disk, timers, the host's CPU.
+    /// Splits the command's wall time into computing, waiting for data volumes as if they were local, waiting
+    /// for the network, and the rest. The rest can't be divided from outside: the root disk, timers, the host's
+    /// CPU.
     pub fn learn(run: &Measured) -> Self {
         let wall_s = (run.wall_s - run.paused_s).max(0.0);
         let waiting_s = not_computing_s(wall_s, run.vcpu_s, run.cpus);
@@ -156,7 +158,7 @@ impl PastRun {
         }
     }
 
-    /// What it was measured to be, part by part; `migration_s` is what the VM stood still.
+    /// The measured parts of the run. `migration_s` is the time that the VM was paused.
     pub fn parts(&self, migration_s: f64) -> Seconds {
         Seconds {
             boot_s: self.boot_s,
@@ -170,8 +172,8 @@ impl PastRun {
         .added_up()
     }
 
-    /// Whether a block trace of another run would say something new: this one was not far from its
-    /// data and was not traced.
+    /// Whether a block trace of another run would show something new: this run was not far from its data and
+    /// was not traced.
     pub fn leaves_depth_unknown(&self) -> bool {
         self.round_trip_s() <= FAR_S && self.replayed_round_trips.is_none()
     }
@@ -180,14 +182,14 @@ impl PastRun {
         self.volumes.iter().map(|volume| volume.requests).sum()
     }
 
-    /// Seconds of a dependent round trip, as this run had it: the mean over its volumes and over
-    /// the requests that went over the network and those that did not.
+    /// The seconds of a dependent round trip in this run: the mean over its volumes, and over local and remote
+    /// requests.
     pub(crate) fn round_trip_s(&self) -> f64 {
         let shares = self.volumes.iter().zip(self.shares());
         shares.map(|(volume, share)| share * volume.remote_share * volume.round_trip_s).sum()
     }
 
-    /// Seconds that its bytes needed on the links.
+    /// The seconds that its bytes needed on the links.
     pub(crate) fn bytes_s(&self) -> f64 {
         let seconds = |volume: &VolumeRun| {
             let rate = volume.rate_bytes_per_s.filter(|rate| *rate > 0)?;
@@ -196,18 +198,19 @@ impl PastRun {
         self.volumes.iter().filter_map(seconds).sum()
     }
 
-    /// Of its disk time, the share that passed while it computed (read-ahead, several processes).
+    /// The share of its disk time during which it computed (read-ahead, several processes).
     pub(crate) fn hidden_share(&self) -> f64 {
         let waited_s = self.local_io_s + self.network_s;
         if self.busy_s > 0.0 { (1.0 - waited_s / self.busy_s).clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// Round trips by the counters, if each request that is not in flight with others is one.
+    /// The round trips according to the counters, if each request that is not in flight with others counts as
+    /// one.
     pub(crate) fn serial_requests(&self) -> f64 {
         self.volumes.iter().map(VolumeRun::serial).sum()
     }
 
-    /// Each volume's share of the dependent round trips.
+    /// The share of each volume in the dependent round trips.
     pub(crate) fn shares(&self) -> Vec<f64> {
         let all = self.serial_requests();
         let share = |v: &VolumeRun| if all > 0.0 { v.serial() / all } else { 0.0 };
@@ -237,8 +240,8 @@ impl VolumeRun {
     }
 }
 
-/// Keeps one more run, the newest last. When there are too many, the oldest goes of those that had
-/// most company: runs of one name at one distance. So what was seen at a rare distance stays.
+/// Adds a run, the newest last. If there are too many, the oldest run of the largest group is removed; a group
+/// is the runs with one name at one distance. So a run at a rare distance is kept.
 pub fn keep(runs: &mut Vec<PastRun>, newest: PastRun) {
     runs.push(newest);
     while runs.len() > RUNS_KEPT {
@@ -260,7 +263,7 @@ mod tests {
     use super::*;
     use crate::fixture::*;
 
-    /// A run that computes 5 s and reads 1000 times, one at a time, so many of them remotely.
+    /// A run that computes for 5 s and reads 1000 times, one at a time; this many reads are remote.
     fn measured(remote_reads: u64, wall_s: f64) -> Measured {
         let mut data = disk("data", "cloud1", remote_reads, 1, true);
         let local = disk("data", "cloud1", 1000 - remote_reads, 1, false);
@@ -305,7 +308,7 @@ mod tests {
 
     #[test]
     fn disk_time_behind_computing_is_hidden() {
-        // 16.4 s of disk time, of which 13.4 s were waited for.
+        // 16.4 s of disk time, of which the command waited for 13.4 s.
         let run = PastRun::learn(&measured(1000, 18.4));
         assert_close(run.hidden_share(), 3.0 / 16.4);
         assert_close(run.parts(0.0).other_s, 0.0);

@@ -1,13 +1,13 @@
-//! Numbers with what is not known of them.
+//! Values with their uncertainty.
 
 use perigee_model::plan::Estimate;
 
-/// An expected value and how far below and above it the truth may be, 9 times of 10. The two differ
-/// where one side is known better: a job has at most as many dependent round trips as requests, and
-/// perhaps far fewer.
+/// An expected value, and the distances below and above it within which the true value is in 9 of 10 cases. The
+/// two distances differ if one side is better known. For example, a job has at most as many dependent round
+/// trips as requests, and perhaps far fewer.
 ///
-/// Distances of independent numbers add as their squares do. All distances are those of 9 in 10, so
-/// weights made of them are the same as weights made of standard deviations.
+/// Distances of independent values add as their squares do. All distances are those of 9 in 10 cases, so
+/// weights made from them are the same as weights made from standard deviations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Spread {
     pub expected: f64,
@@ -24,18 +24,18 @@ impl Spread {
         Self { expected, down: (expected - low).max(0.0), up: (high - expected).max(0.0) }
     }
 
-    /// As far to both sides as this share of it.
+    /// A value whose distance to both sides is this share of it.
     pub fn relative(expected: f64, share: f64) -> Self {
         let distance = expected.abs() * share;
         Self { expected, down: distance, up: distance }
     }
 
-    /// Nothing is expected, and the truth may be so far to both sides.
+    /// Zero, with this distance to both sides.
     pub fn noise(distance: f64) -> Self {
         Self { expected: 0.0, down: distance, up: distance }
     }
 
-    /// The sum with another number that is independent of this one.
+    /// The sum with an independent value.
     pub fn plus(self, other: Self) -> Self {
         Self {
             expected: self.expected + other.expected,
@@ -50,20 +50,20 @@ impl Spread {
         Self { expected: self.expected * factor, down, up }
     }
 
-    /// The product with another number that is independent of this one; both are positive.
+    /// The product with an independent value. Both must be positive.
     pub fn by(self, other: Self) -> Self {
         let expected = self.expected * other.expected;
         let down = (self.down * other.expected).hypot(other.down * self.expected);
         Self { expected, down, up: (self.up * other.expected).hypot(other.up * self.expected) }
     }
 
-    /// Nothing of it is below this.
+    /// Bounds the whole range from below.
     pub fn at_least(self, least: f64) -> Self {
         let expected = self.expected.max(least);
         Self::between(self.low().max(least), expected, self.high().max(expected))
     }
 
-    /// Nothing of it is above this.
+    /// Bounds the whole range from above.
     pub fn at_most(self, most: f64) -> Self {
         let expected = self.expected.min(most);
         Self::between(self.low().min(expected), expected, self.high().min(most))
@@ -77,7 +77,7 @@ impl Spread {
         self.expected + self.up
     }
 
-    /// The distance to one side, for weights.
+    /// The mean of both distances, for weights.
     pub fn distance(self) -> f64 {
         f64::midpoint(self.down, self.up)
     }

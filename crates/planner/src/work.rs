@@ -1,21 +1,21 @@
-//! What a job did to a volume, by the counters.
+//! The I/O of a job on a volume, according to the counters.
 
 use crate::facts::DiskFacts;
 use crate::network::{latencies_s, mean_latency_us, seconds};
 
-/// What the job does to one volume.
+/// The I/O of the job on one volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct VolumeWork {
     pub reads: f64,
     pub writes: f64,
     pub flushes: f64,
     pub bytes: f64,
-    /// Sum of the requests' times, and time with at least one in flight, as measured wherever the
-    /// VM was. Their ratio over all runs is the queue depth: a run at a slow disk, which shows how
-    /// many requests the job keeps in flight, counts by its time.
+    /// The sum of the requests' latencies, and the time with at least one in flight, as measured at the VM.
+    /// Their ratio over all runs is the queue depth. A run at a slow disk shows how many requests the job keeps
+    /// in flight, so runs count by their time.
     pub latencies_s: f64,
     pub busy_s: f64,
-    /// Mean time of a request at the volume's home.
+    /// The mean latency of a request at the volume's home.
     pub home_latency_us: f64,
 }
 
@@ -24,12 +24,12 @@ impl VolumeWork {
         self.reads + self.writes + self.flushes
     }
 
-    /// Mean requests in flight while there is at least one; 1 when nothing was measured.
+    /// The mean number of requests in flight while there is at least one; 1 if nothing was measured.
     pub fn queue_depth(&self) -> f64 {
         if self.busy_s > 0.0 { (self.latencies_s / self.busy_s).max(1.0) } else { 1.0 }
     }
 
-    /// Seconds in which a request is in flight when the VM runs at the volume's home.
+    /// The seconds in which a request is in flight when the VM runs at the volume's home.
     pub(crate) fn home_s(&self) -> f64 {
         self.requests() * self.home_latency_us / 1e6 / self.queue_depth()
     }

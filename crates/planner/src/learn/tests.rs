@@ -1,4 +1,4 @@
-//! Jobs whose truth is known, and what is learned of them.
+//! Simulated jobs with known times, and what is learned from their runs.
 
 use proptest::prelude::*;
 
@@ -14,12 +14,12 @@ fn at(learned: &Learned, round_trip_s: f64) -> Spread {
     learned.at(&Place { round_trip_s, bytes_s: 0.0, cpu_factor }).1
 }
 
-/// What `past_run` takes.
+/// The time that `past_run` takes.
 fn truth_s(round_trip_s: f64, reads: f64) -> f64 {
     past_run(round_trip_s, reads).wall_s
 }
 
-/// A remote run whose counters know nothing: all of its waiting looks like something else.
+/// A remote run whose counters show nothing: all of its waiting looks like something else.
 fn counted_wrong(round_trip_s: f64, reads: f64, factor: f64) -> PastRun {
     let run = past_run(round_trip_s, reads);
     PastRun { network_s: run.network_s * factor, ..run }
@@ -120,7 +120,7 @@ fn a_slower_host_scales_the_computing_alone() {
     assert_close(two.total_s, one.total_s + one.cpu_s);
 }
 
-/// A small generator with a seed: the noise of a test is the same each time.
+/// A small random generator with a seed, so that a test's noise is the same each time.
 fn noise(seed: &mut u64) -> f64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -128,7 +128,7 @@ fn noise(seed: &mut u64) -> f64 {
     (*seed >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Repeated runs differ as they were measured to: by 7 % in the median and 24 % in 1 of 10 cases.
+/// Noise as it was measured for repeated runs: 7 % in the median and above 24 % in 1 of 10 cases.
 fn repeated(seed: &mut u64, run: PastRun) -> PastRun {
     let share = noise(seed);
     let size = if share < 0.5 { share * 0.14 } else { 0.07 + (share - 0.5) * 0.425 };
@@ -142,7 +142,7 @@ fn repeated(seed: &mut u64, run: PastRun) -> PastRun {
     }
 }
 
-/// Simulated jobs with depths of 1 to 16, seen at one to four distances, predicted at another one.
+/// Simulated jobs with depths of 1 to 16, which ran at one to four distances, are predicted at another one.
 #[test]
 fn the_truth_is_in_the_range_nine_times_of_ten() {
     let mut seed = 88_172_645_463_325_252;
@@ -153,7 +153,7 @@ fn the_truth_is_in_the_range_nine_times_of_ten() {
         let run = |round_trip_s: f64| {
             let mut run = past_run(round_trip_s, reads / depth);
             run.volumes[0].requests = reads;
-            // A local run answers each request before the next one.
+            // A local run answers each request before the next one is sent.
             run.volumes[0].queue_depth = if round_trip_s > 0.0 { depth } else { 1.0 };
             run
         };
@@ -172,13 +172,13 @@ fn the_truth_is_in_the_range_nine_times_of_ten() {
     let held = inside as f64 / f64::from(cases);
     errors.sort_by(f64::total_cmp);
     let median = errors[errors.len() / 2];
-    // Measured here: 90.6 % in the range, 11.6 % of median error, of which 7 % are the run's own.
+    // Measured here: 90.6 % are in the range; the median error is 11.6 %, of which 7 % are the run's own noise.
     assert!((0.87..0.97).contains(&held), "{held}");
     assert!(median < 0.125, "{median}");
 }
 
 proptest! {
-    /// Whatever the runs, nothing predicted is negative, and what is farther takes no less time.
+    /// For any runs, no prediction is negative, and a longer distance never takes less time.
     #[test]
     fn farther_is_never_faster(
         runs in proptest::collection::vec((0.0..0.1f64, 0.0..1e5f64, 0.0..2.0f64), 1..6),

@@ -1,4 +1,4 @@
-//! The ways to run a job that has not started, with predicted seconds.
+//! The ways to run a job that has not started, with their predicted times.
 
 use std::cmp::Reverse;
 
@@ -16,15 +16,15 @@ use crate::refused::Refused;
 use crate::running::moves_at_s;
 use crate::spread::Spread;
 
-/// Compares the ways to run a job and chooses the one predicted to end first.
+/// Compares the ways to run a job, and chooses the one that is predicted to end first.
 ///
-/// `remote`, `beside` and `migrate` are each given with their best hosts. What can't be done (no
-/// migration allowed, beside the data is not where the job may start) stands last, with the reason.
-/// `migrate` follows the rule of [`crate::consider`]: the VM runs remotely until the time that a
-/// move would have saved reaches a threshold, and so much is lost before the move.
+/// `remote`, `beside` and `migrate` are each predicted for their best hosts. Ways that are not possible come
+/// last, with the reason (migration is not allowed, or the job may not start at the data). `migrate` follows
+/// the rule of [`crate::consider`]: the VM runs remotely until the time that a move would have saved reaches a
+/// threshold. This time is lost before the move.
 ///
 /// # Errors
-/// [`Refused`] when no host has room, a volume's home is not up, or a link is not measured.
+/// [`Refused`] if no host has room, a volume's home is not up, or a link is not measured.
 pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
     let mut figures = Figures::default();
     for volume in &snapshot.job.volumes {
@@ -42,7 +42,7 @@ pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
     Ok(choose(candidates, &learned, default_start, figures))
 }
 
-/// The job from start to end on one host.
+/// The whole job on one host.
 struct Stay {
     host: HostId,
     /// Whether the job may start there.
@@ -56,7 +56,7 @@ struct Stay {
     unknown: Vec<Unknown>,
 }
 
-/// One for each host with room and measured links, the least busy host first.
+/// One entry for each host with room and measured links, the least busy host first.
 fn stays(
     snapshot: &Snapshot,
     learned: &Learned,
@@ -65,7 +65,7 @@ fn stays(
     let needed_bytes = snapshot.job.memory_bytes;
     let mut hosts: Vec<&HostFacts> =
         snapshot.cluster.hosts.iter().filter(|h| h.memory_free_bytes >= needed_bytes).collect();
-    // VMs by CPU, in thousandths: integers compare without surprises.
+    // VMs per CPU in thousandths, as an integer so that it can be compared.
     let busy = |h: &HostFacts| u64::from(h.running_vms) * 1000 / u64::from(h.cpus.max(1));
     hosts.sort_by_key(|h| (busy(h), Reverse(h.memory_free_bytes), h.id.clone()));
     let mut refused = None;
@@ -93,7 +93,7 @@ fn no_host(snapshot: &Snapshot) -> Refused {
     let why = match allowed.max_by_key(|h| h.memory_free_bytes) {
         None => format!("none is up{place}"),
         Some(host) => format!(
-            "it needs {} of memory, and the most there is{place} is {} at {}",
+            "it needs {} of memory, and the most that is free{place} is {} at {}",
             format_bytes(snapshot.job.memory_bytes),
             format_bytes(host.memory_free_bytes),
             host.id
@@ -106,7 +106,7 @@ fn may_start(start: &Start, host: &HostFacts) -> bool {
     host.takes_jobs && is_allowed(start, host)
 }
 
-/// The job file lets it start there.
+/// Whether the job file lets it start there.
 fn is_allowed(start: &Start, host: &HostFacts) -> bool {
     match start {
         Start::Anywhere => true,
@@ -150,7 +150,7 @@ fn stay(
 
 struct Candidate {
     option: PlanOption,
-    /// Why it can't be done.
+    /// Why it is not possible.
     impossible: Option<String>,
     rtt_ms: f64,
     place: Place,
@@ -175,7 +175,7 @@ impl Candidate {
         Self { option, impossible: None, rtt_ms, place, boot, migration: Spread::default() }
     }
 
-    /// How much longer it takes than another: their common parts cancel out.
+    /// How much longer it takes than another; the parts that both have cancel out.
     fn longer(&self, other: &Self, learned: &Learned) -> Spread {
         let mut apart = learned.longer(&self.place, &other.place);
         if self.option.start != other.option.start {
@@ -187,7 +187,7 @@ impl Candidate {
     }
 }
 
-/// The fastest host to stay at; of equals the first, which is the least busy.
+/// The fastest host to stay at. Of equally fast hosts it is the first, which is the least busy.
 fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     let of_way = stays.iter().filter(|s| s.way == way);
     let best = of_way.min_by(|a, b| {
@@ -196,7 +196,7 @@ fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     let mut candidate = Candidate::new(way, best, &best.host);
     if !best.allowed {
         candidate.impossible =
-            Some("the job may not start there: by its file, or the host is full".to_owned());
+            Some("the job may not start there: its file does not allow it, or the host takes no jobs now".to_owned());
     }
     Some(candidate)
 }
@@ -221,7 +221,7 @@ fn best_move(
     let best =
         moves.min_by(|a, b| a.0.option.predicted.total_s.total_cmp(&b.0.option.predicted.total_s));
     let Some((mut best, cost_figures)) = best else {
-        // Only where the hosts cannot exchange a VM at all is that worth a line of its own.
+        // An impossible move is listed only if the hosts cannot exchange a VM at all.
         let (start, end, why) = refused?;
         matches!(why, Refused::ProcessorDiffers { .. }).then_some(())?;
         let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
@@ -231,22 +231,24 @@ fn best_move(
     if snapshot.job.may_migrate {
         cost_figures.into_iter().for_each(|figure| figures.measured(figure));
         let start = &best.option.start;
-        figures.assumed(&format!("after a move the root disk, left at {start}, is hardly read"));
+        figures.assumed(&format!(
+            "after a move the job hardly reads its root disk, which stays at {start}"
+        ));
     } else {
         best.impossible = Some("the job file says that it may not move".to_owned());
     }
     Some(best)
 }
 
-/// What the network adds to the command at one host beyond what it adds at the other.
+/// How much more the network adds to the command at one host than at the other.
 fn avoidable(learned: &Learned, start: &Stay, end: &Stay) -> Spread {
     learned.network_longer(&start.place, &end.place)
 }
 
-/// Remotely up to the moment at which [`crate::consider`] would move it, then at the other host.
+/// The job runs remotely until [`crate::consider`] would move it, and then at the other host.
 ///
 /// # Errors
-/// [`Refused`] when this move is not possible at all.
+/// [`Refused`] if this move is not possible.
 fn predict_move(
     snapshot: &Snapshot,
     learned: &Learned,
@@ -279,7 +281,7 @@ fn choose(
     default_start: Option<HostId>,
     figures: Figures,
 ) -> Plan {
-    // The sort is stable: of equals, the way that was put in first, a migration last.
+    // The sort is stable: of equal ways the one that was added first wins, and a migration is added last.
     candidates.sort_by(|a, b| {
         let totals = a.option.predicted.total_s.total_cmp(&b.option.predicted.total_s);
         a.impossible.is_some().cmp(&b.impossible.is_some()).then(totals)
@@ -304,7 +306,7 @@ fn choose(
     Plan { basis: learned.basis, options, figures: figures.into_vec(), moves }
 }
 
-/// Why the first is chosen, or why another one is not.
+/// Why the first way is chosen, or why another one is not.
 fn reason(candidates: &[Candidate], index: usize) -> String {
     let this = &candidates[index];
     if let Some(why) = &this.impossible {

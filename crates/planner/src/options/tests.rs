@@ -36,7 +36,7 @@ fn a_job_that_starts_far_from_its_data_is_migrated() {
     let best = &plan.options[0];
     assert_eq!((best.way, best.end.as_str()), (Way::Migrate, "cloud1"));
     assert!(best.chosen && plan.moves);
-    // By the rule, half as much is lost before the move as it costs, where history says it pays.
+    // If history says that the move pays, the loss before it is half of its cost.
     assert_close(best.predicted.migration_s, 2.064);
     assert_close(best.predicted.network_s, 1.032);
     assert_eq!(
@@ -134,7 +134,7 @@ fn what_options_have_in_common_cancels_out() {
     assert!(best.longer.is_none());
     assert_close(longer.expected_s, remote.total.expected_s - best.total.expected_s);
     let width = |estimate: &Estimate| estimate.high_s - estimate.low_s;
-    // As if the totals were independent, it would be wider.
+    // If the totals were independent, the range would be wider.
     assert!(width(&longer) < 0.9 * width(&remote.total).hypot(width(&best.total)), "{longer:?}");
     assert!(longer.low_s > 0.0, "it is sure that remote takes longer: {longer}");
 }
@@ -153,7 +153,7 @@ fn no_room_is_a_refusal_with_figures() {
     let refused = plan(&snapshot).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "no host can take the job: it needs 512 MiB of memory, and the most there is at site \
+        "no host can take the job: it needs 512 MiB of memory, and the most that is free at site \
          home is 100 MiB at home2"
     );
 }

@@ -1,16 +1,17 @@
-//! Which of the waiting jobs starts now, and where: a pure function of a snapshot.
+//! Decides which of the waiting jobs starts now, and where. It is a pure function of a snapshot.
 //!
-//! - **Order**: a higher priority first. Within a priority, the owner who has the smallest share of
-//!   the cluster comes next (the larger of its shares of CPUs and memory: dominant resource fairness,
-//!   Ghodsi et al., NSDI 2011), and of one owner's jobs the one that was submitted first. What was
-//!   submitted first decides between equal shares.
-//! - **Ageing**: a job that waits gains a point of priority in each [`AGEING_STEP_MS`] against jobs of
-//!   other priorities, so that none starves. Jobs of one priority share as if there were no ageing.
+//! - **Order**: a higher priority comes first. Within a priority, the owner with the smallest share of the
+//!   cluster comes next. The share is the larger of the owner's shares of CPUs and memory (dominant resource
+//!   fairness, Ghodsi et al., NSDI 2011). Of one owner's jobs the one that was submitted first comes next.
+//!   Between equal shares the earlier submission decides.
+//! - **Ageing**: a waiting job gains a point of priority over jobs of other priorities in each
+//!   [`AGEING_STEP_MS`], so that none starves. Ageing does not change the order within a priority.
 //! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
-//! - **Backfill**: a job that does not fit lets those behind it go ahead, but a host is kept for it:
-//!   nothing else starts there until it fits. One host is kept for the first job of each wish where
-//!   to start, so that small jobs never starve a large one and most hosts stay open.
-//! - **Volumes**: a job that waits for a volume keeps it from those behind it.
+//! - **Backfill**: if a job does not fit, the jobs behind it may start first, but a host is reserved for it:
+//!   nothing else starts there until the job fits. For each start condition (anywhere, a site, a host) a host
+//!   is reserved for the first such job only. So small jobs never starve a large one, and most hosts stay
+//!   available.
+//! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
 
 mod room;
 #[cfg(test)]
@@ -24,41 +25,41 @@ use perigee_model::{HostId, JobId, SiteId, VolumeName};
 
 use room::Rooms;
 
-/// A difference of one point of priority is worth so much waiting.
+/// The waiting time that is worth one point of priority.
 pub const AGEING_STEP_MS: u64 = 10 * 60 * 1000;
 
-/// Everything that decides who starts.
+/// The input of a scheduling decision.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     /// Hosts that are up.
     pub hosts: Vec<HostRoom>,
     /// The jobs that wait, in any order.
     pub waiting: Vec<Waiting>,
-    /// What each owner's jobs hold that are not waiting any more.
+    /// The resources of each owner's jobs that no longer wait.
     pub held: BTreeMap<String, Demand>,
-    /// Volumes that these jobs use.
+    /// The volumes that these jobs use.
     pub uses: Vec<VolumeUse>,
 }
 
-/// What a host can give to VMs: in all, and now.
+/// The resources that a host has for VMs: in total, and now.
 #[derive(Debug, Clone)]
 pub struct HostRoom {
-    /// Unlike that of any other host in the queue.
+    /// Unique in the queue.
     pub id: HostId,
-    /// Where it counts for a job that may start at one site only.
+    /// The site, for jobs that may start at one site only.
     pub site: SiteId,
-    /// When no VM is placed there, without the host's own reserve.
+    /// The resources without any VM, without the host's own reserve.
     pub total: Demand,
-    /// What is left of `total` beside the VMs that are placed there.
+    /// The part of `total` that the placed VMs leave free.
     pub free: Demand,
     /// How many more jobs may be staged and booted there now.
     pub start_slots: u32,
 }
 
-/// What a VM needs of a host, or what a host has for VMs.
+/// Resources: those that a VM needs, or those that a host has for VMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// vCPUs. A host has several for each of its CPUs.
+    /// vCPUs. A host has several for each of its own CPUs.
     pub cpus: u32,
     /// Memory of the guests.
     pub memory_bytes: u64,
@@ -69,13 +70,13 @@ impl Demand {
         self.cpus <= room.cpus && self.memory_bytes <= room.memory_bytes
     }
 
-    /// Takes another demand on top.
+    /// Adds another demand.
     pub fn add(&mut self, other: Self) {
         self.cpus = self.cpus.saturating_add(other.cpus);
         self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
     }
 
-    /// Gives a part of it away; nothing is left of what is less.
+    /// Subtracts another demand; the result is never below 0.
     pub fn take(&mut self, other: Self) {
         self.cpus = self.cpus.saturating_sub(other.cpus);
         self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
@@ -85,30 +86,30 @@ impl Demand {
 /// A job that waits.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// Unlike that of any other job in the queue.
+    /// Unique in the queue.
     pub job: JobId,
-    /// The one whose share of the cluster it counts for.
+    /// The owner to whose share of the cluster it counts.
     pub owner: String,
-    /// The higher, the sooner.
+    /// A higher priority starts sooner.
     pub priority: i32,
-    /// Grows with each submission.
+    /// A number that grows with each submission.
     pub submitted: u64,
     /// Time since its submission.
     pub waited_ms: u64,
-    /// What its VM needs.
+    /// The resources that its VM needs.
     pub demand: Demand,
     /// Where the job file lets it start.
     pub start: Start,
-    /// Its data volumes. It waits for none that it only clones.
+    /// Its data volumes. It does not wait for a volume that it only clones.
     pub volumes: Vec<JobVolume>,
     /// Hosts where it may not start now.
     pub avoid: Vec<HostId>,
-    /// Why it cannot start anywhere now, for a reason outside this snapshot.
+    /// Why it cannot start anywhere now; `None` unless the reason is outside this snapshot.
     pub blocked: Option<String>,
 }
 
 impl Waiting {
-    /// Points of priority for the time that it waited.
+    /// The points of priority that it has gained by waiting.
     fn gained(&self) -> u64 {
         self.waited_ms / AGEING_STEP_MS
     }
@@ -118,33 +119,33 @@ impl Waiting {
     }
 }
 
-/// A volume that a job uses itself, not a clone of it.
+/// A volume that a job uses directly, not through a clone.
 #[derive(Debug, Clone)]
 pub struct VolumeUse {
     /// The name in the job file.
     pub volume: VolumeName,
-    /// The job that uses it, for the reason that others are told.
+    /// The job that uses it. It is named in the reasons of the jobs that wait for the volume.
     pub job: JobId,
     /// Whether the job writes to it. Readers can share a volume, a writer can't.
     pub writes: bool,
 }
 
-/// What becomes of a waiting job.
+/// The decision about a waiting job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
     /// It starts now at this host.
     Start(HostId),
-    /// It waits on.
+    /// It keeps waiting.
     Wait {
-        /// From 1 on, among those that wait after this decision.
+        /// Its position among the jobs that wait after this decision, from 1.
         place: u32,
         /// Why, in plain words for its owner.
         reason: String,
     },
 }
 
-/// Decides for every waiting job. `choose` picks one of the hosts that have room for a job, or says
-/// why it starts at none of them.
+/// Decides about every waiting job. `choose` picks one of the hosts that have room for a job, or returns why
+/// the job starts at none of them.
 pub fn schedule(
     queue: &Queue,
     mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
@@ -202,8 +203,7 @@ fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {
     })
 }
 
-/// A volume that is written has one user: a filesystem that changes underneath is of no use to a
-/// reader.
+/// A volume that is written has one user, because a reader cannot use a filesystem that changes underneath.
 fn volume_taken(waiting: &Waiting, uses: &[VolumeUse]) -> Option<String> {
     let mine: Vec<VolumeUse> = uses_of(waiting).collect();
     let taken = uses.iter().find(|other| {
@@ -212,12 +212,12 @@ fn volume_taken(waiting: &Waiting, uses: &[VolumeUse]) -> Option<String> {
     Some(format!("volume {} is in use by job {}", taken.volume, taken.job))
 }
 
-/// Jobs of one priority, by their owners.
+/// The jobs of one priority, by owner.
 type Line<'a> = BTreeMap<&'a str, VecDeque<&'a Waiting>>;
 
-/// The waiting jobs, each when it is its turn, as if all before it had got what they want.
+/// The waiting jobs in scheduling order. Each job counts to its owner's share as soon as it was returned.
 struct InOrder<'a> {
-    /// By priority, then by owner, the first submitted first.
+    /// By priority, then by owner; each owner's first submission comes first.
     lines: BTreeMap<Reverse<i32>, Line<'a>>,
     held: BTreeMap<&'a str, Demand>,
     total: Demand,
@@ -238,7 +238,7 @@ impl<'a> InOrder<'a> {
         Self { lines, held, total }
     }
 
-    /// Who comes next of one priority.
+    /// The next job of one priority.
     fn first_of(&self, line: &Line<'a>) -> Option<&'a Waiting> {
         let firsts = line.values().filter_map(|of_owner| of_owner.front().copied());
         firsts.min_by_key(|first| (self.share(&first.owner), first.submitted, &first.job))
@@ -260,7 +260,7 @@ impl<'a> Iterator for InOrder<'a> {
     type Item = &'a Waiting;
 
     fn next(&mut self) -> Option<&'a Waiting> {
-        // Of equal ones the first is taken: that of the higher priority.
+        // Of equal priorities `min_by_key` returns the first, which is the higher one before ageing.
         let firsts = self.lines.values().filter_map(|line| self.first_of(line));
         let waiting = firsts.min_by_key(|first| Reverse(first.aged_priority()))?;
         let (priority, owner) = (Reverse(waiting.priority), waiting.owner.as_str());

@@ -1,4 +1,4 @@
-//! The room that is left while the queue is gone through, and why a job finds none.
+//! The resources that are free while the queue is processed, and the reasons why a job does not fit.
 
 use perigee_model::job::Start;
 use perigee_model::units::format_bytes;
@@ -8,7 +8,7 @@ use super::{Demand, HostRoom, Waiting};
 
 pub(super) struct Rooms {
     rooms: Vec<Room>,
-    /// Wishes where to start for whose first job a host is kept.
+    /// The start conditions for whose first job a host is reserved.
     kept: Vec<Start>,
 }
 
@@ -21,17 +21,17 @@ struct Room {
 #[derive(Debug)]
 pub(super) enum Wait {
     NoHost,
-    /// No host that it may start at is so large; the largest one.
+    /// No host where it may start is large enough; this is the largest one.
     TooLarge(HostId, Demand),
-    /// The host with the most room, and whether it is kept for this job.
+    /// No host has enough free: the host with the most, and whether it is reserved for this job.
     Full {
         at: HostId,
         free: Demand,
         kept: bool,
     },
-    /// Those with room are kept for another job.
+    /// The hosts with room are reserved for another job.
     KeptForAnother(JobId),
-    /// Those with room start as many jobs as they may.
+    /// The hosts with room are starting as many jobs as they may.
     Starting,
 }
 
@@ -48,8 +48,8 @@ impl Rooms {
         }
     }
 
-    /// The hosts where the job can start now. Where there is none for want of CPUs or memory, a
-    /// host may be kept for it.
+    /// The hosts where the job can start now. If no host has enough CPUs or memory free, one may be reserved
+    /// for the job.
     pub(super) fn with_room(&mut self, waiting: &Waiting) -> Result<Vec<HostId>, Wait> {
         let demand = waiting.demand;
         let allowed: Vec<&Room> = self.rooms.iter().filter(|room| may_use(waiting, room)).collect();
@@ -75,8 +75,8 @@ impl Rooms {
         Err(self.keep_one(waiting))
     }
 
-    /// Keeps the host that will have room soonest, as far as can be told: the one with the most
-    /// of it already. As nothing else starts there, it only becomes more.
+    /// Reserves the host that will probably have room soonest: the one with the most free already. Nothing else
+    /// starts there, so its free resources only grow.
     fn keep_one(&mut self, waiting: &Waiting) -> Wait {
         let demand = waiting.demand;
         let may_keep = !self.kept.contains(&waiting.start);
@@ -106,7 +106,8 @@ fn may_use(waiting: &Waiting, room: &Room) -> bool {
     start_ok && !waiting.avoid.contains(&room.host.id)
 }
 
-/// How much of the scarcer resource is there of what is needed, in thousandths, at most all of it.
+/// The free share of the needed resources in thousandths, at most 1000; of the two resources, the scarcer
+/// one's.
 fn share(needed: Demand, room: Demand) -> u64 {
     let of = |part: u64, whole: u64| {
         part.saturating_mul(1000).checked_div(whole).map_or(1000, |share| share.min(1000))
@@ -124,7 +125,8 @@ impl Wait {
         let needs = words(waiting.demand);
         match self {
             Self::NoHost if !waiting.avoid.is_empty() => {
-                "no host is up but those that it was lost at or that cannot start it".to_owned()
+                "no other host is up than those where it was lost or that cannot start it"
+                    .to_owned()
             }
             Self::NoHost => format!("no host is up{place}"),
             Self::TooLarge(host, total) => {
@@ -134,13 +136,13 @@ impl Wait {
                 )
             }
             Self::Full { at, free, kept } => {
-                let kept = if *kept { ", which is kept for it" } else { "" };
+                let kept = if *kept { ", which is reserved for it" } else { "" };
                 format!(
                     "it needs {needs}; the most that is free{place} is {} at {at}{kept}",
                     words(*free)
                 )
             }
-            Self::KeptForAnother(job) => format!("the hosts with room are kept for job {job}"),
+            Self::KeptForAnother(job) => format!("the hosts with room are reserved for job {job}"),
             Self::Starting => {
                 "each host with room is starting as many jobs as it may at once".to_owned()
             }

@@ -55,7 +55,7 @@ fn a_higher_priority_starts_first() {
     assert_eq!(
         reason(&turns, "j-0001"),
         "it needs 1 CPU and 256 MiB of memory; the most that is free is 0 CPUs and 768 MiB of \
-         memory at h1, which is kept for it"
+         memory at h1, which is reserved for it"
     );
 }
 
@@ -102,8 +102,8 @@ fn a_host_is_kept_for_the_large_job_and_the_others_stay_open() {
     };
     let turns = schedule(&queue, first);
     assert_eq!(turns[1].1, Turn::Start(host_id("h2")));
-    assert!(reason(&turns, "j-0001").ends_with("at h1, which is kept for it"));
-    assert_eq!(reason(&turns, "j-0003"), "the hosts with room are kept for job j-0001");
+    assert!(reason(&turns, "j-0001").ends_with("at h1, which is reserved for it"));
+    assert_eq!(reason(&turns, "j-0003"), "the hosts with room are reserved for job j-0001");
 }
 
 #[test]
@@ -178,15 +178,15 @@ fn jobs() -> impl Strategy<Value = Vec<Waiting>> {
     })
 }
 
-/// A cluster that runs: every job takes its steps, and starts are decided at each step.
+/// A simulated cluster: every job runs for its number of steps, and the queue is decided at each step.
 struct Run {
     hosts: Vec<HostRoom>,
-    /// Host, owner, demand, and the step at which it ends.
+    /// The host, the owner, the demand, and the step at which the job ends.
     running: Vec<(HostId, String, Demand, u64)>,
 }
 
 impl Run {
-    /// Gives the jobs that start at this step.
+    /// Starts jobs for this step and returns them.
     fn step(&mut self, now: u64, waiting: &mut Vec<Waiting>, steps: u64) -> Vec<Waiting> {
         self.running.retain(|(.., end)| *end > now);
         let mut queue = Queue { hosts: self.hosts.clone(), ..Queue::default() };
@@ -259,7 +259,7 @@ proptest! {
         }
     }
 
-    /// Small jobs come without end; the large one starts as soon as what ran before it has ended.
+    /// Small jobs arrive without end. The large job starts as soon as the jobs before it have ended.
     #[test]
     fn small_jobs_never_starve_a_large_one(
         smalls_a_step in 1u64..6,
@@ -275,7 +275,7 @@ proptest! {
         let largest = cpus.iter().max().copied().unwrap();
         let large = job(500, if own_owner { "bob" } else { "ann" }, 2 + large_of % (largest - 1));
         let (mut waiting, mut number) = (Vec::new(), 0);
-        // At most eight smalls that came before it, one after the other, and what runs.
+        // At most eight small jobs before it run one after the other, and the running ones.
         let limit = 20 + 12 * steps;
         let mut started_at = None;
         for now in 0..=limit {
@@ -285,7 +285,7 @@ proptest! {
                 waiting.push(job(at, "ann", 1));
             }
             if now == 20 {
-                // Those that wait already may go first: they were submitted before it.
+                // Those that wait already may start first, because they were submitted before it.
                 waiting.truncate(8);
                 waiting.push(large.clone());
             }
@@ -297,8 +297,8 @@ proptest! {
         prop_assert!(started_at.is_some(), "not started after {limit} steps");
     }
 
-    /// More jobs of a higher priority come than can run, without end. What was submitted before the
-    /// job's wait was worth the difference may go first; all that comes later goes behind it.
+    /// More jobs of a higher priority arrive than can run, without end. Jobs may start first if they were
+    /// submitted before the job's wait was worth the difference in priority. All later ones start after it.
     #[test]
     fn a_stream_of_higher_priority_starves_no_job(
         slots in 1u32..5,
@@ -334,7 +334,7 @@ proptest! {
         prop_assert!(started, "not started after {limit} steps");
     }
 
-    /// Two owners who always have jobs waiting get the same, up to one job.
+    /// Two owners who always have waiting jobs get equal shares, up to one job.
     #[test]
     fn owners_who_always_wait_get_equal_shares(slots in 2u32..9, first_has in 1u64..30) {
         let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], running: vec![] };

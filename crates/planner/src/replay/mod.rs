@@ -1,91 +1,90 @@
-//! What a run would have taken at another distance from its data, by replaying its block trace.
+//! Predicts a run at another distance from its data by replaying its block trace.
 //!
-//! The trace says when each request came and when it was answered. Which answer a request waited for
-//! is not in it, so a rule decides. It was found by replaying traces of eight workloads, recorded at
-//! 0 to 16 ms, against runs at the other distances (median error of the time 6 %, 1 in 10 above
-//! 29 %). Small letters are the trace's times and capitals the replay's, `t` of a request and `d` of
-//! its answer:
+//! The trace has the times at which each request arrived and was answered. It does not say which answer a
+//! request waited for, so rules decide. They were found by replaying traces of eight workloads, recorded at 0
+//! to 16 ms, and comparing with runs at the other distances (median error of the time 6 %; above 29 % in 1 of
+//! 10 cases). In the rules, small letters are times of the trace and capitals are times of the replay; `t` is a
+//! request's time and `d` its answer's:
 //!
-//! - A read that starts where another one ended is the next *window* of a stream that is read ahead.
-//!   It is issued when the reader reaches the window before it, `p`, and so has used up the one
-//!   before that, `pp`; `p` itself may still be under way:
+//! - A read that starts where another one ended is the next *window* of a stream that the guest reads ahead.
+//!   The guest issues it when the reader reaches the window before it, `p`, and so has used up the window
+//!   before that, `pp`. `p` itself may still be in flight:
 //!   `T = max(T_p, D_pp) + t - max(t_p, d_pp)`.
-//! - Everything else waits for the latest answer before it that somebody demanded, `w`:
-//!   `T >= D_w + t - d_w`. Demanded are reads that are no window, windows that the reader has
-//!   reached, and flushes; only writes and flushes wait for writes, because the guest's page cache
-//!   takes a write and goes on.
-//! - One thread of control does one thing after another: `T >= T_before + t - max(t_before, d_w)`,
-//!   for what it did since. While such a thread waits for a read it issues no window. Where windows are issued during demanded reads
-//!   as often as by chance, there are several threads, and this does not hold.
+//! - Every other request waits for the latest earlier answer that was demanded, `w`: `T >= D_w + t - d_w`.
+//!   Demanded are: reads that are no windows, windows that the reader has reached, and flushes. Only writes and
+//!   flushes wait for writes, because for a reader the guest's page cache takes a write at once.
+//! - One thread does one thing after another: `T >= T_before + t - max(t_before, d_w)`. While such a thread
+//!   waits for a read it issues no window. If windows are issued during demanded reads as often as by chance,
+//!   the workload has several threads, and this rule does not apply.
 //!
-//! Which request waits for which is decided by the trace's times alone. So every simulated time is a
-//! sum and maximum of latencies, and no shorter where these are longer.
+//! Only the times of the trace decide which request waits for which. So every simulated time is a sum and a
+//! maximum of latencies, and never becomes shorter when latencies become longer.
 //!
-//! The replay is for greater distances than the trace's. Toward the data the counters are better: how
-//! long a window would have been waited for at home is not in the trace.
+//! The replay is for longer distances than that of the trace. For shorter ones the counters are better, because
+//! the trace does not show how long the reader would have waited for a window at home.
 //!
-//! A local run hides how many requests a job keeps in flight together: each is answered before the
-//! next one comes, so they are replayed one after the other. The replay is then too long.
+//! A local trace hides how many requests a job keeps in flight: each is answered before the next one is sent,
+//! so they are replayed one after the other. The predicted time is then too long.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// Linux's smallest window of read-ahead. Shorter reads that follow each other are a program's own,
-/// each waited for.
+/// Linux's smallest read-ahead window. Shorter sequential reads are a program's own, and it waits for each.
 const WINDOW_BYTES_MIN: u32 = 16 << 10;
 
-/// Fewer windows say nothing about the number of threads.
+/// With fewer windows nothing is concluded about the number of threads.
 const WINDOWS_MIN: usize = 20;
-/// There are several threads when windows are issued during demanded reads more often than this
-/// share of what chance would do.
+/// The workload has several threads if windows are issued during demanded reads more often than this share of
+/// the number expected by chance.
 const BY_CHANCE: f64 = 0.5;
 
-/// A WAN's. Round trips are counted at one distance: the farther, the more of them nothing hides.
+/// The round trip of a WAN. Round trips are counted at this one distance, because at longer distances fewer of
+/// them overlap with other work.
 const PROBED_ROUND_TRIP_US: f64 = 16_000.0;
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It may be a window of read-ahead, or somebody waits for it.
+    /// It may be a read-ahead window; otherwise the program waits for it.
     Read,
-    /// A write or zeroing. Only writes and flushes wait for it.
+    /// A write or write-zeroes. Only writes and flushes wait for it.
     Write,
-    /// Somebody waits for it.
+    /// The program waits for it.
     Flush,
 }
 
-/// One request to one of a VM's disks. Times count from the command's start.
+/// One request to one of a VM's disks. Times are relative to the command's start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request {
-    /// The disk's number, from 0 on: its client number in the trace.
+    /// The disk's number from 0, which is its client number in the trace.
     pub disk: u16,
-    /// Decides what it waits for and who waits for it.
+    /// The kind decides which requests wait for which.
     pub kind: Kind,
     /// The first byte on the disk.
     pub offset: u64,
     /// The bytes read, written or zeroed; 0 for a flush.
     pub length_bytes: u32,
-    /// When it came.
+    /// When it arrived.
     pub at_us: f64,
-    /// When it was answered; never before `at_us`.
+    /// When it was answered; at least `at_us`.
     pub answered_us: f64,
 }
 
-/// The way from the VM to one disk.
+/// The network path from the VM to one disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Way {
-    /// What each request takes longer than at the disk's home; 0 there.
+    /// How much longer each request takes than at the disk's home; 0 at the home.
     pub round_trip_us: f64,
-    /// What each byte takes on the link, one request after the other.
+    /// The time of each byte on the link; requests share the link one after the other.
     pub us_per_byte: f64,
 }
 
-/// A trace, and what waits for what in it.
+/// A trace, with the dependencies between its requests.
 #[derive(Debug, Clone)]
 pub struct Replay {
     steps: Vec<Step>,
     several_threads: bool,
-    /// For the command's end: the requests that it waited for.
+    /// The requests that the command's end waited for.
     end: Cause,
     end_us: f64,
     end_worked_us: f64,
@@ -95,7 +94,7 @@ pub struct Replay {
 struct Step {
     request: Request,
     cause: Cause,
-    /// What a single thread did after the request before this one, and after it had its answer.
+    /// The time that a single thread worked after the request before this one and its answer.
     worked_us: f64,
 }
 
@@ -103,13 +102,12 @@ struct Step {
 enum Cause {
     /// A window, with its `p` and `pp`.
     Window { reached: usize, used: usize },
-    /// What was waited for; none at the beginning.
+    /// The answer that it waited for; `None` at the beginning.
     Answer(Option<usize>),
 }
 
 impl Replay {
-    /// Finds what waits for what. `requests` come in the order of their arrival; the command ended
-    /// at `end_us`.
+    /// Finds the dependencies. `requests` are in the order of their arrival; the command ended at `end_us`.
     pub fn new(requests: &[Request], end_us: f64) -> Self {
         let mut tracer = Tracer::default();
         let mut steps = Vec::with_capacity(requests.len());
@@ -126,13 +124,13 @@ impl Replay {
         Self { steps, several_threads, end, end_us, end_worked_us }
     }
 
-    /// Whether windows were issued while something else was waited for.
+    /// Whether windows were issued while the program waited for other reads.
     pub fn has_several_threads(&self) -> bool {
         self.several_threads
     }
 
-    /// The command's seconds when each disk is reached by another way than when it was traced; both
-    /// are by the number of the disk.
+    /// The command's seconds if each disk has another path than in the trace. Both lists are indexed by the
+    /// disk's number.
     pub fn through(&self, traced: &[Way], wanted: &[Way]) -> f64 {
         let mut times: Vec<(f64, f64)> = Vec::with_capacity(self.steps.len());
         let mut link_free_us = vec![f64::NEG_INFINITY; wanted.len()];
@@ -158,8 +156,8 @@ impl Replay {
         end_us.max(after(&times, self.end_worked_us)) / 1e6
     }
 
-    /// Dependent round trips: what a round trip adds to the time for each of its seconds, when the
-    /// disks of `data` are that far away, and were beside the VM.
+    /// The number of dependent round trips: how many seconds the command takes longer for each second of round
+    /// trip, if the disks of `data` are that far away and were local in the trace.
     pub fn round_trips(&self, data: &[bool]) -> f64 {
         let far = |is_data: &bool| {
             let round_trip_us = if *is_data { PROBED_ROUND_TRIP_US } else { 0.0 };
@@ -169,13 +167,13 @@ impl Replay {
         (self.through(&[], &ways) - self.end_us / 1e6) / (PROBED_ROUND_TRIP_US / 1e6)
     }
 
-    /// When something happens that happened at `traced_us`.
+    /// The time in the replay of an event that happened at `traced_us` in the trace.
     fn time_of(&self, cause: Cause, traced_us: f64, times: &[(f64, f64)]) -> f64 {
         let traced = |index: usize| &self.steps[index].request;
         match cause {
             Cause::Window { reached, used } => {
                 let (at_us, used_us) = (traced(reached).at_us, traced(used).answered_us);
-                // A window that was issued before the other one came did not wait for it.
+                // A window that was issued before that answer did not wait for it.
                 if used_us > traced_us {
                     return times[reached].0 + traced_us - at_us;
                 }
@@ -217,18 +215,17 @@ struct Window {
     before: Option<usize>,
 }
 
-/// Goes through the trace once. What it keeps at a time is what is in flight, and one window for
-/// each stream.
+/// Processes the trace once. It keeps the requests that are in flight, and one window for each stream.
 #[derive(Debug, Default)]
 struct Tracer {
-    /// By disk and the offset at which the next window would start.
+    /// By disk and by the offset at which the next window would start.
     streams: HashMap<(u16, u64), Window>,
-    /// In flight: when it is answered, in ticks of its bits, and which.
+    /// Requests in flight: when each is answered (as [`ticks`]), and its index.
     in_flight: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Of answers that were demanded: of reads and flushes, and of everything.
+    /// The latest demanded answers: of reads and flushes, and of all requests.
     latest_read: Latest,
     latest_demand: Latest,
-    /// Demanded reads in flight until then, for the number of threads.
+    /// Until when demanded reads are in flight, for the number of threads.
     demanded_until_us: f64,
     demanded_us: f64,
     windows: usize,
@@ -252,7 +249,7 @@ impl Tracer {
             let other_demand = requests[reached.index].answered_us < self.demanded_until_us
                 && request.at_us < self.demanded_until_us;
             self.windows_during_demand += usize::from(other_demand);
-            // The reader has come to this window, and waits for it.
+            // The reader has reached this window and waits for it.
             self.demand(requests, reached.index, request.at_us);
             let used = reached.before.unwrap_or(reached.index);
             return Cause::Window { reached: reached.index, used };
@@ -270,14 +267,14 @@ impl Tracer {
         Cause::Answer(latest.0)
     }
 
-    /// Since the request before this one and the latest demanded answer.
+    /// The time since the request before this one and since the latest demanded answer.
     fn worked_us(&self, requests: &[Request], index: usize, at_us: f64) -> f64 {
         let before_us = index.checked_sub(1).map_or(0.0, |before| requests[before].at_us);
         let answered_us = self.latest_demand.0.map_or(0.0, |latest| requests[latest].answered_us);
         (at_us - before_us.max(answered_us)).max(0.0)
     }
 
-    /// Somebody waits for a window; it counts from its answer on.
+    /// The reader waits for a window, which counts as demanded from its answer on.
     fn demand(&mut self, requests: &[Request], index: usize, now_us: f64) {
         if requests[index].answered_us <= now_us {
             self.answered(requests, index);
@@ -320,7 +317,7 @@ impl Tracer {
     }
 }
 
-/// Positive floats have the order of their bits.
+/// A positive float as an integer with the same order: its bits.
 fn ticks(us: f64) -> u64 {
     us.max(0.0).to_bits()
 }

@@ -1,5 +1,5 @@
-//! Jobs whose truth is known: each is run by a small simulator at two distances, and the trace of
-//! one run must give the time of the other.
+//! Simulated jobs with known times: each runs in a small simulator at two distances, and the trace of one run
+//! must predict the time of the other.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 
 const DATA: u16 = 0;
 
-/// A small generator with a seed.
+/// A small random generator with a seed.
 struct Random(u64);
 
 impl Random {
@@ -19,26 +19,26 @@ impl Random {
     }
 }
 
-/// What a thread does next. Times are in microseconds.
+/// The next step of a thread. Times are in microseconds.
 #[derive(Debug, Clone)]
 enum Do {
     Think(f64),
-    /// A read at a place of its own, waited for.
+    /// A random read that the thread waits for.
     Read(u64),
-    /// A file of so many windows that the kernel reads ahead; each is worked on for so long.
+    /// A file of this many windows that the kernel reads ahead; the thread works on each for this long.
     Scan {
         offset: u64,
         windows: u64,
         work_us: f64,
     },
-    /// Random reads, so many of them in flight together; each answer is worked on for so long.
+    /// Random reads with this many in flight; the thread works on each answer for this long.
     Deep {
         offset: u64,
         reads: u64,
         depth: usize,
         work_us: f64,
     },
-    /// Writes one after the other, as a database logs, each with its flush.
+    /// Writes one after the other, as a database log has them, each with its flush.
     Log {
         offset: u64,
         writes: u64,
@@ -48,7 +48,7 @@ enum Do {
 const WINDOW: u32 = 128 << 10;
 
 struct Disk {
-    /// At its home, with a little noise that is the same at each distance.
+    /// The latency at the disk's home, with a little noise that is the same at each distance.
     service_us: f64,
     round_trip_us: f64,
     requests: Vec<Request>,
@@ -73,7 +73,7 @@ impl Disk {
                 let mut came_us = self.ask(Kind::Read, place(0), WINDOW, now_us);
                 for window in 0..*windows {
                     if window > 0 {
-                        // It reaches this window: the next one is issued, and then it waits.
+                        // The reader reaches this window: the next one is issued, and then the reader waits.
                         now_us = now_us.max(start_us);
                     } else {
                         now_us = came_us;
@@ -110,7 +110,7 @@ impl Disk {
     }
 }
 
-/// Runs threads side by side at a distance; gives the requests in order and the time of the whole.
+/// Runs threads in parallel at a distance; returns the requests in order and the total time.
 fn run(threads: &[Vec<Do>], round_trip_us: f64) -> (Vec<Request>, f64) {
     let mut disk = Disk { service_us: 100.0, round_trip_us, requests: Vec::new() };
     let mut end_us: f64 = 0.0;
@@ -129,7 +129,7 @@ fn way(round_trip_us: f64) -> [Way; 1] {
     [Way { round_trip_us, us_per_byte: 0.0 }]
 }
 
-/// The error of the replay from one distance to another, as a share of the truth.
+/// The error of the replay from one distance to another, as a share of the true time.
 fn error(threads: &[Vec<Do>], from_us: f64, to_us: f64) -> f64 {
     let (requests, end_us) = run(threads, from_us);
     let replay = Replay::new(&requests, end_us);
@@ -217,7 +217,7 @@ fn several_threads_are_seen_where_windows_are_issued_while_another_waits() {
     assert!(!Replay::new(&requests, end_us).has_several_threads());
 }
 
-/// Measured here, and stated: several threads are coupled by the rule where they are not.
+/// Measured here and stated: the rule makes several threads wait for each other although they do not.
 #[test]
 fn several_threads_are_near() {
     let mut random = Random(3);
@@ -229,8 +229,8 @@ fn several_threads_are_near() {
     assert_within(&both, 4_000.0, 8_000.0, 0.15);
 }
 
-/// A workload that was not used while the rule was written: a build. It looks through a tree, reads
-/// files of many sizes whole, computes, and writes its results with a flush now and then.
+/// A workload that was not used to find the rules, a build. It walks a tree, reads whole files of many sizes,
+/// computes, and writes its results with a flush from time to time.
 #[test]
 fn a_held_out_workload_is_predicted_at_greater_distances() {
     let mut random = Random(20_261_122);
@@ -250,7 +250,7 @@ fn a_held_out_workload_is_predicted_at_greater_distances() {
     for (from_us, to_us) in [(0.0, 16_000.0), (0.0, 4_000.0), (4_000.0, 16_000.0)] {
         assert_within(&job, from_us, to_us, 0.06);
     }
-    // Toward its data a job is predicted by what it computed instead: see `learn`.
+    // For shorter distances a job is predicted from its counters instead: see `learn`.
     assert!(error(&job, 16_000.0, 0.0) > 0.06);
 }
 
@@ -269,7 +269,7 @@ fn nothing_is_nothing() {
     assert!((Replay::new(&[], 5e6).through(&[], &way(1e4)) - 5.0).abs() < 1e-9);
 }
 
-/// Doubling the trace doubles the work: the steps of the heap are counted by what is in flight.
+/// Doubling the trace doubles the work: the heap holds only the requests in flight.
 #[test]
 fn what_is_kept_does_not_grow_with_the_trace() {
     let (requests, _) = run(&[serial(&mut Random(5), 20_000)], 1_000.0);

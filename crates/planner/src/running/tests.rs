@@ -3,10 +3,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::fixture::*;
 
-/// By hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
+/// Calculated by hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
 const COST_S: f64 = 2.064;
 
-/// At home1, computing half of the time, after these reads of 16.4 ms in the cloud.
+/// A VM at home1 that computed half of the time, after these reads of 16.4 ms in the cloud.
 fn reading(reads: u64, wall_s: f64) -> Running {
     Running {
         cluster: cluster(),
@@ -43,7 +43,7 @@ fn why_stay(running: &Running) -> String {
 
 #[test]
 fn it_stays_until_the_time_lost_reaches_the_cost_of_moving() {
-    // 16.2 ms are lost with each read: 127 reads lose 2.057 s, 128 lose 2.074 s.
+    // Each read loses 16.2 ms: 127 reads lose 2.057 s, 128 lose 2.074 s.
     let Verdict::Stay { lost_s, cost_s, .. } = consider(&reading(127, 10.0)) else {
         panic!("it moves before the cost is reached");
     };
@@ -138,13 +138,13 @@ fn nothing_measured_yet_is_a_reason_to_stay() {
     assert_eq!(moved_to(&consider(&reading(0, 0.0))), None);
 }
 
-/// Reads in the time of one look at the job, when this share of it is lost to the network.
+/// The reads between two calls if this share of the time is lost to the network.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small, positive")]
 fn reads_in(step_s: f64, share_lost: f64) -> u64 {
     (step_s * share_lost / 0.0162).floor() as u64
 }
 
-/// A job with history, and with this many reads in its last runs.
+/// A job with history and with this many reads in its last runs.
 fn remembered(reads: u64, wall_s: f64, reads_of_a_run: f64) -> Running {
     Running { history: history(reads_of_a_run), ..reading(reads, wall_s) }
 }
@@ -167,7 +167,7 @@ fn with_a_short_history_it_moves_only_at_twice_the_price() {
 
 #[test]
 fn a_job_that_is_nearly_done_is_not_moved_any_more() {
-    // Of 300 reads 200 are made; what is left loses less than a move costs.
+    // 200 of 300 reads are made; the rest loses less than a move costs.
     assert_eq!(moved_to(&consider(&remembered(200, 10.0, 240.0))), None);
     let reported = Running { progress: Some(0.97), ..reading(200, 10.0) };
     assert_eq!(moved_to(&consider(&reported)), None, "its own progress says so too");
@@ -194,8 +194,8 @@ fn a_destination_where_others_compute_saves_less() {
     assert_eq!(moved_to(&consider(&running)), None);
 }
 
-/// What the rule pays for a job that loses so much with each step, and its best choice in hindsight.
-/// Each look gets its own prediction of what is left, as a share of the price.
+/// The loss by the rule for a job that loses this much with each step, and the best choice in hindsight. Each
+/// call gets its own prediction of the rest, as a share of the price.
 fn paid(lost_a_step_s: f64, left: &[(f64, f64)]) -> (f64, f64) {
     let price_s = 1.0;
     let mut lost_s = 0.0;
@@ -212,19 +212,19 @@ fn paid(lost_a_step_s: f64, left: &[(f64, f64)]) -> (f64, f64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Robustness: whatever is predicted, and however often it changes its mind.
+    /// Robustness: for any predictions, however often they change.
     #[test]
     fn wrong_predictions_cost_at_most_three_times_the_best(
         lost_a_step_s in 0.001..0.2f64,
         left in proptest::collection::vec((0.0..5.0f64, 0.0..5.0f64), 1..2000),
     ) {
         let (paid_s, best_s) = paid(lost_a_step_s, &left);
-        // A look is late by up to one step.
+        // A decision is late by up to one step.
         let limit_s = (1.0 + 1.0 / TRUST) * best_s + lost_a_step_s + 1e-9;
         prop_assert!(paid_s <= limit_s, "paid {}, the best was {}", paid_s, best_s);
     }
 
-    /// Consistency: a prediction that is right, with a range around the truth.
+    /// Consistency: a correct prediction, with a range around the true value.
     #[test]
     fn right_predictions_cost_at_most_one_and_a_half_times_the_best(
         lost_a_step_s in 0.001..0.05f64,
@@ -240,8 +240,8 @@ proptest! {
     }
 }
 
-/// The worst ratios over adversaries that end the job at the worst moment: measured, and stated in
-/// the module's text.
+/// The worst ratios over adversaries that end the job at the worst moment: measured here, and stated in the
+/// module's documentation.
 #[test]
 fn the_worst_ratios_are_those_that_are_stated() {
     let step_s = 0.001;
@@ -263,7 +263,7 @@ fn the_worst_ratios_are_those_that_are_stated() {
     assert!((2.99..3.01).contains(&always_long), "{always_long}");
     assert!((2.99..3.01).contains(&always_short), "{always_short}");
     assert!((1.99..2.01).contains(&undecided), "{undecided}");
-    // Where as much is left as a move costs, even the right prediction decides nothing.
+    // If the remaining loss equals the price, even a correct prediction decides nothing.
     assert!(right < 2.01, "{right}");
 }
 
@@ -292,7 +292,7 @@ proptest! {
         prop_assert!(paid_s <= limit_s, "paid {}, the best was {}", paid_s, best_s);
     }
 
-    /// The job reads now here, now there; its moves never cost more than what it loses.
+    /// The job reads alternately from two sites; its moves never cost more than it loses.
     #[test]
     fn alternating_loads_do_not_make_it_ping_pong(
         phases in proptest::collection::vec((any::<bool>(), 1u64..60), 1..40),
