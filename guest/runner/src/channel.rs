@@ -1,8 +1,8 @@
-//! The virtio-serial port to the host: one thread writes the outbox, one reads what the host says.
+//! The virtio-serial port to the host. One thread writes the outbox, one reads the host's messages.
 //!
-//! The host side may be closed for a while (a restarted agent, a migration). Then reads give 0 bytes and
-//! writes block in the kernel; both go on by themselves when it is back, and the host's `resume` brings again what
-//! was lost on the way.
+//! The host may close its side for a while (a restarted agent, a migration). Then reads return 0 bytes and
+//! writes block in the kernel. Both continue when the host opens it again, and after the host's `resume` lost
+//! messages are sent again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ use crate::outbox::Outbox;
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 const BATCH_BYTES: usize = 32 * 1024;
 
-/// Serves the port until the guest powers off. The threads are never joined: they have nothing to save.
+/// Serves the port until the guest powers off. The threads are never joined, because they have nothing to save.
 pub fn start(outbox: Arc<Outbox>) {
     std::thread::spawn(move || {
         let port = open_port();
@@ -50,7 +50,7 @@ fn open_port() -> File {
     }
 }
 
-/// The device node of the port with this name, by sysfs: no udev has to be running.
+/// Finds the device node of the port with this name in sysfs, so that no udev is needed.
 fn find_port(class: &Path, name: &str) -> io::Result<PathBuf> {
     for entry in std::fs::read_dir(class)? {
         let entry = entry?;
@@ -85,15 +85,15 @@ fn read_forever(mut port: File, outbox: &Outbox) {
     }
 }
 
-/// Bytes from the host to messages.
+/// Splits the host's bytes into messages.
 #[derive(Default)]
 struct HostLines {
     line: Vec<u8>,
 }
 
 impl HostLines {
-    /// A line that is not understood is taken for a `resume`: two connections may have met in it, and
-    /// sending again what the host already has does no harm.
+    /// An invalid line is treated as a `resume`: it may be the joined parts of lines of two connections, and it
+    /// does no harm to send again what the host already has.
     fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(HostMessage)) {
         for byte in bytes {
             if *byte != b'\n' {

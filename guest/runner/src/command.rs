@@ -1,4 +1,4 @@
-//! Runs the job's command and brings its output to the outbox.
+//! Runs the job's command and puts its output into the outbox.
 
 use std::io::{BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -18,13 +18,14 @@ use crate::outbox::Outbox;
 use crate::processes::JobCgroup;
 use crate::progress::{self, ProgressReader};
 
-/// What `timeout` of coreutils says, for a command that answers its end with success.
+/// The exit code after a timeout if the command exits with 0 when it is stopped. `timeout` of coreutils uses the
+/// same code.
 const TIMED_OUT_CODE: i32 = 124;
-/// Joins the cgroup first, so that no child can be born outside; the runner's protection from the
-/// out-of-memory killer is not for the job.
+/// Joins the cgroup first, so that every child process is in it. Also gives up the runner's protection from the
+/// out-of-memory killer, which is not for the job.
 const ENTER_CGROUP: &str = r#"echo 0 >"$0" && echo 0 >/proc/self/oom_score_adj && exec "$@""#;
 
-/// Returns the exit code when no process of the job is left and all it wrote is in the outbox.
+/// Returns the exit code when no process of the job is left and all of their output is in the outbox.
 pub fn run(
     seed: &Seed,
     directory: &Path,
@@ -59,7 +60,7 @@ pub fn run(
     ];
     let group = Pid::from_raw(child.id().cast_signed());
     let (ended, status) = mpsc::channel();
-    // The receiver waits for exactly this one message.
+    // The receiver waits for this one message.
     std::thread::spawn(move || ended.send(child.wait()).ok());
 
     let (status, timed_out) = match wait(&status, seed.timeout_s) {
@@ -69,7 +70,7 @@ pub fn run(
             outbox.push(GuestBody::Log {
                 stream: LogStream::Stderr,
                 line: format!(
-                    "perigee: the command ran longer than its timeout of {limit_s} s and is stopped"
+                    "perigee: the command ran longer than its timeout of {limit_s} s and is being stopped"
                 ),
             });
             cgroup.end_all(Some(group))?;
@@ -77,7 +78,7 @@ pub fn run(
         }
     };
     let status = status.map_err(Error::io("wait for the command"))?;
-    // What the command left running in the background would keep the disks and the pipes open.
+    // Processes that the command left in the background would keep the disks and the pipes open.
     cgroup.end_all(None)?;
     for reader in readers.into_iter().flatten() {
         if reader.join().is_err() {
@@ -90,7 +91,7 @@ pub fn run(
 
 type Ended = std::io::Result<ExitStatus>;
 
-/// `None` when the time is over.
+/// `None` after the timeout.
 fn wait(ended: &mpsc::Receiver<Ended>, timeout_s: Option<u64>) -> Option<Ended> {
     let received = match timeout_s {
         Some(limit_s) => ended.recv_timeout(Duration::from_secs(limit_s)),

@@ -1,4 +1,4 @@
-//! Disks by their serial number, and the data disks' filesystems.
+//! Finds disks by their serial number, and handles the filesystems of the data disks.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use perigee_model::guest::Mount;
 
 use crate::error::Error;
 
-/// Every filesystem and partition table has something in this part of a disk.
+/// Every filesystem and partition table has nonzero bytes in this part of a disk.
 const PROBED_BYTES: u64 = 128 * 1024;
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(20);
@@ -26,7 +26,8 @@ pub struct Mounted {
     pub read_only: bool,
 }
 
-/// The device node of the disk with this role as its serial number; waits a little for a disk that the kernel finds late.
+/// The device node of the disk with this role as its serial number. Waits a little, because the kernel may find
+/// a disk late.
 pub fn find(role: DiskRole) -> Result<PathBuf, Error> {
     let deadline = Instant::now() + DISK_DEADLINE;
     loop {
@@ -70,7 +71,7 @@ pub fn mount(wanted: &Mount) -> Result<Mounted, Error> {
     Ok(mounted)
 }
 
-/// Mounts again what [`unmount`] left clean, to read from it; this writes nothing to the disk.
+/// Mounts a disk again that [`unmount`] left clean, to read from it. This writes nothing to the disk.
 pub fn mount_again_read_only(mounted: &Mounted) -> Result<(), Error> {
     attach(mounted, true)
 }
@@ -80,8 +81,8 @@ fn attach(mounted: &Mounted, read_only: bool) -> Result<(), Error> {
     if read_only {
         flags |= MsFlags::MS_RDONLY;
     }
-    // A damaged filesystem stops the job instead of growing the damage. Unused inode tables stay
-    // unwritten: filling them in the background would only be traffic to a disk that may be far away.
+    // A damaged filesystem stops the job instead of being damaged further. Unused inode tables are not
+    // initialized, because that would only cause writes in the background to a disk that may be far away.
     let options = "errors=remount-ro,noinit_itable";
     nix::mount::mount(Some(&mounted.device), &mounted.path, Some("ext4"), flags, Some(options))
         .map_err(Error::io(format!(
@@ -91,8 +92,8 @@ fn attach(mounted: &Mounted, read_only: bool) -> Result<(), Error> {
         )))
 }
 
-/// Writes everything back and unmounts. Only after this may the job be reported as ended: a
-/// write that failed or a filesystem still in use is an error here.
+/// Writes everything back and unmounts. Only after this may the job be reported as ended: it returns an error
+/// if a write failed or the filesystem is still in use.
 pub fn unmount(mounted: &Mounted) -> Result<(), Error> {
     let place = mounted.path.display();
     if !mounted.read_only {

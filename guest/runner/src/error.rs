@@ -1,4 +1,4 @@
-//! Why the runner could not do its part; its text is what the user reads as the job's failure.
+//! Why the runner failed. The user reads the text as the reason of the job's failure.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub enum Error {
     EmptyReadOnly(DiskRole),
     #[error("mount path `{0}` must be absolute and not the root directory")]
     MountPath(String),
-    #[error("processes of the job could not be ended within {0} s")]
+    #[error("can't stop all processes of the job within {0} s")]
     Stragglers(u64),
     #[error("output `{0}` does not exist after the command")]
     OutputMissing(String),
@@ -29,7 +29,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: what was being done when `source` happened.
+    /// For `map_err`: `doing` says what was being done.
     pub fn io<E: Into<io::Error>>(doing: impl Into<String>) -> impl FnOnce(E) -> Self {
         let doing = doing.into();
         move |source| Self::Io { doing, source: source.into() }

@@ -1,4 +1,4 @@
-//! The job from the seed to the written outputs, as the list of its phases.
+//! The phases of the job, from the seed disk to the written outputs.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -29,7 +29,7 @@ pub fn run(outbox: &Arc<Outbox>) -> Result<Written, Error> {
     let directory = Path::new(JOB_DIRECTORY);
     let code = command::run(&seed, directory, Path::new(OUTPUT_DIRECTORY), outbox)?;
 
-    // The exit code is told only when the data disks are clean: the host may take them away then.
+    // The exit code is sent only when the data disks are clean, because the host may then detach them.
     for disk in mounted.iter().rev() {
         disks::unmount(disk)?;
     }
@@ -58,7 +58,7 @@ fn write_outputs(seed: &Seed, mounted: &[Mounted], code: i32) -> Result<Written,
     outputs::write(&device, &paths, code == 0)
 }
 
-/// Whether something of `output` may lie on the disk mounted at `mount`.
+/// Whether files below `output` may be on the disk that is mounted at `mount`.
 fn is_on(output: &Path, mount: &Path) -> bool {
     output.starts_with(mount) || mount.starts_with(output)
 }

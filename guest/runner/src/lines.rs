@@ -1,20 +1,19 @@
-//! Lines of bounded length from a stream that promises nothing.
+//! Lines of bounded length from an untrusted stream.
 
 use std::io::{self, BufRead};
 
-/// In JSON a byte may become six (`\u0001`), and a message must stay below
+/// In JSON one byte may become six (`\u0001`), and a message must stay below
 /// [`perigee_model::guest::LINE_BYTES_MAX`].
 pub const TEXT_BYTES_MAX: usize = 8 * 1024;
 
-/// Calls `each` for every line. A longer line than `bytes_max` is cut into several; bytes that are not UTF-8
-/// are replaced.
+/// Calls `each` for every line. A line longer than `bytes_max` is split; bytes that are not UTF-8 are replaced.
 pub fn read_lines(
     mut reader: impl BufRead,
     bytes_max: usize,
     mut each: impl FnMut(String),
 ) -> io::Result<()> {
     let mut line = Vec::new();
-    // The piece before was cut: a line end right after it ends nothing new.
+    // The last piece was cut: a line end right after it is not another, empty line.
     let mut was_cut = false;
     loop {
         let chunk = match reader.fill_buf() {
@@ -51,7 +50,7 @@ pub fn read_lines(
     }
 }
 
-/// `text`, no longer than a message can carry.
+/// `text`, shortened to what a message can carry.
 pub fn shorten(text: &str) -> String {
     let end = text.floor_char_boundary(TEXT_BYTES_MAX);
     text[..end].to_owned()
@@ -61,7 +60,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Where to cut so that a character at the end, of which not all bytes are here yet, stays whole.
+/// Where to cut so that a character at the end stays whole if not all of its bytes have arrived yet.
 fn character_boundary(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),

@@ -1,9 +1,9 @@
-//! The runner in the guest: reads the job from the seed disk, runs it, tells the host how it goes,
-//! writes the outputs and powers the guest off. `perigee_model::guest` is the contract with the host.
+//! The runner in the guest. It reads the job from the seed disk, runs it, reports to the host, writes the
+//! outputs, and powers the guest off. `perigee_model::guest` is the contract with the host.
 //!
-//! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`; no udev, no
-//! network, no login. The guest may be migrated at any moment: nothing here depends on a time that passed or
-//! on a connection that stays.
+//! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`. It needs no udev,
+//! no network and no login. The guest may be migrated at any moment, so nothing here depends on elapsed time or
+//! on one lasting connection.
 
 mod channel;
 mod command;
@@ -27,7 +27,7 @@ use perigee_model::guest::GuestBody;
 
 use crate::outbox::Outbox;
 
-/// How long the end of the job waits for a host to store it.
+/// How long the runner waits until a host has stored the end of the job.
 const LAST_ACK_DEADLINE: Duration = Duration::from_secs(300);
 
 fn main() {
@@ -47,7 +47,7 @@ fn main() {
         console("no host stored the end of the job within its deadline");
     }
     nix::unistd::sync();
-    // Returns only when it was refused; then systemd powers off because its only service ended.
+    // This returns only if the kernel refused. Then systemd powers off, because its only service has ended.
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
     console(&format!("power off: {error}"));
 }
@@ -59,10 +59,10 @@ fn uptime_ms() -> u64 {
         .unwrap_or_default()
 }
 
-/// To the serial console, for what cannot be told over the channel.
+/// Writes to the serial console what can't be sent over the channel.
 fn console(message: &str) {
     if let Ok(mut log) = std::fs::OpenOptions::new().write(true).open("/dev/kmsg") {
-        // There is no other place to say that this failed.
+        // A failure here can't be reported anywhere.
         log.write_all(format!("<3>perigee-runner: {message}\n").as_bytes()).ok();
     }
 }

@@ -1,9 +1,8 @@
-//! Messages to the host, numbered from 1 and kept until the host has stored them.
+//! Messages to the host, numbered from 1. Each is kept until the host has stored it.
 //!
-//! One thread writes what [`Outbox::next_batch`] gives; another applies what the host says. Whatever
-//! happens to the connection, a message leaves the outbox only by its acknowledgement. The outbox is
-//! bounded: [`Outbox::push_when_room`] blocks, so that a command whose output nobody stores
-//! stops in its own `write`.
+//! One thread writes the batches of [`Outbox::next_batch`]; another applies the host's messages. Whatever
+//! happens to the connection, a message leaves the outbox only when it is acknowledged. The outbox is bounded:
+//! [`Outbox::push_when_room`] blocks, so a command blocks in its own `write` if nobody stores its output.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -12,10 +11,11 @@ use std::time::{Duration, Instant};
 use perigee_model::guest::{GuestBody, GuestMessage, HostMessage};
 
 pub const UNACKED_MESSAGES_MAX: usize = 50_000;
-/// How much may be under way without an acknowledgement. It fits into the socket between QEMU and the host,
-/// so a host that drops a connection over a torn line gets a clean start at one of the next.
+/// The most bytes that are sent without an acknowledgement. They fit into the socket between QEMU and the host,
+/// so a host that closes a connection because of a torn line finds the start of a line soon after.
 const WINDOW_BYTES: usize = 64 * 1024;
-/// Long lines must not fill the memory of a small guest before the count does.
+/// The limit in bytes, so that long lines don't fill the memory of a small guest before the limit on their
+/// number applies.
 pub const UNACKED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 pub struct Outbox {
@@ -26,22 +26,23 @@ pub struct Outbox {
 
 #[derive(Default)]
 struct State {
-    /// Encoded lines; the first has number `acked + 1`.
+    /// Encoded lines; the first has the number `acked + 1`.
     unacked: VecDeque<Vec<u8>>,
     unacked_bytes: usize,
     acked: u64,
-    /// How many of `unacked` were given to the writer since the last resume.
+    /// The number of messages of `unacked` that the writer got since the last resume.
     sent: usize,
     sent_bytes: usize,
 }
 
 impl Outbox {
-    /// `clock_ms` tells the milliseconds since the guest booted.
+    /// `clock_ms` returns the milliseconds since the guest booted.
     pub fn new(clock_ms: fn() -> u64) -> Self {
         Self { state: Mutex::new(State::default()), changed: Condvar::new(), clock_ms }
     }
 
-    /// Adds a message at once; for the few that mark the job's course. Returns its number.
+    /// Adds a message at once, even without room. This is for the few messages that mark the job's phases.
+    /// Returns its number.
     pub fn push(&self, body: GuestBody) -> u64 {
         let mut state = self.lock();
         let seq = state.append(body, (self.clock_ms)());
@@ -71,7 +72,8 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Waits until something is to be sent and the window is open, and returns whole lines of together about `bytes_max`.
+    /// Waits until there are messages and the window is open. Returns whole lines of about `bytes_max` bytes in
+    /// total.
     pub fn next_batch(&self, bytes_max: usize) -> Vec<u8> {
         let mut state = self
             .changed
@@ -126,7 +128,7 @@ impl State {
         self.sent_bytes = 0;
     }
 
-    /// A number that was never sent acknowledges only what exists.
+    /// Acknowledges messages. A number that was never sent acknowledges only existing messages.
     fn ack(&mut self, seq: u64) {
         while self.acked < seq {
             let Some(line) = self.unacked.pop_front() else {

@@ -1,4 +1,4 @@
-//! The outputs as one tar stream on the output disk.
+//! Writes the outputs as one tar stream to the output disk.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -17,8 +17,8 @@ pub struct Written {
     pub sha256: String,
 }
 
-/// Writes the tar of `paths` from byte 0 of the disk. A path that does not exist is an error when
-/// `all_must_exist`, else it is passed over.
+/// Writes the tar of `paths` from byte 0 of the disk. A path that does not exist is an error if
+/// `all_must_exist`, and otherwise skipped.
 pub fn write(device: &Path, paths: &[PathBuf], all_must_exist: bool) -> Result<Written, Error> {
     let mut disk = OpenOptions::new()
         .read(true)
@@ -67,7 +67,7 @@ fn archive(sink: &mut Sink, paths: &[PathBuf], all_must_exist: bool) -> Result<(
     tar.finish().map_err(Error::io("write the output tar"))
 }
 
-/// Names are those of the guest without the leading `/`; in the order of names, so that equal outputs
+/// Adds a path. Names are the guest's paths without the leading `/`, in sorted order, so that equal outputs
 /// give equal archives.
 fn append(
     tar: &mut tar::Builder<&mut Sink>,
@@ -77,7 +77,7 @@ fn append(
     let doing = || format!("write {} to the output tar", path.display());
     let kind = metadata.file_type();
     if kind.is_socket() {
-        // A socket is nothing without the process that listened.
+        // A socket is of no use without the process that listened.
         return Ok(());
     }
     let name = path.strip_prefix("/").unwrap_or(path);
@@ -98,7 +98,7 @@ fn append(
     Ok(())
 }
 
-/// Counts and hashes on the way to the disk, and refuses what would not fit.
+/// Counts and hashes the bytes on their way to the disk, and refuses bytes that do not fit.
 struct Sink {
     disk: BufWriter<File>,
     hash: Sha256,

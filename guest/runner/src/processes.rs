@@ -1,4 +1,4 @@
-//! All processes of the job, also those that left its process group: they share a cgroup.
+//! All processes of the job, in one cgroup. This includes those that left its process group.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,18 +30,18 @@ impl JobCgroup {
         Ok(Self { directory })
     }
 
-    /// A process that writes 0 here joins.
+    /// A process that writes 0 to this file joins the cgroup.
     pub fn procs_file(&self) -> PathBuf {
         self.directory.join("cgroup.procs")
     }
 
-    /// Ends what is left: first asks, so that a database can shut down, then kills.
+    /// Stops the remaining processes. SIGTERM comes first, so that a database can shut down, then SIGKILL.
     pub fn end_all(&self, process_group: Option<Pid>) -> Result<(), Error> {
         if self.is_empty()? {
             return Ok(());
         }
         if let Some(group) = process_group {
-            // It may be gone already; who is left is in the cgroup.
+            // The group may be gone already. Its other processes are in the cgroup.
             killpg(group, Signal::SIGTERM).ok();
         }
         for pid in self.pids()? {
@@ -82,7 +82,7 @@ impl JobCgroup {
     }
 }
 
-/// The path in the version 2 hierarchy, from `/proc/self/cgroup`.
+/// The path in the version 2 hierarchy, parsed from `/proc/self/cgroup`.
 fn own_path(cgroups: &str) -> Option<&str> {
     cgroups.lines().find_map(|line| line.strip_prefix("0::"))
 }

@@ -1,4 +1,4 @@
-//! The command's own account of how far it is: lines `DONE/TOTAL LABEL` written to a FIFO.
+//! The command's progress: lines `DONE/TOTAL LABEL` that it writes to a FIFO.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Write};
@@ -27,10 +27,11 @@ impl ProgressReader {
     pub fn start(path: &Path, outbox: Arc<Outbox>) -> Result<Self, Error> {
         let doing = || format!("make the progress FIFO {}", path.display());
         nix::unistd::mkfifo(path, Mode::from_bits_truncate(0o622)).map_err(Error::io(doing()))?;
-        // Whatever the umask was: a command that gives up root may still tell its progress.
+        // This ignores the umask, so that a command that gives up root can still report progress.
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o622))
             .map_err(Error::io(doing()))?;
-        // Opened for both, reading never meets an end between two writers.
+        // The FIFO is opened for reading and writing, so that a read never returns the end of the file between
+        // two writers.
         let fifo =
             OpenOptions::new().read(true).write(true).open(path).map_err(Error::io(doing()))?;
         let input = fifo.try_clone().map_err(Error::io(doing()))?;
@@ -54,10 +55,11 @@ impl ProgressReader {
         Ok(Self { fifo, stop, thread })
     }
 
-    /// To be called when no process of the command is left: everything written before is sent.
+    /// The caller calls this when no process of the command is left. Everything that was written before is
+    /// sent.
     pub fn finish(mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // This wakes the reader; a write that would block finds it awake already.
+        // This wakes the reader. If the write would block, the reader is awake already.
         if let Err(error) = self.fifo.write_all(b"\n")
             && error.kind() != std::io::ErrorKind::WouldBlock
         {
@@ -69,7 +71,7 @@ impl ProgressReader {
     }
 }
 
-/// Ends after the read that came with the last line end, once asked to stop.
+/// Ends the stream when [`ProgressReader::finish`] was called and everything was read.
 struct UntilStopped {
     input: File,
     stopped: Arc<AtomicBool>,
@@ -78,7 +80,7 @@ struct UntilStopped {
 impl std::io::Read for UntilStopped {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.stopped.load(Ordering::SeqCst) {
-            // Only reached after `finish` wrote its line end or is about to: take all there is.
+            // `finish` has written its line end, or is about to: read everything that is there.
             let flags = nix::fcntl::OFlag::O_NONBLOCK;
             nix::fcntl::fcntl(&self.input, nix::fcntl::FcntlArg::F_SETFL(flags))?;
             return match self.input.read(buffer) {
@@ -90,7 +92,7 @@ impl std::io::Read for UntilStopped {
     }
 }
 
-/// A line that does not say progress is not lost: it goes to the log.
+/// A line that is not a valid progress line goes to the log.
 fn message(line: &str) -> GuestBody {
     match parse(line) {
         Some((done, total, label)) => GuestBody::Progress { done, total, label: label.to_owned() },

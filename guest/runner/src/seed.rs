@@ -1,4 +1,4 @@
-//! The seed disk: a tar stream that says what to run and brings the input files.
+//! The seed disk: a tar stream with the job's description and its input files.
 
 use std::io::Read;
 use std::path::{Component, Path};
