@@ -5,15 +5,24 @@
 //! has sealed. What is not yet copied of them is read from the old home. [`Tenure`]s order all this: each
 //! move has a number of its own, so that a message of an earlier move that comes late is known by it.
 
+mod residence;
+#[cfg(test)]
+mod walk;
+
+pub use residence::{HomeRefused, Place, Residence};
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::switchover::WriterEpochs;
 use crate::volume::CachePolicy;
-use crate::{LayerId, OwnerName, TenantName, VolumeName};
+use crate::{Epoch, Incarnation, LayerId, OwnerName, TenantName, VolumeName};
 
 /// The number of a volume's stay at a home. It grows by at least one each time that the volume gets
-/// another home, and when a move of it is called off. A volume that never moved has tenure 0.
+/// another home, and by two when a move of it is called off.
+///
+/// The number has the volume's incarnation in front, as an [`Epoch`] has, and then counts from 0. So
+/// a message about a volume that was deleted does not fit the next one of its name.
 #[derive(
     Debug,
     Clone,
@@ -33,6 +42,16 @@ use crate::{LayerId, OwnerName, TenantName, VolumeName};
 pub struct Tenure(pub u64);
 
 impl Tenure {
+    /// The tenure of a volume that never moved.
+    pub fn first(incarnation: Incarnation) -> Self {
+        Self(Epoch::first(incarnation).0 - 1)
+    }
+
+    /// Of which volume it is, among those that ever had the volume's name.
+    pub fn incarnation(self) -> Incarnation {
+        Epoch(self.0).incarnation()
+    }
+
     /// The one after it.
     #[must_use]
     pub fn next(self) -> Self {
@@ -133,9 +152,9 @@ pub enum HomeState {
         /// The new home.
         to: ServerAddresses,
     },
-    /// It has nothing of the volume, and will not become its home in this tenure or an earlier one.
+    /// It is not the home, and will not become it in this tenure or an earlier one.
     NotHere {
-        /// The highest tenure that it refused or had.
+        /// The highest tenure that it refused or had; 0: it never heard of the volume.
         refused: Tenure,
     },
 }
