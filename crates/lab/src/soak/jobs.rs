@@ -75,10 +75,13 @@ impl Stream {
         !self.unfinished.is_empty()
     }
 
+    pub fn unfinished(&self) -> impl Iterator<Item = &Job> {
+        self.unfinished.iter().map(|running| &running.job)
+    }
+
     /// The jobs whose command is running.
     pub fn running(&self) -> Vec<&Job> {
-        let jobs = self.unfinished.iter().map(|running| &running.job);
-        jobs.filter(|job| job.state == JobState::Running).collect()
+        self.unfinished().filter(|job| job.state == JobState::Running).collect()
     }
 
     /// Submits jobs until the wanted number is unfinished.
@@ -161,7 +164,7 @@ impl Stream {
         Ok(String::new())
     }
 
-    /// Records the jobs that have not ended in time.
+    /// Records the jobs that have not ended.
     pub fn give_up(&mut self, outcome: &mut Outcome) {
         for Running { job, volume, .. } in self.unfinished.drain(..) {
             let reason = format!("it has not ended: {}", job.reason);

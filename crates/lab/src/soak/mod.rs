@@ -9,6 +9,7 @@ mod breaks;
 mod jobs;
 mod left;
 mod outcome;
+mod stall;
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,15 +18,14 @@ use std::time::{Duration, Instant};
 use perigee_model::Problem;
 
 use crate::definition::{Definition, LabId};
-use crate::progress::Steps;
+use crate::progress::{Step, Steps};
 use crate::up::{self, Lab, with_lab};
 use jobs::Stream;
 pub use outcome::{Event, Outcome, SoakJob};
+use stall::Stall;
 
 /// How long a request to the controller may be tried again while daemons are being killed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long to wait for the jobs after the last break. A job may have just begun then.
-const ENDING_MAX: Duration = Duration::from_secs(1800);
 /// How long to wait after the last job until nothing of it is left.
 const CLEAN_MAX: Duration = Duration::from_secs(180);
 
@@ -79,29 +79,54 @@ async fn run(options: &Options, lab: &Lab, steps: &Steps) -> Result<Outcome, Pro
     let began = Instant::now();
     let mut outcome = Outcome { seed: options.seed, ..Outcome::default() };
     let mut step = steps.begin("soak");
-    let mut breaks = breaks::Breaks::new(lab, options.seed);
-    while began.elapsed() < options.length {
-        stream.look(&mut outcome).await?;
-        stream.fill(&mut outcome).await?;
-        breaks.act_if_due(&stream, &mut outcome, began).await?;
-        step.at(&outcome.line());
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    breaks.mend(&mut outcome, began).await?;
-    let end = Instant::now() + ENDING_MAX;
-    while stream.is_busy() && Instant::now() < end {
-        stream.look(&mut outcome).await?;
-        step.at(&format!("{}; waiting for the last jobs", outcome.line()));
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
+    let stall = go_on(options, lab, &mut stream, &mut outcome, began, &mut step).await?;
     stream.give_up(&mut outcome);
     step.done(&outcome.line());
-    let step = steps.begin("look for what is left");
-    outcome.left = left::wait_until_nothing(lab, CLEAN_MAX).await?;
+    if let Some(stall) = stall {
+        // What is left then is what stands still, and that is said.
+        outcome.faults.push(stall);
+    } else {
+        let step = steps.begin("look for what is left");
+        outcome.left = left::wait_until_nothing(lab, CLEAN_MAX).await?;
+        step.done("");
+    }
     outcome.length_s = began.elapsed().as_secs_f64();
-    step.done("");
     outcome.judge();
     Ok(outcome)
+}
+
+/// Breaks things for the length of the soak, and then waits for the jobs that have begun. Returns at once,
+/// with where everything stands, when no job ends any more.
+async fn go_on(
+    options: &Options,
+    lab: &Lab,
+    stream: &mut Stream,
+    outcome: &mut Outcome,
+    began: Instant,
+    step: &mut Step,
+) -> Result<Option<String>, Problem> {
+    let mut breaks = breaks::Breaks::new(lab, options.seed);
+    let mut stall = Stall::default();
+    let mut is_breaking = true;
+    while is_breaking || stream.is_busy() {
+        stream.look(outcome).await?;
+        if is_breaking && began.elapsed() >= options.length {
+            is_breaking = false;
+            breaks.mend(outcome, began).await?;
+        }
+        if is_breaking {
+            stream.fill(outcome).await?;
+            breaks.act_if_due(stream, outcome, began).await?;
+        }
+        let where_it_stands = stall.check(began.elapsed(), outcome.jobs.len(), stream.unfinished());
+        if where_it_stands.is_some() {
+            return Ok(where_it_stands);
+        }
+        let waits = if is_breaking { "" } else { "; waiting for the last jobs" };
+        step.at(&format!("{}{waits}", outcome.line()));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    Ok(None)
 }
 
 /// Repeats a request that fails while a killed daemon restarts.
