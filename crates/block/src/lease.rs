@@ -31,7 +31,8 @@ pub const LEASE_MAX: Duration = Duration::from_secs(10);
 pub const LEASE_USE_MAX: Duration = Duration::from_secs(8);
 /// A host that holds it is answered after this time, or when it is recalled.
 pub const RENEW_AFTER: Duration = Duration::from_secs(3);
-/// A host whose lease was recalled gets none for this time: others' writes wait once in it at most.
+/// After a recall no host gets the lease for this time but the one that wrote. If that one's lease is
+/// recalled within this time, no host gets it at all. So writes wait twice in it at most.
 pub const RECALL_PAUSE: Duration = Duration::from_secs(10);
 
 /// Tells hosts apart; [`NO_HOST`] for who is no other host's server, and never holds a lease.
@@ -64,8 +65,9 @@ pub enum LeaseWish {
 /// What it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseAnswer {
-    /// It does not get the lease: another host holds it, a recall is under way, or its own lease was recalled
-    /// less than [`RECALL_PAUSE`] ago, or the device has no leases. It may ask again.
+    /// It does not get the lease: another host holds it, a recall is under way or was less than
+    /// [`RECALL_PAUSE`] ago, the question came after a later give-back, or the device has no leases. It may
+    /// ask again.
     Refused,
     /// It holds the lease; what it kept before may be old.
     Granted,
@@ -89,7 +91,8 @@ pub struct Lease {
 struct State {
     /// The holder may use it until then.
     until: Option<Instant>,
-    recalled: bool,
+    /// Who wants to write meanwhile; [`NO_HOST`] also for several.
+    recalled: Option<HostTag>,
     /// The grant to the holder, counted since the start; 0: it was granted before that.
     grants: u64,
     /// The holder has not shown that it has heard of the grant; what it keeps may be old.
@@ -98,8 +101,11 @@ struct State {
     granted: Option<u64>,
     /// The highest number with which the holder asked.
     number: u64,
-    /// Who gets none before then.
+    /// Nobody gets it before then but this host.
     paused: Option<(HostTag, Instant)>,
+    /// The last give-back, and until when it counts. A question of the same host that has a lower number
+    /// was overtaken by it.
+    given_back: Option<(HostTag, u64, Instant)>,
 }
 
 /// What becomes of a wish for the lease.
@@ -108,6 +114,13 @@ pub enum Wish {
     Answer(LeaseAnswer),
     /// Possible once no write is in flight: see [`Lease::grant`].
     MayBeGranted,
+}
+
+impl State {
+    fn is_overtaken(&self, host: HostTag, number: u64, now: Instant) -> bool {
+        let given_back = self.given_back.filter(|(who, _, until)| *who == host && now < *until);
+        given_back.is_some_and(|(_, last, _)| number < last)
+    }
 }
 
 impl Lease {
@@ -141,9 +154,10 @@ impl Lease {
     pub fn wish(&self, host: HostTag, keeps: bool, number: u64) -> Wish {
         let (now, mut state) = (Instant::now(), self.lock());
         let holder = self.holder.load(Ordering::SeqCst);
-        let paused = state.paused.is_some_and(|(who, until)| who == host && now < until);
+        let paused = state.paused.is_some_and(|(excepted, until)| excepted != host && now < until);
         let taken = holder != NO_HOST && state.until.is_some_and(|until| now < until);
-        if host == NO_HOST || state.recalled || paused {
+        let overtaken = state.is_overtaken(host, number, now);
+        if host == NO_HOST || state.recalled.is_some() || paused || overtaken {
             return Wish::Answer(LeaseAnswer::Refused);
         }
         if holder == host {
@@ -182,8 +196,12 @@ impl Lease {
         let end = Instant::now() + RENEW_AFTER;
         loop {
             let changed = self.changed.notified();
-            if self.lock().recalled || !self.is_held_by(host) {
-                return LeaseAnswer::Recalled;
+            {
+                let state = self.lock();
+                let overtaken = state.is_overtaken(host, number, Instant::now());
+                if state.recalled.is_some() || overtaken || !self.is_held_by(host) {
+                    return LeaseAnswer::Recalled;
+                }
             }
             if tokio::time::timeout_at(end, changed).await.is_err() {
                 return match self.wish(host, true, number) {
@@ -202,6 +220,7 @@ impl Lease {
     /// is still remembered, until another host writes.
     pub fn give_back(&self, host: HostTag, number: u64) {
         let mut state = self.lock();
+        state.given_back = Some((host, number, Instant::now() + LEASE_MAX));
         if self.is_held_by(host) && state.number < number {
             state.until = None;
             drop(state);
@@ -220,10 +239,15 @@ impl Lease {
                 if self.allows(by) {
                     return None;
                 }
-                if !std::mem::replace(&mut state.recalled, true) {
-                    drop(state);
-                    self.changed.notify_waiters();
-                    continue;
+                match &mut state.recalled {
+                    None => {
+                        state.recalled = Some(by);
+                        drop(state);
+                        self.changed.notify_waiters();
+                        continue;
+                    }
+                    Some(writer) if *writer != by => *writer = NO_HOST,
+                    Some(_) => {}
                 }
                 match state.until {
                     Some(until) if Instant::now() < until => until,
@@ -237,19 +261,92 @@ impl Lease {
     /// Whether this grant is recalled and not yet forgotten: another may have come since.
     pub fn is_recalled(&self, grant: u64) -> bool {
         let state = self.lock();
-        state.recalled && state.grants == grant
+        state.recalled.is_some() && state.grants == grant
     }
 
     /// Nobody is remembered any more. It was recalled, and is forgotten durably already.
     pub fn forget(&self) {
         let mut state = self.lock();
-        if !state.recalled {
-            return;
-        }
-        let holder = self.holder.swap(NO_HOST, Ordering::SeqCst);
-        state.paused = Some((holder, Instant::now() + RECALL_PAUSE));
-        (state.until, state.recalled) = (None, false);
+        let Some(writer) = state.recalled.take() else { return };
+        self.holder.store(NO_HOST, Ordering::SeqCst);
+        let now = Instant::now();
+        // Else two hosts that read and write in turn would recall each other's lease on and on.
+        let again = state.paused.is_some_and(|(_, until)| now < until);
+        let excepted = if again { NO_HOST } else { writer };
+        state.paused = Some((excepted, now + RECALL_PAUSE));
+        state.until = None;
         drop(state);
         self.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    fn asks(lease: &Lease, host: HostTag, number: u64) -> LeaseAnswer {
+        match lease.wish(host, false, number) {
+            Wish::Answer(answer) => answer,
+            Wish::MayBeGranted => lease.grant(host, number),
+        }
+    }
+
+    /// How many times the write waited for another host, which gives the lease back at once.
+    async fn write(lease: &Lease, host: HostTag, number: u64) -> u32 {
+        let mut waits = 0;
+        for other in (1..4).filter(|other| *other != host && lease.is_held_by(*other)) {
+            lease.give_back(other, number);
+        }
+        while let Some(grant) = lease.recall(host).await {
+            assert!(lease.is_recalled(grant));
+            lease.forget();
+            waits += 1;
+        }
+        waits
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_in_turn_do_not_recall_a_writer_s_lease_again_and_again() {
+        let (lease, mut number, mut waits) = (Lease::default(), 0, 0);
+        assert_eq!(asks(&lease, 1, 1), LeaseAnswer::Granted);
+        for second in 0..60_u64 {
+            waits += write(&lease, 3, number).await;
+            number += 10;
+            let _maybe = asks(&lease, 1 + second % 2, number - 1);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert!(waits <= 7, "the writer waited {waits} times in a minute");
+        write(&lease, 3, number).await;
+        assert_eq!(asks(&lease, 1, number + 1), LeaseAnswer::Refused);
+        assert_eq!(asks(&lease, 3, number + 1), LeaseAnswer::Granted, "the writer may keep blocks");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hosts_that_write_in_turn_wait_twice_in_a_pause_at_most() {
+        let (lease, mut number, mut waits) = (Lease::default(), 0, 0);
+        for second in 0..60_u64 {
+            let host = 1 + second % 2;
+            waits += write(&lease, host, number).await;
+            number += 10;
+            let _maybe = asks(&lease, host, number - 1);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert!(waits <= 12, "they waited {waits} times in a minute");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_a_give_back_overtook_does_not_bring_the_lease_back() {
+        let lease = Lease::default();
+        assert_eq!(asks(&lease, 1, 1), LeaseAnswer::Granted);
+        let mut keeps = Box::pin(lease.keep(1, 2));
+        assert!(keeps.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        lease.give_back(1, 4);
+        assert_eq!(keeps.await, LeaseAnswer::Recalled);
+        assert_eq!(asks(&lease, 1, 3), LeaseAnswer::Refused);
+        let begun = Instant::now();
+        assert_eq!(write(&lease, 2, 5).await, 1);
+        assert_eq!(begun.elapsed(), Duration::ZERO, "nobody holds it");
     }
 }

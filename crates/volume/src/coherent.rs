@@ -52,6 +52,8 @@ struct State {
     used: bool,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
+    /// This host's sessions on the volume.
+    sessions: u64,
     /// Of the last question about the lease.
     number: u64,
 }
@@ -118,10 +120,11 @@ impl State {
 
 impl CachedVolume {
     pub fn new(cache: Arc<ReadCache>) -> Self {
-        let (until, distrusted_until, in_flight) = Default::default();
+        let (until, distrusted_until, used) = Default::default();
+        let (in_flight, next, sessions, number) = Default::default();
         let content = new_content();
         let state =
-            State { content, until, distrusted_until, used: false, in_flight, next: 0, number: 0 };
+            State { content, until, distrusted_until, used, in_flight, next, sessions, number };
         let (filled, wanted, asking) = Default::default();
         Self { cache, state: Mutex::new(state), filled, wanted, asking }
     }
@@ -129,6 +132,26 @@ impl CachedVolume {
     /// Its holders do nothing that can panic.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session begins.
+    pub fn enter(&self) {
+        self.lock().sessions += 1;
+    }
+
+    /// A session has ended. Whether it was the last one: then the lease is used no more.
+    pub fn leave(&self) -> bool {
+        let mut state = self.lock();
+        state.sessions -= 1;
+        if state.sessions == 0 {
+            state.until = None;
+        }
+        state.sessions == 0
+    }
+
+    /// Whether it has to be kept although nobody uses it: see [`DISTRUST`].
+    pub fn is_distrusted(&self) -> bool {
+        self.lock().distrusted_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether all the bytes are in memory, and in `buffer` now.

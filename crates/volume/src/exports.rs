@@ -189,7 +189,7 @@ impl PoolExports {
         }
     }
 
-    async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
+    pub(crate) async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
         let attachments = self.pool.attachments().await?;
         Ok(attachments.into_iter().find(|(name, _)| name == volume).map(|(_, addr)| addr))
     }
@@ -214,7 +214,7 @@ impl PoolExports {
         if let Some(nbd_addr) = self.attachment(volume).await?
             && nbd_addr != device.nbd_addr
         {
-            self.repoint(volume, &nbd_addr).await?;
+            self.repoint(volume).await?;
         }
         Ok(Export { device: switch, read_only, counters })
     }
@@ -233,7 +233,7 @@ impl PoolExports {
         // Without an epoch in its name each connection would have that of its own moment.
         remote.connections = if export.contains('@') { PROXY_CONNECTIONS } else { 1 };
         let upstream = NbdDevice::open(remote).await?;
-        let cached = upstream.incarnation().map(|which| self.proxies.cached(volume, which));
+        let cached = upstream.incarnation().and_then(|which| self.proxies.cached(volume, which));
         Ok(Arc::new(ProxySession::new(export, nbd_addr, upstream, (key, slot), cached)))
     }
 

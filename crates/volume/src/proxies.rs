@@ -21,11 +21,15 @@ use crate::cache::ReadCache;
 use crate::coherent::CachedVolume;
 use crate::proxy::ProxySession;
 
+/// Blocks are kept of as many volumes. A session on one more goes without.
+const CACHED_VOLUMES_MAX: usize = 1024;
+
 pub struct Proxies {
     stats: Arc<StatsTable>,
     open: Mutex<Open>,
     cache: Arc<ReadCache>,
-    /// What this host has in memory of each volume, whether a session is open or not.
+    /// What this host has in memory of each volume, whether a session is open or not. At most
+    /// [`CACHED_VOLUMES_MAX`].
     cached: Mutex<HashMap<(VolumeName, Incarnation), Arc<CachedVolume>>>,
 }
 
@@ -79,17 +83,23 @@ impl Proxies {
         Self { stats, open, cache, cached }
     }
 
-    /// The same for all sessions on a volume.
-    pub fn cached(&self, volume: &VolumeName, which: Incarnation) -> Arc<CachedVolume> {
+    /// The same for all sessions on a volume. `None` when there are too many volumes.
+    pub fn cached(&self, volume: &VolumeName, which: Incarnation) -> Option<Arc<CachedVolume>> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (volume.clone(), which);
+        if !cached.contains_key(&key) && cached.len() >= CACHED_VOLUMES_MAX {
+            cached.retain(|_, one| is_needed(one));
+            if cached.len() >= CACHED_VOLUMES_MAX {
+                return None;
+            }
+        }
         let new = || Arc::new(CachedVolume::new(Arc::clone(&self.cache)));
-        Arc::clone(cached.entry((volume.clone(), which)).or_insert_with(new))
+        Some(Arc::clone(cached.entry(key).or_insert_with(new)))
     }
 
-    /// What somebody uses stays: no two of one volume are in use.
     fn forget_cached(&self, volume: &VolumeName) {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
-        cached.retain(|(of, _), used| of != volume || Arc::strong_count(used) > 1);
+        cached.retain(|(of, _), one| of != volume || is_needed(one));
     }
 
     /// Code that holds this lock never panics.
@@ -157,6 +167,11 @@ impl Proxies {
     }
 }
 
+/// No two of one volume are in use, and what makes one distrusted is not forgotten.
+fn is_needed(cached: &Arc<CachedVolume>) -> bool {
+    Arc::strong_count(cached) > 1 || cached.is_distrusted()
+}
+
 pub struct ProxySlot {
     proxies: Arc<Proxies>,
     key: (VolumeName, String),
@@ -192,7 +207,11 @@ impl Drop for ProxySlot {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::Epoch;
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::coherent::DISTRUST;
 
     fn volume(name: &str) -> VolumeName {
         VolumeName::new(name).expect("a name")
@@ -214,6 +233,39 @@ mod tests {
         assert_eq!(Proxies::take(&slots, &volume("data"), "data@1").number, 0);
         drop((second, other));
         assert_eq!(slots.count(&volume("data")), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_detached_volume_is_still_distrusted_when_it_is_attached_again() {
+        let (proxies, which) = (Proxies::new(Arc::default(), 1 << 20), Epoch(1).incarnation());
+        let cached = || proxies.cached(&volume("data"), which).expect("room");
+        let keeps = || {
+            let cached = cached();
+            cached.granted(Instant::now(), false);
+            cached.write(0, 4096).done(0, &[1; 4096]);
+            cached.read(0, &mut [0; 4096])
+        };
+        assert!(keeps());
+        drop(cached().write(0, 4096));
+        proxies.detached(&volume("data"));
+        assert!(!keeps(), "a write of unknown fate may still come");
+        tokio::time::sleep(DISTRUST).await;
+        assert!(keeps());
+        proxies.detached(&volume("data"));
+        assert!(proxies.cached.lock().expect("no holder panics").is_empty());
+    }
+
+    #[test]
+    fn volumes_that_nobody_uses_any_more_are_forgotten_when_there_are_too_many() {
+        let (proxies, which) = (proxies(), Epoch(1).incarnation());
+        let used = proxies.cached(&volume("used"), which).expect("room");
+        for number in 0..3 * CACHED_VOLUMES_MAX {
+            let cached = proxies.cached(&volume(&format!("data-{number}")), which);
+            assert!(cached.is_some());
+        }
+        assert!(proxies.cached.lock().expect("no holder panics").len() <= CACHED_VOLUMES_MAX);
+        let again = proxies.cached(&volume("used"), which).expect("room");
+        assert!(Arc::ptr_eq(&used, &again));
     }
 
     #[test]

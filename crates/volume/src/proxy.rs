@@ -17,7 +17,7 @@ use perigee_block::sessions::ProxyKey;
 use perigee_model::Incarnation;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_nbd::NbdDevice;
-use tokio::task::AbortHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::coherent::{CachedVolume, Plan, Transfer, blocks_of};
 use crate::proxies::ProxySlot;
@@ -31,6 +31,8 @@ const PIECE_BLOCKS: u64 = 64;
 const WAITS_MAX: u32 = 16;
 /// A lease that was refused is asked for again after this.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+/// A home that does not hear within this time that the lease is given back waits until it is over.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(5);
 
 /// One client's session on an attached volume, with connections of its own to the volume's home.
 pub struct ProxySession {
@@ -42,7 +44,7 @@ pub struct ProxySession {
     pub key: Arc<ProxyKey>,
     pub slot: Arc<ProxySlot>,
     requests: Arc<Requests>,
-    asking: Option<AbortHandle>,
+    _ended: DropGuard,
 }
 
 impl ProxySession {
@@ -56,23 +58,24 @@ impl ProxySession {
     ) -> Self {
         let upstream = Arc::new(upstream);
         let requests = Arc::new(Requests::new(upstream.clone(), cached.clone()));
-        let asking =
-            cached.map(|cached| tokio::spawn(keep_lease(upstream.clone(), cached)).abort_handle());
-        Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, asking }
+        let ended = CancellationToken::new();
+        if let Some(cached) = cached {
+            let holding = hold_lease(upstream.clone(), cached, ended.clone());
+            // Two connections of one number end each other, so it is in use until the last question.
+            let number = slot.clone();
+            tokio::spawn(async move {
+                holding.await;
+                drop(number);
+            });
+        }
+        let _ended = ended.drop_guard();
+        Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, _ended }
     }
 
     /// Everything that is not answered fails now, and is asked of another device.
     pub fn recall(&self) {
         self.requests.recalled.store(true, Ordering::SeqCst);
         self.upstream.recall();
-    }
-}
-
-impl Drop for ProxySession {
-    fn drop(&mut self) {
-        if let Some(asking) = &self.asking {
-            asking.abort();
-        }
     }
 }
 
@@ -230,9 +233,27 @@ impl Requests {
     }
 }
 
-/// Asks for the lease as long as somebody reads, until the session ends. One of a volume's sessions
-/// asks at a time.
-pub async fn keep_lease(upstream: Arc<dyn Device>, cached: Arc<CachedVolume>) {
+/// Has the lease until the session has ended. This host's last session on the volume gives it back: else
+/// the next writer elsewhere would wait until its time is over.
+pub fn hold_lease(
+    upstream: Arc<dyn Device>,
+    cached: Arc<CachedVolume>,
+    ended: CancellationToken,
+) -> impl Future<Output = ()> {
+    cached.enter();
+    async move {
+        ended.run_until_cancelled(keep_lease(&*upstream, &cached)).await;
+        ended.cancelled().await;
+        if cached.leave() {
+            // With a lost connection whose client has gone this fails at once.
+            let _too_late =
+                tokio::time::timeout(GIVE_BACK_MAX, give_back(&*upstream, &cached, false)).await;
+        }
+    }
+}
+
+/// Asks for the lease as long as somebody reads. One of a volume's sessions asks at a time.
+async fn keep_lease(upstream: &dyn Device, cached: &CachedVolume) {
     let _turn = cached.asking.lock().await;
     cached.wanted.notify_one();
     loop {
@@ -248,10 +269,10 @@ pub async fn keep_lease(upstream: Arc<dyn Device>, cached: Arc<CachedVolume>) {
             Ok(LeaseAnswer::Still) => {
                 cached.granted(asked, true);
                 if keeps && !cached.take_used() {
-                    give_back(&*upstream, &cached, false).await;
+                    give_back(upstream, cached, false).await;
                 }
             }
-            Ok(LeaseAnswer::Recalled) => give_back(&*upstream, &cached, true).await,
+            Ok(LeaseAnswer::Recalled) => give_back(upstream, cached, true).await,
             Ok(LeaseAnswer::Refused) => tokio::time::sleep(REFUSED_PAUSE).await,
             // The home does not know leases.
             Err(IoError::Invalid(_)) => return,

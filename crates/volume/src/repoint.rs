@@ -37,16 +37,18 @@ struct Move {
 }
 
 impl PoolExports {
+    /// Open sessions go on at the address that the volume is attached at now.
+    ///
     /// # Errors
     /// When the volume is not reached at the address, or is another one; or requests in flight did
     /// not end in time. Then all sessions are as they were.
-    pub async fn repoint(&self, volume: &VolumeName, nbd_addr: &str) -> Result<(), Problem> {
+    pub async fn repoint(&self, volume: &VolumeName) -> Result<(), Problem> {
         let mut tried = 1;
         loop {
-            match self.try_repoint(volume, nbd_addr).await? {
+            match self.try_repoint(volume).await? {
                 Ok(()) => return Ok(()),
                 Err(why) if tried == TRIES => {
-                    let what = format!("can't move open sessions of volume {volume} to {nbd_addr}");
+                    let what = format!("can't move open sessions of volume {volume} to its home");
                     let why = format!("{why}; tried {TRIES} times");
                     return Err(Problem::unavailable(what, why).next("attach it again"));
                 }
@@ -57,18 +59,17 @@ impl PoolExports {
     }
 
     /// Why it may succeed in a moment, if it did not now.
-    async fn try_repoint(
-        &self,
-        volume: &VolumeName,
-        nbd_addr: &str,
-    ) -> Result<Result<(), String>, Problem> {
+    async fn try_repoint(&self, volume: &VolumeName) -> Result<Result<(), String>, Problem> {
         let Some(_turn) = Proxies::change(&self.proxies, volume) else {
             return Ok(Err("they are being moved already".to_owned()));
         };
-        let sessions = self.proxies.elsewhere(volume, nbd_addr);
+        // Read within the turn: of two that come at once the address that was set last has to win,
+        // whoever has the last turn.
+        let Some(nbd_addr) = self.attachment(volume).await? else { return Ok(Ok(())) };
+        let sessions = self.proxies.elsewhere(volume, &nbd_addr);
         let moves = sessions
             .into_iter()
-            .map(|(switch, old)| self.open_again(volume, nbd_addr, switch, old));
+            .map(|(switch, old)| self.open_again(volume, &nbd_addr, switch, old));
         let moves = try_join_all(moves).await?;
         let changed = change(&moves).await;
         if changed.is_ok() {

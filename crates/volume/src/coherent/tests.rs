@@ -15,9 +15,10 @@ use perigee_block::lease::{HostTag, Lease, LeaseAnswer, LeaseAsk, LeaseWish, NO_
 use perigee_model::volume::BLOCK_BYTES;
 use proptest::prelude::*;
 use tokio::sync::RwLock;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::proxy::{Requests, keep_lease};
+use crate::proxy::{Requests, hold_lease};
 
 const BLOCKS: usize = 6;
 
@@ -274,16 +275,16 @@ impl Scene {
         let upstream: Arc<dyn Device> = Arc::new(session);
         let host = usize::try_from(client.host).expect("a few hosts");
         let cached = (client.host != NO_HOST).then(|| self.hosts[host].clone());
-        let asking =
-            cached.clone().map(|cached| tokio::spawn(keep_lease(upstream.clone(), cached)));
+        let ended = CancellationToken::new();
+        if let Some(cached) = cached.clone() {
+            tokio::spawn(hold_lease(upstream.clone(), cached, ended.clone()));
+        }
         let requests = Arc::new(Requests::new(upstream, cached));
         for (step, action) in client.actions.into_iter().enumerate() {
             let value = (number << 32) | (step as u64 + 1);
             self.act(&requests, action, value).await;
         }
-        if let Some(asking) = asking {
-            asking.abort();
-        }
+        ended.cancel();
     }
 
     async fn act(&self, requests: &Arc<Requests>, action: Action, value: u64) {
@@ -393,6 +394,21 @@ fn a_host_whose_lease_is_recalled_reads_what_the_other_wrote() {
     let write = Action::Write { first: 0, blocks: 2, fails: false };
     let writer = vec![Action::Rest(500), write.clone(), write];
     run(case(vec![quiet(1, reader), quiet(2, writer)], None));
+}
+
+#[test]
+fn a_host_s_last_session_gives_the_lease_back_so_that_the_next_writer_does_not_wait() {
+    let reader = quiet(1, vec![Action::Rest(100), read(), read(), read()]);
+    let write = Action::Write { first: 0, blocks: 2, fails: false };
+    let writer = quiet(2, vec![Action::Rest(1000), write]);
+    run(async {
+        let begun = Instant::now();
+        let kept = case(vec![reader, writer], None).await;
+        assert!(kept > 0, "the reader held the lease");
+        let took_ms = begun.elapsed().as_millis();
+        assert!(took_ms < 1000 + 2 * 2 * 8 + 50, "the write was done after {took_ms} ms");
+        kept
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use perigee_model::volume::{
     Attach, Attachment, EpochChange, EpochIssued, ExportStats, ImageInfo, ImportImage, IoStats,
     OpenAhead, Snapshot, VolumeInfo, VolumeSource,
 };
-use perigee_model::{Epoch, ImageName, ProblemKind};
+use perigee_model::{Epoch, ImageName, Problem, ProblemKind};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::server::{MIB, Server, assert_io, run, said, sample, try_run, until};
@@ -48,10 +48,16 @@ async fn an_attached_volume_is_like_one_s_own() {
     let figures = stats(&host).await;
     assert!(figures.network_requests >= figures.reads + figures.writes, "{figures:?}");
     assert!(figures.network_bytes >= 16 * MIB && figures.network_busy_ns > 0, "{figures:?}");
-    let attachments: Vec<Attachment> = host.control.get("/v1/attachments").await.expect("a list");
-    assert_eq!((attachments.len(), attachments[0].sessions), (1, 0));
+    until("the end of all sessions", async || open_at(&host).await == 0).await;
     host.control.delete("/v1/attachments/data").await.expect("a detachment");
     assert!(!try_run(&["nbdinfo", &host.uri("data")]).status.success());
+}
+
+/// Sessions on the only attached volume.
+async fn open_at(host: &Server) -> u64 {
+    let attachments: Vec<Attachment> = host.control.get("/v1/attachments").await.expect("a list");
+    assert_eq!(attachments.len(), 1);
+    attachments[0].sessions
 }
 
 /// Sessions of the volume that are open at its home.
@@ -278,6 +284,11 @@ struct SecondAddress {
 
 impl SecondAddress {
     async fn of(server: &Server) -> Self {
+        Self::after(server, Duration::ZERO).await
+    }
+
+    /// Each connection is passed on after a while.
+    async fn after(server: &Server, delay: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("its address").to_string();
         let (cut, there) = (tokio_util::sync::CancellationToken::new(), server.nbd_addr.clone());
@@ -286,6 +297,7 @@ impl SecondAddress {
             while let Ok((mut from, _)) = listener.accept().await {
                 let there = there.clone();
                 passing.spawn(async move {
+                    tokio::time::sleep(delay).await;
                     let mut to = TcpStream::connect(there).await?;
                     from.set_nodelay(true)?;
                     to.set_nodelay(true)?;
@@ -297,9 +309,13 @@ impl SecondAddress {
     }
 }
 
-async fn attach_at(host: &Server, nbd_addr: &str) -> Attachment {
+async fn try_attach_at(host: &Server, nbd_addr: &str) -> Result<Attachment, Problem> {
     let attach = Attach { nbd_addr: nbd_addr.to_owned() };
-    host.control.put("/v1/attachments/data", &attach).await.expect("an attachment")
+    host.control.put("/v1/attachments/data", &attach).await
+}
+
+async fn attach_at(host: &Server, nbd_addr: &str) -> Attachment {
+    try_attach_at(host, nbd_addr).await.expect("an attachment")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -321,8 +337,41 @@ async fn a_session_goes_on_while_its_volume_s_home_gets_a_hundred_addresses() {
         };
         assert!(ended.success(), "fio found every block as it wrote it");
     }
-    let attachments: Vec<Attachment> = host.control.get("/v1/attachments").await.expect("a list");
-    assert_eq!(attachments[0].sessions, 0, "nothing is left behind");
+    until("nothing to be left behind", async || open_at(&host).await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_addresses_at_once_sessions_go_on_at_the_one_that_is_kept() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open(&host, epoch);
+    disk.tell("write -P 1 0 4k");
+    let mut done = 1;
+    disk.has_done(done).await;
+    for _ in 0..10 {
+        // While the first one has its turn the others come, and which of them is next is open.
+        let slow = SecondAddress::after(&home, Duration::from_millis(250)).await;
+        let (one, other) = (SecondAddress::of(&home).await, SecondAddress::of(&home).await);
+        let later = async |nbd_addr: &str, delay_ms| {
+            tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+            try_attach_at(&host, nbd_addr).await
+        };
+        let last = later(&other.addr, 80);
+        let (_, _, last) = tokio::join!(later(&slow.addr, 0), later(&one.addr, 30), last);
+        let kept: Vec<Attachment> = host.control.get("/v1/attachments").await.expect("a list");
+        // One that did not get its turn in time has said so.
+        if last.is_ok() && kept[0].nbd_addr == other.addr {
+            slow.cut.cancel();
+            one.cut.cancel();
+        }
+        disk.tell("write -P 1 0 4k");
+        done += 1;
+        disk.has_done(done).await;
+        attach_at(&host, &home.nbd_addr).await;
+    }
+    let said = disk.end().await;
+    assert!(!said.contains("failed"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
