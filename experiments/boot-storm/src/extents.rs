@@ -1,4 +1,4 @@
-//! Where the blocks of a storm are on the disk, and how far a head would have to move between reads.
+//! Where a storm's blocks are on the disk, and how far a disk head would have to move between reads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 use crate::machine::run;
 use crate::outcome::mib;
 
-/// A file's blocks: by the first of each piece, where on the disk it begins and how long it is.
+/// A file's blocks. For the first block of each piece: its position on the disk and the piece's length.
 #[derive(Debug, Default)]
 pub struct Extents(BTreeMap<u64, (u64, u64)>);
 
 impl Extents {
     /// # Errors
-    /// When e2fsprogs' filefrag can't tell.
+    /// If e2fsprogs' filefrag fails.
     pub fn of(file: &Path) -> Result<Self> {
-        // -s: what is only in memory gets its place first.
+        // -s: data that are only in memory are first written to the disk.
         Ok(Self::parse(&run("filefrag", &["-s", "-v", "-b4096", &file.to_string_lossy()])?))
     }
 
-    /// Lines such as `   0:        0..      15:      34816..     34831:     16:  32768: last,eof`.
+    /// Parses lines such as `   0:        0..      15:      34816..     34831:     16:  32768: last,eof`.
     fn parse(said: &str) -> Self {
         let extent = |line: &str| {
             let fields: Vec<&str> = line.split(':').collect();
@@ -47,22 +47,22 @@ pub struct Layers {
     pub private: HashMap<String, Extents>,
 }
 
-/// How the data of a storm lie on the disk.
+/// How the data of a storm are placed on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
-    /// Runs of neighbouring blocks in which the private blocks that were written lie.
+    /// Number of contiguous runs of private blocks that were written.
     pub private_runs: u64,
-    /// From the first of those blocks to the last.
+    /// The distance from the first of those blocks to the last.
     pub private_span_mib: f64,
-    /// Reads that waited for the disk, in the order in which they were asked.
+    /// Number of reads that waited for the disk.
     pub disk_reads: u64,
-    /// From the end of one of them to the begin of the next.
+    /// The mean distance from the end of one of them to the start of the next.
     pub mean_read_seek_mib: f64,
-    /// With the writes among them, as if each went to the disk when it was asked.
+    /// The same including writes, as if each went to the disk when it was requested.
     pub mean_seek_mib: f64,
 }
 
-/// What moves from place to place.
+/// A disk head.
 #[derive(Default)]
 struct Head {
     at: Option<u64>,
@@ -71,7 +71,7 @@ struct Head {
 }
 
 impl Head {
-    /// Over the blocks from the first place to the last.
+    /// Moves over the blocks from the first to the last.
     fn pass(&mut self, (first, last): (u64, u64)) {
         if let Some(at) = self.at {
             self.moves += 1;
@@ -87,7 +87,7 @@ impl Head {
 
 impl Placement {
     /// # Errors
-    /// When the bytes are no trace, or have a read of a block that has no place.
+    /// If the bytes are no trace, or contain a read of a block without a position.
     pub fn of_trace(bytes: &[u8], layers: &Layers) -> Result<Self> {
         let (mut names, mut requests) = (HashMap::new(), Vec::<TraceRequest>::new());
         for record in read_trace(bytes)? {
@@ -117,7 +117,8 @@ impl Placement {
                     written.extend(places);
                 }
                 Operation::Read if !request.served.at_once => {
-                    // Zeros at one of its ends have no place; nothing is read there.
+                    // A range may have zeros at one of its ends. They have no position, and nothing is read
+                    // there.
                     if let Some(ends) = places {
                         disk_reads += 1;
                         reads.pass(ends);
@@ -189,7 +190,8 @@ mod tests {
         let placement = Placement::of_trace(&bytes, &layers).unwrap();
         assert_eq!((placement.private_runs, placement.disk_reads), (1, 3));
         assert!((placement.private_span_mib - mib(8192)).abs() < 1e-9);
-        // 502 and 2 blocks; the write at 500 comes between, and then the third one is at its end.
+        // 502 and 2 blocks. The write at 500 comes between them, and after it the head is where the third read
+        // starts.
         assert!((placement.mean_read_seek_mib - mib(252 * BLOCK_BYTES)).abs() < 1e-9);
         assert!((placement.mean_seek_mib - mib(506 * BLOCK_BYTES / 3)).abs() < 1e-9);
     }

@@ -1,6 +1,6 @@
-//! As much of an iSCSI initiator (RFC 7143) as a replay needs: one session of one connection, no
-//! authentication and no digests, many commands at a time. It is apart from the volume server's
-//! own code, and speaks to any target.
+//! The parts of an iSCSI initiator (RFC 7143) that a replay needs: one session of one connection, no
+//! authentication and no digests, many commands at a time. It shares no code with the volume server and works
+//! with any target.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,9 +15,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-/// What we take in one PDU, and the most that any PDU of the target may have.
+/// The longest PDU that is accepted, in either direction of the negotiation.
 const SEGMENT_BYTES_MAX: usize = 256 << 10;
-/// What targets take in one PDU unless they say otherwise (RFC 7143, 13.12).
+/// The longest PDU for a target that does not send a limit (RFC 7143, 13.12).
 const TARGET_SEGMENT_BYTES: usize = 8192;
 
 struct Pdu {
@@ -56,7 +56,7 @@ type Answer = oneshot::Sender<io::Result<()>>;
 
 /// A command in flight.
 struct Pending {
-    /// What it writes; the target asks for it piece by piece.
+    /// The data of a write. The target requests them piece by piece.
     data: Bytes,
     answer: Answer,
 }
@@ -65,9 +65,9 @@ struct Pending {
 struct Table {
     commands: HashMap<u32, Pending>,
     next_tag: u32,
-    /// Every status before this one has arrived.
+    /// All statuses before this one have arrived.
     expected_status: u32,
-    /// Why nothing comes any more.
+    /// Why the connection has ended.
     broken: Option<String>,
 }
 
@@ -102,8 +102,8 @@ impl Initiator {
         let receive = receive_all(read, Arc::clone(&table), out.clone(), segment_bytes);
         let reader = tokio::spawn(receive).abort_handle();
         let session = Self { table, out, lun, reader };
-        // TEST UNIT READY: the first command may be answered with what has happened to the disk
-        // since it was made (SAM-5, 5.14: unit attention).
+        // TEST UNIT READY: the first command may be answered with events of the disk since it was created
+        // (SAM-5, 5.14: unit attention).
         for _ in 0..3 {
             if session.command(Kind::Ask, 0, 0, Bytes::new()).await.is_ok() {
                 return Ok(session);
@@ -144,15 +144,15 @@ impl Initiator {
             let mut head = Head::command(kind, tag, self.lun, offset, length_bytes);
             head.put(28, table.expected_status);
             let pdu = Pdu { head, data: Bytes::new() };
-            // In the order of the tags, so that the numbers of the commands are in order too.
+            // Under the lock, so that the commands are numbered in the order of their tags.
             self.out.send(pdu).map_err(|_| io::Error::other("the connection is gone"))?;
         }
         answered.await.map_err(|_| io::Error::other("the connection is gone"))?
     }
 }
 
-/// Both stages of a login without authentication. Returns how much the target takes in a PDU, and
-/// the number of its next status.
+/// Both stages of a login without authentication. Returns the longest PDU that the target accepts, and the
+/// number of its next status.
 async fn login(stream: &mut TcpStream, target: &str, initiator: &str) -> io::Result<(usize, u32)> {
     const SECURITY_TO_OPERATIONAL: u8 = 0x81;
     const OPERATIONAL_TO_FULL: u8 = 0x87;
@@ -168,7 +168,8 @@ async fn login(stream: &mut TcpStream, target: &str, initiator: &str) -> io::Res
     let mut status_number = 0;
     for (flags, text) in [(SECURITY_TO_OPERATIONAL, names), (OPERATIONAL_TO_FULL, wishes)] {
         let mut pdu = Pdu::new(0x40 | opcode::LOGIN, flags, 1, text.into_bytes().into());
-        // The ISID is ours to choose; each login is a session of its own, by the initiator's name.
+        // The initiator chooses the ISID. Each login is a session of its own, because the initiators' names
+        // differ.
         pdu.head.0[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 1]);
         pdu.head.put(24, 1);
         pdu.head.put(28, status_number);
@@ -189,7 +190,7 @@ async fn login(stream: &mut TcpStream, target: &str, initiator: &str) -> io::Res
     Ok((segment_bytes.clamp(512, SEGMENT_BYTES_MAX), status_number))
 }
 
-/// Numbers the commands and writes what there is.
+/// Numbers the commands and writes them to the connection.
 async fn send_all(mut write: OwnedWriteHalf, mut pdus: mpsc::UnboundedReceiver<Pdu>) {
     let mut command_number: u32 = 1;
     while let Some(mut pdu) = pdus.recv().await {
@@ -198,7 +199,7 @@ async fn send_all(mut write: OwnedWriteHalf, mut pdus: mpsc::UnboundedReceiver<P
             command_number = command_number.wrapping_add(1);
         }
         if write.write_all(&pdu.encode()).await.is_err() {
-            // The reader finds out, and answers what waits.
+            // The reader notices the end of the connection and answers the waiting commands.
             return;
         }
     }
@@ -227,7 +228,7 @@ async fn receive_all(
     table.broken = Some(why);
 }
 
-/// What one PDU of the target asks or answers.
+/// Processes one PDU of the target.
 fn take(
     pdu: &Pdu,
     table: &Mutex<Table>,

@@ -1,6 +1,6 @@
-//! What a storm needs of this machine: disks of their own for source and private data, and a limit
-//! for the server's memory and its disks' speed. Everything carries this process's id and goes when
-//! it is dropped.
+//! The resources of a storm on this machine: separate disks for source and private data, and limits for the
+//! server's memory and its disks' speed. Everything carries this process's id and is removed when it is
+//! dropped.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::mount::{MntFlags, umount2};
 
 const SECTOR_BYTES: u64 = 512;
-/// A device or a group that was just let go of may be busy for a moment.
+/// How long a device or a group may stay busy after it was released.
 const BUSY_MAX: Duration = Duration::from_secs(20);
 
-/// Runs a program to its end.
+/// Runs a program and waits for its end.
 pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -51,10 +51,10 @@ impl LoopDisk {
         let file = scratch.join(format!("{name}.disk"));
         fs::File::create(&file)?.set_len(size_bytes)?;
         let path = file.to_string_lossy().into_owned();
-        // A few large files.
+        // The filesystem is for a few large files.
         let kind = ["-q", "-t", "ext4", "-T", "largefile", "-E", "lazy_itable_init=0"];
         run("mke2fs", &[&kind[..], &[&path]].concat())?;
-        // Past the page cache, which would otherwise keep everything a second time.
+        // Direct I/O, because the host's page cache would otherwise keep everything a second time.
         let device = run("losetup", &["--find", "--show", "--direct-io=on", &path])?;
         let dir = scratch.join(name);
         fs::create_dir_all(&dir)?;
@@ -80,13 +80,13 @@ impl LoopDisk {
         Ok(())
     }
 
-    /// Nothing of it is in memory afterwards.
+    /// Removes all of its data from memory.
     pub fn forget(&mut self) -> Result<()> {
         self.unmount()?;
         self.mount()
     }
 
-    /// What was read from it since it exists.
+    /// The bytes that were read from the disk since it was created.
     pub fn read_bytes(&self) -> Result<u64> {
         let name = self.device.file_name().context("a device's name")?;
         let path = Path::new("/sys/block").join(name).join("stat");
@@ -115,15 +115,15 @@ impl Drop for LoopDisk {
 const MEMORY: &str = "/sys/fs/cgroup/memory";
 const BLOCKS: &str = "/sys/fs/cgroup/blkio";
 
-/// A control group for the servers of one storm: counts their memory with the page cache that they
-/// fill, and limits it if asked.
+/// A control group for the servers of one storm. It counts their memory with the page cache that they fill, and
+/// can limit it.
 pub struct Group {
     dirs: Vec<PathBuf>,
 }
 
 impl Group {
     /// # Errors
-    /// Where the kernel has no memory controller of cgroup version 1.
+    /// If the kernel has no memory controller of cgroup version 1.
     pub fn make(
         name: &str,
         memory_max_bytes: Option<u64>,
@@ -158,7 +158,7 @@ impl Group {
             .with_context(|| format!("can't write {value} to {}", path.display()))
     }
 
-    /// Starts a program that belongs to the group from its first instruction.
+    /// Starts a program that is in the group from its first instruction.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");
         let join =

@@ -1,7 +1,7 @@
-//! Diskless machines boot together, and the server is watched: SonD's experiment with today's parts.
+//! Measures a server while many diskless machines boot: SonD's experiment with today's software.
 //!
-//! One real boot is recorded as a trace of blocks; then many clients replay it at its own pace over
-//! NBD and iSCSI, against Perigee's volume server and against servers that people use today.
+//! One real boot is recorded as a trace of blocks. Many clients then replay it at its own pace over NBD and
+//! iSCSI, against Perigee's volume server and against widely used servers.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 #![expect(clippy::cast_precision_loss, reason = "figures for people")]
 
@@ -33,15 +33,15 @@ use outcome::{Allocation, Boot, Cache, Case, Layout, Responses, Results, median,
 use script::Script;
 use servers::{Places, Running, Server};
 
-/// Room for the golden image twice and once for each client, where private data is allocated whole. The
-/// disk takes only what is written.
+/// Room for the golden image twice and once for each client, if private data are allocated completely. The disk
+/// is sparse.
 const DISK_BYTES: u64 = 96 << 30;
-/// What the server itself takes beside the page cache, where memory is limited: so much, most of it for
-/// reads that wait for the disk, and for each client the answer on its way to it.
+/// The server's own memory beside the page cache, in the cases with a memory limit. Most of it is for reads
+/// that wait for the disk, and for the answers to each client.
 const SERVER_MIB: u64 = 24;
 const SERVER_CLIENT_MIB: f64 = 0.25;
-/// Of the recorded times between an answer and the next request. The boot was recorded without
-/// hardware virtualisation; with it, a guest thinks some ten times faster.
+/// Factors for the recorded times between an answer and the next request. The boot was recorded without
+/// hardware virtualisation; with it a guest is about ten times faster.
 const PACES: [f64; 2] = [1.0, 0.1];
 
 #[derive(Parser)]
@@ -53,7 +53,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Measure; `results.json` and `report.html` go to --out
+    /// Measure, and write `results.json` and `report.html` to --out
     Run(RunArgs),
     /// Draw the report of an earlier run again
     Report { dir: PathBuf },
@@ -72,13 +72,13 @@ struct RunArgs {
     image: PathBuf,
     #[arg(long, default_value_t = 64)]
     clients: usize,
-    /// How often the servers take turns
+    /// How many rounds to measure; in each the servers take turns
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// The same measurements with fewer clients, once: only shows that everything works
+    /// One round with fewer clients, which only shows that everything works
     #[arg(long)]
     quick: bool,
-    /// How many reads a second a device answers, where memory is limited
+    /// How many reads a second a device answers, in the cases with a memory limit
     #[arg(long, default_value_t = 2000)]
     reads_per_s: u64,
     /// Only servers whose name contains this; may be given more than once
@@ -86,7 +86,7 @@ struct RunArgs {
     server: Vec<String>,
     #[arg(long, default_value = "experiments/boot-storm")]
     out: PathBuf,
-    /// Where disks and sockets go while it runs: a directory on a real disk
+    /// The directory for disks and sockets while it runs; it must be on a real disk
     #[arg(long, default_value = "out/storm")]
     scratch: PathBuf,
 }
@@ -112,7 +112,7 @@ fn run_verb(verb: Verb) -> Result<()> {
     }
 }
 
-/// Everything that stays the same from storm to storm.
+/// The settings that are the same for all storms.
 struct Measure<'a> {
     arguments: &'a RunArgs,
     script: Arc<Script>,
@@ -123,7 +123,7 @@ struct Measure<'a> {
     begin: Instant,
 }
 
-/// What one storm is.
+/// The settings of one storm.
 #[derive(Clone, Copy)]
 struct Setting {
     server: Server,
@@ -229,7 +229,7 @@ impl Measure<'_> {
                 let setting = self.limited(*memory_max_mib, Allocation::OnDemand);
                 match self.storm(setting, layout, &mut source, private.as_mut()) {
                     Ok(case) => results.memory.push(case),
-                    // Too little for the server itself; the other sizes still say something.
+                    // This is too little memory for the server itself. The other sizes are still measured.
                     Err(error) => {
                         interrupt::check()?;
                         self.say(&format!("{memory_max_mib} MiB left out: {error:#}"));
@@ -239,7 +239,7 @@ impl Measure<'_> {
                 self.keep(results)?;
             }
             if layout == Layout::Together {
-                // Where both sides have to be read again.
+                // With this size both the source and the private data have to be read again.
                 let memory_max_mib = sizes[sizes.len().min(2) - 1];
                 for allocation in [Allocation::Fixed, Allocation::OnDemand] {
                     let setting = self.limited(memory_max_mib, allocation);
@@ -271,7 +271,8 @@ impl Measure<'_> {
         Server::ALL.into_iter().filter(move |server| asked.is_empty() || wanted(server))
     }
 
-    /// A quarter of what one boot reads, half, as much and twice as much; and the server's own.
+    /// The memory sizes: a quarter, a half, the whole and twice of what one boot reads, plus the server's own
+    /// memory.
     fn memory_sizes(&self, boot_mib: f64) -> Vec<u64> {
         let boot_mib = (1..).find(|mib| *mib as f64 >= boot_mib).unwrap_or(1);
         let cache_mib: &[u64] = if self.arguments.quick {

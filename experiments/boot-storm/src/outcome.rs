@@ -1,4 +1,4 @@
-//! What the storms came to, as it stands in `results.json`.
+//! The results of the storms, as in `results.json`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::extents::Placement;
 use crate::replay::{Seen, Storm};
 use crate::servers::Server;
 
-/// Response times are averaged over so long.
+/// Response times are averaged over this time.
 const BIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -20,19 +20,20 @@ pub struct Results {
     pub versions: BTreeMap<String, String>,
     pub clients: usize,
     pub boot: Boot,
-    /// Servers beside each other, in turns.
+    /// The comparison of the servers, which took turns.
     pub peers: Vec<Case>,
-    /// With limits of memory and devices, traced.
+    /// The storms with limits of memory and devices, which were traced.
     pub memory: Vec<Case>,
-    /// With so many MiB the server was killed for want of memory.
+    /// The memory sizes in MiB with which the server was killed because it ran out of memory.
     #[serde(default)]
     pub too_small: Vec<(Layout, u64)>,
-    /// Private files whose whole size is allocated before the storm, and as they are written.
+    /// Private files that are allocated completely before the storm, and private files that are allocated as
+    /// they are written.
     #[serde(default)]
     pub allocation: Vec<Case>,
 }
 
-/// What one client asks.
+/// The requests of one client.
 #[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 pub struct Boot {
     pub requests: usize,
@@ -46,17 +47,17 @@ pub struct Boot {
 pub enum Layout {
     /// Source and private data on one device.
     Together,
-    /// Each on its own.
+    /// Each on its own device.
     Apart,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allocation {
-    /// Private blocks get their place on the disk when they are written.
+    /// Private blocks are allocated on the disk when they are written.
     #[default]
     OnDemand,
-    /// All of a volume has its place before.
+    /// All blocks of a volume are allocated before.
     Fixed,
 }
 
@@ -64,37 +65,38 @@ pub enum Allocation {
 pub struct Case {
     pub server: Server,
     pub round: u32,
-    /// The clients' times between an answer and the next request, for one of the recording.
+    /// The clients' times between an answer and the next request, relative to the recording.
     pub pace: f64,
     pub layout: Layout,
     #[serde(default)]
     pub allocation: Allocation,
-    /// Of the server with the page cache that it fills.
+    /// The limit of the server's memory with the page cache that it fills.
     pub memory_max_mib: Option<u64>,
     pub reads_per_s_max: Option<u64>,
-    /// Until the last client was up.
+    /// The time until the last client was up.
     pub last_up_s: f64,
     pub median_up_s: f64,
     pub mean_response_ms: f64,
     pub p99_response_ms: f64,
     pub server_cpu_s: f64,
     pub memory_peak_mib: f64,
-    /// From the device that has the source, and the private data too unless they are apart.
+    /// MiB that were read from the device with the source, which also has the private data in the layout
+    /// `Together`.
     pub source_device_read_mib: f64,
     pub private_device_read_mib: Option<f64>,
-    /// Mean of the response times of what was asked in each half second.
+    /// The mean response time of the requests in each half second.
     pub response_ms: Vec<(f64, f64)>,
     pub cache: Option<Cache>,
     #[serde(default)]
     pub placement: Option<Placement>,
 }
 
-/// Where reads were served, by the server's own trace.
+/// How reads were served, according to the server's own trace.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub struct Cache {
     pub source: Served,
     pub private: Served,
-    /// Reloads of source blocks so far, by time in seconds.
+    /// The number of reloads of source blocks over time in seconds.
     pub source_reloads: Vec<(f64, f64)>,
     pub private_reloads: Vec<(f64, f64)>,
 }
@@ -102,9 +104,9 @@ pub struct Cache {
 #[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 pub struct Served {
     pub hits: u64,
-    /// Requests that waited for the disk for a block that no request had brought into memory yet.
+    /// Requests that waited for the disk for a block that was never in memory before.
     pub first_loads: u64,
-    /// Requests that waited for blocks all of which were in memory once.
+    /// Requests that waited for blocks that had all been in memory before.
     pub reloads: u64,
 }
 
@@ -118,7 +120,7 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// The response times' mean and 99th percentile, and the mean in each half second.
+/// The mean and the 99th percentile of the response times, and the mean in each half second.
 pub struct Responses {
     pub mean_ms: f64,
     pub p99_ms: f64,
@@ -150,10 +152,10 @@ fn mean(values: &[f64]) -> f64 {
 
 impl Cache {
     /// # Errors
-    /// When the bytes are no trace.
+    /// If the bytes are no trace.
     pub fn of_trace(bytes: &[u8]) -> Result<Self> {
         let mut cache = Self::default();
-        // When each block first was in memory: from the first answer on that had it.
+        // For each block, the time of the first answer that contained it: since then it was in memory.
         let (mut source_in_ns, mut private_in_ns) = (HashMap::new(), HashMap::new());
         let mut reads: Vec<TraceRequest> = read_trace(bytes)?
             .into_iter()
@@ -178,7 +180,7 @@ impl Cache {
             cache.private_reloads.push((at_s, cache.private.reloads as f64));
         }
         for line in [&mut cache.source_reloads, &mut cache.private_reloads] {
-            // Enough for a picture.
+            // This is enough for a plot.
             let every = (line.len() / 400).max(1);
             *line = line.iter().copied().step_by(every).chain(line.last().copied()).collect();
         }
@@ -187,7 +189,7 @@ impl Cache {
 }
 
 impl Served {
-    /// `in_ns`: since when each block of each owner is or was in memory.
+    /// `in_ns`: since when each block of each owner was in memory.
     fn count(&mut self, request: &TraceRequest, owner: u16, in_ns: &mut HashMap<(u16, u64), u64>) {
         let end = request.offset + u64::from(request.length_bytes);
         let answered_ns = request.at_ns + u64::from(request.duration_us) * 1000;
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn a_block_that_was_read_before_is_a_reload() {
         let mut bytes = TRACE_MAGIC.to_vec();
-        // The second one waits for what the first one loads.
+        // The second request waits for the block that the first one loads.
         for (at_us, at_once) in [(10, false), (11, false), (20, true), (30, false)] {
             let request = TraceRequest {
                 at_ns: at_us * 1000,

@@ -1,13 +1,13 @@
-//! Beside each figure: what SonD's paper shows there, and whether these storms agree. Judged by the
-//! numbers, so that a report never says what its own figures don't.
+//! For each figure: the result in SonD's paper, and whether these storms agree. The figures decide that, so a
+//! report never contradicts its own figures.
 //!
-//! Zhu Xu Dong, "The Performance Analysis of a Service Deployment System Based on the Centralized
-//! Storage", 2011. It has 64 clients, servers of 1 to 4 GiB, and 12 disks; a boot there reads far more
-//! than one here, so that its sizes of memory stand beside ours only in their order.
+//! Zhu Xu Dong, "The Performance Analysis of a Service Deployment System Based on the Centralized Storage",
+//! 2011. It has 64 clients, servers of 1 to 4 GiB, and 12 disks. A boot there reads far more than here, so only
+//! the order of its memory sizes can be compared with ours.
 
 use crate::outcome::{Allocation, Case, Layout, Results, Served};
 
-/// Less than this is not told from chance.
+/// A smaller difference may be chance.
 const SAME: f64 = 0.05;
 
 /// `12 % less`, `3 % more` or `the same`.
@@ -29,14 +29,14 @@ fn agrees(yes: bool) -> &'static str {
     if yes { "Ours agrees" } else { "Ours does not agree" }
 }
 
-/// The cases of one layout from the least memory to the most.
+/// The cases of one layout, from the least memory to the most.
 fn by_memory(results: &Results, layout: Layout) -> Vec<&Case> {
     let mut cases: Vec<_> = results.memory.iter().filter(|case| case.layout == layout).collect();
     cases.sort_by_key(|case| case.memory_max_mib);
     cases
 }
 
-/// Beside the response times over time, of one layout.
+/// The comparison for the response times over time, of one layout.
 pub fn response(results: &Results, layout: Layout) -> Option<String> {
     let cases = by_memory(results, layout);
     let [first, .., before_last, last] = cases[..] else { return None };
@@ -62,7 +62,7 @@ pub fn response(results: &Results, layout: Layout) -> Option<String> {
     Some(text)
 }
 
-/// Beside the reloads.
+/// The comparison for the reloads.
 pub fn reloads(results: &Results, layout: Layout) -> Option<String> {
     let cases = by_memory(results, layout);
     let [first, .., last] = cases[..] else { return None };
@@ -98,7 +98,7 @@ pub fn reloads(results: &Results, layout: Layout) -> Option<String> {
     Some(text)
 }
 
-/// Beside the comparison of the layouts.
+/// The comparison for the layouts.
 pub fn layouts(results: &Results) -> Option<String> {
     let together = by_memory(results, Layout::Together);
     let apart = by_memory(results, Layout::Apart);
@@ -130,7 +130,7 @@ pub fn layouts(results: &Results) -> Option<String> {
     Some(text)
 }
 
-/// Beside fixed and on-demand allocation.
+/// The comparison for fixed and on-demand allocation.
 pub fn allocation(results: &Results) -> Option<String> {
     let found = |allocation| results.allocation.iter().find(|c| c.allocation == allocation);
     let (fixed, on_demand) = (found(Allocation::Fixed)?, found(Allocation::OnDemand)?);
@@ -154,11 +154,11 @@ pub fn allocation(results: &Results) -> Option<String> {
     ))
 }
 
-/// Above the figures of servers.
+/// The text above the figures of servers.
 pub const PEERS: &str =
     "SonD's paper has no other server beside its own: there is nothing of it to agree with here.";
 
-/// Beside a figure of servers: ours beside the peer of the same protocol, as name and value.
+/// The text beside a figure of servers: Perigee and the peer with the same protocol, each as name and value.
 pub fn peers(pairs: &[[(&str, f64); 2]]) -> String {
     let sentence = |[(ours, own), (peer, other)]: &[(&str, f64); 2]| {
         format!(" {ours} beside {peer}: {}.", change(*other, *own))

@@ -1,4 +1,4 @@
-//! Many clients boot together: each replays the same script on a disk of its own.
+//! Many clients boot at the same time. Each replays the same script on its own disk.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::script::{Script, Step};
 /// A storm that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(900);
 
-/// Where a client's disk is.
+/// The address of a client's disk.
 #[derive(Debug, Clone)]
 pub enum Disk {
     Nbd { address: SocketAddr, export: String },
@@ -62,33 +62,33 @@ impl Connection {
             (Self::Iscsi(disk), Operation::Read) => disk.read(offset, length_bytes).await?,
             (Self::Iscsi(disk), Operation::Write) => disk.write(offset, data()).await?,
             (Self::Iscsi(disk), Operation::Flush) => disk.flush().await?,
-            // A discard is a hint that not every target takes.
+            // A discard is a hint that not every target supports.
             (Self::Iscsi(_), Operation::Zero) | (_, Operation::Other) => {}
         }
         Ok(())
     }
 }
 
-/// One request as a client saw it.
+/// One request as the client measured it.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
-    /// Since the storm began.
+    /// The time since the start of the storm.
     pub at: Duration,
     pub took: Duration,
     pub operation: Operation,
 }
 
-/// What a storm came to.
+/// The result of a storm.
 pub struct Storm {
     pub requests: Vec<Seen>,
-    /// When each client had its last answer, since the storm began; in order.
+    /// The times of each client's last answer since the start of the storm, in ascending order.
     pub up: Vec<Duration>,
 }
 
 /// Every client writes the first block that its boot writes, so that it has private data.
 ///
 /// # Errors
-/// When a client can't connect or a request fails.
+/// If a client can't connect or a request fails.
 pub async fn touch(script: &Script, disks: &[Disk]) -> Result<()> {
     let Some(block) = script.blocks(Operation::Write).first().copied() else { return Ok(()) };
     let length_bytes = u32::try_from(BLOCK_BYTES)?;
@@ -107,11 +107,11 @@ pub async fn touch(script: &Script, disks: &[Disk]) -> Result<()> {
     Ok(())
 }
 
-/// Connects all clients, then lets them boot together. `pace` is for the times between an answer
-/// and the next request.
+/// Connects all clients, then lets them boot at the same time. `pace` scales the times between an answer and
+/// the next request.
 ///
 /// # Errors
-/// When a client can't connect or a request fails; when it takes longer than a quarter of an hour.
+/// If a client can't connect, a request fails, or the storm takes longer than [`DEADLINE`].
 pub async fn run(script: &Arc<Script>, disks: &[Disk], pace: f64) -> Result<Storm> {
     let mut connections = Vec::new();
     for (number, disk) in disks.iter().enumerate() {
@@ -145,7 +145,7 @@ async fn boot(
     begin: Instant,
     pace: f64,
 ) -> Result<Vec<Seen>> {
-    // When each step was answered, for those that wait for it.
+    // When each step was answered, for the steps that wait for it.
     let ends = Arc::new(watch::Sender::new(vec![None; script.steps.len()]));
     let mut running = JoinSet::new();
     for (number, step) in script.steps.iter().copied().enumerate() {

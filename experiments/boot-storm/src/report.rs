@@ -10,7 +10,7 @@ use crate::outcome::{Allocation, Case, Layout, Results, median};
 use crate::paper;
 use crate::servers::Server;
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: a boot storm", "");

@@ -1,9 +1,8 @@
-//! A recorded boot as a script: what is asked, and what each request waited for.
+//! A recorded boot as a script: its requests, and the answer that each of them waited for.
 //!
-//! A guest asks again when it has an answer and has thought about it. So a request is replayed not at
-//! its time in the recording, but so long after the end of another one as it came then: the one
-//! whose answer was the last before it. A slow server makes the boot longer, a fast one does not make
-//! the guest think faster.
+//! A guest sends a request some time after it has received an answer. So a request is not replayed at its time
+//! in the recording, but at the recorded time after the end of another request: the last one that was answered
+//! before it. A slow server makes the boot longer; a fast one does not make the guest faster.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,23 +16,23 @@ pub struct Step {
     pub operation: Operation,
     pub offset: u64,
     pub length_bytes: u32,
-    /// The request whose answer it waited for; before the first answer, none.
+    /// The request whose answer it waited for; `None` before the first answer.
     pub after: Option<usize>,
-    /// From that answer, or from the start, until it was asked.
+    /// The time from that answer, or from the start, until the request.
     pub think: Duration,
 }
 
 #[derive(Debug)]
 pub struct Script {
-    /// In the order in which they were asked.
+    /// In the order of the requests.
     pub steps: Vec<Step>,
-    /// How long the recorded boot took, to its last answer.
+    /// How long the recorded boot took until its last answer.
     pub recorded: Duration,
 }
 
 impl Script {
     /// # Errors
-    /// When the bytes are no trace of a client that read something.
+    /// If the bytes are no trace of a client that read something.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let mut requests: Vec<_> = read_trace(bytes)?
             .into_iter()

@@ -1,4 +1,5 @@
-//! The servers of a storm: one disk for each client, over one golden image where the server can.
+//! The servers of a storm. Each client has a disk, which is a clone of the golden image if the server supports
+//! clones.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -35,7 +36,7 @@ pub enum Server {
     PerigeeIscsi,
     /// One process for each client, each with a qcow2 overlay.
     QemuNbd,
-    /// It has no clones: each client has a copy of what a boot needs.
+    /// It has no clones, so each client has a copy of the blocks that a boot reads.
     Tgt,
 }
 
@@ -56,16 +57,16 @@ impl Server {
     }
 }
 
-/// Where the servers' files are.
+/// The directories of the servers' files.
 pub struct Places<'a> {
     pub perigee: &'a Path,
     /// The golden image, raw.
     pub image: &'a Path,
-    /// On the disk of the source.
+    /// The directory on the disk of the source.
     pub source: &'a Path,
-    /// On the disk of the private data; may be the same.
+    /// The directory on the disk of the private data, which may be the same disk.
     pub private: &'a Path,
-    /// Not on those disks.
+    /// A directory that is not on those disks.
     pub scratch: &'a Path,
 }
 
@@ -91,7 +92,7 @@ impl Places<'_> {
         Ok(())
     }
 
-    /// A disk for each client.
+    /// Makes a disk for each client.
     pub fn make_disks(&self, server: Server, clients: usize, script: &Script) -> Result<()> {
         match server {
             Server::PerigeeNbd | Server::PerigeeIscsi => {
@@ -119,8 +120,8 @@ impl Places<'_> {
         Ok(())
     }
 
-    /// Gives every client's private file its whole size on the disk. It has to have one: something
-    /// was written.
+    /// Allocates the whole size of every client's private file on the disk. The file must exist, so something
+    /// must have been written.
     pub fn allocate_all(&self, clients: usize) -> Result<()> {
         for client in 0..clients {
             let [head, _] = self.layers_of(client)?;
@@ -130,7 +131,7 @@ impl Places<'_> {
         Ok(())
     }
 
-    /// Where everything of Perigee's volumes is on the disk.
+    /// The positions of all blocks of Perigee's volumes on the disk.
     pub fn layers(&self, clients: usize) -> Result<Layers> {
         let [_, source] = self.layers_of(0)?;
         let private = |client| Ok((volume(client), Extents::of(&self.layers_of(client)?[0])?));
@@ -138,7 +139,7 @@ impl Places<'_> {
         Ok(Layers { source: Extents::of(&source)?, private: private? })
     }
 
-    /// The files with the data of a volume's head and of the image below it.
+    /// The data files of a volume's head and of the image below it.
     fn layers_of(&self, client: usize) -> Result<[PathBuf; 2]> {
         let said = self.perigee(&["volume", "info", &volume(client), "--format", "json"])?;
         let info: VolumeInfo = serde_json::from_str(&said)?;
@@ -195,7 +196,7 @@ fn copy_boot(from: &Path, to: &Path, script: &Script) -> io::Result<()> {
     Ok(())
 }
 
-/// Neighbours as one range.
+/// Merges neighbouring blocks into ranges.
 fn runs(blocks: BTreeSet<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for block in blocks {
@@ -207,7 +208,7 @@ fn runs(blocks: BTreeSet<u64>) -> Vec<Range<u64>> {
     runs
 }
 
-/// The servers of one storm, stopped when dropped.
+/// The servers of one storm. They are stopped when this is dropped.
 pub struct Running {
     children: Vec<Child>,
     pub disks: Vec<Disk>,
@@ -278,7 +279,7 @@ impl Running {
 
     fn start_tgt(&mut self, places: &Places, group: &Group, clients: usize) -> Result<()> {
         let address = unused_address();
-        // The number of its management socket, which no other tgtd may have.
+        // The number of its management socket, which must be unique among all tgtd processes.
         let control = (std::process::id() % 30_000).to_string();
         let mut command = group.command("tgtd");
         command.args(["-f", "-C", &control, "--iscsi", &format!("portal={address}")]);
@@ -333,7 +334,7 @@ impl Running {
         Ok(())
     }
 
-    /// Returns when a server ends, which it should not, or a signal has come, and says so.
+    /// Waits until a server ends unexpectedly or a signal arrives, and returns the reason.
     pub async fn ended(&mut self) -> anyhow::Error {
         loop {
             if let Err(signal) = interrupt::check() {
@@ -354,7 +355,7 @@ impl Running {
         }
     }
 
-    /// CPU time of all servers since they were started.
+    /// The CPU time of all servers since they were started.
     pub fn cpu_s(&self) -> Result<f64> {
         self.children.iter().map(|child| Ok(Usage::of(child.id())?.cpu_s)).sum()
     }
@@ -364,7 +365,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         for child in &mut self.children {
             let id = i32::try_from(child.id()).unwrap_or_default();
-            // One that has ended already is only waited for.
+            // A server that has ended already is only waited for.
             if matches!(child.try_wait(), Ok(None)) && id > 0 {
                 let _gone = kill(Pid::from_raw(id), Signal::SIGTERM);
             }

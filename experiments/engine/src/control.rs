@@ -1,4 +1,4 @@
-//! The volume server's control API, one call after the other.
+//! A client for the volume server's control API.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Control {
         Ok(())
     }
 
-    /// Many clones of one image, in one call.
+    /// Creates many clones of one image with one call.
     pub fn create_clones(&self, prefix: &str, count: u32, image: &str) -> Result<()> {
         let names = (0..count).map(|number| format!("{prefix}-{number}").parse());
         let body = CreateVolumes {

@@ -1,5 +1,5 @@
-//! Figures over the number of clients, the number of volumes, the size of a volume and the depth of
-//! its chain: cost has to grow with work, not with size.
+//! Curves over the number of clients, the number of volumes, the size of a volume and the depth of its chain.
+//! The cost should grow with the work and not with the size.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,11 +27,11 @@ pub const ATTACH: &str = "attaching a volume, by its size";
 const CLIENT_COUNTS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 const VOLUME_COUNTS: [u32; 4] = [1, 4, 16, 64];
 const GIB: u64 = 1 << 30;
-/// The largest file of ext4 is one block short of 16 TiB, so this is what a volume can have there.
+/// The largest file of ext4 is one block shorter than 16 TiB, so this is the largest volume there.
 const SIZES: [u64; 3] = [16 * GIB, 1024 * GIB, 16 * 1024 * GIB - BLOCK_BYTES];
 const DEPTHS: [u32; 3] = [1, 8, 32];
 const BLOCKS_IN_LARGE: usize = 16 << 10;
-/// qcow2 writes a table of 64 KiB for nearly every block in a larger one: that takes minutes.
+/// In a larger image qcow2 writes a table of 64 KiB for nearly every block, which takes minutes.
 const QEMU_SIZE_MAX: u64 = 1024 * GIB;
 const ROUNDS_MAX: u32 = 2;
 
@@ -111,7 +111,7 @@ impl Curves<'_> {
         Ok(points)
     }
 
-    /// 1 to 64 clones, each with a client of its own.
+    /// 1 to 64 clones, each with its own client.
     fn volumes(&self, round: u32) -> Result<Vec<Measurement>> {
         let mut points = Vec::new();
         let started = self.fixtures.start_pool("pool", Transport::Unix, None)?;
@@ -148,7 +148,7 @@ impl Curves<'_> {
         Ok(points)
     }
 
-    /// Blocks spread over the whole of a sparse volume: written once, then read.
+    /// Blocks spread over a whole sparse volume are written once and then read.
     #[expect(clippy::cast_precision_loss, reason = "GiB on an axis")]
     fn sizes(&self, results: &mut Results) -> Result<()> {
         for size_bytes in SIZES {
@@ -193,7 +193,7 @@ fn read() -> Workload {
     WORKLOADS[0]
 }
 
-/// What the goals ask of the curves.
+/// The figures of the curves that have goals.
 #[expect(clippy::cast_precision_loss, reason = "GiB on an axis")]
 fn summary(results: &Results) -> Vec<Figure> {
     let at = |size: u64| Some((size as f64 / GIB as f64).round());

@@ -1,4 +1,4 @@
-//! A server that answers every request at once, with zeros: what the messages alone cost.
+//! A server that answers every request at once, with zeros. It shows the cost of the messages alone.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice, Read, Write};
@@ -20,7 +20,7 @@ use crate::load::protocol::REQUEST_BYTES;
 const WORKERS: usize = 2;
 const READ_BYTES_MAX: usize = 1 << 20;
 const BUFFER_BYTES: usize = 512 << 10;
-/// What `writev` takes at once.
+/// The most slices of one `writev`.
 const SLICES_MAX: usize = 1024;
 
 static ZEROS: [u8; READ_BYTES_MAX] = [0; READ_BYTES_MAX];
@@ -28,7 +28,7 @@ static ZEROS: [u8; READ_BYTES_MAX] = [0; READ_BYTES_MAX];
 /// Serves until the process ends.
 ///
 /// # Errors
-/// The address is taken.
+/// If the address is in use.
 pub fn serve(address: &Address, size_bytes: u64) -> io::Result<()> {
     let workers: Vec<Arc<Worker>> =
         (0..WORKERS).map(|_| Worker::new().map(Arc::new)).collect::<io::Result<_>>()?;
@@ -41,7 +41,7 @@ pub fn serve(address: &Address, size_bytes: u64) -> io::Result<()> {
         let mut stream = accept()?;
         match shake(&mut stream, size_bytes) {
             Ok(()) => worker.add(stream.into_fd())?,
-            // A client that only looked whether somebody listens.
+            // The client only checked whether the server listens.
             Err(_gone) => {}
         }
     }
@@ -79,7 +79,7 @@ fn accepter(address: &Address) -> io::Result<Accept> {
     }
 }
 
-/// The server's half of the handshake: every export exists, structured replies do not.
+/// The server's part of the handshake: every export exists, and structured replies are not supported.
 fn shake(stream: &mut (impl Read + Write + ?Sized), size_bytes: u64) -> io::Result<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
     let mut flags = [0; 4];
@@ -101,7 +101,7 @@ fn shake(stream: &mut (impl Read + Write + ?Sized), size_bytes: u64) -> io::Resu
             stream.write_all(&head.concat())
         };
         match u32::from_be_bytes(option) {
-            // GO, and INFO, which leaves the options open.
+            // GO, and INFO, after which the client may send more options.
             kind @ (6 | 7) => {
                 let info = [&[0, 0][..], &size_bytes.to_be_bytes(), &[0x01, 0x0d]].concat();
                 reply(3, &info)?;
@@ -128,7 +128,7 @@ impl Worker {
 
     fn add(&self, socket: OwnedFd) -> io::Result<()> {
         let key = u64::try_from(socket.as_raw_fd()).expect("a descriptor is not negative");
-        // The lock is free but for the moment in which a worker answers.
+        // The lock is held only while a worker answers.
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         self.epoll.add(socket.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, key))?;
         connections.insert(key, Connection { socket, requests: Requests::default() });
@@ -196,17 +196,17 @@ struct Reply {
     data_bytes: usize,
 }
 
-/// Cuts a stream of requests.
+/// Splits a stream of requests.
 #[derive(Debug, Default)]
 struct Requests {
     head: [u8; REQUEST_BYTES],
     have: usize,
-    /// Of a write's payload.
+    /// Bytes of a write's payload that are still to be skipped.
     skip: usize,
 }
 
 impl Requests {
-    /// `false`: the client has said goodbye, or nonsense.
+    /// Returns `false` if the client disconnects or sends an invalid request.
     fn feed(&mut self, mut bytes: &[u8], replies: &mut Vec<Reply>) -> bool {
         loop {
             let skipped = self.skip.min(bytes.len());

@@ -1,5 +1,5 @@
-//! What is counted once and not per request: memory, idle CPU, making many clones, opening large
-//! pools, and how often the device is read for the same bytes.
+//! The figures that are not measured per request: memory, idle CPU, creating many clones, opening large pools,
+//! and how often the device is read for the same bytes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::workloads::WORKLOADS;
 const CLONES: u32 = 64;
 const READ_BY_EACH_BYTES: u64 = 500 << 20;
 const LONG_READ_BYTES: u32 = 128 << 10;
-/// What 64 clients read at once from a cold disk.
+/// The bytes that 64 clients read at the same time from a cold disk.
 const SHARED_BYTES: u64 = 32 << 20;
 
 pub struct Figures<'a> {
@@ -58,7 +58,7 @@ impl Figures<'_> {
         Ok(figures)
     }
 
-    /// Each of 64 clones reads the same bytes, all at the same time, beginning with a cold cache.
+    /// All 64 clones read the same bytes at the same time, starting with an empty page cache.
     fn memory(&self) -> Result<Vec<Figure>> {
         let started = self.fixtures.start_pool("pool", Transport::Unix, None)?;
         let control = started.control(self.fixtures, "pool")?;
@@ -93,7 +93,7 @@ impl Figures<'_> {
         ])
     }
 
-    /// One qemu-nbd for each clone, as its users run it; a part of the bytes shows its memory.
+    /// One qemu-nbd for each clone, as users run it. Reading a part of the bytes is enough to show its memory.
     fn memory_of_peers(&self) -> Result<Vec<Figure>> {
         let base = self.fixtures.base();
         let mut servers = Vec::new();
@@ -133,7 +133,7 @@ impl Figures<'_> {
         let started = self.fixtures.start(server, Disk::Fresh, Transport::Unix, None)?;
         evict(&started.files(self.fixtures))?;
         let mut load = load_of(self.fixtures, &WORKLOADS[0], &started, Duration::from_secs(60));
-        // At the end of the image: read-ahead finds nothing behind it that nobody asked for.
+        // The end of the image, so that read-ahead finds no further blocks.
         let first = (self.fixtures.image_bytes - SHARED_BYTES) / BLOCK_BYTES;
         let mut blocks = Pattern::shuffled(SHARED_BYTES / BLOCK_BYTES, 13);
         blocks.iter_mut().for_each(|block| *block += first);
@@ -182,11 +182,11 @@ impl Figures<'_> {
     }
 }
 
-/// CPU of a server whose clients are connected and ask for nothing.
+/// The CPU time of a server with connected, idle clients.
 fn idle_ms_per_s(load: &Load, pid: u32) -> Result<f64> {
     let clients = load::connect(load)?;
     let idle = Duration::from_secs(5);
-    // What connecting set off has ended by then.
+    // By then the work that the connections caused has ended.
     std::thread::sleep(Duration::from_millis(500));
     let before = live_threads_cpu_ms(pid)?;
     std::thread::sleep(idle);
@@ -195,7 +195,7 @@ fn idle_ms_per_s(load: &Load, pid: u32) -> Result<f64> {
     Ok(spent_ms / idle.as_secs_f64())
 }
 
-/// Space that a directory takes on its disk.
+/// The space that a directory takes on its disk.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a directory")]
 fn space_bytes(dir: &Path) -> Result<f64> {
     let mut bytes = 0.0;

@@ -1,4 +1,4 @@
-//! The same workloads by fio's nbd engine, the standard load generator, beside our own.
+//! Runs the workloads with fio's nbd engine, the standard load generator, as well.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ const SERVERS: [Server; 5] =
 const NAMES: [&str; 3] = ["read-4k-qd32", "write-4k-qd32", "read-4k-64-clients"];
 const ROUNDS_MAX: u32 = 1;
 
-/// Whether fio is there with its engine; without it the report shows our generator alone.
+/// Whether fio with its nbd engine is installed. Without it the report shows our generator alone.
 pub fn is_there() -> bool {
     Command::new("fio")
         .arg("--enghelp")
@@ -61,7 +61,7 @@ fn one(
     let usage = usage(started.id())?;
     started.stop(fixtures)?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // Warnings may stand before the JSON.
+    // There may be warnings before the JSON.
     let json = &text[text.find('{').unwrap_or(0)..];
     let report: Value = serde_json::from_str(json).context("fio's report")?;
     let mut measurement = parse(&report, workload, cpu_s).context("fio's report lacks figures")?;

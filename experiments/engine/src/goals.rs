@@ -1,4 +1,4 @@
-//! The goals of the volume engine, and which of them a run has reached. Pure.
+//! The goals of the volume engine, and which of them a run has reached. All functions are pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,26 +9,26 @@ use crate::stats::ratio;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
     pub goal: String,
-    /// What must hold of the measured value.
+    /// The condition on the measured value.
     pub target: String,
     /// A ratio, or the figure itself.
     pub measured: Option<f64>,
-    /// Ours, and whom it was compared with.
+    /// What is compared, and with which server.
     pub how: String,
-    /// Nothing when the run did not measure it.
+    /// `None` if the run did not measure it.
     pub met: Option<bool>,
 }
 
-/// Whom a goal is about.
+/// The server that a goal compares with.
 #[derive(Clone, Copy)]
 enum Against {
-    /// The best server that serves clones.
+    /// The best of the servers that serve clones.
     ClonePeer,
-    /// The best of those that keep their metadata.
+    /// The best of the servers that keep their metadata.
     DurablePeer,
     AnyPeer,
     Qemu,
-    /// On the plain file or with its own overlay.
+    /// nbdkit on the plain file or with its own overlay.
     Nbdkit,
     NbdkitFile,
     Echo,
@@ -70,7 +70,7 @@ impl Bound {
     }
 }
 
-/// One line of the table below: workload, transport, what is compared, with whom, the bound.
+/// One row of the table below: workload, transport, column, other server, bound.
 type Compared = (&'static str, &'static str, &'static str, Column, Against, Bound);
 
 const COMPARED: &[Compared] = {
@@ -134,7 +134,7 @@ pub const SIZE_RATIO: &str = "IOPS on 16 TiB for each on 16 GiB";
 pub const ATTACH_RATIO: &str = "attaching 16 TiB beside 16 GiB";
 pub const CHAIN_RATIO: &str = "time of a read through 32 layers for one through 1";
 
-/// Figures of ours that have a bound of their own.
+/// Figures of the volume server that have an absolute bound.
 const BOUNDED: &[(&str, &str, Bound)] = &[
     (CACHE_GROWTH, " MiB", Bound::AtMost(550.0)),
     (CLIENT_GROWTH, " MiB", Bound::AtMost(0.2)),
@@ -148,7 +148,7 @@ const BOUNDED: &[(&str, &str, Bound)] = &[
     (CHAIN_RATIO, "", Bound::AtMost(1.1)),
 ];
 
-/// Every goal with what the run says about it.
+/// All goals with the result of the run.
 pub fn judge(results: &Results) -> Vec<Goal> {
     let compared = COMPARED.iter().map(|line| compare(results, line));
     let bounded = BOUNDED.iter().map(|(name, unit, bound)| {

@@ -1,4 +1,4 @@
-//! The benchmark of the volume server beside its peers: `make bench`.
+//! The benchmark of the volume server and its peers: `make bench`.
 
 mod control;
 mod curves;
@@ -36,7 +36,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Serve zeros without storage: what the messages alone cost
+    /// Serve zeros without storage, to show the cost of the messages alone
     Echo {
         /// `unix:PATH` or `ADDRESS:PORT`
         address: String,
@@ -44,11 +44,11 @@ enum Verb {
         #[arg(long, default_value_t = 1024)]
         size_mib: u64,
     },
-    /// Drive one NBD server and print what it did
+    /// Put a load on one NBD server and print the result
     Load(LoadArgs),
-    /// Measure the volume server beside its peers
+    /// Measure the volume server and its peers
     Run(suite::RunArgs),
-    /// Judge results.json and draw report.html beside it again
+    /// Judge results.json and draw its report.html again
     Report {
         #[arg(default_value = "experiments/engine")]
         dir: PathBuf,
@@ -65,13 +65,13 @@ struct LoadArgs {
     /// Write instead of reading
     #[arg(long)]
     write: bool,
-    /// One request after the other in place of random ones
+    /// Sequential requests instead of random ones
     #[arg(long)]
     sequential: bool,
     /// Ask for structured replies
     #[arg(long)]
     structured: bool,
-    /// How much of the export is used
+    /// How many MiB of the export are used
     #[arg(long, default_value_t = 512)]
     span_mib: u64,
     #[arg(long, default_value_t = 4096)]

@@ -1,4 +1,4 @@
-//! One workload on one server: started, measured, stopped.
+//! Runs one workload on one server: starts it, measures, stops it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -47,7 +47,7 @@ pub fn measure(
     Ok(measurement)
 }
 
-/// Runs a load, with the server's usage as it begins and as it ends.
+/// Runs a load, and returns the server's usage at its start and end.
 pub fn observe(load: &Load, pid: u32) -> Result<(Measured, Usage, Usage)> {
     interrupt::check()?;
     let mut before = usage(pid)?;
@@ -60,7 +60,7 @@ pub fn observe(load: &Load, pid: u32) -> Result<(Measured, Usage, Usage)> {
     Ok((measured, before, after))
 }
 
-/// The load of a workload on a started server.
+/// The load of a workload for a started server.
 pub fn load_of(
     fixtures: &Fixtures,
     workload: &Workload,
@@ -90,7 +90,7 @@ pub fn load_of(
     }
 }
 
-/// The figures of a run in the form in which they are kept.
+/// Converts the figures of a run to the form of `results.json`.
 #[expect(clippy::cast_precision_loss, reason = "requests and bytes of a few seconds")]
 pub fn record(
     workload: &str,
@@ -129,10 +129,10 @@ fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// Writes back what is dirty of these files and drops them from the page cache.
+/// Writes back the dirty pages of these files and drops the files from the page cache.
 pub fn evict(files: &[PathBuf]) -> Result<()> {
     for path in files {
-        // A file may have gone since it was listed.
+        // The file may have been removed since it was listed.
         let Ok(file) = File::open(path) else { continue };
         file.sync_data()?;
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
@@ -140,13 +140,13 @@ pub fn evict(files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Reads what these files hold into the page cache. Some machines reclaim what was not read for a
-/// minute (DAMON's `pageout`), and then the server whose files are read least often would be
-/// measured half cold. Holes are left out: reading them would fill the cache with zeros.
+/// Reads the data of these files into the page cache. Some machines reclaim pages that were not read for a
+/// minute (DAMON's `pageout`), and then the server whose files are read least often would be measured with a
+/// partly cold cache. Holes are skipped, because reading them would fill the cache with zeros.
 pub fn warm(files: &[PathBuf]) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     for path in files {
-        // A file may have gone since it was listed.
+        // The file may have been removed since it was listed.
         let Ok(file) = File::open(path) else { continue };
         let mut at = 0;
         while let Ok(data) = lseek(&file, at, Whence::SeekData) {
@@ -162,7 +162,7 @@ pub fn warm(files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Reads what all files below a directory hold into the page cache.
+/// Reads the data of all files below a directory into the page cache.
 pub fn warm_all(dir: &Path) -> Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();

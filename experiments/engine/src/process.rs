@@ -1,4 +1,4 @@
-//! A process that was started here: stopped by its id, and measured through `/proc`.
+//! A child process: it is stopped by its id, and measured through `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,12 +14,12 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A server that is asked to end gets this long before it is killed.
-/// One that has just removed a large volume ends only when the filesystem has freed its blocks,
-/// which takes a discard for each run of them where it is mounted so.
+/// How long a server may take to stop before it is killed. A server that has just removed a large volume ends
+/// only after the filesystem has freed its blocks. If the filesystem is mounted with `discard`, that takes one
+/// discard for each run of blocks.
 const STOP_MAX: Duration = Duration::from_secs(240);
 
-/// Stopped, and waited for, when dropped.
+/// It is stopped and waited for when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -27,10 +27,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program, bound to `cpu` if given, with its standard error in `log`.
+    /// Starts a program, bound to the CPU if one is given, with its standard error in `log`.
     ///
     /// # Errors
-    /// The program is missing.
+    /// If the program does not exist.
     pub fn start(
         program: &str,
         arguments: &[String],
@@ -45,7 +45,8 @@ impl Process {
             }
             None => Command::new(program),
         };
-        // Some servers keep their overlay in a temporary file: it belongs beside everybody else's.
+        // Some servers keep their overlay in a temporary file, which must be on the same disk as the others'
+        // files.
         let scratch = log.parent().context("the log is in a directory")?.to_owned();
         let log = fs::File::create(log).context("can't write the server's log")?;
         let child = command
@@ -63,7 +64,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits until `ready`, or says what it waited for.
+    /// Waits until `ready`. On failure the error says what it waited for.
     pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !ready() {
@@ -78,7 +79,7 @@ impl Process {
         Ok(())
     }
 
-    /// Asks it to end and waits for that.
+    /// Asks the process to stop, and waits until it has ended.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }
@@ -109,24 +110,24 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended calls `stop`.
+        // A caller that needs the exit status calls `stop`.
         let _ended = self.end();
     }
 }
 
-/// What the kernel counted for a process, all of its threads together.
+/// The kernel's counters for a process with all of its threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
     pub cpu_s: f64,
     pub rss_mib: f64,
     /// Memory that no other process shares.
     pub private_mib: f64,
-    /// Read from the device on its behalf.
+    /// Bytes that were read from the device for the process.
     pub device_read_bytes: u64,
 }
 
 /// # Errors
-/// The process has ended.
+/// If the process has ended.
 pub fn usage(pid: u32) -> io::Result<Usage> {
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let io = fs::read_to_string(format!("/proc/{pid}/io"))?;
@@ -138,16 +139,16 @@ pub fn usage(pid: u32) -> io::Result<Usage> {
     })
 }
 
-/// CPU seconds of a process with all of its threads, also those that have ended.
+/// CPU seconds of a process with all of its threads, including threads that have ended.
 ///
 /// # Errors
-/// The process has ended.
+/// If the process has ended.
 pub fn cpu_s(pid: u32) -> io::Result<f64> {
     cpu_of_stat(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
         .ok_or_else(|| io::Error::other("the kernel's figures have another form"))
 }
 
-/// Finer than [`cpu_s`], but only for the threads that live: for a server that does nothing.
+/// More precise than [`cpu_s`], but only for the threads that exist. It is for a server that is idle.
 pub fn live_threads_cpu_ms(pid: u32) -> io::Result<f64> {
     let mut total_ns = 0.0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -157,10 +158,10 @@ pub fn live_threads_cpu_ms(pid: u32) -> io::Result<f64> {
     Ok(total_ns / 1e6)
 }
 
-/// Clock ticks are 1/100 s on every Linux of today.
+/// A clock tick is 1/100 s on every current Linux.
 const TICKS_PER_S: f64 = 100.0;
 
-/// The program's name stands in brackets and may hold anything, so fields are counted behind it.
+/// The program's name is in parentheses and may contain anything, so the fields after it are counted.
 fn cpu_of_stat(stat: &str) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: f64 = fields.next()?.parse().ok()?;
@@ -181,10 +182,10 @@ fn mib(text: &str, key: &str) -> f64 {
     number(text, key) as f64 / 1024.0
 }
 
-/// fincore looks at each page of a file's length, which takes hours for a sparse one of many TiB.
+/// fincore checks each page of a file's length, which takes hours for a sparse file of many TiB.
 const SPARSE_BYTES_MIN: u64 = 4 << 30;
 
-/// How much of these files is in the page cache; large sparse ones do not count.
+/// How much of these files is in the page cache. Large sparse files are left out.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a machine's memory")]
 pub fn cached_mib(files: &[PathBuf]) -> Result<f64> {
     // One file may be listed under several names.
@@ -203,7 +204,7 @@ pub fn cached_mib(files: &[PathBuf]) -> Result<f64> {
     Ok(bytes as f64 / f64::from(1 << 20))
 }
 
-/// The regular files that a process has open, by paths that work for deleted ones too.
+/// The regular files that a process has open, as paths that also work for deleted files.
 pub fn open_files(pid: u32) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
     entries
@@ -219,7 +220,7 @@ pub fn pin_this_thread(cpu: usize) -> io::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(0), &cpus)?)
 }
 
-/// The output of a program, for its version.
+/// The first line of a program's output, for its version.
 pub fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
     String::from_utf8_lossy(&output.stdout).lines().next().map(|line| line.trim().to_owned())

@@ -1,4 +1,4 @@
-//! What a run leaves behind: `results.json`.
+//! The results of a run: `results.json`.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::goals::Goal;
 
-/// All of it.
+/// The whole content of `results.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Results {
-    /// Of each server, of fio and of the kernel.
+    /// The versions of each server, of fio and of the kernel.
     pub versions: BTreeMap<String, String>,
     pub rounds: u32,
-    /// A quick run shows that everything works; its figures say little.
+    /// A quick run shows that everything works; its figures are not meaningful.
     pub quick: bool,
     pub results: Vec<Measurement>,
-    /// What is counted once and not per request.
+    /// The figures that are not measured per request.
     pub figures: Vec<Figure>,
     pub goals: Vec<Goal>,
 }
@@ -27,9 +27,9 @@ pub struct Measurement {
     pub server: String,
     pub transport: String,
     pub round: u32,
-    /// Who made the load: `own` or `fio`.
+    /// The load generator: `own` or `fio`.
     pub generator: String,
-    /// In a curve: the place on its x axis.
+    /// The position on the x axis, if it belongs to a curve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<f64>,
     pub iops: f64,
@@ -42,7 +42,7 @@ pub struct Measurement {
     /// With the time of one flush at the end added to that of the requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_with_flush: Option<f64>,
-    /// Read from the device during the run.
+    /// MiB that were read from the device during the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_mib: Option<f64>,
 }
@@ -53,12 +53,12 @@ pub struct Figure {
     pub server: String,
     pub value: f64,
     pub unit: String,
-    /// In a curve: the place on its x axis.
+    /// The position on the x axis, if it belongs to a curve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<f64>,
 }
 
-/// A column of the measurements.
+/// A figure of the measurements.
 pub type Column = fn(&Measurement) -> Option<f64>;
 
 pub const IOPS: Column = |m| Some(m.iops);
@@ -100,7 +100,7 @@ impl Results {
         self.figures.iter().find(|f| f.name == name && f.server == server).map(|f| f.value)
     }
 
-    /// Names of servers in the order in which they appear.
+    /// The names of the servers in the order in which they appear.
     pub fn servers(&self, workload: &str, transport: &str) -> Vec<String> {
         let mut servers: Vec<String> = Vec::new();
         for m in &self.results {

@@ -1,4 +1,4 @@
-//! Rounds: within one, all servers take turns, so that a slow minute of the machine hits all alike.
+//! Rounds: in each, the servers take turns, so that a slow minute of the machine affects all of them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::results::Measurement;
 use crate::servers::{Fixtures, Server};
 use crate::workloads::{WORKLOADS, Workload};
 
-/// How long and how often.
+/// The length and the number of the runs.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub rounds: u32,
@@ -34,7 +34,7 @@ impl Plan {
     }
 }
 
-/// All workloads that are wanted: the warm ones or the cold ones.
+/// Runs all selected workloads, either the warm or the cold ones.
 pub fn run(
     fixtures: &Fixtures,
     plan: &Plan,
@@ -63,7 +63,7 @@ fn round_of(
     if servers.is_empty() {
         return Ok(Vec::new());
     }
-    // Nobody is always first after the pause between two workloads.
+    // The order changes, so that no server is always the first after the pause between two workloads.
     let turn = usize::try_from(round).expect("a small number") % servers.len();
     servers.rotate_left(turn);
     let one = |server: Server| {

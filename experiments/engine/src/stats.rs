@@ -1,6 +1,6 @@
 //! Medians and ratios.
 
-/// The middle value, or the mean of the two in the middle; nothing for no values.
+/// The median; `None` without values. Of an even number of values it is the mean of the two in the middle.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
@@ -12,7 +12,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// How many times `theirs` is in `ours`; nothing where that says nothing.
+/// `ours / theirs`; `None` if `theirs` is 0 or the result is not a number.
 pub fn ratio(ours: f64, theirs: f64) -> Option<f64> {
     (theirs > 0.0 && ours.is_finite() && theirs.is_finite()).then(|| ours / theirs)
 }

@@ -25,10 +25,10 @@ pub struct RunArgs {
     /// The program to measure
     #[arg(long, default_value = "target/release/perigee")]
     perigee: PathBuf,
-    /// How often everything is measured
+    /// How many times everything is measured
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Only show that everything works: short runs, whose figures say little
+    /// Only show that everything works: the runs are short, and their figures are not meaningful
     #[arg(long)]
     quick: bool,
     /// Only workloads, curves and figures whose name contains this
@@ -37,19 +37,19 @@ pub struct RunArgs {
     /// In the workloads, only servers whose name contains this; may be given more than once
     #[arg(long)]
     server: Vec<String>,
-    /// Where results.json and report.html go
+    /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/engine")]
     out: PathBuf,
-    /// Where images, pools and sockets go while it runs: a directory on a real disk
+    /// The directory for images, pools and sockets while it runs; it must be on a real disk
     #[arg(long, default_value = "out/bench")]
     scratch: PathBuf,
 }
 
-/// What is measured up to a signal is kept, and the scratch files go.
+/// If a signal ends the run, the measurements so far are kept and the scratch files are removed.
 pub fn run(arguments: &RunArgs) -> Result<()> {
     interrupt::hold()?;
     let ended = measure_all(arguments);
-    // It is why the rest went wrong.
+    // A signal is the reason of the error.
     interrupt::check()?;
     ended
 }
@@ -76,7 +76,7 @@ fn measure_all(arguments: &RunArgs) -> Result<()> {
     };
     let image_bytes = if arguments.quick { 64 << 20 } else { 512 << 20 };
     let fixtures = Fixtures::make(&dir, &perigee, image_bytes, say)?;
-    // Each phase is kept as soon as it has ended.
+    // The results are saved after each phase.
     for cold in [false, true] {
         results.results.extend(rounds::run(&fixtures, &plan, cold, say)?);
         keep(&arguments.out, &mut results)?;
@@ -100,7 +100,7 @@ fn measure_all(arguments: &RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// Judges and draws what an earlier run has measured.
+/// Judges and draws the results of an earlier run again.
 pub fn report_again(dir: &Path) -> Result<()> {
     let text = std::fs::read_to_string(dir.join("results.json")).context("results.json")?;
     let mut results: Results = serde_json::from_str(&text).context("results.json")?;

@@ -1,4 +1,4 @@
-//! The workloads: what is asked of which servers.
+//! The workloads, and the servers that they run on.
 
 use crate::load::Kind;
 use crate::servers::{Disk, Server, Transport};
@@ -11,13 +11,13 @@ pub enum Order {
     Once,
 }
 
-/// Which CPUs server and generator are bound to.
+/// The CPUs to which the server and the load generator are bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
     Free,
-    /// Both on the same.
+    /// Both on the same CPU.
     Same,
-    /// Each on its own.
+    /// Each on its own CPU.
     Apart,
 }
 
@@ -38,7 +38,7 @@ impl Pin {
 #[derive(Debug, Clone, Copy)]
 pub struct Workload {
     pub name: &'static str,
-    /// In a heading.
+    /// The title in headings.
     pub title: &'static str,
     pub kind: Kind,
     pub request_bytes: u32,
@@ -48,14 +48,14 @@ pub struct Workload {
     pub transport: Transport,
     pub disk: Disk,
     pub pin: Pin,
-    /// The page cache holds nothing of the disk when it begins.
+    /// The page cache is empty at the start.
     pub cold: bool,
-    /// Ends with a flush, timed apart.
+    /// It ends with a flush, which is timed separately.
     pub flush: bool,
     pub structured: bool,
-    /// Also with the variants that hardly differ.
+    /// It also runs on the server variants that hardly differ.
     pub all_servers: bool,
-    /// No goal asks for it, so one round is enough.
+    /// No goal uses it, so one round is enough.
     pub once: bool,
 }
 
@@ -119,7 +119,7 @@ const COLD: Workload = Workload {
     ..READ
 };
 
-/// In the order in which they run: what empties the page cache comes last.
+/// The workloads in their order. Those that empty the page cache come last.
 pub const WORKLOADS: [Workload; 16] = [
     Workload { all_servers: true, ..READ },
     Workload { transport: Transport::Tcp, ..READ },
@@ -182,7 +182,7 @@ impl Workload {
         all.iter()
             .copied()
             .filter(|server| self.kind == Kind::Read || server.takes_writes())
-            // It neither reads from a disk nor speaks the other kind of reply.
+            // The echo server neither reads from a disk nor sends structured replies.
             .filter(|server| *server != Server::Echo || !(self.cold || self.structured))
             .collect()
     }

@@ -1,4 +1,4 @@
-//! As much of an iSCSI initiator as experiments need, written apart from the target's own code.
+//! The parts of an iSCSI initiator that experiments need. It shares no code with the target.
 
 pub mod session;
 pub mod wire;

@@ -1,8 +1,8 @@
-//! Drives an iSCSI target with a full queue of reads or writes on one session, and says how many were
-//! answered and what CPU time that took, of the target and of this generator.
+//! Drives an iSCSI target with a full queue of reads or writes on one session, and prints the number of answers
+//! and the CPU time of the target and of this generator.
 //!
-//! `iscsi-perf` and QEMU's driver spend more CPU time on a request than a fast target does, and with
-//! one core each they would be what is measured.
+//! `iscsi-perf` and QEMU's driver need more CPU time for a request than a fast target does. With one core each
+//! they would be the bottleneck.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,9 +13,9 @@ use clap::{Parser, ValueEnum};
 use perigee_iscsi_load::session::{Order, Session};
 use perigee_iscsi_load::wire::Kind;
 
-/// Not counted.
+/// The time before counting begins.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Clock ticks are 1/100 s on every Linux of today.
+/// A clock tick is 1/100 s on every current Linux.
 const TICKS_PER_S: f64 = 100.0;
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -32,7 +32,7 @@ struct Options {
     target: String,
     lun: u8,
     workload: Workload,
-    /// Of the target, whose CPU time counts
+    /// The process id of the target, whose CPU time is measured
     #[arg(long)]
     pid: u32,
     #[arg(long, default_value_t = 4096)]
@@ -95,7 +95,7 @@ fn go_on(session: &mut Session, how_long: Duration) -> Result<()> {
 /// CPU seconds of a process with all of its threads.
 fn cpu_s(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the target's process")?;
-    // The program's name stands in brackets and may hold anything.
+    // The program's name is in parentheses and may contain anything.
     let (_, fields) = stat.rsplit_once(')').context("the kernel's figures")?;
     let fields: Vec<f64> =
         fields.split_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();

@@ -1,5 +1,5 @@
-//! One session that keeps a queue of requests full: what a read of the socket brought is answered
-//! with one write of as many new requests.
+//! One session that keeps a queue of requests full. The answers of one read from the socket are followed by one
+//! write with as many new requests.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use crate::wire::{HEAD_BYTES, Head, Kind, NO_TAG, Parser, SECTOR_BYTES, opcode, wrong};
 
-/// A target that says nothing for so long has failed.
+/// A target that sends nothing for this long has failed.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// What is taken in one PDU; what is read at once from the socket is twice that.
+/// The longest PDU that is accepted. A read from the socket takes up to twice as much.
 const SEGMENT_BYTES: usize = 256 << 10;
-/// What holds for a target that says nothing of it (RFC 7143, 13.12 and 13.14).
+/// The default for a target that does not send a value (RFC 7143, 13.12 and 13.14).
 const THEIR_SEGMENT_BYTES: usize = 8192;
 const FIRST_BURST_BYTES: usize = 65536;
 
-/// Where the next request goes, in units of its length.
+/// Chooses the position of the next request, in units of its length.
 pub struct Order {
-    /// xorshift64*. `None`: one after the other.
+    /// The state of xorshift64*; `None` for sequential requests.
     random: Option<u64>,
     next: u64,
 }
@@ -45,11 +45,11 @@ impl Order {
     }
 }
 
-/// What the target has agreed to.
+/// The result of the login's negotiation.
 #[derive(Debug, Clone, Copy)]
 struct Agreed {
     segment_bytes: usize,
-    /// What a write may bring with its command.
+    /// The most data that a write sends with its command.
     immediate_bytes: usize,
 }
 
@@ -78,7 +78,7 @@ struct Work {
 }
 
 impl Session {
-    /// Logs in without a proof and without digests.
+    /// Logs in without authentication and without digests.
     pub fn open(portal: SocketAddr, target: &str, lun: u8) -> io::Result<Self> {
         let mut stream = TcpStream::connect(portal)?;
         stream.set_nodelay(true)?;
@@ -110,7 +110,7 @@ impl Session {
         self.answered
     }
 
-    /// The first commands may be answered with what has happened to the unit since it was made.
+    /// The first commands may be answered with events of the unit since it was created (unit attentions).
     fn greet(&mut self) -> io::Result<()> {
         let mut refused = None;
         for _ in 0..3 {
@@ -160,7 +160,7 @@ impl Session {
         fed
     }
 
-    /// Waits until nothing is in flight any more.
+    /// Waits until no request is in flight.
     pub fn end(mut self) -> io::Result<()> {
         self.ending = true;
         while self.in_flight > 0 {
@@ -192,7 +192,7 @@ impl Session {
         self.in_flight += 1;
     }
 
-    /// The numbers that an answer carries.
+    /// Records the sequence numbers of an answer.
     fn note(&mut self, head: &Head) {
         self.status_number = head.number(24).wrapping_add(1);
         self.commands_max = head.number(32);
@@ -234,7 +234,7 @@ impl Session {
         }
     }
 
-    /// The data that the target asks for.
+    /// Sends the data that the target requests.
     fn bring(&mut self, ready: &Head) {
         let (start, length) = (ready.number(40) as usize, ready.number(44) as usize);
         let end = (start + length).min(self.payload.len());
@@ -253,7 +253,7 @@ impl Session {
         }
     }
 
-    /// READ CAPACITY (10), while nothing else is in flight.
+    /// READ CAPACITY (10). No other request may be in flight.
     fn capacity_bytes(&mut self) -> io::Result<u64> {
         let mut head = Head::command(Kind::Ask, 0, self.lun, 0, 8);
         head.0[1] = 0xc0;
@@ -271,7 +271,7 @@ impl Session {
     }
 }
 
-/// One whole PDU; only while nothing else is on its way.
+/// Reads one whole PDU. No other PDU may be in flight.
 fn receive(stream: &mut TcpStream) -> io::Result<(Head, Vec<u8>)> {
     let mut head = Head([0; HEAD_BYTES]);
     stream.read_exact(&mut head.0)?;
@@ -280,7 +280,7 @@ fn receive(stream: &mut TcpStream) -> io::Result<(Head, Vec<u8>)> {
     Ok((head, data))
 }
 
-/// Both stages of a login. Gives what was agreed on and the number of the next answer.
+/// Both stages of a login. Returns what was negotiated, and the number of the next answer.
 fn log_in(stream: &mut TcpStream, target: &str) -> io::Result<(Agreed, u32)> {
     const STAGES: [u8; 2] = [0x81, 0x87];
     let texts = [

@@ -1,5 +1,5 @@
-//! As much of iSCSI (RFC 7143) as a load generator needs: the heads it sends, and finding the ends of
-//! the answers in a stream of bytes. Written apart from the target's own code.
+//! The parts of iSCSI (RFC 7143) that a load generator needs: the headers that it sends, and finding the ends
+//! of answers in a stream of bytes. It shares no code with the target.
 
 use std::io;
 
@@ -44,7 +44,7 @@ impl Head {
         head
     }
 
-    /// A command for so many bytes at `offset_bytes`: a 16-byte one, or one without a range.
+    /// A command for this many bytes at `offset_bytes`: one with 16 bytes, or one without a range.
     pub fn command(kind: Kind, tag: u32, lun: u8, offset_bytes: u64, length_bytes: u32) -> Self {
         let (flags, code) = match kind {
             Kind::Read => (0xc0, 0x88),
@@ -88,7 +88,7 @@ impl Head {
     }
 }
 
-/// Cuts a stream into the heads of PDUs, skipping their data. A head comes out when its data have
+/// Splits a stream into the headers of PDUs and skips their data. A header is returned when its data have
 /// passed.
 #[derive(Debug, Default)]
 pub struct Parser {
@@ -99,7 +99,7 @@ pub struct Parser {
 
 impl Parser {
     /// # Errors
-    /// Those of `each`, and PDUs that nobody asked for.
+    /// Errors of `each`, and PDUs that were not requested.
     pub fn feed(
         &mut self,
         mut bytes: &[u8],

@@ -1,9 +1,9 @@
-//! Bare QEMU, driven by a script over QMP: no agent, no controller, no epochs.
+//! Bare QEMU that a script drives over QMP: without agent, controller and epochs.
 //!
-//! Its command line is that of Perigee's QEMU with the same guest, with its own paths and with exports
-//! without an epoch: both ends may write all the time, and nothing keeps them from doing so at once.
-//! Its disks are volumes at the same volume servers, with the same homes, and they are attached at
-//! both hosts before anything is measured. It migrates with the parameters that Perigee uses.
+//! Its command line is that of Perigee's QEMU with the same guest, except for its paths and its exports, which
+//! have no epoch. So both ends may write all the time, and nothing prevents them from doing so at once. Its
+//! disks are volumes at the same volume servers with the same homes, and they are attached at both hosts before
+//! the measurement. It migrates with Perigee's parameters.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -30,11 +30,11 @@ const MIGRATION_PORT: u16 = 4444;
 pub struct Bare<'a> {
     lab: &'a Lab,
     guest: Guest,
-    /// Of Perigee's QEMU with this guest, at the first host.
+    /// The machine of Perigee's QEMU with this guest, at the first host.
     machine: Machine,
     at: HostId,
     qemu: Qemu,
-    /// So that two QEMUs never share a directory.
+    /// A number, so that two QEMUs never share a directory.
     started: u32,
 }
 
@@ -43,12 +43,12 @@ struct Qemu {
     qmp: Qmp,
 }
 
-/// Ends with its handle.
+/// The process is stopped when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -74,7 +74,8 @@ impl<'a> Bare<'a> {
         self.qemu.process.0.id()
     }
 
-    /// From starting the destination's QEMU until the source's says that the guest has arrived.
+    /// Measures from the start of the destination's QEMU until the source's QEMU reports that the guest has
+    /// arrived.
     pub fn move_to(&mut self, to: &HostId) -> Result<Measured> {
         let address = self.lab.definition.host_address(to).context("a host has an address")?;
         let uri = format!("tcp:{address}:{MIGRATION_PORT}");
@@ -99,7 +100,7 @@ impl<'a> Bare<'a> {
         source.migration_ended()?;
         let whole_ms = begun.elapsed().as_secs_f64() * 1e3;
         let info = final_figures(source)?;
-        // The source's QEMU goes.
+        // The source's QEMU is stopped here.
         self.qemu = destination;
         self.at = to.clone();
         Ok(Measured {
@@ -112,7 +113,7 @@ impl<'a> Bare<'a> {
     }
 }
 
-/// QEMU works out the times just after it has said that it completed.
+/// QEMU calculates the times just after it has reported the completion.
 fn final_figures(source: &mut Qmp) -> Result<Value> {
     for _ in 0..100 {
         let info = source.execute("query-migrate", &json!({}))?;

@@ -1,10 +1,10 @@
-//! What the guest does while it is moved. The same on both sides, in the same golden image.
+//! The work of the guest while it is moved. It is the same for both systems, in the same golden image.
 
 use perigee_model::DiskRole;
 use perigee_model::guest::{Mount, Seed};
 use serde::{Deserialize, Serialize};
 
-/// The guest writes it on its serial console when its work has begun.
+/// The guest writes this to its serial console when its work has begun.
 pub const READY: &str = "perigee-migration-bench: ready";
 
 /// Where the data volume is mounted.
@@ -15,8 +15,8 @@ pub const MOUNT: &str = "/data";
 pub enum Guest {
     /// It sleeps.
     Idle,
-    /// It reads a file of its data volume again and again, past its page cache. The volume's home is
-    /// the host it is moved to, so that it reads over the WAN until it is there.
+    /// It reads a file of its data volume repeatedly, without its page cache. The volume's home is the host
+    /// that it is moved to, so until then it reads over the WAN.
     Reading,
     /// It changes 8 MiB of its memory about four times a second.
     Writing,
@@ -59,7 +59,7 @@ impl Guest {
         vec!["/bin/sh".to_owned(), "-c".to_owned(), script]
     }
 
-    /// The seed disk that makes a guest without Perigee do the same.
+    /// The seed disk for a guest without Perigee that does the same work.
     pub fn seed(self) -> Seed {
         Seed {
             job: format!("bare-{}", self.name()),

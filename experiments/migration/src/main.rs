@@ -1,8 +1,8 @@
-//! Live migrations by Perigee beside bare QEMU: the same machine, guest, WAN and volume servers.
+//! Measures live migrations by Perigee and by bare QEMU, with the same machine, guest, WAN and volume servers.
 //!
-//! For each round-trip time there is a lab of its own. In it both systems run the same guest, one at
-//! a time: the other's QEMU is stopped meanwhile. Each round moves both guests over the WAN, in turns
-//! who begins, and back again, which is not measured.
+//! Each round-trip time has its own lab. Both systems run the same guest in it. While one guest is measured,
+//! the QEMU of the other is stopped. In each round both guests are moved over the WAN, and the systems take
+//! turns in going first. The way back is not measured.
 
 mod bare;
 mod guest;
@@ -34,7 +34,7 @@ pub const DATA_BYTES: u64 = 64 << 20;
 pub const OUTPUT_BYTES: u64 = 1 << 20;
 
 const BOOT_DEADLINE: Duration = Duration::from_secs(300);
-/// So long a guest is at work again before it is moved.
+/// How long a guest works again before it is moved.
 const SETTLE: Duration = Duration::from_millis(1500);
 
 const SETTING: &str = "One vCPU and 256 MiB, root disk at home1, data disk at cloud1, moved from home1 to cloud1 of a lab on \
@@ -54,7 +54,7 @@ struct Arguments {
     /// The golden image's directory
     #[arg(long)]
     image: PathBuf,
-    /// Where results.json and report.html go
+    /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/migration")]
     out: PathBuf,
     /// Round-trip times in ms [default: 0, 4 and 16]
@@ -62,7 +62,7 @@ struct Arguments {
     rtt: Vec<u32>,
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// One round at 16 ms: only shows that it works
+    /// One round at 16 ms, which only shows that it works
     #[arg(long)]
     quick: bool,
 }
@@ -150,7 +150,7 @@ async fn measure(
     Ok(())
 }
 
-/// Over the WAN, measured, and back.
+/// Moves the guest over the WAN, which is measured, and back.
 async fn move_one(
     perigee: &Perigee<'_>,
     bare: &mut Bare<'_>,
@@ -176,7 +176,7 @@ async fn move_one(
     }
 }
 
-/// A process that does nothing as long as this lives.
+/// A process that is stopped (SIGSTOP) while this lives.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -189,12 +189,12 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It may have been ended.
+        // It may have ended already.
         let _ = kill(self.0, Signal::SIGCONT);
     }
 }
 
-/// Waits until the guest says on its console that its work has begun.
+/// Waits until the guest reports on its console that its work has begun.
 pub async fn wait_for_console(path: &Path) -> Result<()> {
     let deadline = Instant::now() + BOOT_DEADLINE;
     while Instant::now() < deadline {

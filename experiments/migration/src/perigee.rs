@@ -1,4 +1,4 @@
-//! The same guest under Perigee: a job, moved with what `perigee vm move` asks for.
+//! The same guest as a job of Perigee, moved as `perigee vm move` moves it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub struct Perigee<'a> {
 }
 
 impl<'a> Perigee<'a> {
-    /// Submits the job and waits until its guest is at work.
+    /// Submits the job and waits until its guest works.
     pub async fn boot(
         lab: &'a Lab,
         guest: Guest,
@@ -95,7 +95,7 @@ impl<'a> Perigee<'a> {
             let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
-            // A process that ends meanwhile has no line any more.
+            // A process that ends in the meantime no longer has a command line.
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let line: Vec<String> = line
                 .split(|byte| *byte == 0)
@@ -110,7 +110,7 @@ impl<'a> Perigee<'a> {
         bail!("no QEMU of VM {} at {host}", self.vm)
     }
 
-    /// From asking for the move until the API says that it has ended.
+    /// Measures from the request until the API reports that the move has ended.
     pub async fn move_to(&self, to: &HostId) -> Result<Measured> {
         let path = format!("/v1/vms/{}/move", self.vm);
         let wish = MoveVm { host: to.clone() };
@@ -119,7 +119,7 @@ impl<'a> Perigee<'a> {
             let begun = Instant::now();
             match self.client.post::<Migration>(&path, &wish).await {
                 Ok(migration) => break (begun, migration),
-                // What an earlier move left there is being removed: that is not part of this one.
+                // The remains of an earlier move are still being removed there. That is not part of this move.
                 Err(problem) if Instant::now() > deadline => return Err(problem.into()),
                 Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
             }
@@ -137,7 +137,7 @@ impl<'a> Perigee<'a> {
         bail!("the migration {} did not end within {DEADLINE:?}", asked.id)
     }
 
-    /// Ends the job and waits until nothing of it is left to be done.
+    /// Cancels the job and waits until nothing is left to be cleaned up.
     pub async fn end(self) -> Result<()> {
         let path = format!("/v1/jobs/{}", self.job);
         let _: serde_json::Value =
@@ -166,7 +166,7 @@ fn measured(whole_ms: f64, moved: Migration) -> Result<Measured> {
     })
 }
 
-/// A QEMU's command line, and what in it is its own.
+/// A QEMU's command line, and the parts of it that are specific to its host.
 #[derive(Debug, Clone)]
 pub struct Machine {
     line: Vec<String>,
@@ -175,8 +175,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The same machine with another directory, another volume server, and other volumes, which
-    /// are opened without an epoch.
+    /// The same machine with another directory, another volume server, and other volumes, which are opened
+    /// without an epoch.
     pub fn line_for(
         &self,
         dir: &Path,
@@ -187,7 +187,7 @@ impl Machine {
         let mut line = Vec::with_capacity(self.line.len());
         let mut words = self.line.iter().peekable();
         while let Some(word) = words.next() {
-            // The experiment's QEMU boots, wherever this one came from.
+            // The experiment's QEMU boots, even if this one arrived by migration.
             if word == "-incoming" {
                 words.next();
             } else if word.contains("\"driver\":\"nbd\"") {

@@ -1,4 +1,4 @@
-//! QEMU's monitor, as a script speaks it: one command at a time, and waiting for an event.
+//! A client of QEMU's monitor for scripts: one command at a time, and waiting for an event.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ const RETRY: Duration = Duration::from_millis(5);
 pub struct Qmp {
     writer: UnixStream,
     reader: BufReader<UnixStream>,
-    /// That came while a command was answered.
+    /// Events that arrived while a command was answered.
     events: Vec<Value>,
 }
 

@@ -10,7 +10,7 @@ use perigee_lab::report::svg::escape;
 use crate::guest::Guest;
 use crate::results::{Comparison, Results, System};
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: live migration beside bare QEMU", "");
@@ -34,7 +34,7 @@ pub fn html(results: &Results) -> String {
     page
 }
 
-/// Each goal that is missed, in a sentence.
+/// One sentence for each missed goal.
 pub fn missed(compared: &Comparison) -> Vec<String> {
     let case = format!("{} at {} ms round trip", compared.guest.words(), compared.rtt_ms);
     let mut missed = Vec::new();
@@ -117,7 +117,7 @@ fn plots(page: &mut String, results: &Results, guest: Guest) {
     figure(page, &title, caption, &bars(&pause, "ms, median", &title));
 }
 
-/// Of each case the round of Perigee whose whole time is nearest to the median.
+/// For each case, the round of Perigee whose total time is nearest to the median.
 fn phases(page: &mut String, results: &Results) {
     page.push_str("<h2>Where Perigee's time goes</h2>\n");
     for c in &results.comparisons {

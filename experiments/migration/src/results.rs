@@ -1,4 +1,4 @@
-//! What was measured, the medians, and whether the goals are met.
+//! The measurements, the medians, and whether the goals are met.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
 
-/// The guest may stand still so much longer than with bare QEMU.
+/// How much longer the guest may be paused than with bare QEMU.
 pub const PAUSE_LONGER_MS_MAX: f64 = 50.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,16 +22,16 @@ pub enum System {
 /// One migration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Measured {
-    /// From asking, which includes starting the destination's QEMU, until who asked knows that the
-    /// guest has arrived.
+    /// The time from the request, which includes the start of the destination's QEMU, until the requester knows
+    /// that the guest has arrived.
     pub whole_ms: f64,
-    /// By the source's QEMU: from the command to send until the guest has arrived.
+    /// According to the source's QEMU: from the command to send until the guest has arrived.
     pub qemu_total_ms: u64,
-    /// By the source's QEMU: from stopping the guest until it has arrived. Bare QEMU's destination
-    /// lets it run by then; Perigee's agent does so after that, and the time until it did is added.
+    /// According to the source's QEMU: from stopping the guest until it has arrived. Bare QEMU's destination
+    /// lets it run by then. Perigee's agent lets it run later, and that time is added.
     pub pause_ms: u64,
     pub bytes: u64,
-    /// Of Perigee's migrations.
+    /// The phases of a migration by Perigee.
     pub phases: Option<Phases>,
 }
 
@@ -41,7 +41,7 @@ pub struct Measurement {
     pub guest: Guest,
     pub system: System,
     pub round: u32,
-    /// The machine's load, which others may have made.
+    /// The machine's load, which other processes may have caused.
     pub load_1min: f64,
     #[serde(flatten)]
     pub measured: Measured,
@@ -55,7 +55,7 @@ pub struct Medians {
     pub mib: f64,
 }
 
-/// Both systems beside each other.
+/// A comparison of both systems.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Comparison {
     pub rtt_ms: u32,
@@ -63,7 +63,7 @@ pub struct Comparison {
     pub rounds: usize,
     pub bare: Medians,
     pub perigee: Medians,
-    /// Perigee's by bare QEMU's; at most 1 is the goal.
+    /// Perigee's time divided by bare QEMU's; the goal is at most 1.
     pub whole_ratio: f64,
     pub qemu_total_ratio: f64,
     pub whole_goal_met: bool,
@@ -82,7 +82,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// What an earlier run left, without the round trips that are measured now.
+    /// The results of an earlier run, without the round trips that are measured now.
     pub fn load(out: &Path, now_rtts_ms: &[u32]) -> Result<Self> {
         let path = out.join("results.json");
         let mut results = match std::fs::read(&path) {

@@ -1,4 +1,4 @@
-//! The guests of all hosts: each boots for a while, runs its command and ends.
+//! The guests of all hosts. Each boots for a fixed time, runs its command and ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use perigee_model::guest::GuestBody;
 
 use crate::fake::FakeHost;
 
-/// From the start of a VM to the end of its command.
+/// The time from the start of a VM to the end of its command.
 pub const BOOT: Duration = Duration::from_millis(500);
 
 const LOOK: Duration = Duration::from_millis(20);
 
-/// SHA-256 of nothing: the jobs have no outputs.
+/// The SHA-256 of no bytes: the jobs have no outputs.
 const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// Until it is aborted.
+/// Simulates the guests until the task is aborted.
 pub async fn live(hosts: Arc<Vec<FakeHost>>) {
     let mut begun: BTreeMap<VmId, Option<Instant>> = BTreeMap::new();
     loop {

@@ -15,21 +15,21 @@ use serde::Serialize;
 use crate::fake::FakeHost;
 use crate::guests;
 
-/// Owners who submit in turn.
+/// The number of owners, who submit in turn.
 const OWNERS: usize = 4;
 
-/// Single jobs on the idle cluster, for the time from submission to the host.
+/// The number of single jobs on the idle cluster, which measure the time from submission to placement.
 const SINGLES: usize = 20;
 
-/// For everything in a case.
+/// The deadline of each wait in a case.
 const DEADLINE: Duration = Duration::from_secs(1200);
 
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// `release`, or `debug` for a build without optimisation.
+    /// The build profile: `release`, or `debug` without optimisation.
     pub build: String,
     pub cpus: usize,
-    /// Of the machine when it began: what else ran there.
+    /// The machine's load at the start, which other processes caused.
     pub load_1min: f64,
     pub boot_ms: u128,
     pub cases: Vec<Case>,
@@ -40,13 +40,13 @@ pub struct Case {
     pub hosts: usize,
     pub jobs: usize,
     pub succeeded: usize,
-    /// From the first submission to the last end.
+    /// The time from the first submission to the last end.
     pub total_s: f64,
     pub submit_s: f64,
-    /// Submission of one job to the idle cluster until its VM is asked for, median.
+    /// The median time from the submission of one job to the idle cluster until its VM is requested.
     pub idle_start_ms: f64,
     pub passes: f64,
-    /// Of the scheduler, for each job that it placed.
+    /// The scheduler's time for each job that it placed.
     pub decision_ms_per_job: f64,
     pub decision_ms_per_pass: f64,
     pub store_operations_per_job: f64,
@@ -73,7 +73,7 @@ impl Case {
     }
 }
 
-/// Ends with the case.
+/// The process is stopped when this is dropped.
 struct Controller {
     child: Child,
     client: Client,
@@ -81,7 +81,7 @@ struct Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }
@@ -139,11 +139,11 @@ impl Controller {
         let stat = self.proc_file("stat")?;
         let fields: Vec<&str> = stat.split_whitespace().collect();
         let ticks: f64 = fields[13].parse::<f64>()? + fields[14].parse::<f64>()?;
-        // Clock ticks are 1/100 s on every Linux of today.
+        // A clock tick is 1/100 s on every current Linux.
         Ok(ticks / 100.0)
     }
 
-    /// The most it took.
+    /// The peak of its memory.
     fn memory_mib(&self) -> Result<f64> {
         let status = self.proc_file("status")?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,8 +1,8 @@
-//! What many jobs and many hosts cost the controller: seconds for each placement, operations of its store,
-//! memory and CPU time, and how each grows.
+//! Measures what many jobs and many hosts cost the controller: seconds for each placement, operations of its
+//! store, memory and CPU time, and how each grows.
 //!
-//! The controller is a process of its own. The hosts are the test doubles of the controller's tests: made
-//! of memory, on the real API, with guests that boot for a fixed time and end well.
+//! The controller is a process of its own. The hosts are the test doubles of the controller's tests. They are
+//! in memory, with the real APIs, and their guests boot for a fixed time and succeed.
 
 #[expect(dead_code, reason = "the tests of the controller use more of it")]
 #[path = "../../../crates/controller/src/tests/fake.rs"]
@@ -21,7 +21,7 @@ use load::{Case, Results};
 
 #[derive(Parser)]
 struct Options {
-    /// Only shows that it works
+    /// Only show that it works
     #[arg(long)]
     quick: bool,
     #[arg(long, default_value = "experiments/queue")]
@@ -47,7 +47,7 @@ async fn main() -> Result<()> {
     }
     let load = fs::read_to_string("/proc/loadavg")?;
     let load_1min = load.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
-    // Hosts, jobs: first the hosts grow, then the jobs.
+    // Pairs of hosts and jobs. First the hosts grow, then the jobs.
     let sizes: &[(usize, usize)] = if options.quick {
         &[(2, 12), (4, 12)]
     } else {

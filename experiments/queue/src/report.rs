@@ -7,10 +7,10 @@ use perigee_lab::report::plots::{Trace, traces};
 
 use crate::load::{Case, Results};
 
-/// A title, the unit, and the figure of a case.
+/// A title, a unit, and the figure of a case.
 type Plot = (&'static str, &'static str, fn(&Case) -> f64);
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: a queue of many jobs", "");

@@ -1,4 +1,4 @@
-//! One connection of the load generator: a queue of requests that is kept full.
+//! One connection of the load generator. It keeps its queue of requests full.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use super::offsets::Source;
 use super::protocol::{Export, Kind, REQUEST_BYTES, ReplyParser, encode_request, handshake};
 use super::{Address, Load};
 
-/// A server that says nothing for so long has failed.
+/// A server that sends nothing for this long has failed.
 pub const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 pub struct Connection {
@@ -28,12 +28,12 @@ pub struct Connection {
     free: Vec<usize>,
     output: Output,
     pub in_flight: usize,
-    /// The source has no more offsets, or the run is over.
+    /// There are no more offsets, or the run is over.
     pub ended: bool,
 }
 
-/// Requests that were not sent yet. A write's payload is the same bytes each time, so they stand in
-/// the buffer from the start and only the heads are written anew.
+/// Requests that are not sent yet. The payload of a write is always the same, so it is in the buffer from the
+/// start, and only the headers are written.
 struct Output {
     buffer: Vec<u8>,
     frame_bytes: usize,
@@ -45,7 +45,7 @@ impl Output {
     fn new(kind: Kind, length_bytes: u32, depth: usize) -> Self {
         let payload = if kind == Kind::Write { length_bytes as usize } else { 0 };
         let frame_bytes = REQUEST_BYTES + payload;
-        // Twice the depth: there is always room behind a frame that is half sent.
+        // Twice the depth, so that there is always room after a partly sent request.
         let bytes = (1..=u8::MAX).cycle();
         let buffer = bytes.take(frame_bytes * depth * 2).collect();
         Self { buffer, frame_bytes, start: 0, end: 0 }
@@ -74,7 +74,7 @@ impl Output {
     }
 }
 
-/// What one look at a connection came to.
+/// The result of one call of [`Connection::receive`].
 #[derive(Debug, Default)]
 pub struct Turn {
     pub done: u64,
@@ -100,7 +100,7 @@ impl Connection {
         })
     }
 
-    /// Puts requests into the queue until it is full, and sends what the socket takes.
+    /// Adds requests until the queue is full, and sends what the socket takes.
     pub fn fill(&mut self, now_ns: u64) -> io::Result<()> {
         while !self.ended
             && let Some(slot) = self.free.pop()
@@ -119,7 +119,7 @@ impl Connection {
         self.send()
     }
 
-    /// There are requests that the socket did not take yet.
+    /// Whether the socket did not take all requests yet.
     pub fn has_output(&self) -> bool {
         !self.output.is_empty()
     }
@@ -138,7 +138,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes what the server has sent; waits for it only if `wait`.
+    /// Reads what the server has sent; waits for it only if `wait`.
     pub fn receive(
         &mut self,
         buffer: &mut [u8],
@@ -181,7 +181,7 @@ impl Connection {
         Ok(turn)
     }
 
-    /// Sends one request without data and waits for its reply; nothing else is in flight.
+    /// Sends one request without data and waits for its reply. No other request may be in flight.
     pub fn flush(&mut self) -> io::Result<()> {
         let mut request = [0; REQUEST_BYTES];
         encode_request(&mut request, Kind::Flush, 0, 0, 0);
@@ -207,7 +207,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let mut request = [0; REQUEST_BYTES];
         encode_request(&mut request, Kind::Disconnect, 0, 0, 0);
-        // The server may be gone already.
+        // The server may have ended already.
         let _unsent = send(self.socket.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL);
     }
 }

@@ -1,7 +1,7 @@
-//! Latencies in buckets whose width is at most 1/64 of their value, so that a percentile is off by
-//! less than 2 % and adding one costs a few nanoseconds.
+//! Latencies in buckets whose width is at most 1/64 of their value. So a percentile is wrong by less than 2 %,
+//! and adding a value takes a few nanoseconds.
 
-/// Buckets per doubling.
+/// The logarithm of the number of buckets per doubling.
 const SUB_BITS: u32 = 6;
 const SUB: u64 = 1 << SUB_BITS;
 
@@ -18,7 +18,7 @@ impl Default for Histogram {
     }
 }
 
-/// Values below `SUB` have a bucket each; above, the highest `SUB_BITS + 1` bits tell the bucket.
+/// Values below `SUB` have a bucket each. For larger values the highest `SUB_BITS + 1` bits give the bucket.
 fn bucket(value_ns: u64) -> usize {
     let shift = (u64::BITS - value_ns.leading_zeros()).saturating_sub(SUB_BITS + 1);
     let index = u64::from(shift) * SUB + (value_ns >> shift);
@@ -55,7 +55,7 @@ impl Histogram {
         self.total = 0;
     }
 
-    /// The value that `percent` of all values do not exceed, in µs; 0 when there are none.
+    /// The value in µs that `percent` of all values do not exceed; 0 if there are no values.
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds of one request")]
     pub fn percentile_us(&self, percent: u64) -> f64 {
         let rank = (self.total * percent).div_ceil(100).max(1);

@@ -1,9 +1,8 @@
-//! The load generator: drives one or many connections to an NBD server, each with a full queue.
+//! The load generator. It drives one or many connections to an NBD server, each with a full queue.
 //!
-//! fio's nbd engine spends some 6 µs of CPU on a request, so that above 150 thousand requests a second it
-//! is what gets measured. Here a thread waits for all of its connections at once, takes whatever
-//! replies have come, and sends as many new requests with one call. Nothing is verified but
-//! that no reply is an error.
+//! fio's nbd engine needs about 6 µs of CPU for a request, so above 150 thousand requests a second it is the
+//! bottleneck. Here a thread waits for all of its connections at once, reads all replies that have arrived, and
+//! sends as many new requests with one call. The replies' data are not verified; only errors are noticed.
 
 pub mod connection;
 pub mod histogram;
@@ -41,11 +40,11 @@ impl fmt::Display for Address {
     }
 }
 
-/// What to ask of a server.
+/// A load to put on a server.
 #[derive(Debug, Clone)]
 pub struct Load {
     pub address: Address,
-    /// The connections are shared out among these.
+    /// The connections are distributed over these.
     pub exports: Vec<String>,
     /// Ask for structured replies.
     pub structured: bool,
@@ -56,17 +55,17 @@ pub struct Load {
     /// Requests in flight on each connection.
     pub depth: usize,
     pub threads: usize,
-    /// Not counted.
+    /// The time before counting begins.
     pub warm_up: Duration,
-    /// A pattern that ends may end earlier.
+    /// A pattern with an end may end earlier.
     pub duration: Duration,
-    /// One flush when all is done, timed apart.
+    /// Whether to send one flush at the end, which is timed separately.
     pub flush: bool,
     pub cpu: Option<usize>,
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Debug, Clone)]
 pub struct Measured {
     pub requests: u64,
@@ -86,13 +85,13 @@ const WARMING: u8 = 0;
 const MEASURING: u8 = 1;
 const ENDING: u8 = 2;
 
-/// Read at once from a connection, and large enough for a queue of long reads.
+/// Size of one read from a connection; large enough for a queue of long reads.
 const BUFFER_BYTES: usize = 512 << 10;
 
-/// Only opens the connections of a load.
+/// Opens the connections of a load, and does nothing else.
 ///
 /// # Errors
-/// The server refused.
+/// If the server refuses.
 pub fn connect(load: &Load) -> io::Result<Vec<Connection>> {
     let sources = load.pattern.sources(load.connections, load.seed).into_iter();
     sources
@@ -104,10 +103,10 @@ pub fn connect(load: &Load) -> io::Result<Vec<Connection>> {
         .collect()
 }
 
-/// Runs a load. `began` is called when counting begins, `ended` when it ends.
+/// Runs a load. `began` is called when counting starts, and `ended` when it stops.
 ///
 /// # Errors
-/// The server refused, answered a request with an error, or fell silent.
+/// If the server refuses, answers a request with an error, or sends nothing for [`SILENCE_MAX`].
 pub fn run(load: &Load, began: impl FnOnce(), ended: impl FnOnce()) -> io::Result<Measured> {
     let threads = load.threads.clamp(1, load.connections);
     let mut shares: Vec<Vec<Connection>> = (0..threads).map(|_| Vec::new()).collect();
@@ -116,7 +115,7 @@ pub fn run(load: &Load, began: impl FnOnce(), ended: impl FnOnce()) -> io::Resul
     }
     let mut began = Some(began);
     let phase = AtomicU8::new(WARMING);
-    // Without a warm-up every request counts, also those that end before this thread runs again.
+    // Without a warm-up every request counts, also those that complete before this thread runs again.
     if load.warm_up.is_zero()
         && let Some(began) = began.take()
     {
@@ -168,7 +167,7 @@ pub fn run(load: &Load, began: impl FnOnce(), ended: impl FnOnce()) -> io::Resul
     })
 }
 
-/// What a worker gives back.
+/// The result of a worker.
 struct Ended {
     latencies: Histogram,
     seconds: f64,
@@ -191,7 +190,7 @@ impl Ended {
 
 struct Worker {
     connections: Vec<Connection>,
-    /// Only needed to wait for more than one.
+    /// Used only to wait for more than one connection.
     epoll: Epoll,
     buffer: Vec<u8>,
     latencies: Histogram,
@@ -249,7 +248,7 @@ impl Worker {
         Ok(Ended { latencies, seconds, connections: self.connections })
     }
 
-    /// Which connections have something to say or take.
+    /// Waits for connections that can be read or written.
     fn wait(&mut self, ready: &mut [EpollEvent]) -> io::Result<Vec<usize>> {
         for (index, connection) in self.connections.iter().enumerate() {
             if connection.has_output() {
@@ -280,7 +279,7 @@ impl Worker {
         connection.fill(since_ns(start))
     }
 
-    /// Takes the replies that are still to come; they do not count.
+    /// Reads the remaining replies, which do not count.
     fn drain(&mut self) -> io::Result<()> {
         let mut ignored = Histogram::default();
         for connection in &mut self.connections {
@@ -304,7 +303,7 @@ mod tests {
 
     use super::*;
 
-    /// The generator against the echo server of this process.
+    /// Runs the generator against the echo server in this process.
     fn against_echo(kind: Kind, structured: bool) -> Measured {
         let dir = tempfile::tempdir().expect("a directory");
         let address = Address::Unix(dir.path().join("echo.sock"));

@@ -1,9 +1,9 @@
-//! Where the next request goes.
+//! Chooses the offsets of requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// xorshift64*: a few nanoseconds a number, and good enough to spread offsets.
+/// xorshift64*: it takes a few nanoseconds a number, and is good enough to spread offsets.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -19,7 +19,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Below `bound`; the bias of the multiplication does not matter here.
+    /// A number below `bound`. The bias of the multiplication does not matter here.
     pub fn below(&mut self, bound: u64) -> u64 {
         let high = (u128::from(self.next()) * u128::from(bound)) >> 64;
         u64::try_from(high).expect("less than the bound")
@@ -33,30 +33,30 @@ impl Random {
     }
 }
 
-/// What offsets a run asks for, in units of its request's length.
+/// The offsets of a run, in units of its request's length.
 #[derive(Debug, Clone)]
 pub enum Pattern {
-    /// Any of the first `units`, again and again.
+    /// Any of the first `units`, repeatedly.
     Random { units: u64 },
-    /// One after the other through the first `units`, and round again.
+    /// The first `units` in order, repeatedly.
     Sequential { units: u64 },
-    /// Each of these once, shared out among all connections; then the run is over.
+    /// Each of these once, distributed over all connections. Then the run is over.
     Once(Arc<Vec<u64>>),
-    /// Each connection goes once through all of these, in this order.
+    /// Each connection uses all of these once, in this order.
     OnceEach(Arc<Vec<u64>>),
-    /// Any of these, again and again.
+    /// Any of these, repeatedly.
     Among(Arc<Vec<u64>>),
 }
 
 impl Pattern {
-    /// All of the first `units` in a random order that is the same each time.
+    /// All of the first `units` in a random order, which is the same each time.
     pub fn shuffled(units: u64, seed: u64) -> Vec<u64> {
         let mut all: Vec<u64> = (0..units).collect();
         Random::new(seed).shuffle(&mut all);
         all
     }
 
-    /// How many units from the start of the export it may ask for.
+    /// The number of units from the start of the export that the pattern may use.
     pub fn span(&self) -> u64 {
         match self {
             Self::Random { units } | Self::Sequential { units } => *units,
@@ -75,7 +75,7 @@ impl Pattern {
                     Self::Once(_) => shared.clone(),
                     _ => Arc::default(),
                 };
-                // Sequential readers start at different places, as different clients would.
+                // Sequential readers start at different offsets, as different clients would.
                 let units = match self {
                     Self::Random { units } | Self::Sequential { units } => *units,
                     _ => 0,
@@ -98,7 +98,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The next unit, or that there are no more.
+    /// The next unit; `None` if there are no more.
     pub fn next(&mut self) -> Option<u64> {
         match &self.pattern {
             Pattern::Random { units } => Some(self.random.below(*units)),

@@ -1,7 +1,7 @@
-//! As much of NBD as a load generator needs: the fixed newstyle handshake, requests, and finding
-//! the ends of replies in a stream of bytes.
+//! The parts of NBD that a load generator needs: the fixed newstyle handshake, requests, and finding the ends
+//! of replies in a stream of bytes.
 //!
-//! Written apart from the volume server's own NBD code, so that a fault there cannot hide here.
+//! It shares no code with the volume server's NBD, so that an error there cannot hide here.
 
 use std::io::{self, Read, Write};
 
@@ -20,7 +20,7 @@ const REPLY_ERROR_BIT: u32 = 1 << 31;
 const INFO_EXPORT: u16 = 0;
 const CHUNK_DONE: u16 = 1;
 const CHUNK_ERROR_BIT: u16 = 1 << 15;
-/// No reply to an option that is asked here is longer.
+/// The replies to the options that are used here are not longer.
 const OPTION_REPLY_BYTES_MAX: u32 = 64 << 10;
 
 pub const REQUEST_BYTES: usize = 28;
@@ -48,7 +48,7 @@ pub fn encode_request(
     out[24..28].copy_from_slice(&length_bytes.to_be_bytes());
 }
 
-/// What the server agreed to.
+/// The result of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     pub size_bytes: u64,
@@ -88,7 +88,7 @@ pub fn handshake(
     }
 }
 
-/// `Ok(Ok(size of the export, when it was told))`, or the text of the refusal.
+/// `Ok(Ok(size of the export, if the server sent it))`, or the text of the refusal.
 fn option(
     stream: &mut (impl Read + Write),
     option: u32,
@@ -127,7 +127,7 @@ fn option(
     }
 }
 
-/// One ended request.
+/// One completed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
     pub cookie: u64,
@@ -135,25 +135,25 @@ pub struct Done {
     pub errno: u32,
 }
 
-/// Cuts a stream of simple and structured replies into ended requests, skipping their data.
+/// Splits a stream of simple and structured replies into completed requests, and skips their data.
 #[derive(Debug, Default)]
 pub struct ReplyParser {
     head: [u8; Self::HEAD_BYTES_MAX],
     have: usize,
-    /// Bytes of data that are still to be skipped.
+    /// Number of data bytes that are still to be skipped.
     skip: u64,
-    /// Reported when everything is skipped.
+    /// The request that is complete when everything is skipped.
     ending: Option<Done>,
 }
 
-/// What a whole head says.
+/// The content of a complete header.
 struct Head {
     done: Option<Done>,
     data_bytes: u64,
 }
 
 impl ReplyParser {
-    /// A chunk's head and the error number that follows it in an error chunk.
+    /// The header of a chunk, with the error number that follows it in an error chunk.
     const HEAD_BYTES_MAX: usize = 24;
 
     /// `data_bytes(cookie)` is the length of the data that a successful simple reply carries.
@@ -189,7 +189,7 @@ impl ReplyParser {
         }
     }
 
-    /// How long the head is, as far as its beginning tells.
+    /// The length of the header, as far as its first bytes determine it.
     fn head_bytes(&self) -> usize {
         if self.have < 16 || self.u32(0) != CHUNK_MAGIC {
             return 16;
@@ -215,7 +215,7 @@ impl ReplyParser {
                 let rest = length.checked_sub(4).ok_or_else(|| wrong("an error without a number"));
                 let errno = self.u32(20).max(1);
                 Ok(Head {
-                    // An error ends the measurement, so it need not wait for its last chunk.
+                    // An error ends the measurement, so the last chunk need not arrive.
                     done: Some(Done { cookie, errno }),
                     data_bytes: rest?.into(),
                 })
@@ -262,7 +262,7 @@ mod tests {
         head.concat()
     }
 
-    /// What comes out when the stream arrives in pieces of `piece` bytes.
+    /// The result when the stream arrives in pieces of `piece` bytes.
     fn parse(stream: &[u8], piece: usize) -> io::Result<Vec<(u64, u32)>> {
         let (mut parser, mut ended) = (ReplyParser::default(), Vec::new());
         for bytes in stream.chunks(piece) {
@@ -305,7 +305,7 @@ mod tests {
         assert!(parse(&short, 64).is_err());
     }
 
-    /// A server that has said everything before it is asked.
+    /// A server that has sent all its answers before the first request.
     struct Scripted {
         says: Cursor<Vec<u8>>,
         heard: Vec<u8>,

@@ -12,7 +12,7 @@ use crate::results::{CPU, Figure, IOPS, IOPS_WITH_FLUSH, Measurement, P99_US, Re
 use crate::stats::median;
 use crate::workloads::{WORKLOADS, Workload};
 
-// Writing to a String cannot fail, so the results of `write!` below say nothing.
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 pub fn html(results: &Results) -> String {
     let mut page =
@@ -105,7 +105,7 @@ fn transport_words(transport: &str) -> &'static str {
     if transport == "tcp" { "TCP" } else { "unix socket" }
 }
 
-/// A curve of the measurements: name, title, what is on the x axis.
+/// A curve of the measurements: its name, its title, and the quantity on the x axis.
 const CURVES: [(&str, &str, &str); 5] = [
     (CLIENTS, "4 KiB random read by a number of clients, each at queue depth 1", "clients"),
     (
@@ -143,7 +143,7 @@ fn curves(page: &mut String, results: &Results) {
     }
 }
 
-/// Points are server, place and value; several values at one place become their median.
+/// The points are server, position and value. Of several values at one position the median is drawn.
 fn draw(page: &mut String, points: Vec<(String, f64, f64)>, title: &str, axes: (&str, &str)) {
     let (mut places, mut servers): (Vec<f64>, Vec<String>) = (Vec::new(), Vec::new());
     for (server, place, _) in &points {

@@ -1,4 +1,4 @@
-//! The golden image and the clones of it that all servers serve. Made once a run.
+//! The golden image and its clones for all servers. They are made once for each run.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,7 +16,7 @@ use crate::load::{self, Address, Kind, Load};
 
 /// The image's name in a pool.
 pub const GOLDEN: &str = "golden";
-/// A pool for what would be in the way of the others.
+/// A pool for volumes that would disturb the others.
 pub const SECOND_POOL: &str = "pool-2";
 
 const RUN_BYTES: u32 = 1 << 20;
@@ -30,7 +30,7 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
-    /// Makes image, pool and overlays in a directory.
+    /// Makes the image, the pool and the overlays in a directory.
     pub fn make(dir: &Path, perigee: &Path, image_bytes: u64, say: impl Fn(&str)) -> Result<Self> {
         let fixtures = Self { dir: dir.to_owned(), perigee: perigee.to_owned(), image_bytes };
         say("golden image");
@@ -69,7 +69,7 @@ impl Fixtures {
         self.path(&format!("{}{extended}.qcow2", Self::volume(disk)))
     }
 
-    /// A new overlay over `backing`.
+    /// Makes a new overlay over `backing`.
     pub fn make_overlay(
         &self,
         overlay: &Path,
@@ -109,8 +109,8 @@ impl Fixtures {
         Ok(())
     }
 
-    /// A clone on so many layers, the golden image among them. The layers above it share an eighth
-    /// of the blocks, so that most reads have to pass all of them.
+    /// Makes a clone on this many layers, including the golden image. The layers above the image share an
+    /// eighth of the blocks, so most reads have to pass all of them.
     pub fn make_chain(&self, layers: u32) -> Result<()> {
         let disk = Disk::Chain(layers);
         let name = Self::volume(disk);

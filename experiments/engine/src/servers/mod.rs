@@ -1,4 +1,4 @@
-//! The volume server and its peers: how each is started on which disk, and stopped by its id.
+//! The volume server and its peers: how each is started for a disk, and stopped by its id.
 
 mod fixtures;
 mod start;
@@ -6,7 +6,7 @@ mod start;
 pub use fixtures::{Fixtures, GOLDEN, SECOND_POOL, write_once};
 pub use start::Started;
 
-/// How QEMU's block layer does its file I/O.
+/// How QEMU's block layer does file I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aio {
     Threads,
@@ -33,7 +33,7 @@ pub enum Server {
         aio: Aio,
         extended_l2: bool,
     },
-    /// The golden image itself, without any clone: read-only.
+    /// The golden image itself, read-only and without a clone.
     NbdkitFile,
     /// A copy-on-write overlay in a temporary file, whose map is in memory and lost at the end.
     NbdkitCow,
@@ -57,7 +57,7 @@ impl Server {
         Self::Echo,
     ];
 
-    /// One of each kind, for the workloads in which the variants hardly differ.
+    /// One server of each kind, for workloads in which the variants hardly differ.
     pub const MAIN: [Self; 7] = [
         Self::Perigee,
         Self::QemuNbd { aio: Aio::Threads, extended_l2: false },
@@ -88,12 +88,12 @@ impl Server {
         }
     }
 
-    /// Does the same job: a copy-on-write clone of a shared image.
+    /// Whether it does the same task: copy-on-write clones of a shared image.
     pub fn is_clone_peer(name: &str) -> bool {
         Self::keeps_metadata(name) || name == "nbdkit cow"
     }
 
-    /// What it wrote is still there after a restart.
+    /// Whether its writes still exist after a restart.
     pub fn keeps_metadata(name: &str) -> bool {
         name.starts_with("qemu-")
     }
@@ -114,7 +114,7 @@ impl Server {
     }
 }
 
-/// What is served.
+/// The disk that is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disk {
     /// A clone with half of its 4 KiB blocks written, at random.
@@ -125,7 +125,7 @@ pub enum Disk {
     Fresh,
     /// A new clone that was grown to this size.
     Large(u64),
-    /// A clone at the end of a chain of so many layers, each with its share of the blocks.
+    /// A clone at the end of a chain of this many layers, each with its share of the blocks.
     Chain(u32),
 }
 

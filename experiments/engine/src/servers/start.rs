@@ -1,4 +1,4 @@
-//! One running server.
+//! A running server.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
@@ -18,8 +18,9 @@ pub struct Started {
     pub process: Process,
     pub address: Address,
     pub export: String,
-    /// A volume or file that goes when the server stops. What has many small extents goes with the
-    /// scratch directory: to free them takes a minute where the filesystem discards each.
+    /// A volume or file that is removed when the server stops. Files with many small extents are removed with
+    /// the scratch directory instead, because freeing them takes a minute if the filesystem discards each
+    /// extent.
     temporary: Option<Temporary>,
 }
 
@@ -33,7 +34,7 @@ impl Started {
         self.process.id()
     }
 
-    /// Every file whose content may be in the page cache on this server's behalf.
+    /// All files of this server that may be in the page cache.
     pub fn files(&self, fixtures: &Fixtures) -> Vec<PathBuf> {
         let mut files = open_files(self.id());
         let layers = std::fs::read_dir(fixtures.path("pool").join("layers"));
@@ -81,7 +82,7 @@ fn listens(address: &Address) -> bool {
 }
 
 impl Fixtures {
-    /// Starts a server on a disk, on one CPU if `cpu` is given.
+    /// Starts a server for a disk, on one CPU if `cpu` is given.
     pub fn start(
         &self,
         server: Server,
@@ -95,7 +96,7 @@ impl Fixtures {
         }
     }
 
-    /// The volume server on one of the pools, with no disk chosen.
+    /// Starts the volume server on one of the pools, without choosing a disk.
     pub fn start_pool(
         &self,
         pool: &str,
@@ -104,7 +105,7 @@ impl Fixtures {
     ) -> Result<Started> {
         let address = free_address(transport, self.path(&format!("{pool}.sock")))?;
         let dir = self.path(pool);
-        // A killed server leaves its socket, which is no sign of this one being ready.
+        // A killed server leaves its socket behind, which must not count as the new server being ready.
         let _not_there = std::fs::remove_file(dir.join("control.sock"));
         let nbd = address.to_string();
         let arguments = ["volume", "serve", "--pool", &text(&dir), "--nbd", &nbd].map(String::from);
@@ -136,7 +137,7 @@ impl Fixtures {
         Ok(started)
     }
 
-    /// One of QEMU's servers on an overlay that is made already, at a socket beside it.
+    /// Starts one of QEMU's servers on an existing overlay, with a socket beside it.
     pub fn start_overlay(&self, server: Server, overlay: &Path) -> Result<Started> {
         let address = free_address(Transport::Unix, overlay.with_extension("sock"))?;
         let (program, arguments) = self.command(server, overlay, &address)?;
