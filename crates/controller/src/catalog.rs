@@ -72,8 +72,8 @@ pub fn writer<'a>(jobs: &'a [Arc<JobRecord>], name: &VolumeName) -> Option<&'a J
     Some(record)
 }
 
-/// A volume's home and what is known of it: asked at its home if that answers. A volume
-/// that was made at a host without the controller is found and remembered.
+/// A volume's home, and what is known of the volume. The home is asked if it answers. If the volume was made at
+/// a host without the controller, it is recorded now.
 pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, Problem> {
     let key = format!("volumes/{name}");
     let path = format!("/v1/volumes/{name}");
@@ -105,14 +105,14 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
     }
     Err(Problem::not_found(
         format!("volume {name}"),
-        "no host that is up has a volume of this name",
+        "no host that is up has a volume with this name",
     )
     .next("`perigee volume list` shows the volumes, `perigee volume create` makes one"))
 }
 
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
     if let Ok(present) = find(cluster, &new.name).await {
-        let why = format!("there is a volume of this name at {}", present.home);
+        let why = format!("there is a volume with this name at {}", present.home);
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
             .next("choose another name, or delete it first"));
     }
@@ -151,7 +151,7 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
     match (&new.host, source_home) {
         (Some(host), Some(home)) if *host != home => Err(Problem::invalid(
             format!("can't create volume {} at {host}", new.name),
-            format!("its source has its home at {home}, and a clone stays beside its source"),
+            format!("its source has its home at {home}, and a clone must have the same home"),
         )),
         (Some(host), _) => reachable(cluster, host),
         (None, Some(home)) => reachable(cluster, &home),
@@ -173,7 +173,7 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
 }
 
 /// # Errors
-/// `Unavailable` when the host does not answer, in plain words.
+/// `Unavailable` if the host does not answer.
 pub fn reachable(cluster: &Cluster, host: &HostId) -> Result<Arc<HostLink>, Problem> {
     let link = cluster.hosts.get(host)?;
     if cluster.hosts.state(host) == perigee_model::job::HostState::Unreachable {

@@ -110,7 +110,7 @@ pub async fn is_left(cluster: &Cluster, job: &JobId) -> Result<bool, Problem> {
 pub async fn run(cluster: Arc<Cluster>) {
     loop {
         if let Err(problem) = clean(&cluster, "cleanups/").await {
-            tracing::warn!("clean up: {problem}");
+            tracing::warn!("can't clean up: {problem}");
         }
         tokio::select! {
             () = tokio::time::sleep(cluster.timing.monitor) => {}
@@ -230,7 +230,7 @@ impl Sweep<'_> {
             Ok(()) => true,
             Err(problem) if problem.kind == ProblemKind::NotFound => true,
             Err(problem) => {
-                tracing::debug!("delete {path} at {host}: {problem}");
+                tracing::debug!("can't delete {path} at {host}: {problem}");
                 if problem.kind == ProblemKind::Unavailable {
                     self.silent.insert(host.clone());
                 }

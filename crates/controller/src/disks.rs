@@ -1,4 +1,4 @@
-//! A VM's disks at their homes and where the VM is: what staging and migrations both need.
+//! Attaches a VM's disks. Both staging and migrations need this.
 
 use futures_util::future::try_join_all;
 use perigee_model::volume::{Attach, Attachment, EpochIssued};
@@ -13,12 +13,12 @@ pub async fn issue_epoch(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Pr
     Ok(home.volume.post::<EpochIssued>(&target, &()).await?.epoch)
 }
 
-/// Makes the disks reachable at a host, where they are not at home.
+/// Attaches the disks at a host, except those whose home it is.
 pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Result<(), Problem> {
     let host = catalog::reachable(cluster, at)?;
     let elsewhere = disks.iter().filter(|disk| disk.home != *at);
     let attached = elsewhere.map(async |disk| {
-        // The index says that the VM is or comes here, so no new removal begins.
+        // The index says that the VM is at this host or moves there, so no new removal begins.
         if cluster.index.is_being_detached(at, &disk.volume) {
             let why = "what an earlier VM left there is being removed";
             return Err(Problem::unavailable(

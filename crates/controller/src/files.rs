@@ -18,10 +18,10 @@ use tokio::io::AsyncWriteExt;
 
 use crate::tars::{self, TarError};
 
-/// A body that brings no bytes for this long is given up.
+/// A request body without new bytes for this long is aborted.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Larger inputs belong on a volume.
+/// The longest bundle. Larger inputs belong on a volume.
 const BUNDLE_BYTES_MAX: u64 = 16 << 30;
 
 /// A bundle that no unfinished job needs is kept for this long, for jobs that are about to be submitted.
@@ -62,15 +62,15 @@ pub fn prepare(state_dir: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether a text is the name of a bundle; it becomes part of a path.
+/// Whether a text is a valid bundle name. The name becomes part of a path, so this must be checked.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Stores an uploaded tar after looking at every entry.
+/// Stores an uploaded tar after checking every entry.
 ///
 /// # Errors
-/// `Invalid` when it is no tar or holds an entry that a job may not have.
+/// `Invalid` if it is no tar or contains an entry that a job may not have.
 pub async fn store_bundle<E: std::fmt::Display>(
     state_dir: &Path,
     body: impl Stream<Item = Result<Bytes, E>> + Unpin,
@@ -85,11 +85,11 @@ pub async fn store_bundle<E: std::fmt::Display>(
     Ok(Bundle { sha256, bytes })
 }
 
-/// Stores a job's output; what was stored before is replaced.
+/// Stores a job's output. An earlier output of the job is replaced.
 ///
 /// # Errors
-/// `Invalid` when length or checksum are not those the guest named: nothing makes that right later.
-/// `NoSpace` when there is no room for it now.
+/// `Invalid` if the length or the checksum differs from the guest's: a new try would not help. `NoSpace` if
+/// there is no room for it now.
 pub async fn store_output<E: std::fmt::Display>(
     state_dir: &Path,
     job: &JobId,
@@ -103,7 +103,7 @@ pub async fn store_output<E: std::fmt::Display>(
     let (bytes, sha256) = receive(body, &part.path, expected_bytes).await?;
     if bytes != expected_bytes || sha256 != expected_sha256 {
         let why = format!(
-            "the output disk gave {bytes} bytes with SHA-256 {sha256}, the guest wrote {expected_bytes} with {expected_sha256}"
+            "the output disk has {bytes} bytes with SHA-256 {sha256}, but the guest wrote {expected_bytes} with {expected_sha256}"
         );
         return Err(Problem::invalid(format!("can't fetch the output of job {job}"), why));
     }
@@ -130,7 +130,7 @@ pub async fn build_seed(
     Ok(path)
 }
 
-/// Writes a body to a file and says how long it is and its SHA-256.
+/// Writes a body to a file, and returns its length and its SHA-256.
 async fn receive<E: std::fmt::Display>(
     mut body: impl Stream<Item = Result<Bytes, E>> + Unpin,
     path: &Path,
@@ -180,7 +180,7 @@ fn no_room(what: String, why: impl std::fmt::Display) -> Problem {
 }
 
 /// # Errors
-/// `NoSpace` when a file of so many bytes would take what is kept for the store.
+/// `NoSpace` if a file of this size would use the space that is reserved for the store.
 fn check_room(path: &Path, bytes: u64) -> Result<(), Problem> {
     let dir = path.parent().unwrap_or(path);
     let disk = rustix::fs::statvfs(dir).map_err(|e| write_problem(path, &e.into()))?;
@@ -196,17 +196,17 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), Problem> {
     Err(no_room(format!("can't write {}", path.display()), why))
 }
 
-/// Says that a job is about to need a bundle: whether it is there. It is then not collected before the
-/// job is recorded.
+/// Returns whether a bundle exists, and protects it from being collected until the job that needs it is
+/// recorded.
 pub fn keep_bundle(state_dir: &Path, sha256: &str) -> bool {
     let touch = |path: PathBuf| std::fs::File::open(path)?.set_modified(SystemTime::now());
     is_sha256(sha256) && touch(bundle_path(state_dir, sha256)).is_ok()
 }
 
-/// Removes the bundles that are not needed and are older than an hour; says how many.
+/// Removes the bundles that are not needed and are older than [`BUNDLE_KEPT`]. Returns their number.
 pub fn collect_bundles(state_dir: &Path, needed: &BTreeSet<String>) -> Result<usize, Problem> {
     let dir = state_dir.join("bundles");
-    let fault = |e| Problem::internal(format!("can't look through {}", dir.display()), e);
+    let fault = |e| Problem::internal(format!("can't list {}", dir.display()), e);
     let mut removed = 0;
     for entry in std::fs::read_dir(&dir).map_err(fault)? {
         let path = entry.map_err(fault)?.path();

@@ -1,5 +1,5 @@
-//! What was given up with a removed host, in case that it comes back: its volumes are named as a warning of
-//! the host, until somebody uses or deletes them. Its VMs are ended by the [`crate::cleaner`].
+//! What was given up with a removed host, in case it comes back. A warning of that host lists its volumes until
+//! each of them is used or deleted. The [`crate::cleaner`] stops its VMs.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, now_ms};
 
-/// Volumes named of one host; of more, only the number is kept.
+/// The most volumes that are listed for one host. Of the others only the number is kept.
 const VOLUMES_MAX: usize = 1000;
 
-/// Removed hosts that are remembered; beyond that, the one removed first is forgotten.
+/// The most removed hosts that are remembered. Beyond this, the host that was removed first is forgotten.
 const HOSTS_MAX: usize = 100;
 
 const PREFIX: &str = "given_up/";
@@ -21,7 +21,7 @@ pub struct GivenUp {
     host: HostId,
     removed_ms: u64,
     volumes: Vec<VolumeName>,
-    /// Volumes beyond those.
+    /// Number of volumes that are not listed.
     more_volumes: usize,
 }
 
@@ -29,7 +29,7 @@ fn key(host: &HostId) -> String {
     format!("{PREFIX}{host}")
 }
 
-/// Before the host is removed. It may have been removed before, and come back.
+/// Records the volumes before the host is removed. The host may have been removed before and come back.
 pub async fn keep(cluster: &Cluster, host: &HostId, lost: &[VolumeName]) -> Result<(), Problem> {
     if lost.is_empty() {
         return Ok(());
@@ -55,7 +55,7 @@ pub async fn keep(cluster: &Cluster, host: &HostId, lost: &[VolumeName]) -> Resu
     Ok(())
 }
 
-/// A volume that was given up is in use again, or about to be deleted.
+/// Removes a volume from the list, because it is used again or about to be deleted.
 pub async fn found_again(
     cluster: &Cluster,
     host: &HostId,
@@ -64,14 +64,14 @@ pub async fn found_again(
     let Some(given_up) = cluster.records.read::<GivenUp>(&key(host)).await? else { return Ok(()) };
     let volumes: Vec<VolumeName> =
         given_up.volumes.into_iter().filter(|name| name != volume).collect();
-    // Without their names nobody could find the others.
+    // The unlisted volumes can't be found without their names, so the record goes too.
     if volumes.is_empty() {
         return cluster.records.remove(&key(host)).await;
     }
     cluster.records.put(&key(host), &GivenUp { volumes, ..given_up }).await
 }
 
-/// A sentence for each host of which something was given up.
+/// One warning for each host of which volumes were given up.
 pub async fn warnings(cluster: &Cluster) -> Result<BTreeMap<HostId, String>, Problem> {
     let all: Vec<GivenUp> = cluster.records.list(PREFIX).await?;
     Ok(all.into_iter().map(|given_up| (given_up.host.clone(), given_up.in_words())).collect())

@@ -1,4 +1,4 @@
-//! What is done with hosts: they register, are looked at, shown and removed.
+//! Registers, monitors, lists and removes hosts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
 use crate::records::{HostRecord, VolumeRecord, vm_of};
 
-/// `PUT /hosts/{host}`: a host makes itself known, and says again that it is there.
+/// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
 pub async fn register(
     cluster: &Arc<Cluster>,
     id: &HostId,
@@ -28,23 +28,23 @@ pub async fn register(
         return Ok(());
     }
     let (cluster, id) = (Arc::clone(cluster), id.clone());
-    // Not part of the request: a host that hangs up is registered all the same.
+    // In a task of its own, so that the host is registered even if it closes the connection.
     let done = tokio::spawn(async move {
         let link = HostLink::new(id.clone(), addresses.clone())?;
         let record = HostRecord { addresses, registered_ms: now_ms() };
-        // Stored first: a host that is known only in memory would not register again.
+        // The store comes first: a host that is known only in memory would not register again.
         cluster.records.put(&format!("hosts/{id}"), &record).await?;
         cluster.hosts.set(link, record.registered_ms);
         tracing::info!("host {id} of site {} registered", record.addresses.site);
         observe(&cluster, &id).await;
-        // One that was removed may have come back with what was given up.
+        // A removed host may have come back, with VMs and volumes that were given up.
         cluster.clean_now.notify_one();
         Ok(())
     });
     done.await.map_err(|e| Problem::internal("can't register a host", e))?
 }
 
-/// Asks every host for its report, again and again.
+/// Requests a report from every host, repeatedly.
 pub async fn monitor(cluster: Arc<Cluster>) {
     loop {
         let hosts = cluster.hosts.all();
@@ -59,7 +59,7 @@ async fn observe(cluster: &Cluster, id: &HostId) {
     let before = cluster.hosts.state(id);
     match link.agent.get::<HostReport>("/v1/host").await {
         Ok(report) => cluster.hosts.heard(id, report),
-        Err(problem) => tracing::debug!("look at host {id}: {problem}"),
+        Err(problem) => tracing::debug!("no report from host {id}: {problem}"),
     }
     match (before, cluster.hosts.state(id)) {
         (HostState::Up, HostState::Unreachable) => tracing::warn!("host {id} is unreachable"),
@@ -105,7 +105,7 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
     }
 }
 
-/// Memory promised to VMs at each host.
+/// The memory that is reserved for VMs at each host.
 pub fn memory_used(cluster: &Cluster) -> BTreeMap<HostId, u64> {
     cluster.index.used().into_iter().map(|(host, used)| (host, used.demand.memory_bytes)).collect()
 }
@@ -118,12 +118,12 @@ pub fn sites(cluster: &Cluster) -> Vec<Site> {
     sites.into_iter().map(|(id, hosts)| Site { id, hosts }).collect()
 }
 
-/// Forgets a host that is gone for good, and says what is lost with it.
+/// Removes a host that is gone for good, and returns what is lost with it.
 ///
-/// A migration from or to it is settled by its driver, which waits for the host no more.
+/// The driver of a migration from or to the host then no longer waits for it, and ends the migration.
 ///
 /// # Errors
-/// `Conflict` while it is up; without `force`, also while a migration needs it or when something is
+/// `Conflict` while the host is up. Without `force`, also while a migration needs it, or if something would be
 /// lost.
 pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostRemoval, Problem> {
     cluster.hosts.get(id)?;
@@ -134,7 +134,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
     for record in cluster.unfinished_migrations() {
         let migration = &record.migration;
         if !force && (migration.from == *id || migration.to == *id) {
-            let why = format!("migration {} is not over", migration.id);
+            let why = format!("migration {} has not ended", migration.id);
             let next = format!(
                 "perigee vm move {} --cancel; if the host is gone for good: perigee host remove {id} \
                  --force",

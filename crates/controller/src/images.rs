@@ -1,9 +1,10 @@
-//! The cluster's images: one name, one layer. The name is taken in the store before any host makes anything,
-//! and copies are made by the layer's UUID and compared with its checksums by the volume servers. A
-//! host can use a copy at once: what it has not yet is read from the host it came from.
+//! The cluster's images: each name stands for one layer. The name is recorded in the store before any host
+//! makes the image. Copies are made by the layer's UUID, and the volume servers compare them with its
+//! checksums. A host can use a copy at once, because missing blocks are read from the host that it was copied
+//! from.
 //!
-//! An import stands in the store until its host has said what became of it. One whose answer is lost is
-//! asked for again with the same layer, which makes it once.
+//! An import is recorded until its host has reported the result. If the answer is lost, the import is requested
+//! again with the same layer, so the image is made only once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ async fn found(cluster: &Cluster) -> Vec<Found> {
     look(cluster).await.0
 }
 
-/// What the hosts have, and the hosts that do not say.
+/// The images at all hosts, and the hosts that do not answer.
 async fn look(cluster: &Cluster) -> (Vec<Found>, Vec<HostId>) {
     let hosts = cluster.hosts.up();
     let mut silent: Vec<HostId> = cluster.hosts.all().iter().map(|host| host.id.clone()).collect();
@@ -42,7 +43,7 @@ async fn look(cluster: &Cluster) -> (Vec<Found>, Vec<HostId>) {
     (found, silent)
 }
 
-/// An image that no host shows: a host that does not answer may have it.
+/// The problem of an image that no answering host has. A host that does not answer may have it.
 fn not_shown(name: &ImageName, silent: &[HostId]) -> Problem {
     if silent.is_empty() {
         return no_image(name);
@@ -70,7 +71,7 @@ pub async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     let mut images: BTreeMap<ImageName, ClusterImage> = BTreeMap::new();
     for Found { host, info } in found(cluster).await {
         if *layers.entry(info.name.clone()).or_insert(info.layer) != info.layer {
-            tracing::warn!("host {host} has another image of the name {}", info.name);
+            tracing::warn!("host {host} has a different image with the name {}", info.name);
             continue;
         }
         let image = images.entry(info.name.clone()).or_insert_with(|| view(&info));
@@ -85,7 +86,7 @@ pub async fn image(cluster: &Cluster, name: &ImageName) -> Result<ClusterImage, 
 }
 
 fn no_image(name: &ImageName) -> Problem {
-    Problem::not_found(format!("image {name}"), "no host that is up has an image of this name")
+    Problem::not_found(format!("image {name}"), "no host that is up has an image with this name")
         .next("`perigee image list` shows the images, `perigee image import` makes one")
 }
 
@@ -103,10 +104,10 @@ fn missing_bytes(info: &ImageInfo) -> u64 {
     info.remote.as_ref().map_or(0, |remote| remote.missing_bytes)
 }
 
-/// Takes a name for one layer, for good.
+/// Records a name for one layer. The name stays taken until the image is deleted.
 ///
 /// # Errors
-/// `Conflict` when it is taken, also by an import that is under way.
+/// `Conflict` if it is taken, also by an import that is running.
 async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Result<(), Problem> {
     let name = &record.name;
     let at: Vec<String> = found(cluster)
@@ -116,20 +117,18 @@ async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Resul
         .map(|found| found.host.to_string())
         .collect();
     if !at.is_empty() {
-        let why = format!("there is an image of this name at {}", at.join(", "));
+        let why = format!("there is an image with this name at {}", at.join(", "));
         return Err(Problem::conflict(what, why).next("choose another name, or delete it first"));
     }
     if !cluster.records.create(&image_key(name), record).await? {
-        let why =
-            "the name is taken: by an image of a host that is away, or by one that is being made";
+        let why = "an image of a host that does not answer has the name, or one that is being made";
         return Err(Problem::conflict(what, why)
             .next(format!("choose another name, or free it: `perigee image delete {name}`")));
     }
     Ok(())
 }
 
-/// The layer that a name stands for. An image that was made at a host without the controller is
-/// remembered from now on.
+/// The layer of a name. If the image was made at a host without the controller, it is recorded now.
 pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Problem> {
     if let Some(ImageRecord { layer: Some(layer), .. }) =
         cluster.records.read(&image_key(name)).await?
@@ -141,7 +140,7 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
     let Some(first) = found.first() else { return Err(not_shown(name, &silent)) };
     let layer = first.info.layer;
     if let Some(other) = found.iter().find(|other| other.info.layer != layer) {
-        let why = format!("{} and {} have different images of this name", first.host, other.host);
+        let why = format!("{} and {} have different images with this name", first.host, other.host);
         return Err(Problem::conflict(format!("image {name}"), why)
             .next("delete the wrong one at its host, with `perigee image delete --pool`"));
     }
@@ -158,10 +157,13 @@ async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(),
     if kept.layer == Some(layer) {
         return Ok(());
     }
-    Err(Problem::conflict(format!("image {name}"), "another layer has taken the name meanwhile"))
+    Err(Problem::conflict(
+        format!("image {name}"),
+        "the name was taken by another layer in the meantime",
+    ))
 }
 
-/// Imports on one host; the other hosts that are up have copies that can be used at once.
+/// Imports an image at one host. The other hosts that are up get copies, which can be used at once.
 pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Problem> {
     let first = match &new.host {
         Some(host) => reachable(cluster, host)?,
@@ -169,8 +171,8 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     };
     let what = format!("can't import image {}", new.name);
     let Some(_importing) = cluster.index.begin_import(&new.name) else {
-        return Err(Problem::conflict(what, "an import of this name is under way")
-            .next("wait for it: `perigee image list` shows what there is"));
+        return Err(Problem::conflict(what, "an import with this name is running")
+            .next("wait for it; `perigee image list` shows its result"));
     };
     let import = PendingImport { host: first.id.clone(), source: new.source };
     let layer = Some(LayerId(Uuid::new_v4()));
@@ -178,7 +180,7 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     take_name(cluster, &what, &record).await?;
     finish_import(cluster, &first, record).await.map_err(|problem| match problem.kind {
         ProblemKind::Unavailable => problem.next(format!(
-            "the import goes on when host {} answers, and `perigee image list` shows it then; to \
+            "the import continues when host {} answers, and `perigee image list` shows it then; to \
              give it up: perigee image delete {}",
             first.id, new.name
         )),
@@ -187,8 +189,8 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     image(cluster, &new.name).await
 }
 
-/// Asks the host for the image until it is known what became of it: the layer is in the record, so it is
-/// made once. An import that cannot be done gives the name back.
+/// Requests the image from its host until the result is known. The layer is in the record, so the image is made
+/// only once. If the import fails, the name is free again.
 async fn finish_import(
     cluster: &Cluster,
     host: &HostLink,
@@ -213,7 +215,7 @@ async fn finish_import(
     Ok(())
 }
 
-/// Goes on with imports whose answers were lost, again and again.
+/// Continues imports whose answers were lost. This runs until the controller ends.
 pub async fn settle_imports(cluster: Arc<Cluster>) {
     loop {
         match cluster.records.list::<ImageRecord>("images/").await {
@@ -221,14 +223,14 @@ pub async fn settle_imports(cluster: Arc<Cluster>) {
                 let pending = records.into_iter().filter(|record| record.import.is_some());
                 join_all(pending.map(|record| settle_import(&cluster, record.name))).await;
             }
-            Err(problem) => tracing::warn!("look for imports: {problem}"),
+            Err(problem) => tracing::warn!("can't list the imports: {problem}"),
         }
         tokio::time::sleep(cluster.timing.monitor).await;
     }
 }
 
 async fn settle_import(cluster: &Cluster, name: ImageName) {
-    // Somebody waits for it, and does the same.
+    // Another task is finishing this import.
     let Some(_importing) = cluster.index.begin_import(&name) else { return };
     let settled = async {
         let key = image_key(&name);
@@ -265,24 +267,24 @@ async fn copy(
     to.volume.post(&format!("/v1/images/{name}/copy"), &ask).await
 }
 
-/// Makes sure that a host can use the image: one that came later gets its copy now.
+/// Makes sure that a host can use the image: a host that has no copy gets one now.
 ///
 /// # Errors
-/// `NotFound` when no host has it, `Unavailable` while it is imported or a host that does not answer may
-/// have it, `Conflict` when the host has another one of that name.
+/// `NotFound` if no host has it, `Unavailable` while it is imported or a host that does not answer may have it,
+/// `Conflict` if the host has a different image with that name.
 pub async fn ensure(
     cluster: &Cluster,
     at: &HostLink,
     name: &ImageName,
 ) -> Result<ImageInfo, Problem> {
-    // Read before the hosts are asked: an import that ends meanwhile is still seen as one.
+    // The record is read before the hosts are asked, so that an import that ends meanwhile still counts as one.
     let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     let layer = layer_of(cluster, name).await?;
     match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
         Ok(info) if info.layer == layer => return Ok(info),
         Ok(_) => {
-            let why = format!("host {} has another image of this name", at.id);
-            return Err(Problem::conflict(format!("use image {name}"), why)
+            let why = format!("host {} has a different image with this name", at.id);
+            return Err(Problem::conflict(format!("can't use image {name}"), why)
                 .next("delete that one at its host, with `perigee image delete --pool`"));
         }
         Err(problem) if problem.kind == ProblemKind::NotFound => {}
@@ -290,7 +292,7 @@ pub async fn ensure(
     }
     let (mut sources, silent) = look(cluster).await;
     sources.retain(|source| source.info.name == *name && source.info.layer == layer);
-    // A complete one first: a copy of a copy needs two hosts to be there.
+    // A complete image is preferred: a copy of a copy needs two hosts.
     let best = sources.iter().min_by_key(|source| missing_bytes(&source.info));
     let Some(best) = best else {
         return Err(match record.and_then(|record| record.import) {
@@ -301,11 +303,11 @@ pub async fn ensure(
     copy(&*cluster.hosts.get(&best.host)?, at, name, layer).await
 }
 
-/// Removes an image from all hosts; then its name is free.
+/// Deletes an image from all hosts. Then its name is free.
 ///
 /// # Errors
-/// `Conflict` when something needs it, `Unavailable` while a host does not answer: a copy that stays
-/// there would stand against the next image of the name.
+/// `Conflict` if something uses it. `Unavailable` while a host does not answer, because a copy that remains
+/// there would conflict with the next image of the name.
 pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> {
     for job in cluster.unfinished_jobs() {
         if job.job.spec.image == *name {
@@ -314,7 +316,7 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
         }
     }
     let Some(_importing) = cluster.index.begin_import(name) else {
-        let why = "an import of it is under way";
+        let why = "it is being imported";
         return Err(Problem::conflict(format!("can't delete image {name}"), why)
             .next("try again when it has ended"));
     };
@@ -329,7 +331,7 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
         return Err(Problem::unavailable(format!("can't delete image {name}"), why)
             .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
-    // Where something stands on it first: what refuses does so before any copy is gone.
+    // The image with the most dependants comes first. If its deletion is refused, no copy has been deleted yet.
     found.sort_by_key(|found| std::cmp::Reverse(found.info.children));
     for Found { host, .. } in found {
         let host = reachable(cluster, &host)?;
@@ -341,7 +343,7 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
     cluster.records.remove(&image_key(name)).await
 }
 
-/// Seals what a volume holds now under a name, at the volume's home.
+/// Seals the current content of a volume under a name, at the volume's home.
 pub async fn snapshot(
     cluster: &Cluster,
     volume: &VolumeName,

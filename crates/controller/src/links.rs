@@ -51,7 +51,7 @@ pub fn toward(cluster: &Cluster, from: &HostId, to: &HostId) -> Option<LinkProbe
 /// Measures now, once for each ordered pair of sites.
 ///
 /// # Errors
-/// When a host that is up does not measure; what was measured before is kept.
+/// If a host that is up does not measure. Earlier measurements are kept.
 pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
     let sites = by_site(cluster);
     let now = now_ms();
@@ -118,7 +118,7 @@ pub fn missing(cluster: &Cluster, homes: &[HostId]) -> Vec<(HostId, HostId)> {
     wanted
 }
 
-/// Whether the figure is there and measured since then; for a link, of any hosts of these sites.
+/// Whether the figure was measured since then; for a link, by any hosts of these sites.
 fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bool {
     // If there was nothing to read before, there may be something now.
     let counts = |has_blocks: bool, measured_ms: u64| {
@@ -143,10 +143,10 @@ fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bo
     cluster.links.all().iter().any(same)
 }
 
-/// Measures what a plan about these homes needs. What is known and old is measured again, but not
-/// while VMs use the links.
+/// Measures what a plan with these homes needs. Known but old figures are measured again, unless VMs use the
+/// links.
 ///
-/// A host that does not measure keeps no plan from the others: the first problem is given back.
+/// A host that fails to measure does not prevent the others' plans: the first problem is returned.
 pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
     let busy = cluster.unfinished_jobs().iter().any(|record| record.vm_started);
     let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
@@ -162,7 +162,7 @@ pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
     let mut failed = None;
     for (from, to) in wanted {
         if let Err(problem) = ask(cluster, &from, &to, oldest_ms).await {
-            tracing::warn!("measure between {from} and {to}: {problem}");
+            tracing::warn!("can't measure between {from} and {to}: {problem}");
             failed.get_or_insert(problem);
         }
     }
@@ -175,7 +175,7 @@ async fn ask(cluster: &Cluster, from: &HostId, to: &HostId, since_ms: u64) -> Re
     let answered = want(cluster, from, to, since_ms);
     match tokio::time::timeout(MEASURE_DEADLINE, answered).await {
         Ok(Ok(measured)) => measured,
-        Ok(Err(_)) => Err(Problem::unavailable(what(), "the controller ends")),
+        Ok(Err(_)) => Err(Problem::unavailable(what(), "the controller is stopping")),
         Err(_) => {
             let why = format!(
                 "the measurement of other links took longer than {} s",
@@ -198,7 +198,7 @@ pub fn want(
     answered
 }
 
-/// Measures what is asked for, and links between sites that nobody measured yet.
+/// Measures on request, and also measures links between sites that were never measured.
 pub async fn run(cluster: Arc<Cluster>) {
     let Some(mut asked) = cluster.links.asked() else { return };
     loop {
@@ -206,13 +206,13 @@ pub async fn run(cluster: Arc<Cluster>) {
             ask = asked.recv() => {
                 let Some(ask) = ask else { return };
                 let measured = measure(&cluster, &ask.from, &ask.to, ask.oldest_ms).await;
-                // Whoever asked may have gone.
+                // The caller may no longer wait.
                 drop(ask.answer.send(measured));
                 cluster.index.changed.notify_one();
             }
             () = tokio::time::sleep(cluster.timing.monitor) => {
                 if let Err(problem) = measure_one_new_link(&cluster).await {
-                    tracing::debug!("measure a link: {problem}");
+                    tracing::debug!("can't measure a link: {problem}");
                 }
             }
         }
@@ -236,7 +236,7 @@ async fn measure(
     }
 }
 
-/// While no job runs that the probe would disturb.
+/// Skips the measurement while a job runs that it would disturb.
 async fn measure_one_new_link(cluster: &Cluster) -> Result<(), Problem> {
     if !cluster.unfinished_jobs().is_empty() {
         return Ok(());
@@ -270,7 +270,7 @@ async fn probe_local(cluster: &Cluster, host: &HostLink) -> Result<(), Problem> 
     cluster.links.put_local(&cluster.records, &host.id, local).await
 }
 
-/// Reads at `from` what has its home at `to`; `None` when there is nothing to read.
+/// Reads at `from` an export whose home is `to`; `None` if there is nothing to read.
 async fn probe_blocks(
     from: &HostLink,
     to: &HostLink,

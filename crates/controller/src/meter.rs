@@ -1,8 +1,8 @@
-//! Adds up a job's work over hosts, migrations and restarts of volume servers.
+//! Adds up a job's I/O and CPU time over hosts, migrations and restarts of volume servers.
 //!
-//! A server's counters only grow while it runs and begin at any value when a VM comes to it, so the
-//! meter keeps the last value it saw and adds differences. Nothing is lost when the controller
-//! was away: the next difference is larger.
+//! A server's counters only grow while it runs, and they may start at any value when a VM arrives. So the meter
+//! keeps the last values and adds the differences. Nothing is lost while the controller does not run, because
+//! the next difference is then larger.
 
 use perigee_model::volume::IoStats;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ const OUTAGE_NS_MIN: u64 = 2_000_000_000;
 /// Counters that are read at most this late still count as those of the moment.
 const LATE_MS_MAX: u64 = 2_000;
 
-/// Sums since the VM started.
+/// The sums since the VM started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     pub vcpu_ms: u64,
@@ -21,7 +21,7 @@ pub struct Totals {
     pub disks: Vec<DiskTotals>,
 }
 
-/// `client` counts at the host where the VM is, `home` at the volume's home.
+/// Counters of one disk: `client` at the host of the VM, `home` at the volume's home.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskTotals {
     pub client: IoStats,
@@ -96,7 +96,7 @@ impl Meter {
         }
     }
 
-    /// The command started; `late_ms` ago.
+    /// Records that the command started `late_ms` ago.
     pub fn command_started(&mut self, at_ms: u64, late_ms: u64) {
         self.at_command = self.totals.clone();
         self.at_arrival = self.totals.clone();
@@ -104,21 +104,21 @@ impl Meter {
         self.late_ms = late_ms;
     }
 
-    /// The command ended, `late_ms` ago; what the VM does from now on is not the job's work.
+    /// Records that the command ended `late_ms` ago. Later I/O of the VM is not the job's work.
     pub fn command_ended(&mut self, late_ms: u64) {
         self.at_exit = Some(self.totals.clone());
         self.late_ms = self.late_ms.saturating_add(late_ms);
     }
 
-    /// Whether the totals at the command's start and end say what it did in the time it took. They
-    /// do not when the controller was away then.
+    /// Whether the totals at the command's start and end are exact enough to describe its work. They are not if
+    /// the controller did not run then.
     pub fn is_sharp(&self, command_ms: u64) -> bool {
         self.late_ms <= LATE_MS_MAX.max(command_ms / 10)
     }
 
-    /// The VM is at another host, whose counters stood at `before` when the VM was not there yet.
-    /// `at_home` says for each disk whether that host is its home: there the home's own last
-    /// reading is the better start, because it also served the VM from afar.
+    /// Records that the VM is at another host, whose counters were at `before` when the VM had not arrived yet.
+    /// `at_home` says for each disk whether that host is its home. There the home's own last reading is the
+    /// better start, because it also served the VM at the other host.
     pub fn arrived(&mut self, now_ms: u64, progress: f64, before: &[IoStats], at_home: &[bool]) {
         self.at_arrival = self.totals.clone();
         self.arrived_ms = now_ms;
@@ -131,14 +131,14 @@ impl Meter {
         }
     }
 
-    /// Over all disks, since the VM started.
+    /// The sum over all disks since the VM started.
     pub fn io(&self) -> IoStats {
         self.totals.disks.iter().fold(IoStats::default(), |sum, disk| plus(sum, disk.client))
     }
 }
 
 impl Totals {
-    /// What was added since `earlier`.
+    /// The increase since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let disks = self.disks.iter().enumerate().map(|(index, now)| {
             let then = earlier.disks.get(index).copied().unwrap_or_default();
@@ -153,7 +153,7 @@ impl Totals {
 }
 
 impl LastSeen {
-    /// What these counters, added since the last reading, add to the time of an outage.
+    /// The increase of the outage's duration for these counters, which were added since the last reading.
     fn outage_ns(&mut self, added: IoStats) -> u64 {
         if added.network_requests > 0 {
             self.silent_ns = 0;

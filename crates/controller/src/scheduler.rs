@@ -74,8 +74,8 @@ impl Scheduler {
                 self.asked.remove(&job);
                 self.known.insert(job, Known { at: Instant::now(), facts });
             }
-            // Asked again when the asking is too old.
-            Err(error) => tracing::error!("learn what a job needs: {error}"),
+            // Facts that are too old are requested again.
+            Err(error) => tracing::error!("can't read the facts of a job: {error}"),
         }
     }
 
@@ -160,7 +160,7 @@ impl Scheduler {
         Ok(Grant { host, plan, predicted, volume_homes: homes, traits })
     }
 
-    /// What the planner is told of the job; asked for when it is not known yet.
+    /// The planner's facts about the job. If they are not known yet, they are requested.
     fn facts_of(
         &mut self,
         cluster: &Arc<Cluster>,
@@ -188,7 +188,7 @@ impl Scheduler {
         known.map(|facts| facts.history.clone()).unwrap_or_default()
     }
 
-    /// Has what is missing measured; after some time, the job goes on without.
+    /// Requests missing measurements. After some time the job is planned without them.
     fn links_known(
         &mut self,
         cluster: &Cluster,

@@ -1,8 +1,8 @@
-//! Starts what the state below asks for: one driver for each unfinished job and migration, and the
-//! tasks that look after hosts, links and what is to be taken down.
+//! Starts the controller's tasks: one driver for each unfinished job and migration, and the tasks for hosts,
+//! links and cleanups.
 //!
-//! A driver that fails is started again after a pause: what it did before stands in its record. One
-//! that panics, too, and its job says so.
+//! A driver that fails is started again after a pause, and continues from its record. This is also done after a
+//! panic, which is then shown on the job.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -22,29 +22,29 @@ use crate::cluster::{Cluster, Timing, Wanted};
 use crate::records::job_intent_key;
 use crate::{cleaner, hosts, images, jobs, links, migration, scheduler, watching};
 
-/// Before a driver that failed is started again; doubled each time up to the maximum.
+/// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 pub struct Supervisor {
     pub cluster: Arc<Cluster>,
     tasks: Mutex<JoinSet<()>>,
-    /// What has a driver, and whether it was asked for again since.
+    /// The running drivers, and whether each was requested again since it started.
     driven: Mutex<BTreeMap<Wanted, bool>>,
 }
 
 impl Supervisor {
-    /// Reads the state of an earlier run and goes on with all that is unfinished.
+    /// Reads the state of an earlier run and continues everything that is unfinished.
     ///
     /// # Errors
-    /// When the state directory cannot be used.
+    /// If the state directory cannot be used.
     pub async fn start(state_dir: &Path, timing: Timing) -> Result<Arc<Self>, Problem> {
         let (wanted, wishes) = mpsc::unbounded_channel();
         let cluster = Cluster::open(state_dir, timing, wanted).await?;
         let asked = cluster.records.keys("intents/jobs/").await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
-            // A queued job waits without a driver, unless somebody wants something of it.
+            // A queued job has no driver while it waits, unless a person requested something of it.
             let waits = record.job.state == JobState::Queued && record.ending.is_none();
             if !waits || asked.contains(&job_intent_key(id)) {
                 cluster.drive_job(id);
@@ -79,7 +79,7 @@ impl Supervisor {
         }
     }
 
-    /// Runs a driver until it says that there is nothing more to do.
+    /// Runs a driver until it reports that nothing is left to do.
     fn keep<F>(self: &Arc<Self>, wanted: Wanted, driver: impl Fn() -> F + Send + 'static)
     where
         F: Future<Output = Result<(), Problem>> + Send + 'static,
@@ -95,7 +95,7 @@ impl Supervisor {
         self.spawn(async move {
             let mut pause = PAUSE;
             loop {
-                // A panic leaves the record as it was last saved; nothing else is shared.
+                // After a panic the record is as it was last saved. Drivers share nothing else.
                 match AssertUnwindSafe(driver()).catch_unwind().await {
                     Ok(Ok(())) if supervisor.is_over(&wanted) => return,
                     Ok(Ok(())) => pause = PAUSE,
@@ -114,7 +114,7 @@ impl Supervisor {
         });
     }
 
-    /// Whether nobody asked for the driver while it ran; if so, it is forgotten.
+    /// Whether the driver was not requested again while it ran; if so, it is removed.
     fn is_over(&self, wanted: &Wanted) -> bool {
         let mut driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
         match driven.get_mut(wanted) {
@@ -129,7 +129,7 @@ impl Supervisor {
         }
     }
 
-    /// A fault of ours is said where people look: on the job.
+    /// Shows a fault of the controller where people look: on the job.
     async fn report_panic(&self, wanted: &Wanted, text: &str, pause: Duration) {
         tracing::error!("{wanted:?}: its driver panicked: {text}");
         let job = match wanted {
@@ -152,7 +152,7 @@ impl Supervisor {
         tasks.spawn(task);
     }
 
-    /// Stops every task where it is; all of them can go on from their records.
+    /// Stops every task at once. All of them can continue from their records.
     pub async fn stop(&self) {
         let mut tasks =
             std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
@@ -169,7 +169,7 @@ async fn heed(supervisor: Arc<Supervisor>, mut wishes: mpsc::UnboundedReceiver<W
 
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no words".into())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Tar streams of people and of guests, entry by entry: none is unpacked here, and none is trusted.
+//! Checks tar streams from people and guests, entry by entry. They are not trusted, and never unpacked here.
 //!
-//! An entry that could leave its directory is refused. What an archive says about its entries (long names,
-//! extended headers) is read into memory, so it is bounded before it is read.
+//! An entry that could leave its directory is refused. An archive's metadata (long names, extended headers) is
+//! read into memory, so its size is limited.
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -9,10 +9,10 @@ use std::path::{Component, Path, PathBuf};
 
 use perigee_model::guest::Seed;
 
-/// What may stand between the end of one entry's data and the beginning of the next one's.
+/// The most bytes of headers between one entry's data and the next entry's data.
 const HEADER_BYTES_MAX: u64 = 64 << 10;
 
-/// One of 512 bytes at least.
+/// The most entries. Each takes at least 512 bytes.
 const ENTRIES_MAX: u64 = 1_000_000;
 
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum TarError {
     Json(#[from] serde_json::Error),
 }
 
-/// Gives no more bytes than there are in its budget.
+/// A reader that returns no more bytes than its budget.
 pub struct Bounded<'a, R> {
     inner: R,
     budget: &'a Cell<u64>,
@@ -49,7 +49,7 @@ impl<R: Read> Read for Bounded<'_, R> {
     }
 }
 
-/// Calls `each` for every entry; what it does not read of a plain file is passed over.
+/// Calls `each` for every entry. If it does not read a file's data, they are skipped.
 pub fn for_each_entry<R: Read>(
     archive: R,
     entries_max: u64,
@@ -60,7 +60,7 @@ pub fn for_each_entry<R: Read>(
     let mut entries = archive.entries()?;
     let mut count = 0;
     loop {
-        // The iterator reads headers only: all of the entry before was read.
+        // The iterator reads only headers here, because the previous entry was read completely.
         budget.set(HEADER_BYTES_MAX);
         let Some(entry) = entries.next() else { return Ok(()) };
         let mut entry = entry?;
@@ -74,18 +74,18 @@ pub fn for_each_entry<R: Read>(
     }
 }
 
-/// Looks at every entry of an archive of input files.
+/// Checks every entry of an archive of input files.
 ///
 /// # Errors
-/// When it is no tar or holds an entry that a job may not have.
+/// If it is no tar or contains an entry that a job may not have.
 pub fn check_inputs(archive: impl Read) -> Result<(), TarError> {
     for_each_entry(archive, ENTRIES_MAX, |entry| input_path(entry).map(drop))
 }
 
-/// Looks at every entry of a job's output before somebody unpacks it.
+/// Checks every entry of a job's output, before a user unpacks it.
 ///
 /// # Errors
-/// When it is no tar, or holds something that takes more memory or disk than its bytes.
+/// If it is no tar, or contains something that takes more memory or disk space than its bytes.
 pub fn check_output(archive: impl Read) -> Result<(), TarError> {
     for_each_entry(archive, ENTRIES_MAX, |entry| {
         if !entry.header().entry_type().is_gnu_sparse() {
@@ -95,7 +95,7 @@ pub fn check_output(archive: impl Read) -> Result<(), TarError> {
     })
 }
 
-/// The tar for a job's seed disk: its description, then its input files.
+/// Writes the tar for a job's seed disk: the description, then the input files.
 pub fn write_seed<W: Write>(
     target: W,
     seed: &Seed,
@@ -128,7 +128,7 @@ fn copy_entry<R: Read, W: Write>(
     Ok(())
 }
 
-/// The numbering is the guest's: there the job runs as root.
+/// The owner is the guest's root, which runs the job.
 fn header_of_root(mode: u32, mtime_s: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);
@@ -139,8 +139,8 @@ fn header_of_root(mode: u32, mtime_s: u64) -> tar::Header {
     header
 }
 
-/// Where an entry goes on the seed; `None` for the bundle's own top directory and for what is no
-/// file but a word about the archive.
+/// The path of an entry on the seed; `None` for the bundle's own top directory and for entries that are
+/// metadata of the archive.
 fn input_path<R: Read>(entry: &tar::Entry<'_, R>) -> Result<Option<PathBuf>, TarError> {
     if entry.header().entry_type().is_pax_global_extensions() {
         return Ok(None);

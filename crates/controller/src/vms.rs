@@ -1,4 +1,4 @@
-//! VMs as people see and move them. Where a host is silent, its VMs are shown as last seen.
+//! Lists and moves VMs. VMs of a host that does not answer are shown as they were last seen.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     Ok(vms)
 }
 
-/// A host's VMs, and why they are not fresh if they are not.
+/// A host's VMs; and if the host does not answer, the reason.
 async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<String>) {
     let fresh = match catalog::reachable(cluster, host) {
         Ok(link) => link.agent.get::<Vec<VmReport>>("/v1/vms").await,
@@ -71,12 +71,12 @@ fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId
     moves.iter().find(|m| m.migration.vm == *vm).map(|m| m.migration.id.clone())
 }
 
-/// In the middle of a migration a VM stands on two hosts; its job says which one counts.
+/// During a migration a VM exists at two hosts. Its job's record says which one counts.
 pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
     let at = jobs::of_vm(cluster, vm).and_then(|record| record.job.host.clone());
     let found = list(cluster).await?.into_iter().filter(|found| found.id == *vm);
     found.max_by_key(|found| Some(&found.host) == at.as_ref()).ok_or_else(|| {
-        Problem::not_found(format!("VM {vm}"), "no host has a VM of this name")
+        Problem::not_found(format!("VM {vm}"), "no host has a VM with this name")
             .next("`perigee vm list` shows the VMs")
     })
 }
@@ -90,7 +90,7 @@ pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
     host.agent.delete(&format!("/v1/vms/{vm}")).await
 }
 
-/// Begins the migration that a person asked for.
+/// Starts a migration that a person requested.
 pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Migration, Problem> {
     let Some(record) = jobs::of_vm(cluster, vm) else {
         return Err(Problem::not_found(format!("VM {vm}"), "no running job has such a VM")
@@ -105,7 +105,7 @@ pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Mi
         job_progress: jobs::progress(&record.job),
     };
     let moved = migration::request(cluster, &record, wish).await?;
-    let summary = format!("move from {} to {to}, as a person asked", moved.from);
+    let summary = format!("move from {} to {to}, as requested by a user", moved.from);
     let plan = planning::asked_plan();
     planning::record(cluster, &record.job.id, Trigger::Asked, plan, summary).await?;
     Ok(moved)

@@ -1,8 +1,9 @@
-//! One long question to each host's agent: what changed? The answers stand in the registry of hosts
-//! and wake the drivers of the jobs concerned, so that no VM is asked for by itself.
+//! Watches the VMs of each host with one long request to its agent, which answers when something has changed.
+//! The answers go to the registry of hosts and wake the drivers of the jobs concerned, so no VM is polled by
+//! itself.
 //!
-//! A host's VMs are all asked for again once in the time between two figures, in one question. A
-//! driver that hears nothing asks its host itself, seldom.
+//! All VMs of a host are also requested once in each interval between two figures, in one request. A driver
+//! that hears nothing asks its host itself, at long intervals.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, HostLink};
 
-/// The longest question where no VM is; shorter than the client's deadline.
+/// The longest request if the host has no VM. It is shorter than the client's deadline.
 const QUIET_WAIT: Duration = Duration::from_secs(10);
 
-/// Between two answers, so that a guest that says much is not asked for each line.
+/// The pause between two answers, so that a guest that sends many lines does not cause one request for each.
 const GAP: Duration = Duration::from_millis(50);
 
-/// Watches every host there is, also those that come later.
+/// Watches all hosts, including those that register later.
 pub async fn run(cluster: Arc<Cluster>) {
     let mut watched: BTreeSet<HostId> = BTreeSet::new();
     let mut watchers: JoinSet<HostId> = JoinSet::new();
@@ -38,9 +39,9 @@ pub async fn run(cluster: Arc<Cluster>) {
             () = tokio::time::sleep(cluster.timing.monitor) => {}
             Some(ended) = watchers.join_next() => match ended {
                 Ok(host) => drop(watched.remove(&host)),
-                // Which one it was is not known: all end, and are watched again.
+                // It is not known which task it was, so all are stopped and started again.
                 Err(error) => {
-                    tracing::error!("watch a host: {error}");
+                    tracing::error!("a task that watched a host failed: {error}");
                     watchers.shutdown().await;
                     watched.clear();
                 }
@@ -49,7 +50,7 @@ pub async fn run(cluster: Arc<Cluster>) {
     }
 }
 
-/// Until the host is removed or has another address.
+/// Watches one host until it is removed or has another address.
 async fn watch(cluster: &Cluster, id: &HostId) {
     let Ok(link) = cluster.hosts.get(id) else { return };
     let mut known = Asked::default();
@@ -66,7 +67,7 @@ async fn watch(cluster: &Cluster, id: &HostId) {
 #[derive(Default)]
 struct Asked {
     revision: u64,
-    /// When all VMs were last told.
+    /// When all VMs were last reported.
     all_at: Option<Instant>,
     had_vms: bool,
 }
@@ -85,11 +86,11 @@ impl Asked {
         let path = format!("/v1/changes?after={after}&wait_ms={}", wait.as_millis());
         let begun = Instant::now();
         let changes: VmChanges = link.agent_wait.get(&path).await.map_err(|problem| {
-            tracing::debug!("watch host {}: {problem}", link.id);
+            tracing::debug!("can't watch host {}: {problem}", link.id);
             self.all_at = None;
             problem.kind
         })?;
-        // An agent that was started again has higher numbers; one that counts anew tells all.
+        // A restarted agent has higher numbers. If its numbers are lower, it reports all VMs.
         self.revision = changes.revision;
         self.had_vms = !changes.present.is_empty();
         if all {

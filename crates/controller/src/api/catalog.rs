@@ -15,8 +15,8 @@ pub async fn images(State(cluster): Shared) -> Reply<Vec<ClusterImage>> {
     json(images::images(&cluster).await?)
 }
 
-/// Imports an image on one host; the others get copies that can be used at once and are completed in the
-/// background. `missing_bytes` says how much of them is still to come.
+/// Imports an image at one host. The other hosts get copies, which can be used at once and are completed in the
+/// background. `missing_bytes` is the number of bytes that are still missing in them.
 #[utoipa::path(post, path = "/images", tag = "images", request_body = NewImage,
     responses((status = 200, body = ClusterImage)))]
 pub async fn import_image(
@@ -68,7 +68,7 @@ pub async fn delete_volume(State(cluster): Shared, Name(volume): Name<VolumeName
     json(catalog::delete(&cluster, &volume).await?)
 }
 
-/// Seals what the volume holds now under an image's name, at the volume's home.
+/// Seals the current content of a volume under an image's name, at the volume's home.
 #[utoipa::path(post, path = "/volumes/{volume}/snapshot", tag = "volumes",
     params(("volume" = String, Path)), request_body = Snapshot,
     responses((status = 200, body = ClusterImage)))]

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{Name, Shared, json};
 use crate::{hosts, links};
 
-/// A host makes itself known, and says again every few seconds that it is there.
+/// Registers a host. The host repeats this every few seconds as a heartbeat.
 #[utoipa::path(put, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
     request_body = HostAddresses, responses((status = 200)))]
 pub async fn register(
@@ -39,7 +39,7 @@ pub struct Force {
     force: bool,
 }
 
-/// Forgets a host that is unreachable. What is lost with it is given up only with `force`.
+/// Removes a host that is unreachable. If volumes or VMs are lost with it, `force` is required.
 #[utoipa::path(delete, path = "/hosts/{host}", tag = "hosts",
     params(("host" = String, Path), ("force" = Option<bool>, Query)),
     responses((status = 200, body = HostRemoval)))]
@@ -57,13 +57,13 @@ pub async fn sites(State(cluster): Shared) -> Reply<Vec<Site>> {
     json(hosts::sites(&cluster))
 }
 
-/// What was measured between hosts.
+/// The measurements of the links between hosts.
 #[utoipa::path(get, path = "/links", tag = "links", responses((status = 200, body = Vec<Link>)))]
 pub async fn links(State(cluster): Shared) -> Reply<Vec<Link>> {
     json(links::list(&cluster))
 }
 
-/// Measures every ordered pair of hosts now.
+/// Measures every ordered pair of sites now.
 #[utoipa::path(post, path = "/links/probe", tag = "links",
     responses((status = 200, body = Vec<Link>)))]
 pub async fn probe_links(State(cluster): Shared) -> Reply<Vec<Link>> {

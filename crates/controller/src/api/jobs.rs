@@ -21,7 +21,7 @@ pub async fn upload_bundle(State(cluster): Shared, body: Body) -> Reply<Bundle> 
     json(files::store_bundle(&cluster.state_dir, body.into_data_stream()).await?)
 }
 
-/// Predicts the ways to run a job and does nothing. Links that are needed are measured first.
+/// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,
     responses((status = 200, body = Plan)))]
 pub async fn plan(State(cluster): Shared, Json(spec): Json<JobSpec>) -> Reply<Plan> {
@@ -47,14 +47,14 @@ pub async fn info(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job> 
     json(jobs::get(&cluster, &job).await?)
 }
 
-/// Forgets an ended job, its log and its output.
+/// Deletes an ended job with its log and its output.
 #[utoipa::path(delete, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200)))]
 pub async fn delete(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<()> {
     json(jobs::delete(&cluster, &job).await?)
 }
 
-/// Asks for a job's end; the answer comes at once.
+/// Cancels a job. The answer comes at once.
 #[utoipa::path(post, path = "/jobs/{job}/cancel", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Job)))]
 pub async fn cancel(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job> {
@@ -68,8 +68,8 @@ pub struct Page {
     limit: Option<usize>,
 }
 
-/// The first log lines with a higher number than `after`, at most `limit`. There are no more when the answer
-/// is empty. Of a long log only the end is kept; then the first line says how much is gone.
+/// The first log lines with a number higher than `after`, at most `limit`. An empty answer means that there are
+/// no more. Only the end of a long log is kept; then the first line says how much is missing.
 #[utoipa::path(get, path = "/jobs/{job}/log", tag = "jobs",
     params(("job" = String, Path), ("after" = Option<u64>, Query), ("limit" = Option<usize>, Query)),
     responses((status = 200, body = Vec<LogLine>)))]
@@ -90,7 +90,7 @@ pub async fn decisions(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<
     json(planning::decisions(&cluster, &job).await?)
 }
 
-/// How well the predictions of all jobs that are kept came true.
+/// Compares the predictions for all stored jobs with their measured times.
 #[utoipa::path(get, path = "/planner/score", tag = "jobs",
     responses((status = 200, body = Score)))]
 pub async fn score(State(cluster): Shared) -> Reply<Score> {

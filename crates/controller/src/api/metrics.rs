@@ -1,4 +1,4 @@
-//! `/metrics`: what the controller does, for Prometheus.
+//! `/metrics`: the controller's figures for Prometheus.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use perigee_model::job::JobState;
 
 use super::Shared;
 
-// Writing to a String cannot fail, so the results of `writeln!` below say nothing.
+// Writing to a String cannot fail, so the results of `writeln!` below are ignored.
 
 pub async fn metrics(State(cluster): Shared) -> String {
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

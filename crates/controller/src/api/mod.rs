@@ -66,7 +66,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
     router
 }
 
-/// Says of every operation that it may answer with a [`Problem`].
+/// Documents for every operation that it may answer with a [`Problem`].
 fn document_failures(document: &mut utoipa::openapi::OpenApi) {
     let problem = Ref::from_schema_name("Problem");
     let content = ContentBuilder::new().schema(Some(problem)).build();
@@ -97,7 +97,7 @@ async fn nothing_here(request: axum::extract::Request) -> Failure {
     Problem::not_found(what, "the API has no such path").next("see /v1/openapi.json").into()
 }
 
-/// A parameter of a path, with a [`Problem`] where it is no name.
+/// A path parameter. If it is not a valid name, the answer is a [`Problem`].
 struct Name<T>(T);
 
 impl<T, S> axum::extract::FromRequestParts<S> for Name<T>

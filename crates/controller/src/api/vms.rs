@@ -8,7 +8,7 @@ use perigee_model::job::{Migration, MoveVm, Vm};
 use super::{Name, Shared, json};
 use crate::{migration, vms};
 
-/// A VM whose host does not answer is shown as it was last seen, with a reason.
+/// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
 pub async fn list(State(cluster): Shared) -> Reply<Vec<Vm>> {
     json(vms::list(&cluster).await?)
@@ -20,14 +20,14 @@ pub async fn info(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<Vm> {
     json(vms::get(&cluster, &vm).await?)
 }
 
-/// Ends a VM at once; its job fails.
+/// Stops a VM at once. Its job fails.
 #[utoipa::path(post, path = "/vms/{vm}/stop", tag = "vms", params(("vm" = String, Path)),
     responses((status = 200)))]
 pub async fn stop(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<()> {
     json(vms::stop(&cluster, &vm).await?)
 }
 
-/// Begins a live migration; the answer comes at once.
+/// Starts a live migration. The answer comes at once.
 #[utoipa::path(post, path = "/vms/{vm}/move", tag = "vms", params(("vm" = String, Path)),
     request_body = MoveVm, responses((status = 200, body = Migration)))]
 pub async fn move_vm(
@@ -38,7 +38,7 @@ pub async fn move_vm(
     json(vms::move_to(&cluster, &vm, ask.host).await?)
 }
 
-/// Calls off a live migration that is under way; the answer comes at once.
+/// Cancels a live migration that is running. The answer comes at once.
 #[utoipa::path(post, path = "/vms/{vm}/move/cancel", tag = "vms", params(("vm" = String, Path)),
     responses((status = 200, body = Migration)))]
 pub async fn cancel_move(State(cluster): Shared, Name(vm): Name<VmId>) -> Reply<Migration> {

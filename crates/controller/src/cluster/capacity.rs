@@ -12,7 +12,7 @@ pub const VCPUS_PER_CPU: u32 = 4;
 const RESERVE_BYTES_MIN: u64 = 64 << 20;
 const RESERVE_BYTES_MAX: u64 = 2 << 30;
 
-/// What the scheduler did since the controller started.
+/// What the scheduler has done since the controller started.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub passes: AtomicU64,
@@ -28,8 +28,8 @@ pub fn capacity(report: &HostReport) -> Demand {
     }
 }
 
-/// How many jobs a host stages and boots at once: a boot takes one CPU as long as it lasts, and with
-/// TCG all that QEMU can get.
+/// How many jobs a host stages and boots at once. A boot uses one CPU as long as it lasts; with TCG it uses all
+/// CPUs that QEMU can get.
 pub fn starts_at_once(report: &HostReport) -> u32 {
     match report.accelerator {
         Accelerator::Kvm => report.cpus.saturating_mul(2).max(1),

@@ -1,7 +1,7 @@
-//! The registry of hosts: where they can be reached, and what they last said.
+//! The registry of hosts: their addresses and their last reports.
 //!
-//! The address is what a host registered; the report is an observation with its time. A host from
-//! which nothing was heard since the controller started has no report: not known.
+//! The address is the one that the host registered. The report is an observation with its time. A host that has
+//! not answered since the controller started has no report.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,14 +16,14 @@ use perigee_model::{HostId, Problem, VmId};
 use super::now_ms;
 use crate::records::{HostRecord, Records};
 
-/// How to talk to one host. Every client has its deadline.
+/// The clients for one host. Each has its deadline.
 #[derive(Debug, Clone)]
 pub struct HostLink {
     pub id: HostId,
     pub addresses: HostAddresses,
     pub agent: Client,
     pub volume: Client,
-    /// For requests that are answered when there is a change.
+    /// For requests that the agent answers when something has changed.
     pub agent_wait: Client,
     /// For requests whose time depends on the amount of data: imports, copies, probes.
     pub agent_slow: Client,
@@ -49,10 +49,10 @@ impl HostLink {
 pub struct Known {
     pub link: Arc<HostLink>,
     pub report: Option<HostReport>,
-    /// Last answer or registration; at first the time when the controller began to wait.
+    /// The last answer or registration; at first the time when the controller started to wait.
     pub heard: Instant,
     pub last_seen_ms: u64,
-    /// The last reports of its VMs, for the time when it does not answer.
+    /// The last reports of its VMs. They are shown while it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
     /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
@@ -94,10 +94,10 @@ impl Hosts {
     }
 
     /// # Errors
-    /// `NotFound` when no such host ever registered.
+    /// `NotFound` if no such host has registered.
     pub fn get(&self, id: &HostId) -> Result<Arc<HostLink>, Problem> {
         self.lock().get(id).map(|known| Arc::clone(&known.link)).ok_or_else(|| {
-            Problem::not_found(format!("host {id}"), "no host of this name has registered")
+            Problem::not_found(format!("host {id}"), "no host with this name has registered")
                 .next("`perigee host list` shows the hosts")
         })
     }
@@ -108,7 +108,7 @@ impl Hosts {
         state_of(silent)
     }
 
-    /// What the host last said of itself; `None` when nothing was heard from it yet.
+    /// The host's last report; `None` if it has not answered yet.
     pub fn report(&self, id: &HostId) -> Option<HostReport> {
         self.lock().get(id).and_then(|known| known.report.clone())
     }
@@ -123,7 +123,7 @@ impl Hosts {
         hosts
     }
 
-    /// How long nothing was heard of the host, in plain words.
+    /// How long the host has not answered, in plain words.
     pub fn silence(&self, id: &HostId) -> String {
         match self.lock().get(id) {
             Some(known) => {

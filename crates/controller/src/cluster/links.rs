@@ -63,7 +63,7 @@ impl Links {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the task that measures; `None` when there is one.
+    /// The receiver for the task that measures; `None` if it was taken.
     pub fn asked(&self) -> Option<mpsc::UnboundedReceiver<Ask>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

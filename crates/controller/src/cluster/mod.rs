@@ -31,11 +31,11 @@ use wakes::Wakes;
 /// Intervals and deadlines. The tests use shorter ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// Between two looks at a job's VM or a migration.
+    /// The time between two checks of a job's VM or a migration.
     pub poll: Duration,
-    /// Between two looks at a job's figures.
+    /// The time between two readings of a job's figures.
     pub figures: Duration,
-    /// Between two looks at a host, and between tries of a clean-up.
+    /// The time between two checks of a host, and between two tries of a cleanup.
     pub monitor: Duration,
     /// A host that has not answered for this long is unreachable.
     pub host_deadline: Duration,
@@ -55,7 +55,7 @@ impl Default for Timing {
     }
 }
 
-/// What needs a driver.
+/// A job or a migration that needs a driver.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
     Job(JobId),
@@ -81,10 +81,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Reads the state of an earlier run. `wanted` carries what needs a driver to the supervisor.
+    /// Reads the state of an earlier run. `wanted` passes requests for drivers to the supervisor.
     ///
     /// # Errors
-    /// When the state directory cannot be used.
+    /// If the state directory cannot be used.
     pub async fn open(
         state_dir: &Path,
         timing: Timing,
@@ -115,7 +115,7 @@ impl Cluster {
         }))
     }
 
-    /// Every job, ended ones too, in the order of their ids: for people who list them.
+    /// Every job, including ended ones, sorted by id. This is for people who list them.
     pub async fn jobs(&self) -> Result<Vec<JobRecord>, Problem> {
         self.records.list("jobs/").await
     }
@@ -129,7 +129,7 @@ impl Cluster {
         self.index.unfinished_migrations()
     }
 
-    /// Takes a job's record as its one owner; what the owner saves stands in the index.
+    /// Takes a job's record as its only owner. Each save also updates the index.
     pub async fn own_job(
         self: &Arc<Self>,
         id: &JobId,
@@ -143,7 +143,7 @@ impl Cluster {
         Ok(Some(record.telling(move |record| cluster.index.put_job(record))))
     }
 
-    /// As [`Cluster::own_job`], for a migration.
+    /// Like [`Cluster::own_job`], for a migration.
     pub async fn own_migration(
         self: &Arc<Self>,
         vm: &VmId,
@@ -158,7 +158,7 @@ impl Cluster {
         Ok(Some(record.telling(move |record| cluster.index.put_migration(record))))
     }
 
-    /// Writes a new migration; `false` when there is one of this number.
+    /// Writes a new migration; `false` if one with this number exists.
     pub async fn create_migration(&self, record: &MigrationRecord) -> Result<bool, Problem> {
         let key = migration_key(&record.migration.vm, record.number);
         let created = self.records.create(&key, record).await?;
@@ -168,7 +168,7 @@ impl Cluster {
         Ok(created)
     }
 
-    /// Asks for a driver. If the driver is running, it looks again.
+    /// Requests a driver. If the driver is running, it checks the job again.
     pub fn drive_job(&self, job: &JobId) {
         self.want(Wanted::Job(job.clone()));
     }
@@ -196,7 +196,7 @@ fn lock(state_dir: &Path) -> Result<File, Problem> {
     let file = File::create(&path)
         .map_err(|e| Problem::internal(format!("can't make {}", path.display()), e))?;
     file.try_lock().map_err(|e| {
-        Problem::conflict(format!("use the state directory {}", state_dir.display()), e)
+        Problem::conflict(format!("can't use the state directory {}", state_dir.display()), e)
             .next("another controller uses it: stop that one, or choose another directory")
     })?;
     Ok(file)

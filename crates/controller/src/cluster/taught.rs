@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::records::Records;
 
-/// Of the records of the last boots; the host follows.
+/// The prefix of the records of the last boots; the host's id follows it.
 pub const BOOTS: &str = "vm_boots/";
 
 /// The most histories in memory. Beyond this the cache is emptied and read again from the store.
@@ -20,7 +20,7 @@ const HISTORIES_MAX: usize = 1000;
 pub struct History {
     /// The newest last.
     pub runs: Vec<PastRun>,
-    /// By the last migration of such a job.
+    /// The dirty rate that the last migration of such a job measured.
     pub dirty_bytes_per_s: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ impl Taught {
         self.lock().boots.get(host).cloned().unwrap_or_default()
     }
 
-    /// `None` when it was not read yet.
+    /// `None` if it was not read yet.
     pub fn history(&self, key: &str) -> Option<Arc<History>> {
         self.lock().histories.get(key).cloned()
     }

@@ -1,4 +1,4 @@
-//! Drivers that wait for news of their VMs.
+//! Wakes drivers when there is news of their VMs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// What a driver of the VM's job waits on; until [`Wakes::forget`].
+    /// The notification of the driver of this VM's job; valid until [`Wakes::forget`].
     pub fn of(&self, vm: &VmId) -> Arc<Notify> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(waiting.entry(vm.clone()).or_default())

@@ -1,4 +1,4 @@
-//! The contract of every store. `Fixture` makes a store, and can open the same state a second time.
+//! The contract of every store, as tests. `Fixture` makes a store and can open the same state a second time.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Fixture for Sqlite {
     }
 }
 
-/// One test for each rule and each store.
+/// Makes one test for each rule and each store.
 macro_rules! contract {
     ($module:ident, $fixture:expr, [$($rule:ident),* $(,)?]) => {
         mod $module {

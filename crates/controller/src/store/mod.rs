@@ -98,7 +98,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Waits for the next change; `None` when the store is gone.
+    /// Waits for the next change; `None` if the store is closed.
     pub async fn next(&mut self) -> Option<Change> {
         match self.changes.recv().await {
             Ok(change) => Some(change),

@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 
 use super::{Answer, Change, Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
-/// How far a watcher may fall behind before it is told to list again. Each job that runs has one.
+/// How many changes a watcher may fall behind before it must list again. Each running job has a watcher.
 const CHANGES_KEPT: usize = 32;
 
 const SCHEMA: &str = "
@@ -39,7 +39,7 @@ impl SqliteStore {
     /// Opens the database, and creates it if it does not exist.
     ///
     /// # Errors
-    /// When the file can't be created or is not a database.
+    /// If the file can't be created or is not a database.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let connection = Connection::open(path)?;
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
@@ -79,7 +79,7 @@ impl Inner {
         let ends = key.char_indices().map(|(at, _)| at).chain([key.len()]);
         for end in ends {
             let prefix = &key[..end];
-            // Nobody watches it any more.
+            // The last watcher of this prefix is gone.
             if watchers.get(prefix).is_some_and(|watcher| watcher.send(change.clone()).is_err()) {
                 watchers.remove(prefix);
             }
@@ -155,7 +155,7 @@ impl Store for SqliteStore {
             let revision = next_revision(&transaction)?;
             let change = apply(&transaction, key, write, revision)?;
             transaction.commit()?;
-            // Under the mutex, so that watchers see the order of the writes.
+            // This is done under the mutex, so that watchers see the writes in their order.
             inner.tell(&change);
             Ok(Swap::Done(revision))
         })
@@ -163,7 +163,7 @@ impl Store for SqliteStore {
 
     fn watch(&self, prefix: &str) -> Watch {
         let mut watchers = self.inner.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of ended jobs.
+        // Removes the channels of ended jobs.
         watchers.retain(|_, watcher| watcher.receiver_count() > 0);
         let watcher =
             watchers.entry(prefix.to_owned()).or_insert_with(|| broadcast::channel(CHANGES_KEPT).0);

@@ -67,7 +67,7 @@ async fn a_host_with_another_image_of_the_name_starts_no_job_from_it() {
     let id = lab.submit(spec(Access::Clone)).await;
     let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Failed);
-    assert!(job.reason.contains("another image of this name"), "{}", job.reason);
+    assert!(job.reason.contains("a different image with this name"), "{}", job.reason);
     let image = images::image(&lab.cluster, &name("debian")).await.expect("image");
     assert_eq!(image.hosts, std::slice::from_ref(&lab.cloud.id));
 }
