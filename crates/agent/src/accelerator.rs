@@ -1,9 +1,9 @@
 //! Finds out whether KVM works by booting a small guest once.
 //!
-//! `/dev/kvm` may exist and still not run a stock Linux kernel: some nested hypervisors start the
-//! guest and hang. So a kernel is booted without a root filesystem; the panic with which it ends
-//! proves that it ran. The result is cached in the state directory until something changes on which it
-//! depends: the boot, QEMU, the kernel or the device's owner.
+//! `/dev/kvm` may exist although a stock Linux kernel can't run: some nested hypervisors start the guest and
+//! hang. So the agent boots a kernel without a root filesystem; the panic with which it ends proves that it
+//! ran. The result is cached in the state directory until something changes on which it depends: the boot,
+//! QEMU, the kernel or the device's owner.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};

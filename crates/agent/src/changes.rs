@@ -40,7 +40,7 @@ impl Changes {
     pub async fn wait(&self, after: u64, at_most: Duration) {
         let mut last = self.last.subscribe();
         let newer = last.wait_for(|last| *last > after);
-        // The sender lives as long as this; a wait that is over is no error.
+        // The sender lives as long as `self`, and the end of the wait is no error.
         drop(tokio::time::timeout(at_most.min(WAIT_MAX), newer).await);
     }
 
@@ -102,7 +102,8 @@ mod tests {
         assert!(vm.since(before) && all.now() > before);
     }
 
-    /// The number was told before the VM had it: who then asked for later ones never heard of it.
+    /// The number was visible before the VM had it, so a watcher that then asked for later changes never got
+    /// this one.
     #[test]
     fn a_change_whose_number_is_told_is_known_to_be_of_its_vm() {
         let all = Arc::new(Changes::new());

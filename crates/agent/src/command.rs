@@ -1,9 +1,9 @@
-//! QEMU's command line: a pure function of the VM's spec, its paths and the accelerator.
+//! Builds QEMU's command line from the VM's spec, its paths and the accelerator. All functions are pure.
 //!
-//! Both sides of a migration must build the same machine: the machine type carries its version,
-//! devices stand in one order, and nothing depends on the host but paths and the accelerator.
-//! The CPU is `max` under TCG, the same everywhere for one QEMU version. Under KVM it is `host`:
-//! all of the host's features, so a VM can move only between hosts with CPUs of one kind.
+//! Both sides of a migration must build the same machine. So the machine type carries its version, the order of
+//! the devices is fixed, and only paths and the accelerator depend on the host. Under TCG the CPU is `max`,
+//! which is the same everywhere for one version of QEMU. Under KVM it is `host`, which has all features of the
+//! host, so a VM can move only between hosts with the same kind of CPU.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ const RECONNECT_DELAY_S: u32 = 600;
 /// How long a start waits for the volume server.
 const OPEN_TIMEOUT_S: u32 = 10;
 
-/// Without `la57` a guest under TCG walks four levels of page tables and not five.
+/// Without `la57` a guest under TCG uses page tables with four levels instead of five.
 pub fn accelerator_arguments(accelerator: Accelerator) -> [&'static str; 4] {
     match accelerator {
         Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
@@ -31,15 +31,14 @@ pub fn accelerator_arguments(accelerator: Accelerator) -> [&'static str; 4] {
     }
 }
 
-/// The `-m` argument.
+/// Returns the `-m` argument.
 ///
-/// Under TCG the guest gets 8 KiB less than asked for, so that its size is no multiple of
-/// 256 KiB (64 pages). QEMU before 9.0 reads the dirty bits of memory of such a size 64 at a time,
-/// and then does not tell TCG's TLB that they were cleared: later writes to these pages are not
-/// noticed, and the guest arrives with old contents in them and hangs or misbehaves. See
-/// `cpu_physical_memory_sync_dirty_bitmap` in QEMU 7.2's `include/exec/ram_addr.h`; the change
-/// "physmem: Fix migration dirty bitmap coherency with TCG memory access" fixed it in 9.0.
-/// Both sides must have the same size, so it does not depend on QEMU's version.
+/// Under TCG the guest gets 8 KiB less than requested, so that its size is no multiple of 256 KiB (64 pages).
+/// For a size that is such a multiple, QEMU before 9.0 reads the dirty bits of 64 pages at once, and does not
+/// report to TCG's TLB that they were cleared. Later writes to these pages are then not noticed, so the guest
+/// arrives with old contents in them and hangs or misbehaves. See `cpu_physical_memory_sync_dirty_bitmap` in
+/// QEMU 7.2's `include/exec/ram_addr.h`. The change "physmem: Fix migration dirty bitmap coherency with TCG
+/// memory access" fixed it in 9.0. Both sides must have the same size, so it does not depend on QEMU's version.
 fn memory(memory_bytes: u64, accelerator: Accelerator) -> String {
     let mib = memory_bytes.div_ceil(MIB);
     match accelerator {
@@ -48,7 +47,7 @@ fn memory(memory_bytes: u64, accelerator: Accelerator) -> String {
     }
 }
 
-/// The arguments by which a VM's QEMU is found among all processes.
+/// The arguments by which a VM's QEMU is recognized among all processes.
 pub fn mark(dir: &VmDir) -> [String; 2] {
     ["-pidfile".to_owned(), dir.pid().display().to_string()]
 }
@@ -133,8 +132,9 @@ fn block_device(disk: &Disk, index: usize) -> String {
         "bootindex": index + 1,
         "rerror": "stop",
         "werror": "stop",
-        // As every disk of more than 8 GiB says. Without it QEMU reads each disk's first sector before it
-        // answers, a round trip for a disk that is elsewhere. No guest of today goes by it.
+        // The geometry that every disk of more than 8 GiB reports. Without it QEMU reads each disk's first
+        // sector before it answers, which is a network round trip for a remote disk. Today's guests ignore the
+        // geometry.
         "cyls": 16383,
         "heads": 16,
         "secs": 63,
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(there, line(&spec(), "/s"));
     }
 
-    /// With a multiple of 64 pages QEMU 7.2's TCG loses writes in a migration.
+    /// With a multiple of 64 pages, TCG of QEMU 7.2 loses writes in a migration.
     #[test]
     fn under_tcg_memory_is_no_multiple_of_64_pages() {
         let memory = memory(384 * MIB, Accelerator::Tcg);

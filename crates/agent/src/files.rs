@@ -81,14 +81,14 @@ impl VmDir {
         self.run().join("qemu.pid")
     }
 
-    /// Makes the directories; `owner` is QEMU's user where that is not the agent's.
+    /// Makes the directories. `owner` is QEMU's user if that is not the agent's.
     pub fn create(&self, owner: Option<Uid>) -> Result<(), Problem> {
         let fail = |e: std::io::Error| {
             Problem::internal(format!("can't make the directory {}", self.root.display()), e)
         };
         if self.qmp().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(Problem::invalid(
-                format!("use {} for a socket", self.qmp().display()),
+                format!("can't use {} for a socket", self.qmp().display()),
                 format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes"),
             )
             .next("give the agent a state directory with a shorter path"));
@@ -123,7 +123,7 @@ fn make_dir(path: &Path, mode: u32) -> std::io::Result<()> {
 /// Makes the state directory and takes its lock.
 pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
     let fail = |e: std::io::Error| {
-        Problem::internal(format!("use the state directory {}", state.display()), e)
+        Problem::internal(format!("can't use the state directory {}", state.display()), e)
     };
     std::fs::create_dir_all(state).map_err(fail)?;
     make_dir(state, 0o711).map_err(fail)?;
@@ -137,7 +137,7 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
         .open(state.join("lock"))
         .map_err(fail)?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
-        Problem::conflict(format!("use the state directory {}", state.display()), error)
+        Problem::conflict(format!("can't use the state directory {}", state.display()), error)
             .next("another agent uses it: stop that one, or give this one a directory of its own")
     })
 }

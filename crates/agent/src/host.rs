@@ -31,7 +31,7 @@ pub struct Host {
     volume: Client,
     pub accelerator: Found,
     qemu_version: String,
-    /// Empty when it is not known.
+    /// Empty if it is not known.
     pub boot_id: String,
     cpu_model: String,
     /// The user of QEMU. `None` means the agent's own user, which is not root.
@@ -57,7 +57,7 @@ impl Host {
         }
         if config.volume_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(Problem::invalid(
-                format!("use the volume server's socket {}", config.volume_socket.display()),
+                format!("can't use the volume server's socket {}", config.volume_socket.display()),
                 format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes"),
             ));
         }
@@ -123,8 +123,8 @@ impl Host {
         self.volume.get("/v1/stats").await.unwrap_or_default()
     }
 
-    /// Has this host's volume server open the sessions of exports on other hosts that QEMU will open one
-    /// after the other. Nobody waits for it: what does not come about is opened when QEMU comes.
+    /// Asks this host's volume server to open the sessions of remote exports that QEMU will open one after the
+    /// other. It does not wait for the result: a session that fails to open here is opened when QEMU connects.
     pub fn open_ahead(&self, exports: Vec<String>) {
         let volume = self.volume.clone();
         tokio::spawn(async move {
@@ -193,7 +193,7 @@ fn check_reachable(path: &Path) -> Result<(), Problem> {
 async fn qemu_version() -> Result<String, Problem> {
     let output = tokio::process::Command::new(QEMU).arg("--version").output();
     let output = output.await.map_err(|e| {
-        Problem::internal(format!("start {QEMU}"), e).next("apt-get install qemu-system-x86")
+        Problem::internal(format!("can't start {QEMU}"), e).next("apt-get install qemu-system-x86")
     })?;
     let text = String::from_utf8_lossy(&output.stdout);
     let version =

@@ -34,7 +34,7 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Linux draws another UUID at each boot.
+/// Linux generates a new UUID at each boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The configuration of an agent.
@@ -64,7 +64,7 @@ pub struct Config {
 /// Runs the agent until SIGTERM or SIGINT. VMs keep running. The future is boxed, so that it is compiled in this crate only.
 ///
 /// # Errors
-/// When the state directory can't be used, another agent uses it, QEMU is missing, or an address is taken.
+/// If the state directory can't be used, another agent uses it, QEMU is missing, or an address is in use.
 pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
     until_stopped(config).boxed()
 }

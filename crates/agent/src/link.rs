@@ -14,7 +14,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 const CONNECTS: usize = 7;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Bytes that no link compresses.
+/// Bytes that no link can compress.
 fn chunk() -> Bytes {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let words = std::iter::repeat_with(|| {
@@ -60,7 +60,7 @@ async fn round_trip_ms(url: &str) -> Result<f64, Problem> {
     for _ in 0..CONNECTS {
         let start = Instant::now();
         let stream = TcpStream::connect(address).await.map_err(|e| {
-            Problem::unavailable(format!("no connection to {address}"), e)
+            Problem::unavailable(format!("can't connect to {address}"), e)
                 .next("check that the agent is running there")
         })?;
         times_ms.push(start.elapsed().as_secs_f64() * 1000.0);
@@ -104,8 +104,8 @@ async fn rate(request: &ProbeLink) -> Result<u64, Problem> {
     Ok(meter.rate_bytes_per_s())
 }
 
-/// Measures the rate of the last three quarters, because TCP begins slowly: on a long link the first round
-/// trips would hide the link's rate.
+/// Measures the rate of the last three quarters, because TCP starts slowly: with a long round trip the first
+/// round trips would hide the link's rate.
 struct Meter {
     skip_bytes: u64,
     read_bytes: u64,

@@ -94,7 +94,7 @@ pub struct Looks<'a> {
 
 impl Looks<'_> {
     /// # Errors
-    /// When the process exists and its properties can't be read.
+    /// If the process exists and its properties can't be read.
     fn fit(&self, dir: &Path) -> std::io::Result<bool> {
         let line = std::fs::read(dir.join("cmdline"))?;
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
@@ -131,10 +131,10 @@ impl Process {
         Some(Self { pid, start_ticks: stat.start_ticks })
     }
 
-    /// The running process with these properties.
+    /// Finds the running process with these properties.
     ///
     /// # Errors
-    /// When no process was found and not all processes could be examined.
+    /// If no process was found and not all processes could be examined.
     pub fn find(looks: Looks<'_>) -> std::io::Result<Option<Self>> {
         let mut not_known = None;
         for entry in std::fs::read_dir("/proc")? {
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!((found, of_another), (None, None));
     }
 
-    /// In a process of its own: the limit on descriptors counts for all threads.
+    /// In a process of its own, because the limit on descriptors applies to all threads.
     #[test]
     fn without_file_descriptors_nobody_says_that_qemu_is_gone() {
         if std::env::var_os("PERIGEE_NO_DESCRIPTORS").is_none() {

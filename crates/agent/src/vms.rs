@@ -1,4 +1,4 @@
-//! The VMs of this host: which there are, starting one, finding them all again after a restart.
+//! The VMs of this host: lists them, starts one, and finds all of them again after a restart.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,12 +20,12 @@ use crate::vm::{Request, Vm};
 pub struct Vms {
     pub host: Arc<Host>,
     all: Mutex<BTreeMap<VmId, Arc<Vm>>>,
-    /// VMs whose stored spec cannot be read. What became of them is not known, and they are left alone.
+    /// VMs whose stored spec cannot be read. Their state is not known, and nothing is done with them.
     unreadable: BTreeMap<VmId, Problem>,
 }
 
 impl Vms {
-    /// Takes over what an agent left that ran before with this state directory.
+    /// Takes over the VMs of the agent that ran before with this state directory.
     pub async fn adopt(host: Arc<Host>) -> Result<Arc<Self>, Problem> {
         let dir = host.state.join("vms");
         let (mut found, mut unreadable) = (Vec::new(), BTreeMap::new());
@@ -36,10 +36,10 @@ impl Vms {
             let paths = VmDir::new(&host.state, &id);
             match read_json::<VmSpec>(&paths.spec()) {
                 Ok(Some(spec)) => found.push((id, paths, spec)),
-                // Its start was interrupted before there was a process.
+                // Its start was interrupted before QEMU was started.
                 Ok(None) => paths.remove()?,
                 Err(problem) => {
-                    tracing::error!(vm = %id, %problem, "the VM is left as it is");
+                    tracing::error!(vm = %id, %problem, "nothing is done with this VM");
                     unreadable.insert(id, problem);
                 }
             }
@@ -67,10 +67,10 @@ impl Vms {
     }
 
     /// # Errors
-    /// When the stored spec of this VM cannot be read: then it may run, and nobody knows.
+    /// If the stored spec of this VM cannot be read. Then it is not known whether the VM runs.
     fn check_readable(&self, id: &VmId) -> Result<(), Problem> {
         let Some(problem) = self.unreadable.get(id) else { return Ok(()) };
-        let what = format!("can't tell what became of the VM {id}");
+        let what = format!("the state of the VM {id} is not known");
         let why = format!("{}: {}", problem.what, problem.why);
         Err(Problem::internal(what, why).next(format!(
             "repair that file at {host}, or end the VM's QEMU there and delete the VM's directory; then \
@@ -80,7 +80,7 @@ impl Vms {
     }
 
     /// # Errors
-    /// `NotFound` when there is none of this name.
+    /// `NotFound` if there is no VM with this name.
     pub fn get(&self, id: &VmId) -> Result<Arc<Vm>, Problem> {
         self.check_readable(id)?;
         self.with(|all| all.get(id).cloned()).ok_or_else(|| {
@@ -91,7 +91,7 @@ impl Vms {
         })
     }
 
-    /// Starts a VM, or finds that it was started with this spec before.
+    /// Starts a VM. If it was already started with the same spec, this succeeds.
     pub async fn put(self: &Arc<Self>, spec: VmSpec) -> Result<Arc<Vm>, Problem> {
         let what = format!("can't start the VM {}", spec.vm);
         spec.check()?;
@@ -99,8 +99,11 @@ impl Vms {
         let Some((vm, owner)) = self.enlist(&spec)? else {
             let vm = self.get(&spec.vm)?;
             if vm.spec != spec {
-                return Err(Problem::conflict(what, "there is one of this name with another spec")
-                    .next("delete it first"));
+                return Err(Problem::conflict(
+                    what,
+                    "there is a VM with this name and another spec",
+                )
+                .next("delete it first"));
             }
             return match vm.ask(Request::Started).await {
                 Some(started) => started.map(|()| vm),
@@ -108,13 +111,13 @@ impl Vms {
             };
         };
         let (started, outcome) = oneshot::channel();
-        // Not part of the request: a client that goes away must not leave a start half done.
+        // In a task of its own, because a client that disconnects must not interrupt a start.
         tokio::spawn(self.clone().start(vm.clone(), owner, started));
         outcome.await.map_err(|e| Problem::internal(what, e))??;
         Ok(vm)
     }
 
-    /// Takes the name for a new VM; `None` when it is taken.
+    /// Takes the name for a new VM; `None` if the name is taken.
     fn enlist(&self, spec: &VmSpec) -> Result<Option<(Arc<Vm>, Owner)>, Problem> {
         self.with(|all| {
             if all.contains_key(&spec.vm) {
@@ -142,7 +145,7 @@ impl Vms {
             self.with(|all| all.remove(vm.id()));
             vm.is_no_more();
         }
-        // Whoever asked may have gone.
+        // The caller may no longer wait.
         let _ = started.send(result);
         if !failed {
             self.look_after(vm, owner).await;
@@ -153,7 +156,7 @@ impl Vms {
         let farewell = owner.run().await;
         self.with(|all| all.remove(vm.id()));
         vm.is_no_more();
-        // Whoever asked may have gone.
+        // The caller may no longer wait.
         match farewell {
             Farewell::Nobody => {}
             Farewell::Deleted(answer) => drop(answer.send(Ok(()))),
@@ -161,14 +164,14 @@ impl Vms {
         }
     }
 
-    /// Stops and forgets a VM. What is not there is deleted already.
+    /// Stops and removes a VM. If there is none, this succeeds.
     pub async fn delete(&self, id: &VmId) -> Result<(), Problem> {
         self.check_readable(id)?;
         let Ok(vm) = self.get(id) else { return Ok(()) };
         vm.ask(Request::Delete).await.unwrap_or(Ok(()))
     }
 
-    /// What became of the VM that a migration was to bring here.
+    /// The fate of the VM that a migration was to bring to this host.
     pub async fn end_unless_ran(
         &self,
         id: &VmId,
@@ -186,7 +189,7 @@ impl Vms {
     }
 }
 
-/// Of a VM that is found: whether it moved away is on the disk, the rest is asked of its QEMU.
+/// The status of a VM that was found. The disk shows whether it moved away; QEMU is asked for the rest.
 fn status_of(record: &Result<Option<Record>, Problem>) -> VmStatus {
     match record {
         Ok(Some(record)) if record.switchover == Switchover::Destination => VmStatus::Migrated,
@@ -194,7 +197,7 @@ fn status_of(record: &Result<Option<Record>, Problem>) -> VmStatus {
     }
 }
 
-/// The answer of a VM that went away while it was asked.
+/// The answer if the VM was deleted during the request.
 pub fn gone(id: &VmId) -> Problem {
-    Problem::not_found(format!("can't ask the VM {id}"), "it was deleted meanwhile")
+    Problem::not_found(format!("can't ask the VM {id}"), "it was deleted in the meantime")
 }

@@ -36,7 +36,7 @@ enum Place {
 }
 
 impl Intake {
-    /// For a new connection. `last` is the last stored number, 0 for none.
+    /// The state for a new connection. `last` is the last stored number, or 0.
     pub fn new(last: u64, from_start: bool) -> Self {
         let place = if last > 0 || from_start {
             Place::After { last, asked: false }

@@ -1,7 +1,7 @@
 //! A VM's guest messages in a file: JSON lines with consecutive numbers, only appended.
 //!
-//! A message is in the file before it is acknowledged (`fdatasync`), so a line that a crash tore
-//! was never acknowledged and is cut off when the file is opened.
+//! A message is in the file before it is acknowledged (`fdatasync`). So a line that a crash tore was never
+//! acknowledged, and is cut off when the file is opened.
 //!
 //! The file's size is limited. Messages that the controller has stored are removed, in large pieces. If the log
 //! is full of messages that it has not stored, no more are accepted. The guest waits, because its messages
@@ -52,9 +52,9 @@ struct Inner {
     file: File,
     /// Number of the first message.
     first_seq: u64,
-    /// Where each message ends.
+    /// The offset of the end of each message.
     ends: Vec<u64>,
-    /// A write failed half way: the file is cut to the last end before the next one.
+    /// A write failed half way. The file is cut to the last end before the next write.
     torn: bool,
 }
 
@@ -80,9 +80,9 @@ impl GuestLog {
         Ok(Self { inner: Mutex::new(inner), changed: OnceLock::new() })
     }
 
-    /// Also reports new messages to `changed` from now on.
+    /// From now on also reports new messages to `changed`.
     pub fn tell(&self, changed: Arc<Changed>) {
-        // The first one stays: a log belongs to one VM.
+        // Only the first call counts, because a log belongs to one VM.
         drop(self.changed.set(changed));
     }
 
@@ -90,7 +90,7 @@ impl GuestLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// 0 for none.
+    /// The number of the last message; 0 if there is none.
     pub fn last_seq(&self) -> u64 {
         let inner = self.lock();
         inner.first_seq + inner.ends.len() as u64 - 1
