@@ -34,7 +34,10 @@ soak: setup
 	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-store
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
 	cargo build --release --locked --package perigee
-	image=$$(scripts/golden-image) && for over in iscsi nbd; do \
+	image=$$(scripts/golden-image) && \
+	PERIGEE_SERVER_AWAY_S=150 PERIGEE_TEST_IMAGE=$$image cargo test --release --locked --package perigee \
+	  --test network_boot -- machines_without_disks && \
+	for over in iscsi nbd; do \
 	  target/release/perigee lab run boot-storm --over $$over --image $$image --out out/soak-$$over || exit 1; \
 	done && \
 	target/release/perigee lab run soak --length $(SOAK_LENGTH) --image $$image --out out/soak
