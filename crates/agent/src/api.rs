@@ -15,7 +15,7 @@ use perigee_model::vm::{
     CancelMigration, EndUnlessRan, HostReport, LinkProbe, MigrateOut, ProbeLink, VmChanges,
     VmReport, VmSpec,
 };
-use perigee_model::{Problem, VmId};
+use perigee_model::{Problem, VmId, VmStart};
 use serde::Deserialize;
 
 use crate::link;
@@ -114,8 +114,12 @@ async fn put(
     Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
 }
 
-async fn delete(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {
-    vms.delete(&id(&vm)?).await?;
+async fn delete(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Query(start): Query<VmStart>,
+) -> Reply<()> {
+    vms.delete(&id(&vm)?, start).await?;
     Ok(Json(()))
 }
 

@@ -157,6 +157,7 @@ mod tests {
         };
         VmSpec {
             vm: VmId::new("job-1").unwrap(),
+            start: perigee_model::VmStart::default(),
             cpus: 2,
             memory_bytes: 384 * MIB,
             disks: vec![disk(DiskRole::Root, 1, false), disk(DiskRole::Data(0), 7, true)],

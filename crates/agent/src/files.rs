@@ -10,7 +10,7 @@
 //!   events.jsonl         the guest's messages
 //!   qemu.log             QEMU's stderr
 //!   run/                 owned by QEMU's user, mode 0700: sockets, pid file, console.log
-//! STATE/ended/VM.json    the fate of a VM that arrived by migration and was deleted
+//! STATE/ended/VM.json    the last start of a VM that was ended, and the fate of one that arrived by migration
 //! ```
 //!
 //! Everything under `run/` was written by QEMU's user: it is opened without following links.

@@ -15,6 +15,7 @@ use crate::changes::Changes;
 use crate::command::QEMU;
 use crate::files::{SOCKET_PATH_BYTES_MAX, closed_ancestor};
 use crate::process::{QEMU_UID, QemuUser};
+use crate::vm::ended::Ends;
 use crate::{Config, cgroup, link};
 
 /// Properties of the host that are determined once, when the agent starts.
@@ -24,6 +25,8 @@ pub struct Host {
     pub changes: Arc<Changes>,
     pub site: SiteId,
     pub state: PathBuf,
+    /// The VMs that ended here.
+    pub ends: Ends,
     pub agent_url: String,
     /// The address at which incoming migrations listen.
     pub ip: String,
@@ -82,6 +85,7 @@ impl Host {
             changes: Arc::new(Changes::new()),
             site: config.site.clone(),
             state: config.state.clone(),
+            ends: Ends::new(&config.state),
             agent_url: config.agent_url.clone(),
             ip,
             volume_socket: config.volume_socket.clone(),

@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Fate, Switchover, fate};
 use perigee_model::vm::{VmSpec, VmStatus};
-use perigee_model::{MigrationId, Problem, VmId};
+use perigee_model::{MigrationId, Problem, VmId, VmStart};
 use tokio::sync::oneshot;
 
 use crate::files::{VmDir, read_json};
 use crate::guest::GuestLog;
 use crate::host::Host;
-use crate::vm::ended;
 use crate::vm::migrate::Record;
 use crate::vm::owner::{Farewell, Owner};
 use crate::vm::{Request, Vm};
+
+/// How often a delete looks whether the VM is still there.
+const DELETE_TRIES: u32 = 100;
+const DELETE_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub struct Vms {
@@ -91,24 +96,18 @@ impl Vms {
         })
     }
 
-    /// Starts a VM. If it was already started with the same spec, this succeeds.
+    /// Starts a VM, or finds that it was started with this spec before. An older start of it is ended first.
     pub async fn put(self: &Arc<Self>, spec: VmSpec) -> Result<Arc<Vm>, Problem> {
         let what = format!("can't start the VM {}", spec.vm);
         spec.check()?;
         self.check_readable(&spec.vm)?;
-        let Some((vm, owner)) = self.enlist(&spec)? else {
-            let vm = self.get(&spec.vm)?;
-            if vm.spec != spec {
-                return Err(Problem::conflict(
-                    what,
-                    "there is a VM with this name and another spec",
-                )
-                .next("delete it first"));
+        let (vm, owner) = loop {
+            match self.enlist(&spec)? {
+                Enlisted::New(vm, owner) => break (vm, owner),
+                Enlisted::Same(vm) => return same(vm, &spec, what).await,
+                // Each turn ends a start for good, so that there is an end to them.
+                Enlisted::Older(start) => self.delete(&spec.vm, start).await?,
             }
-            return match vm.ask(Request::Started).await {
-                Some(started) => started.map(|()| vm),
-                None => Err(Problem::unavailable(what, "an earlier try has just failed")),
-            };
         };
         let (started, outcome) = oneshot::channel();
         // In a task of its own, because a client that disconnects must not interrupt a start.
@@ -117,11 +116,19 @@ impl Vms {
         Ok(vm)
     }
 
-    /// Takes the name for a new VM; `None` if the name is taken.
-    fn enlist(&self, spec: &VmSpec) -> Result<Option<(Arc<Vm>, Owner)>, Problem> {
+    /// Takes the name for a new VM, where its start may begin here.
+    fn enlist(&self, spec: &VmSpec) -> Result<Enlisted, Problem> {
+        let held = self.host.ends.hold(&spec.vm);
+        let ended = held.get()?.map(|ended| ended.start);
         self.with(|all| {
-            if all.contains_key(&spec.vm) {
-                return Ok(None);
+            let here = all.get(&spec.vm);
+            let starts = Starts { here: here.map(|vm| vm.spec.start), ended };
+            let what = || format!("can't start the VM {}", spec.vm);
+            let decided = starts.on_start(spec.start).map_err(|e| Problem::conflict(what(), e))?;
+            match (decided, here) {
+                (OnStart::EndFirst(start), _) => return Ok(Enlisted::Older(start)),
+                (OnStart::Same, Some(vm)) => return Ok(Enlisted::Same(Arc::clone(vm))),
+                (OnStart::Begin | OnStart::Same, _) => {}
             }
             let paths = VmDir::new(&self.host.state, &spec.vm);
             paths.create(self.host.user.map(|user| user.uid))?;
@@ -129,14 +136,15 @@ impl Vms {
             let (vm, requests) =
                 Vm::new(spec.clone(), paths, log, VmStatus::Starting, &self.host.changes);
             all.insert(spec.vm.clone(), vm.clone());
-            Ok(Some((vm.clone(), Owner::new(self.host.clone(), vm, requests))))
+            let owner = Owner::new(self.host.clone(), vm.clone(), requests);
+            Ok(Enlisted::New(vm, Box::new(owner)))
         })
     }
 
     async fn start(
         self: Arc<Self>,
         vm: Arc<Vm>,
-        mut owner: Owner,
+        mut owner: Box<Owner>,
         started: oneshot::Sender<Result<(), Problem>>,
     ) {
         let result = owner.start().await;
@@ -148,7 +156,7 @@ impl Vms {
         // The caller may no longer wait.
         let _ = started.send(result);
         if !failed {
-            self.look_after(vm, owner).await;
+            self.look_after(vm, *owner).await;
         }
     }
 
@@ -164,11 +172,44 @@ impl Vms {
         }
     }
 
-    /// Stops and removes a VM. If there is none, this succeeds.
-    pub async fn delete(&self, id: &VmId) -> Result<(), Problem> {
+    /// Stops and forgets a VM, unless a later start of it is here. No start up to this one begins here any
+    /// more. What is not there is deleted already.
+    pub async fn delete(&self, id: &VmId, start: VmStart) -> Result<(), Problem> {
         self.check_readable(id)?;
-        let Ok(vm) = self.get(id) else { return Ok(()) };
-        vm.ask(Request::Delete).await.unwrap_or(Ok(()))
+        for _ in 0..DELETE_TRIES {
+            let (vm, kept) = self.keep_end(id, start)?;
+            let Some(vm) = vm else { return kept };
+            match vm.ask(Request::Delete).await {
+                // On a full disk this makes room; the next try stores the end.
+                Some(deleted) => deleted?,
+                // It is about to be taken from the list.
+                None => tokio::time::sleep(DELETE_AGAIN).await,
+            }
+        }
+        let why = "its owner does not answer, and it is still there";
+        Err(Problem::unavailable(format!("can't delete the VM {id}"), why).next(format!(
+            "look at the log of the agent at {}, and start the agent again; the VM goes on meanwhile",
+            self.host.name
+        )))
+    }
+
+    /// Stores that these starts are ended. Gives the VM that is to be ended, and whether that was stored.
+    fn keep_end(&self, id: &VmId, start: VmStart) -> Result<(Option<Arc<Vm>>, Stored), Problem> {
+        let mut held = self.host.ends.hold(id);
+        // What cannot be read is replaced.
+        let before = held.get().ok().flatten().map(|ended| ended.start);
+        let vm = self.with(|all| all.get(id).cloned());
+        let starts = Starts { here: vm.as_ref().map(|vm| vm.spec.start), ended: before };
+        let (act, ended) = starts.on_delete(start);
+        let kept = held.add(ended, None);
+        match act {
+            OnDelete::Nothing => Ok((None, kept)),
+            OnDelete::End => Ok((vm, kept)),
+            OnDelete::Leave(refused) => {
+                kept?;
+                Err(Problem::conflict(format!("can't delete the VM {id}"), refused))
+            }
+        }
     }
 
     /// The fate of the VM that a migration was to bring to this host.
@@ -184,8 +225,32 @@ impl Vms {
                 return answer;
             }
         }
-        let last = ended::read(&self.host.state, id)?;
-        Ok(fate(last.as_ref().map(|last| (&last.migration, last.arrival)), migration))
+        let held = self.host.ends.hold(id);
+        let last = held.get()?.and_then(|ended| ended.arrived.as_ref());
+        Ok(fate(last.map(|last| (&last.migration, last.arrival)), migration))
+    }
+}
+
+/// Whether something was written to the disk.
+type Stored = Result<(), Problem>;
+
+/// A VM whose name is to be taken.
+enum Enlisted {
+    New(Arc<Vm>, Box<Owner>),
+    /// This start is here.
+    Same(Arc<Vm>),
+    /// An older start is here.
+    Older(VmStart),
+}
+
+/// The answer where this start is here already.
+async fn same(vm: Arc<Vm>, spec: &VmSpec, what: String) -> Result<Arc<Vm>, Problem> {
+    if vm.spec != *spec {
+        return Err(Problem::conflict(what, "this start of it is here with another spec"));
+    }
+    match vm.ask(Request::Started).await {
+        Some(started) => started.map(|()| vm),
+        None => Err(Problem::unavailable(what, "an earlier try has just failed")),
     }
 }
 

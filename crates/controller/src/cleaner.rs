@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::job::HostState;
-use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VolumeName};
+use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStart, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, now_ms};
@@ -30,6 +30,9 @@ pub struct Cleanup {
     pub job: JobId,
     pub name: String,
     pub vms: Vec<(HostId, VmId)>,
+    /// The VM's starts up to this one are ended there. A later one goes on.
+    #[serde(default)]
+    pub up_to: VmStart,
     pub attachments: Vec<(HostId, VolumeName)>,
     pub volumes: Vec<(HostId, VolumeName)>,
     /// The owner of the volumes. Volumes with the same names and another owner are left alone.
@@ -40,11 +43,12 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
-    pub fn new(job: &JobId, name: &str) -> Self {
+    pub fn new(job: &JobId, name: &str, up_to: VmStart) -> Self {
         Self {
             job: job.clone(),
             name: name.to_owned(),
             vms: Vec::new(),
+            up_to,
             attachments: Vec::new(),
             volumes: Vec::new(),
             owner: None,
@@ -53,8 +57,14 @@ impl Cleanup {
     }
 
     /// The VM and its attachments at one host.
-    pub fn of_host(job: &JobId, name: &str, host: &HostId, disks: &[PlacedDisk]) -> Self {
-        let mut cleanup = Self::new(job, name);
+    pub fn of_host(
+        job: &JobId,
+        name: &str,
+        up_to: VmStart,
+        host: &HostId,
+        disks: &[PlacedDisk],
+    ) -> Self {
+        let mut cleanup = Self::new(job, name, up_to);
         cleanup.add_host(host, disks);
         cleanup
     }
@@ -180,7 +190,8 @@ impl Sweep<'_> {
     async fn clean(&mut self, cleanup: &mut Cleanup) -> Result<(), Problem> {
         let mut left = Vec::new();
         for (host, vm) in std::mem::take(&mut cleanup.vms) {
-            if !self.delete(&host, Part::Vm, &format!("/v1/vms/{vm}")).await {
+            let path = format!("/v1/vms/{vm}?{}", cleanup.up_to.query());
+            if !self.delete(&host, Part::Vm, &path).await {
                 left.push((host, vm));
             }
         }
@@ -229,6 +240,8 @@ impl Sweep<'_> {
         match client.delete(path).await {
             Ok(()) => true,
             Err(problem) if problem.kind == ProblemKind::NotFound => true,
+            // A later start of the VM is there: those that are meant have ended.
+            Err(problem) if part == Part::Vm && problem.kind == ProblemKind::Conflict => true,
             Err(problem) => {
                 tracing::debug!("can't delete {path} at {host}: {problem}");
                 if problem.kind == ProblemKind::Unavailable {
@@ -241,7 +254,7 @@ impl Sweep<'_> {
 }
 
 /// The daemon of a host to which a part belongs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Vm,
     Volume,

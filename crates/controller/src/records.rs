@@ -27,7 +27,7 @@ use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::IoStats;
 use perigee_model::{
-    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, OwnerName, VmId, VolumeName,
+    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, OwnerName, VmId, VmStart, VolumeName,
 };
 use perigee_planner::Traits;
 use serde::{Deserialize, Serialize};
@@ -199,6 +199,9 @@ pub struct JobIntent {
 pub struct MigrationRecord {
     pub migration: Migration,
     pub number: u32,
+    /// The VM's start at the destination.
+    #[serde(default)]
+    pub start: VmStart,
     /// Spec and epochs at the destination; `None` until the epochs are issued.
     pub plan: Option<MovePlan>,
     /// The source was asked to send the VM, and may have done so.
@@ -266,4 +269,9 @@ pub fn owner_of(job: &Job) -> OwnerName {
 /// Never: the rule for names is the same for both.
 pub fn vm_of(job: &JobId) -> VmId {
     VmId::new(job.as_str()).expect("a job's id is a name")
+}
+
+/// The start of a job's VM in its present run: at the destination of this migration, or 0 where it boots.
+pub fn start_of(record: &JobRecord, migration: u32) -> VmStart {
+    VmStart { submitted_ms: record.job.submitted_ms, run: record.restarts, migration }
 }

@@ -87,7 +87,9 @@ pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
         return Ok(());
     }
     let host = catalog::reachable(cluster, &get(cluster, vm).await?.host)?;
-    host.agent.delete(&format!("/v1/vms/{vm}")).await
+    let path = format!("/v1/vms/{vm}");
+    let report: VmReport = host.agent.get(&path).await?;
+    host.agent.delete(&format!("{path}?{}", report.spec.start.query())).await
 }
 
 /// Starts a migration that a person requested.

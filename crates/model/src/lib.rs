@@ -16,6 +16,7 @@ pub mod phases;
 pub mod plan;
 pub mod problem;
 pub mod spec;
+pub mod starts;
 pub mod states;
 pub mod switchover;
 pub mod trace;
@@ -30,3 +31,4 @@ pub use ids::{
     OwnerName, SiteId, TenantName, VmId, VolumeName,
 };
 pub use problem::{Problem, ProblemKind};
+pub use starts::VmStart;

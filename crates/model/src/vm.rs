@@ -8,8 +8,8 @@
 //! | `GET /vms`, `GET /vms/{vm}` | | [`VmReport`] |
 //! | `GET /vms/{vm}?after=N&wait_ms=MS` | | [`VmReport`], as soon as it has a [`VmReport::revision`] above N or the VM is gone, at the latest after that time |
 //! | `GET /changes?after=N&wait_ms=MS` | | [`VmChanges`], as soon as there are any, at the latest after that time |
-//! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing |
-//! | `DELETE /vms/{vm}` | | stops QEMU at once and forgets the VM; deleting what is not there succeeds |
+//! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing; a start that was ended before, or that is older than the one here, is a conflict |
+//! | `DELETE /vms/{vm}?submitted_ms=MS&run=N&migration=N` | | stops QEMU at once and forgets the VM, if its start is this [`VmStart`] or an earlier one; no such start begins here again; deleting what is not there succeeds; a later start goes on, and the answer is a conflict |
 //! | `POST /vms/{vm}/end-unless-ran` | [`EndUnlessRan`] | [`Fate`]: how a source learns what became of a migration that broke |
 //! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
@@ -25,7 +25,7 @@ use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
 use crate::volume::IoStats;
-use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VolumeName};
+use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VmStart, VolumeName};
 
 /// How QEMU runs a guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -99,6 +99,9 @@ pub struct Disk {
 pub struct VmSpec {
     /// Unique in the cluster.
     pub vm: VmId,
+    /// Which of the VM's starts this is.
+    #[serde(default)]
+    pub start: VmStart,
     /// vCPUs, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
     /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows. Under TCG the guest gets 8 KiB

@@ -1,46 +1,117 @@
-//! What became of VMs that came by migration and are deleted: so that a source that asks late
-//! hears what is known, and "did not run" is never said of a VM of which nothing is known.
+//! What is kept of VMs that ended at this host: up to which start none begins here any more, and what became of
+//! one that came by migration. So a start that comes late starts nothing, a source that asks late hears what is
+//! known, and "did not run" is never said of a VM of which nothing is known.
+//!
+//! One file for each VM, the newest [`KEPT_MAX`] of them. A host needs hours to end as many VMs, and no request
+//! is under way for so long.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use perigee_model::switchover::Arrival;
-use perigee_model::{MigrationId, Problem, VmId};
+use perigee_model::{MigrationId, Problem, VmId, VmStart};
 use serde::{Deserialize, Serialize};
 
 use crate::files::{read_json, write_json};
 
-/// What is kept longest is removed first: of that VM nothing is known then.
-const KEPT_MAX: usize = 1000;
+/// When there are more, those that were written first are removed, down to [`KEPT_MIN`].
+const KEPT_MAX: usize = 10_000;
+const KEPT_MIN: usize = 9_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
+    /// No start up to this one begins here any more.
+    #[serde(default)]
+    pub start: VmStart,
+    /// The last VM that came by migration.
+    #[serde(default)]
+    pub arrived: Option<Arrived>,
+}
+
+/// How far a VM came that a migration was to bring.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrived {
     pub migration: MigrationId,
     pub arrival: Arrival,
 }
 
-fn path(state: &Path, vm: &VmId) -> PathBuf {
-    state.join("ended").join(format!("{vm}.json"))
+/// The directory with these files. What is decided by a file holds while the file is held.
+#[derive(Debug)]
+pub struct Ends {
+    dir: PathBuf,
+    one_at_a_time: Mutex<()>,
 }
 
-pub fn write(state: &Path, vm: &VmId, ended: &Ended) -> Result<(), Problem> {
-    write_json(&path(state, vm), ended)?;
-    if let Err(error) = thin_out(&state.join("ended")) {
-        tracing::debug!(%error, "old ends of VMs are not removed");
+impl Ends {
+    pub fn new(state: &Path) -> Self {
+        Self { dir: state.join("ended"), one_at_a_time: Mutex::new(()) }
     }
-    Ok(())
+
+    /// Reads what is kept of a VM, and keeps it from changing while it is used. Short, and without waiting.
+    pub fn hold(&self, vm: &VmId) -> Held<'_> {
+        let alone = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.dir.join(format!("{vm}.json"));
+        Held { dir: &self.dir, kept: read_json(&path), path, _alone: alone }
+    }
 }
 
-pub fn read(state: &Path, vm: &VmId) -> Result<Option<Ended>, Problem> {
-    read_json(&path(state, vm))
+/// What is kept of one VM.
+pub struct Held<'a> {
+    dir: &'a Path,
+    path: PathBuf,
+    kept: Result<Option<Ended>, Problem>,
+    _alone: MutexGuard<'a, ()>,
+}
+
+impl Held<'_> {
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub fn get(&self) -> Result<Option<&Ended>, Problem> {
+        match &self.kept {
+            Ok(ended) => Ok(ended.as_ref()),
+            Err(problem) => Err(Problem::internal(
+                format!("can't tell which starts of the VM were ended: {}", problem.what),
+                &problem.why,
+            )
+            .next(format!("delete {} when nothing of the VM runs there", self.path.display()))),
+        }
+    }
+
+    /// Adds an end. A file that cannot be read is replaced.
+    pub fn add(&mut self, start: VmStart, arrived: Option<Arrived>) -> Result<(), Problem> {
+        let before = match &self.kept {
+            Ok(ended) => ended.clone(),
+            Err(problem) => {
+                tracing::error!(%problem, "which starts of a VM were ended before is not known");
+                None
+            }
+        };
+        let new = match before.clone() {
+            Some(old) => Ended { start: old.start.max(start), arrived: arrived.or(old.arrived) },
+            None => Ended { start, arrived },
+        };
+        if before.as_ref() == Some(&new) {
+            return Ok(());
+        }
+        write_json(&self.path, &new)?;
+        self.kept = Ok(Some(new));
+        if let Err(error) = thin_out(self.dir) {
+            tracing::debug!(%error, "old ends of VMs are not removed");
+        }
+        Ok(())
+    }
 }
 
 fn thin_out(dir: &Path) -> std::io::Result<()> {
+    if std::fs::read_dir(dir)?.count() <= KEPT_MAX {
+        return Ok(());
+    }
     let mut all = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         all.push((entry.metadata()?.modified()?, entry.path()));
     }
-    let surplus = all.len().saturating_sub(KEPT_MAX);
+    let surplus = all.len().saturating_sub(KEPT_MIN);
     all.sort();
     all.iter().take(surplus).try_for_each(|(_, path)| std::fs::remove_file(path))
 }
@@ -49,21 +120,54 @@ fn thin_out(dir: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_became_of_a_vm_is_read_again_and_the_oldest_is_forgotten() {
+    fn ends() -> (tempfile::TempDir, Ends) {
         let state = tempfile::tempdir().unwrap();
         std::fs::create_dir(state.path().join("ended")).unwrap();
-        let vm = |number: usize| VmId::new(format!("vm-{number}")).unwrap();
-        let migration = MigrationId::new("m-1").unwrap();
-        let ended = Ended { migration, arrival: Arrival::Waits };
-        for number in 0..=KEPT_MAX {
-            let text = serde_json::to_vec(&ended).unwrap();
-            std::fs::write(path(state.path(), &vm(number)), text).unwrap();
+        let ends = Ends::new(state.path());
+        (state, ends)
+    }
+
+    fn vm(number: usize) -> VmId {
+        VmId::new(format!("vm-{number}")).unwrap()
+    }
+
+    fn start(migration: u32) -> VmStart {
+        VmStart::default().by_migration(migration)
+    }
+
+    #[test]
+    fn what_became_of_a_vm_is_read_again_and_the_oldest_is_forgotten() {
+        let (state, ends) = ends();
+        let ended = Ended { start: start(1), arrived: None };
+        let text = serde_json::to_vec(&ended).unwrap();
+        for number in 0..KEPT_MAX {
+            std::fs::write(state.path().join(format!("ended/vm-{number}.json")), &text).unwrap();
         }
-        write(state.path(), &vm(KEPT_MAX), &ended).unwrap();
+        ends.hold(&vm(KEPT_MAX)).add(start(1), None).unwrap();
         let kept = std::fs::read_dir(state.path().join("ended")).unwrap().count();
-        assert_eq!(kept, KEPT_MAX);
-        assert_eq!(read(state.path(), &vm(KEPT_MAX)).unwrap(), Some(ended));
-        assert_eq!(read(state.path(), &vm(KEPT_MAX + 1)).unwrap(), None);
+        assert_eq!(kept, KEPT_MIN);
+        assert_eq!(ends.hold(&vm(KEPT_MAX)).get().unwrap(), Some(&ended));
+        assert_eq!(ends.hold(&vm(KEPT_MAX + 1)).get().unwrap(), None);
+    }
+
+    #[test]
+    fn an_earlier_end_that_is_added_later_takes_nothing_back() {
+        let (_state, ends) = ends();
+        let migration = MigrationId::new("m-2").unwrap();
+        let arrived = Some(Arrived { migration, arrival: Arrival::Ran });
+        ends.hold(&vm(1)).add(start(2), arrived.clone()).unwrap();
+        ends.hold(&vm(1)).add(start(1), None).unwrap();
+        let kept = Ended { start: start(2), arrived };
+        assert_eq!(ends.hold(&vm(1)).get().unwrap(), Some(&kept));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_known_until_the_next_end() {
+        let (state, ends) = ends();
+        std::fs::write(state.path().join("ended/vm-1.json"), "{").unwrap();
+        let problem = ends.hold(&vm(1)).get().unwrap_err();
+        assert!(problem.next.contains("vm-1.json"), "{problem}");
+        ends.hold(&vm(1)).add(start(1), None).unwrap();
+        assert!(ends.hold(&vm(1)).get().unwrap().is_some());
     }
 }

@@ -22,7 +22,9 @@ use crate::catalog;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
 use crate::meter::Meter;
-use crate::records::{Ending, JobRecord, LogKept, MigrationRecord, Traced, owner_of, vm_of};
+use crate::records::{
+    Ending, JobRecord, LogKept, MigrationRecord, Traced, owner_of, start_of, vm_of,
+};
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,7 +179,8 @@ impl Run {
         self.fence(host).await?;
         let number = self.record.value.restarts + 1;
         let disks = self.placement()?.disks.clone();
-        let mut cleanup = Cleanup::of_host(&self.id, &format!("r{number}"), host, &disks);
+        let lost = start_of(&self.record.value, 0).whole_run();
+        let mut cleanup = Cleanup::of_host(&self.id, &format!("r{number}"), lost, host, &disks);
         cleanup.owner = Some(owner_of(self.job()));
         let own = disks.iter().filter(|disk| disk.temporary);
         cleanup.volumes = own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect();

@@ -12,7 +12,7 @@ use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
 use crate::records::{
     Ending, JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix,
-    owner_of, vm_of,
+    owner_of, start_of, vm_of,
 };
 use crate::{catalog, files, planning};
 
@@ -146,7 +146,7 @@ fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Clean
     hosts.push(placement.start.clone());
     hosts.sort();
     hosts.dedup();
-    let mut cleanup = Cleanup::new(&record.job.id, END);
+    let mut cleanup = Cleanup::new(&record.job.id, END, start_of(record, 0).whole_run());
     cleanup.owner = Some(owner_of(&record.job));
     for host in hosts {
         cleanup.add_host(&host, &placement.disks);

@@ -16,7 +16,7 @@ use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
 use crate::planning;
-use crate::records::{Ending, Placement, vm_of};
+use crate::records::{Ending, Placement, start_of, vm_of};
 use crate::{catalog, disks, migration};
 
 /// What the guest may take beyond the job's own timeout to say that it has ended.
@@ -389,6 +389,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
     });
     Ok(VmSpec {
         vm: vm_of(&run.id),
+        start: start_of(&run.record.value, 0),
         cpus: spec.cpus,
         memory_bytes: spec.memory_bytes,
         disks: disks.collect::<Result<_, Problem>>()?,
@@ -441,6 +442,7 @@ mod tests {
     fn a_guest_that_waits_for_a_cpu_is_not_late_with_its_boot() {
         let spec = VmSpec {
             vm: perigee_model::VmId::new("q-0001").expect("name"),
+            start: perigee_model::VmStart::default(),
             cpus: 1,
             memory_bytes: 256 << 20,
             disks: Vec::new(),

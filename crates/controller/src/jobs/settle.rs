@@ -1,19 +1,21 @@
 //! After a migration: the job follows its VM to the other host.
 
 use perigee_model::job::{HostState, MigrationState};
-use perigee_model::{HostId, Problem, ProblemKind};
+use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
-use crate::records::{MigrationRecord, Traced, vm_of};
+use crate::records::{MigrationRecord, Traced, start_of, vm_of};
 
 impl Run {
     /// Takes ended migrations into account. `Some(true)` while one is under way, `None` when
     /// something changed and the step must begin anew.
     pub(super) async fn settle(&mut self) -> Result<Option<bool>, Problem> {
         if let Some(left) = self.record.value.left.clone() {
-            self.clean_up(self.record.value.settled, &left).await?;
+            let settled = self.record.value.settled;
+            let start = start_of(&self.record.value, settled);
+            self.clean_up(settled, start, &left).await?;
             self.record.value.left = None;
             self.record.save().await?;
             return Ok(None);
@@ -26,7 +28,7 @@ impl Run {
         match next.migration.state {
             MigrationState::Completed => self.follow_vm(&next).await?,
             MigrationState::Aborted => {
-                self.clean_up(next.number, &next.migration.to).await?;
+                self.clean_up(next.number, next.start, &next.migration.to).await?;
                 self.record.value.settled = next.number;
                 self.record.save().await?;
             }
@@ -37,13 +39,14 @@ impl Run {
         Ok(None)
     }
 
-    /// Hands over what a migration left at a host. A job that began anew may have its VM there now.
-    async fn clean_up(&self, number: u32, host: &HostId) -> Result<(), Problem> {
+    /// Hands over what a migration left at a host: the VM's starts up to the migration's. A job that began
+    /// anew may have its VM there now.
+    async fn clean_up(&self, number: u32, up_to: VmStart, host: &HostId) -> Result<(), Problem> {
         if self.job().host.as_ref() == Some(host) {
             return Ok(());
         }
         let disks = &self.placement()?.disks;
-        let cleanup = Cleanup::of_host(&self.id, &format!("m{number:04}"), host, disks);
+        let cleanup = Cleanup::of_host(&self.id, &format!("m{number:04}"), up_to, host, disks);
         cleaner::hand_over(&self.cluster, &cleanup).await
     }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::phases::Phases;
 use perigee_model::vm::LinkProbe;
-use perigee_model::{HostId, MigrationId, Problem, VmId};
+use perigee_model::{HostId, MigrationId, Problem, VmId, VmStart};
 use perigee_planner::queue::Demand;
 
 use crate::cleaner;
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::records::{
-    JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, vm_of,
+    JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, start_of,
+    vm_of,
 };
 use crate::{catalog, links, planning};
 
@@ -66,7 +67,7 @@ pub async fn request(
     };
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let link = links::toward(cluster, &from, &wish.to);
-    let record = new_record(&vm, number, from, wish, link)?;
+    let record = new_record(&vm, start_of(job, number), from, wish, link)?;
     // Not part of the request: one that is dropped leaves no migration without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
@@ -89,11 +90,12 @@ async fn begin(
 
 pub(crate) fn new_record(
     vm: &VmId,
-    number: u32,
+    start: VmStart,
     from: HostId,
     wish: Wish,
     link: Option<LinkProbe>,
 ) -> Result<MigrationRecord, Problem> {
+    let number = start.migration;
     let id = MigrationId::new(format!("{vm}-m{number}"))
         .map_err(|e| Problem::internal("can't name a migration", e))?;
     let migration = Migration {
@@ -120,6 +122,7 @@ pub(crate) fn new_record(
     Ok(MigrationRecord {
         migration,
         number,
+        start,
         plan: None,
         asked_source: false,
         io_before: Vec::new(),

@@ -345,6 +345,7 @@ mod tests {
         let name = |text: &str| MigrationId::new(text).expect("name");
         let spec = VmSpec {
             vm: perigee_model::VmId::new("q-0001").expect("name"),
+            start: perigee_model::VmStart::default(),
             cpus: 1,
             memory_bytes: 256 << 20,
             disks: Vec::new(),

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage};
+use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, WriterEpochs, fate};
 use perigee_model::vm::{
     Accelerator, CancelMigration, EndUnlessRan, HostAddresses, HostReport, LinkProbe, MigrateOut,
@@ -23,7 +24,8 @@ use perigee_model::volume::{
     VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
-    Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VolumeName,
+    Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
+    VolumeName,
 };
 use tokio::task::JoinHandle;
 
@@ -82,6 +84,8 @@ pub struct Inside {
     told: BTreeMap<VmId, (u64, String)>,
     /// How often each VM was started, over all time.
     pub starts: BTreeMap<VmId, u32>,
+    /// Up to which start each VM was ended.
+    ended: BTreeMap<VmId, VmStart>,
 }
 
 pub struct FakeHost {
@@ -323,8 +327,12 @@ async fn put_vm(
     Json(spec): Json<VmSpec>,
 ) -> Reply<VmReport> {
     let mut inside = inside.lock().expect("lock");
+    let decided = inside.starts_of(&vm).on_start(spec.start);
+    if let OnStart::EndFirst(older) = decided.map_err(|e| Problem::conflict("start the VM", e))? {
+        inside.delete(&vm, older)?;
+    }
     if let Some(present) = inside.vms.get(&vm) {
-        assert_eq!(present.report.spec, spec, "the same VM is asked for with another spec");
+        assert_eq!(present.report.spec, spec, "the same start is asked for with another spec");
         if inside.loses_answers {
             return Err(Problem::unavailable("start the VM", "the answer is lost").into());
         }
@@ -372,9 +380,31 @@ pub fn report_of(spec: VmSpec) -> VmReport {
     }
 }
 
-async fn delete_vm(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
-    inside.lock().expect("lock").vms.remove(&vm);
+async fn delete_vm(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Query(start): Query<VmStart>,
+) -> Reply<()> {
+    inside.lock().expect("lock").delete(&vm, start)?;
     Ok(Json(()))
+}
+
+impl Inside {
+    fn starts_of(&self, vm: &VmId) -> Starts {
+        let here = self.vms.get(vm).map(|vm| vm.report.spec.start);
+        Starts { here, ended: self.ended.get(vm).copied() }
+    }
+
+    fn delete(&mut self, vm: &VmId, start: VmStart) -> Result<(), Problem> {
+        let (act, ended) = self.starts_of(vm).on_delete(start);
+        self.ended.insert(vm.clone(), ended);
+        match act {
+            OnDelete::Nothing => {}
+            OnDelete::End => drop(self.vms.remove(vm)),
+            OnDelete::Leave(refused) => return Err(Problem::conflict("delete the VM", refused)),
+        }
+        Ok(())
+    }
 }
 
 async fn events(
@@ -436,7 +466,8 @@ async fn end_unless_ran(
     let kept = present.report.spec.arrives_by.as_ref().map(|by| (by, arrival));
     let fate = fate(kept, &asked.migration);
     if fate == Fate::DidNotRun {
-        inside.vms.remove(&vm);
+        let start = present.report.spec.start;
+        inside.delete(&vm, start)?;
     }
     Ok(Json(fate))
 }

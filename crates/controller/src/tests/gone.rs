@@ -5,12 +5,13 @@ use perigee_model::job::{
     Access, HostState, JobSpec, JobState, JobVolume, NewVolume, Restart, Start,
 };
 use perigee_model::volume::VolumeSource;
-use perigee_model::{JobId, SiteId, VolumeName};
+use perigee_model::{JobId, SiteId, VmStart, VolumeName};
 
 use super::fake::FakeHost;
 use super::migrations::{copying_of, switch};
 use super::queue::{finish_again, unreachable};
 use super::{Lab, data_volume, spec, vm_of, wait_for};
+use crate::cleaner::Cleanup;
 use crate::records::JobRecord;
 use crate::{catalog, cleaner, hosts, jobs, migration};
 
@@ -235,4 +236,43 @@ async fn a_destination_that_reboots_before_its_vm_is_seen_there_has_failed() {
     lab.cloud.reboot(false);
     lab.start_controller(super::TIMING).await;
     ends_anew(&lab, [&lab.home, &other], &id).await;
+}
+
+#[tokio::test]
+async fn each_start_of_a_vm_is_later_than_those_before_it() {
+    let (mut lab, id, vm) = copying_of(restarting()).await;
+    let start = |host: &FakeHost| host.inside().vms[&vm].report.spec.start;
+    let (first, second) = (start(&lab.home), start(&lab.cloud));
+    assert_eq!(first.submitted_ms, lab.job(&id).await.submitted_ms);
+    assert_eq!((first.run, first.migration), (0, 0));
+    assert_eq!(second, first.by_migration(1));
+    let other = second_home(&lab).await;
+    lab.supervisor.stop().await;
+    switch(&lab, &vm);
+    lab.cloud.reboot(false);
+    lab.start_controller(super::TIMING).await;
+    let third = wait_for("the job to begin anew", async || {
+        let hosts = [&lab.home, &other];
+        let starts = hosts.map(|host| host.inside().vms.get(&vm).map(|vm| vm.report.spec.start));
+        starts.into_iter().flatten().find(|start| start.run == 1)
+    })
+    .await;
+    assert!(second < third);
+    ends_anew(&lab, [&lab.home, &other], &id).await;
+}
+
+#[tokio::test]
+async fn a_cleanup_of_an_earlier_start_leaves_the_vm_that_runs_alone() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let earlier = VmStart::default().whole_run();
+    let late = Cleanup::of_host(&id, "late", earlier, &lab.home.id, &[]);
+    cleaner::hand_over(&lab.cluster, &late).await.expect("hand over");
+    wait_for("the cleanup to be done", async || {
+        let keys = lab.cluster.records.keys(&cleaner::prefix(&id)).await.expect("keys");
+        keys.is_empty().then_some(())
+    })
+    .await;
+    assert!(lab.home.inside().vms.contains_key(&vm_of(&id)), "it was not meant");
 }

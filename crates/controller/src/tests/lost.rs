@@ -6,7 +6,7 @@ use perigee_model::job::{
 };
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
-use perigee_model::{HostId, JobId, ProblemKind, VolumeName};
+use perigee_model::{HostId, JobId, ProblemKind, VmStart, VolumeName};
 
 use super::fake::FakeHost;
 use super::gone::{ends_anew, restarting, second_home, up};
@@ -158,7 +158,8 @@ async fn of_what_waits_for_removed_hosts_the_oldest_is_forgotten() {
     let lab = Lab::up().await;
     let (job, gone) = (JobId::new("q-0009").expect("name"), HostId::new("gone").expect("name"));
     for number in 0..=cleaner::GIVEN_UP_MAX {
-        let mut cleanup = Cleanup::of_host(&job, &format!("n{number}"), &gone, &[]);
+        let mut cleanup =
+            Cleanup::of_host(&job, &format!("n{number}"), VmStart::default(), &gone, &[]);
         cleanup.made_ms = u64::try_from(number).expect("small");
         cleaner::hand_over(&lab.cluster, &cleanup).await.expect("hand over");
     }

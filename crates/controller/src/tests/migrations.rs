@@ -4,7 +4,7 @@ use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, HostState, Job, JobSpec, JobState, Link, MigrationState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{LinkProbe, MigrationPhase, VmStatus};
-use perigee_model::{JobId, ProblemKind, VmId};
+use perigee_model::{JobId, ProblemKind, VmId, VmStart};
 
 use super::fake::FakeHost;
 use super::{Lab, TIMING, finish, spec, vm_of, wait_for};
@@ -311,7 +311,7 @@ async fn what_an_arrived_vm_needs_is_not_detached_before_its_job_knows() {
 
     let disks = jobs::record(&lab.cluster, &id).await.expect("job").placement.expect("disks").disks;
     let other = JobId::new("other-0001").expect("name");
-    let cleanup = Cleanup::of_host(&other, "end", &lab.cloud.id, &disks);
+    let cleanup = Cleanup::of_host(&other, "end", VmStart::default(), &lab.cloud.id, &disks);
     cleaner::hand_over(&lab.cluster, &cleanup).await.expect("hand over");
     cleaner::try_now(&lab.cluster, &other).await.expect("clean");
     assert!(!cleaner::is_pending(&lab.cluster, &other, &lab.cloud.id).await.expect("pending"));
@@ -413,7 +413,9 @@ async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
         predicted_s: None,
         job_progress: None,
     };
-    let record = migration::new_record(&vm, 1, lab.home.id.clone(), wish, None).expect("record");
+    let start = VmStart::default().by_migration(1);
+    let record =
+        migration::new_record(&vm, start, lab.home.id.clone(), wish, None).expect("record");
     let key = crate::records::migration_key(&vm, 1);
     assert!(lab.cluster.records.create(&key, &record).await.expect("create"));
     jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");

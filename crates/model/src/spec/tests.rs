@@ -2,7 +2,7 @@ use super::*;
 use crate::job::{Access, DEFAULT_OWNER, Restart, Start};
 use crate::limits::{JOB_NUMBER, Limit, REFUSALS, RESTARTS};
 use crate::vm::Disk;
-use crate::{Epoch, ImageName, MigrationId, VmId};
+use crate::{Epoch, ImageName, MigrationId, VmId, VmStart};
 
 fn volume_name(text: impl Into<String>) -> VolumeName {
     VolumeName::new(text).unwrap()
@@ -44,6 +44,7 @@ fn vm(disks: usize) -> VmSpec {
     };
     VmSpec {
         vm: VmId::new("scan-0001").unwrap(),
+        start: VmStart::default(),
         cpus: 1,
         memory_bytes: 512 << 20,
         disks: (0..disks).map(disk).collect(),

@@ -4,8 +4,8 @@
 //!
 //! Some things are taken from QEMU: the destination has the VM's state only when the whole stream
 //! has come; a source that is `completed` has heard so; one whose migration fails in the pause
-//! lets the guest run. And from the network: a request to start or to delete a VM does not come
-//! once more after it was answered.
+//! lets the guest run. Requests to start and to delete a VM come late as all others do; what their
+//! agents do then is decided by [`crate::starts`], whose own walk has jobs that begin anew.
 
 mod actors;
 mod world;

@@ -7,7 +7,7 @@ use perigee_model::{MigrationId, Problem};
 
 use super::Owner;
 use crate::cgroup;
-use crate::vm::ended::{self, Ended};
+use crate::vm::ended::Arrived;
 
 /// For a QEMU that may hang; the one who asks waits some seconds.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -52,9 +52,10 @@ impl Owner {
     }
 
     fn keep_end(&self) -> Result<(), Problem> {
-        let Some(migration) = self.vm.spec.arrives_by.clone() else { return Ok(()) };
         let arrival = self.vm.observed(|seen| seen.arrival);
-        ended::write(&self.host.state, self.vm.id(), &Ended { migration, arrival })
+        let migration = self.vm.spec.arrives_by.clone();
+        let arrived = migration.map(|migration| Arrived { migration, arrival });
+        self.host.ends.hold(self.vm.id()).add(self.vm.spec.start, arrived)
     }
 
     fn forget(&mut self) -> Result<(), Problem> {

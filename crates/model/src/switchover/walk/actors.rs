@@ -112,7 +112,7 @@ impl World {
         let mut lost = *self;
         lost.is_hurt = true;
         lost.hosts[host].is_down = true;
-        lost.hosts[host].ended = None;
+        (lost.hosts[host].ended, lost.hosts[host].ended_start) = (None, None);
         let vm = lost.vm(host);
         if vm.arrives_by.is_some() {
             vm.arrival = Arrival::NotKnown;
@@ -354,13 +354,17 @@ impl World {
             }
             return all;
         }
-        for host in (0..HOSTS).filter(|host| *host != self.at && !self.hosts[*host].is_down) {
-            let mut cleaned = *self;
-            cleaned.delete(host);
-            all.push(cleaned);
-        }
+        all.extend(self.clean());
         all.extend(self.request(scenario));
         all
+    }
+
+    /// Deletes what the last move left: at its source, or at its destination.
+    fn clean(&self) -> Option<World> {
+        let last = self.moves.iter().flatten().count().checked_sub(1)?;
+        let Move { from, to, .. } = self.moves[last]?;
+        let host = if from == self.at { to } else { from };
+        self.send(u8::try_from(last).unwrap(), Message::Delete(host))
     }
 
     fn request(&self, scenario: Scenario) -> Option<World> {
@@ -382,21 +386,11 @@ impl World {
             epochs,
             state: MigrationState::Preparing,
             calls_off: false,
+            line: vm.line + 1,
             is_sent: false,
         });
-        world.hosts[to].vm = Some(Vm {
-            arrives_by: Some(u8::try_from(number).unwrap()),
-            epoch: epochs.to.0,
-            line: vm.line + 1,
-            guest: Guest::Awaited,
-            sending: Sending::Ended,
-            arrival: Arrival::Waits,
-            stored: None,
-            known: None,
-            status: VmStatus::Incoming,
-            task: None,
-        });
-        Some(world)
+        // The source is asked only when the destination has answered that it waits.
+        world.send(u8::try_from(number).unwrap(), Message::Start)
     }
 
     fn watch_over(&self, number: u8, source: bool, destination: bool) -> Vec<World> {

@@ -4,11 +4,12 @@
 use std::sync::LazyLock;
 
 use crate::job::MigrationState;
+use crate::starts::{OnDelete, OnStart, Starts};
 use crate::states::{MigrationEvent, VmEvent};
 use crate::switchover::*;
 use crate::vm::{MigrationPhase, VmStatus};
 use crate::volume::EpochChange;
-use crate::{Epoch, MigrationId};
+use crate::{Epoch, MigrationId, VmStart};
 
 pub const HOSTS: usize = 3;
 pub const MOVES: usize = 2;
@@ -19,6 +20,11 @@ static IDS: LazyLock<Vec<MigrationId>> = LazyLock::new(|| {
 
 pub fn id(number: u8) -> &'static MigrationId {
     &IDS[usize::from(number)]
+}
+
+/// The start at the destination of the migration with this index; `None`: where the VM booted.
+fn start(number: Option<u8>) -> VmStart {
+    VmStart::default().by_migration(number.map_or(0, |number| u32::from(number) + 1))
 }
 
 /// What really happens to the guest.
@@ -74,11 +80,37 @@ pub struct Vm {
     pub task: Option<Task>,
 }
 
+impl Vm {
+    /// It waits for a migration.
+    fn awaited(number: u8, epoch: u64, line: u8) -> Self {
+        Self {
+            arrives_by: Some(number),
+            epoch,
+            line,
+            guest: Guest::Awaited,
+            sending: Sending::Ended,
+            arrival: Arrival::Waits,
+            stored: None,
+            known: None,
+            status: VmStatus::Incoming,
+            task: None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Host {
     pub vm: Option<Vm>,
     pub is_down: bool,
+    // On the agent's disk:
     pub ended: Option<(u8, Arrival)>,
+    pub ended_start: Option<VmStart>,
+}
+
+impl Host {
+    fn starts(&self) -> Starts {
+        Starts { here: self.vm.map(|vm| start(vm.arrives_by)), ended: self.ended_start }
+    }
 }
 
 /// One migration as the controller's store has it.
@@ -90,6 +122,8 @@ pub struct Move {
     pub state: MigrationState,
     /// In the driver's memory only.
     pub calls_off: bool,
+    /// How often the VM was handed over when it arrives.
+    pub line: u8,
     /// QEMU has sent the last state: it may be loaded at any later time.
     pub is_sent: bool,
 }
@@ -101,10 +135,14 @@ pub enum Message {
     Raise(usize),
     FlipBack(usize),
     EndUnlessRan,
+    /// Start the VM that waits at the destination.
+    Start,
+    /// Delete what this host has of the starts up to this migration's.
+    Delete(usize),
 }
 
 impl Message {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 11] = [
         Self::Order,
         Self::Cancel,
         Self::Raise(0),
@@ -112,9 +150,13 @@ impl Message {
         Self::FlipBack(0),
         Self::FlipBack(1),
         Self::EndUnlessRan,
+        Self::Start,
+        Self::Delete(0),
+        Self::Delete(1),
+        Self::Delete(2),
     ];
 
-    fn bit(self, number: u8) -> u16 {
+    fn bit(self, number: u8) -> u32 {
         let at = Self::ALL.iter().position(|message| *message == self).unwrap();
         1 << (usize::from(number) * Self::ALL.len() + at)
     }
@@ -129,7 +171,7 @@ pub struct World {
     /// Where the job believes that its VM is.
     pub at: usize,
     /// Every message that was ever sent: each may come once more at any time.
-    pub sent: u16,
+    pub sent: u32,
     /// A QEMU was killed or an agent's disk was lost.
     pub is_hurt: bool,
     /// The VM runs that was handed over most often.
@@ -205,6 +247,13 @@ impl World {
         all
     }
 
+    /// Sends a message that arrives. From now on it may come late as well.
+    pub fn send(&self, number: u8, message: Message) -> Option<Self> {
+        let mut sent = *self;
+        sent.sent |= message.bit(number);
+        sent.deliver(number, message).map(|(after, _)| after)
+    }
+
     /// Messages that come once more, or late.
     pub fn late(&self) -> Vec<Self> {
         let mut all = Vec::new();
@@ -229,6 +278,8 @@ impl World {
                 self.change(volume, EpochChange { from: epochs.to, to: epochs.from })
             }
             Message::EndUnlessRan => Answer::Fate(self.end_unless_ran(to, number)?),
+            Message::Start => self.start_awaited(number)?,
+            Message::Delete(host) => self.delete(host, start(Some(number)))?,
         };
         Some((self, answer))
     }
@@ -267,16 +318,49 @@ impl World {
         }
         let answer = fate(Some((id(own), vm.arrival)), id(asked));
         if answer == Fate::DidNotRun {
-            self.delete(host);
+            self.delete(host, start(Some(own)));
         }
         Some(answer)
     }
 
-    pub fn delete(&mut self, host: usize) {
-        let Some(vm) = self.hosts[host].vm.take() else { return };
-        if let Some(number) = vm.arrives_by {
-            self.hosts[host].ended = Some((number, vm.arrival));
+    /// The destination's agent is asked for the VM that waits.
+    fn start_awaited(&mut self, number: u8) -> Option<Answer> {
+        let Move { to, epochs, line, .. } = self.the_move(number);
+        if self.hosts[to].is_down {
+            return None;
         }
+        Some(match self.hosts[to].starts().on_start(start(Some(number))) {
+            Ok(OnStart::Begin) => {
+                self.hosts[to].vm = Some(Vm::awaited(number, epochs.to.0, line));
+                Answer::Ok
+            }
+            Ok(OnStart::Same) => Answer::Ok,
+            Ok(OnStart::EndFirst(older)) => {
+                self.delete(to, older);
+                return self.start_awaited(number);
+            }
+            Err(_) => Answer::Refused,
+        })
+    }
+
+    fn delete(&mut self, host: usize, up_to: VmStart) -> Option<Answer> {
+        let host = &mut self.hosts[host];
+        if host.is_down {
+            return None;
+        }
+        let (act, ended) = host.starts().on_delete(up_to);
+        host.ended_start = Some(ended);
+        match act {
+            OnDelete::Nothing => {}
+            OnDelete::Leave(_) => return Some(Answer::Refused),
+            OnDelete::End => {
+                let vm = host.vm.take()?;
+                if let Some(number) = vm.arrives_by {
+                    host.ended = Some((number, vm.arrival));
+                }
+            }
+        }
+        Some(Answer::Ok)
     }
 
     pub fn end_move(&mut self, number: u8, event: MigrationEvent) {

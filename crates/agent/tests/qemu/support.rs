@@ -23,7 +23,7 @@ use perigee_model::volume::{
     CachePolicy, EpochChange, EpochChanges, ExportStats, FlushVolumes, VolumeHealth, VolumeInfo,
 };
 use perigee_model::{
-    DiskRole, Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VolumeName,
+    DiskRole, Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VmStart, VolumeName,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -273,8 +273,14 @@ impl Agent {
         self.here.block_on(self.client.get("/v1/vms/vm-1"))
     }
 
+    /// Deletes the start that is there.
     pub fn delete(&self) -> Result<(), Problem> {
-        self.here.block_on(self.client.delete("/v1/vms/vm-1"))
+        self.delete_start(self.get().map_or_else(|_| VmStart::default(), |vm| vm.spec.start))
+    }
+
+    /// Deletes the starts up to this one.
+    pub fn delete_start(&self, start: VmStart) -> Result<(), Problem> {
+        self.here.block_on(self.client.delete(&format!("/v1/vms/vm-1?{}", start.query())))
     }
 
     pub fn end_unless_ran(&self, migration: &str) -> Result<Fate, Problem> {
@@ -369,10 +375,16 @@ pub fn order(migration: &str, number: u32, uri: String, there: &Agent, home: &Ho
     }
 }
 
+/// The start of a VM that boots, in this run of its job.
+pub fn start(run: u32) -> VmStart {
+    VmStart { submitted_ms: 1000, run, migration: 0 }
+}
+
 /// A VM with one disk on which there is nothing: the firmware runs, and waits for ever.
 pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
     VmSpec {
         vm: VmId::new("vm-1").unwrap(),
+        start: start(0).by_migration(u32::from(is_incoming)),
         cpus: 1,
         memory_bytes: 64 << 20,
         disks: vec![Disk {
