@@ -52,8 +52,9 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 || exit 1; \
 	done
 
-## Formatting, lints, and what may be in the dependency graph
+## Formatting, lints, the dependencies, and the file names in ARCHITECTURE.md
 lint: setup
+	scripts/check-architecture
 	cargo fmt --all --check
 	PATH=$$(scripts/tools):$$PATH cargo deny --locked check bans licenses sources
 	cargo clippy --locked --workspace --all-targets -- -D warnings
