@@ -25,12 +25,7 @@ pub fn html(results: &Results) -> String {
         plots(&mut page, results, guest);
     }
     phases(&mut page, results);
-    page.push_str("<h2>Versions</h2>\n<ul>\n");
-    for (name, version) in &results.versions {
-        let _ = writeln!(page, "<li>{}: {}</li>", escape(name), escape(version));
-    }
-    page.push_str("</ul>\n");
-    page.push_str(page::END);
+    page::end(&mut page, &results.versions);
     page
 }
 

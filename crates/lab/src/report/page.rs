@@ -1,5 +1,6 @@
 //! The frame of a report: a single HTML file without scripts.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::svg::escape;
@@ -19,6 +20,16 @@ pub fn start(title: &str, style: &str) -> String {
 pub const END: &str = "</body>\n</html>\n";
 
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
+
+/// The end of a page: the versions of the programs that were measured.
+pub fn end(page: &mut String, versions: &BTreeMap<String, String>) {
+    page.push_str("<h2>Versions</h2>\n<ul>\n");
+    for (name, version) in versions {
+        let _ = writeln!(page, "<li>{}: {}</li>", escape(name), escape(version));
+    }
+    page.push_str("</ul>\n");
+    page.push_str(END);
+}
 
 /// A chart with its title and caption.
 pub fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {

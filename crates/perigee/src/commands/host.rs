@@ -58,14 +58,8 @@ const HOSTS: &[Column<Host>] = &[
     ("accelerator", |h| h.accelerator.map_or_else(|| "-".to_owned(), |a| output::word(&a))),
 ];
 
-const HOST: &[Column<Host>] = &[
-    ("host", |h| h.id.to_string()),
-    ("site", |h| h.addresses.site.to_string()),
-    ("state", |h| output::word(&h.state)),
-    ("cpus", |h| h.cpus.to_string()),
-    ("memory", |h| output::bytes(h.memory_bytes)),
-    ("used", |h| output::bytes(h.memory_used_bytes)),
-    ("accelerator", |h| h.accelerator.map_or_else(|| "-".to_owned(), |a| output::word(&a))),
+/// The further columns of one host.
+const DETAILS: &[Column<Host>] = &[
     ("processor", |h| h.cpu_model.clone()),
     ("agent", |h| h.addresses.agent_url.clone()),
     ("volumes", |h| h.addresses.volume_url.clone()),
@@ -112,7 +106,7 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
         }
         HostVerb::Info { host } => {
             let host: Host = client.get(&format!("/v1/hosts/{host}")).await?;
-            output::one(context.format, &host, HOST)
+            output::one(context.format, &host, &[HOSTS, DETAILS].concat())
         }
         HostVerb::Remove { host, force } => {
             let removal: HostRemoval = client

@@ -7,6 +7,8 @@ use clap::Subcommand;
 use perigee_model::job::{ClusterImage, NewImage};
 use perigee_model::volume::{CheckScope, CopyImage, ImageInfo, ImportImage, Keep};
 use perigee_model::{HostId, ImageName, Problem};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::Context;
 use crate::commands::{Server, check, controller_client, pool_server};
@@ -164,23 +166,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let image: ImageInfo = pool_server(&pool).await?.put(&path, &keep).await?;
             output::one(format, &image, LOCAL)
         }
-        Verb::List { pool: PoolOption { pool: Some(pool) } } => {
-            let images: Vec<ImageInfo> = pool_server(&pool).await?.get("/v1/images").await?;
-            output::list(format, &images, LOCAL)
-        }
-        Verb::List { .. } => {
-            let images: Vec<ClusterImage> = controller_client(context)?.get("/v1/images").await?;
-            output::list(format, &images, CLUSTER)
-        }
-        Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {
-            let image: ImageInfo =
-                pool_server(&pool).await?.get(&format!("/v1/images/{name}")).await?;
-            output::one(format, &image, LOCAL)
-        }
-        Verb::Info { name, .. } => {
-            let image: ClusterImage =
-                controller_client(context)?.get(&format!("/v1/images/{name}")).await?;
-            output::one(format, &image, CLUSTER)
+        Verb::List { pool } => list(context, pool, "/v1/images", LOCAL, CLUSTER).await,
+        Verb::Info { name, pool } => {
+            info(context, pool, &format!("/v1/images/{name}"), LOCAL, CLUSTER).await
         }
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/images/{name}")).await
@@ -205,4 +193,52 @@ fn absolute(file: &str) -> Result<String, Problem> {
     std::path::absolute(file)
         .map(|path| path.display().to_string())
         .map_err(|e| Problem::invalid(format!("can't import {file:?}"), e))
+}
+
+/// Lists what a pool has, or without a pool what the cluster has.
+pub async fn list<L, C>(
+    context: &Context,
+    pool: PoolOption,
+    path: &str,
+    local: &[Column<L>],
+    cluster: &[Column<C>],
+) -> Result<(), Problem>
+where
+    L: Serialize + DeserializeOwned,
+    C: Serialize + DeserializeOwned,
+{
+    match pool.pool {
+        Some(pool) => {
+            let all: Vec<L> = pool_server(&pool).await?.get(path).await?;
+            output::list(context.format, &all, local)
+        }
+        None => {
+            let all: Vec<C> = controller_client(context)?.get(path).await?;
+            output::list(context.format, &all, cluster)
+        }
+    }
+}
+
+/// Shows one thing of a pool, or without a pool one of the cluster.
+pub async fn info<L, C>(
+    context: &Context,
+    pool: PoolOption,
+    path: &str,
+    local: &[Column<L>],
+    cluster: &[Column<C>],
+) -> Result<(), Problem>
+where
+    L: Serialize + DeserializeOwned,
+    C: Serialize + DeserializeOwned,
+{
+    match pool.pool {
+        Some(pool) => {
+            let found: L = pool_server(&pool).await?.get(path).await?;
+            output::one(context.format, &found, local)
+        }
+        None => {
+            let found: C = controller_client(context)?.get(path).await?;
+            output::one(context.format, &found, cluster)
+        }
+    }
 }

@@ -15,7 +15,7 @@ use perigee_model::volume::{
 use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
 
 use crate::Context;
-use crate::commands::image::{PoolOption, server};
+use crate::commands::image::{PoolOption, info, list, server};
 use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::remotes::RemoteFlags;
@@ -231,24 +231,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let volume: VolumeInfo = pool_server(&pool).await?.post(&path, &body).await?;
             output::one(format, &volume, LOCAL)
         }
-        Verb::List { pool: PoolOption { pool: Some(pool) } } => {
-            let volumes: Vec<VolumeInfo> = pool_server(&pool).await?.get("/v1/volumes").await?;
-            output::list(format, &volumes, LOCAL)
-        }
-        Verb::List { .. } => {
-            let volumes: Vec<ClusterVolume> =
-                controller_client(context)?.get("/v1/volumes").await?;
-            output::list(format, &volumes, CLUSTER)
-        }
-        Verb::Info { name, pool: PoolOption { pool: Some(pool) } } => {
-            let volume: VolumeInfo =
-                pool_server(&pool).await?.get(&format!("/v1/volumes/{name}")).await?;
-            output::one(format, &volume, LOCAL)
-        }
-        Verb::Info { name, .. } => {
-            let volume: ClusterVolume =
-                controller_client(context)?.get(&format!("/v1/volumes/{name}")).await?;
-            output::one(format, &volume, CLUSTER)
+        Verb::List { pool } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
+        Verb::Info { name, pool } => {
+            info(context, pool, &format!("/v1/volumes/{name}"), LOCAL, CLUSTER).await
         }
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
