@@ -29,6 +29,9 @@ pub(super) enum BlockState {
     Data = 1,
     /// The block reads as zeros, whatever the data file or a layer below contains.
     Zero = 2,
+    /// The layer has the block, and its bytes are still at another host. Only copies of a layer's own blocks
+    /// have this state ([`super::copy`]).
+    Remote = 3,
 }
 
 impl BlockState {
@@ -36,7 +39,8 @@ impl BlockState {
         match bits & 3 {
             0 => Self::Absent,
             1 => Self::Data,
-            _ => Self::Zero,
+            2 => Self::Zero,
+            _ => Self::Remote,
         }
     }
 
@@ -157,8 +161,13 @@ impl StatePage {
         self.count(|word| word & LOW_BITS & !(word >> 1))
     }
 
+    /// Data and zeros.
     fn known_blocks(&self) -> u64 {
-        self.count(|word| (word | word >> 1) & LOW_BITS)
+        self.count(|word| (word ^ word >> 1) & LOW_BITS)
+    }
+
+    fn remote_blocks(&self) -> u64 {
+        self.count(|word| word & word >> 1 & LOW_BITS)
     }
 
     /// Counts the bits that are set in `of(word)`, over all words.
@@ -204,8 +213,8 @@ impl BlockStates {
         self.pages.get(page).map_or_else(|| vec![0; PAGE_STATE_BYTES], |page| page.payload())
     }
 
-    /// Loads the states of a page that nothing uses yet. Returns `false` if the bytes are not valid states
-    /// or name blocks beyond the end.
+    /// Loads the states of a page that nothing uses yet. Returns `false` if the bytes are too many or
+    /// name blocks beyond the end.
     pub(super) fn load(&self, page: usize, payload: &[u8]) -> bool {
         let blocks_left = self.blocks.saturating_sub(page as u64 * PAGE_BLOCKS);
         let words = payload.chunks(8).map(|bytes| {
@@ -215,7 +224,7 @@ impl BlockStates {
         });
         let valid = |(at, word): (u64, u64)| {
             let beyond = !mask(at, &(0..blocks_left));
-            word & beyond == 0 && word & (word >> 1) & LOW_BITS == 0
+            word & beyond == 0
         };
         if payload.len() > PAGE_STATE_BYTES || !(0..).zip(words.clone()).all(valid) {
             return false;
@@ -310,9 +319,15 @@ impl BlockStates {
         }
     }
 
-    /// How many bytes of the layer are not absent.
+    /// How many bytes of the layer are data or zeros here.
     pub(super) fn known_bytes(&self) -> u64 {
         let blocks: u64 = self.pages.in_use().map(|(_, page)| page.known_blocks()).sum();
+        blocks * BLOCK_BYTES
+    }
+
+    /// How many bytes of the layer are still at another host.
+    pub(super) fn remote_bytes(&self) -> u64 {
+        let blocks: u64 = self.pages.in_use().map(|(_, page)| page.remote_blocks()).sum();
         blocks * BLOCK_BYTES
     }
 
@@ -357,6 +372,29 @@ mod tests {
     }
 
     #[test]
+    fn blocks_at_another_host_are_neither_data_nor_known() {
+        let states = BlockStates::new(100);
+        states.set(0..40, BlockState::Remote);
+        states.set(10..11, BlockState::Data);
+        states.set(11..13, BlockState::Zero);
+        let found: Vec<_> = states.runs(0..100).map(|(run, state)| (run.start, state)).collect();
+        assert_eq!(
+            found,
+            [
+                (0, BlockState::Remote),
+                (10, BlockState::Data),
+                (11, BlockState::Zero),
+                (13, BlockState::Remote),
+                (40, BlockState::Absent),
+            ]
+        );
+        let counted = [states.data_bytes(), states.known_bytes(), states.remote_bytes()];
+        assert_eq!(counted.map(|bytes| bytes / BLOCK_BYTES), [1, 3, 37]);
+        let loaded = BlockStates::new(100);
+        assert!(loaded.load(0, &states.payload(0)) && loaded == states);
+    }
+
+    #[test]
     fn runs_go_on_over_pages_and_over_pages_that_are_not_there() {
         let blocks = (16 << 40) / BLOCK_BYTES;
         let states = BlockStates::new(blocks);
@@ -395,7 +433,6 @@ mod tests {
     fn bytes_that_are_no_states_are_refused() {
         let load = |blocks, payload: &[u8]| BlockStates::new(blocks).load(0, payload);
         assert!(load(4, &[0b0110_0000]));
-        assert!(!load(4, &[0b1100_0000]), "there is no state 3");
         assert!(!load(3, &[0b0100_0000]), "beyond the end");
         assert!(!load(4, &[0, 1]), "beyond the end");
         assert!(!load(PAGE_BLOCKS * 2, &[0; PAGE_STATE_BYTES + 1]), "too long");

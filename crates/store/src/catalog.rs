@@ -39,9 +39,12 @@ pub(super) struct RemoteRow {
     pub(super) keep: Keep,
     /// The id of the sealed layer behind the export, if it is known.
     pub(super) is_layer: Option<LayerId>,
+    /// The export has only what the layer itself has. The layer's map here says what that is.
+    pub(super) own: bool,
 }
 
-/// A layer. Its parent is a layer of this pool or a remote export; it may also have none.
+/// A layer. Its parent is a layer of this pool or a remote export; it may also have none. A copy of a layer's own
+/// blocks may have both, and gets its blocks from the export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LayerRow {
     pub(super) id: LayerId,
@@ -101,7 +104,7 @@ pub(super) struct VolumeRow {
 const LAYER_ROWS: &str = "
     SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
            l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id),
-           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id), r.keep, r.is_layer
+           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id), r.keep, r.is_layer, r.own
     FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
 const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache, owner";
 
@@ -355,6 +358,11 @@ impl Catalog {
         })
     }
 
+    /// Gives a layer that is here already a name.
+    pub(super) fn name_layer(&self, name: &ImageName, layer: LayerId) -> Result<()> {
+        self.change(|tx| insert_image(tx, name, layer))
+    }
+
     /// Adds volumes with their heads, either all of them or none.
     pub(super) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
         self.change(|tx| volumes.iter().try_for_each(|volume| insert_volume(tx, volume)))
@@ -478,6 +486,7 @@ fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
             size_bytes: remote_bytes(row, 6)?,
             keep: parsed(row, 10)?,
             is_layer: optional_parsed(row, 11)?,
+            own: row.get(12)?,
         }),
         None => None,
     };
@@ -510,14 +519,15 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     }
     if let Some(remote) = &layer.remote {
         tx.execute(
-            "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             params![
                 id,
                 remote.nbd_addr,
                 remote.export,
                 signed(remote.size_bytes)?,
                 remote.keep.to_string(),
-                remote.is_layer.map(|layer| layer.to_string())
+                remote.is_layer.map(|layer| layer.to_string()),
+                remote.own
             ],
         )?;
     }

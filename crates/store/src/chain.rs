@@ -27,23 +27,74 @@ use super::sparse::Sparse;
 /// Blocks whose owners are indexed together: 16 MiB.
 const REGION_BLOCKS: u64 = 4096;
 
-/// The data below the layers of this pool.
+/// A layer of a chain.
 #[derive(Clone)]
-pub(super) enum Bottom {
-    /// An export of another host, of which nothing is kept.
-    Remote(Arc<RemoteParent>),
-    /// The lowest layer is a copy that still gets blocks from another host.
+pub(super) struct Link {
+    pub(super) layer: Arc<Layer>,
+    /// Set if it still gets blocks from another host.
+    pub(super) copy: Option<Arc<LayerCopy>>,
+}
+
+impl Link {
+    /// A layer that has all its blocks.
+    pub(super) fn whole(layer: &Arc<Layer>) -> Self {
+        Self { layer: Arc::clone(layer), copy: None }
+    }
+
+    /// Runs of blocks in order, and whether the layer has them. Neighbouring runs may be alike.
+    fn has(&self, blocks: Range<u64>) -> Vec<(Range<u64>, Has)> {
+        if self.copy.as_ref().is_some_and(|copy| !copy.is_own()) {
+            return vec![(blocks, Has::Block)];
+        }
+        let has = |state| match state {
+            BlockState::Absent => Has::Nothing,
+            BlockState::Zero => Has::Zeros,
+            BlockState::Data | BlockState::Remote => Has::Block,
+        };
+        self.layer.states.runs(blocks).map(|(run, state)| (run, has(state))).collect()
+    }
+}
+
+/// What a sealed layer has of a block. This never changes, also while a copy gets its blocks.
+enum Has {
+    Nothing,
+    Zeros,
+    Block,
+}
+
+/// What gets its bytes from another host.
+#[derive(Clone)]
+enum Far {
+    /// An export of which nothing is kept.
+    Export(Arc<RemoteParent>),
     Copy(Arc<LayerCopy>),
+}
+
+impl Far {
+    async fn read(&self, span: &Span) -> Result<Bytes, IoError> {
+        match self {
+            Self::Export(remote) => remote.read(span).await,
+            Self::Copy(copy) => copy.read(span).await,
+        }
+    }
+
+    async fn extents(&self, span: &Span) -> Result<Vec<Extent>, IoError> {
+        match self {
+            Self::Export(remote) => remote.extents(span).await,
+            Self::Copy(copy) => copy.extents(span).await,
+        }
+    }
 }
 
 /// The owner of a run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Zeros,
-    /// The layer at this index of the chain.
+    /// The layer at this index of the chain. If it is a copy, it must be asked for each block, because it gets
+    /// blocks while it is read.
     Layer(u16),
-    /// The bottom. It must be asked for each block, because a copy gets blocks while it is read.
-    Bottom,
+    /// The export below all layers.
+    Export,
 }
 
 /// The owners of the blocks of one region.
@@ -53,10 +104,10 @@ enum Region {
     Runs(Box<[(u16, Owner)]>),
 }
 
-/// Sealed layers from the top down, and an optional bottom below them.
+/// Sealed layers from the top down, and perhaps another host's export below them.
 pub(super) struct Sealed {
-    layers: Vec<Arc<Layer>>,
-    bottom: Option<Bottom>,
+    links: Vec<Link>,
+    export: Option<Arc<RemoteParent>>,
     owners: Sparse<Region>,
 }
 
@@ -65,78 +116,41 @@ enum Source<'a> {
     Zeros,
     Layer(&'a Layer),
     /// Another host.
-    Remote(&'a Bottom),
+    Far(Far),
 }
 
 /// A part of a request, as a range of the device's bytes.
 type Span = Range<u64>;
 
-impl Bottom {
-    fn remote(&self) -> &RemoteParent {
-        match self {
-            Self::Remote(remote) => remote,
-            Self::Copy(copy) => &copy.remote,
-        }
-    }
-
-    /// The source of the block at `run.start`, and the end of the blocks of the run with the same source.
-    fn source(&self, run: &Range<u64>) -> (Source<'_>, u64) {
-        let Self::Copy(copy) = self else { return (Source::Remote(self), run.end) };
-        let (state, end) = copy.run(run);
-        let source = match state {
-            BlockState::Data => Source::Layer(copy.layer()),
-            BlockState::Zero => Source::Zeros,
-            BlockState::Absent => Source::Remote(self),
-        };
-        (source, end)
-    }
-
-    async fn read(&self, spans: Vec<Span>) -> Result<Vec<(u64, Bytes)>, IoError> {
-        let reads = spans.into_iter().map(|span| async move {
-            let bytes = match self {
-                Self::Remote(remote) => remote.read(&span).await?,
-                Self::Copy(copy) => copy.read(&span).await?,
-            };
-            Ok((span.start, bytes))
-        });
-        try_join_all(reads).await
-    }
-}
-
 impl Sealed {
-    pub(super) fn new(layers: Vec<Arc<Layer>>, bottom: Option<Bottom>) -> Self {
-        assert!(layers.len() <= usize::from(u16::MAX), "a chain of less than 65536 layers");
-        let mut new = Self { layers, bottom, owners: Sparse::new(0) };
+    pub(super) fn new(links: Vec<Link>, export: Option<Arc<RemoteParent>>) -> Self {
+        assert!(links.len() <= usize::from(u16::MAX), "a chain of less than 65536 layers");
+        let mut new = Self { links, export, owners: Sparse::new(0) };
         new.owners = Sparse::new(index(new.end(0).div_ceil(REGION_BLOCKS)));
         new
     }
 
     /// These layers with another one on top.
     pub(super) fn under(&self, top: &Arc<Layer>) -> Self {
-        let layers = std::iter::once(top).chain(&self.layers).map(Arc::clone).collect();
-        Self::new(layers, self.bottom.clone())
+        let links = std::iter::once(Link::whole(top)).chain(self.links.iter().cloned()).collect();
+        Self::new(links, self.export.clone())
     }
 
-    pub(super) fn layers(&self) -> &[Arc<Layer>] {
-        &self.layers
+    pub(super) fn layers(&self) -> impl Iterator<Item = &Arc<Layer>> {
+        self.links.iter().map(|link| &link.layer)
     }
 
     pub(super) fn has_any(&self, layers: &[LayerId]) -> bool {
-        self.layers.iter().any(|layer| layers.contains(&layer.id))
+        self.layers().any(|layer| layers.contains(&layer.id))
     }
 
-    /// The end of the layer at `depth`, or of the bottom.
+    /// The end of the layer at `depth`, or of the export.
     fn end(&self, depth: usize) -> u64 {
-        match (self.layers.get(depth), &self.bottom) {
-            (Some(layer), _) => layer.blocks(),
-            (None, Some(bottom)) => bottom.remote().blocks(),
+        match (self.links.get(depth), &self.export) {
+            (Some(link), _) => link.layer.blocks(),
+            (None, Some(export)) => export.blocks(),
             (None, None) => 0,
         }
-    }
-
-    /// Whether the layer at `depth` is an incomplete copy, whose states change.
-    fn is_copy(&self, depth: usize) -> bool {
-        matches!(self.bottom, Some(Bottom::Copy(_))) && depth + 1 == self.layers.len()
     }
 
     /// Runs of blocks in order, each with the topmost layer that has it. The range beyond a layer's end
@@ -157,20 +171,37 @@ impl Sealed {
             return;
         }
         let inside = overlap(&blocks, &(0..self.end(depth)));
-        match self.layers.get(depth) {
-            Some(layer) if !self.is_copy(depth) => {
+        match self.links.get(depth) {
+            Some(link) => {
                 let place = u16::try_from(depth).expect("checked when it was made");
-                for (run, state) in layer.states.runs(inside.clone()) {
-                    match state {
-                        BlockState::Data => push(found, run, Owner::Layer(place)),
-                        BlockState::Zero => push(found, run, Owner::Zeros),
-                        BlockState::Absent => self.resolve_below(depth + 1, run, found),
+                for (run, has) in link.has(inside.clone()) {
+                    match has {
+                        Has::Block => push(found, run, Owner::Layer(place)),
+                        Has::Zeros => push(found, run, Owner::Zeros),
+                        Has::Nothing => self.resolve_below(depth + 1, run, found),
                     }
                 }
             }
-            _ => push(found, inside.clone(), Owner::Bottom),
+            None => push(found, inside.clone(), Owner::Export),
         }
         push(found, inside.end.max(blocks.start)..blocks.end, Owner::Zeros);
+    }
+
+    /// The extents of the topmost layer alone. A run that it does not have is a hole that is not known to be
+    /// zeros.
+    pub(super) fn own_extents(&self, offset: u64, length_bytes: u64) -> Vec<Extent> {
+        let request = offset..offset + length_bytes;
+        let mut extents = Vec::new();
+        for (run, has) in self.links[0].has(blocks_of(offset, length_bytes)) {
+            let span = overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request);
+            let (hole, zero) = match has {
+                Has::Block => (false, false),
+                Has::Zeros => (true, true),
+                Has::Nothing => (true, false),
+            };
+            join(&mut extents, Extent { length_bytes: span.end - span.start, hole, zero });
+        }
+        extents
     }
 
     fn make_region(&self, region: u64) -> Region {
@@ -210,11 +241,22 @@ impl Sealed {
     /// The source of the block at `run.start`, and the end of the blocks with that source. The run has one
     /// owner.
     fn source(&self, owner: Owner, run: &Range<u64>) -> (Source<'_>, u64) {
-        match (owner, &self.bottom) {
-            (Owner::Layer(place), _) => (Source::Layer(&self.layers[usize::from(place)]), run.end),
-            (Owner::Bottom, Some(bottom)) => bottom.source(run),
-            (Owner::Bottom, None) | (Owner::Zeros, _) => (Source::Zeros, run.end),
-        }
+        let place = match (owner, &self.export) {
+            (Owner::Layer(place), _) => usize::from(place),
+            (Owner::Export, Some(export)) => {
+                return (Source::Far(Far::Export(Arc::clone(export))), run.end);
+            }
+            (Owner::Export, None) | (Owner::Zeros, _) => return (Source::Zeros, run.end),
+        };
+        let Link { layer, copy } = &self.links[place];
+        let Some(copy) = copy else { return (Source::Layer(layer), run.end) };
+        let (state, end) = copy.run(run);
+        let source = match state {
+            BlockState::Data => Source::Layer(layer),
+            BlockState::Zero | BlockState::Absent => Source::Zeros,
+            BlockState::Remote => Source::Far(Far::Copy(Arc::clone(copy))),
+        };
+        (source, end)
     }
 }
 
@@ -237,6 +279,7 @@ impl<'a> Chain<'a> {
                 BlockState::Data => return (Source::Layer(head), end),
                 BlockState::Zero => return (Source::Zeros, end),
                 BlockState::Absent => absent.end = end,
+                BlockState::Remote => unreachable!("a head has all its blocks here"),
             }
         }
         let (owner, end) = self.below.owner(&absent);
@@ -280,7 +323,7 @@ impl<'a> Chain<'a> {
                         Err(error) => return Some(Err(error.into())),
                     }
                 }
-                Source::Remote(_) => return None,
+                Source::Far(_) => return None,
             }
             rest = after;
         }
@@ -289,14 +332,14 @@ impl<'a> Chain<'a> {
 
     /// The plan of a read: what to fetch from which file, and from the other host. The rest is zeros.
     pub(super) fn plan(&self, offset: u64, length_bytes: u32) -> Plan {
-        let mut plan = Plan { offset, length_bytes, local: Vec::new(), remote: Vec::new() };
+        let mut plan = Plan { offset, length_bytes, local: Vec::new(), far: Vec::new() };
         for (span, source) in self.spans(offset, length_bytes.into()) {
             match source {
                 Source::Zeros => {}
                 Source::Layer(layer) => {
                     plan.local.push((span, self.stage(layer), Arc::clone(layer.data())));
                 }
-                Source::Remote(_) => plan.remote.push(span),
+                Source::Far(far) => plan.far.push((span, far)),
             }
         }
         plan
@@ -320,8 +363,8 @@ impl<'a> Chain<'a> {
                 Source::Layer(_) => {
                     join(&mut extents, Extent { length_bytes, hole: false, zero: false });
                 }
-                Source::Remote(bottom) => {
-                    for extent in bottom.remote().extents(&span).await? {
+                Source::Far(far) => {
+                    for extent in far.extents(&span).await? {
                         join(&mut extents, extent);
                     }
                 }
@@ -337,7 +380,7 @@ impl<'a> Chain<'a> {
             Source::Zeros => Origin::Nobody,
             Source::Layer(layer) if self.is_head(layer) => Origin::Head,
             Source::Layer(_) => Origin::Source,
-            Source::Remote(_) => Origin::Remote,
+            Source::Far(_) => Origin::Remote,
         };
         self.runs(blocks_of(offset, length_bytes))
             .into_iter()
@@ -384,6 +427,7 @@ impl<'a> Chain<'a> {
                 BlockState::Data => found.push((run, Source::Layer(head))),
                 BlockState::Zero => found.push((run, Source::Zeros)),
                 BlockState::Absent => below(run, &mut found),
+                BlockState::Remote => unreachable!("a head has all its blocks here"),
             }
         }
         found
@@ -395,18 +439,20 @@ pub(super) struct Plan {
     offset: u64,
     length_bytes: u32,
     local: Vec<(Span, Stage, Arc<dyn BlockFile>)>,
-    remote: Vec<Span>,
+    far: Vec<(Span, Far)>,
 }
 
 impl Plan {
-    /// `below` must be the chain for which the plan was made.
-    pub(super) async fn read(self, below: &Sealed) -> Result<Bytes, IoError> {
-        let Self { offset, length_bytes, local, remote } = self;
+    pub(super) async fn read(self) -> Result<Bytes, IoError> {
+        let Self { offset, length_bytes, local, far } = self;
         let local = read_local(offset, length_bytes, local);
-        let Some(bottom) = below.bottom.as_ref().filter(|_| !remote.is_empty()) else {
+        if far.is_empty() {
             return Ok(local.await?.into());
-        };
-        let (mut buffer, fetched) = try_join(local, bottom.read(remote)).await?;
+        }
+        let fetched = far.into_iter().map(|(span, far)| async move {
+            Ok::<_, IoError>((span.start, far.read(&span).await?))
+        });
+        let (mut buffer, fetched) = try_join(local, try_join_all(fetched)).await?;
         for (at, bytes) in fetched {
             let from = index(at - offset);
             buffer[from..from + bytes.len()].copy_from_slice(&bytes);

@@ -22,6 +22,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use futures_util::future::try_join;
 use perigee_block::device::{Device, IoError};
 use perigee_model::LayerId;
 use perigee_model::volume::BLOCK_BYTES;
@@ -259,13 +260,21 @@ pub(super) async fn compare_with_source(
     }
     let mut findings = Vec::new();
     for page in 0..page_count(layer.blocks()) {
-        let stored = checksums.read(page_offset(page), PAGE_BYTES_U32).await?;
+        let blocks = page_blocks(page, layer.blocks());
+        if copy.is_own() && layer.states.all_are(&blocks, BlockState::Absent) {
+            continue;
+        }
+        let (mut at, length) = bytes_of(&blocks);
+        let (stored, extents) = try_join(
+            checksums.read(page_offset(page), PAGE_BYTES_U32),
+            copy.remote.extents(&(at..at + length)),
+        )
+        .await?;
         let stored = parse_page(&stored, page).map_err(|why| wrong(&why))?;
-        let (mut at, length) = bytes_of(&page_blocks(page, layer.blocks()));
         // Data blocks of the source may be zeros that take no space here.
         let mut data = Vec::new();
-        for extent in copy.remote.extents(&(at..at + length)).await? {
-            if !extent.zero {
+        for extent in extents {
+            if copy.remote.has_bytes(&extent) {
                 data.push(blocks_of(at, extent.length_bytes));
             }
             at += extent.length_bytes;

@@ -272,7 +272,7 @@ impl Pool {
         let base = self.catalog.image(image).map_err(failed(what))?;
         let fresh = stack.head.is_untouched()
             && volume.open_sessions() == 0
-            && stack.below.layers().first().map(|layer| layer.id) == base;
+            && stack.below.layers().next().map(|layer| layer.id) == base;
         Ok(fresh.then(|| name.clone()))
     }
 

@@ -238,6 +238,7 @@ fn showing(layers: &[Layer], blocks: Range<u64>) -> Vec<(Range<u64>, Shown<'_>)>
             BlockState::Data => found.push((run, Shown::Data(top))),
             BlockState::Zero => found.push((run, Shown::Zeros)),
             BlockState::Absent => found.extend(showing(below, run)),
+            BlockState::Remote => unreachable!("an opened layer has all its blocks here"),
         }
     }
     let beyond = inside.end.max(blocks.start)..blocks.end;

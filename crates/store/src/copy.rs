@@ -1,5 +1,11 @@
 //! An incomplete copy of another host's sealed layer. A missing block is fetched when it is read, and
-//! kept for the next reader.
+//! kept for the next reader. There are two kinds:
+//!
+//! - A **whole** copy has no layer below it. It has the other host's content from that layer down, and a block
+//!   that is absent here is fetched, until the copy is complete; then it is zeros.
+//! - A copy of a layer's **own** blocks may stand anywhere in a chain. It is made with a durable map of what the
+//!   layer has ([`super::stage`]): such a block is [`BlockState::Remote`] until its bytes are here, and an absent
+//!   block is the layer below's. So which layer has a block never changes, and only where its bytes are does.
 //!
 //! **Fetched blocks are kept in the layer itself**, not in the heads above it. So all volumes over the
 //! copy fetch a block only once, the layer is the same on every host that has it, and a complete copy
@@ -12,18 +18,20 @@
 //!
 //! The files, and the way they become durable, are those of a [`Head`]. After a kill the copy has all its
 //! blocks; after a power cut it has the flushed ones, and the others are fetched again. If the files of a
-//! copy fail, nothing is lost: they are no longer used, every read goes to the other host, and the next
-//! server starts with empty files.
+//! copy fail, nothing is lost: its data are no longer used, every read of it goes to the other host, and the
+//! next server fetches all of it again. A map of own blocks stays right even then: each version of it that was
+//! ever written has the same blocks, so the one that is found says what the layer has.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use perigee_block::device::{IoError, Zeroing};
+use perigee_block::device::{Extent, IoError, Zeroing};
 use perigee_model::volume::BLOCK_BYTES;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
 use super::blocks::{BlockState, blocks_of, index, overlap};
@@ -33,12 +41,58 @@ use super::layer::Layer;
 use super::remote::RemoteParent;
 use super::work::Work;
 
+/// The longest time for which a fetch of the background lets readers' fetches go first.
+const READERS_FIRST: Duration = Duration::from_millis(250);
+/// No block has this number.
+const NOWHERE: u64 = u64::MAX;
 /// The limit for fetches that are answered but not yet written. More would only use memory.
 const UNWRITTEN_MAX: usize = 64;
+
+/// The fetches that readers wait for, over all copies of a pool. The background lets them go first.
+#[derive(Default)]
+pub(super) struct Waiting {
+    readers: AtomicUsize,
+    ended: Notify,
+}
+
+/// One fetch that a reader waits for.
+struct Reader<'a>(&'a Waiting);
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.0.readers.fetch_sub(1, Ordering::SeqCst);
+        self.0.ended.notify_waiters();
+    }
+}
+
+impl Waiting {
+    fn enter(&self) -> Reader<'_> {
+        self.readers.fetch_add(1, Ordering::SeqCst);
+        Reader(self)
+    }
+
+    /// Returns when no reader waits for a fetch, or after [`READERS_FIRST`].
+    pub(super) async fn nobody(&self) {
+        let nobody = async {
+            loop {
+                let ended = self.ended.notified();
+                if self.readers.load(Ordering::SeqCst) == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        // The background goes on slowly even where readers never pause.
+        let _waited = tokio::time::timeout(READERS_FIRST, nobody).await;
+    }
+}
 
 pub(super) struct LayerCopy {
     pub(super) head: Arc<Head>,
     pub(super) remote: Arc<RemoteParent>,
+    waiting: Arc<Waiting>,
+    /// Where a reader last missed a block, for the background to go on from there; [`NOWHERE`] if none did.
+    missed: AtomicU64,
     /// Held for reading during a write. Once it is true, nothing more is written.
     closed: RwLock<bool>,
     /// Blocks that are missing here are zeros.
@@ -58,36 +112,71 @@ fn bytes_of(blocks: &Range<u64>) -> Range<u64> {
 }
 
 impl LayerCopy {
-    pub(super) fn new(head: Head, remote: Arc<RemoteParent>) -> Self {
+    pub(super) fn new(head: Head, remote: Arc<RemoteParent>, waiting: Arc<Waiting>) -> Self {
         let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
+        let (head, missed) = (Arc::new(head), AtomicU64::new(NOWHERE));
         let (closed, complete, complained, filling) = Default::default();
-        Self { head: Arc::new(head), remote, closed, complete, unwritten, complained, filling }
+        Self { head, remote, waiting, missed, closed, complete, unwritten, complained, filling }
+    }
+
+    /// Whether it has the layer's own blocks only.
+    pub(super) fn is_own(&self) -> bool {
+        self.remote.is_own()
     }
 
     pub(super) fn layer(&self) -> &Arc<Layer> {
         &self.head.layer
     }
 
-    /// The state of the first block of a range, and where the run of it ends.
+    /// The state of the first block of a range, and where the run of it ends. Absent are only the blocks that
+    /// the layers below a copy of own blocks answer for.
     pub(super) fn run(&self, blocks: &Range<u64>) -> (BlockState, u64) {
-        if self.head.poisoned().is_some() {
-            return (BlockState::Absent, blocks.end);
+        let is_poisoned = self.head.poisoned().is_some();
+        if is_poisoned && !self.is_own() {
+            return (BlockState::Remote, blocks.end);
         }
         let (state, end) = self.layer().states.run(blocks);
         // The block may have changed between the two lookups.
         let end = end.max(blocks.start + 1);
-        match state {
-            BlockState::Absent if self.complete.load(Ordering::Acquire) => (BlockState::Zero, end),
-            state => (state, end),
+        let state = match state {
+            BlockState::Absent if self.is_own() => BlockState::Absent,
+            BlockState::Absent if self.complete.load(Ordering::Acquire) => BlockState::Zero,
+            BlockState::Absent => BlockState::Remote,
+            BlockState::Data if is_poisoned => BlockState::Remote,
+            state => state,
+        };
+        (state, end)
+    }
+
+    /// The other host's extents of bytes that were missing at the lookup.
+    pub(super) async fn extents(&self, span: &Range<u64>) -> Result<Vec<Extent>, IoError> {
+        if self.is_own() {
+            // They are data there, as the map says.
+            let length_bytes = span.end - span.start;
+            return Ok(vec![Extent { length_bytes, hole: false, zero: false }]);
         }
+        self.remote.extents(span).await
     }
 
     /// Reads bytes that were missing at the lookup.
     pub(super) async fn read(self: &Arc<Self>, span: &Range<u64>) -> Result<Bytes, IoError> {
         let blocks = blocks_of(span.start, span.end - span.start);
         let first = bytes_of(&blocks).start;
+        let _reader = self.waiting.enter();
+        self.missed.store(blocks.end, Ordering::Relaxed);
         let (bytes, _keeping) = self.fetch(blocks).await?;
         Ok(bytes.slice(index(span.start - first)..index(span.end - first)))
+    }
+
+    /// The block after the last one that a reader missed since the last call.
+    pub(super) fn take_missed(&self) -> Option<u64> {
+        let block = self.missed.swap(NOWHERE, Ordering::Relaxed);
+        (block != NOWHERE).then_some(block)
+    }
+
+    /// Returns when no reader waits for a fetch of any copy, or after a short time.
+    pub(super) async fn readers_first(&self) {
+        self.waiting.nobody().await;
     }
 
     /// Reads blocks from the copy and the other host. The bytes from the other host may still be being
@@ -105,12 +194,12 @@ impl LayerCopy {
             runs.push((rest.start..end, state));
             rest.start = end;
         }
-        let reads = runs.iter().filter(|(_, state)| *state != BlockState::Zero);
-        let reads = reads.map(|(run, state)| async {
+        let reads = runs.iter().map(|(run, state)| async {
             let span = bytes_of(run);
             let bytes = match state {
-                BlockState::Absent => self.remote.read(&span).await?,
-                _ => {
+                BlockState::Zero | BlockState::Absent => Bytes::new(),
+                BlockState::Remote => self.remote.read(&span).await?,
+                BlockState::Data => {
                     let file = Arc::clone(self.layer().data());
                     cold::read(file, span.start, index(span.end - span.start)).await?.into()
                 }
@@ -123,7 +212,7 @@ impl LayerCopy {
             buffer[at..at + bytes.len()].copy_from_slice(&bytes);
         }
         let bytes = Bytes::from(buffer);
-        runs.retain(|(_, state)| *state == BlockState::Absent);
+        runs.retain(|(_, state)| *state == BlockState::Remote);
         if runs.is_empty() {
             return Ok((bytes, None));
         }
@@ -181,7 +270,7 @@ impl LayerCopy {
         let mut rest = blocks.clone();
         while !rest.is_empty() {
             let (state, end) = self.run(&rest);
-            if state == BlockState::Absent {
+            if state == BlockState::Remote {
                 let starts = (rest.start..end).step_by(index(piece_blocks));
                 missing.extend(starts.map(|start| start..end.min(start + piece_blocks)));
             }
@@ -191,10 +280,13 @@ impl LayerCopy {
     }
 
     pub(super) fn missing_bytes(&self) -> u64 {
-        let has_bytes = match self.head.poisoned() {
-            Some(_) => 0,
-            None => self.layer().states.known_bytes(),
-        };
+        let states = &self.layer().states;
+        let is_poisoned = self.head.poisoned().is_some();
+        if self.is_own() {
+            let lost_bytes = if is_poisoned { states.data_bytes() } else { 0 };
+            return states.remote_bytes() + lost_bytes;
+        }
+        let has_bytes = if is_poisoned { 0 } else { states.known_bytes() };
         bytes_of(&overlap(&(0..self.remote.blocks()), &(0..self.layer().blocks()))).end - has_bytes
     }
 

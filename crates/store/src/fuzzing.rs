@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use perigee_block::device::{Device, IoError};
+use perigee_block::device::Device;
 use perigee_model::volume::{CreateVolume, Snapshot, VolumeSource};
-use perigee_model::{ImageName, LayerId, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -155,7 +155,8 @@ impl Drop for Scratch {
 
 fn config(dir: &Path) -> PoolConfig {
     let connect = |nbd_addr: String, _| {
-        let gone = async { Err::<Arc<dyn Device>, _>(IoError::Unreachable(nbd_addr)) };
+        let gone =
+            async { Err::<Arc<dyn Device>, _>(Problem::unavailable("can't connect", nbd_addr)) };
         Box::pin(gone) as futures_util::future::BoxFuture<'static, _>
     };
     let connect = Connector { patience: Duration::ZERO, connect: Arc::new(connect) };

@@ -119,6 +119,19 @@ impl Head {
         size_bytes: u64,
         untouched: bool,
     ) -> Result<Self, LayerError> {
+        let head = Self::open_copy(home, id, size_bytes, untouched)?;
+        let checked = layer::check_all_here(&head.layer.states);
+        checked.map_err(|source| LayerError { layer: id, source })?;
+        Ok(head)
+    }
+
+    /// As [`Self::open`], for a layer of which some blocks may still be at another host.
+    pub(super) fn open_copy(
+        home: &Arc<HeadHome>,
+        id: LayerId,
+        size_bytes: u64,
+        untouched: bool,
+    ) -> Result<Self, LayerError> {
         let opened = if untouched && !layer::was_flushed(&*home.files, id, size_bytes)? {
             Self::open_unflushed(home, id, size_bytes)
         } else {

@@ -85,6 +85,11 @@ pub(super) fn was_flushed(
     }
 }
 
+/// Refuses the map of an incomplete copy.
+pub(super) fn check_all_here(states: &BlockStates) -> Result<(), MapError> {
+    if states.remote_bytes() == 0 { Ok(()) } else { Err(MapError::States) }
+}
+
 impl Layer {
     /// A layer without blocks and without files.
     pub(super) fn empty(id: LayerId, size_bytes: u64) -> Self {
@@ -109,6 +114,7 @@ impl Layer {
             let data = files.open(&data_name(id))?;
             let map = files.open(&map_name(id))?;
             let (_, states) = MapFile::load(map, id, size_bytes / BLOCK_BYTES)?;
+            check_all_here(&states)?;
             Ok(Self::new(id, data, states))
         };
         open().map_err(|source| LayerError { layer: id, source })

@@ -15,6 +15,7 @@
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
 //! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies` |
+//! | copies of layers of a volume that comes from another host | `stage` |
 //! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
@@ -57,6 +58,7 @@ mod session;
 mod sim;
 mod space;
 mod sparse;
+mod stage;
 #[cfg(test)]
 mod tests;
 mod volume;

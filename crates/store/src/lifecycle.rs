@@ -118,13 +118,14 @@ impl Pool {
         export: &str,
     ) -> Result<RemoteRow, Problem> {
         let connected = (self.connect.connect)(nbd_addr.to_owned(), export.to_owned());
-        let device = connected.await.map_err(|error| io_problem(what, &error))?;
+        let device = connected.await.map_err(|error| Problem::unavailable(what, error))?;
         Ok(RemoteRow {
             nbd_addr: nbd_addr.to_owned(),
             export: export.to_owned(),
             size_bytes: device.size_bytes(),
             keep: Keep::Never,
             is_layer: device.layer(),
+            own: false,
         })
     }
 
@@ -182,7 +183,7 @@ impl Pool {
         volume
             .replace_stack(what, move |stack| {
                 // If the layer below is larger than the volume, the clone must not see its end.
-                let below = stack.below.layers().first().filter(|below| {
+                let below = stack.below.layers().next().filter(|below| {
                     stack.head.is_untouched() && below.blocks() <= stack.head.layer.blocks()
                 });
                 if let Some(below) = below {
@@ -365,6 +366,7 @@ impl Pool {
                 let what = format!("can't delete volume {name}");
                 let unneeded = pool.catalog.delete_volume(&name).map_err(failed(&what))?;
                 pool.forget_volume(&name);
+                pool.drop_copies(&unneeded);
                 pool.remove_layers(&unneeded);
                 Ok(())
             })
@@ -388,14 +390,17 @@ impl Pool {
     /// deleted. If the volume is open, it is returned and not deleted.
     fn delete_closed(&self, name: &VolumeName) -> Result<Option<Arc<Volume>>, Problem> {
         let what = format!("can't delete volume {name}");
-        self.unless_opened(name, || {
+        let mut unneeded = Vec::new();
+        let opened = self.unless_opened(name, || {
             if self.catalog.volume(name).map_err(failed(&what))?.is_none() {
                 return Err(Problem::not_found(&what, "there is no such volume in this pool"));
             }
-            let unneeded = self.catalog.delete_volume(name).map_err(failed(&what))?;
-            self.remove_layers(&unneeded);
+            unneeded = self.catalog.delete_volume(name).map_err(failed(&what))?;
             Ok(())
-        })
+        })?;
+        self.drop_copies(&unneeded);
+        self.remove_layers(&unneeded);
+        Ok(opened)
     }
 }
 

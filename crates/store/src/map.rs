@@ -18,7 +18,7 @@
 //! | 4..8 | which page of states this is |
 //! | 8..16 | generation, from 1 |
 //! | 16..32 | the layer's UUID |
-//! | 32..4096 | states, 2 bits each: 0 absent, 1 data, 2 zero |
+//! | 32..4096 | states, 2 bits each: 0 absent, 1 data, 2 zero, 3 at another host |
 //!
 //! **Meaning.** The valid slot with the higher generation has the states. A state is written here only
 //! after the block's data is durable, so a block that is data in the map has its bytes. A page is always
@@ -27,6 +27,10 @@
 //! valid slot and one slot of zeros, its first write was torn, and all its blocks are absent. The file is
 //! sparse. A page's slots take space as soon as the page of states is used ([`reserve`]), so a full disk
 //! fails a write and never a flush. The header is written with the first store.
+//!
+//! State 3 is only in the maps of incomplete copies of a layer's own blocks, and a map of any other layer that
+//! has it is damaged. Programs before the pool's format 8 take such a map for damaged too; the format keeps
+//! them from opening the pool.
 //!
 //! **Limits.** Damage of the current slot can't be told from a torn write; the map then returns to the
 //! previous states. Two damaged slots are an error, never a guess. A torn slot with a matching CRC
@@ -228,6 +232,17 @@ impl MapFile {
             Ok(()) => Ok(map),
             Err(StoreError::Write(error) | StoreError::Sync(error)) => Err(error),
         }
+    }
+
+    /// Writes the map of a new layer as [`Self::create`] does, with space for every later store of its pages.
+    pub(super) fn create_reserved(
+        file: Arc<dyn BlockFile>,
+        layer: LayerId,
+        states: &BlockStates,
+    ) -> io::Result<Self> {
+        reserve_header(&*file)?;
+        states.pages_in_use().try_for_each(|page| reserve(&*file, page))?;
+        Self::create(file, layer, states)
     }
 
     /// Reads the states. The file must be synced before: the slot that is read must be durable, because the

@@ -19,15 +19,15 @@ use uuid::Uuid;
 
 use super::blocking;
 use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
-use super::chain::{Bottom, Sealed};
+use super::chain::{Link, Sealed};
 use super::checksums;
-use super::copy::LayerCopy;
+use super::copy::{LayerCopy, Waiting};
 use super::directories::Directories;
 use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
 use super::layer::{Layer, LayerError, live_name};
 use super::remote::{Connector, RemoteParent};
-use super::session::{SealedDevice, SumsDevice};
+use super::session::{OwnDevice, SealedDevice, SumsDevice};
 use super::volume::{Stack, Volume, io_problem};
 
 /// The directories of a pool, and the connection to other hosts.
@@ -73,6 +73,7 @@ pub struct Pool {
     pub(super) sealed: Notify,
     /// Notified when a copy is to be completed.
     pub(super) to_fill: Notify,
+    waiting: Arc<Waiting>,
     /// Keeps other servers out.
     _lock: Flock<File>,
 }
@@ -169,6 +170,7 @@ impl Pool {
 
     fn tidy(&self) -> Result<(), Problem> {
         let what = || format!("can't clean up the pool {}", self.dir.display());
+        self.catalog.drop_staged().map_err(|error| catalog::problem(&what(), &error))?;
         self.remove_leftovers().map_err(|error| Problem::internal(what(), error))
     }
 
@@ -190,6 +192,7 @@ impl Pool {
             changes: Arc::default(),
             sealed: Notify::new(),
             to_fill: Notify::new(),
+            waiting: Arc::default(),
             _lock: locked.lock,
         }
     }
@@ -298,26 +301,24 @@ impl Pool {
         if let Some(shared) = top.and_then(|top| open.sealed.get(&top)).and_then(Weak::upgrade) {
             return Ok(shared);
         }
-        let mut layers = Vec::new();
-        let mut bottom = None;
+        let mut links = Vec::new();
         for row in rows {
             let shared = open.layers.get(&row.id).and_then(Weak::upgrade);
-            let layer = match shared {
+            let (layer, copy) = match shared {
                 _ if row.is_copy() => {
                     let copy = self.open_copy(open, row)?;
-                    bottom = Some(Bottom::Copy(Arc::clone(&copy)));
-                    Arc::clone(copy.layer())
+                    (Arc::clone(copy.layer()), Some(copy))
                 }
-                Some(layer) => layer,
-                None => Arc::new(self.open_sealed(row)?),
+                Some(layer) => (layer, None),
+                None => (Arc::new(self.open_sealed(row)?), None),
             };
             open.layers.insert(row.id, Arc::downgrade(&layer));
-            layers.push(layer);
+            links.push(Link { layer, copy });
         }
-        let remote = rows.last().map_or(remote, |row| row.remote.clone());
-        let through = |row| Bottom::Remote(Arc::new(RemoteParent::new(row, &self.connect)));
-        let bottom = bottom.or_else(|| remote.map(through));
-        let sealed = Arc::new(Sealed::new(layers, bottom));
+        let export =
+            rows.last().map_or(remote, |row| row.remote.clone().filter(|_| !row.is_copy()));
+        let export = export.map(|row| Arc::new(RemoteParent::new(row, &self.connect)));
+        let sealed = Arc::new(Sealed::new(links, export));
         if let Some(top) = top {
             open.sealed.insert(top, Arc::downgrade(&sealed));
         }
@@ -332,10 +333,29 @@ impl Pool {
             return Ok(Arc::clone(copy));
         }
         let remote = row.remote.clone().expect("a copy has a remote parent");
-        let remote = Arc::new(RemoteParent::new(remote, &self.connect));
-        let copy = Arc::new(LayerCopy::new(self.copy_head(row)?, remote));
+        self.open_copy_over(open, row, Arc::new(RemoteParent::new(remote, &self.connect)))
+    }
+
+    fn open_copy_over(
+        &self,
+        open: &mut Open,
+        row: &LayerRow,
+        remote: Arc<RemoteParent>,
+    ) -> Result<Arc<LayerCopy>, LayerError> {
+        let head = self.copy_head(row)?;
+        let copy = Arc::new(LayerCopy::new(head, remote, Arc::clone(&self.waiting)));
         open.copies.insert(row.id, Arc::clone(&copy));
         Ok(copy)
+    }
+
+    /// Opens a copy that was just made, with the connection over which its map came.
+    pub(super) fn open_new_copy(
+        &self,
+        row: &LayerRow,
+        remote: RemoteParent,
+    ) -> Result<(), LayerError> {
+        let mut open = self.open.lock().expect("no holder panics");
+        self.open_copy_over(&mut open, row, Arc::new(remote)).map(drop)
     }
 
     /// A copy. It is opened if it is not open yet. `None` if the layer is not a copy or can't be opened.
@@ -389,7 +409,7 @@ impl Pool {
         for layer in std::iter::once(&head.layer).chain(below.layers()) {
             open.layers.insert(layer.id, Arc::downgrade(layer));
         }
-        if let Some(top) = below.layers().first() {
+        if let Some(top) = below.layers().next() {
             open.sealed.insert(top.id, Arc::downgrade(below));
         }
     }
@@ -496,17 +516,64 @@ impl Pool {
         .await
     }
 
-    /// The checksums of a sealed layer without a parent, for hosts that copy the layer.
+    /// Only what a sealed layer itself has, read-only, for hosts that have the layers below it.
+    ///
+    /// # Errors
+    /// Not found when there is no such sealed layer, or when a part of its content is at another host; its layers
+    /// can't be read.
+    pub async fn open_own(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let what = format!("can't open the own blocks of layer {id}");
+            let row = pool.row_with_own_blocks(&what, id)?;
+            let device = pool.with_open(&what, |open| {
+                let shared = open.layers.get(&id).and_then(Weak::upgrade);
+                let layer = match shared {
+                    Some(layer) => layer,
+                    None => {
+                        let opened = pool.open_sealed(&row);
+                        Arc::new(opened.map_err(|error| Problem::internal(&what, error))?)
+                    }
+                };
+                open.layers.insert(id, Arc::downgrade(&layer));
+                let layers = Arc::new(Sealed::new(vec![Link::whole(&layer)], None));
+                Ok(SealedDevice { size_bytes: row.size_bytes, layers })
+            })?;
+            Ok(Arc::new(OwnDevice(device)) as Arc<dyn Device>)
+        })
+        .await
+    }
+
+    /// A sealed layer whose own blocks are all here.
+    fn row_with_own_blocks(&self, what: &str, id: LayerId) -> Result<LayerRow, Problem> {
+        let failed = |error| catalog::problem(what, &error);
+        if !self.catalog.is_sealed(id).map_err(failed)? {
+            return Err(Problem::not_found(what, "there is no such sealed layer in this pool"));
+        }
+        let row = self.catalog.chain(id).map_err(failed)?.swap_remove(0);
+        if row.remote.is_some() {
+            let why = "a part of its content is still at another host";
+            return Err(Problem::not_found(what, why));
+        }
+        Ok(row)
+    }
+
+    /// The checksums of a sealed layer without a parent, for hosts that copy all that the layer shows. With `own`,
+    /// those of any sealed layer, for hosts that copy only what the layer itself has.
     ///
     /// # Errors
     /// Not found when the layer has a parent, is not complete, or has no checksums yet.
-    pub async fn open_checksums(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
+    pub async fn open_checksums(
+        self: &Arc<Self>,
+        id: LayerId,
+        own: bool,
+    ) -> Result<Arc<dyn Device>, Problem> {
         let pool = Arc::clone(self);
         blocking(move || {
             let what = format!("can't open the checksums of layer {id}");
-            let chain = pool.catalog.chain(id).map_err(|e| catalog::problem(&what, &e))?;
-            let alone = matches!(&chain[..], [row] if row.remote.is_none());
-            let checksums = if alone { checksums::finished(&*pool.files, id) } else { Ok(None) };
+            let row = pool.row_with_own_blocks(&what, id)?;
+            let fitting = own || row.parent.is_none();
+            let checksums = if fitting { checksums::finished(&*pool.files, id) } else { Ok(None) };
             let opened = checksums.and_then(|file| {
                 file.map(|file| Ok(SumsDevice { size_bytes: file.len()?, file })).transpose()
             });

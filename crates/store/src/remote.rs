@@ -1,4 +1,4 @@
-//! A read-only export of another host, below the layers of this pool.
+//! A read-only export of another host, from which this pool's layers get what they don't have.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -6,27 +6,34 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::device::{Device, Extent, IoError};
 use perigee_block::exports::CHECKSUMS_SUFFIX;
 use perigee_block::trace::{self, Stage};
+use perigee_model::Problem;
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::OnceCell;
 
-use super::blocks::overlap;
+use super::blocks::{BlockState, BlockStates, index, overlap};
 use super::catalog::RemoteRow;
 
 /// The pause before the next attempt to reach a host that does not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
+/// A layer's map is asked for in parts of this much of the layer; an answer of our server covers one.
+const MAP_PART_BYTES: u64 = 1 << 30;
+const MAP_PARTS_AT_ONCE: usize = 64;
+
 type Connect =
-    dyn Fn(String, String) -> BoxFuture<'static, Result<Arc<dyn Device>, IoError>> + Send + Sync;
+    dyn Fn(String, String) -> BoxFuture<'static, Result<Arc<dyn Device>, Problem>> + Send + Sync;
 
 /// The pool's means to reach other hosts.
 #[derive(Clone)]
 pub struct Connector {
     /// How long a read waits for a host that does not answer.
     pub patience: Duration,
-    /// Opens an export, given `HOST:PORT` and its name.
+    /// Opens an export, given `HOST:PORT` and its name. The problem is [`perigee_model::ProblemKind::NotFound`] if the other
+    /// host answers that it has no such export.
     pub connect: Arc<Connect>,
 }
 
@@ -44,6 +51,30 @@ impl RemoteParent {
     pub(super) fn new(row: RemoteRow, connector: &Connector) -> Self {
         let (device, failed) = Default::default();
         Self { row, connector: connector.clone(), device, failed }
+    }
+
+    /// As [`Self::new`], with a connection that is open already.
+    pub(super) fn connected(
+        row: RemoteRow,
+        connector: &Connector,
+        device: Arc<dyn Device>,
+    ) -> Result<Self, String> {
+        let new = Self::new(row, connector);
+        match new.difference(&*device) {
+            None => Ok(Self { device: OnceCell::new_with(Some(device)), ..new }),
+            Some(difference) => Err(difference),
+        }
+    }
+
+    /// Whether the export has one layer's own blocks only.
+    pub(super) fn is_own(&self) -> bool {
+        self.row.own
+    }
+
+    /// Whether an extent of the export has bytes of its layer.
+    pub(super) fn has_bytes(&self, extent: &Extent) -> bool {
+        // A layer's own extents are holes where the layer has nothing.
+        !extent.zero && (!self.is_own() || !extent.hole)
     }
 
     pub(super) fn blocks(&self) -> u64 {
@@ -96,8 +127,39 @@ impl RemoteParent {
         self.row.is_layer?;
         let opened =
             (self.connector.connect)(nbd_addr.clone(), format!("{export}{CHECKSUMS_SUFFIX}"));
-        let without = |error: &IoError| tracing::debug!(%error, "no checksums to compare with");
+        let without = |error: &Problem| tracing::debug!(%error, "no checksums to compare with");
         opened.await.inspect_err(without).ok()
+    }
+
+    /// Which blocks the export's layer has, and which of them are zeros there; the others are remote here. Several
+    /// parts are asked for at once, so this takes few round trips.
+    pub(super) async fn own_states(&self) -> Result<BlockStates, IoError> {
+        let size_bytes = self.row.size_bytes;
+        let states = BlockStates::new(size_bytes / BLOCK_BYTES);
+        let parts = (0..size_bytes).step_by(index(MAP_PART_BYTES));
+        let asked = parts.map(|start| async move {
+            let part = start..(start + MAP_PART_BYTES).min(size_bytes);
+            self.extents(&part).await.map(|extents| (start, extents))
+        });
+        let mut answers = std::pin::pin!(stream::iter(asked).buffer_unordered(MAP_PARTS_AT_ONCE));
+        while let Some((mut at, extents)) = answers.try_next().await? {
+            for extent in extents {
+                let end = at + extent.length_bytes;
+                if !at.is_multiple_of(BLOCK_BYTES) || !end.is_multiple_of(BLOCK_BYTES) {
+                    let RemoteRow { nbd_addr, export, .. } = &self.row;
+                    let why = format!("{nbd_addr} has a part of a block in {export}");
+                    return Err(std::io::Error::other(why).into());
+                }
+                let blocks = at / BLOCK_BYTES..end / BLOCK_BYTES;
+                if self.has_bytes(&extent) {
+                    states.set(blocks, BlockState::Remote);
+                } else if extent.zero {
+                    states.set(blocks, BlockState::Zero);
+                }
+                at = end;
+            }
+        }
+        Ok(states)
     }
 
     /// Reads a range. The part beyond the export's end is zeros.

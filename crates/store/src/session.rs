@@ -63,7 +63,7 @@ impl Below {
         for (block, _) in partial_edges(offset, length_bytes) {
             if stack.head.layer.states.get(block) == BlockState::Absent {
                 let plan = stack.chain().plan(block * BLOCK_BYTES, BLOCK_BYTES_U32);
-                blocks.push((block, plan.read(&stack.below).await?));
+                blocks.push((block, plan.read().await?));
             }
         }
         Ok(Self { head: Some(stack.head.layer.id), blocks })
@@ -216,6 +216,7 @@ fn patch(stack: &Stack, offset: u64, data: Bytes, below: &Below) -> Option<Patch
             BlockState::Data => continue,
             BlockState::Zero => Bytes::from_static(&ZEROS),
             BlockState::Absent => below.get(stack, block)?.clone(),
+            BlockState::Remote => unreachable!("a volume's head has all its blocks here"),
         };
         if bytes.start > 0 {
             start = block * BLOCK_BYTES;
@@ -264,7 +265,7 @@ impl Device for Session {
         Box::pin(async move {
             let stack = self.volume.stack();
             check_range(stack.size_bytes(), offset, length_bytes.into())?;
-            stack.chain().plan(offset, length_bytes).read(&stack.below).await
+            stack.chain().plan(offset, length_bytes).read().await
         })
     }
 
@@ -354,11 +355,11 @@ impl Device for SealedDevice {
     }
 
     fn layer(&self) -> Option<LayerId> {
-        self.layers.layers().first().map(|top| top.id)
+        self.layers.layers().next().map(|top| top.id)
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
-        Box::pin(async move { self.chain().plan(offset, length_bytes).read(&self.layers).await })
+        Box::pin(async move { self.chain().plan(offset, length_bytes).read().await })
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
@@ -391,6 +392,48 @@ impl Device for SealedDevice {
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<OriginRun>, IoError>> {
         Box::pin(async move { Ok(self.chain().origins(offset, length_bytes)) })
+    }
+}
+
+/// Only what one sealed layer itself has, read-only. The rest reads as zeros, and its extents say that it is
+/// no data and not known to be zeros.
+pub(super) struct OwnDevice(pub(super) SealedDevice);
+
+impl Device for OwnDevice {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        self.0.layer()
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        self.0.read(offset, length_bytes)
+    }
+
+    fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.0.try_read(offset, buffer)
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move { Ok(self.0.layers.own_extents(offset, length_bytes)) })
     }
 }
 

@@ -218,7 +218,7 @@ impl Pool {
         let rows = self.catalog.chain(layer)?;
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);
-        let remote = rows.last().and_then(|row| row.remote.clone()).map(|remote| ImageSource {
+        let remote = rows.iter().find_map(|row| row.remote.clone()).map(|remote| ImageSource {
             nbd_addr: remote.nbd_addr,
             export: remote.export,
             keep: remote.keep,

@@ -6,7 +6,9 @@
 //! | `VOLUME@N` | the same, as a session of writer epoch N |
 //! | `image:NAME` | a sealed layer, read-only |
 //! | `layer:UUID` | the same, by what it is; never listed |
-//! | `image:NAME@sums`, `layer:UUID@sums` | its checksums, for who copies it; never listed |
+//! | `layer:UUID@own` | only what the layer itself has, for a host that has the layers below it; never listed |
+//! | `image:NAME@sums`, `layer:UUID@sums` | the checksums of a layer without layers below it, for who copies it; never listed |
+//! | `layer:UUID@own@sums` | the checksums of any layer, for who copies what it has itself; never listed |
 //!
 //! A volume that is not in this pool but attached is proxied: its home gets the same export name,
 //! and so enforces the epoch.
@@ -18,7 +20,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
-use perigee_block::exports::{CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, Opener};
+use perigee_block::exports::{CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, OWN_SUFFIX, Opener};
 use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
 use perigee_block::sessions::ProxyKey;
@@ -48,6 +50,8 @@ enum Wanted {
     Volume(VolumeName, Option<Epoch>),
     Image(ImageName),
     Layer(LayerId),
+    /// Only what a layer itself has.
+    Own(LayerId),
     /// The checksums of an image or a layer.
     Checksums(Box<Self>),
 }
@@ -56,14 +60,17 @@ impl Wanted {
     fn parse(text: &str) -> Option<Self> {
         if let Some(sealed) = text.strip_suffix(CHECKSUMS_SUFFIX) {
             let of = Self::parse(sealed)?;
-            let sealed = matches!(of, Self::Image(_) | Self::Layer(_));
+            let sealed = matches!(of, Self::Image(_) | Self::Layer(_) | Self::Own(_));
             return sealed.then(|| Self::Checksums(Box::new(of)));
         }
         if let Some(image) = text.strip_prefix("image:") {
             return image.parse().ok().map(Self::Image);
         }
         if let Some(layer) = text.strip_prefix(LAYER_PREFIX) {
-            return layer.parse().ok().map(Self::Layer);
+            return match layer.strip_suffix(OWN_SUFFIX) {
+                Some(layer) => layer.parse().ok().map(Self::Own),
+                None => layer.parse().ok().map(Self::Layer),
+            };
         }
         match text.split_once('@') {
             Some((volume, epoch)) => {
@@ -143,6 +150,7 @@ impl PoolExports {
         let found = match Wanted::parse(name) {
             Some(Wanted::Image(image)) => self.pool.open_image(&image).await.map(sealed),
             Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
+            Some(Wanted::Own(layer)) => self.pool.open_own(layer).await.map(sealed),
             Some(Wanted::Checksums(of)) => self.checksums(name, &of).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => {
                 let host = match opener {
@@ -177,12 +185,13 @@ impl PoolExports {
 
     async fn checksums(&self, name: &str, of: &Wanted) -> Result<Arc<dyn Device>, Problem> {
         let layer = match of {
-            Wanted::Layer(layer) => Some(*layer),
-            Wanted::Image(image) => Some(self.pool.image_info(image).await?.layer),
+            Wanted::Layer(layer) => Some((*layer, false)),
+            Wanted::Own(layer) => Some((*layer, true)),
+            Wanted::Image(image) => Some((self.pool.image_info(image).await?.layer, false)),
             Wanted::Volume(..) | Wanted::Checksums(_) => None,
         };
         match layer {
-            Some(layer) => self.pool.open_checksums(layer).await,
+            Some((layer, own)) => self.pool.open_checksums(layer, own).await,
             None => {
                 Err(Problem::not_found(format!("export {name:?}"), "only images have checksums"))
             }
@@ -338,6 +347,10 @@ mod tests {
         assert_eq!(Wanted::parse("image:debian@sums"), Some(checksums));
         let layer = LayerId(Uuid::from_u128(7));
         assert_eq!(Wanted::parse(&format!("layer:{layer}")), Some(Wanted::Layer(layer)));
+        let own = || Wanted::Own(layer);
+        assert_eq!(Wanted::parse(&format!("layer:{layer}@own")), Some(own()));
+        let sums = Some(Wanted::Checksums(Box::new(own())));
+        assert_eq!(Wanted::parse(&format!("layer:{layer}@own@sums")), sums);
         for bad in [
             "",
             "data@",
@@ -345,6 +358,9 @@ mod tests {
             "data@-1",
             "image:",
             "layer:7",
+            "layer:7@own",
+            "image:debian@own",
+            "data@own",
             "data@sums",
             "other:data",
             "../data",

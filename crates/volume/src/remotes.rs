@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use perigee_block::device::{Device, IoError};
+use perigee_block::device::Device;
 use perigee_http::Listen;
 use perigee_model::Problem;
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
@@ -59,10 +59,8 @@ impl Remotes {
             let mut remote = remotes.export(nbd_addr, export);
             remote.patience = remotes.patience;
             async move {
-                match NbdDevice::open(remote).await {
-                    Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
-                    Err(problem) => Err(IoError::Unreachable(problem.to_string())),
-                }
+                let device = NbdDevice::open(remote).await?;
+                Ok(Arc::new(device) as Arc<dyn Device>)
             }
             .boxed()
         };

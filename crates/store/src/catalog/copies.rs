@@ -5,7 +5,7 @@ use perigee_model::volume::Keep;
 use rusqlite::params;
 
 use super::columns::{parsed, signed};
-use super::{Catalog, Result, Sealed};
+use super::{Catalog, LayerRow, Result, Sealed, delete_unneeded, insert_layer};
 
 impl Catalog {
     /// Sets what a copy keeps from now on.
@@ -30,6 +30,40 @@ impl Catalog {
             tx.execute(sql, params![id, signed(copy.data_bytes)?])?;
             tx.execute("DELETE FROM remote_parents WHERE layer = ?1", [id]).map(drop)
         })
+    }
+
+    /// Adds layers on which nothing stands yet, from the bottom up, either all of them or none.
+    pub(crate) fn stage(&self, layers: &[LayerRow]) -> Result<()> {
+        self.change(|tx| {
+            layers.iter().try_for_each(|layer| {
+                insert_layer(tx, layer)?;
+                let sql = "INSERT INTO staged VALUES (?1)";
+                tx.execute(sql, [layer.id.to_string()]).map(drop)
+            })
+        })
+    }
+
+    /// Removes the staged layers on which nothing stands, and forgets which ones were staged. Returns the removed
+    /// ones.
+    pub(crate) fn drop_staged(&self) -> Result<Vec<LayerId>> {
+        self.change(|tx| {
+            let staged: Vec<LayerId> = tx
+                .prepare("SELECT layer FROM staged")?
+                .query_map([], |row| parsed(row, 0))?
+                .collect::<Result<_>>()?;
+            let mut dropped = Vec::new();
+            for layer in staged {
+                dropped.extend(delete_unneeded(tx, layer)?);
+            }
+            tx.execute("DELETE FROM staged", [])?;
+            Ok(dropped)
+        })
+    }
+
+    /// Records that a copy of own blocks has none of them any more, only their map.
+    pub(crate) fn renew_copy(&self, layer: LayerId) -> Result<()> {
+        let sql = "UPDATE layers SET poisoned = NULL WHERE id = ?1";
+        self.lock().execute(sql, [layer.to_string()]).map(drop)
     }
 
     /// Records that a copy's files are gone and that all of it has to be fetched again.

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -105,6 +105,12 @@ ALTER TABLE client_clones ADD COLUMN opened INTEGER NOT NULL DEFAULT 1;
 CREATE TABLE leases (                   -- hosts that may have blocks of a volume in memory
     volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
     host INTEGER NOT NULL
+) STRICT;
+",
+    "
+ALTER TABLE remote_parents ADD COLUMN own INTEGER NOT NULL DEFAULT 0;   -- only what the layer itself has
+CREATE TABLE staged (                   -- layers that were made before anything stood on them
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
 ) STRICT;
 ",
 ];

@@ -15,6 +15,7 @@ mod power;
 mod resize;
 mod rules;
 mod space;
+mod stage;
 mod under_load;
 
 use std::path::Path;
@@ -25,10 +26,12 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::lease::NO_HOST;
+use perigee_model::home::DepartedLayer;
 use perigee_model::volume::{CreateVolume, VolumeSource};
-use perigee_model::{ImageName, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use uuid::Uuid;
 
+use super::catalog::{LayerRow, NewVolume, first_epoch};
 use super::sim::SimFiles;
 use super::{Connector, Pool, PoolConfig};
 
@@ -69,9 +72,95 @@ fn remote_bytes() -> Vec<u8> {
     (1..=251_u8).cycle().take(5 * 4096 + 512).collect()
 }
 
-/// Reaches a [`FakeRemote`] at `there:1` and nothing else.
+/// What a sealed layer of the other host itself has: for each block a letter, `d` data, `0` data that are zeros,
+/// `z` zeros, or `.` nothing.
+struct FakeOwn {
+    layer: LayerId,
+    blocks: &'static [u8],
+}
+
+/// The other host's volume `zmoved`: its layers, topmost first.
+const FAKE_OWN: [FakeOwn; 2] = [
+    FakeOwn { layer: LayerId(Uuid::from_u128(0xa)), blocks: b".dz.0d." },
+    FakeOwn { layer: LayerId(Uuid::from_u128(0xb)), blocks: b"dddd.0" },
+];
+
+impl FakeOwn {
+    fn byte(&self, block: usize) -> u8 {
+        let number = u8::try_from(self.layer.0.as_u128()).unwrap() * 16;
+        if self.blocks[block] == b'd' { number + u8::try_from(block).unwrap() } else { 0 }
+    }
+
+    /// What the whole chain shows.
+    fn shown() -> Vec<u8> {
+        let [top, below] = &FAKE_OWN;
+        let block = |block: usize| match (top.blocks[block], below.blocks.get(block)) {
+            (b'.', Some(_)) => below.byte(block),
+            _ => top.byte(block),
+        };
+        (0..top.blocks.len()).flat_map(|at| [block(at); 4096]).collect()
+    }
+
+    fn chain() -> Vec<DepartedLayer> {
+        let size_bytes = |own: &Self| own.blocks.len() as u64 * 4096;
+        let departed = |own: &Self| DepartedLayer {
+            layer: own.layer,
+            size_bytes: size_bytes(own),
+            data_bytes: 0,
+        };
+        FAKE_OWN.iter().map(departed).collect()
+    }
+}
+
+impl Device for FakeOwn {
+    fn size_bytes(&self) -> u64 {
+        self.blocks.len() as u64 * 4096
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        Some(self.layer)
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        let bytes = (offset..offset + u64::from(length_bytes))
+            .map(|at| self.byte(usize::try_from(at / 4096).unwrap()));
+        let bytes = bytes.collect::<Vec<_>>().into();
+        Box::pin(async move { Ok(bytes) })
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, offset: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        let state = self.blocks[usize::try_from(offset / 4096).unwrap()];
+        let (hole, zero) = (state == b'.' || state == b'z', state == b'z');
+        Box::pin(async move { Ok(vec![Extent { length_bytes: 4096, hole, zero }]) })
+    }
+}
+
+/// Reaches a [`FakeRemote`] at `there:1`, and the layers of [`FAKE_OWN`].
 fn connector() -> Connector {
-    reach(Arc::new(FakeRemote(remote_bytes())))
+    let other = reach(Arc::new(FakeRemote(remote_bytes())));
+    let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
+        let own = FAKE_OWN.iter().find(|own| export == format!("layer:{}@own", own.layer));
+        match own {
+            Some(FakeOwn { layer, blocks }) => {
+                let own: Arc<dyn Device> = Arc::new(FakeOwn { layer: *layer, blocks });
+                Box::pin(async { Ok(own) })
+            }
+            None => (other.connect)(nbd_addr, export),
+        }
+    };
+    Connector { patience: other.patience, connect: Arc::new(connect) }
 }
 
 /// Reaches this device at `there:1` and nothing else.
@@ -79,9 +168,9 @@ fn reach(device: Arc<dyn Device>) -> Connector {
     let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
         let device = Arc::clone(&device);
         let there = nbd_addr == "there:1" && !export.ends_with("@sums");
-        Box::pin(
-            async move { if there { Ok(device) } else { Err(IoError::Unreachable(nbd_addr)) } },
-        )
+        Box::pin(async move {
+            if there { Ok(device) } else { Err(Problem::unavailable("can't connect", nbd_addr)) }
+        })
     };
     Connector { patience: Duration::from_secs(10), connect: Arc::new(connect) }
 }
@@ -113,6 +202,20 @@ fn create(name: &str, size_bytes: Option<u64>, source: VolumeSource) -> CreateVo
 async fn empty(pool: &Arc<Pool>, name: &str, size_bytes: u64) -> Arc<dyn Device> {
     pool.create_volume(create(name, Some(size_bytes), VolumeSource::Empty)).await.unwrap();
     session(pool, name).await
+}
+
+/// Puts a new head on a sealed layer.
+fn put_head(pool: &Arc<Pool>, name: &str, size_bytes: u64, parent: Option<LayerId>) {
+    let (tenant, cache) = Default::default();
+    let volume = NewVolume {
+        name: volume_name(name),
+        head: LayerRow::new_head(size_bytes, parent),
+        epoch: first_epoch(),
+        tenant,
+        cache,
+        owner: None,
+    };
+    pool.catalog.add_volumes(&[volume]).unwrap();
 }
 
 async fn session(pool: &Arc<Pool>, name: &str) -> Arc<dyn Device> {

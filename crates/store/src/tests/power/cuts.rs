@@ -144,6 +144,27 @@ fn copies_of_another_host_s_image_survive_a_cut_at_every_point() {
     run(&steps, 6);
 }
 
+#[test]
+fn copies_of_own_blocks_survive_a_cut_at_every_point() {
+    let steps = [
+        read(4, 4096, 4096),
+        write(4, 5000, 100),
+        read(4, 12_000, 600),
+        Step::Kill,
+        read(4, 0, 4096),
+        flush(4),
+        Step::PowerCut { seed: 5 },
+        read(4, 0, 30_000),
+        Step::Snapshot { volume: 4 },
+        Step::FillOwn,
+        write(4, 0, 100),
+        Step::Kill,
+        read(4, 0, 30_000),
+        Step::Delete { volume: 4 },
+    ];
+    run(&steps, 6);
+}
+
 /// A cut that left only the map of a head whose first flush was not acknowledged; the head's new
 /// data would have stood beside that map after the next cut.
 #[test]

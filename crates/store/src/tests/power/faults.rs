@@ -83,6 +83,16 @@ fn a_copy_loses_nothing_whichever_operation_fails() {
     run(&hydrating(), Fault::Io, u64::MAX);
 }
 
+/// With copies of the own blocks of another host's layers.
+#[test]
+fn copies_of_own_blocks_lose_nothing_whichever_operation_fails() {
+    let read_all = || read(4, 0, 7 * 4096);
+    let (some, change) = (read(4, 4096, 4096), write(4, 5000, 100));
+    let steps = [some, change, Step::FillOwn, Step::Kill, read_all(), Step::FillOwn];
+    run(&steps, Fault::Io, 1);
+    run(&steps, Fault::Io, u64::MAX);
+}
+
 #[test]
 fn an_io_error_of_any_operation_loses_nothing() {
     run(&mixed(), Fault::Io, 1);

@@ -11,6 +11,7 @@ use perigee_model::{Problem, ProblemKind};
 use super::check;
 use super::expect::{Event, Expected, Fill, Presence, Twin, What};
 use super::steps::{Io, Step};
+use crate::copies::Pace;
 use crate::sim::{Cut, Faults, Op, SECTOR_BYTES, Sector, scratch_dir};
 use crate::tests::*;
 
@@ -21,9 +22,9 @@ const MAP_PAGE_BLOCKS: u64 = 16256;
 /// What happened, with the number of operations of the disk that came before.
 pub(super) type History = Vec<(usize, Event)>;
 
-/// A pool with four volumes: `small`, `remote` over another host's export, which it outgrows,
-/// `wide`, whose map has three pages, and `yonder`, a clone of the image `yonder`, which is a copy of
-/// another host's.
+/// A pool with five volumes: `small`, `remote` over another host's export, which it outgrows,
+/// `wide`, whose map has three pages, `yonder`, a clone of the image `yonder`, which is a copy of
+/// another host's, and `zmoved` over copies of the own blocks of another host's layers.
 pub(super) struct World {
     dir: tempfile::TempDir,
     pub(super) files: Arc<SimFiles>,
@@ -52,6 +53,7 @@ fn first_twins() -> BTreeMap<String, Twin> {
         ("remote".to_owned(), Twin::new(8 * BLOCK, whole(8), &remote_bytes())),
         ("wide".to_owned(), Twin::new(wide_blocks * BLOCK, wide, &[])),
         ("yonder".to_owned(), Twin::new(6 * BLOCK, whole(6), &remote_bytes())),
+        ("zmoved".to_owned(), Twin::new(8 * BLOCK, whole(8), &FakeOwn::shown())),
         ("image:yonder".to_owned(), Twin::new(6 * BLOCK, whole(6), &remote_bytes())),
     ])
 }
@@ -66,6 +68,11 @@ impl World {
         pool.copy_image(&image_name("yonder"), copy).await.unwrap();
         for (name, twin) in twins.iter().filter(|(name, _)| !name.starts_with("image:")) {
             let source = match name.as_str() {
+                "zmoved" => {
+                    pool.stage_layers(&nbd_addr(), &FakeOwn::chain()).await.unwrap();
+                    put_head(&pool, name, twin.size_bytes, Some(FAKE_OWN[0].layer));
+                    continue;
+                }
                 "remote" => VolumeSource::Remote { nbd_addr: nbd_addr(), export: "x".to_owned() },
                 "yonder" => VolumeSource::Image(image_name("yonder")),
                 _ => VolumeSource::Empty,
@@ -206,6 +213,7 @@ impl World {
                 tokio::join!(this.together_now(&name, ios), this.compact(&name));
             }
             Step::Fill => self.fill().await,
+            Step::FillOwn => self.fill_own().await,
             Step::Delete { volume } => {
                 let Some(name) = self.choose(*volume, false) else { return };
                 self.devices.remove(&name);
@@ -372,6 +380,13 @@ impl World {
     }
 
     /// Changes nothing that anybody sees, either.
+    async fn fill_own(&self) {
+        for copy in self.pool().copies_to_fill() {
+            let filled = self.pool().fill(&copy, &Arc::default(), &mut Pace::new(u64::MAX)).await;
+            assert!(filled.is_ok() || self.faulty, "{filled:?}");
+        }
+    }
+
     async fn fill(&self) {
         let image = self.expected.borrow().twins.get("image:yonder").map(|twin| twin.presence);
         if image != Some(Presence::Certain) {

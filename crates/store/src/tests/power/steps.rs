@@ -49,6 +49,8 @@ pub(super) enum Step {
     },
     /// Completes the image that is a copy of another host's.
     Fill,
+    /// Completes the copies of the own blocks of another host's layers.
+    FillOwn,
     Delete {
         volume: usize,
     },
@@ -119,6 +121,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (some(), 1..12_u64).prop_map(|(volume, blocks)| Step::Resize { volume, blocks }),
         1 => (some(), ios()).prop_map(|(volume, ios)| Step::Compact { volume, ios }),
         1 => Just(Step::Fill),
+        1 => Just(Step::FillOwn),
         1 => some().prop_map(|volume| Step::Delete { volume }),
         1 => some().prop_map(|image| Step::DeleteImage { image }),
         1 => Just(Step::Kill),

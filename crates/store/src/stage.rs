@@ -1,0 +1,241 @@
+//! Copies of the layers of a volume that comes from another host, made before the volume's head is here.
+//!
+//! Layers that this pool has already are used as they are, complete or not. The others become copies of their own
+//! blocks on top of them ([`super::copy`]), so that only what this pool lacks is fetched. A layer of which the
+//! other host does not have everything itself becomes a whole copy, with nothing below it.
+//!
+//! 1. For each lacking layer, the other host is asked what the layer has (the extents of export
+//!    `layer:UUID@own`). No lock is held meanwhile.
+//! 2. The copy's files are made with a map of that, and are made durable.
+//! 3. One transaction adds all the layers. Before it, a crash leaves only files that the next server removes.
+//!
+//! Then the caller can put a head on the topmost layer. Layers on which nothing stands when a server starts are
+//! removed: whoever made them makes them again.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
+use perigee_model::home::DepartedLayer;
+use perigee_model::volume::Keep;
+use perigee_model::{Problem, ProblemKind};
+
+use super::blocking;
+use super::blocks::BlockStates;
+use super::catalog::{self, LayerRow, RemoteRow};
+use super::layer::{self, data_name, map_name};
+use super::map::{self, MapFile};
+use super::pool::Pool;
+use super::remote::RemoteParent;
+use super::volume::io_problem;
+
+/// As many layers of one chain are asked about at once.
+const ASKED_AT_ONCE: usize = 8;
+/// A volume with more layers has to be compacted first.
+const CHAIN_MAX: usize = 4096;
+
+/// What the other host has of a layer.
+enum Told {
+    Own(Box<Own>),
+    /// Only all that the layer shows.
+    Whole(RemoteRow),
+}
+
+/// A layer's own blocks at another host.
+struct Own {
+    row: RemoteRow,
+    /// A connection that stays.
+    remote: RemoteParent,
+    states: BlockStates,
+}
+
+impl Pool {
+    /// Makes sure that this pool has these sealed layers of another host's volume, topmost first. Missing ones
+    /// are made as copies, which get their blocks from `nbd_addr`. A repeated request does nothing.
+    ///
+    /// The caller then holds the lock `changes` while it checks that the topmost layer is still here and puts a
+    /// head on it.
+    ///
+    /// # Errors
+    /// Unavailable when the other host does not answer; a conflict when a layer is not what the chain says, or a
+    /// layer was deleted here meanwhile; no space.
+    pub async fn stage_layers(
+        self: &Arc<Self>,
+        nbd_addr: &str,
+        chain: &[DepartedLayer],
+    ) -> Result<(), Problem> {
+        let what = format!("can't make copies of a volume's layers at {nbd_addr}");
+        let (pool, now, all) = (Arc::clone(self), what.clone(), chain.to_vec());
+        let lacking = blocking(move || pool.lacking(&now, &all)).await?;
+        if lacking == 0 {
+            return Ok(());
+        }
+        let told = self.ask_all(&what, nbd_addr, &chain[..lacking]).await?;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, chain) = (Arc::clone(self), chain.to_vec());
+        blocking(move || {
+            let _guard = guard;
+            pool.make_staged(&what, &chain, told)
+        })
+        .await
+    }
+
+    /// The number of layers from the top down to the first one that this pool has.
+    fn lacking(&self, what: &str, chain: &[DepartedLayer]) -> Result<usize, Problem> {
+        if chain.len() > CHAIN_MAX {
+            let why = format!("it has {} layers, and {CHAIN_MAX} are possible", chain.len());
+            return Err(Problem::conflict(what, why).next("compact the volume first"));
+        }
+        for (depth, layer) in chain.iter().enumerate() {
+            if Self::layer_size(what, layer.size_bytes)? != layer.size_bytes {
+                let why = format!("layer {} has {} bytes", layer.layer, layer.size_bytes);
+                return Err(Problem::invalid(what, why));
+            }
+            if self.has_staged(what, layer)? {
+                return Ok(depth);
+            }
+        }
+        Ok(chain.len())
+    }
+
+    /// Whether the layer is here, and is what the other host says.
+    fn has_staged(&self, what: &str, layer: &DepartedLayer) -> Result<bool, Problem> {
+        let failed = |error| catalog::problem(what, &error);
+        if !self.catalog.has_layer(layer.layer).map_err(failed)? {
+            return Ok(false);
+        }
+        let here = &self.catalog.chain(layer.layer).map_err(failed)?[0];
+        let is_sealed = self.catalog.is_sealed(layer.layer).map_err(failed)?;
+        if is_sealed && here.size_bytes == layer.size_bytes {
+            return Ok(true);
+        }
+        let why = format!("this pool has another layer {}, or a volume writes it", layer.layer);
+        Err(Problem::conflict(what, why))
+    }
+
+    /// What the other host has of these layers, down to the first of which it has no own blocks.
+    async fn ask_all(
+        &self,
+        what: &str,
+        nbd_addr: &str,
+        layers: &[DepartedLayer],
+    ) -> Result<Vec<Told>, Problem> {
+        let asked = layers.iter().map(|layer| self.ask(what, nbd_addr, layer));
+        let mut answers = std::pin::pin!(stream::iter(asked).buffered(ASKED_AT_ONCE));
+        let mut told = Vec::new();
+        while let Some(answer) = answers.try_next().await? {
+            let is_whole = matches!(answer, Told::Whole(_));
+            told.push(answer);
+            if is_whole {
+                break;
+            }
+        }
+        Ok(told)
+    }
+
+    async fn ask(
+        &self,
+        what: &str,
+        nbd_addr: &str,
+        layer: &DepartedLayer,
+    ) -> Result<Told, Problem> {
+        let differs = |why: &str| {
+            Problem::conflict(what, format!("layer {} at the other host: {why}", layer.layer))
+        };
+        let whole = format!("{LAYER_PREFIX}{}", layer.layer);
+        let row = RemoteRow {
+            nbd_addr: nbd_addr.to_owned(),
+            export: format!("{whole}{OWN_SUFFIX}"),
+            size_bytes: layer.size_bytes,
+            keep: Keep::All,
+            is_layer: Some(layer.layer),
+            own: true,
+        };
+        match (self.connect.connect)(nbd_addr.to_owned(), row.export.clone()).await {
+            Ok(device) => {
+                if device.layer() != row.is_layer {
+                    return Err(differs("it does not say that it is this layer"));
+                }
+                let remote = RemoteParent::connected(row.clone(), &self.connect, device)
+                    .map_err(|why| differs(&why))?;
+                let states = remote.own_states().await.map_err(|e| io_problem(what, &e))?;
+                Ok(Told::Own(Box::new(Own { row, remote, states })))
+            }
+            Err(problem) if problem.kind == ProblemKind::NotFound => {
+                let row = self.remote_row(what, nbd_addr, &whole).await?;
+                if row.is_layer != Some(layer.layer) {
+                    return Err(differs("it does not say that it is this layer"));
+                }
+                if row.size_bytes != layer.size_bytes {
+                    return Err(differs(&format!("it has {} bytes", row.size_bytes)));
+                }
+                Ok(Told::Whole(RemoteRow { keep: Keep::All, ..row }))
+            }
+            Err(problem) => Err(Problem::unavailable(what, problem)),
+        }
+    }
+
+    /// Makes the topmost layers, of which the other host has told, unless they were made meanwhile. The caller
+    /// holds the lock `changes`.
+    fn make_staged(
+        &self,
+        what: &str,
+        chain: &[DepartedLayer],
+        told: Vec<Told>,
+    ) -> Result<(), Problem> {
+        let (top, rest) = chain.split_at(told.len());
+        let ends = matches!(told.last(), Some(Told::Whole(_)));
+        let below = rest.first().filter(|_| !ends);
+        if let Some(below) = below
+            && !self.has_staged(what, below)?
+        {
+            let why = format!("layer {} was deleted here meanwhile", below.layer);
+            return Err(Problem::conflict(what, why).next("try it again"));
+        }
+        let mut parent = below.map(|below| below.layer);
+        let (mut rows, mut remotes) = (Vec::new(), Vec::new());
+        for (layer, told) in top.iter().zip(told).rev() {
+            if !self.has_staged(what, layer)? {
+                let (remote_row, remote, made) = match told {
+                    Told::Own(own) => {
+                        let made = self.make_own_files(layer, &own.states);
+                        (own.row, Some(own.remote), made)
+                    }
+                    Told::Whole(row) => (row, None, layer::clear(&*self.files, layer.layer)),
+                };
+                let new = LayerRow::new(layer.layer, layer.size_bytes, parent);
+                // A whole copy gets its files with its first block.
+                let untouched = remote.is_none();
+                rows.push(LayerRow { remote: Some(remote_row), untouched, ..new });
+                remotes.push(remote);
+                if let Err(error) = made {
+                    self.remove_layers(&rows.iter().map(|row| row.id).collect::<Vec<_>>());
+                    return Err(io_problem(what, &error.into()));
+                }
+            }
+            parent = Some(layer.layer);
+        }
+        let made: Vec<_> = rows.iter().map(|row| row.id).collect();
+        let staged = self.catalog.stage(&rows);
+        staged.map_err(|error| self.not_recorded(what, &made, &error))?;
+        for (row, remote) in rows.iter().zip(remotes) {
+            let Some(remote) = remote else { continue };
+            if let Err(error) = self.open_new_copy(row, remote) {
+                tracing::error!(%error, "can't open a copy that was just made");
+            }
+        }
+        self.to_fill.notify_one();
+        Ok(())
+    }
+
+    /// Makes the files of a copy of a layer's own blocks, durably, with a map of what the layer has.
+    fn make_own_files(&self, layer: &DepartedLayer, states: &BlockStates) -> std::io::Result<()> {
+        let id = layer.layer;
+        layer::clear(&*self.files, id)?;
+        let data = self.files.create(&data_name(id), layer.size_bytes)?;
+        data.sync_created()?;
+        let map = self.files.create(&map_name(id), map::file_bytes(states.blocks()))?;
+        MapFile::create_reserved(map, id, states)?;
+        self.files.sync_names()
+    }
+}
