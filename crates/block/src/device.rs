@@ -47,6 +47,10 @@ pub enum IoError {
     /// not known. The text says what happened. NBD_EIO.
     #[error("the other host does not serve it: {0}")]
     Unreachable(String),
+    /// The volume has another home now. The request changed nothing here, and is not answered: the
+    /// connection ends, and its client sends it again over the next one, which reaches the new home.
+    #[error("the volume has another home now")]
+    Moved,
     /// Any other error of the disk or of the other host. NBD_EIO.
     #[error("I/O error: {0}")]
     Io(Arc<std::io::Error>),

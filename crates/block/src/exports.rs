@@ -55,6 +55,11 @@ pub trait Exports: Send + Sync + 'static {
     /// `NotFound` when the export does not exist; any other problem is the reason why it can't be opened now.
     fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>>;
 
+    /// Where a volume is that a proxy looks for here and that has another home now: `HOST:PORT`.
+    fn moved_to<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Option<String>> {
+        Box::pin(async { None })
+    }
+
     /// Records that a client uses an export, until the guard is dropped.
     fn log_in(&self, _name: &str, _over: Over, _peer: &str) -> Option<LoginGuard> {
         None

@@ -6,9 +6,10 @@
 //!   '--------------'-- not in time, or dropped: open, with the old device
 //! ```
 //!
-//! A request is answered by the device that it began on. There is one exception, for a device whose
-//! other host is away: its requests can be recalled ([`Held::recall`]). Then they fail there, and are
-//! asked of the new device, as they would be sent again over a new connection.
+//! A request is answered by the device that it began on. There are two exceptions. For a device whose
+//! other host is away, requests can be recalled ([`Held::recall`]): then they fail there, and are asked
+//! of the new device, as they would be sent again over a new connection. And a volume that has another
+//! home now fails them ([`IoError::Moved`]), and they are asked of the new device as well.
 //!
 //! What an open switch costs a request: two atomic operations on a cache line that only the session
 //! uses, and two more where the request has to wait for something. There is no allocation.
@@ -115,11 +116,26 @@ impl Switch {
         loop {
             let current = self.enter().await;
             let result = work(&*current.device).await;
-            let failed = matches!(result, Err(IoError::Unreachable(_)));
-            if !failed || !current.recalled.load(Ordering::SeqCst) {
+            let again = match &result {
+                Err(IoError::Unreachable(_)) => current.recalled.load(Ordering::SeqCst),
+                Err(IoError::Moved) => !self.is_present(&current),
+                _ => false,
+            };
+            if !again {
                 return result;
             }
         }
+    }
+
+    /// Whether new requests go to this device, and none is about to take its place.
+    fn is_present(&self, current: &Current) -> bool {
+        let state = self.read();
+        !state.held && Arc::ptr_eq(&state.current.device, &current.device)
+    }
+
+    /// Whether nobody waits for answers any more.
+    pub fn is_hung_up(&self) -> bool {
+        self.read().hung_up
     }
 
     async fn enter(&self) -> Arc<Current> {
@@ -170,7 +186,8 @@ impl Held {
         tokio::time::timeout_at(deadline, self.drained.cancelled()).await.is_ok()
     }
 
-    /// Opens with another device. Everything in flight has ended.
+    /// Opens with another device. Everything in flight has ended, or fails with [`IoError::Moved`] and is
+    /// asked of the new device.
     pub fn change(mut self, device: Arc<dyn Device>) {
         self.in_flight = Weak::new();
         let mut state = self.switch.write();

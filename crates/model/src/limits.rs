@@ -127,6 +127,14 @@ pub static BATCH_VOLUMES: Limit =
 pub static NEW_VOLUMES: Limit =
     Limit::new("the number of volumes that one request makes", Unit::Count, 1, 10_000);
 
+/// Volumes that departed from a pool and whose layers it keeps for their new homes.
+pub static DEPARTED_VOLUMES: Limit = Limit::new(
+    "the number of volumes that departed from a pool and are not complete elsewhere",
+    Unit::Count,
+    0,
+    4096,
+);
+
 /// Bytes that one probe of a link reads.
 pub static PROBE_BYTES: Limit = Limit::new("a probe's length", Unit::Bytes, 1, 64 * MIB);
 

@@ -25,6 +25,12 @@
 //! | `POST /batch/epochs` | [`EpochChanges`] | nothing, or the first change that was refused and why |
 //! | `POST /batch/flush` | [`FlushVolumes`] | nothing; earlier writes are then on the disk |
 //! | `POST /batch/open` | [`OpenAhead`] | nothing; the sessions are opened in the background |
+//! | `GET /volumes/{volume}/home` | | `VolumeHome` (see [`crate::home`]), of a volume that is not here too |
+//! | `POST /volumes/{volume}/take` | `TakeVolume` | `VolumeHome`: this server is the home |
+//! | `POST /volumes/{volume}/depart` | `Depart` | `Departed` |
+//! | `POST /volumes/{volume}/refuse` | `CallOff` | `VolumeHome` |
+//! | `POST /volumes/{volume}/return` | `CallOff` | `VolumeHome`: this server is the home again |
+//! | `DELETE /volumes/{volume}/departed?tenure=N` | | nothing; N is the tenure at the new home |
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
 //! | `DELETE /attachments/{volume}` | | |

@@ -6,6 +6,7 @@ mod clients;
 mod columns;
 mod copies;
 mod epochs;
+mod homes;
 mod leases;
 mod reservations;
 mod schema;
@@ -14,6 +15,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
+use perigee_model::home::Tenure;
 use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{
     Epoch, ImageName, Incarnation, LayerId, OwnerName, Problem, TenantName, VolumeName,
@@ -86,6 +88,7 @@ pub(super) struct LayerSpace {
     pub(super) poisoned: bool,
     /// The number of layers directly above it, counted up to 2.
     pub(super) children: u64,
+    /// It is the topmost layer of an image, or of a volume that departed.
     pub(super) named: bool,
 }
 
@@ -248,7 +251,8 @@ impl Catalog {
             SELECT l.id, l.parent, l.data_bytes, coalesce(r.size_bytes, 0),
                    l.poisoned IS NOT NULL,
                    (SELECT count(*) FROM (SELECT 1 FROM layers c WHERE c.parent = l.id LIMIT 2)),
-                   EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id),
+                   EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
+                       OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id),
                    coalesce(r.keep, 'never') <> 'never'
             FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
         const CHAIN: &str = "
@@ -344,6 +348,8 @@ impl Catalog {
                      UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
                  )
                  SELECT 'volume ' || name FROM volumes WHERE head IN above
+                 UNION ALL SELECT 'volume ' || volume || ', which departed,'
+                 FROM departed WHERE top IN above
                  UNION ALL SELECT 'image ' || name FROM images WHERE layer IN above
                  ORDER BY 1"
             ))?
@@ -395,7 +401,8 @@ impl Catalog {
     pub(super) fn replace_layers(&self, run: &[LayerId], by: &LayerRow) -> Result<bool> {
         self.change(|tx| {
             let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
-                              EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id),
+                              EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
+                                  OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id),
                               EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id)
                        FROM layers l WHERE id = ?1";
             let mut statement = tx.prepare(sql)?;
@@ -435,9 +442,16 @@ impl Catalog {
     /// As [`Self::delete_image`].
     pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
         self.change(|tx| {
-            let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head";
-            let head = tx.query_row(sql, [name.as_str()], |row| parsed(row, 0)).optional()?;
-            head.map_or(Ok(Vec::new()), |head| delete_unneeded(tx, head))
+            let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head, tenure";
+            let deleted = tx.query_row(sql, [name.as_str()], |row| {
+                Ok((parsed(row, 0)?, Tenure(unsigned(row, 1)?)))
+            });
+            let Some((head, tenure)) = deleted.optional()? else { return Ok(Vec::new()) };
+            // Its last home may still keep what a late message could take here once more.
+            if tenure != Tenure::first(tenure.incarnation()) {
+                homes::set_spent(tx, name, tenure)?;
+            }
+            delete_unneeded(tx, head)
         })
     }
 
@@ -543,8 +557,9 @@ fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
     let NewVolume { name, head, epoch, tenant, cache, owner } = volume;
     insert_layer(tx, head)?;
     tx.prepare_cached(
-        "INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache, owner)
-         VALUES (?1, ?2, ?3, ?7, ?7, ?4, ?5, ?6)",
+        "INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache, owner,
+             tenure)
+         VALUES (?1, ?2, ?3, ?7, ?7, ?4, ?5, ?6, ?8)",
     )?
     .execute(params![
         name.as_str(),
@@ -553,7 +568,8 @@ fn insert_volume(tx: &Transaction<'_>, volume: &NewVolume) -> Result<()> {
         tenant.as_str(),
         cache.to_string(),
         owner.as_ref().map(OwnerName::as_str),
-        signed(epoch.0)?
+        signed(epoch.0)?,
+        signed(Tenure::first(epoch.incarnation()).0)?
     ])
     .map(drop)
 }
@@ -565,6 +581,7 @@ fn delete_unneeded(tx: &Transaction<'_>, top: LayerId) -> Result<Vec<LayerId>> {
          WHERE id = ?1
            AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)
            AND NOT EXISTS (SELECT 1 FROM images WHERE layer = ?1)
+           AND NOT EXISTS (SELECT 1 FROM departed WHERE top = ?1)
            AND NOT EXISTS (SELECT 1 FROM layers above WHERE above.parent = ?1)
          RETURNING parent",
     )?;

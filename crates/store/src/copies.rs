@@ -379,6 +379,14 @@ impl Pool {
         flushed
     }
 
+    /// Completes every copy, without a rate limit.
+    #[cfg(test)]
+    pub(super) async fn fill_all_copies(self: &Arc<Self>) {
+        for copy in self.copies_to_fill() {
+            self.fill(&copy, &Arc::default(), &mut Pace::new(u64::MAX)).await.expect("a filling");
+        }
+    }
+
     /// Waits until all fetched blocks are written.
     #[cfg(test)]
     pub(super) async fn settle_copies(&self) {

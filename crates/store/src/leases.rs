@@ -19,6 +19,7 @@ impl Volume {
             self.lease.give_back(host, number);
             return Ok(LeaseAnswer::Refused);
         }
+        self.check_here()?;
         let keeps = wish == LeaseWish::Keep;
         match self.lease.wish(host, keeps, number) {
             Wish::Answer(LeaseAnswer::Still) if keeps => Ok(self.lease.keep(host, number).await),
@@ -38,6 +39,7 @@ impl Volume {
         let volume = Arc::clone(self);
         blocking(move || {
             let _gate = gate;
+            volume.check_here()?;
             let _changing = volume.lease.changing();
             if let Wish::Answer(answer) = volume.lease.wish(host, false, number) {
                 return Ok(answer);

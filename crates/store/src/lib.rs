@@ -18,12 +18,14 @@
 //! | copies of layers of a volume that comes from another host | `stage` |
 //! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
+//! | a volume gets another home, or comes from one | `homes`, `arrive` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
 //! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | the space on the disk of volumes, images and tenants | `space` |
 
 mod ahead;
+mod arrive;
 mod attach;
 mod blocks;
 mod catalog;
@@ -42,6 +44,7 @@ mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod head;
+mod homes;
 mod import;
 mod keeper;
 mod layer;

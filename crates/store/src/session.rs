@@ -116,6 +116,12 @@ impl Session {
         self.hung_up.run_until_cancelled(waits).await.ok_or_else(gone)?
     }
 
+    /// What departed was flushed before, but what the new home has got since was not.
+    async fn flush_here(&self) -> Result<(), IoError> {
+        self.volume.flush().await?;
+        self.volume.check_here()
+    }
+
     async fn write_admitted(&self, offset: u64, data: Bytes) -> Result<(), IoError> {
         if data.is_empty() {
             return Ok(());
@@ -141,6 +147,7 @@ impl Session {
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let length_bytes = data.len() as u64;
         let _gate = self.volume.gate.try_read().ok()?;
+        self.volume.check_here().ok()?;
         if !self.volume.lease.allows(self.host) {
             return None;
         }
@@ -263,6 +270,7 @@ impl Device for Session {
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         Box::pin(async move {
+            self.volume.check_here()?;
             let stack = self.volume.stack();
             check_range(stack.size_bytes(), offset, length_bytes.into())?;
             stack.chain().plan(offset, length_bytes).read().await
@@ -270,6 +278,7 @@ impl Device for Session {
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.volume.check_here().ok()?;
         let stack = self.volume.stack_ref();
         match check_range(stack.size_bytes(), offset, buffer.len() as u64) {
             Ok(()) => stack.chain().try_read(offset, buffer),
@@ -280,7 +289,7 @@ impl Device for Session {
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> BoxFuture<'_, Result<(), IoError>> {
         Box::pin(async move {
             self.write_admitted(offset, data).await?;
-            if fua { self.volume.flush().await } else { Ok(()) }
+            if fua { self.flush_here().await } else { Ok(()) }
         })
     }
 
@@ -297,12 +306,12 @@ impl Device for Session {
     ) -> BoxFuture<'_, Result<(), IoError>> {
         Box::pin(async move {
             self.zero_admitted(offset, length_bytes, how).await?;
-            if fua { self.volume.flush().await } else { Ok(()) }
+            if fua { self.flush_here().await } else { Ok(()) }
         })
     }
 
     fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(self.volume.flush())
+        Box::pin(self.flush_here())
     }
 
     fn extents(
@@ -311,6 +320,7 @@ impl Device for Session {
         length_bytes: u64,
     ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
         Box::pin(async move {
+            self.volume.check_here()?;
             let stack = self.volume.stack();
             check_range(stack.size_bytes(), offset, length_bytes)?;
             stack.chain().extents(offset, length_bytes).await

@@ -179,7 +179,17 @@ impl Pool {
         found
     }
 
-    fn layer_bytes(&self, id: LayerId, space: &LayerSpace) -> u64 {
+    /// Bytes below a head that are to come here from other hosts.
+    pub(super) fn missing_bytes(&self, head: LayerId) -> rusqlite::Result<u64> {
+        let mut missing_bytes = 0;
+        for (id, space) in self.catalog.layer_spaces(Some(head))?.iter().filter(|(_, s)| s.is_copy)
+        {
+            add(&mut missing_bytes, self.remote_bytes(*id, space));
+        }
+        Ok(missing_bytes)
+    }
+
+    pub(super) fn layer_bytes(&self, id: LayerId, space: &LayerSpace) -> u64 {
         if let Some(bytes) = space.data_bytes {
             return bytes;
         }

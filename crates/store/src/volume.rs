@@ -51,6 +51,8 @@ pub struct Volume {
     epoch: AtomicU64,
     /// Set once, while the gate's write side is held.
     deleted: AtomicBool,
+    /// It has another home now, or may have. Changed only while the gate's write side is held.
+    gone: AtomicBool,
     stack: RwLock<Stack>,
     sessions: AtomicU64,
     /// When a session last ended, or when the volume was opened if none has ended yet.
@@ -72,6 +74,7 @@ impl Volume {
             gate: Arc::default(),
             epoch: AtomicU64::new(epoch.0),
             deleted: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             stack: RwLock::new(stack),
             sessions: AtomicU64::new(0),
             last_used: Mutex::new(Instant::now()),
@@ -119,6 +122,7 @@ impl Volume {
     /// Whether a session with this epoch may write. The caller holds the gate's read side, so the answer
     /// stays right until it releases it.
     pub(super) fn check_writer(&self, session: Epoch) -> Result<(), IoError> {
+        self.check_here()?;
         let volume = self.epoch();
         if session != volume {
             return Err(IoError::Fenced { session, volume });
@@ -127,6 +131,12 @@ impl Volume {
             return Err(IoError::Invalid(format!("volume {} was deleted", self.name)));
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// When the volume has another home now.
+    pub(super) fn check_here(&self) -> Result<(), IoError> {
+        if self.gone.load(Ordering::SeqCst) { Err(IoError::Moved) } else { Ok(()) }
     }
 
     pub(super) fn incarnation(&self) -> Incarnation {
@@ -149,9 +159,12 @@ impl Volume {
     /// # Errors
     /// When the catalog can't be written.
     pub async fn issue_epoch(self: &Arc<Self>) -> Result<EpochIssued, Problem> {
+        let gate = Arc::clone(&self.gate).read_owned().await;
         let volume = Arc::clone(self);
         blocking(move || {
+            let _gate = gate;
             let what = format!("can't issue an epoch of volume {}", volume.name);
+            volume.check_here().map_err(|error| io_problem(&what, &error))?;
             match volume.catalog.issue_epoch(&volume.name) {
                 Ok(Some(epoch)) => Ok(EpochIssued { epoch }),
                 Ok(None) => {
@@ -175,6 +188,7 @@ impl Volume {
         blocking(move || {
             let _gate = gate;
             let what = format!("can't change the epoch of volume {} to {}", volume.name, change.to);
+            volume.check_here().map_err(|error| io_problem(&what, &error))?;
             match volume.catalog.change_epoch(&volume.name, change) {
                 Ok(Ok(())) => {
                     volume.epoch.store(change.to.0, Ordering::SeqCst);
@@ -238,6 +252,7 @@ impl Volume {
         let (volume, what) = (Arc::clone(self), what.to_owned());
         blocking(move || {
             let _gate = gate;
+            volume.check_here().map_err(|error| io_problem(&what, &error))?;
             let stack = volume.stack();
             stack.head.flush_now().map_err(|error| {
                 volume.record_poison(&stack.head);
@@ -258,6 +273,38 @@ impl Volume {
         self.stack.write().expect("no holder panics").below = below;
     }
 
+    /// As [`Self::replace_stack`], for a volume that gets another home: when `depart` succeeds, nothing is
+    /// read or written here any more. `depart` says whether that may be so when it fails.
+    pub(super) async fn leave(
+        self: &Arc<Self>,
+        what: &str,
+        depart: impl FnOnce(&Stack) -> Result<(), (Problem, bool)> + Send + 'static,
+    ) -> Result<(), Problem> {
+        self.flush().await.map_err(|error| io_problem(what, &error))?;
+        let gate = Arc::clone(&self.gate).write_owned().await;
+        let (volume, what) = (Arc::clone(self), what.to_owned());
+        blocking(move || {
+            let _gate = gate;
+            volume.check_here().map_err(|error| io_problem(&what, &error))?;
+            if !volume.lease.allows(NO_HOST) {
+                let why = "another host has begun to keep blocks of it in memory";
+                return Err(Problem::unavailable(what, why).next("ask again: the host is told"));
+            }
+            let stack = volume.stack();
+            stack.head.flush_now().map_err(|error| {
+                volume.record_poison(&stack.head);
+                io_problem(&what, &error)
+            })?;
+            let (left, gone) = match depart(&stack) {
+                Ok(()) => (Ok(()), true),
+                Err((problem, gone)) => (Err(problem), gone),
+            };
+            volume.gone.store(gone, Ordering::SeqCst);
+            left
+        })
+        .await
+    }
+
     /// Runs `forget` while nothing writes and no session is open. No write succeeds afterwards.
     pub(super) async fn delete_with(
         self: &Arc<Self>,
@@ -267,9 +314,10 @@ impl Volume {
         let volume = Arc::clone(self);
         blocking(move || {
             let _gate = gate;
+            let what = format!("can't delete volume {}", volume.name);
+            volume.check_here().map_err(|error| io_problem(&what, &error))?;
             let open = volume.open_sessions();
             if open > 0 {
-                let what = format!("can't delete volume {}", volume.name);
                 let problem = Problem::conflict(what, format!("open sessions: {open}"));
                 return Err(problem.next("stop what uses it"));
             }
@@ -293,6 +341,9 @@ pub fn io_problem(what: &str, error: &IoError) -> Problem {
         }
         IoError::Invalid(_) => Problem::invalid(what, error),
         IoError::Unreachable(_) => Problem::unavailable(what, error),
+        IoError::Moved => {
+            Problem::conflict(what, error).next("look where the volume is, and ask that host")
+        }
         IoError::Io(_) => Problem::internal(what, error),
     }
 }

@@ -1,6 +1,7 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
 mod clients;
+mod homes;
 mod long;
 
 use std::str::FromStr;
@@ -79,6 +80,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/probe", post(probe_blocks))
         .route("/check", post(check))
         .merge(clients::routes())
+        .merge(homes::routes())
         .merge(observe::trace());
     Router::new()
         .nest("/v1", v1)

@@ -16,7 +16,8 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
@@ -27,19 +28,26 @@ use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::{Counters, StatsTable};
 use perigee_block::switch::Switch;
 use perigee_model::client::Over;
+use perigee_model::home::HomeState;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
-use perigee_nbd::NbdDevice;
+use perigee_nbd::{NbdDevice, Opened};
 use perigee_store::Pool;
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
+use crate::homes::LocalSessions;
 use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
+use crate::turns::Turns;
 
 /// Connections to a volume's home for each session: one that carries a long write, or lost a packet,
 /// does not hold up the others' requests.
 const PROXY_CONNECTIONS: u64 = 4;
+
+/// So long a client that opens a volume waits for the volume's new home.
+const MOVE_MAX: Duration = Duration::from_secs(30);
+const MOVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// As many names as an error lists.
 const NAMES_IN_ERROR: usize = 20;
@@ -83,23 +91,44 @@ impl Wanted {
 
 /// Finds the exports of one pool.
 pub struct PoolExports {
-    pool: Arc<Pool>,
     stats: Arc<StatsTable>,
     pub(crate) proxies: Arc<Proxies>,
-    ahead: Arc<Ahead>,
+    pub(crate) ahead: Arc<Ahead>,
     /// Tells the homes of attached volumes which server asks. It outlives a restart.
     server_id: Uuid,
     /// Tells them which start of it, so that what an earlier one left is drained there first.
     start: Uuid,
     remotes: Remotes,
     pub logins: Arc<Logins>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) local: LocalSessions,
+    pub(crate) turns: Turns,
+    pub(crate) this: Weak<Self>,
 }
 
 impl PoolExports {
-    pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, server_id: Uuid, remotes: Remotes) -> Self {
+    pub fn new(
+        pool: Arc<Pool>,
+        stats: Arc<StatsTable>,
+        server_id: Uuid,
+        remotes: Remotes,
+    ) -> Arc<Self> {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
-        Self { pool, stats, proxies, ahead, server_id, start, remotes, logins: Arc::default() }
+        let (logins, local, turns) = Default::default();
+        Arc::new_cyclic(|this| Self {
+            stats,
+            proxies,
+            ahead,
+            server_id,
+            start,
+            remotes,
+            logins,
+            pool,
+            local,
+            turns,
+            this: this.clone(),
+        })
     }
 
     /// Open sessions of an attached volume.
@@ -153,24 +182,14 @@ impl PoolExports {
             Some(Wanted::Own(layer)) => self.pool.open_own(layer).await.map(sealed),
             Some(Wanted::Checksums(of)) => self.checksums(name, &of).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => {
-                let host = match opener {
-                    Opener::Proxy(host) => host,
-                    Opener::Client => NO_HOST,
-                };
-                match self.pool.open_session(&volume, epoch, host).await {
-                    Ok(device) => {
-                        let (device, counters) = (Switch::new(device), self.stats.of(&volume));
-                        Ok(Export { device, read_only: false, counters })
-                    }
+                match self.local(&volume, name, epoch, opener).await {
                     Err(problem) if problem.kind == ProblemKind::NotFound => {
-                        match self.attachment(&volume).await? {
-                            Some(nbd_addr) if opener == Opener::Client => {
-                                return self.proxy(&volume, name, nbd_addr).await;
-                            }
-                            _ => Err(problem),
+                        if opener == Opener::Client && self.attachment(&volume).await?.is_some() {
+                            return self.proxy(&volume, name, epoch).await;
                         }
+                        Err(problem)
                     }
-                    Err(problem) => Err(problem),
+                    found => found,
                 }
             }
             None => return Err(unknown(name, &self.list().await?)),
@@ -198,12 +217,60 @@ impl PoolExports {
         }
     }
 
+    /// A session on a volume of this pool.
+    async fn local(
+        &self,
+        volume: &VolumeName,
+        name: &str,
+        epoch: Option<Epoch>,
+        opener: Opener,
+    ) -> Result<Export, Problem> {
+        let host = match opener {
+            Opener::Proxy(host) => host,
+            Opener::Client => NO_HOST,
+        };
+        let _turn = self.turns.opening(volume).await?;
+        let device = Switch::new(self.pool.open_session(volume, epoch, host).await?);
+        if opener == Opener::Client {
+            self.local.enter(volume, name, &device);
+        }
+        Ok(Export { device, read_only: false, counters: self.stats.of(volume) })
+    }
+
     pub(crate) async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
         let attachments = self.pool.attachments().await?;
         Ok(attachments.into_iter().find(|(name, _)| name == volume).map(|(_, addr)| addr))
     }
 
+    /// A session on an attached volume. One that departed a moment ago is waited for: its new home may not
+    /// be ready yet, or it comes back here.
     async fn proxy(
+        &self,
+        volume: &VolumeName,
+        name: &str,
+        epoch: Option<Epoch>,
+    ) -> Result<Export, Problem> {
+        let deadline = Instant::now() + MOVE_MAX;
+        loop {
+            let opened = match self.attachment(volume).await? {
+                Some(nbd_addr) => self.proxied(volume, name, nbd_addr).await,
+                None => self.local(volume, name, epoch, Opener::Client).await,
+            };
+            match opened {
+                Err(problem)
+                    if problem.kind != ProblemKind::Conflict
+                        && Instant::now() < deadline
+                        && self.is_moving(volume).await =>
+                {
+                    tracing::debug!(%volume, %problem, "the volume's new home is not ready yet");
+                    tokio::time::sleep(MOVE_PAUSE).await;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    async fn proxied(
         &self,
         volume: &VolumeName,
         name: &str,
@@ -211,14 +278,20 @@ impl PoolExports {
     ) -> Result<Export, Problem> {
         let device = match self.ahead.take(name).await {
             Some(device) if device.nbd_addr == nbd_addr => device,
-            _ => {
-                let key = self.new_key(volume, name);
-                self.open_proxy(volume, name, nbd_addr, key).await?
-            }
+            _ => self.open_moving(volume, name, nbd_addr).await?,
         };
         let (read_only, counters) = (device.upstream.read_only(), self.stats.of(volume));
         let switch = Switch::new(device.clone());
+        // A move that begins after this holds the session; one that has ended is seen.
+        let turn = self.turns.opening(volume).await?;
         self.proxies.enter(volume, &switch, &device);
+        self.watch(volume, &device);
+        let came = self.pool.home(volume).await?;
+        drop(turn);
+        if matches!(came.home, HomeState::Here { .. }) {
+            let what = format!("can't open volume {volume} at {}", device.nbd_addr);
+            return Err(Problem::unavailable(what, "it came here meanwhile").next("open it again"));
+        }
         // The home's address may have changed since it was looked up.
         if let Some(nbd_addr) = self.attachment(volume).await?
             && nbd_addr != device.nbd_addr
@@ -234,16 +307,34 @@ impl PoolExports {
         volume: &VolumeName,
         export: &str,
         nbd_addr: String,
-        (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
+        key: (Arc<ProxyKey>, Arc<ProxySlot>),
     ) -> Result<Arc<ProxySession>, Problem> {
+        self.try_open_proxy(volume, export, nbd_addr.clone(), key).await?.map_err(|at| {
+            let what = format!("can't open volume {volume} at {nbd_addr}");
+            let why = format!("it has another home now, at {at}");
+            Problem::conflict(what, why).next("attach it at its home")
+        })
+    }
+
+    /// As [`Self::open_proxy`]; where the volume went, if it is there no more.
+    pub(crate) async fn try_open_proxy(
+        &self,
+        volume: &VolumeName,
+        export: &str,
+        nbd_addr: String,
+        (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
+    ) -> Result<Result<Arc<ProxySession>, String>, Problem> {
         let mut remote = self.remotes.export(nbd_addr.clone(), export);
         remote.session = Some(Arc::clone(&key));
         remote.counters = Some(self.stats.of(volume));
         // Without an epoch in its name each connection would have that of its own moment.
         remote.connections = if export.contains('@') { PROXY_CONNECTIONS } else { 1 };
-        let upstream = NbdDevice::open(remote).await?;
+        let upstream = match NbdDevice::open_or_moved(remote).await? {
+            Opened::Device(upstream) => upstream,
+            Opened::Moved { nbd_addr } => return Ok(Err(nbd_addr)),
+        };
         let cached = upstream.incarnation().and_then(|which| self.proxies.cached(volume, which));
-        Ok(Arc::new(ProxySession::new(export, nbd_addr, upstream, (key, slot), cached)))
+        Ok(Ok(Arc::new(ProxySession::new(export, nbd_addr, upstream, (key, slot), cached))))
     }
 
     /// A key that no open session of an export has.
@@ -255,6 +346,14 @@ impl PoolExports {
         let slot = Proxies::take(&self.proxies, volume, export);
         let key = ProxyKey::new(self.server_id, export, self.start, slot.number());
         (Arc::new(key), Arc::new(slot))
+    }
+}
+
+/// The writer epoch in an export's name.
+pub(crate) fn epoch_of(export: &str) -> Option<Epoch> {
+    match Wanted::parse(export) {
+        Some(Wanted::Volume(_, epoch)) => epoch,
+        _ => None,
     }
 }
 
@@ -285,6 +384,13 @@ impl Exports for PoolExports {
 
     fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(self.find(name, opener))
+    }
+
+    fn moved_to<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<String>> {
+        Box::pin(async move {
+            let Some(Wanted::Volume(volume, _)) = Wanted::parse(name) else { return None };
+            self.pool.moved_to(&volume).await.ok().flatten()
+        })
     }
 
     fn log_in(&self, name: &str, over: Over, peer: &str) -> Option<LoginGuard> {

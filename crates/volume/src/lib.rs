@@ -12,6 +12,8 @@
 //! | what is fetched before it is asked for | `streams` |
 //! | what is kept of it in memory, and why that is right | `coherent`, `cache` |
 //! | what becomes of them when the home gets another address | `repoint` |
+//! | a volume leaves this server, or comes here, with open sessions | `homes`, `turns` |
+//! | what becomes of sessions on a volume that has left its home | `redirect` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
@@ -24,6 +26,7 @@ mod cache;
 mod coherent;
 mod control;
 mod exports;
+mod homes;
 mod iscsi_clients;
 mod metrics;
 mod observe;
@@ -31,10 +34,12 @@ mod offline;
 mod probe;
 mod proxies;
 mod proxy;
+mod redirect;
 mod remotes;
 mod repoint;
 mod serve;
 mod streams;
+mod turns;
 
 pub use offline::Offline;
 pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};

@@ -45,7 +45,7 @@ impl Offline {
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());
         let id = exports::server_id(dir)?;
-        let exports = Arc::new(PoolExports::new(pool.clone(), stats.clone(), id, remotes.clone()));
+        let exports = PoolExports::new(pool.clone(), stats.clone(), id, remotes.clone());
         let router = control::router(Arc::new(Control { pool, exports, stats, remotes }));
         // Not the server's socket name, because other programs expect a volume server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));

@@ -125,6 +125,20 @@ impl Proxies {
         sessions.push(OpenSession { switch, device });
     }
 
+    /// The open sessions on an attached volume.
+    pub fn sessions(&self, volume: &VolumeName) -> Vec<(Arc<Switch>, Arc<ProxySession>)> {
+        // No home has this address.
+        self.elsewhere(volume, "")
+    }
+
+    /// The volume is here now: nothing is read any more of what was kept of it.
+    pub fn moved_here(&self, volume: &VolumeName) {
+        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, kept) in cached.iter().filter(|((of, _), _)| of == volume) {
+            kept.ended(true);
+        }
+    }
+
     /// Open sessions whose device has the volume from another address.
     pub fn elsewhere(
         &self,

@@ -22,7 +22,7 @@ use crate::exports::PoolExports;
 use crate::proxies::Proxies;
 use crate::proxy::ProxySession;
 
-const DRAIN_EXTRA: Duration = Duration::from_millis(50);
+pub const DRAIN_EXTRA: Duration = Duration::from_millis(50);
 /// A long request, as a flush may be, is in flight now and not a moment later.
 const TRIES: u32 = 10;
 const TRIES_PAUSE: Duration = Duration::from_millis(100);
@@ -75,6 +75,7 @@ impl PoolExports {
         if changed.is_ok() {
             for Move { switch, new, .. } in &moves {
                 self.proxies.enter(volume, switch, new);
+                self.watch(volume, new);
             }
         }
         Ok(changed)

@@ -83,8 +83,7 @@ async fn run(config: Config) -> Result<(), Problem> {
     .await?;
     let stats = Arc::new(StatsTable::default());
     let server_id = exports::server_id(&config.pool)?;
-    let exports =
-        Arc::new(PoolExports::new(pool.clone(), stats.clone(), server_id, remotes.clone()));
+    let exports = PoolExports::new(pool.clone(), stats.clone(), server_id, remotes.clone());
     let server = Server::new(exports.clone(), config.clients.clone())?;
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));

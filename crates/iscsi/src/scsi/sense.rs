@@ -70,7 +70,7 @@ impl Sense {
                 Self::WRITE_PROTECTED
             }
             IoError::Invalid(_) => Self::LBA_OUT_OF_RANGE,
-            IoError::Unreachable(_) => Self::NO_ANSWER_IN_TIME,
+            IoError::Unreachable(_) | IoError::Moved => Self::NO_ANSWER_IN_TIME,
             IoError::Poisoned(_) | IoError::Io(_) if writing => Self::WRITE_ERROR,
             IoError::Poisoned(_) | IoError::Io(_) => Self::READ_ERROR,
         }

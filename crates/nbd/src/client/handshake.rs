@@ -66,6 +66,9 @@ pub enum HandshakeError {
     UnknownExport(String),
     #[error("the server refused: {0}")]
     Refused(String),
+    /// Where it went: `HOST:PORT`.
+    #[error("the volume has another home now, at {0}")]
+    Moved(String),
     #[error("it wants TLS")]
     TlsRequired,
     #[error("TLS: {0}")]
@@ -86,6 +89,7 @@ impl HandshakeError {
             Self::Tls(_) => Problem::unavailable(what, self).next(
                 "do --remote-tls-ca, and the server's --tls-ca, fit the other's certificate?",
             ),
+            Self::Moved(_) => Problem::conflict(what, self).next("attach it at its home"),
             Self::Framing(_) | Self::Refused(_) => Problem::unavailable(what, self),
         }
     }
@@ -229,6 +233,7 @@ async fn choose(
         Ok(infos) => Ok(ExportInfo { round_trip, ..export_info(infos, allocation, dialect)? }),
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
         Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
+        Err((reply::ERR_PERIGEE_MOVED, nbd_addr)) => Err(HandshakeError::Moved(nbd_addr)),
         Err((_, text)) => Err(HandshakeError::Refused(text)),
     }
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use perigee_http::Listen;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufWriter};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +46,8 @@ pub struct Shared {
     pub dropped: CancellationToken,
     /// Everything that is not answered fails now.
     pub recalled: CancellationToken,
+    /// Where the server says that the volume is now. It is said each time that the link connects again.
+    pub moved: watch::Sender<Option<String>>,
 }
 
 pub struct Link {
@@ -174,6 +176,10 @@ impl Link {
                     // It may be another version of the server.
                     self.info = info;
                     return Some((stream, opening));
+                }
+                Err(HandshakeError::Moved(nbd_addr)) => {
+                    why = format!("the volume has another home now, at {nbd_addr}");
+                    self.shared.moved.send_replace(Some(nbd_addr));
                 }
                 Ok(_) => why = "the export of that name is another one now".to_owned(),
                 Err(error) => why = error.to_string(),

@@ -24,13 +24,13 @@ use perigee_block::stats::{Counters, Kind};
 use perigee_block::trace::{self, Stage};
 use perigee_http::Listen;
 use perigee_model::{Incarnation, LayerId, Problem};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::DropGuard;
 
 use super::wire::{
     Answer, Errno, Request, command, command_flag, export_flag, lease_answer, lease_offset,
 };
-use handshake::{ExportInfo, Stream, Way};
+use handshake::{ExportInfo, HandshakeError, Stream, Way};
 use link::{Address, Link, Shared};
 use pending::Outgoing;
 pub use tls::{ClientTls, RemoteTlsFiles};
@@ -75,6 +75,17 @@ impl RemoteExport {
     }
 }
 
+/// What [`NbdDevice::open_or_moved`] found.
+pub enum Opened {
+    /// The export.
+    Device(NbdDevice),
+    /// The volume has another home now.
+    Moved {
+        /// `HOST:PORT` of its NBD server.
+        nbd_addr: String,
+    },
+}
+
 /// An open export of another host. Dropping it ends its connections.
 pub struct NbdDevice {
     info: ExportInfo,
@@ -90,14 +101,36 @@ impl NbdDevice {
     /// # Errors
     /// `NotFound` when the server has no such export, `Unavailable` when there is no server.
     pub async fn open(remote: RemoteExport) -> Result<Self, Problem> {
+        let (address, name) = (Address(&remote.address).to_string(), remote.name.clone());
+        Self::connect(remote).await.map_err(|error| error.into_problem(&name, &address))
+    }
+
+    /// As [`Self::open`], for a proxy: the volume may have another home now.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_or_moved(remote: RemoteExport) -> Result<Opened, Problem> {
+        let (address, name) = (Address(&remote.address).to_string(), remote.name.clone());
+        match Self::connect(remote).await {
+            Ok(device) => Ok(Opened::Device(device)),
+            Err(HandshakeError::Moved(nbd_addr)) => Ok(Opened::Moved { nbd_addr }),
+            Err(error) => Err(error.into_problem(&name, &address)),
+        }
+    }
+
+    async fn connect(remote: RemoteExport) -> Result<Self, HandshakeError> {
         let (address, name) = (remote.address.clone(), remote.name.clone());
         let (tls, session) = (remote.tls.clone(), remote.session.clone());
         let way = Arc::new(Way { address, name, tls, session });
         let opening = way.next_opening();
-        let (stream, info) = link::connect(&way, way.joins(opening, 0))
-            .await
-            .map_err(|error| error.into_problem(&way.name, &Address(&way.address).to_string()))?;
+        let (stream, info) = link::connect(&way, way.joins(opening, 0)).await?;
         Ok(Self::over(stream, opening, way, info, &remote))
+    }
+
+    /// Told each time that the server says that the volume has another home now: where that is. It ends
+    /// with the device.
+    pub fn moves(&self) -> watch::Receiver<Option<String>> {
+        self.shared.moved.subscribe()
     }
 
     /// An export that was agreed on.
@@ -109,7 +142,8 @@ impl NbdDevice {
         remote: &RemoteExport,
     ) -> Self {
         let (table, hung_up, dropped, recalled) = Default::default();
-        let shared = Arc::new(Shared { table, hung_up, dropped, recalled });
+        let moved = watch::Sender::new(None);
+        let shared = Arc::new(Shared { table, hung_up, dropped, recalled, moved });
         let link = Link {
             way,
             patience: remote.patience,

@@ -55,6 +55,8 @@ enum ConnectionError {
     Refused(String),
     #[error("{0} panicked")]
     Panicked(String),
+    #[error("the volume has another home now: its client finds it when it connects again")]
+    Moved,
 }
 
 /// An address that is bound but not served yet.

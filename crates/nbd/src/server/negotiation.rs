@@ -308,6 +308,16 @@ impl<'a> Negotiation<'a> {
         }
     }
 
+    /// Where a proxy finds a volume that has left this server. Others find it through this server.
+    async fn moved_to(&self, name: &str) -> Option<String> {
+        self.claim.as_ref()?;
+        let view = self.shared.access.view(&self.peer).ok()?;
+        if !view.shows(name, &self.peer) {
+            return None;
+        }
+        self.shared.exports.moved_to(name).await
+    }
+
     fn agree(&mut self, name: &str, export: Export) -> Next {
         let contexts = self.contexts.take().filter(|(of, _)| of == name);
         let rules = Rules {
@@ -324,6 +334,10 @@ impl<'a> Negotiation<'a> {
         let export = match self.open(&go.name).await {
             Ok(export) => export,
             Err(problem) => {
+                if let Some(nbd_addr) = self.moved_to(&go.name).await {
+                    self.refuse(option, reply::ERR_PERIGEE_MOVED, &nbd_addr);
+                    return Next::Option;
+                }
                 let kind = match problem.kind {
                     ProblemKind::NotFound => reply::ERR_UNKNOWN,
                     ProblemKind::Invalid => reply::ERR_INVALID,

@@ -95,6 +95,8 @@ pub mod reply {
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     pub const ERR_SHUTDOWN: u32 = ERROR + 7;
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
+    /// An error of Perigee's own, for a proxy: the volume has another home now. Its data are `HOST:PORT`.
+    pub const ERR_PERIGEE_MOVED: u32 = ERROR + 0x5047_0001;
 
     pub fn is_error(kind: u32) -> bool {
         kind & ERROR != 0
@@ -215,7 +217,10 @@ impl From<&IoError> for Errno {
             IoError::NoSpace => Self::NoSpace,
             IoError::Fenced { .. } | IoError::Refused(_) | IoError::ReadOnly => Self::Perm,
             IoError::Invalid(_) => Self::Invalid,
-            IoError::Poisoned(_) | IoError::Unreachable(_) | IoError::Io(_) => Self::Io,
+            // Who moved is not answered.
+            IoError::Poisoned(_) | IoError::Unreachable(_) | IoError::Moved | IoError::Io(_) => {
+                Self::Io
+            }
         }
     }
 }

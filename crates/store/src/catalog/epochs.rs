@@ -8,13 +8,17 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use super::columns::{signed, unsigned};
 use super::{Catalog, Result};
 
-fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
+pub(super) fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
     let sql = "SELECT epoch_max FROM returned_epochs WHERE volume = ?1";
     let found = tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0)).optional()?;
     Ok(Epoch(found.unwrap_or(0)))
 }
 
-fn set_returned_max(tx: &Transaction<'_>, volume: &VolumeName, epoch: Epoch) -> Result<()> {
+pub(super) fn set_returned_max(
+    tx: &Transaction<'_>,
+    volume: &VolumeName,
+    epoch: Epoch,
+) -> Result<()> {
     let sql = "INSERT INTO returned_epochs VALUES (?1, ?2)
                ON CONFLICT (volume) DO UPDATE SET epoch_max = excluded.epoch_max";
     tx.execute(sql, params![volume.as_str(), signed(epoch.0)?]).map(drop)

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 8] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -113,6 +113,32 @@ CREATE TABLE staged (                   -- layers that were made before anything
     layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
 ) STRICT;
 ",
+    "
+ALTER TABLE volumes ADD COLUMN tenure INTEGER NOT NULL DEFAULT 0;   -- grows with each move
+UPDATE volumes SET tenure = (epoch >> 20) << 20;    -- the first one of its incarnation
+CREATE TABLE departed (                 -- volumes that have other homes, which may still need their layers
+    volume TEXT NOT NULL,
+    tenure INTEGER NOT NULL,            -- at the new home
+    top TEXT REFERENCES layers(id),     -- NULL: it had none
+    nbd_addr TEXT NOT NULL,             -- of the new home
+    control_url TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    epoch_issued_max INTEGER NOT NULL,
+    epoch_returned_max INTEGER NOT NULL,
+    tenant TEXT NOT NULL,
+    cache TEXT NOT NULL,
+    owner TEXT,
+    PRIMARY KEY (volume, tenure)
+) STRICT;
+CREATE INDEX departed_by_top ON departed(top);
+CREATE TABLE spent_tenures (            -- of volumes that are not here: none up to it begins here any more
+    volume TEXT NOT NULL,
+    incarnation INTEGER NOT NULL,
+    tenure INTEGER NOT NULL,
+    PRIMARY KEY (volume, incarnation)
+) STRICT;
+",
 ];
 
 /// The reason why a catalog can't be used.
@@ -176,7 +202,7 @@ mod tests {
         upgrade(&mut connection).expect("an upgrade");
         assert_eq!(user_version(&connection), Ok(VERSION));
         let sql = "SELECT epoch, tenant, cache FROM volumes JOIN layers ON id = head
-                   WHERE name = 'v' AND data_bytes IS NULL";
+                   WHERE name = 'v' AND data_bytes IS NULL AND tenure = 0";
         let row = connection.query_row(sql, [], |row| {
             Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
         });

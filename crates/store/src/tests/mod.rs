@@ -8,6 +8,7 @@ mod costs;
 mod damaged;
 mod directories;
 mod full;
+mod homes;
 mod images;
 mod map;
 mod pool;

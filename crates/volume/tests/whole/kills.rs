@@ -21,7 +21,7 @@ const SIZE_BYTES: u64 = 32 * MIB;
 const ROUND_DEADLINE: Duration = Duration::from_secs(120);
 
 /// A program of ours; it is stopped when this goes.
-struct Running(Child);
+pub struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -32,12 +32,12 @@ impl Drop for Running {
     }
 }
 
-fn has(program: &str) -> bool {
+pub fn has(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok()
 }
 
 /// QEMU's NBD client as a server of its own: it reconnects when the server behind it was killed.
-async fn reconnecting(server: &Server, export: &str, dir: &Path) -> (Running, PathBuf) {
+pub async fn reconnecting(server: &Server, export: &str, dir: &Path) -> (Running, PathBuf) {
     let socket = dir.join("qemu.sock");
     let behind = format!(
         "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export={export},\
@@ -95,10 +95,10 @@ fn verify(server: &Server, export: &str, round: u64) {
 }
 
 /// Times between kills; printed, so that a run can be told.
-struct Pauses(u64);
+pub struct Pauses(pub u64);
 
 impl Pauses {
-    fn next(&mut self) -> Duration {
+    pub fn next(&mut self) -> Duration {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         Duration::from_millis(50 + (self.0 >> 33) % 700)

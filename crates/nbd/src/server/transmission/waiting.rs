@@ -29,7 +29,8 @@ pub struct Reply {
 pub struct Waiting {
     device: Arc<Measured>,
     dialect: Dialect,
-    tasks: JoinSet<Reply>,
+    /// `None`: the request is not answered, because the volume has another home now.
+    tasks: JoinSet<Option<Reply>>,
     payload_bytes: usize,
 }
 
@@ -56,22 +57,26 @@ impl Waiting {
         let (device, dialect) = (self.device.clone(), self.dialect);
         self.tasks.spawn(async move {
             let work = execute(&*device, command, payload);
-            let answer = trace::queued(since, work).await.unwrap_or_else(|error| refusal(&error));
+            let answer = match trace::queued(since, work).await {
+                Err(IoError::Moved) => return None,
+                answer => answer.unwrap_or_else(|error| refusal(&error)),
+            };
             let (head, payload) = dialect.encode_answer(to, answer);
-            Reply { head, payload, share_bytes }
+            Some(Reply { head, payload, share_bytes })
         });
     }
 
     /// The next reply, in the order in which requests end. Pending when there is no request.
     ///
     /// # Errors
-    /// When a request's task panicked: it will never be answered.
+    /// When a request will never be answered: its task panicked, or the volume has another home now.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reply, ConnectionError>> {
         if self.tasks.is_empty() {
             return Poll::Pending;
         }
         match ready!(self.tasks.poll_join_next(cx)) {
-            Some(Ok(reply)) => {
+            Some(Ok(None)) => Poll::Ready(Err(ConnectionError::Moved)),
+            Some(Ok(Some(reply))) => {
                 self.payload_bytes -= reply.share_bytes;
                 Poll::Ready(Ok(reply))
             }

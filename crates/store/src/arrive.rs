@@ -1,0 +1,39 @@
+//! The layers on which a volume stands that comes from another host.
+
+use perigee_model::home::DepartedLayer;
+use perigee_model::volume::Keep;
+use perigee_model::{LayerId, Problem};
+
+use super::catalog::{self, LayerRow, RemoteRow};
+use super::pool::Pool;
+
+impl Pool {
+    /// The rows of the layers that this pool lacks, from the bottom up, and the layer on which the volume's
+    /// new head stands. `chain` is the old home's, topmost layer first; its server is at `from_nbd_addr`.
+    ///
+    /// A layer that this pool has already is not copied. Everything else is one copy of the topmost layer
+    /// with all that is below it.
+    pub(super) fn parent_rows(
+        &self,
+        what: &str,
+        from_nbd_addr: &str,
+        chain: &[DepartedLayer],
+    ) -> Result<(Vec<LayerRow>, Option<LayerId>), Problem> {
+        let Some(top) = chain.first() else { return Ok((Vec::new(), None)) };
+        let failed = |error| catalog::problem(what, &error);
+        if self.catalog.is_sealed(top.layer).map_err(failed)? {
+            return Ok((Vec::new(), Some(top.layer)));
+        }
+        let size_bytes = Self::layer_size(what, top.size_bytes)?;
+        let remote = RemoteRow {
+            nbd_addr: from_nbd_addr.to_owned(),
+            export: format!("{}{}", perigee_block::exports::LAYER_PREFIX, top.layer),
+            size_bytes: top.size_bytes,
+            keep: Keep::All,
+            is_layer: Some(top.layer),
+            own: false,
+        };
+        let new = LayerRow { id: top.layer, ..LayerRow::new_head(size_bytes, None) };
+        Ok((vec![LayerRow { remote: Some(remote), ..new }], Some(top.layer)))
+    }
+}

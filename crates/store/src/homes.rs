@@ -1,0 +1,412 @@
+//! A volume's home moves: this pool lets a volume go, or becomes its home. The rules are
+//! [`perigee_model::home::Residence`]'s; each change is one transaction of the catalog.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_block::lease::NO_HOST;
+use perigee_model::home::{
+    CallOff, Depart, Departed, DepartedLayer, HomeRefused, HomeState, Residence, TakeVolume,
+    Tenure, VolumeHome,
+};
+use perigee_model::limits::{DEPARTED_VOLUMES, VOLUME_BYTES};
+use perigee_model::volume::{BLOCK_BYTES, CachePolicy, Keep};
+use perigee_model::{LayerId, Problem, VolumeName};
+
+use super::blocking;
+use super::catalog::{self, Sealed};
+use super::layer::{self, live_name};
+use super::pool::Pool;
+use super::volume::{Stack, Volume, io_problem};
+
+/// So long a volume that departs waits for other hosts to give up what they have of it in memory. Who waits
+/// for the volume asks again: the hosts are told meanwhile.
+const LEASES_END_MAX: Duration = Duration::from_secs(2);
+
+fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| catalog::problem(what, &error)
+}
+
+fn refused(what: &str, why: HomeRefused) -> Problem {
+    let problem = match &why {
+        HomeRefused::Departed { tenure, to } => {
+            let why = format!("it departed with tenure {tenure} to {}", to.nbd_addr);
+            Problem::conflict(what, why)
+        }
+        HomeRefused::NotHere => Problem::not_found(what, &why),
+        _ => Problem::conflict(what, &why),
+    };
+    match why {
+        HomeRefused::NoMoreTenures => problem.next("clone the volume and use the clone"),
+        _ => problem.next("look where the volume is, and move it from there"),
+    }
+}
+
+impl Pool {
+    /// Where the volume's home is, as far as this pool knows. It may also be a volume that it never had.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn home(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeHome, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.home_now(&name)).await
+    }
+
+    fn home_now(&self, name: &VolumeName) -> Result<VolumeHome, Problem> {
+        let what = format!("can't say where the home of volume {name} is");
+        let mut home = self.catalog.home_state(name).map_err(failed(&what))?;
+        if let HomeState::Here { missing_bytes, .. } = &mut home {
+            // It may be deleted at the same time.
+            if let Some(row) = self.catalog.volume(name).map_err(failed(&what))? {
+                *missing_bytes = self.missing_bytes(row.head).map_err(failed(&what))?;
+            }
+        }
+        Ok(VolumeHome { volume: name.clone(), home })
+    }
+
+    /// Lets the volume go. When this returns nothing is written here any more, everything that was written is
+    /// durable, and its layers are kept until [`Self::forget_departed`].
+    ///
+    /// # Errors
+    /// As [`Residence::depart`]; a conflict for a volume that can't move; unavailable while other hosts have
+    /// blocks of it in memory.
+    pub async fn depart(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        ask: &Depart,
+    ) -> Result<Departed, Problem> {
+        let what = format!("can't let volume {name} go to {}", ask.to.nbd_addr);
+        if self.may_depart(&what, name, ask).await? {
+            let volume = self.volume(name).await?;
+            self.end_leases(&what, &volume).await?;
+            let guard = Arc::clone(&self.changes).lock_owned().await;
+            let (pool, name, ask, now) =
+                (Arc::clone(self), name.clone(), ask.clone(), what.clone());
+            volume
+                .leave(&what, move |stack| {
+                    let _guard = guard;
+                    pool.depart_now(&now, &name, &ask, stack)
+                })
+                .await?;
+        }
+        let (pool, name, tenure) = (Arc::clone(self), name.clone(), ask.tenure.next());
+        blocking(move || pool.departed(&what, &name, tenure)).await
+    }
+
+    /// Whether it is still to depart.
+    async fn may_depart(
+        self: &Arc<Self>,
+        what: &str,
+        name: &VolumeName,
+        ask: &Depart,
+    ) -> Result<bool, Problem> {
+        let (pool, name, what, ask) =
+            (Arc::clone(self), name.clone(), what.to_owned(), ask.clone());
+        blocking(move || {
+            let residence = pool.catalog.residence(&name, ask.tenure).map_err(failed(&what))?;
+            let decided = residence.depart(ask.tenure, &ask.to);
+            if decided.map_err(|why| refused(&what, why))?.is_none() {
+                return Ok(false);
+            }
+            pool.check_can_move(&what, &name, ask.tenure)?;
+            let count = pool.catalog.departed_count().map_err(failed(&what))? + 1;
+            DEPARTED_VOLUMES.check(count).map_err(|error| {
+                Problem::conflict(&what, error)
+                    .next("wait until other moves from here are complete")
+            })?;
+            Ok(true)
+        })
+        .await
+    }
+
+    fn check_can_move(&self, what: &str, name: &VolumeName, tenure: Tenure) -> Result<(), Problem> {
+        if self.catalog.reservations(name).map_err(failed(what))?.is_some() {
+            let why = "a SCSI initiator has a persistent reservation of it";
+            return Err(Problem::conflict(what, why).next("release the reservation first"));
+        }
+        if self.catalog.is_of_client(name).map_err(failed(what))? {
+            let why = "a machine without disks boots from it";
+            return Err(Problem::conflict(what, why)
+                .next("unbind or remove the client first (`perigee client unbind`)"));
+        }
+        let Some(row) = self.catalog.volume(name).map_err(failed(what))? else { return Ok(()) };
+        let rows = self.catalog.chain(row.head).map_err(failed(what))?;
+        if let Some(why) = rows.first().and_then(|head| head.poisoned.as_ref()) {
+            let why = format!("it is read-only since a flush failed: {why}");
+            return Err(Problem::conflict(what, why).next("copy the volume to a healthy disk"));
+        }
+        let comes = |remote: &catalog::RemoteRow| remote.keep == Keep::All;
+        let arrives = tenure != Tenure::first(tenure.incarnation())
+            && rows.iter().any(|row| row.remote.as_ref().is_some_and(comes));
+        if arrives {
+            let why = "its last move is not complete: some of its blocks are still to come here";
+            return Err(Problem::unavailable(what, why)
+                .next("wait until `perigee volume info` shows no missing bytes, then try again"));
+        }
+        Ok(())
+    }
+
+    /// This waits for other hosts, so no lock is held.
+    async fn end_leases(&self, what: &str, volume: &Arc<Volume>) -> Result<(), Problem> {
+        match tokio::time::timeout(LEASES_END_MAX, volume.end_leases(NO_HOST)).await {
+            Ok(ended) => ended.map_err(|error| io_problem(what, &error)),
+            Err(_) => {
+                let why = format!(
+                    "another host has blocks of it in memory and has not given them up within {} s",
+                    LEASES_END_MAX.as_secs()
+                );
+                Err(Problem::unavailable(what, why)
+                    .next("ask again: the host is told, or its time ends"))
+            }
+        }
+    }
+
+    /// The caller ensures that nothing writes to the volume, and that its head is flushed. With an error comes
+    /// whether the volume may be gone nevertheless.
+    fn depart_now(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        ask: &Depart,
+        stack: &Stack,
+    ) -> Result<(), (Problem, bool)> {
+        let head = &stack.head;
+        let below = stack.below.layers().next();
+        // A layer that is larger than the volume would show what the volume cut off.
+        let fits = below.is_none_or(|below| below.blocks() <= head.layer.blocks());
+        let rows =
+            self.catalog.chain(head.layer.id).map_err(|error| (failed(what)(error), false))?;
+        let (top, sealed) = if head.is_untouched() && fits && rows[0].remote.is_none() {
+            (below.map(|below| below.id), None)
+        } else {
+            let layer = head.layer.id;
+            (Some(layer), Some(Sealed { layer, data_bytes: head.layer.data_bytes() }))
+        };
+        let departed = self.catalog.depart(name, ask.tenure, &ask.to, top, sealed);
+        let unneeded = match departed {
+            Ok(Ok(unneeded)) => unneeded,
+            Ok(Err(why)) => return Err((refused(what, why), false)),
+            Err(error) => {
+                // It may be recorded and it may not. Whoever opens the volume next looks.
+                self.forget_volume(name);
+                return Err((catalog::problem(what, &error), true));
+            }
+        };
+        self.forget_volume(name);
+        if sealed.is_some() {
+            head.layer.set_cache(CachePolicy::Shared);
+            if let Err(error) = self.files.remove(&live_name(head.layer.id)) {
+                tracing::warn!(layer = %head.layer.id, %error, "can't remove a sealed layer's live map");
+            }
+            self.note_sealed();
+        }
+        self.remove_layers(&unneeded);
+        Ok(())
+    }
+
+    fn departed(&self, what: &str, name: &VolumeName, tenure: Tenure) -> Result<Departed, Problem> {
+        let row = self
+            .catalog
+            .departed(name, tenure)
+            .map_err(failed(what))?
+            .ok_or_else(|| Problem::conflict(what, "what departed was forgotten meanwhile"))?;
+        let chain = match row.top {
+            Some(top) => self.departed_chain(top).map_err(failed(what))?,
+            None => Vec::new(),
+        };
+        Ok(Departed {
+            tenure,
+            size_bytes: row.size_bytes,
+            epochs: row.epochs,
+            chain,
+            tenant: row.tenant,
+            cache: row.cache,
+            owner: row.owner,
+        })
+    }
+
+    fn departed_chain(&self, top: LayerId) -> rusqlite::Result<Vec<DepartedLayer>> {
+        let spaces = self.catalog.layer_spaces(Some(top))?;
+        let rows = self.catalog.chain(top)?;
+        Ok(rows
+            .into_iter()
+            .map(|row| DepartedLayer {
+                layer: row.id,
+                size_bytes: row.size_bytes,
+                data_bytes: spaces.get(&row.id).map_or(0, |space| self.layer_bytes(row.id, space)),
+            })
+            .collect())
+    }
+
+    /// Whether this server may still become the volume's home by this request. `false`: it is it already.
+    ///
+    /// # Errors
+    /// As [`Residence::take`]; a conflict when another volume of this name is here.
+    pub async fn may_arrive(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        tenure: Tenure,
+    ) -> Result<bool, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.may_arrive_now(&format!("can't take volume {name}"), &name, tenure))
+            .await
+    }
+
+    fn may_arrive_now(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        tenure: Tenure,
+    ) -> Result<bool, Problem> {
+        let here = self.catalog.tenure(name).map_err(failed(what))?;
+        if here.is_some_and(|here| here.incarnation() != tenure.incarnation()) {
+            let why = "this pool has another volume with that name";
+            return Err(
+                Problem::conflict(what, why).next("delete that one first, if it is not needed")
+            );
+        }
+        let residence = self.catalog.residence(name, tenure).map_err(failed(what))?;
+        let decided = residence.take(tenure).map_err(|why| refused(what, why))?;
+        Ok(decided.is_some())
+    }
+
+    /// Becomes the home of a volume that departed from another server.
+    ///
+    /// # Errors
+    /// As [`Self::may_arrive`]; no space; invalid when the other server's answer is not of this move.
+    pub async fn arrive(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        take: &TakeVolume,
+        departed: Departed,
+    ) -> Result<VolumeHome, Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name, take) = (Arc::clone(self), name.clone(), take.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't take volume {name}");
+            if pool.may_arrive_now(&what, &name, take.tenure)? {
+                check_answer(&what, &take, &departed)?;
+                pool.arrive_now(&what, &name, &take, &departed)?;
+                pool.to_fill.notify_one();
+            }
+            pool.home_now(&name)
+        })
+        .await
+    }
+
+    fn arrive_now(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        take: &TakeVolume,
+        departed: &Departed,
+    ) -> Result<(), Problem> {
+        let (rows, parent) = self.parent_rows(what, &take.from.nbd_addr, &departed.chain)?;
+        for row in &rows {
+            layer::clear(&*self.files, row.id).map_err(|error| io_problem(what, &error.into()))?;
+        }
+        let arrived = self.catalog.arrive(name, take.tenure, departed, &rows, parent);
+        arrived.map_err(failed(what))?.map_err(|why| refused(what, why))
+    }
+
+    /// This server never becomes the home in the tenure after this one, unless it did already.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn refuse_home(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        CallOff { tenure }: CallOff,
+    ) -> Result<VolumeHome, Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't refuse volume {name}");
+            let now: Residence = pool.catalog.refuse_home(&name, tenure).map_err(failed(&what))?;
+            if now.has_refused(tenure) {
+                let home = HomeState::NotHere { refused: now.spent };
+                return Ok(VolumeHome { volume: name, home });
+            }
+            pool.home_now(&name)
+        })
+        .await
+    }
+
+    /// The volume is here again, after the other server has refused it.
+    ///
+    /// # Errors
+    /// As [`Residence::take_back`].
+    pub async fn return_home(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        CallOff { tenure }: CallOff,
+    ) -> Result<VolumeHome, Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't take volume {name} back");
+            let done = pool.catalog.take_back(&name, tenure).map_err(failed(&what))?;
+            done.map_err(|why| refused(&what, why))?;
+            pool.home_now(&name)
+        })
+        .await
+    }
+
+    /// Drops what was kept of a volume that departed. `tenure` is the one at its new home, which must have
+    /// everything. What is forgotten already, or never departed, is no error.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn forget_departed(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        tenure: Tenure,
+    ) -> Result<(), Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't forget volume {name}, which departed");
+            let forgotten = pool.catalog.forget_departed(&name, tenure);
+            let unneeded = forgotten.map_err(failed(&what))?;
+            pool.drop_copies(&unneeded);
+            pool.remove_layers(&unneeded);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Where the volume went, for who looks for it here.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn moved_to(self: &Arc<Self>, name: &VolumeName) -> Result<Option<String>, Problem> {
+        let home = self.home(name).await?.home;
+        match home {
+            HomeState::Departed { to, .. } => Ok(Some(to.nbd_addr)),
+            HomeState::NotHere { refused } if refused != Tenure(0) => {
+                let attached = self.attachments().await?;
+                Ok(attached.into_iter().find(|(volume, _)| volume == name).map(|(_, at)| at))
+            }
+            HomeState::Here { .. } | HomeState::NotHere { .. } => Ok(None),
+        }
+    }
+}
+
+/// Nothing of another server's answer is taken unseen.
+fn check_answer(what: &str, take: &TakeVolume, departed: &Departed) -> Result<(), Problem> {
+    let of_this_move = departed.tenure == take.tenure.next()
+        && departed.epochs.current.incarnation() == take.tenure.incarnation();
+    let is_size =
+        |bytes: &u64| bytes.is_multiple_of(BLOCK_BYTES) && VOLUME_BYTES.check(*bytes).is_ok();
+    let sizes = departed.chain.iter().map(|layer| layer.size_bytes);
+    let fits = departed.chain.first().is_none_or(|top| top.size_bytes <= departed.size_bytes);
+    if of_this_move && fits && sizes.chain([departed.size_bytes]).all(|bytes| is_size(&bytes)) {
+        return Ok(());
+    }
+    let why = format!("{} answered with something that is not of this move", take.from.control_url);
+    Err(Problem::internal(what, why).next("check that both hosts run the same version of perigee"))
+}

@@ -1,0 +1,87 @@
+//! The part of the control API for volumes whose home moves: [`perigee_model::home`].
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::routing::{delete, get, post};
+use perigee_http::{Json, Reply};
+use perigee_model::home::{CallOff, Depart, Departed, TakeVolume, Tenure, VolumeHome};
+use perigee_model::{Problem, VolumeName};
+use serde::Deserialize;
+
+use super::{Control, Named, Shared, check_address};
+
+pub fn routes() -> Router<Arc<Control>> {
+    Router::new()
+        .route("/volumes/{volume}/home", get(home))
+        .route("/volumes/{volume}/take", post(take))
+        .route("/volumes/{volume}/depart", post(depart))
+        .route("/volumes/{volume}/refuse", post(refuse))
+        .route("/volumes/{volume}/return", post(return_home))
+        .route("/volumes/{volume}/departed", delete(forget))
+}
+
+async fn home(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<VolumeHome> {
+    Ok(Json(control.pool.home(&volume).await?))
+}
+
+/// A client that hangs up does not stop it.
+async fn take(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(ask): Json<TakeVolume>,
+) -> Reply<VolumeHome> {
+    let what = format!("can't take volume {volume}");
+    check_address(&what, &ask.from.nbd_addr)?;
+    check_address(&what, &ask.to.nbd_addr)?;
+    let exports = Arc::clone(&control.exports);
+    let taking = tokio::spawn(async move { exports.take(&volume, &ask).await });
+    Ok(Json(taking.await.map_err(|error| Problem::internal(what, error))??))
+}
+
+/// A client that hangs up does not stop it.
+async fn depart(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(ask): Json<Depart>,
+) -> Reply<Departed> {
+    let what = format!("can't let volume {volume} go");
+    check_address(&what, &ask.to.nbd_addr)?;
+    let exports = Arc::clone(&control.exports);
+    let departing = tokio::spawn(async move { exports.depart(&volume, &ask).await });
+    Ok(Json(departing.await.map_err(|error| Problem::internal(what, error))??))
+}
+
+async fn refuse(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(call_off): Json<CallOff>,
+) -> Reply<VolumeHome> {
+    Ok(Json(control.pool.refuse_home(&volume, call_off).await?))
+}
+
+async fn return_home(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(call_off): Json<CallOff>,
+) -> Reply<VolumeHome> {
+    Ok(Json(control.exports.return_home(&volume, call_off).await?))
+}
+
+#[derive(Deserialize)]
+struct OfTenure {
+    tenure: Tenure,
+}
+
+async fn forget(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    query: Result<Query<OfTenure>, QueryRejection>,
+) -> Reply<()> {
+    let Query(OfTenure { tenure }) = query.map_err(|error| {
+        Problem::invalid(format!("can't forget volume {volume}"), error.body_text())
+    })?;
+    Ok(Json(control.pool.forget_departed(&volume, tenure).await?))
+}
