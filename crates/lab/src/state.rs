@@ -77,7 +77,7 @@ impl LabDir {
             for dir in ["", "pool", "agent"] {
                 make_dir(&self.host(host).join(dir))?;
             }
-            std::fs::write(self.boot_id(host), "1\n").map_err(|e| Problem::internal(what(), e))?;
+            self.boot_anew(host)?;
         }
         self.write("lab.json", file)
     }
@@ -96,6 +96,12 @@ impl LabDir {
     /// The hosts share a kernel. Whoever changes this file and kills a host's processes has rebooted it.
     pub fn boot_id(&self, host: &HostId) -> PathBuf {
         self.host(host).join("boot-id")
+    }
+
+    /// Gives a host a boot id that it did not have before.
+    pub fn boot_anew(&self, host: &HostId) -> Result<(), Problem> {
+        std::fs::write(self.boot_id(host), format!("{}\n", uuid::Uuid::new_v4()))
+            .map_err(|e| Problem::internal(format!("can't change the boot id of {host}"), e))
     }
 
     pub fn supervisor(&self) -> Option<Process> {

@@ -7,6 +7,7 @@ use perigee_model::job::{Migration, MoveVm};
 use perigee_model::{HostId, Problem};
 
 use super::jobs::Stream;
+use super::left;
 use super::outcome::{Event, Outcome};
 use crate::process::signal_pid;
 use crate::up::Lab;
@@ -48,6 +49,8 @@ enum Act {
     MoveAndKill,
     Kill,
     Cut,
+    /// Kills all that runs on a host, as a power cut does.
+    PowerCut,
 }
 
 /// The acts to choose from: more moves than kills, and more kills than cuts.
@@ -66,6 +69,7 @@ const ACTS: [Act; 10] = [
 
 pub struct Breaks<'a> {
     lab: &'a Lab,
+    acts: Vec<Act>,
     random: Random,
     due: Instant,
     /// When to kill a daemon, in the middle of a move.
@@ -75,9 +79,11 @@ pub struct Breaks<'a> {
 }
 
 impl<'a> Breaks<'a> {
-    pub fn new(lab: &'a Lab, seed: u64) -> Self {
+    pub fn new(lab: &'a Lab, seed: u64, power_cuts: bool) -> Self {
         let due = Instant::now() + Duration::from_secs(30);
-        Self { lab, random: Random(seed), due, kill_at: None, cut_until: None }
+        let mut acts = ACTS.to_vec();
+        acts.extend(power_cuts.then_some(Act::PowerCut));
+        Self { lab, acts, random: Random(seed), due, kill_at: None, cut_until: None }
     }
 
     /// Performs the acts that are due.
@@ -125,7 +131,7 @@ impl<'a> Breaks<'a> {
     }
 
     async fn act(&mut self, stream: &Stream) -> Result<Option<String>, Problem> {
-        match self.random.pick(&ACTS).copied().unwrap_or(Act::Move) {
+        match self.random.pick(&self.acts).copied().unwrap_or(Act::Move) {
             Act::Move => Ok(self.begin_move(stream).await),
             Act::MoveAndKill => {
                 let after = Duration::from_millis(self.random.between((0, 6000)));
@@ -140,7 +146,29 @@ impl<'a> Breaks<'a> {
                 Ok(Some(format!("the WAN is down for {seconds} s")))
             }
             Act::Cut => Ok(None),
+            Act::PowerCut => self.cut_power().await,
         }
+    }
+
+    /// Kills a host's daemons and QEMUs at once. The supervisor starts the daemons again, and the host has
+    /// another boot id then.
+    async fn cut_power(&mut self) -> Result<Option<String>, Problem> {
+        let hosts: Vec<HostId> = self.hosts();
+        let Some(host) = self.random.pick(&hosts) else { return Ok(None) };
+        let mut pids = left::processes(self.lab, host).await?;
+        self.lab.lab_dir().boot_anew(host)?;
+        // The agent comes first: it must not see that the others end.
+        if let Ok(agent) = self.lab.host_pid(host, "agent") {
+            pids.insert(0, agent);
+        }
+        for pid in pids {
+            signal_pid(pid, Signal::SIGKILL)?;
+        }
+        Ok(Some(format!("cut the power of {host}")))
+    }
+
+    fn hosts(&self) -> Vec<HostId> {
+        self.lab.definition.hosts().map(|(_, host)| host.clone()).collect()
     }
 
     /// Asks to move one of the running VMs. A refusal is correct if the VM cannot move now.
@@ -148,8 +176,7 @@ impl<'a> Breaks<'a> {
         let running = stream.running();
         let job = self.random.pick(&running)?;
         let vm = job.vm.clone()?;
-        let hosts: Vec<HostId> =
-            self.lab.definition.hosts().map(|(_, host)| host.clone()).collect();
+        let hosts = self.hosts();
         let others: Vec<&HostId> =
             hosts.iter().filter(|host| job.host.as_ref() != Some(*host)).collect();
         let to = (*self.random.pick(&others)?).clone();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use perigee_http::Client;
 use perigee_model::job::{
     ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, NewImage, NewVolume,
+    Restart,
 };
 use perigee_model::volume::VolumeSource;
 use perigee_model::{ImageName, JobId, Problem, ProblemKind, VolumeName, job_file};
@@ -30,18 +31,27 @@ pub struct Stream {
     submitted: u32,
     unfinished: Vec<Running>,
     jobs_max: usize,
+    /// Jobs begin anew when their host is lost.
+    restart: Restart,
 }
 
 struct Running {
     job: Job,
     number: u32,
     volume: VolumeName,
+    /// How often the job's VM was started. After the loss of its host a job begins anew.
+    starts: u32,
 }
 
 impl Stream {
     /// Imports the image and makes the volumes, spread over the hosts. There is one volume fewer than jobs
     /// at a time, so that one job always waits for another job's volume.
-    pub async fn prepare(lab: &Lab, image: &Path, jobs: u16) -> Result<Self, Problem> {
+    pub async fn prepare(
+        lab: &Lab,
+        image: &Path,
+        jobs: u16,
+        restart: Restart,
+    ) -> Result<Self, Problem> {
         let source = std::path::absolute(image)
             .map_err(|e| Problem::invalid(format!("can't import {}", image.display()), e))?;
         let name =
@@ -64,7 +74,7 @@ impl Stream {
             volumes.push(name);
         }
         let jobs_max = usize::from(jobs);
-        Ok(Self { client, volumes, submitted: 0, unfinished: Vec::new(), jobs_max })
+        Ok(Self { client, volumes, submitted: 0, unfinished: Vec::new(), jobs_max, restart })
     }
 
     pub fn client(&self) -> &Client {
@@ -89,18 +99,17 @@ impl Stream {
         while self.unfinished.len() < self.jobs_max {
             let number = self.submitted + 1;
             let volume = self.volumes[number as usize % self.volumes.len()].clone();
-            let spec = spec(number, &volume)?;
+            let spec = JobSpec { restart: self.restart, ..spec(number, &volume)? };
             // If the answer to a submission is lost, the controller may still have the job.
-            match self.client.post::<Job>("/v1/jobs", &spec).await {
-                Ok(job) => self.unfinished.push(Running { job, number, volume }),
+            let job = match self.client.post::<Job>("/v1/jobs", &spec).await {
                 Err(problem) if problem.kind == ProblemKind::Unavailable => {
-                    match self.find(&spec.name).await? {
-                        Some(job) => self.unfinished.push(Running { job, number, volume }),
-                        None => return Ok(()),
-                    }
+                    self.find(&spec.name).await?
                 }
-                Err(problem) => return Err(problem),
-            }
+                submitted => Some(submitted?),
+            };
+            let Some(job) = job else { return Ok(()) };
+            let starts = u32::from(job.started_ms.is_some());
+            self.unfinished.push(Running { job, number, volume, starts });
             self.submitted = number;
             outcome.jobs_submitted = self.submitted;
         }
@@ -120,7 +129,11 @@ impl Stream {
             // The controller may be restarting; the next call tries again.
             let Ok(job) = self.client.get::<Job>(&path).await else { continue };
             let is_final = job.state.is_final();
-            self.unfinished[at].job = job;
+            let running = &mut self.unfinished[at];
+            if job.started_ms.is_some() && job.started_ms != running.job.started_ms {
+                running.starts += 1;
+            }
+            running.job = job;
             if is_final {
                 let ended = self.unfinished.remove(at);
                 let judged = self.judge(ended).await?;
@@ -131,19 +144,23 @@ impl Stream {
     }
 
     async fn judge(&self, ended: Running) -> Result<(SoakJob, Vec<MigrationState>), Problem> {
-        let Running { job, number, volume } = ended;
+        let Running { job, number, volume, starts } = ended;
         let answer = match job.state {
             JobState::Succeeded => self.answer(&job.id).await?,
             _ => String::new(),
         };
-        let (count, sum) = answer.trim().split_once(' ').unwrap_or_default();
+        let mut parts = answer.split_whitespace();
+        let (count, runs, sum) = (parts.next(), parts.next(), parts.next());
+        let number_in = |text: Option<&str>| text.and_then(|text| text.parse().ok());
         let moves: Vec<MigrationState> = job.migrations.iter().map(|m| m.state).collect();
         let judged = SoakJob {
             volume: volume.to_string(),
             state: job.state,
             reason: job.reason,
-            count: count.parse().ok(),
-            is_right: sum == expected(number),
+            count: number_in(count),
+            runs: number_in(runs).unwrap_or(0),
+            starts,
+            is_right: sum == Some(&expected(number)),
             moves: u32::try_from(moves.len()).unwrap_or(u32::MAX),
             id: job.id,
         };
@@ -166,7 +183,7 @@ impl Stream {
 
     /// Records the jobs that have not ended.
     pub fn give_up(&mut self, outcome: &mut Outcome) {
-        for Running { job, volume, .. } in self.unfinished.drain(..) {
+        for Running { job, volume, starts, .. } in self.unfinished.drain(..) {
             let reason = format!("it has not ended: {}", job.reason);
             let judged = SoakJob {
                 id: job.id,
@@ -174,6 +191,8 @@ impl Stream {
                 state: job.state,
                 reason,
                 count: None,
+                runs: 0,
+                starts,
                 is_right: false,
                 moves: u32::try_from(job.migrations.len()).unwrap_or(u32::MAX),
             };

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use perigee_http::Client;
-use perigee_model::Problem;
 use perigee_model::job::{ClusterVolume, Vm};
 use perigee_model::volume::{Attachment, VolumeInfo};
+use perigee_model::{HostId, Problem};
 
 use crate::command::run;
 use crate::up::Lab;
@@ -58,10 +58,16 @@ fn directories(at: &std::path::Path) -> Result<impl Iterator<Item = String>, Pro
     Ok(names.map(|name| format!("the directory of VM {name}")))
 }
 
-async fn qemus(lab: &Lab, host: &perigee_model::HostId) -> Result<Vec<String>, Problem> {
+async fn qemus(lab: &Lab, host: &HostId) -> Result<Vec<String>, Problem> {
+    let name = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let pids = processes(lab, host).await?.into_iter();
+    let qemu = pids.filter(|pid| name(pid).starts_with("qemu-system"));
+    Ok(qemu.map(|pid| format!("QEMU (process {pid}) on {host}")).collect())
+}
+
+/// Everything that runs on a host.
+pub async fn processes(lab: &Lab, host: &HostId) -> Result<Vec<i32>, Problem> {
     let namespace = lab.definition.host_namespace(host);
     let pids = run("ip", &["netns", "pids", &namespace]).await?;
-    let name = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let qemu = pids.lines().map(str::trim).filter(|pid| name(pid).starts_with("qemu-system"));
-    Ok(qemu.map(|pid| format!("QEMU (process {pid}) on {host}")).collect())
+    Ok(pids.lines().filter_map(|pid| pid.trim().parse().ok()).collect())
 }

@@ -3,7 +3,8 @@
 //! Jobs write and check files on a few volumes, VMs move from host to host, and every few seconds
 //! something breaks: an agent, a volume server or the controller is killed with SIGKILL, or the WAN
 //! is down for a while. QEMU is never killed, so every job must end with the right answer, and at
-//! the end nothing of the jobs may be left on any host.
+//! the end nothing of the jobs may be left on any host. With power cuts, all that runs on a host is
+//! killed at once: the jobs that ran there begin anew, and all must still end right.
 
 mod breaks;
 mod jobs;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use perigee_model::Problem;
+use perigee_model::job::Restart;
 
 use crate::definition::{Definition, LabId};
 use crate::progress::{Step, Steps};
@@ -44,6 +46,8 @@ pub struct Options {
     pub jobs: u16,
     /// The same seed breaks the same things in the same order.
     pub seed: u64,
+    /// Also cut the power of hosts. A job whose host is lost then begins anew.
+    pub power_cuts: bool,
     /// Directory for `result.json`.
     pub out: PathBuf,
 }
@@ -74,7 +78,8 @@ pub async fn soak(options: &Options, steps: &Steps) -> Result<Outcome, Problem> 
 
 async fn run(options: &Options, lab: &Lab, steps: &Steps) -> Result<Outcome, Problem> {
     let step = steps.begin("import the image");
-    let mut stream = Stream::prepare(lab, &options.image, options.jobs).await?;
+    let restart = if options.power_cuts { Restart::OnHostFailure } else { Restart::Never };
+    let mut stream = Stream::prepare(lab, &options.image, options.jobs, restart).await?;
     step.done("");
     let began = Instant::now();
     let mut outcome = Outcome { seed: options.seed, ..Outcome::default() };
@@ -105,7 +110,7 @@ async fn go_on(
     began: Instant,
     step: &mut Step,
 ) -> Result<Option<String>, Problem> {
-    let mut breaks = breaks::Breaks::new(lab, options.seed);
+    let mut breaks = breaks::Breaks::new(lab, options.seed, options.power_cuts);
     let mut stall = Stall::default();
     let mut is_breaking = true;
     while is_breaking || stream.is_busy() {

@@ -28,8 +28,12 @@ pub struct SoakJob {
     pub volume: String,
     pub state: JobState,
     pub reason: String,
-    /// The job's count of the jobs that have run on its volume.
+    /// The job's count of the runs that have ended on its volume.
     pub count: Option<u32>,
+    /// How often its command has run.
+    pub runs: u32,
+    /// How often its VM was started. More than once only after the loss of its host.
+    pub starts: u32,
     /// Whether the checksum in the job's answer is the expected one.
     pub is_right: bool,
     pub moves: u32,
@@ -64,21 +68,29 @@ impl Outcome {
         )
     }
 
-    /// Every job must have succeeded with the right answer, and must have run exactly once: the jobs of
-    /// one volume must have counted 1, 2, 3 and so on.
+    /// Every job must have succeeded with the right answer, and must have run once for each start of its VM:
+    /// the jobs of one volume must have counted 1, 2, 3 and so on. A run that a lost host has ended may have
+    /// counted too.
     pub fn judge(&mut self) {
-        let mut counts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        let mut counts: BTreeMap<&str, (Vec<u32>, u32)> = BTreeMap::new();
         for job in &self.jobs {
             if job.state != JobState::Succeeded {
                 self.faults.push(format!("job {}: {:?}: {}", job.id, job.state, job.reason));
             } else if !job.is_right {
                 self.faults.push(format!("job {} gave a wrong answer", job.id));
+            } else if job.runs > job.starts {
+                let (id, runs, starts) = (&job.id, job.runs, job.starts);
+                self.faults
+                    .push(format!("job {id} ran {runs} times, and was started {starts} times"));
             }
-            counts.entry(&job.volume).or_default().extend(job.count);
+            let (seen, starts) = counts.entry(&job.volume).or_default();
+            seen.extend(job.count);
+            *starts += job.starts.max(1);
         }
-        for (volume, mut seen) in counts {
+        for (volume, (mut seen, starts)) in counts {
             seen.sort_unstable();
-            if !seen.iter().copied().eq((1..).take(seen.len())) {
+            let is_twice = seen.windows(2).any(|pair| pair[0] == pair[1]);
+            if is_twice || seen.last().is_some_and(|last| *last > starts) {
                 self.faults.push(format!("the jobs of volume {volume} counted {seen:?}"));
             }
         }
@@ -97,6 +109,8 @@ mod tests {
             state,
             reason: String::new(),
             count: Some(count),
+            runs: 1,
+            starts: 1,
             is_right,
             moves: 0,
         }
@@ -118,6 +132,17 @@ mod tests {
     fn a_job_whose_run_was_lost_is_seen_in_the_count_of_the_others() {
         let jobs = vec![job(1, JobState::Succeeded, true), job(3, JobState::Succeeded, true)];
         assert_eq!(faults(jobs), ["the jobs of volume soak-1 counted [1, 3]"]);
+    }
+
+    #[test]
+    fn a_job_that_began_anew_may_have_counted_twice_and_no_other() {
+        let again = SoakJob { starts: 2, runs: 2, ..job(3, JobState::Succeeded, true) };
+        let jobs = vec![again.clone(), job(1, JobState::Succeeded, true)];
+        assert_eq!(faults(jobs), Vec::<String>::new());
+        let jobs = vec![SoakJob { count: Some(4), ..again }, job(1, JobState::Succeeded, true)];
+        assert_eq!(faults(jobs), ["the jobs of volume soak-1 counted [1, 4]"]);
+        let twice = SoakJob { runs: 2, ..job(1, JobState::Succeeded, true) };
+        assert_eq!(faults(vec![twice]), ["job soak-0001 ran 2 times, and was started 1 times"]);
     }
 
     #[test]

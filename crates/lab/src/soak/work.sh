@@ -1,14 +1,16 @@
 # One job of the soak, on a volume that many such jobs use one after the other.
 # It checks what earlier jobs left, writes files with checksums, drops its caches and checks them.
-# The answer: how many jobs have run on this volume, and a checksum that the soak knows.
+# The answer: how many runs have ended on this volume, how often this job's command has run, and a checksum that
+# the soak knows. What it writes is right also if the host's power fails at any moment.
 set -eu
 cd /data
 mkdir -p runs
 for sums in runs/*.sums; do
   [ ! -e "$sums" ] || sha256sum --quiet -c "$sums"
 done
-# This fails when the command runs a second time.
-mkdir "runs/$JOB.ran"
+rm -f "runs/$JOB.sums"
+echo "$JOB" >> runs/begun
+sync
 round=0
 while [ "$round" -lt "$ROUNDS" ]; do
   round=$((round + 1))
@@ -18,7 +20,9 @@ while [ "$round" -lt "$ROUNDS" ]; do
   echo "$round/$ROUNDS rounds" > "$PERIGEE_PROGRESS"
   sleep 0.2
 done
-sha256sum runs/"$JOB".[0-9]* > "runs/$JOB.sums"
+sha256sum runs/"$JOB".[0-9]* > "runs/$JOB.new"
+sync
+mv "runs/$JOB.new" "runs/$JOB.sums"
 sync
 echo 3 > /proc/sys/vm/drop_caches
 for sums in runs/*.sums; do sha256sum --quiet -c "$sums"; done
@@ -26,5 +30,7 @@ for sums in runs/*.sums; do sha256sum --quiet -c "$sums"; done
 for old in $(ls -t runs/*.sums | tail -n +9); do
   rm -f "$old" "${old%.sums}".[0-9]*
 done
+echo "$JOB" >> runs/ended
 sync
-echo "$(ls -d runs/*.ran | wc -l) $(seq "$NUMBER" | sha256sum | cut -d' ' -f1)" | tee /output/answer
+echo "$(wc -l < runs/ended) $(grep -cx "$JOB" runs/begun) $(seq "$NUMBER" | sha256sum | cut -d' ' -f1)" |
+  tee /output/answer

@@ -23,6 +23,9 @@ pub struct SoakOptions {
     /// The same seed breaks the same things in the same order
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Also kill all that runs on a host at once, as a power cut does. Its jobs then begin anew
+    #[arg(long)]
+    power_cuts: bool,
     /// The golden image: the directory that scripts/golden-image prints
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
@@ -55,6 +58,7 @@ pub async fn run(soak: SoakOptions, context: &Context, steps: &Steps) -> Result<
         length: Duration::from_secs(soak.length),
         jobs: soak.jobs,
         seed: soak.seed,
+        power_cuts: soak.power_cuts,
         out: soak.out,
     };
     let outcome = soak::soak(&options, steps).await?;
