@@ -10,8 +10,8 @@ use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::{Epoch, HostId, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{JobRecord, VolumeRecord, VolumeSeen};
-use crate::{given_up, images};
+use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
+use crate::{given_up, images, volume_moves};
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let jobs = cluster.unfinished_jobs();
@@ -20,14 +20,16 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
     for (host, answer) in hosts.iter().zip(join_all(asked).await) {
         for info in or_silent(host, answer).into_iter().flatten() {
-            let view = view(&info.name, &host.id, Some(&seen(&info)), &jobs);
+            let view = view(cluster, &info.name, &host.id, Some(&seen(&info)), &jobs);
             volumes.insert(info.name, view);
         }
     }
     for record in cluster.records.list::<VolumeRecord>("volumes/").await? {
-        let silent = !hosts.iter().any(|host| host.id == record.home);
+        // In the middle of a move, neither home may name it.
+        let silent = !hosts.iter().any(|host| host.id == record.home)
+            || cluster.index.is_changing_home(&record.name);
         if silent {
-            let view = view(&record.name, &record.home, record.seen.as_ref(), &jobs);
+            let view = view(cluster, &record.name, &record.home, record.seen.as_ref(), &jobs);
             volumes.entry(record.name).or_insert(view);
         }
     }
@@ -36,10 +38,11 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
 
 pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolume, Problem> {
     let record = find(cluster, name).await?;
-    Ok(view(name, &record.home, record.seen.as_ref(), &cluster.unfinished_jobs()))
+    Ok(view(cluster, name, &record.home, record.seen.as_ref(), &cluster.unfinished_jobs()))
 }
 
 fn view(
+    cluster: &Cluster,
     name: &VolumeName,
     home: &HostId,
     seen: Option<&VolumeSeen>,
@@ -52,6 +55,11 @@ fn view(
         allocated_bytes: seen.map_or(0, |s| s.allocated_bytes),
         epoch: seen.map_or(Epoch(0), |s| s.epoch),
         used_by: writer(jobs, name).map(|record| record.job.id.clone()),
+        moving: cluster
+            .index
+            .volume_move(name)
+            .map(|last| last.shown.clone())
+            .filter(|shown| !shown.state.is_final()),
     }
 }
 
@@ -83,7 +91,12 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
             let now = Some(seen(&info));
             if record.seen != now {
                 record.seen = now;
-                cluster.records.put(&key, &record).await?;
+                // Its home may have changed since it was read.
+                let seen = |stored: Option<VolumeRecord>| match stored {
+                    Some(stored) if stored.home != record.home => stored,
+                    _ => record.clone(),
+                };
+                return cluster.records.update(&key, seen).await;
             }
         }
         return Ok(record);
@@ -116,6 +129,12 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
             .next("choose another name, or delete it first"));
     }
+    if cluster.index.volume_move(&new.name).is_some_and(|last| !last.shown.state.is_final()) {
+        let why = "a volume of this name has moved, and what it left behind is not deleted yet";
+        return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
+            .next("try again in some seconds, or choose another name"));
+    }
+    volume_moves::forget(cluster, &new.name).await?;
     let home = home_for(cluster, &new).await?;
     if let VolumeSource::Image(image) = &new.source {
         images::ensure(cluster, &home, image).await?;
@@ -131,7 +150,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         Ok(info) => {
             record.seen = Some(seen(&info));
             cluster.records.put(&key, &record).await?;
-            Ok(view(&new.name, &home.id, record.seen.as_ref(), &[]))
+            Ok(view(cluster, &new.name, &home.id, record.seen.as_ref(), &[]))
         }
         Err(problem) => {
             // If the answer was lost, the volume may exist. The record then stays, so that it can be deleted.
@@ -145,7 +164,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
 
 async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, Problem> {
     let source_home = match &new.source {
-        VolumeSource::Volume(source) => Some(find(cluster, source).await?.home),
+        VolumeSource::Volume(source) => Some(settled_home(cluster, source).await?),
         VolumeSource::Empty | VolumeSource::Image(_) | VolumeSource::Remote { .. } => None,
     };
     match (&new.host, source_home) {
@@ -160,16 +179,38 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
 }
 
 pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
-    let record = find(cluster, name).await?;
+    find(cluster, name).await?;
     let _deletion = cluster.index.begin_deletion(name).map_err(|why| {
         Problem::conflict(format!("can't delete volume {name}"), why)
-            .next("wait for the job, or cancel it")
+            .next("wait until that is over, or cancel it")
     })?;
+    // From here on it does not move; it may have moved since.
+    let record = find(cluster, name).await?;
     let home = reachable(cluster, &record.home)?;
     match home.volume.delete(&format!("/v1/volumes/{name}")).await {
         Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
-        _ => cluster.records.remove(&format!("volumes/{name}")).await,
+        _ => {
+            cluster.records.remove(&volume_key(name)).await?;
+            match cluster.index.volume_move(name) {
+                // Its driver sees that the volume is gone, and deletes the rest.
+                Some(last) if !last.shown.state.is_final() => Ok(()),
+                _ => volume_moves::forget(cluster, name).await,
+            }
+        }
     }
+}
+
+/// A volume's home, for what is to be done there at once.
+///
+/// # Errors
+/// `Unavailable` while it is changing.
+pub async fn settled_home(cluster: &Cluster, name: &VolumeName) -> Result<HostId, Problem> {
+    let home = find(cluster, name).await?.home;
+    if cluster.index.is_changing_home(name) {
+        return Err(Problem::unavailable(format!("volume {name}"), "it is moving to another home")
+            .next("try again in some seconds"));
+    }
+    Ok(home)
 }
 
 /// # Errors

@@ -14,7 +14,7 @@ use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStart, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::{Cluster, Detachment, now_ms};
 use crate::records::{PlacedDisk, vm_of};
 
 /// How many times a job waits while the cleaner works on the same cleanup.
@@ -222,7 +222,11 @@ impl Sweep<'_> {
     /// Removes an attachment unless another VM there needs it.
     async fn detach(&mut self, host: &HostId, volume: &VolumeName) -> bool {
         let cluster = self.cluster;
-        let Some(_detaching) = cluster.index.begin_detachment(host, volume) else { return true };
+        let _detaching = match cluster.index.begin_detachment(host, volume) {
+            Detachment::Held(hold) => hold,
+            Detachment::Needed => return true,
+            Detachment::Busy => return false,
+        };
         self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await
     }
 

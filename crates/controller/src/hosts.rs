@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::{Host, HostRemoval, HostState, Site};
 use perigee_model::vm::{HostAddresses, HostReport};
-use perigee_model::{HostId, Problem};
+use perigee_model::volume_move::VolumeMove;
+use perigee_model::{HostId, Problem, VolumeName};
 
 use crate::cluster::{Cluster, HostLink, Known, now_ms, state_of};
 use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
-use crate::records::{HostRecord, VolumeRecord, vm_of};
+use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 
 /// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
 pub async fn register(
@@ -143,6 +144,17 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
             return Err(conflict(why).next(next));
         }
     }
+    for record in cluster.index.unfinished_volume_moves() {
+        let VolumeMove { volume, from, to, .. } = &record.shown;
+        if !force && (from == id || to == id) {
+            let why = format!("volume {volume} is moving from {from} to {to}");
+            let next = format!(
+                "perigee volume move {volume} --cancel; if the host is gone for good: perigee host \
+                 remove {id} --force"
+            );
+            return Err(conflict(why).next(next));
+        }
+    }
     let removal = what_goes_with(cluster, id).await?;
     let losses = removal.in_words();
     if !force && !losses.is_empty() {
@@ -167,6 +179,18 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
     let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
     let lost = volumes.into_iter().filter(|volume| volume.home == *id);
     removal.lost_volumes = lost.map(|volume| volume.name).collect();
+    for record in cluster.index.unfinished_volume_moves() {
+        let shown = &record.shown;
+        let goes_back = shown.to == *id && record.tenure.is_some() && record.listed;
+        if goes_back && cluster.hosts.get(&shown.from).is_ok() {
+            removal.lost_volumes.retain(|lost| *lost != shown.volume);
+            removal.returned_volumes.push(shown.volume.clone());
+        }
+        if shown.from == *id && shown.state.is_taken() && shown.missing_bytes != Some(0) {
+            removal.lost_volumes.retain(|lost| *lost != shown.volume);
+            removal.incomplete_volumes.push(shown.volume.clone());
+        }
+    }
     let moves = cluster.unfinished_migrations();
     for record in cluster.unfinished_jobs() {
         let job = record.job.id.clone();
@@ -175,7 +199,9 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
         let mut moving = moves.iter().map(|moved| &moved.migration);
         if moving.any(|m| m.vm == vm_of(&job) && (m.from == *id || m.to == *id)) {
             removal.moving_jobs.push(job);
-        } else if needed.contains(&id) {
+        } else if uses_any(&record, false, &removal.incomplete_volumes) {
+            removal.failed_jobs.push(job);
+        } else if needed.contains(&id) || uses_any(&record, true, &removal.incomplete_volumes) {
             match jobs::fate(&record, id, Loss::Removed) {
                 Fate::Again => removal.placed_again.push(job),
                 Fate::Fail(_) | Fate::Wait(_) => removal.failed_jobs.push(job),
@@ -183,4 +209,10 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
         }
     }
     Ok(removal)
+}
+
+/// Whether one of the volumes is a disk of the job; `temporary`: one that is only for the job.
+fn uses_any(record: &JobRecord, temporary: bool, volumes: &[VolumeName]) -> bool {
+    let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    disks.any(|disk| disk.temporary == temporary && volumes.contains(&disk.volume))
 }

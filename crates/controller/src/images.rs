@@ -349,7 +349,7 @@ pub async fn snapshot(
     volume: &VolumeName,
     ask: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
-    let home = reachable(cluster, &catalog::find(cluster, volume).await?.home)?;
+    let home = reachable(cluster, &catalog::settled_home(cluster, volume).await?)?;
     let what = format!("can't snapshot volume {volume} as {}", ask.image);
     let record = ImageRecord { name: ask.image.clone(), layer: None, import: None };
     take_name(cluster, &what, &record).await?;

@@ -27,6 +27,7 @@ mod store;
 mod supervisor;
 mod tars;
 mod vms;
+mod volume_moves;
 mod watching;
 
 #[cfg(test)]

@@ -131,6 +131,14 @@ impl Meter {
         }
     }
 
+    /// A disk's volume has another home; `here`: the host where the VM is. Another host's counters begin
+    /// anywhere.
+    pub fn home_moved(&mut self, index: usize, here: bool) {
+        if let Some(last) = self.last.get_mut(index) {
+            last.home = last.client.filter(|_| here);
+        }
+    }
+
     /// The sum over all disks since the VM started.
     pub fn io(&self) -> IoStats {
         self.totals.disks.iter().fold(IoStats::default(), |sum, disk| plus(sum, disk.client))

@@ -10,6 +10,8 @@
 //! | `intents/jobs/JOB` | [`JobIntent`] | the API: requests of people about the job |
 //! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
+//! | `volume_moves/VOLUME` | [`VolumeMoveRecord`] of its last move | the move's driver only |
+//! | `intents/volume_moves/VOLUME` | [`VolumeMoveIntent`] | the API, and drivers of jobs that end |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
@@ -23,9 +25,11 @@
 
 mod access;
 
+use perigee_model::home::Tenure;
 use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::IoStats;
+use perigee_model::volume_move::VolumeMove;
 use perigee_model::{
     DiskRole, Epoch, HostId, ImageName, JobId, LayerId, OwnerName, VmId, VmStart, VolumeName,
 };
@@ -121,6 +125,9 @@ pub struct JobRecord {
     /// The block trace of its command.
     #[serde(default)]
     pub traced: Traced,
+    /// Volumes that are to come to its VM's host, the next one first.
+    #[serde(default)]
+    pub to_follow: Vec<VolumeName>,
 }
 
 /// The state of a job's block trace.
@@ -229,6 +236,38 @@ pub struct MigrationIntent {
     /// A person wants the VM to stay where it is.
     #[serde(default)]
     pub cancel: bool,
+}
+
+/// A volume's move with everything its driver must know after a restart.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct VolumeMoveRecord {
+    /// As shown to people.
+    pub shown: VolumeMove,
+    /// Which of the volume's moves it is, from 1.
+    pub number: u32,
+    /// The volume's tenure at the old home; `None` until that says it. Nobody is asked for anything before.
+    pub tenure: Option<Tenure>,
+    /// The volume has a record of its own: a person made it. The others belong to a job.
+    pub listed: bool,
+}
+
+/// Requests about a volume's move.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct VolumeMoveIntent {
+    /// The number of the move that is to be called off.
+    pub cancel: u32,
+}
+
+pub fn volume_key(volume: &VolumeName) -> String {
+    format!("volumes/{volume}")
+}
+
+pub fn volume_move_key(volume: &VolumeName) -> String {
+    format!("volume_moves/{volume}")
+}
+
+pub fn volume_move_intent_key(volume: &VolumeName) -> String {
+    format!("intents/volume_moves/{volume}")
 }
 
 pub fn image_key(name: &ImageName) -> String {

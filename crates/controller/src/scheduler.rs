@@ -36,13 +36,17 @@ const LINKS_PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 struct Known {
     at: Instant,
+    /// Before it was read: a volume may have got another home since.
+    homes_at: u64,
     facts: Result<planning::Prepared, Problem>,
 }
+
+type Learned = (JobId, u64, Result<planning::Prepared, Problem>);
 
 #[derive(Default)]
 struct Scheduler {
     known: BTreeMap<JobId, Known>,
-    learning: JoinSet<(JobId, Result<planning::Prepared, Problem>)>,
+    learning: JoinSet<Learned>,
     asked: BTreeMap<JobId, Instant>,
     /// Since when a job's links have been missing.
     unmeasured: BTreeMap<JobId, Instant>,
@@ -65,14 +69,11 @@ pub async fn run(cluster: Arc<Cluster>) {
 }
 
 impl Scheduler {
-    fn learned(
-        &mut self,
-        learned: Result<(JobId, Result<planning::Prepared, Problem>), tokio::task::JoinError>,
-    ) {
+    fn learned(&mut self, learned: Result<Learned, tokio::task::JoinError>) {
         match learned {
-            Ok((job, facts)) => {
+            Ok((job, homes_at, facts)) => {
                 self.asked.remove(&job);
-                self.known.insert(job, Known { at: Instant::now(), facts });
+                self.known.insert(job, Known { at: Instant::now(), homes_at, facts });
             }
             // Facts that are too old are requested again.
             Err(error) => tracing::error!("can't read the facts of a job: {error}"),
@@ -113,7 +114,11 @@ impl Scheduler {
             match turn {
                 Turn::Start(_) => {
                     let Some(grant) = grants.remove(&job) else { continue };
-                    cluster.index.give(&job, grant);
+                    if !cluster.index.give(&job, grant) {
+                        let reason = "one of its volumes is being moved, or was just now";
+                        waits.insert(job, (1, reason.to_owned()));
+                        continue;
+                    }
                     cluster.counters.placed.fetch_add(1, Ordering::Relaxed);
                     cluster.drive_job(&job);
                 }
@@ -133,7 +138,7 @@ impl Scheduler {
         hosts: &[HostId],
         facts: &mut Facts,
     ) -> Result<Grant, String> {
-        let job = self.facts_of(cluster, record)?;
+        let (job, homes_at) = self.facts_of(cluster, record)?;
         let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
         self.links_known(cluster, &record.job.id, &homes)?;
         for host in &mut facts.hosts {
@@ -157,7 +162,7 @@ impl Scheduler {
             let needed_bytes = record.job.spec.memory_bytes;
             host.memory_free_bytes = host.memory_free_bytes.saturating_sub(needed_bytes);
         }
-        Ok(Grant { host, plan, predicted, volume_homes: homes, traits })
+        Ok(Grant { host, plan, predicted, volume_homes: homes, homes_at, traits })
     }
 
     /// The planner's facts about the job. If they are not known yet, they are requested.
@@ -165,19 +170,23 @@ impl Scheduler {
         &mut self,
         cluster: &Arc<Cluster>,
         record: &Arc<JobRecord>,
-    ) -> Result<perigee_planner::JobFacts, String> {
+    ) -> Result<(perigee_planner::JobFacts, u64), String> {
         let id = &record.job.id;
+        let homes_at = cluster.index.home_changes();
+        // Homes that may be old ones are not planned with.
+        self.known.retain(|of, known| of != id || known.homes_at == homes_at);
         let known = self.known.get(id);
         if known.is_none_or(|known| !known.is_fresh()) && !self.asked.contains_key(id) {
             self.asked.insert(id.clone(), Instant::now());
             let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
             self.learning.spawn(async move {
+                let homes_at = cluster.index.home_changes();
                 let facts = planning::prepare(&cluster, &record.job.spec).await;
-                (record.job.id.clone(), facts)
+                (record.job.id.clone(), homes_at, facts)
             });
         }
         match known.map(|known| &known.facts) {
-            Some(Ok(facts)) => Ok(facts.job.clone()),
+            Some(Ok(facts)) => Ok((facts.job.clone(), homes_at)),
             Some(Err(problem)) => Err(format!("{}: {}", problem.what, problem.why)),
             None => Err("the facts for its plan are being read".to_owned()),
         }
@@ -196,7 +205,11 @@ impl Scheduler {
         homes: &[HostId],
     ) -> Result<(), String> {
         let missing = links::missing(cluster, homes);
-        let Some((from, to)) = missing.first() else { return Ok(()) };
+        let Some((from, to)) = missing.first() else {
+            // Other links may be missing when a volume has moved.
+            self.unmeasured.remove(job);
+            return Ok(());
+        };
         let begun = !self.unmeasured.contains_key(job);
         let since = *self.unmeasured.entry(job.clone()).or_insert_with(Instant::now);
         if begun {

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Timing, Wanted};
 use crate::records::job_intent_key;
-use crate::{cleaner, hosts, images, jobs, links, migration, scheduler, watching};
+use crate::{cleaner, hosts, images, jobs, links, migration, scheduler, volume_moves, watching};
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -53,6 +53,9 @@ impl Supervisor {
         for record in cluster.unfinished_migrations() {
             cluster.drive_migration(&record);
         }
+        for record in cluster.index.unfinished_volume_moves() {
+            cluster.drive_volume_move(&record.shown.volume);
+        }
         let supervisor =
             Arc::new(Self { cluster, tasks: Mutex::default(), driven: Mutex::default() });
         let cluster = &supervisor.cluster;
@@ -75,6 +78,9 @@ impl Supervisor {
             }
             Wanted::Migration { vm, number } => self.keep(wanted, move || {
                 Box::pin(migration::drive(Arc::clone(&cluster), vm.clone(), number))
+            }),
+            Wanted::VolumeMove(volume) => self.keep(wanted, move || {
+                Box::pin(volume_moves::drive(Arc::clone(&cluster), volume.clone()))
             }),
         }
     }
@@ -135,6 +141,8 @@ impl Supervisor {
         let job = match wanted {
             Wanted::Job(id) => Ok(id.clone()),
             Wanted::Migration { vm, .. } => JobId::new(vm.as_str()),
+            // It is logged above; the volume may belong to no job.
+            Wanted::VolumeMove(_) => return,
         };
         let Ok(job) = job else { return };
         let reason = format!(

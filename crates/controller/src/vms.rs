@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use perigee_model::job::{Migration, Vm};
+use perigee_model::job::{Migration, Vm, VmVolume};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::VmReport;
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, VmId};
 
 use crate::cluster::Cluster;
@@ -20,7 +21,7 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let mut vms = Vec::new();
     for (host, (reports, silence)) in hosts.iter().zip(join_all(asked).await) {
         for report in reports {
-            vms.push(view(&host.id, report, silence.as_deref(), &jobs, &moves));
+            vms.push(view(cluster, &host.id, report, silence.as_deref(), &jobs, &moves));
         }
     }
     Ok(vms)
@@ -45,6 +46,7 @@ async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<
 }
 
 fn view(
+    cluster: &Cluster,
     host: &HostId,
     report: VmReport,
     silence: Option<&str>,
@@ -63,8 +65,20 @@ fn view(
         uptime_ms: report.uptime_ms,
         vcpu_ms: report.vcpu_ms,
         migration: migration_of(moves, &vm),
+        volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }
+}
+
+fn volumes(cluster: &Cluster, record: &JobRecord) -> Vec<VmVolume> {
+    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    let volumes = disks.map(|disk| VmVolume {
+        volume: disk.volume.clone(),
+        home: disk.home.clone(),
+        follows: record.to_follow.contains(&disk.volume),
+        last_move: cluster.index.volume_move(&disk.volume).map(|last| last.shown.clone()),
+    });
+    volumes.collect()
 }
 
 fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId> {
@@ -93,7 +107,12 @@ pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
 }
 
 /// Starts a migration that a person requested.
-pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Migration, Problem> {
+pub async fn move_to(
+    cluster: &Arc<Cluster>,
+    vm: &VmId,
+    to: HostId,
+    volumes: VolumesOnMove,
+) -> Result<Migration, Problem> {
     let Some(record) = jobs::of_vm(cluster, vm) else {
         return Err(Problem::not_found(format!("VM {vm}"), "no running job has such a VM")
             .next("`perigee vm list` shows the VMs"));
@@ -105,6 +124,7 @@ pub async fn move_to(cluster: &Arc<Cluster>, vm: &VmId, to: HostId) -> Result<Mi
         reason: "asked".to_owned(),
         predicted_s,
         job_progress: jobs::progress(&record.job),
+        volumes,
     };
     let moved = migration::request(cluster, &record, wish).await?;
     let summary = format!("move from {} to {to}, as requested by a user", moved.from);

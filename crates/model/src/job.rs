@@ -10,6 +10,7 @@ use crate::phases::Phases;
 use crate::plan::Estimate;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
 use crate::volume::{BlockProbe, IoStats, VolumeSource};
+use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::{Epoch, HostId, ImageName, JobId, MigrationId, SiteId, VmId, VolumeName};
 
 /// How a job uses a volume.
@@ -258,6 +259,9 @@ pub struct Migration {
     /// How fast the guest changes its memory now.
     #[serde(default)]
     pub dirty_bytes_per_s: u64,
+    /// Whether the volumes that the VM writes come after it.
+    #[serde(default)]
+    pub volumes: VolumesOnMove,
 }
 
 /// One line of a job's log.
@@ -348,6 +352,9 @@ pub struct ClusterVolume {
     pub epoch: Epoch,
     /// The job that has it open for writing.
     pub used_by: Option<JobId>,
+    /// Its move to another home, while one is under way.
+    #[serde(default)]
+    pub moving: Option<VolumeMove>,
 }
 
 /// A volume to be made.
@@ -417,6 +424,29 @@ pub struct Vm {
     pub vcpu_ms: u64,
     /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
+    /// Its volumes, in the order of its disks.
+    #[serde(default)]
+    pub volumes: Vec<VmVolume>,
+}
+
+/// A volume of a VM.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VmVolume {
+    /// The volume.
+    pub volume: VolumeName,
+    /// Where its home is.
+    pub home: HostId,
+    /// Whether it is still to come after its VM.
+    pub follows: bool,
+    /// Its last move, as far as it is known.
+    pub last_move: Option<VolumeMove>,
+}
+
+impl VmVolume {
+    /// Whether it is on its way after its VM, or is about to be.
+    pub fn is_moving(&self) -> bool {
+        self.follows || self.last_move.as_ref().is_some_and(|last| !last.state.is_final())
+    }
 }
 
 /// Asks for a migration.
@@ -424,6 +454,9 @@ pub struct Vm {
 pub struct MoveVm {
     /// Where to.
     pub host: HostId,
+    /// Whether the volumes that it writes come after it.
+    #[serde(default)]
+    pub volumes: VolumesOnMove,
 }
 
 /// An uploaded tar of input files, kept under its SHA-256.
@@ -458,6 +491,12 @@ pub struct Sample {
 pub struct HostRemoval {
     /// Volumes whose home it was: their data is lost to the cluster.
     pub lost_volumes: Vec<VolumeName>,
+    /// Volumes that it had become the home of: each is what it was when its move began, at its old home.
+    #[serde(default)]
+    pub returned_volumes: Vec<VolumeName>,
+    /// Volumes that were moving away from it: what their new home had not copied yet is lost.
+    #[serde(default)]
+    pub incomplete_volumes: Vec<VolumeName>,
     /// Jobs that fail, because their VM or their data was there.
     pub failed_jobs: Vec<JobId>,
     /// Jobs that are placed again.
@@ -476,6 +515,18 @@ impl HostRemoval {
         if !self.lost_volumes.is_empty() {
             let lost = names(self.lost_volumes.iter().map(VolumeName::as_str).collect());
             words.push(format!("the data of these volumes is lost: {lost}"));
+        }
+        if !self.returned_volumes.is_empty() {
+            let returned = names(self.returned_volumes.iter().map(VolumeName::as_str).collect());
+            words.push(format!(
+                "what was written to these volumes since they began to move there is lost: {returned}"
+            ));
+        }
+        if !self.incomplete_volumes.is_empty() {
+            let parts = names(self.incomplete_volumes.iter().map(VolumeName::as_str).collect());
+            words.push(format!(
+                "the parts of these volumes that were not copied from there yet are lost: {parts}"
+            ));
         }
         if !self.failed_jobs.is_empty() {
             let failed = names(self.failed_jobs.iter().map(JobId::as_str).collect());

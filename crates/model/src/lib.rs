@@ -23,6 +23,7 @@ pub mod trace;
 pub mod units;
 pub mod vm;
 pub mod volume;
+pub mod volume_move;
 pub mod yaml;
 
 pub use disk_role::DiskRole;

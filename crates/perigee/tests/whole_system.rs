@@ -4,7 +4,8 @@
 
 mod system;
 
-use perigee_model::job::{JobState, MigrationState};
+use perigee_model::job::{ClusterVolume, JobState, MigrationState};
+use perigee_model::volume_move::VolumesOnMove;
 
 use system::{ensure, kill_9, succeeded, until, with_system, writer_job};
 
@@ -305,4 +306,38 @@ fn mount_tmpfs(at: &std::path::Path, options: &str) -> system::Checked<()> {
         .expect("mount runs");
     ensure!(mounted.success(), "tmpfs with {options} at {}", at.display());
     Ok(())
+}
+
+/// There and back. On the way back the old home's volume server is killed while the new home copies from it.
+#[test]
+fn volumes_follow_their_vm_and_leave_nothing_behind() {
+    with_system(async |system| {
+        system.volume("data", "home1", 256 * MIB).await?;
+        let job = system.submit(&writer_job("home1")).await?;
+        system.progresses(&job.id, 2).await?;
+        let job = system.job(&job.id).await?;
+        for (from, to) in [("home1", "cloud1"), ("cloud1", "home1")] {
+            let migration = system.begin_move_with(&job, to, VolumesOnMove::Follow).await?;
+            let ended = system.migration_ended(&job.id, &migration).await?;
+            ensure!(ended.state == MigrationState::Completed, "to {to}: {}", ended.error);
+            if to == "home1" {
+                system.first_volume_is_taken(&job, to).await?;
+                system.kill_daemon("volume", Some(from)).await?;
+            }
+            system.volumes_followed(&job, to).await?;
+            system.progresses(&job.id, 2).await?;
+            system.has_no_volume_of(&job, from, &["seed"]).await?;
+        }
+        system.stop_writer(&job, "home1").await?;
+        let ended = system.ended(&job.id).await?;
+        let log = system.log(&job.id).await?;
+        ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);
+        ensure!(log.iter().any(|l| l.starts_with("checked ")), "{log:?}");
+        for host in ["home1", "cloud1"] {
+            system.has_no_volume_of(&job, host, &[]).await?;
+        }
+        let data: ClusterVolume = system.get("/v1/volumes/data").await?;
+        ensure!(data.home == system::host("home1"), "{data:?}");
+        Ok(())
+    });
 }

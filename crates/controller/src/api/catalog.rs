@@ -4,10 +4,11 @@ use axum::extract::State;
 use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
 use perigee_model::volume::Snapshot;
+use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
 use perigee_model::{ImageName, VolumeName};
 
 use super::{Name, Shared, json};
-use crate::{catalog, images};
+use crate::{catalog, images, volume_moves};
 
 #[utoipa::path(get, path = "/images", tag = "images",
     responses((status = 200, body = Vec<ClusterImage>)))]
@@ -78,4 +79,37 @@ pub async fn snapshot(
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
     json(images::snapshot(&cluster, &volume, &ask).await?)
+}
+
+/// Moves a volume to another home, also while it is in use; the answer comes at once. The volume is used at
+/// its new home as soon as that has taken it; what it holds is copied in the background.
+#[utoipa::path(post, path = "/volumes/{volume}/move", tag = "volumes",
+    params(("volume" = String, Path)), request_body = MoveVolume,
+    responses((status = 200, body = VolumeMove)))]
+pub async fn move_volume(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+    Json(ask): Json<MoveVolume>,
+) -> Reply<VolumeMove> {
+    json(volume_moves::request(&cluster, &volume, &ask.to, VolumeMoveCause::Asked).await?)
+}
+
+/// The volume's last move, ended or not.
+#[utoipa::path(get, path = "/volumes/{volume}/move", tag = "volumes",
+    params(("volume" = String, Path)), responses((status = 200, body = VolumeMove)))]
+pub async fn last_move(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+) -> Reply<VolumeMove> {
+    json(volume_moves::of_volume(&cluster, &volume).await?)
+}
+
+/// Calls off a volume's move while the new home has not taken the volume; the answer comes at once.
+#[utoipa::path(post, path = "/volumes/{volume}/move/cancel", tag = "volumes",
+    params(("volume" = String, Path)), responses((status = 200, body = VolumeMove)))]
+pub async fn cancel_volume_move(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+) -> Reply<VolumeMove> {
+    json(volume_moves::cancel(&cluster, &volume).await?)
 }

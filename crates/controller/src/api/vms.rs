@@ -35,7 +35,7 @@ pub async fn move_vm(
     Name(vm): Name<VmId>,
     Json(ask): Json<MoveVm>,
 ) -> Reply<Migration> {
-    json(vms::move_to(&cluster, &vm, ask.host).await?)
+    json(vms::move_to(&cluster, &vm, ask.host, ask.volumes).await?)
 }
 
 /// Cancels a live migration that is running. The answer comes at once.

@@ -6,7 +6,8 @@
 //! that is about to move, and the [`holds::Hold`]s that replace locks over calls to hosts. All of these are decided
 //! under one lock that is never held while waiting. After a restart they are decided again.
 
-mod holds;
+pub mod holds;
+mod homes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
 use perigee_model::plan::{Estimate, Plan};
-use perigee_model::{HostId, JobId, Problem, VmId};
+use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
 use perigee_planner::Traits;
 use perigee_planner::queue::{Demand, VolumeUse};
 use tokio::sync::Notify;
 
 use holds::Held;
 
-use crate::records::{JobRecord, MigrationRecord, Records};
+use crate::records::{JobRecord, MigrationRecord, Records, VolumeMoveRecord};
 
 /// How many of the last completed migrations the planner learns from.
 const PAST_MOVES_MAX: usize = 50;
@@ -48,6 +49,10 @@ struct Inner {
     /// The positions of the other queued jobs, and the reasons why they wait.
     waits: BTreeMap<JobId, (u32, String)>,
     held: Vec<Held>,
+    /// The last move of each volume that ever moved.
+    volume_moves: BTreeMap<VolumeName, Arc<VolumeMoveRecord>>,
+    /// How often a move of a volume changed its state since the controller started.
+    home_changes: u64,
 }
 
 /// The host where a queued job starts, with the plan that explains the choice.
@@ -60,6 +65,8 @@ pub struct Grant {
     pub traits: Traits,
     /// In the order of the job file.
     pub volume_homes: Vec<HostId>,
+    /// [`Index::home_changes`] before these homes were looked for.
+    pub homes_at: u64,
 }
 
 /// The reserved capacity of a host.
@@ -104,6 +111,9 @@ impl Index {
         let mut migrations: Vec<MigrationRecord> = records.list("migrations/").await?;
         migrations.sort_by_key(|record| record.migration.started_ms);
         migrations.iter().for_each(|record| index.put_migration(record));
+        for record in records.list::<VolumeMoveRecord>("volume_moves/").await? {
+            index.put_volume_move(&record);
+        }
         Ok(index)
     }
 
@@ -223,13 +233,21 @@ impl Index {
         (held, uses)
     }
 
-    pub fn give(&self, job: &JobId, grant: Grant) {
+    /// Lets a queued job start, unless a volume of it may have got another home in the meantime.
+    pub fn give(&self, job: &JobId, grant: Grant) -> bool {
         let mut inner = self.lock();
-        inner.waits.remove(job);
+        let Some(record) = inner.jobs.get(job) else { return false };
+        let mut volumes = record.job.spec.volumes.iter();
         // The job may have been cancelled in the meantime.
-        if inner.jobs.get(job).is_some_and(|record| record.job.state == JobState::Queued) {
-            inner.grants.insert(job.clone(), Arc::new(grant));
+        if record.job.state != JobState::Queued
+            || grant.homes_at != inner.home_changes
+            || volumes.any(|volume| inner.is_changing_home(&volume.volume))
+        {
+            return false;
         }
+        inner.waits.remove(job);
+        inner.grants.insert(job.clone(), Arc::new(grant));
+        true
     }
 
     pub fn grant_of(&self, job: &JobId) -> Option<Arc<Grant>> {

@@ -14,15 +14,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use perigee_model::{JobId, Problem, VmId};
+use perigee_model::{JobId, Problem, VmId, VolumeName};
 use tokio::sync::{Notify, mpsc};
 
 use crate::files;
-use crate::records::{JobRecord, MigrationRecord, Owned, Records, job_key, migration_key};
+use crate::records::{
+    JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
+    volume_move_key,
+};
 use crate::store::SqliteStore;
 
 pub use capacity::{Counters, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known, state_of};
+pub use index::holds::Detachment;
 pub use index::{Grant, Index, demand_of};
 pub use links::{Ask, Links, Local};
 use taught::Taught;
@@ -60,6 +64,7 @@ impl Default for Timing {
 pub enum Wanted {
     Job(JobId),
     Migration { vm: VmId, number: u32 },
+    VolumeMove(VolumeName),
 }
 
 pub struct Cluster {
@@ -168,6 +173,20 @@ impl Cluster {
         Ok(created)
     }
 
+    /// As [`Cluster::own_job`], for the last move of a volume.
+    pub async fn own_volume_move(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+    ) -> Result<Option<Owned<VolumeMoveRecord>>, Problem> {
+        let key = volume_move_key(volume);
+        let Some(record) = self.records.own::<VolumeMoveRecord>(&key).await? else {
+            return Ok(None);
+        };
+        self.index.put_volume_move(&record.value);
+        let cluster = Arc::clone(self);
+        Ok(Some(record.telling(move |record| cluster.index.put_volume_move(record))))
+    }
+
     /// Requests a driver. If the driver is running, it checks the job again.
     pub fn drive_job(&self, job: &JobId) {
         self.want(Wanted::Job(job.clone()));
@@ -176,6 +195,10 @@ impl Cluster {
     pub fn drive_migration(&self, record: &MigrationRecord) {
         let vm = record.migration.vm.clone();
         self.want(Wanted::Migration { vm, number: record.number });
+    }
+
+    pub fn drive_volume_move(&self, volume: &VolumeName) {
+        self.want(Wanted::VolumeMove(volume.clone()));
     }
 
     fn want(&self, wanted: Wanted) {

@@ -17,6 +17,7 @@ use perigee_model::vm::HostReport;
 use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
+use super::homes::incomplete;
 use super::{log, stage};
 use crate::catalog;
 use crate::cleaner::{self, Cleanup};
@@ -89,6 +90,17 @@ impl Run {
             return Ok(Some(Step::Again));
         }
         let Some(host) = self.job().host.clone() else { return Ok(None) };
+        if let Some((disk, removed)) = incomplete(&self.cluster, &self.record.value)
+            && !disk.temporary
+        {
+            let why = format!(
+                "host {removed} was removed while volume {} moved away from it: a part of the volume \
+                 is lost",
+                disk.volume
+            );
+            self.end(Ending::Failed, why).await?;
+            return Ok(Some(Step::Again));
+        }
         let Some((lost, loss)) = lost_host(&self.cluster, &self.record.value, &host) else {
             return Ok(None);
         };
@@ -201,6 +213,7 @@ impl Run {
         record.left = None;
         record.meter = Meter::default();
         record.log = LogKept::default();
+        record.to_follow.clear();
         record.traced = Traced::default();
         let job = &mut record.job;
         job.state = job.state.next(JobEvent::HostLost)?;
@@ -222,6 +235,10 @@ impl Run {
         if is_recorded || moves.iter().any(is_open) {
             let what = format!("can't start job {} again yet", self.id);
             return Err(Problem::unavailable(what, "a move of its VM has not ended"));
+        }
+        if self.homes_are_changing().await? {
+            let what = format!("can't start job {} again yet", self.id);
+            return Err(Problem::unavailable(what, "a volume of it is moving to another home"));
         }
         Ok(())
     }
@@ -257,6 +274,9 @@ fn lost_host(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Option<(Ho
     let mut needed = std::iter::once(host).chain(disks.map(|disk| &disk.home));
     if let Some(removed) = needed.find(|host| cluster.hosts.get(host).is_err()) {
         return Some((removed.clone(), Loss::Removed));
+    }
+    if let Some((_, removed)) = incomplete(cluster, record) {
+        return Some((removed, Loss::Removed));
     }
     let is_up = cluster.hosts.state(host) == HostState::Up;
     (!is_up).then(|| (host.clone(), Loss::Silent))

@@ -32,6 +32,8 @@ pub struct Run {
     pub figures_read: Option<Instant>,
     /// When the last look found the VM at work; `None` when it did not.
     pub seen_at_work: Option<Instant>,
+    /// [`crate::cluster::Index::home_changes`] before the step.
+    homes_at: u64,
 }
 
 /// Drives a job to its end.
@@ -103,10 +105,13 @@ impl Run {
             samples: Samples::load(cluster, id).await?,
             figures_read: None,
             seen_at_work: None,
+            homes_at: 0,
         }))
     }
 
     async fn step(&mut self) -> Result<Step, Problem> {
+        self.homes_at = self.cluster.index.home_changes();
+        self.settle_homes().await?;
         if self.record.value.ending.is_some() {
             return self.finish().await;
         }
@@ -158,7 +163,7 @@ impl Run {
             | ProblemKind::Unsupported
             | ProblemKind::Internal => false,
         };
-        if !asked_for_it || self.record.value.ending.is_some() {
+        if !asked_for_it || self.homes_may_be_old() || self.record.value.ending.is_some() {
             tracing::warn!("job {} waits: {text}", self.id);
             self.say(&text).await?;
             return Ok(self.cluster.timing.monitor);
@@ -166,6 +171,13 @@ impl Run {
         tracing::warn!("job {} fails: {text}", self.id);
         self.end(Ending::Failed, text).await?;
         Ok(Duration::ZERO)
+    }
+
+    /// Whether the step may have asked a host for a volume that has its home elsewhere.
+    fn homes_may_be_old(&self) -> bool {
+        let mut disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
+        self.homes_at != self.cluster.index.home_changes()
+            || disks.any(|disk| self.cluster.index.is_changing_home(&disk.volume))
     }
 
     /// Says why the job waits; an empty text when it does not.

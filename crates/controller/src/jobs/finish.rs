@@ -34,6 +34,9 @@ impl Run {
         if moves.iter().any(|record| !record.migration.state.is_final()) {
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
+        if self.homes_are_changing().await? {
+            return Ok(Step::Wait(self.cluster.timing.poll));
+        }
         if let Some(cleanup) = cleanup_of(&self.record.value, &moves) {
             cleaner::hand_over(&self.cluster, &cleanup).await?;
             cleaner::try_now(&self.cluster, &self.id).await?;
@@ -44,6 +47,7 @@ impl Run {
         }
         self.samples.store(&self.cluster, &self.id).await?;
         super::remove_file(&files::seed_path(&self.cluster.state_dir, &self.id))?;
+        self.forget_volume_moves().await?;
         let record = &mut self.record.value;
         let event = match record.ending {
             Some(Ending::Collected { exit_code }) if record.job.state == JobState::Collecting => {

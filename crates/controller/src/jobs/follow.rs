@@ -8,6 +8,7 @@ use perigee_model::job::{HostState, JobState, Sample};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{Disk, HostReport, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use perigee_planner::Verdict;
 
@@ -16,7 +17,7 @@ use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
 use crate::planning;
-use crate::records::{Ending, Placement, start_of, vm_of};
+use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
 use crate::{catalog, disks, migration};
 
 /// What the guest may take beyond the job's own timeout to say that it has ended.
@@ -99,6 +100,9 @@ impl Run {
         if let Some(reason) = self.overdue(&report) {
             self.end(Ending::Failed, reason).await?;
             return Ok(Step::Again);
+        }
+        if figures_due && !moving {
+            self.bring_volumes().await?;
         }
         if figures_due {
             self.consider(moving).await?;
@@ -243,8 +247,14 @@ impl Run {
     async fn count(&mut self, before: Option<Instant>, runs: bool) -> Result<(), Problem> {
         let now = Instant::now();
         let at_homes = &self.placement()?.disks;
-        let is_up = |home| self.cluster.hosts.state(home) == HostState::Up;
-        if !runs || !at_homes.iter().all(|disk| is_up(&disk.home)) {
+        let is_up = |home: &HostId| self.cluster.hosts.state(home) == HostState::Up;
+        let is_filling_from_up = |volume: &VolumeName| {
+            let last = self.cluster.index.volume_move(volume).map(|last| last.shown.clone());
+            last.is_none_or(|last| last.state.is_final() || is_up(&last.from))
+        };
+        let is_reachable =
+            |disk: &PlacedDisk| is_up(&disk.home) && is_filling_from_up(&disk.volume);
+        if !runs || !at_homes.iter().all(is_reachable) {
             return Ok(());
         }
         self.seen_at_work = Some(now);
@@ -341,6 +351,7 @@ impl Run {
         };
         self.record.save().await?;
         let wish = migration::Wish {
+            volumes: VolumesOnMove::Stay,
             to: to.clone(),
             reason: reason.clone(),
             predicted_s: Some(total_s),

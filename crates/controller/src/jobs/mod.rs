@@ -14,6 +14,7 @@ mod driver;
 mod finish;
 mod follow;
 mod guest;
+mod homes;
 mod log;
 mod place;
 mod samples;
@@ -94,6 +95,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         boot_id: String::new(),
         refused_by: Vec::new(),
         traced: Traced::default(),
+        to_follow: Vec::new(),
     }
 }
 

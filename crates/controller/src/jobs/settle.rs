@@ -1,6 +1,7 @@
 //! After a migration: the job follows its VM to the other host.
 
 use perigee_model::job::{HostState, MigrationState};
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 
 use super::driver::Run;
@@ -76,6 +77,14 @@ impl Run {
         let at_home: Vec<bool> = placement.disks.iter().map(|disk| disk.home == to).collect();
         let progress = super::progress(&record.job).unwrap_or_default();
         record.meter.arrived(now_ms(), progress, &moved.io_before, &at_home);
+        record.to_follow = match moved.migration.volumes {
+            VolumesOnMove::Stay => Vec::new(),
+            VolumesOnMove::Follow => {
+                let disks =
+                    placement.disks.iter().filter(|disk| !disk.read_only && disk.home != to);
+                disks.map(|disk| disk.volume.clone()).collect()
+            }
+        };
         record.left = Some(moved.migration.from.clone());
         if record.leaving.is_some() {
             record.leaving = Some(to.clone());

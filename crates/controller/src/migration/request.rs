@@ -5,6 +5,7 @@ use std::sync::Arc;
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::phases::Phases;
 use perigee_model::vm::LinkProbe;
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, VmId, VmStart};
 use perigee_planner::queue::Demand;
 
@@ -23,6 +24,8 @@ pub struct Wish {
     pub reason: String,
     pub predicted_s: Option<f64>,
     pub job_progress: Option<f64>,
+    /// Whether the volumes that the VM writes come after it.
+    pub volumes: VolumesOnMove,
 }
 
 /// Takes the room at the destination, records the migration and starts its driver.
@@ -118,6 +121,7 @@ pub(crate) fn new_record(
         remaining_bytes: 0,
         rate_bytes_per_s: 0,
         dirty_bytes_per_s: 0,
+        volumes: wish.volumes,
     };
     Ok(MigrationRecord {
         migration,

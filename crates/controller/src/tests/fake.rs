@@ -1,5 +1,8 @@
 //! A host made of memory: answers as an agent and a volume server do, and does what a test says.
 
+#[path = "fake/homes.rs"]
+mod homes;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -79,6 +82,7 @@ pub struct Inside {
     /// What each of them holds.
     pub trace: Vec<u8>,
     pub vms: BTreeMap<VmId, FakeVm>,
+    pub moves: homes::Moves,
     revision: u64,
     /// What was last told of each VM, and with which number.
     told: BTreeMap<VmId, (u64, String)>,
@@ -216,10 +220,12 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/volumes/{volume}/data", put(write).get(read))
         .route("/v1/volumes/{volume}/epoch/issue", post(issue))
         .route("/v1/volumes/{volume}/epoch", post(change_epoch))
+        .route("/v1/attachments", get(attachments))
         .route("/v1/attachments/{volume}", put(attach).delete(detach))
         .route("/v1/traces/{name}", put(collect_trace).get(trace).delete(end_trace))
         .route("/v1/stats", get(stats))
         .route("/v1/probe", post(probe_blocks))
+        .merge(homes::routes())
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
 }
@@ -618,7 +624,8 @@ async fn delete_volume(
     Path(name): Path<VolumeName>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Reply<()> {
-    let volumes = &mut inside.lock().expect("lock").volumes;
+    let mut inside = inside.lock().expect("lock");
+    let volumes = &mut inside.volumes;
     let meant = query.get("owner");
     let is_meant = volumes.get(&name).is_some_and(|volume| {
         meant.is_none()
@@ -627,7 +634,8 @@ async fn delete_volume(
     if !is_meant {
         return Err(no_volume());
     }
-    volumes.remove(&name);
+    inside.remove_residence(&name);
+    inside.volumes.remove(&name);
     Ok(Json(()))
 }
 
@@ -670,6 +678,16 @@ async fn change_epoch(
     let after = before.apply(change).map_err(refused)?;
     (volume.info.epoch, volume.returned) = (after.current, after.returned_max.0);
     Ok(Json(volume.info.clone()))
+}
+
+async fn attachments(State(inside): Shared) -> Reply<Vec<Attachment>> {
+    let inside = inside.lock().expect("lock");
+    let attachments = inside.attachments.iter().map(|(volume, nbd_addr)| Attachment {
+        volume: volume.clone(),
+        nbd_addr: nbd_addr.clone(),
+        sessions: 0,
+    });
+    Ok(Json(attachments.collect()))
 }
 
 async fn attach(

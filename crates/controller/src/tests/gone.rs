@@ -126,6 +126,7 @@ async fn a_vm_whose_job_begins_anew_is_not_moved() {
         reason: "asked".into(),
         predicted_s: None,
         job_progress: None,
+        volumes: Default::default(),
     };
     let refused = migration::request(&lab.cluster, &before, wish).await.expect_err("it leaves");
     assert!(refused.why.contains("begins anew"), "{refused}");

@@ -24,7 +24,7 @@ pub async fn copying_of(job: JobSpec) -> (Lab, JobId, VmId) {
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     wait_for("the source to be asked", async || {
         lab.home.inside().vms[&vm].asked.is_some().then_some(())
     })
@@ -141,7 +141,7 @@ async fn a_controller_restart_at_any_moment_of_a_migration_goes_on() {
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     for _ in 0..10 {
         lab.restart_controller().await;
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -184,7 +184,7 @@ async fn a_source_that_refuses_aborts_the_migration() {
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
     lab.home.inside().refuse_migration = true;
-    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     let job = lab
         .wait_for_job(&id, "not moved", |job| {
             job.migrations.first().is_some_and(|m| m.state == MigrationState::Aborted)
@@ -223,7 +223,9 @@ async fn a_migration_can_be_cancelled_while_it_is_prepared() {
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
     lab.cloud.inside().down = true;
-    let moved = vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await.expect("move");
+    let moved = vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default())
+        .await
+        .expect("move");
     assert_eq!(moved.state, MigrationState::Preparing);
     // Its driver may have given up by itself: the destination does not answer.
     let cancelled = migration::cancel(&lab.cluster, &vm).await;
@@ -288,7 +290,9 @@ async fn a_cancel_in_the_middle_of_a_migration_takes_both_vms_down() {
 async fn a_vm_moves_only_once_at_a_time_and_only_elsewhere() {
     let (lab, id, vm) = copying().await;
     for to in [&lab.cloud.id, &lab.home.id] {
-        let again = vms::move_to(&lab.cluster, &vm, to.clone()).await.expect_err("refused");
+        let again = vms::move_to(&lab.cluster, &vm, to.clone(), Default::default())
+            .await
+            .expect_err("refused");
         assert_eq!(again.kind, ProblemKind::Conflict);
     }
     assert_eq!(lab.job(&id).await.migrations.len(), 1);
@@ -336,6 +340,7 @@ async fn a_vm_does_not_move_back_to_what_it_left_and_is_not_removed_yet() {
         reason: "back".into(),
         predicted_s: None,
         job_progress: None,
+        volumes: Default::default(),
     };
     let refused = migration::request(&lab.cluster, &record, wish).await.expect_err("refused");
     assert!(refused.why.contains("not removed yet"), "{refused}");
@@ -353,7 +358,7 @@ async fn a_host_is_not_forgotten_while_a_vm_is_on_its_way_there() {
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    vms::move_to(&lab.cluster, &vm, third.id.clone()).await.expect("move");
+    vms::move_to(&lab.cluster, &vm, third.id.clone(), Default::default()).await.expect("move");
     wait_for("the source to be asked", async || {
         lab.home.inside().vms[&vm].asked.is_some().then_some(())
     })
@@ -383,6 +388,7 @@ async fn a_move_whose_request_is_dropped_has_a_driver() {
         reason: "asked".into(),
         predicted_s: None,
         job_progress: None,
+        volumes: Default::default(),
     };
     let mut request = Box::pin(migration::request(&lab.cluster, &record, wish));
     while futures_util::FutureExt::now_or_never(request.as_mut()).is_none()
@@ -412,6 +418,7 @@ async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
         reason: "asked".into(),
         predicted_s: None,
         job_progress: None,
+        volumes: Default::default(),
     };
     let start = VmStart::default().by_migration(1);
     let record =

@@ -10,6 +10,7 @@ mod jobs;
 mod lost;
 mod migrations;
 mod queue;
+mod volume_moves;
 
 use std::future::Future;
 use std::sync::Arc;

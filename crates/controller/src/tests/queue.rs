@@ -196,7 +196,8 @@ async fn a_vm_is_not_moved_to_another_processor() {
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    let moved = crate::vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone()).await;
+    let moved =
+        crate::vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await;
     let refused = moved.expect_err("the processors differ");
     assert!(refused.why.contains("\"EPYC\" is not \"Xeon\""), "{refused}");
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use perigee_model::job::{Migration, MoveVm};
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem};
 
 use super::jobs::Stream;
@@ -182,7 +183,11 @@ impl<'a> Breaks<'a> {
         let to = (*self.random.pick(&others)?).clone();
         let what = format!("move {vm} to {to}");
         let path = format!("/v1/vms/{vm}/move");
-        match stream.client().post::<Migration>(&path, &MoveVm { host: to }).await {
+        match stream
+            .client()
+            .post::<Migration>(&path, &MoveVm { host: to, volumes: VolumesOnMove::Stay })
+            .await
+        {
             Ok(_) => Some(what),
             Err(problem) => Some(format!("{what}: refused: {}", problem.why)),
         }

@@ -11,6 +11,7 @@ pub mod iscsi_clients;
 pub mod job;
 pub mod lab;
 pub mod moving;
+pub mod moving_volumes;
 pub mod nbd_clients;
 pub mod planner;
 pub mod pool;

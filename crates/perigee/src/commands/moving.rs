@@ -8,8 +8,10 @@ use perigee_http::Client;
 use perigee_model::job::{Migration, MigrationState, MoveVm};
 use perigee_model::phases::{Part, copy_left_s};
 use perigee_model::units::format_seconds;
-use perigee_model::{HostId, MigrationId, Problem, VmId};
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{MigrationId, Problem, VmId};
 
+use crate::commands::moving_volumes;
 use crate::output::{self, Column, Format};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -62,10 +64,10 @@ pub fn lines(migration: &Migration) -> Vec<String> {
 pub async fn begin(
     client: &Client,
     vm: &VmId,
-    host: HostId,
+    ask: &MoveVm,
     format: Format,
 ) -> Result<(), Problem> {
-    let migration: Migration = client.post(&format!("/v1/vms/{vm}/move"), &MoveVm { host }).await?;
+    let migration: Migration = client.post(&format!("/v1/vms/{vm}/move"), ask).await?;
     let ended = tokio::select! {
         ended = watch(client, &migration.id, vm) => ended?,
         _ = tokio::signal::ctrl_c() => {
@@ -74,7 +76,11 @@ pub async fn begin(
         }
     };
     output::one(format, &ended, MIGRATION)?;
-    is_there(&ended)
+    is_there(&ended)?;
+    match ask.volumes {
+        VolumesOnMove::Stay => Ok(()),
+        VolumesOnMove::Follow => moving_volumes::follow(client, vm, &ended.to).await,
+    }
 }
 
 /// Cancels the running migration, and waits until it has ended.

@@ -1,12 +1,13 @@
 //! `perigee vm`
 
-use clap::Subcommand;
-use perigee_model::job::{Migration, Vm};
+use clap::{Subcommand, ValueEnum};
+use perigee_model::job::{Migration, MoveVm, Vm};
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, VmId};
 use serde::Serialize;
 
 use crate::Context;
-use crate::commands::{controller_client, moving};
+use crate::commands::{controller_client, moving, moving_volumes};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -36,12 +37,33 @@ pub enum Verb {
         /// Cancel the running migration; the VM stays on its host
         #[arg(long)]
         cancel: bool,
+        /// What becomes of the VM's volumes
+        #[arg(long, value_enum, default_value_t = Volumes::Stay, conflicts_with = "cancel")]
+        volumes: Volumes,
     },
     /// Show the end of the serial console
     Console {
         /// The VM's name
         vm: VmId,
     },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Volumes {
+    /// They stay, and the VM reaches them over the network
+    Stay,
+    /// Those that the VM writes (its root, its output and data opened for writing) come after it, one by
+    /// one, when it runs at the destination. Data that it only reads stays
+    Follow,
+}
+
+impl From<Volumes> for VolumesOnMove {
+    fn from(volumes: Volumes) -> Self {
+        match volumes {
+            Volumes::Stay => Self::Stay,
+            Volumes::Follow => Self::Follow,
+        }
+    }
 }
 
 const COLUMNS: &[Column<Vm>] = &[
@@ -73,6 +95,7 @@ const INFO: &[Column<Info>] = &[
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
     ("reason", |i| i.vm.reason.clone()),
+    ("volumes", |i| i.vm.volumes.iter().map(moving_volumes::of_vm).collect::<Vec<_>>().join("\n")),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
     ("last migration", |i| {
         i.migrations.last().map_or_else(String::new, |m| moving::lines(m).join("\n"))
@@ -96,8 +119,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 client.post(&format!("/v1/vms/{vm}/stop"), &serde_json::json!({})).await?;
             Ok(())
         }
-        Verb::Move { vm, host: Some(host), .. } => {
-            moving::begin(&client, &vm, host, context.format).await
+        Verb::Move { vm, host: Some(host), volumes, .. } => {
+            let ask = MoveVm { host, volumes: volumes.into() };
+            moving::begin(&client, &vm, &ask, context.format).await
         }
         Verb::Move { vm, host: None, .. } => moving::cancel(&client, &vm, context.format).await,
         Verb::Console { vm } => {

@@ -20,7 +20,7 @@ use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
-use crate::commands::{CONTROL_SOCKET, check, controller_client, pool_server};
+use crate::commands::{CONTROL_SOCKET, check, controller_client, moving_volumes, pool_server};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -99,6 +99,20 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
+    /// Move a volume to another host, also while it is in use, and show the progress.
+    ///
+    /// The volume is used at its new host at once; what it holds is copied there in the background. Ctrl-C
+    /// does not stop the move; --cancel does, until the new host has taken the volume.
+    Move {
+        /// The volume's name
+        name: VolumeName,
+        /// The new host
+        #[arg(required_unless_present = "cancel", conflicts_with = "cancel")]
+        host: Option<HostId>,
+        /// Cancel the move; the volume stays at its host
+        #[arg(long)]
+        cancel: bool,
+    },
     /// Delete a volume that is not in use
     #[command(visible_alias = "rm")]
     Delete {
@@ -157,6 +171,7 @@ const CLUSTER: &[Column<ClusterVolume>] = &[
     ("allocated", |v| output::bytes(v.allocated_bytes)),
     ("epoch", |v| v.epoch.to_string()),
     ("used by", |v| output::or_dash(v.used_by.as_ref())),
+    ("moving", |v| v.moving.as_ref().map_or_else(|| "-".to_owned(), moving_volumes::summary)),
 ];
 
 const LOCAL: &[Column<VolumeInfo>] = &[
@@ -234,6 +249,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::List { pool } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
         Verb::Info { name, pool } => {
             info(context, pool, &format!("/v1/volumes/{name}"), LOCAL, CLUSTER).await
+        }
+        Verb::Move { name, host: Some(host), .. } => {
+            moving_volumes::begin(&controller_client(context)?, &name, host, format).await
+        }
+        Verb::Move { name, host: None, .. } => {
+            moving_volumes::cancel(&controller_client(context)?, &name, format).await
         }
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await

@@ -8,10 +8,11 @@ use perigee_http::Client;
 use perigee_lab::{Definition, Lab, LabId, Options, Steps};
 use perigee_model::job::{
     ClusterImage, ClusterVolume, Job, JobSpec, JobState, LogLine, Migration, MigrationState,
-    MoveVm, NewImage, NewVolume,
+    MoveVm, NewImage, NewVolume, Vm, VmVolume,
 };
-use perigee_model::volume::VolumeSource;
-use perigee_model::{HostId, JobId, Problem, job_file};
+use perigee_model::volume::{Attachment, VolumeInfo, VolumeSource};
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{HostId, JobId, Problem, VolumeName, job_file};
 use serde::de::DeserializeOwned;
 
 pub type Checked<T> = Result<T, Problem>;
@@ -149,8 +150,18 @@ impl System {
     /// Waits for what an earlier move left at the destination to be removed: until then it is
     /// refused.
     pub async fn begin_move(&self, job: &Job, to: &str) -> Checked<Migration> {
+        self.begin_move_with(job, to, VolumesOnMove::Stay).await
+    }
+
+    /// As [`System::begin_move`], and says what becomes of the VM's volumes.
+    pub async fn begin_move_with(
+        &self,
+        job: &Job,
+        to: &str,
+        volumes: VolumesOnMove,
+    ) -> Checked<Migration> {
         let vm = job.vm.as_ref().unwrap_or_else(|| panic!("job {} has no VM", job.id));
-        let (path, wish) = (format!("/v1/vms/{vm}/move"), MoveVm { host: host(to) });
+        let (path, wish) = (format!("/v1/vms/{vm}/move"), MoveVm { host: host(to), volumes });
         until("the move to begin", async || self.client.post(&path, &wish).await.map(Some)).await
     }
 
@@ -160,6 +171,59 @@ impl System {
             let found = job.migrations.into_iter().find(|m| m.id == migration.id);
             Ok(found
                 .filter(|m| matches!(m.state, MigrationState::Completed | MigrationState::Aborted)))
+        })
+        .await
+    }
+
+    /// The VM at the host, once its job knows that it is there.
+    async fn arrived(&self, job: &Job, to: &str) -> Checked<Option<Vm>> {
+        let now = self.job(&job.id).await?;
+        ensure!(!now.state.is_final(), "the job ended: {:?} {}", now.state, now.reason);
+        let vm: Vm = self.get(&format!("/v1/vms/{}", job.id)).await?;
+        Ok((vm.host == host(to)).then_some(vm))
+    }
+
+    /// Waits until the first volume that follows the VM has its home at the host.
+    pub async fn first_volume_is_taken(&self, job: &Job, to: &str) -> Checked<()> {
+        until("the first volume to be taken", async || {
+            let Some(vm) = self.arrived(job, to).await? else { return Ok(None) };
+            let mut moves = vm.volumes.iter().filter_map(|volume| volume.last_move.as_ref());
+            Ok(moves.any(|last| last.to == host(to) && last.state.is_taken()).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until all that the VM writes has its home at the VM's host, and all of its data.
+    pub async fn volumes_followed(&self, job: &Job, to: &str) -> Checked<()> {
+        until("the volumes to follow", async || {
+            let Some(vm) = self.arrived(job, to).await? else { return Ok(None) };
+            if vm.volumes.iter().any(VmVolume::is_moving) {
+                return Err(Problem::internal("test", format!("{:?}", vm.volumes)));
+            }
+            let is_seed = |volume: &VmVolume| volume.volume.as_str().ends_with("-seed");
+            let elsewhere = vm.volumes.iter().find(|v| v.home != host(to) && !is_seed(v));
+            ensure!(elsewhere.is_none(), "{elsewhere:?}");
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Waits until a host's volume server has neither a volume nor an attachment of the job, but for these.
+    pub async fn has_no_volume_of(&self, job: &Job, at: &str, but: &[&str]) -> Checked<()> {
+        let socket = self.host_file(at, "volume-control.sock");
+        let server = Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(30))?;
+        let is_of_job = |name: &VolumeName| {
+            let part = name.as_str().strip_prefix(&format!("{}-", job.id));
+            part.is_some_and(|part| !but.contains(&part))
+        };
+        until(&format!("nothing of {} to be left at {at}", job.id), async || {
+            let volumes: Vec<VolumeInfo> = server.get("/v1/volumes").await?;
+            let attachments: Vec<Attachment> = server.get("/v1/attachments").await?;
+            let volumes = volumes.into_iter().map(|volume| volume.name);
+            let names = volumes.chain(attachments.into_iter().map(|own| own.volume));
+            let left: Vec<VolumeName> = names.filter(is_of_job).collect();
+            ensure!(left.is_empty(), "{left:?} is left at {at}");
+            Ok(Some(()))
         })
         .await
     }

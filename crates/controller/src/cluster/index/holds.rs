@@ -18,6 +18,10 @@ pub(super) enum Held {
     Import(ImageName),
     /// A migration of the VM to the host is being recorded.
     Move(VmId, HostId),
+    /// A move of the volume to another home is being recorded.
+    VolumeMove(VolumeName),
+    /// The attachment gets another address.
+    Reattachment(HostId, VolumeName),
 }
 
 /// Exclusive work; it ends when this is dropped.
@@ -25,6 +29,16 @@ pub(super) enum Held {
 pub struct Hold<'a> {
     index: &'a Index,
     held: Held,
+}
+
+/// Whether an attachment may be removed.
+#[derive(Debug)]
+pub enum Detachment<'a> {
+    Held(Hold<'a>),
+    /// A VM that is at the host, or moves there, needs it.
+    Needed,
+    /// It is being given another address.
+    Busy,
 }
 
 impl Drop for Hold<'_> {
@@ -37,7 +51,7 @@ impl Drop for Hold<'_> {
 }
 
 impl Index {
-    fn hold(&self, held: Held) -> Hold<'_> {
+    pub(super) fn hold(&self, held: Held) -> Hold<'_> {
         Hold { index: self, held }
     }
 
@@ -74,6 +88,9 @@ impl Index {
             Held::Submission(volumes) => volumes.contains(name),
             _ => false,
         });
+        if inner.is_changing_home(name) {
+            return Err("it is being moved to another home".to_owned());
+        }
         let held = Held::Deletion(name.clone());
         if submitted || inner.held.contains(&held) {
             return Err(
@@ -85,8 +102,8 @@ impl Index {
         Ok(self.hold(held))
     }
 
-    /// Holds an attachment while it is removed; `None` when a VM that is at the host, or moves there, needs it.
-    pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Option<Hold<'_>> {
+    /// Holds an attachment while it is removed.
+    pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Detachment<'_> {
         let mut inner = self.lock();
         let needed = inner.jobs.values().filter(|record| record.ending.is_none()).any(|record| {
             let comes = inner.unsettled().any(|moved| {
@@ -97,12 +114,15 @@ impl Index {
             (is_there || comes) && disks.any(|disk| disk.volume == *volume)
         });
         if needed {
-            return None;
+            return Detachment::Needed;
+        }
+        if inner.held.contains(&Held::Reattachment(host.clone(), volume.clone())) {
+            return Detachment::Busy;
         }
         let held = Held::Detachment(host.clone(), volume.clone());
         inner.held.push(held.clone());
         drop(inner);
-        Some(self.hold(held))
+        Detachment::Held(self.hold(held))
     }
 
     pub fn is_being_detached(&self, host: &HostId, volume: &VolumeName) -> bool {
@@ -154,6 +174,10 @@ impl Index {
             || inner.unsettled().any(|moved| moved.migration.vm == *vm)
         {
             return Err("it is being moved already".to_owned());
+        }
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        if let Some(disk) = disks.find(|disk| inner.is_changing_home(&disk.volume)) {
+            return Err(format!("its volume {} is being moved", disk.volume));
         }
         let mut free = total;
         free.take(inner.used().get(to).map(|used| used.demand).unwrap_or_default());

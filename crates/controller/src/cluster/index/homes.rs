@@ -1,0 +1,154 @@
+//! Moves of volumes in the index. While a volume's home may change, nothing begins that needs to know it: no
+//! job that uses the volume starts, and no VM that has it open is migrated. A move in turn does not begin
+//! while one of these is under way.
+
+use std::sync::Arc;
+
+use perigee_model::job::JobState;
+use perigee_model::volume_move::VolumeMoveState;
+use perigee_model::{HostId, VolumeName};
+
+use super::holds::{Held, Hold};
+use super::{Index, Inner};
+use crate::records::{JobRecord, VolumeMoveRecord};
+
+impl Index {
+    pub fn put_volume_move(&self, record: &VolumeMoveRecord) {
+        let mut inner = self.lock();
+        let volume = record.shown.volume.clone();
+        let before = inner.volume_moves.insert(volume, Arc::new(record.clone()));
+        let state = |record: &VolumeMoveRecord| (record.number, record.shown.state);
+        if before.is_none_or(|before| state(&before) != state(record)) {
+            inner.home_changes += 1;
+            drop(inner);
+            self.changed.notify_one();
+        }
+    }
+
+    pub fn forget_volume_move(&self, volume: &VolumeName) {
+        self.lock().volume_moves.remove(volume);
+    }
+
+    /// The volume's last move.
+    pub fn volume_move(&self, volume: &VolumeName) -> Option<Arc<VolumeMoveRecord>> {
+        self.lock().volume_moves.get(volume).cloned()
+    }
+
+    pub fn unfinished_volume_moves(&self) -> Vec<Arc<VolumeMoveRecord>> {
+        let inner = self.lock();
+        let unfinished = inner.volume_moves.values().filter(|r| !r.shown.state.is_final());
+        unfinished.cloned().collect()
+    }
+
+    /// Grows whenever a volume may have got another home. Whoever reads it before it looks for a home
+    /// can tell afterwards whether the home may be an old one.
+    pub fn home_changes(&self) -> u64 {
+        self.lock().home_changes
+    }
+
+    pub fn is_changing_home(&self, volume: &VolumeName) -> bool {
+        self.lock().is_changing_home(volume)
+    }
+
+    /// Where a disk's volume has its home now, if a move has taken it away from `home`.
+    pub fn moved_from(&self, volume: &VolumeName, home: &HostId) -> Option<HostId> {
+        let inner = self.lock();
+        let shown = &inner.volume_moves.get(volume)?.shown;
+        let is_settling = shown.state == VolumeMoveState::Settling && shown.from == *home;
+        is_settling.then(|| shown.to.clone())
+    }
+
+    /// The jobs whose records name this home of the volume.
+    pub fn jobs_that_name(&self, volume: &VolumeName, home: &HostId) -> Vec<Arc<JobRecord>> {
+        let inner = self.lock();
+        let jobs = inner.jobs.values().filter(|record| {
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            disks.any(|disk| disk.volume == *volume && disk.home == *home)
+        });
+        jobs.cloned().collect()
+    }
+
+    /// Holds a volume while its move away from `home` is recorded.
+    ///
+    /// # Errors
+    /// Why it cannot move now, in plain words.
+    pub fn begin_volume_move(
+        &self,
+        volume: &VolumeName,
+        home: &HostId,
+    ) -> Result<Hold<'_>, String> {
+        let mut inner = self.lock();
+        if let Some(last) = inner.volume_moves.get(volume).filter(|r| !r.shown.state.is_final()) {
+            return Err(format!("it is being moved to {} already", last.shown.to));
+        }
+        if inner.held.contains(&Held::VolumeMove(volume.clone())) {
+            return Err("it is being moved already".to_owned());
+        }
+        if inner.held.contains(&Held::Deletion(volume.clone())) {
+            return Err("it is being deleted".to_owned());
+        }
+        for record in inner.jobs.values() {
+            if let Some(why) = inner.why_it_stays(record, volume, home) {
+                return Err(why);
+            }
+        }
+        let held = Held::VolumeMove(volume.clone());
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
+    /// Holds an attachment while it gets its home's new address; `None` while it is being removed.
+    pub fn begin_reattachment(&self, host: &HostId, volume: &VolumeName) -> Option<Hold<'_>> {
+        let mut inner = self.lock();
+        if inner.held.contains(&Held::Detachment(host.clone(), volume.clone())) {
+            return None;
+        }
+        let held = Held::Reattachment(host.clone(), volume.clone());
+        inner.held.push(held.clone());
+        drop(inner);
+        Some(self.hold(held))
+    }
+}
+
+impl Inner {
+    pub(super) fn is_changing_home(&self, volume: &VolumeName) -> bool {
+        let last = self.volume_moves.get(volume);
+        last.is_some_and(|record| record.shown.state.is_changing_home())
+            || self.held.contains(&Held::VolumeMove(volume.clone()))
+    }
+
+    /// Why a job keeps a volume from moving away from its home, in plain words.
+    fn why_it_stays(
+        &self,
+        record: &JobRecord,
+        volume: &VolumeName,
+        home: &HostId,
+    ) -> Option<String> {
+        let job = &record.job.id;
+        let wanted = record.job.spec.volumes.iter().any(|wanted| wanted.volume == *volume);
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        let disk = disks.find(|disk| disk.volume == *volume);
+        let waits = record.job.state == JobState::Queued && !self.grants.contains_key(job);
+        if waits || !(wanted || disk.is_some()) {
+            return None;
+        }
+        if record.ending.is_some() {
+            return Some(format!("job {job}, which uses it, is ending"));
+        }
+        if record.leaving.is_some() {
+            return Some(format!("job {job}, which uses it, begins anew"));
+        }
+        if !record.vm_started {
+            return Some(format!("job {job}, which uses it, is starting"));
+        }
+        let disk = disk?;
+        if disk.home != *home {
+            return Some(format!("its home is {} by now", disk.home));
+        }
+        let vm = record.job.vm.as_ref()?;
+        let moves = self.is_move_being_recorded(vm)
+            || self.unsettled().any(|moved| moved.migration.vm == *vm);
+        moves.then(|| format!("VM {vm}, which uses it, is being moved"))
+    }
+}

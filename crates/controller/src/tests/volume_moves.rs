@@ -1,0 +1,438 @@
+//! Volumes that move to another home, and what interrupts them. What the fake volume servers decide, they
+//! decide with the model's own machine.
+
+use perigee_model::guest::GuestBody;
+use perigee_model::home::Place;
+use perigee_model::job::{Access, HostState, JobState, MigrationState};
+use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState, VolumesOnMove};
+use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
+
+use super::fake::FakeHost;
+use super::migrations::switch;
+use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use crate::records::{VolumeRecord, volume_key};
+use crate::{catalog, hosts, jobs, migration, vms, volume_moves};
+
+const MISSING: u64 = 123 << 20;
+
+async fn begin(lab: &Lab, volume: &VolumeName, to: &HostId) -> Result<VolumeMove, Problem> {
+    volume_moves::request(&lab.cluster, volume, to, VolumeMoveCause::Asked).await
+}
+
+async fn wait_for_move(lab: &Lab, volume: &VolumeName, state: VolumeMoveState) -> VolumeMove {
+    wait_for(&format!("the move of {volume} to be {state:?}"), async || {
+        let shown = volume_moves::of_volume(&lab.cluster, volume).await.ok()?;
+        (shown.state == state).then_some(shown)
+    })
+    .await
+}
+
+/// The data volume is only at its home, with nothing left at the other host.
+async fn stands_only_at(lab: &Lab, home: &FakeHost, other: &FakeHost) {
+    let name = data_volume();
+    let record: VolumeRecord =
+        lab.cluster.records.read(&volume_key(&name)).await.expect("read").expect("a record");
+    assert_eq!(record.home, home.id);
+    assert!(home.inside().volumes.contains_key(&name));
+    assert!(!home.inside().attachments.contains_key(&name));
+    let other = other.inside();
+    assert!(!other.volumes.contains_key(&name) && !other.moves.departed.contains_key(&name));
+}
+
+/// A job that runs at `home1` and writes the data volume, whose home is `cloud1`.
+async fn running(lab: &Lab) -> (JobId, VmId) {
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (id, vm)
+}
+
+async fn home_in_record(lab: &Lab, id: &JobId, volume: &str) -> HostId {
+    let record = jobs::record(&lab.cluster, id).await.expect("record");
+    let disks = record.placement.expect("placed").disks;
+    disks.into_iter().find(|disk| disk.volume.as_str() == volume).expect("a disk").home
+}
+
+fn own(vm: &VmId, part: &str) -> VolumeName {
+    VolumeName::new(format!("{vm}-{part}")).expect("name")
+}
+
+#[tokio::test]
+async fn a_volume_that_nobody_uses_moves() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.missing_bytes = MISSING;
+    let asked = begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    assert_eq!((&asked.from, &asked.to), (&lab.cloud.id, &lab.home.id));
+    let filling = wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+    assert_eq!(filling.missing_bytes, Some(MISSING));
+    let shown = catalog::volume(&lab.cluster, &data_volume()).await.expect("volume");
+    assert_eq!(shown.home, lab.home.id);
+    assert_eq!(shown.moving.expect("it moves").missing_bytes, Some(MISSING));
+    let twice = begin(&lab, &data_volume(), &lab.cloud.id).await.expect_err("it is not over");
+    assert_eq!(twice.kind, ProblemKind::Conflict);
+    assert!(lab.cloud.inside().moves.departed.contains_key(&data_volume()), "it is still needed");
+    lab.home.inside().moves.missing_bytes = 0;
+    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    assert!(ended.ended_ms.is_some() && ended.problem.is_empty());
+    stands_only_at(&lab, &lab.home, &lab.cloud).await;
+    assert!(!lab.cloud.inside().attachments.contains_key(&data_volume()));
+    let shown = catalog::volumes(&lab.cluster).await.expect("volumes");
+    assert_eq!(shown.len(), 1);
+    assert!(shown[0].moving.is_none());
+    begin(&lab, &data_volume(), &lab.cloud.id).await.expect("move back");
+    wait_for("the way back", async || {
+        let last = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        (last.to == lab.cloud.id && last.state == VolumeMoveState::Completed).then_some(())
+    })
+    .await;
+    stands_only_at(&lab, &lab.cloud, &lab.home).await;
+}
+
+#[tokio::test]
+async fn a_controller_restart_at_any_moment_of_a_volumes_move_goes_on() {
+    let mut lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    for _ in 0..10 {
+        lab.restart_controller().await;
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    stands_only_at(&lab, &lab.home, &lab.cloud).await;
+    assert_eq!(home_in_record(&lab, &id, "tpch").await, lab.home.id);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_is_asked_for_again_and_never_taken_for_a_no() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.loses_answers = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for("the volume to be taken", async || {
+        lab.home.inside().volumes.contains_key(&data_volume()).then_some(())
+    })
+    .await;
+    let shown = volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    assert_eq!(shown.state, VolumeMoveState::Taking, "nobody knows yet");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::CallingOff).await;
+    assert!(lab.cloud.inside().moves.departed.contains_key(&data_volume()), "not taken back");
+    lab.home.inside().moves.loses_answers = false;
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    stands_only_at(&lab, &lab.home, &lab.cloud).await;
+}
+
+#[tokio::test]
+async fn a_running_job_goes_on_with_a_volume_that_moves() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    lab.cloud.inside().volumes.get_mut(&data_volume()).expect("data").data = b"kept".to_vec();
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    stands_only_at(&lab, &lab.home, &lab.cloud).await;
+    assert_eq!(lab.home.inside().volumes[&data_volume()].data, b"kept");
+    assert_eq!(home_in_record(&lab, &id, "tpch").await, lab.home.id);
+    // The VM moves on afterwards: its epochs are issued at the new home.
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Stay).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    let order = lab.home.inside().vms[&vm].asked.clone().expect("asked");
+    let raise = order.epochs.iter().find(|raise| raise.volume == data_volume()).expect("raised");
+    assert_eq!(raise.volume_url, lab.home.addresses.volume_url);
+    assert_eq!(lab.cloud.inside().attachments[&data_volume()], "home1:10809");
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", |job| job.host.as_ref() == Some(&lab.cloud.id)).await;
+    finish(&lab.cloud, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_host_that_has_the_volume_attached_is_told_its_new_home() {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("edge1", "edge").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let (id, vm) = running(&lab).await;
+    begin(&lab, &data_volume(), &third.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    assert_eq!(lab.home.inside().attachments[&data_volume()], "edge1:10809");
+    stands_only_at(&lab, &third, &lab.cloud).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn volumes_that_follow_their_vm_leave_nothing_behind() {
+    let mut lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.missing_bytes = MISSING;
+    switch(&lab, &vm);
+    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::Filling).await;
+    let shown = vms::get(&lab.cluster, &vm).await.expect("VM");
+    let follow: Vec<&str> =
+        shown.volumes.iter().filter(|v| v.follows).map(|v| v.volume.as_str()).collect();
+    assert_eq!(
+        follow,
+        ["q-0001-root", "q-0001-out"],
+        "the seed is never written, the data is there"
+    );
+    lab.restart_controller().await;
+    lab.cloud.inside().moves.missing_bytes = 0;
+    wait_for("both to be there", async || {
+        let record = jobs::record(&lab.cluster, &id).await.expect("record");
+        record.to_follow.is_empty().then_some(())
+    })
+    .await;
+    for part in ["root", "out"] {
+        assert!(lab.cloud.inside().volumes.contains_key(&own(&vm, part)), "{part}");
+        assert_eq!(home_in_record(&lab, &id, own(&vm, part).as_str()).await, lab.cloud.id);
+    }
+    {
+        let home = lab.home.inside();
+        let left: Vec<&str> = home.volumes.keys().map(|name| name.as_str()).collect();
+        assert_eq!(left, ["q-0001-seed"]);
+        assert!(home.moves.departed.is_empty() && home.attachments.is_empty());
+    }
+    finish(&lab.cloud, &lab.cloud, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+    assert!(lab.cluster.records.keys("volume_moves/").await.expect("keys").is_empty());
+}
+
+#[tokio::test]
+async fn a_move_that_is_cancelled_before_it_is_taken_leaves_the_volume_at_its_home() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    lab.home.inside().moves.stands_still = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for("the move to say what it waits for", async || {
+        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        shown.problem.contains("its home is silent").then_some(())
+    })
+    .await;
+    volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
+    assert_eq!(ended.problem, "cancelled");
+    stands_only_at(&lab, &lab.cloud, &lab.home).await;
+    let refused = lab.home.inside().residence(&data_volume());
+    assert!(refused.spent.0 > 0 && refused.place == Place::NotHere, "durably: {refused:?}");
+    let again = volume_moves::cancel(&lab.cluster, &data_volume()).await.expect_err("none");
+    assert_eq!(again.kind, ProblemKind::Conflict);
+    lab.home.inside().moves.stands_still = false;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("the next move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_move_that_is_done_says_how_to_move_the_volume_back() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.missing_bytes = MISSING;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+    let refused = volume_moves::cancel(&lab.cluster, &data_volume()).await.expect_err("done");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.next.contains("perigee volume move tpch cloud1"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_volume_that_its_home_does_not_let_go_stays_and_says_why() {
+    let lab = Lab::up().await;
+    lab.cloud.inside().moves.lets_none_go = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
+    assert!(ended.problem.contains("a client's clone stands on it"), "{}", ended.problem);
+    stands_only_at(&lab, &lab.cloud, &lab.home).await;
+}
+
+#[tokio::test]
+async fn a_vm_and_its_volume_do_not_begin_to_move_at_the_same_time() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    lab.home.inside().moves.stands_still = true;
+    let mut moved = [0, 0];
+    for round in 0..10 {
+        let (cluster, of_vm) = (lab.cluster.clone(), vm.clone());
+        let to = lab.cloud.id.clone();
+        let vm_moves = async move { vms::move_to(&cluster, &of_vm, to, VolumesOnMove::Stay).await };
+        let (cluster, to) = (lab.cluster.clone(), lab.home.id.clone());
+        let volume_moves_too = async move {
+            let cause = VolumeMoveCause::Asked;
+            volume_moves::request(&cluster, &data_volume(), &to, cause).await
+        };
+        // Whoever comes first wins, and both come first sometimes.
+        let (of_vm, of_volume) = if round % 2 == 0 {
+            tokio::join!(vm_moves, volume_moves_too)
+        } else {
+            let (of_volume, of_vm) = tokio::join!(volume_moves_too, vm_moves);
+            (of_vm, of_volume)
+        };
+        match (of_vm, of_volume) {
+            (Ok(migration), Err(refused)) => {
+                assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+                moved[0] += 1;
+                migration::cancel(&lab.cluster, &vm).await.expect("cancel");
+                lab.wait_for_job(&id, "settled", |job| {
+                    job.migrations
+                        .iter()
+                        .any(|m| m.id == migration.id && m.state == MigrationState::Aborted)
+                })
+                .await;
+                wait_for("the job to settle it, and the cleaner to be done", async || {
+                    let record = jobs::record(&lab.cluster, &id).await.expect("record");
+                    let left = lab.cluster.records.keys("cleanups/").await.expect("keys");
+                    let all = record.job.migrations.len() + moved[0];
+                    (record.settled as usize >= all && left.is_empty()).then_some(())
+                })
+                .await;
+                let mut home = lab.home.inside();
+                let source = home.vms.get_mut(&vm).expect("VM");
+                (source.asked, source.report.migration) = (None, None);
+            }
+            (Err(refused), Ok(_)) => {
+                assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+                assert!(refused.why.contains("tpch"), "{refused}");
+                moved[1] += 1;
+                volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+                wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
+            }
+            (of_vm, of_volume) => panic!("{of_vm:?} and {of_volume:?}"),
+        }
+    }
+    assert!(moved[0] + moved[1] == 10, "{moved:?}");
+    lab.home.inside().moves.stands_still = false;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_job_whose_volume_moves_starts_when_its_new_home_is_known() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.stands_still = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    let id = lab.submit(spec(Access::Write)).await;
+    lab.wait_for_job(&id, "waiting for the move", |job| job.reason.contains("being moved")).await;
+    lab.home.inside().moves.stands_still = false;
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    assert_eq!(home_in_record(&lab, &id, "tpch").await, lab.home.id);
+    assert!(lab.home.inside().attachments.is_empty(), "all is there");
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_job_that_ends_while_its_volumes_move_leaves_nothing() {
+    for stands_still in [true, false] {
+        let lab = Lab::up().await;
+        let (id, vm) = running(&lab).await;
+        {
+            let mut cloud = lab.cloud.inside();
+            cloud.moves.missing_bytes = MISSING;
+            cloud.moves.stands_still = stands_still;
+        }
+        let root = own(&vm, "root");
+        begin(&lab, &root, &lab.cloud.id).await.expect("move");
+        if !stands_still {
+            wait_for_move(&lab, &root, VolumeMoveState::Filling).await;
+        }
+        finish(&lab.home, &lab.home, &vm);
+        lab.wait_for_state(&id, JobState::Succeeded).await;
+        lab.wait_for_clean_hosts().await;
+        wait_for("nothing to be kept of the root", async || {
+            let left = lab.cluster.records.keys("volume_moves/").await.expect("keys");
+            (lab.home.inside().moves.departed.is_empty() && left.is_empty()).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_volume_that_is_deleted_while_it_is_filled_leaves_nothing() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.missing_bytes = MISSING;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+    catalog::delete(&lab.cluster, &data_volume()).await.expect("delete");
+    wait_for("nothing to be kept", async || {
+        let left = lab.cluster.records.keys("volume_moves/").await.expect("keys");
+        (lab.cloud.inside().moves.departed.is_empty() && left.is_empty()).then_some(())
+    })
+    .await;
+    assert!(catalog::volumes(&lab.cluster).await.expect("volumes").is_empty());
+}
+
+#[tokio::test]
+async fn a_volume_that_may_be_on_its_way_is_not_deleted() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.stands_still = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    let refused = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("it moves");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("moved"), "{refused}");
+}
+
+async fn down(lab: &Lab, host: &FakeHost) {
+    host.inside().down = true;
+    wait_for("the host to be unreachable", async || {
+        (lab.cluster.hosts.state(&host.id) == HostState::Unreachable).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_new_home_is_removed_and_the_volume_is_what_it_was() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.missing_bytes = MISSING;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+    down(&lab, &lab.home).await;
+    let refused = hosts::remove(&lab.cluster, &lab.home.id, false).await.expect_err("it moves");
+    assert!(refused.why.contains("tpch"), "{refused}");
+    let removal = hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
+    assert_eq!(removal.returned_volumes, [data_volume()]);
+    assert!(removal.lost_volumes.is_empty(), "{removal:?}");
+    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
+    assert!(ended.problem.contains("home1 was removed"), "{}", ended.problem);
+    let record: VolumeRecord =
+        lab.cluster.records.read(&volume_key(&data_volume())).await.expect("read").expect("record");
+    assert_eq!(record.home, lab.cloud.id);
+    assert!(lab.cloud.inside().volumes.contains_key(&data_volume()));
+}
+
+#[tokio::test]
+async fn the_old_home_is_removed_and_what_was_not_copied_is_named() {
+    for is_taken in [true, false] {
+        let lab = Lab::up().await;
+        {
+            let mut home = lab.home.inside();
+            home.moves.missing_bytes = MISSING;
+            home.moves.stands_still = !is_taken;
+        }
+        begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+        if is_taken {
+            wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+        }
+        down(&lab, &lab.cloud).await;
+        let removal = hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("removed");
+        let named = (removal.incomplete_volumes.len(), removal.lost_volumes.len());
+        assert_eq!(named, if is_taken { (1, 0) } else { (0, 1) }, "{removal:?}");
+        let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::Lost).await;
+        assert!(ended.problem.contains("cloud1 was removed"), "{}", ended.problem);
+    }
+}

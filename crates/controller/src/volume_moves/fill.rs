@@ -1,0 +1,119 @@
+//! The new home copies what is still at the old one; then the old one forgets the volume.
+
+use std::sync::Arc;
+
+use perigee_model::home::{HomeState, Tenure};
+use perigee_model::volume_move::VolumeMoveEvent;
+use perigee_model::{Problem, ProblemKind};
+
+use super::{Run, Step};
+use crate::cluster::{Detachment, HostLink};
+use crate::records::{VolumeRecord, volume_key};
+
+impl Run<'_> {
+    pub(super) async fn fill(&mut self) -> Result<Step, Problem> {
+        let Some(to) = self.to() else { return self.bring_back().await };
+        let (missing_bytes, tenure) = match self.home_at(&to).await? {
+            HomeState::Here { tenure, missing_bytes } => (missing_bytes, Some(tenure)),
+            // The volume was deleted meanwhile: its layers at the old home are for nothing.
+            HomeState::NotHere { .. } => (0, None),
+            home @ HomeState::Departed { .. } => return Err(self.odd(&to, &home)),
+        };
+        self.progress(missing_bytes).await?;
+        let Some(from) = self.from() else {
+            return self.without_old_home(missing_bytes).await;
+        };
+        let left = self.tell_hosts().await;
+        if missing_bytes > 0 {
+            return Ok(Step::Wait(self.cluster.timing.figures));
+        }
+        if tenure.is_some() && !left.is_empty() {
+            let names: Vec<&str> = left.iter().map(|host| host.as_str()).collect();
+            let why =
+                format!("these hosts may still look for it at {}: {}", from.id, names.join(", "));
+            return Err(Problem::unavailable(
+                format!("can't delete what is left of volume {} there", self.shown().volume),
+                why,
+            ));
+        }
+        self.forget_at(&from).await?;
+        self.end(VolumeMoveEvent::Filled, String::new()).await?;
+        if tenure.is_none() {
+            super::request::forget(&self.cluster, &self.shown().volume).await?;
+        }
+        Ok(Step::Again)
+    }
+
+    async fn progress(&mut self, missing_bytes: u64) -> Result<(), Problem> {
+        let shown = &mut self.record.value.shown;
+        if shown.missing_bytes == Some(missing_bytes) && shown.problem.is_empty() {
+            return Ok(());
+        }
+        shown.missing_bytes = Some(missing_bytes);
+        shown.problem.clear();
+        self.record.save().await
+    }
+
+    /// Whatever was not copied before the old home was removed is gone.
+    async fn without_old_home(&mut self, missing_bytes: u64) -> Result<Step, Problem> {
+        if missing_bytes == 0 {
+            self.end(VolumeMoveEvent::Filled, String::new()).await?;
+            return Ok(Step::Again);
+        }
+        let from = &self.shown().from;
+        let why = format!(
+            "host {from} was removed, and with it {missing_bytes} bytes that were not copied yet"
+        );
+        self.lost(why).await
+    }
+
+    /// Drops the layers at the old home, and its attachment where no VM needs it.
+    async fn forget_at(&self, from: &Arc<HostLink>) -> Result<(), Problem> {
+        let Some(before) = self.record.value.tenure else { return Ok(()) };
+        let Tenure(tenure) = before.next();
+        let volume = &self.shown().volume;
+        unless_gone(
+            from.volume.delete(&format!("{}?tenure={tenure}", self.path("departed"))).await,
+        )?;
+        let Detachment::Held(_detaching) = self.cluster.index.begin_detachment(&from.id, volume)
+        else {
+            return Ok(());
+        };
+        match from.volume.delete(&format!("/v1/attachments/{volume}")).await {
+            // Clients of that host have it open.
+            Err(problem) if problem.kind == ProblemKind::Conflict => Ok(()),
+            done => unless_gone(done),
+        }
+    }
+
+    /// The new home was removed. The old one still has what the volume was when its move began; a
+    /// job's own volume is no use like that.
+    pub(super) async fn bring_back(&mut self) -> Result<Step, Problem> {
+        let to = self.shown().to.clone();
+        let from = self.from().filter(|_| self.record.value.listed);
+        let (Some(from), Some(tenure)) = (from, self.record.value.tenure) else {
+            if let Some(from) = self.from() {
+                self.forget_at(&from).await?;
+            }
+            return self.lost(format!("host {to} was removed, and the volume with it")).await;
+        };
+        self.return_to(&from, tenure).await?;
+        let volume = self.shown().volume.clone();
+        let at_home = |_: Option<VolumeRecord>| VolumeRecord {
+            name: volume.clone(),
+            home: from.id.clone(),
+            seen: None,
+        };
+        self.cluster.records.update(&volume_key(&volume), at_home).await?;
+        let why = format!("host {to} was removed; what was written to the volume there is lost");
+        self.end(VolumeMoveEvent::Returned, why).await?;
+        Ok(Step::Again)
+    }
+}
+
+fn unless_gone(done: Result<(), Problem>) -> Result<(), Problem> {
+    match done {
+        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
+        done => done,
+    }
+}
