@@ -124,6 +124,21 @@ pub struct DepartedLayer {
     pub size_bytes: u64,
     /// Its own bytes that are `data`.
     pub data_bytes: u64,
+    /// The blocks that the layer itself has, in order, so that nobody has to ask for them while sessions wait.
+    /// `None`: they are not told here, and the layer's export `layer:UUID@own` tells them if it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<Vec<OwnBlocks>>,
+}
+
+/// Consecutive blocks that a layer itself has. It does not have the blocks between two of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnBlocks {
+    /// The first one, in blocks of 4096 bytes.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// They are zeros, and nothing is stored of them.
+    pub zero: bool,
 }
 
 /// Calls a move off at the host that should have become the volume's home, or takes the volume back at

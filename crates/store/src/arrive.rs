@@ -1,4 +1,5 @@
-//! The layers on which a volume stands that comes from another host.
+//! The layers on which a volume stands that comes from another host, where they could not be made before
+//! ([`super::stage`]).
 
 use perigee_model::home::DepartedLayer;
 use perigee_model::volume::Keep;
@@ -11,8 +12,7 @@ impl Pool {
     /// The rows of the layers that this pool lacks, from the bottom up, and the layer on which the volume's
     /// new head stands. `chain` is the old home's, topmost layer first; its server is at `from_nbd_addr`.
     ///
-    /// A layer that this pool has already is not copied. Everything else is one copy of the topmost layer
-    /// with all that is below it.
+    /// If the topmost layer is here, nothing is lacking. Otherwise one copy of it has all that it shows.
     pub(super) fn parent_rows(
         &self,
         what: &str,

@@ -230,7 +230,7 @@ fn change_bytes(path: &Path, input: &mut Input<'_>) {
 }
 
 fn change_rows(path: &Path, input: &mut Input<'_>) {
-    const COLUMNS: [(&str, &str); 19] = [
+    const COLUMNS: [(&str, &str); 20] = [
         ("layers", "id"),
         ("layers", "size_bytes"),
         ("layers", "parent"),
@@ -238,6 +238,7 @@ fn change_rows(path: &Path, input: &mut Input<'_>) {
         ("layers", "data_bytes"),
         ("remote_parents", "size_bytes"),
         ("remote_parents", "nbd_addr"),
+        ("remote_parents", "own"),
         ("images", "name"),
         ("images", "layer"),
         ("volumes", "name"),

@@ -221,7 +221,7 @@ impl Pool {
 
     /// Puts an empty head on a flushed one, which is a sealed layer from then on. The caller ensures that
     /// nothing writes to the volume.
-    fn seal(
+    pub(super) fn seal(
         &self,
         what: &str,
         volume: &VolumeName,

@@ -29,7 +29,7 @@
 //! fails a write and never a flush. The header is written with the first store.
 //!
 //! State 3 is only in the maps of incomplete copies of a layer's own blocks, and a map of any other layer that
-//! has it is damaged. Programs before the pool's format 8 take such a map for damaged too; the format keeps
+//! has it is damaged. Programs before the pool's format 7 take such a map for damaged too; the format keeps
 //! them from opening the pool.
 //!
 //! **Limits.** Damage of the current slot can't be told from a torn write; the map then returns to the

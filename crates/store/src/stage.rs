@@ -5,7 +5,7 @@
 //! other host does not have everything itself becomes a whole copy, with nothing below it.
 //!
 //! 1. For each lacking layer, the other host is asked what the layer has (the extents of export
-//!    `layer:UUID@own`). No lock is held meanwhile.
+//!    `layer:UUID@own`), unless it has told this with the chain. No lock is held meanwhile.
 //! 2. The copy's files are made with a map of that, and are made durable.
 //! 3. One transaction adds all the layers. Before it, a crash leaves only files that the next server removes.
 //!
@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
-use perigee_model::home::DepartedLayer;
-use perigee_model::volume::Keep;
+use perigee_model::home::{DepartedLayer, OwnBlocks};
+use perigee_model::volume::{BLOCK_BYTES, Keep};
 use perigee_model::{Problem, ProblemKind};
 
 use super::blocking;
-use super::blocks::BlockStates;
+use super::blocks::{BlockState, BlockStates};
 use super::catalog::{self, LayerRow, RemoteRow};
 use super::layer::{self, data_name, map_name};
 use super::map::{self, MapFile};
@@ -34,6 +34,9 @@ const ASKED_AT_ONCE: usize = 8;
 /// A volume with more layers has to be compacted first.
 const CHAIN_MAX: usize = 4096;
 
+/// A chain tells what a layer has in at most so many parts.
+const OWN_BLOCKS_MAX: usize = 4096;
+
 /// What the other host has of a layer.
 enum Told {
     Own(Box<Own>),
@@ -44,7 +47,7 @@ enum Told {
 /// A layer's own blocks at another host.
 struct Own {
     row: RemoteRow,
-    /// A connection that stays.
+    /// With the connection over which its map came, if it came over one.
     remote: RemoteParent,
     states: BlockStates,
 }
@@ -120,7 +123,7 @@ impl Pool {
         nbd_addr: &str,
         layers: &[DepartedLayer],
     ) -> Result<Vec<Told>, Problem> {
-        let asked = layers.iter().map(|layer| self.ask(what, nbd_addr, layer));
+        let asked: Vec<_> = layers.iter().map(|layer| self.ask(what, nbd_addr, layer)).collect();
         let mut answers = std::pin::pin!(stream::iter(asked).buffered(ASKED_AT_ONCE));
         let mut told = Vec::new();
         while let Some(answer) = answers.try_next().await? {
@@ -151,6 +154,12 @@ impl Pool {
             is_layer: Some(layer.layer),
             own: true,
         };
+        if let Some(own) = &layer.own {
+            let states = told_states(layer, own)
+                .ok_or_else(|| differs("it is said to have blocks that it can't have"))?;
+            let remote = RemoteParent::new(row.clone(), &self.connect);
+            return Ok(Told::Own(Box::new(Own { row, remote, states })));
+        }
         match (self.connect.connect)(nbd_addr.to_owned(), row.export.clone()).await {
             Ok(device) => {
                 if device.layer() != row.is_layer {
@@ -173,6 +182,22 @@ impl Pool {
             }
             Err(problem) => Err(Problem::unavailable(what, problem)),
         }
+    }
+
+    /// What a sealed layer itself has, if it is all here and can be told in few parts.
+    pub(super) fn own_blocks(&self, row: &LayerRow) -> Option<Vec<OwnBlocks>> {
+        if row.remote.is_some() {
+            return None;
+        }
+        let opened = || self.open_sealed(row).ok().map(Arc::new);
+        let layer = self.opened_layer(row.id).or_else(opened)?;
+        let runs = layer.states.runs(0..layer.blocks());
+        let own = runs.filter(|(_, state)| *state != BlockState::Absent).map(|(run, state)| {
+            let zero = state == BlockState::Zero;
+            OwnBlocks { first: run.start, count: run.end - run.start, zero }
+        });
+        let own: Vec<_> = own.take(OWN_BLOCKS_MAX + 1).collect();
+        (own.len() <= OWN_BLOCKS_MAX).then_some(own)
     }
 
     /// Makes the topmost layers, of which the other host has told, unless they were made meanwhile. The caller
@@ -238,4 +263,19 @@ impl Pool {
         MapFile::create_reserved(map, id, states)?;
         self.files.sync_names()
     }
+}
+
+/// The map of a layer, as its chain tells it. `None` if no layer of this size can have these blocks.
+fn told_states(layer: &DepartedLayer, own: &[OwnBlocks]) -> Option<BlockStates> {
+    let states = BlockStates::new(layer.size_bytes / BLOCK_BYTES);
+    let mut at = 0;
+    for OwnBlocks { first, count, zero } in own {
+        let end = first.checked_add(*count).filter(|end| *end <= states.blocks())?;
+        if *first < at || *count == 0 {
+            return None;
+        }
+        at = end;
+        states.set(*first..end, if *zero { BlockState::Zero } else { BlockState::Remote });
+    }
+    Some(states)
 }

@@ -18,7 +18,7 @@ use perigee_block::switch::{Held, Switch};
 use perigee_http::Client;
 use perigee_model::client::Over;
 use perigee_model::home::{
-    CallOff, Depart, Departed, HomeState, ServerAddresses, TakeVolume, VolumeHome,
+    CallOff, Depart, Departed, DepartedLayer, HomeState, ServerAddresses, TakeVolume, VolumeHome,
 };
 use perigee_model::volume::FlushVolumes;
 use perigee_model::{Problem, ProblemKind, VolumeName};
@@ -33,6 +33,10 @@ use crate::repoint::DRAIN_EXTRA;
 const DEPART_MAX: Duration = Duration::from_secs(5);
 /// So long the old home may take to flush the volume before, while the sessions go on.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
+/// So long the maps of the volume's layers may take to come from the old home, before the sessions are held.
+const PREPARE_MAX: Duration = Duration::from_secs(60);
+/// So long the map of what was written since may take, while the sessions are held.
+const STAGE_MAX: Duration = Duration::from_secs(5);
 /// So often the old home is asked in one request.
 const TRIES: u32 = 5;
 const TRIES_PAUSE: Duration = Duration::from_millis(300);
@@ -158,6 +162,7 @@ impl PoolExports {
             // It may have departed already.
             tracing::debug!(%volume, %problem, "the old home does not flush");
         }
+        self.prepare(volume, take).await?;
         let mut tried = 1;
         loop {
             match self.try_take(volume, take).await {
@@ -168,6 +173,53 @@ impl PoolExports {
                 done => return done,
             }
             tried += 1;
+        }
+    }
+
+    /// Makes copies of what the volume has until now, while its sessions go on: then only the map of what is
+    /// written since has to come while they are held.
+    async fn prepare(&self, volume: &VolumeName, take: &TakeVolume) -> Result<(), Problem> {
+        let path = format!("/v1/volumes/{volume}/seal");
+        let sealed = client(&take.from, PREPARE_MAX)?.post::<Vec<DepartedLayer>>(&path, &()).await;
+        let prepared = match sealed {
+            Ok(chain) => self.stage(volume, take, &chain, PREPARE_MAX).await,
+            Err(problem) => Err(problem),
+        };
+        match prepared {
+            Err(problem) if problem.kind == ProblemKind::NoSpace => Err(problem),
+            Err(problem) => {
+                // It may have departed already.
+                tracing::info!(%volume, %problem, "can't make copies of its layers ahead");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Makes copies of the layers that this host lacks. Where one can't be made of each, the volume comes
+    /// with one copy of everything.
+    async fn stage(
+        &self,
+        volume: &VolumeName,
+        take: &TakeVolume,
+        chain: &[DepartedLayer],
+        max: Duration,
+    ) -> Result<(), Problem> {
+        let staged = self.pool.stage_layers(&take.from.nbd_addr, chain);
+        match tokio::time::timeout(max, staged).await {
+            Ok(Err(problem))
+                if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::NoSpace) =>
+            {
+                tracing::warn!(%volume, %problem, "the volume comes with one copy of all its layers");
+                Ok(())
+            }
+            Ok(done) => done,
+            Err(_) => {
+                let what = format!("can't take volume {volume}");
+                let at = &take.from.nbd_addr;
+                let why = format!("{at} did not tell what is in its layers in {} s", max.as_secs());
+                Err(Problem::unavailable(what, why).next("try again: the volume is kept there"))
+            }
         }
     }
 
@@ -197,6 +249,7 @@ impl PoolExports {
         let depart = Depart { tenure: take.tenure, to: take.to.clone() };
         let path = format!("/v1/volumes/{volume}/depart");
         let departed = client(&take.from, DEPART_MAX)?.post::<Departed>(&path, &depart).await?;
+        self.stage(volume, take, &departed.chain, STAGE_MAX).await?;
         let arrived = self.pool.arrive(volume, take, departed).await?;
         for (one, old) in held.iter_mut().zip(old) {
             one.old = Some(old);

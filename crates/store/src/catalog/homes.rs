@@ -154,8 +154,11 @@ impl Catalog {
             let Some(after) = decided!(before.take(tenure)) else { return Ok(Ok(())) };
             rows.iter().try_for_each(|row| insert_layer(tx, row))?;
             if let Some(parent) = parent {
-                let sql =
-                    "UPDATE remote_parents SET keep = ?2 WHERE layer = ?1 AND keep <> 'never'";
+                let sql = "WITH RECURSIVE chain(id) AS (
+                        SELECT ?1
+                        UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
+                    )
+                    UPDATE remote_parents SET keep = ?2 WHERE layer IN chain AND keep <> 'never'";
                 tx.execute(sql, params![parent.to_string(), Keep::All.to_string()])?;
             }
             let new = NewVolume {

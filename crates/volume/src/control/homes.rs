@@ -7,7 +7,9 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::routing::{delete, get, post};
 use perigee_http::{Json, Reply};
-use perigee_model::home::{CallOff, Depart, Departed, TakeVolume, Tenure, VolumeHome};
+use perigee_model::home::{
+    CallOff, Depart, Departed, DepartedLayer, TakeVolume, Tenure, VolumeHome,
+};
 use perigee_model::{Problem, VolumeName};
 use serde::Deserialize;
 
@@ -17,6 +19,7 @@ pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/volumes/{volume}/home", get(home))
         .route("/volumes/{volume}/take", post(take))
+        .route("/volumes/{volume}/seal", post(seal))
         .route("/volumes/{volume}/depart", post(depart))
         .route("/volumes/{volume}/refuse", post(refuse))
         .route("/volumes/{volume}/return", post(return_home))
@@ -39,6 +42,14 @@ async fn take(
     let exports = Arc::clone(&control.exports);
     let taking = tokio::spawn(async move { exports.take(&volume, &ask).await });
     Ok(Json(taking.await.map_err(|error| Problem::internal(what, error))??))
+}
+
+/// For the new home, before it asks the volume to depart.
+async fn seal(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+) -> Reply<Vec<DepartedLayer>> {
+    Ok(Json(control.pool.seal_ahead(&volume).await?))
 }
 
 /// A client that hangs up does not stop it.

@@ -7,8 +7,11 @@ use perigee_http::Client;
 use perigee_model::home::{
     CallOff, Depart, HomeState, ServerAddresses, TakeVolume, Tenure, VolumeHome,
 };
-use perigee_model::volume::{Attach, Attachment, VolumeInfo};
-use perigee_model::{Epoch, Problem, ProblemKind};
+use perigee_model::volume::{
+    Attach, Attachment, CheckReport, CheckScope, CopyImage, ImageInfo, ImportImage, Keep,
+    VolumeInfo,
+};
+use perigee_model::{Epoch, ImageName, Problem, ProblemKind};
 
 use crate::kills::{Pauses, Running, has, reconnecting};
 use crate::server::{MIB, Server, assert_io, run, sample, until};
@@ -91,6 +94,47 @@ async fn a_volume_moves_to_another_host_and_back_and_is_found_at_both() {
     }
     let pool: perigee_model::volume::PoolInfo = two.control.get("/v1/pool").await.expect("it");
     assert_eq!((pool.volumes, pool.data_bytes), (0, 0), "nothing of it is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_the_new_home_has_is_not_shipped_again() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("sample.raw").display().to_string();
+    std::fs::write(&file, sample(32 * MIB)).expect("a file");
+    let name = ImageName::new("golden").expect("a name");
+    let request = ImportImage { name, source: file, layer: None };
+    let image: ImageInfo = one.control.post("/v1/images", &request).await.expect("an image");
+    let request =
+        CopyImage { nbd_addr: one.nbd_addr.clone(), export: None, keep: Keep::All, layer: None };
+    let _: ImageInfo = two.control.post("/v1/images/golden/copy", &request).await.expect("a copy");
+    until("the image to be copied", async || {
+        let image = two.control.get::<ImageInfo>("/v1/images/golden").await.expect("an image");
+        image.remote.is_none()
+    })
+    .await;
+    one.clone_image("data", "golden").await;
+    let info: VolumeInfo = one.control.get("/v1/volumes/data").await.expect("the volume");
+    let epoch = info.epoch;
+    assert_io(&one.qemu_io(&format!("data@{epoch}"), &["write -P 7 4M 1M", "discard 8M 1M"]));
+    attach(&two, &one).await;
+    // The new home has a part of it before, and the rest is written since.
+    let all: serde_json::Value =
+        one.control.post("/v1/volumes/data/seal", &()).await.expect("its layers");
+    assert_eq!(all.as_array().map(Vec::len), Some(2), "{all}");
+    assert_io(&two.qemu_io(&format!("data@{epoch}"), &["write -P 8 5M 64k"]));
+    let ask = ask(&one, &two).await;
+    take(&two, &ask).await.expect("the volume");
+    let info: VolumeInfo = two.control.get("/v1/volumes/data").await.expect("the volume");
+    assert_eq!(info.chain.last(), Some(&image.layer), "it stands on the image that was there");
+    assert!(info.remote_bytes <= MIB + 64 * 1024, "{info:?}");
+    let check = ["read -P 7 4M 1M", "read -P 8 5M 64k", "read -P 0 8M 1M"];
+    assert_io(&two.qemu_io(&format!("data@{epoch}"), &check));
+    complete(&one, &two, ask.tenure.next()).await;
+    assert_io(&two.qemu_io(&format!("data@{epoch}"), &check));
+    let report: CheckReport =
+        two.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await.expect("a report");
+    assert!(report.faults.is_empty() && report.leftovers.is_empty(), "{report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

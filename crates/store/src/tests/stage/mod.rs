@@ -189,8 +189,11 @@ impl Site {
 
     /// Takes the sealed layers of another pool's volume, and puts a volume of the same name on them.
     async fn take(&self, from: &Arc<Pool>, name: &str) {
-        let chain = sealed_chain(from, name);
-        self.pool.stage_layers("there:1", &chain).await.unwrap();
+        self.take_chain(from, name, &sealed_chain(from, name)).await;
+    }
+
+    async fn take_chain(&self, from: &Arc<Pool>, name: &str, chain: &[DepartedLayer]) {
+        self.pool.stage_layers("there:1", chain).await.unwrap();
         let size_bytes = from.volume(&volume_name(name)).await.unwrap().size_bytes();
         put_head(&self.pool, name, size_bytes, chain.first().map(|top| top.layer));
     }
@@ -219,12 +222,18 @@ async fn fill_all(pool: &Arc<Pool>) -> Result<(), IoError> {
 
 /// The layers below a volume's head, topmost first.
 fn sealed_chain(pool: &Arc<Pool>, name: &str) -> Vec<DepartedLayer> {
+    chain_that_tells(pool, name, false)
+}
+
+/// As [`sealed_chain`], and perhaps what each layer has.
+fn chain_that_tells(pool: &Arc<Pool>, name: &str, told: bool) -> Vec<DepartedLayer> {
     let head = pool.catalog.volume(&volume_name(name)).unwrap().unwrap().head;
     let rows = pool.catalog.chain(head).unwrap().into_iter().skip(1);
     rows.map(|row| DepartedLayer {
         layer: row.id,
         size_bytes: row.size_bytes,
         data_bytes: row.data_bytes.unwrap_or(0),
+        own: pool.own_blocks(&row).filter(|_| told),
     })
     .collect()
 }

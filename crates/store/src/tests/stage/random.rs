@@ -124,7 +124,8 @@ async fn compare_through_everything(seed: u64) {
     let (from, mut to) = (Site::new(), Site::new());
     to.way.lead(&from.pool);
     let mut twin = build(&from, &to, &mut dice).await;
-    to.take(&from.pool, "v").await;
+    let chain = chain_that_tells(&from.pool, "v", dice.below(2) == 0);
+    to.take_chain(&from.pool, "v", &chain).await;
     if dice.below(2) == 0 {
         twin.check(&session(&to.pool, "v").await).await;
     }

@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use perigee_block::device::{Origin, OriginRun};
 use perigee_model::ProblemKind;
+use perigee_model::home::{Depart, OwnBlocks, ServerAddresses, TakeVolume};
 use perigee_model::volume::{CheckScope, CopyImage, Keep};
 
 use super::*;
@@ -266,6 +267,62 @@ async fn a_host_that_is_away_or_has_another_layer_leaves_nothing_behind() {
     let differs = site.pool.stage_layers("there:1", &chain).await.unwrap_err();
     assert_eq!(differs.kind, ProblemKind::Conflict, "{differs}");
     assert!(site.pool.catalog.layers().unwrap().is_empty());
+    assert!(site.files.disk().names().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_departs_tells_what_was_written_last_so_that_nobody_has_to_ask() {
+    let (from, _) = two_layers().await;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    let (volume, device) = (volume_name("v"), session(&from.pool, "v").await);
+    device.write(6 * BLOCK, bytes(4, 4096), false).await.unwrap();
+    let sealed = from.pool.seal_ahead(&volume).await.unwrap();
+    assert_eq!(from.pool.seal_ahead(&volume).await.unwrap(), sealed, "nothing new is not sealed");
+    site.pool.stage_layers("there:1", &sealed).await.unwrap();
+    site.fill().await;
+    device.write(7 * BLOCK, bytes(5, 4096), false).await.unwrap();
+    device.zero(8 * BLOCK, BLOCK, Zeroing::FreeSpace, false).await.unwrap();
+    let content = all(&device).await;
+    let tenure = from.pool.catalog.tenure(&volume).unwrap().unwrap();
+    let there = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url: String::new() };
+    let depart = Depart { tenure, to: there.clone() };
+    let departed = from.pool.depart(&volume, &depart).await.unwrap();
+    let own = |first, count, zero| OwnBlocks { first, count, zero };
+    assert_eq!(departed.chain[0].own, Some(vec![own(7, 1, false), own(8, 1, true)]));
+    assert_eq!(departed.chain[1..].iter().map(|l| l.layer).collect::<Vec<_>>(), ids(&sealed));
+    site.way.away.store(true, Ordering::SeqCst);
+    site.pool.stage_layers("there:1", &departed.chain).await.expect("nobody is asked");
+    let take = TakeVolume { from: there.clone(), to: there, tenure };
+    site.pool.arrive(&volume, &take, departed).await.unwrap();
+    let missing = site.pool.volume_info(&volume).await.unwrap().remote_bytes;
+    assert_eq!(missing, BLOCK);
+    site.way.away.store(false, Ordering::SeqCst);
+    assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
+fn ids(chain: &[DepartedLayer]) -> Vec<LayerId> {
+    chain.iter().map(|layer| layer.layer).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_that_a_layer_can_t_have_are_refused() {
+    let (from, _) = two_layers().await;
+    let site = Site::new();
+    let own = |first, count| OwnBlocks { first, count, zero: false };
+    for wrong in [
+        vec![own(0, 13)],
+        vec![own(12, 1)],
+        vec![own(u64::MAX, 1)],
+        vec![own(3, 0)],
+        vec![own(3, 2), own(4, 1)],
+    ] {
+        let mut chain = sealed_chain(&from.pool, "v");
+        chain.truncate(1);
+        chain[0].own = Some(wrong);
+        let refused = site.pool.stage_layers("there:1", &chain).await.unwrap_err();
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    }
     assert!(site.files.disk().names().is_empty());
 }
 
