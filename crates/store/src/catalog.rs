@@ -396,10 +396,13 @@ impl Catalog {
     }
 
     /// Replaces a run of layers, given from the top down, by one layer. Returns `false` and changes nothing
-    /// unless the run is still in the catalog and each of its layers has exactly one layer above it, no
+    /// unless the run is still in the catalog, no volume that departed stands on it, and each of its layers has exactly one layer above it, no
     /// image name, and no volume for which it is the head.
     pub(super) fn replace_layers(&self, run: &[LayerId], by: &LayerRow) -> Result<bool> {
         self.change(|tx| {
+            if homes::is_departed(tx, run.last().copied())? {
+                return Ok(false);
+            }
             let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
                               EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
                                   OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id),

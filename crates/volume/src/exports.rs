@@ -262,7 +262,7 @@ impl PoolExports {
                         && Instant::now() < deadline
                         && self.is_moving(volume).await =>
                 {
-                    tracing::debug!(%volume, %problem, "the volume's new home is not ready yet");
+                    tracing::debug!(%volume, %problem, "the volume moves; looking for it again");
                     tokio::time::sleep(MOVE_PAUSE).await;
                 }
                 opened => return opened,

@@ -2,7 +2,7 @@
 //!
 //! The new home (`take`) holds its sessions, which are proxied to the old one, and asks the old one to let
 //! the volume depart. The old home (`depart`) holds its own sessions; when the volume is gone from there,
-//! both give their sessions another device ([`PoolExports::settle`]): a local one at the new home, a proxy
+//! both give their sessions another device (`settle`): a local one at the new home, a proxy
 //! at the old one, which waits for the new home to be ready. What was in flight at a volume that departed is
 //! asked of the new device.
 //!
@@ -132,13 +132,12 @@ impl PoolExports {
         if departed.is_ok() {
             self.attached(volume);
         }
-        let (exports, volume) = (Arc::clone(self), volume.clone());
-        if departed.is_ok() {
+        let held = match &departed {
             // The new home is ready only when it has this answer.
-            tokio::spawn(async move { exports.settle(&volume, held).await });
-        } else {
-            exports.settle(&volume, held).await;
-        }
+            Ok(_) => held,
+            Err(_) => self.settle_now(volume, held).await,
+        };
+        tokio::spawn(Arc::clone(self).settle(volume.clone(), held));
         departed
     }
 
@@ -158,9 +157,12 @@ impl PoolExports {
         }
         let all = FlushVolumes { volumes: vec![volume.clone()] };
         let flushed = client(&take.from, FLUSH_MAX)?.post::<()>("/v1/batch/flush", &all).await;
-        if let Err(problem) = flushed {
+        match flushed {
+            // No session is held for a home that can't be asked.
+            Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
             // It may have departed already.
-            tracing::debug!(%volume, %problem, "the old home does not flush");
+            Err(problem) => tracing::debug!(%volume, %problem, "the old home does not flush"),
+            Ok(()) => {}
         }
         self.prepare(volume, take).await?;
         let mut tried = 1;
@@ -234,6 +236,7 @@ impl PoolExports {
         let old = sessions.iter().map(|(_, old)| Arc::clone(old)).collect::<Vec<_>>();
         let sessions = sessions.into_iter().map(|(switch, old)| (old.export.clone(), switch));
         let (mut held, busy) = hold(sessions.collect());
+        let (began, sessions) = (Instant::now(), held.len());
         if !busy.is_empty() {
             let what = format!("can't take volume {volume}");
             let why = "somebody else changes a session's device";
@@ -255,8 +258,10 @@ impl PoolExports {
             one.old = Some(old);
         }
         self.proxies.moved_here(volume);
-        // They find it at once.
-        self.settle(volume, held).await;
+        let left = self.settle_now(volume, held).await;
+        let held_ms = began.elapsed().as_millis();
+        tracing::info!(%volume, sessions, held_ms, "the volume's home is here now");
+        tokio::spawn(Arc::clone(self).settle(volume.clone(), left));
         Ok(arrived)
     }
 
@@ -274,35 +279,39 @@ impl PoolExports {
     }
 
     /// Gives each session a device for where the volume is now, and waits until all have one.
-    async fn settle(self: &Arc<Self>, volume: &VolumeName, mut waiting: Vec<HeldSession>) {
+    async fn settle(self: Arc<Self>, volume: VolumeName, mut waiting: Vec<HeldSession>) {
         let deadline = Instant::now() + SETTLE_MAX;
         let mut pause = Duration::from_millis(10);
-        loop {
-            let found = join_all(waiting.iter().map(|one| self.find_again(volume, one))).await;
-            let mut left = Vec::new();
-            let mut why = None;
-            for (one, found) in waiting.into_iter().zip(found) {
-                match found {
-                    Ok(device) => one.open(device),
-                    // Nobody waits for it any more.
-                    Err(_) if one.switch.is_hung_up() => {}
-                    Err(problem) => {
-                        why = Some(problem);
-                        left.push(one);
-                    }
-                }
+        while !waiting.is_empty() {
+            if let Ok(_turn) = self.turns.opening(&volume).await {
+                waiting = self.settle_now(&volume, waiting).await;
             }
-            let Some(problem) = why else { return };
-            if Instant::now() >= deadline {
+            if !waiting.is_empty() && Instant::now() >= deadline {
                 let after_s = SETTLE_MAX.as_secs();
-                tracing::error!(%volume, %problem, after_s, "sessions did not find their volume");
+                tracing::error!(%volume, after_s, "sessions did not find their volume");
                 return;
             }
-            tracing::debug!(%volume, %problem, "sessions wait for their volume");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(SETTLE_PAUSE_MAX);
-            waiting = left;
         }
+    }
+
+    /// Those that have to wait come back. The caller has a turn.
+    async fn settle_now(&self, volume: &VolumeName, waiting: Vec<HeldSession>) -> Vec<HeldSession> {
+        let found = join_all(waiting.iter().map(|one| self.find_again(volume, one))).await;
+        let mut left = Vec::new();
+        for (one, found) in waiting.into_iter().zip(found) {
+            match found {
+                Ok(device) => one.open(device),
+                // Nobody waits for it any more.
+                Err(_) if one.switch.is_hung_up() => {}
+                Err(problem) => {
+                    tracing::debug!(%volume, %problem, "a session waits for its volume");
+                    left.push(one);
+                }
+            }
+        }
+        left
     }
 
     /// The session's new device. It is entered where such sessions are listed.
@@ -327,11 +336,11 @@ impl PoolExports {
         }
     }
 
-    /// Whether who looks for the volume here should wait a little: it departed, and its new home may not be
-    /// ready yet.
+    /// Whether who did not find the volume should look again: it departed, and its new home may not be ready
+    /// yet; or it came here meanwhile.
     pub async fn is_moving(&self, volume: &VolumeName) -> bool {
         let home = self.pool.home(volume).await;
-        home.is_ok_and(|home| matches!(home.home, HomeState::Departed { .. }))
+        home.is_ok_and(|home| !matches!(home.home, HomeState::NotHere { .. }))
     }
 }
 

@@ -227,6 +227,16 @@ impl Catalog {
     }
 }
 
+/// Whether a volume that departed stands on the layer. Its new home may read each of its layers.
+pub(super) fn is_departed(tx: &Transaction<'_>, layer: Option<LayerId>) -> Result<bool> {
+    let sql = "WITH RECURSIVE above(id) AS (
+                   SELECT ?1
+                   UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
+               )
+               SELECT EXISTS (SELECT 1 FROM departed WHERE top IN above)";
+    tx.query_row(sql, [layer.map(|layer| layer.to_string())], |row| row.get(0))
+}
+
 fn tenure_here(tx: &rusqlite::Connection, volume: &VolumeName) -> Result<Option<Tenure>> {
     let sql = "SELECT tenure FROM volumes WHERE name = ?1";
     tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0).map(Tenure)).optional()

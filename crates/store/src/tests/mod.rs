@@ -149,6 +149,22 @@ impl Device for FakeOwn {
     }
 }
 
+/// Reaches the layers of a pool, at any address.
+fn layers_of(pool: &Arc<Pool>) -> Connector {
+    let pool = Arc::downgrade(pool);
+    let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
+        let own = export.ends_with("@own");
+        let layer = export.trim_end_matches("@own").strip_prefix("layer:").map(str::parse);
+        let found = pool.upgrade().zip(layer.and_then(Result::ok));
+        Box::pin(async move {
+            let away = || Problem::unavailable(nbd_addr, "it is away, or has no such layer");
+            let (pool, layer): (_, LayerId) = found.ok_or_else(away)?;
+            if own { pool.open_own(layer).await } else { pool.open_layer(layer).await }
+        })
+    };
+    Connector { patience: Duration::from_secs(10), connect: Arc::new(connect) }
+}
+
 /// Reaches a [`FakeRemote`] at `there:1`, and the layers of [`FAKE_OWN`].
 fn connector() -> Connector {
     let other = reach(Arc::new(FakeRemote(remote_bytes())));
@@ -158,6 +174,10 @@ fn connector() -> Connector {
             Some(FakeOwn { layer, blocks }) => {
                 let own: Arc<dyn Device> = Arc::new(FakeOwn { layer: *layer, blocks });
                 Box::pin(async { Ok(own) })
+            }
+            None if export == format!("layer:{}", FAKE_OWN[0].layer) => {
+                let whole: Arc<dyn Device> = Arc::new(FakeRemote(FakeOwn::shown()));
+                Box::pin(async { Ok(whole) })
             }
             None => (other.connect)(nbd_addr, export),
         }

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use perigee_http::Client;
+use perigee_model::client::Login;
 use perigee_model::home::{
     CallOff, Depart, HomeState, ServerAddresses, TakeVolume, Tenure, VolumeHome,
 };
@@ -51,7 +52,7 @@ async fn ask(from: &Server, to: &Server) -> TakeVolume {
 
 /// As the controller does it.
 async fn carry(from: &Server, to: &Server) {
-    let ask = ask(from, to).await;
+    let (ask, began) = (ask(from, to).await, Instant::now());
     until("the volume to be taken", async || match take(to, &ask).await {
         Ok(_) => true,
         Err(problem) => {
@@ -60,6 +61,7 @@ async fn carry(from: &Server, to: &Server) {
         }
     })
     .await;
+    eprintln!("taken after {} ms", began.elapsed().as_millis());
     complete(from, to, ask.tenure.next()).await;
 }
 
@@ -307,6 +309,13 @@ async fn fio_at_both_homes_does_not_notice_that_the_volume_moves_back_and_forth(
             here = (here.1, here.0);
             moves += 1;
         }
+    }
+    for server in [&one, &two] {
+        until("every session to end", async || {
+            let open: Vec<Login> = server.control.get("/v1/logins").await.expect("a list");
+            open.is_empty()
+        })
+        .await;
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use perigee_model::home::{CallOff, Depart, HomeState, TakeVolume, Tenure};
 
 use super::expect::{Expected, Presence, Twin};
 use crate::sim::{Cut, Disk, SECTOR_BYTES, Sector, scratch_dir};
@@ -27,6 +28,7 @@ pub(super) type Found = Vec<(String, Vec<(u64, Sector)>)>;
 /// Everything that must be there is there, with one of its allowed contents; nothing else is.
 pub(super) async fn check(pool: &Arc<Pool>, expected: &Expected, power_cut: bool) -> Found {
     let power_cut = power_cut || expected.unsettled;
+    look_at_departed(pool, expected).await;
     let volumes = pool.volumes().await.unwrap();
     let images = pool.images().await.unwrap();
     let there: BTreeSet<String> = volumes
@@ -60,6 +62,32 @@ pub(super) async fn check(pool: &Arc<Pool>, expected: &Expected, power_cut: bool
         all_found.push((name.clone(), found));
     }
     all_found
+}
+
+/// What departed is whole at its new home, whatever was cut: it departs only when it is durable. Then it
+/// comes back, as after a move that was called off.
+async fn look_at_departed(pool: &Arc<Pool>, expected: &Expected) {
+    for (name, twin) in expected.twins.iter().filter(|(name, _)| !name.starts_with("image:")) {
+        let volume = volume_name(name);
+        let home = pool.home(&volume).await.unwrap().home;
+        let HomeState::Departed { tenure, to } = home else { continue };
+        let tenure = Tenure(tenure.0 - 1);
+        let ask = Depart { tenure, to: to.clone() };
+        let departed = pool.depart(&volume, &ask).await.unwrap();
+        let dir = scratch_dir();
+        let config =
+            PoolConfig { private: None, dir: dir.path().to_owned(), connect: layers_of(pool) };
+        let files = Arc::<SimFiles>::default();
+        let other = Pool::open_with(config, files, Uuid::from_u128(1)).unwrap();
+        let take = TakeVolume { from: to.clone(), to, tenure };
+        other.arrive(&volume, &take, departed).await.unwrap();
+        for (sector, now) in contents(name, &session(&other, name).await, twin).await {
+            let allowed = twin.allowed(sector, expected.unsettled);
+            assert!(allowed.contains(&now), "{name}: sector {sector} is not what departed");
+        }
+        other.settle_copies().await;
+        pool.return_home(&volume, CallOff { tenure }).await.unwrap();
+    }
 }
 
 /// The sectors of its windows; what its extents call zero must be.
@@ -120,6 +148,8 @@ pub(super) async fn check_disk(disk: Disk, expected: &Expected, power_cut: bool,
         }
     }
     found.retain(|(name, _)| !unflushed.contains(name));
+    // What was read is written in the background; nothing may write when the power is cut.
+    pool.settle_copies().await;
     drop(pool);
     files.cut(Cut::BySector(seed));
     let pool = open_sim(dir.path(), &files, boot + 1);

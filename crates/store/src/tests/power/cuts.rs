@@ -165,6 +165,34 @@ fn copies_of_own_blocks_survive_a_cut_at_every_point() {
     run(&steps, 6);
 }
 
+#[test]
+fn volumes_that_depart_and_arrive_survive_a_cut_at_every_point() {
+    let steps = [
+        write(1, 0, 8192),
+        Step::CallOff { volume: 1 },
+        write(1, 4096, 8192),
+        write(1, 100, 1000),
+        flush(1),
+        discard(1, 4096, 4096),
+        Step::CallOff { volume: 1 },
+        Step::Kill,
+        Step::CallOff { volume: 1 },
+        write(0, 0, 5000),
+        Step::CallOff { volume: 0 },
+        Step::Arrive { fill: false },
+        read(0, 0, 4096),
+        write(0, 5000, 100),
+        Step::PowerCut { seed: 7 },
+        write(0, 0, 100),
+        Step::Arrive { fill: true },
+        flush(0),
+        Step::CallOff { volume: 5 },
+        Step::Kill,
+        Step::Delete { volume: 0 },
+    ];
+    run(&steps, 8);
+}
+
 /// A cut that left only the map of a head whose first flush was not acknowledged; the head's new
 /// data would have stood beside that map after the next cut.
 #[test]

@@ -212,6 +212,11 @@ pub(super) enum What {
         name: String,
         size_bytes: u64,
     },
+    /// A volume that comes from another host with these bytes.
+    Arrive {
+        name: String,
+        content: Vec<u8>,
+    },
     Resize {
         volume: String,
         size_bytes: u64,
@@ -229,7 +234,7 @@ impl What {
                 Some(volume)
             }
             Self::Copy { of, .. } => Some(of),
-            Self::Delete { .. } => None,
+            Self::Arrive { .. } | Self::Delete { .. } => None,
         }
     }
 }
@@ -315,6 +320,13 @@ impl Expected {
                 self.twin(of).pending_copies.push(name.clone());
                 self.twins.insert(name.clone(), copy);
             }
+            What::Arrive { name, content } => {
+                let size_bytes = content.len() as u64;
+                let windows = std::iter::once(0..size_bytes).collect();
+                let mut twin = Twin::new(size_bytes, windows, content);
+                twin.presence = Presence::Maybe;
+                self.twins.insert(name.clone(), twin);
+            }
             What::Resize { volume, size_bytes } => {
                 covered = self.cover(volume);
                 self.twin(volume).next_size_bytes = Some(*size_bytes);
@@ -371,6 +383,8 @@ impl Expected {
                     twin.presence = Presence::Maybe;
                 }
             }
+            What::Arrive { name, .. } if well => self.twin(name).presence = Presence::Certain,
+            What::Arrive { .. } => {}
             What::Delete { name } if well => drop(self.twins.remove(name)),
             What::Delete { .. } => {}
         }

@@ -5,8 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use futures_util::future::join_all;
+use perigee_model::home::{
+    CallOff, Depart, Departed, HomeState, ServerAddresses, TakeVolume, Tenure,
+};
+use perigee_model::switchover::WriterEpochs;
 use perigee_model::volume::{CopyImage, Keep, Resize, Snapshot, VolumeSource};
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{Epoch, Incarnation, Problem, ProblemKind};
 
 use super::check;
 use super::expect::{Event, Expected, Fill, Presence, Twin, What};
@@ -212,6 +216,11 @@ impl World {
                 let this = &*self;
                 tokio::join!(this.together_now(&name, ios), this.compact(&name));
             }
+            Step::CallOff { volume } => {
+                let Some(name) = self.choose(*volume, false) else { return };
+                self.call_off(&name).await;
+            }
+            Step::Arrive { fill } => self.arrive(*fill).await,
             Step::Fill => self.fill().await,
             Step::FillOwn => self.fill_own().await,
             Step::Delete { volume } => {
@@ -395,6 +404,48 @@ impl World {
         match self.pool().fill_image(&image_name("yonder"), Arc::default()).await {
             Err(_) if self.faulty => {}
             result => drop(result.unwrap()),
+        }
+    }
+
+    /// The volume departs, which flushes it, and is taken back.
+    async fn call_off(&mut self, name: &str) {
+        let (pool, volume) = (self.pool(), volume_name(name));
+        let home = pool.home(&volume).await.unwrap().home;
+        let HomeState::Here { tenure, missing_bytes } = home else { panic!("{name}: {home:?}") };
+        if missing_bytes > 0 && name.starts_with('m') {
+            return;
+        }
+        self.devices.remove(name);
+        let request = self.start(What::Flush { volume: name.to_owned() });
+        let (nbd_addr, control_url) = ("there:1".to_owned(), "http://there:2".to_owned());
+        let ask = Depart { tenure, to: ServerAddresses { nbd_addr, control_url } };
+        let departed = pool.depart(&volume, &ask).await.map(drop);
+        self.end(request, &departed);
+        pool.return_home(&volume, CallOff { tenure }).await.unwrap();
+    }
+
+    /// The volume is over the layers over which `zmoved` is.
+    async fn arrive(&mut self, fill: bool) {
+        let (name, content) = (self.next_name("m"), FakeOwn::shown());
+        let size_bytes = content.len() as u64;
+        let (epoch, tenure) = (Epoch::first(Incarnation(77)), Tenure::first(Incarnation(77)));
+        let (nbd_addr, control_url) = ("there:1".to_owned(), "http://there:2".to_owned());
+        let from = ServerAddresses { nbd_addr, control_url };
+        let take = TakeVolume { from: from.clone(), to: from, tenure };
+        let departed = Departed {
+            tenure: tenure.next(),
+            size_bytes,
+            epochs: WriterEpochs { current: epoch, issued_max: epoch, returned_max: Epoch(0) },
+            chain: FakeOwn::chain(),
+            tenant: Default::default(),
+            cache: Default::default(),
+            owner: None,
+        };
+        let request = self.start(What::Arrive { name: name.clone(), content });
+        let result = self.pool().arrive(&volume_name(&name), &take, departed).await.map(drop);
+        self.end(request, &result);
+        if fill {
+            self.fill_own().await;
         }
     }
 

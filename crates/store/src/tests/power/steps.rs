@@ -47,6 +47,14 @@ pub(super) enum Step {
         volume: usize,
         ios: Vec<Io>,
     },
+    /// A volume departs and comes back.
+    CallOff {
+        volume: usize,
+    },
+    /// A volume comes from another host. Its layers are copied, or read from there.
+    Arrive {
+        fill: bool,
+    },
     /// Completes the image that is a copy of another host's.
     Fill,
     /// Completes the copies of the own blocks of another host's layers.
@@ -121,6 +129,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (some(), 1..12_u64).prop_map(|(volume, blocks)| Step::Resize { volume, blocks }),
         1 => (some(), ios()).prop_map(|(volume, ios)| Step::Compact { volume, ios }),
         1 => Just(Step::Fill),
+        1 => some().prop_map(|volume| Step::CallOff { volume }),
+        1 => any::<bool>().prop_map(|fill| Step::Arrive { fill }),
         1 => Just(Step::FillOwn),
         1 => some().prop_map(|volume| Step::Delete { volume }),
         1 => some().prop_map(|image| Step::DeleteImage { image }),
