@@ -8,16 +8,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use perigee_model::job::{ClusterImage, HostState, NewImage};
 use perigee_model::volume::{CopyImage, ImageInfo, ImportImage, Keep, Snapshot};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::catalog::{self, or_silent, reachable, roomiest};
-use crate::cluster::{Cluster, HostLink};
+use crate::cluster::{Cluster, Hold, HostLink};
 use crate::records::{ImageRecord, PendingImport, image_key};
+
+/// How long a deletion waits for the end of an import.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+const END_AGAIN: Duration = Duration::from_millis(50);
 
 /// An image at one host.
 struct Found {
@@ -178,14 +185,7 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     let layer = Some(LayerId(Uuid::new_v4()));
     let record = ImageRecord { name: new.name.clone(), layer, import: Some(import) };
     take_name(cluster, &what, &record).await?;
-    finish_import(cluster, &first, record).await.map_err(|problem| match problem.kind {
-        ProblemKind::Unavailable => problem.next(format!(
-            "the import continues when host {} answers, and `perigee image list` shows it then; to \
-             give it up: perigee image delete {}",
-            first.id, new.name
-        )),
-        _ => problem,
-    })?;
+    finish_import(cluster, &first, record).await?;
     image(cluster, &new.name).await
 }
 
@@ -199,11 +199,34 @@ async fn finish_import(
     let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
     let (name, key) = (&record.name, image_key(&record.name));
     let ask = ImportImage { name: name.clone(), source: import.source.clone(), layer: Some(layer) };
-    if let Err(problem) = host.volume_slow.post::<ImageInfo>("/v1/images", &ask).await {
-        if problem.kind != ProblemKind::Unavailable {
-            cluster.records.remove(&key).await?;
+    let mut cancelled = cluster.cancelled_imports.subscribe();
+    // The host ends an import whose client leaves.
+    let told = tokio::select! {
+        told = host.volume.hear_long::<ImageInfo>("/v1/images", &ask, |_| {}) => told,
+        // Whoever deletes the image removes the record as well.
+        () = is_cancelled(&mut cancelled, name) => {
+            let why = "the image was deleted before its import had ended";
+            return Err(Problem::conflict(format!("can't import image {name}"), why));
         }
-        return Err(problem);
+    };
+    match told {
+        Ok(Ok(_)) => {}
+        // The host has said how it ended.
+        Ok(Err(problem)) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+        Err(problem) if problem.kind == ProblemKind::Unavailable => {
+            return Err(problem.next(format!(
+                "the import continues when host {} answers, and `perigee image list` shows it then; to \
+                 give it up: perigee image delete {name}",
+                host.id
+            )));
+        }
+        Err(problem) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
     }
     cluster.records.put(&key, &ImageRecord { import: None, ..record.clone() }).await?;
     for other in cluster.hosts.up().iter().filter(|other| other.id != host.id) {
@@ -215,17 +238,56 @@ async fn finish_import(
     Ok(())
 }
 
+async fn is_cancelled(cancelled: &mut broadcast::Receiver<ImageName>, name: &ImageName) {
+    loop {
+        match cancelled.recv().await {
+            Ok(other) if other != *name => {}
+            // Whoever cancels says it again and again.
+            Err(RecvError::Lagged(_)) => {}
+            Ok(_) => return,
+            Err(RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Ends an import that is under way here, and keeps others from beginning.
+async fn end_import<'a>(cluster: &'a Cluster, name: &ImageName) -> Result<Hold<'a>, Problem> {
+    let begun = Instant::now();
+    loop {
+        if let Some(hold) = cluster.index.begin_import(name) {
+            return Ok(hold);
+        }
+        if begun.elapsed() > END_DEADLINE {
+            let why = format!(
+                "its import, or another deletion of it, has not ended within {} s",
+                END_DEADLINE.as_secs()
+            );
+            return Err(
+                Problem::unavailable(format!("can't delete image {name}"), why).next("try again")
+            );
+        }
+        // Nobody hears it where another deletion is under way.
+        let _ = cluster.cancelled_imports.send(name.clone());
+        tokio::time::sleep(END_AGAIN).await;
+    }
+}
+
 /// Continues imports whose answers were lost. This runs until the controller ends.
 pub async fn settle_imports(cluster: Arc<Cluster>) {
+    // An import may take hours; the others do not wait for it.
+    let mut running = JoinSet::new();
     loop {
         match cluster.records.list::<ImageRecord>("images/").await {
             Ok(records) => {
-                let pending = records.into_iter().filter(|record| record.import.is_some());
-                join_all(pending.map(|record| settle_import(&cluster, record.name))).await;
+                for record in records.into_iter().filter(|record| record.import.is_some()) {
+                    let cluster = Arc::clone(&cluster);
+                    running.spawn(async move { settle_import(&cluster, record.name).await });
+                }
             }
             Err(problem) => tracing::warn!("can't list the imports: {problem}"),
         }
         tokio::time::sleep(cluster.timing.monitor).await;
+        while running.try_join_next().is_some() {}
     }
 }
 
@@ -315,12 +377,9 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
             return Err(Problem::conflict(format!("can't delete image {name}"), why));
         }
     }
-    let Some(_importing) = cluster.index.begin_import(name) else {
-        let why = "it is being imported";
-        return Err(Problem::conflict(format!("can't delete image {name}"), why)
-            .next("try again when it has ended"));
-    };
-    let is_taken = cluster.records.read::<ImageRecord>(&image_key(name)).await?.is_some();
+    let _importing = end_import(cluster, name).await?;
+    let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
+    let is_taken = record.is_some();
     let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);
     if found.is_empty() && !is_taken {
@@ -333,7 +392,15 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
     }
     // The image with the most dependants comes first. If its deletion is refused, no copy has been deleted yet.
     found.sort_by_key(|found| std::cmp::Reverse(found.info.children));
-    for Found { host, .. } in found {
+    let mut hosts: Vec<HostId> = found.into_iter().map(|found| found.host).collect();
+    if let Some(import) = record.and_then(|record| record.import)
+        && cluster.hosts.get(&import.host).is_ok()
+        && !hosts.contains(&import.host)
+    {
+        // It may not have ended its part of the import yet.
+        hosts.push(import.host);
+    }
+    for host in hosts {
         let host = reachable(cluster, &host)?;
         match host.volume.delete(&format!("/v1/images/{name}")).await {
             Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),

@@ -14,6 +14,11 @@ use serde::de::DeserializeOwned;
 /// The client closes a connection that was not used for this long.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
+/// For requests that take as long as they need.
+const WHOLE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A server that works tells its progress several times a second.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
 /// Calls one server; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -137,11 +142,23 @@ impl Client {
         &self,
         path: &str,
         body: &impl Serialize,
-        mut told: impl FnMut(Progress),
+        told: impl FnMut(Progress),
     ) -> Result<T, Problem> {
-        let request = self.http.post(self.url(path)).timeout(Duration::from_secs(24 * 3600));
-        let response = self.check(self.run(request.json(body)).await?).await?;
-        let done = self.lines(response, |step| match step {
+        self.hear_long(path, body, told).await?
+    }
+
+    /// As [`Client::post_long`], and tells the server's own failure of the work, which is the inner error,
+    /// from an answer that was lost. There is no limit for the whole, but the server must go on telling.
+    pub async fn hear_long<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        mut told: impl FnMut(Progress),
+    ) -> Result<Result<T, Problem>, Problem> {
+        let request = self.http.post(self.url(path)).timeout(WHOLE_MAX);
+        let first = tokio::time::timeout(SILENCE_MAX, self.run(request.json(body)));
+        let response = self.check(first.await.map_err(|_| self.silent())??).await?;
+        let done = self.lines(response, SILENCE_MAX, |step| match step {
             Step::Progress(progress) => {
                 told(progress);
                 None
@@ -149,11 +166,15 @@ impl Client {
             Step::Done(result) => Some(Ok(result)),
             Step::Failed(problem) => Some(Err(problem)),
         });
-        done.await?.unwrap_or_else(|| {
+        done.await?.ok_or_else(|| {
             let what = format!("no answer from {}", self.address);
-            Err(Problem::unavailable(what, "the answer ended before the work was done")
-                .next(&self.hint))
+            Problem::unavailable(what, "the answer ended before the work was done").next(&self.hint)
         })
+    }
+
+    fn silent(&self) -> Problem {
+        let why = format!("it has told nothing of its work for {} s", SILENCE_MAX.as_secs());
+        Problem::unavailable(format!("no answer from {}", self.address), why).next(&self.hint)
     }
 
     /// Passes on each line of a long answer when it arrives.
@@ -163,7 +184,7 @@ impl Client {
         mut take: impl FnMut(T),
     ) -> Result<(), Problem> {
         let response = self.get_response(path).await?;
-        let taken = self.lines(response, |line| {
+        let taken = self.lines(response, WHOLE_MAX, |line| {
             take(line);
             None::<()>
         });
@@ -174,10 +195,14 @@ impl Client {
     async fn lines<T: DeserializeOwned, R>(
         &self,
         mut response: Response,
+        silence_max: Duration,
         mut take: impl FnMut(T) -> Option<R>,
     ) -> Result<Option<R>, Problem> {
         let mut text = Vec::new();
-        while let Some(received) = response.chunk().await.map_err(|e| self.unavailable(&e))? {
+        loop {
+            let chunk = tokio::time::timeout(silence_max, response.chunk()).await;
+            let received = chunk.map_err(|_| self.silent())?.map_err(|e| self.unavailable(&e))?;
+            let Some(received) = received else { return Ok(None) };
             text.extend_from_slice(&received);
             let mut done = 0;
             while let Some(length) = text[done..].iter().position(|byte| *byte == b'\n') {
@@ -191,7 +216,6 @@ impl Client {
             }
             text.drain(..done);
         }
-        Ok(None)
     }
 
     async fn json<T: DeserializeOwned>(

@@ -6,8 +6,8 @@
 //! |---|---|---|
 //! | `GET /pool` | | [`PoolInfo`] |
 //! | `GET /images`, `GET /images/{image}` | | [`ImageInfo`] |
-//! | `POST /images` | [`ImportImage`] | [`ImageInfo`] |
-//! | `DELETE /images/{image}` | | |
+//! | `POST /images` | [`ImportImage`] | lines of [`Step`] of [`ImageInfo`]; it is stopped when the client leaves |
+//! | `DELETE /images/{image}` | | ends an import of it first |
 //! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
 //! | `POST /images/{image}/fill` | | lines of [`Step`] of [`ImageInfo`] |

@@ -2,13 +2,17 @@
 //!
 //! The source is converted into a temporary file beside the layers. Its blocks are scanned for data. Then
 //! the file is renamed, and the catalog records it as an image.
+//!
+//! An import may take as long as it needs while it makes progress. It ends when it makes none for
+//! [`Patience::progress`], or when it is stopped: because nobody waits for it, or because the image is deleted.
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_model::volume::{BLOCK_BYTES, ImageInfo, ImportImage};
 use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
@@ -27,8 +31,19 @@ use super::pool::Pool;
 use super::volume::io_problem;
 use super::work::Work;
 
-/// How long `qemu-img info` may take. The source may be on another host that does not answer.
-const INFO_DEADLINE: Duration = Duration::from_secs(60);
+/// How long an import waits for its source, which may be on another host that does not answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// For `qemu-img info`, which reads some sectors.
+    pub(super) info: Duration,
+    /// For `qemu-img convert`, without progress.
+    pub(super) progress: Duration,
+}
+
+const PATIENCE: Patience =
+    Patience { info: Duration::from_secs(60), progress: Duration::from_secs(5 * 60) };
+/// How often an import looks whether it makes progress or is stopped.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 const SECTOR_BYTES: u64 = 512;
 
 /// The fields of `qemu-img info` that matter here.
@@ -86,29 +101,42 @@ impl Pool {
     /// already has an image with this name and the requested layer id.
     ///
     /// # Errors
-    /// A conflict when the name or layer is taken; invalid when the source is not a complete image; no
-    /// space; unavailable when the other host does not answer.
+    /// A conflict when the name or layer is taken, or when the import is stopped; invalid when the source is
+    /// not a complete image; no space; unavailable when the source does not answer.
     pub async fn import_image(
         self: &Arc<Self>,
         request: ImportImage,
+        work: &Arc<Work>,
+    ) -> Result<ImageInfo, Problem> {
+        self.import_within(PATIENCE, request, work).await
+    }
+
+    pub(super) async fn import_within(
+        self: &Arc<Self>,
+        patience: Patience,
+        request: ImportImage,
+        work: &Arc<Work>,
     ) -> Result<ImageInfo, Problem> {
         let what = format!("can't import {} as image {}", request.source, request.name);
+        let importing = self.imports.begin(&request.name, work);
         let layer = request.layer.unwrap_or_else(|| LayerId(Uuid::new_v4()));
         if self.is_imported(&what, &request.name, layer).await? {
             return self.image_info(&request.name).await;
         }
         let source = parse_source(&what, &request.source)?;
-        let info = inspect(&what, &source).await?;
+        let info = inspect(&what, &source, patience.info, work).await?;
         let size_bytes = Self::layer_size(&what, info.virtual_size)?;
+        work.expect(size_bytes);
         let temp = TempFile(self.layers_dir().join(format!("import-{}.tmp", Uuid::new_v4())));
-        convert(&what, &source, &info.format, &temp.0).await?;
+        convert(&what, &source, &info.format, &temp.0, patience.progress, work).await?;
 
         let guard = Arc::clone(&self.changes).lock_owned().await;
         if !self.is_imported(&what, &request.name, layer).await? {
-            let (pool, name) = (Arc::clone(self), request.name.clone());
+            let (pool, name, work) = (Arc::clone(self), request.name.clone(), Arc::clone(work));
             blocking(move || {
-                let _guard = guard;
-                pool.adopt(&what, &temp, size_bytes, &name, layer)
+                // Also when nobody waits any more: whoever deletes the image waits for this.
+                let (_importing, _guard) = (importing, guard);
+                pool.adopt(&what, &temp, size_bytes, &name, layer, &work)
             })
             .await?;
         }
@@ -150,12 +178,13 @@ impl Pool {
         size_bytes: u64,
         name: &ImageName,
         layer: LayerId,
+        work: &Work,
     ) -> Result<(), Problem> {
         let made = || -> std::io::Result<u64> {
             let data = File::options().read(true).write(true).open(&temp.0)?;
             data.set_len(size_bytes)?;
             let data = DiskFile::from(data);
-            let states = scan(&data, size_bytes)?;
+            let states = scan(&data, size_bytes, work)?;
             data.sync_created()?;
             // The map goes to the directory that has the data file.
             std::fs::rename(&temp.0, self.layers_dir().join(data_name(layer)))?;
@@ -165,12 +194,12 @@ impl Pool {
             // The checksums are computed now, while the data is in memory, and not while clients boot.
             let sealed = Layer::open(&*self.files, layer, size_bytes, false);
             let sealed = sealed.map_err(std::io::Error::other)?;
-            checksums::make(&*self.files, &sealed, &Work::default())?;
+            checksums::make(&*self.files, &sealed, work)?;
             Ok(states.data_bytes())
         };
         let data_bytes = made().map_err(|error| {
             self.remove_layers(&[layer]);
-            io_problem(what, &error.into())
+            if work.is_stopped() { stopped(what) } else { io_problem(what, &error.into()) }
         })?;
         let row = LayerRow::new(layer, size_bytes, None);
         let row = LayerRow { data_bytes: Some(data_bytes), ..row };
@@ -213,15 +242,86 @@ impl Source {
     }
 }
 
-async fn qemu_img(what: &str, command: &mut Command) -> Result<Output, Problem> {
-    command.stdin(Stdio::null()).kill_on_drop(true).output().await.map_err(|error| {
+/// Runs `qemu-img` until it ends, the import is stopped, or there was no progress for too long.
+async fn qemu_img(
+    what: &str,
+    command: &mut Command,
+    writes: Option<&Path>,
+    silence_max: Duration,
+    work: &Work,
+) -> Result<Output, Problem> {
+    let cannot_run = |error: std::io::Error| {
         Problem::internal(what, format!("can't run qemu-img: {error}"))
             .next("install the package qemu-utils")
-    })
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let process = command.spawn().map_err(cannot_run)?;
+    let pid = process.id();
+    let mut output = std::pin::pin!(process.wait_with_output());
+    let (mut seen, mut since) = (Footprint::default(), Instant::now());
+    loop {
+        if let Ok(output) = tokio::time::timeout(LOOK_EVERY, &mut output).await {
+            return output.map_err(cannot_run);
+        }
+        let now = Footprint::of(pid, writes);
+        let written_bytes = now.written_bytes.saturating_sub(seen.written_bytes);
+        work.step(written_bytes).map_err(|_| stopped(what))?;
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        } else if since.elapsed() > silence_max {
+            return Err(no_progress(what, silence_max));
+        }
+    }
+}
+
+/// What changes while `qemu-img` makes progress.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Footprint {
+    /// Space of its file on the disk.
+    written_bytes: u64,
+    /// It reads also where it writes nothing, because there are only zeros.
+    cpu_ticks: u64,
+}
+
+impl Footprint {
+    fn of(pid: Option<u32>, writes: Option<&Path>) -> Self {
+        let file = writes.and_then(|path| std::fs::metadata(path).ok());
+        let stat = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
+        Self {
+            written_bytes: file.map_or(0, |file| file.blocks() * SECTOR_BYTES),
+            cpu_ticks: stat.and_then(|stat| cpu_ticks(&stat)).unwrap_or(0),
+        }
+    }
+}
+
+/// `utime` and `stime` of proc(5), the 14th and 15th field of `/proc/PID/stat`.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The second field is the program's name, in parentheses.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some(field(14)? + field(15)?)
+}
+
+fn no_progress(what: &str, silence_max: Duration) -> Problem {
+    let why = format!("its source has sent nothing for {} s", silence_max.as_secs());
+    Problem::unavailable(what, why).next(
+        "check that the source answers: for an nbd:// address, that an NBD server runs there and that the \
+         network lets this host connect to it; for a file, its disk or file server. Then import it again",
+    )
+}
+
+fn stopped(what: &str) -> Problem {
+    Problem::conflict(what, "it was stopped, because the image was deleted or nobody waited for it")
+        .next("import it again if it is still wanted")
 }
 
 /// Refuses a source that is not an image, or that refers to other files of the machine.
-async fn inspect(what: &str, source: &Source) -> Result<SourceInfo, Problem> {
+async fn inspect(
+    what: &str,
+    source: &Source,
+    silence_max: Duration,
+    work: &Work,
+) -> Result<SourceInfo, Problem> {
     let mut command = Command::new("qemu-img");
     command.args(["info", "--output=json"]);
     if matches!(source, Source::Nbd(_)) {
@@ -229,13 +329,7 @@ async fn inspect(what: &str, source: &Source) -> Result<SourceInfo, Problem> {
         command.args(["-f", "raw"]);
     }
     command.arg(source.argument());
-    let run = tokio::time::timeout(INFO_DEADLINE, qemu_img(what, &mut command));
-    let output = run.await.map_err(|_| {
-        Problem::unavailable(
-            what,
-            format!("qemu-img did not end within {} s", INFO_DEADLINE.as_secs()),
-        )
-    })??;
+    let output = qemu_img(what, &mut command, None, silence_max, work).await?;
     if !output.status.success() {
         let kind = match source {
             Source::File(_) => ProblemKind::Invalid,
@@ -289,10 +383,17 @@ fn check_raw_file(what: &str, path: &Path) -> Result<(), Problem> {
     .next("`qemu-img info FILE` shows the format that qemu-img detects"))
 }
 
-async fn convert(what: &str, source: &Source, format: &str, to: &Path) -> Result<(), Problem> {
+async fn convert(
+    what: &str,
+    source: &Source,
+    format: &str,
+    to: &Path,
+    silence_max: Duration,
+    work: &Work,
+) -> Result<(), Problem> {
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-f", format, "-O", "raw"]).arg(source.argument()).arg(to);
-    let output = qemu_img(what, &mut command).await?;
+    let output = qemu_img(what, &mut command, Some(to), silence_max, work).await?;
     if output.status.success() {
         return Ok(());
     }
@@ -312,23 +413,30 @@ fn said(output: &Output) -> String {
 
 /// Finds the blocks of a sparse file that are data. Blocks of zeros are freed: an image has no parent, so
 /// an absent block also reads as zeros.
-fn scan(file: &DiskFile, size_bytes: u64) -> std::io::Result<BlockStates> {
+fn scan(file: &DiskFile, size_bytes: u64, work: &Work) -> std::io::Result<BlockStates> {
     let states = BlockStates::new(size_bytes / BLOCK_BYTES);
     let mut at = 0;
     while let Some(extent) = file.next_data(at)? {
         let start = extent.start - extent.start % BLOCK_BYTES;
         let end = extent.end.next_multiple_of(BLOCK_BYTES).min(size_bytes);
-        scan_extent(file, start..end, &states)?;
+        work.step(0)?;
+        scan_extent(file, start..end, &states, work)?;
         at = end;
     }
     Ok(states)
 }
 
-fn scan_extent(file: &DiskFile, extent: Range<u64>, states: &BlockStates) -> std::io::Result<()> {
+fn scan_extent(
+    file: &DiskFile,
+    extent: Range<u64>,
+    states: &BlockStates,
+    work: &Work,
+) -> std::io::Result<()> {
     const CHUNK_BYTES: u64 = 1 << 20;
     const ZEROS: [u8; 4096] = [0; 4096];
     let mut buffer = vec![0; index(CHUNK_BYTES)];
     for start in (extent.start..extent.end).step_by(index(CHUNK_BYTES)) {
+        work.step(0)?;
         let chunk = &mut buffer[..index(CHUNK_BYTES.min(extent.end - start))];
         file.read_at(start, chunk)?;
         for (block, bytes) in (start / BLOCK_BYTES..).zip(chunk.chunks(ZEROS.len())) {

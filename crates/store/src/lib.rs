@@ -19,7 +19,7 @@
 //! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
 //! | a volume gets another home, or comes from one | `homes`, `arrive` |
-//! | creating, cloning, sealing, deleting | `lifecycle`, `import` |
+//! | creating, cloning, sealing, deleting | `lifecycle`, `import`, `imports` |
 //! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | the space on the disk of volumes, images and tenants | `space` |
@@ -46,6 +46,7 @@ pub mod fuzzing;
 mod head;
 mod homes;
 mod import;
+mod imports;
 mod keeper;
 mod layer;
 mod leases;

@@ -312,15 +312,16 @@ impl Pool {
     /// # Errors
     /// A conflict, with their names, when volumes or images depend on it.
     pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
+        let was_imported = self.imports.stop(name).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, name) = (Arc::clone(self), name.clone());
         blocking(move || {
             let _guard = guard;
             let what = format!("can't delete image {name}");
-            let layer =
-                pool.catalog.image(&name).map_err(failed(&what))?.ok_or_else(|| {
-                    Problem::not_found(&what, "there is no such image in this pool")
-                })?;
+            let Some(layer) = pool.catalog.image(&name).map_err(failed(&what))? else {
+                let why = "there is no such image in this pool";
+                return if was_imported { Ok(()) } else { Err(Problem::not_found(&what, why)) };
+            };
             let children = pool.catalog.dependants(layer).map_err(failed(&what))?;
             if !children.is_empty() {
                 let verb = if children.len() == 1 { "depends" } else { "depend" };

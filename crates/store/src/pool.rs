@@ -25,6 +25,7 @@ use super::copy::{LayerCopy, Waiting};
 use super::directories::Directories;
 use super::files::LayerFiles;
 use super::head::{Head, HeadHome};
+use super::imports::Imports;
 use super::layer::{Layer, LayerError, live_name};
 use super::remote::{Connector, RemoteParent};
 use super::session::{OwnDevice, SealedDevice, SumsDevice};
@@ -74,6 +75,7 @@ pub struct Pool {
     /// Notified when a copy is to be completed.
     pub(super) to_fill: Notify,
     waiting: Arc<Waiting>,
+    pub(super) imports: Arc<Imports>,
     /// Keeps other servers out.
     _lock: Flock<File>,
 }
@@ -193,6 +195,7 @@ impl Pool {
             sealed: Notify::new(),
             to_fill: Notify::new(),
             waiting: Arc::default(),
+            imports: Arc::default(),
             _lock: locked.lock,
         }
     }

@@ -38,6 +38,10 @@ impl Work {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
     pub(super) fn expect(&self, bytes: u64) {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -45,7 +49,7 @@ impl Work {
     /// Counts finished bytes. Returns an error if the work should stop.
     pub(super) fn step(&self, bytes: u64) -> io::Result<()> {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.is_stopped() {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "it was interrupted"));
         }
         if let Some(stepped) = &self.stepped {

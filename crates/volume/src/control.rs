@@ -122,8 +122,9 @@ async fn list_images(State(control): Shared) -> Reply<Vec<ImageInfo>> {
 async fn import_image(
     State(control): Shared,
     Json(request): Json<ImportImage>,
-) -> Reply<ImageInfo> {
-    Ok(Json(control.pool.import_image(request).await?))
+) -> Result<Response, Failure> {
+    let pool = control.pool.clone();
+    long::follow(move |work| async move { pool.import_image(request, &work).await })
 }
 
 async fn image_info(State(control): Shared, Named(image): Named<ImageName>) -> Reply<ImageInfo> {

@@ -30,7 +30,8 @@ impl Control {
     pub fn import(&self, image: &str, file: &Path) -> Result<()> {
         let source = file.display().to_string();
         let body = ImportImage { name: image.parse()?, source, layer: None };
-        let _: ImageInfo = self.runtime.block_on(self.client.post("/v1/images", &body))?;
+        let _: ImageInfo =
+            self.runtime.block_on(self.client.post_long("/v1/images", &body, |_| {}))?;
         Ok(())
     }
 

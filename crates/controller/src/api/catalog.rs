@@ -5,7 +5,7 @@ use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
-use perigee_model::{ImageName, VolumeName};
+use perigee_model::{ImageName, Problem, VolumeName};
 
 use super::{Name, Shared, json};
 use crate::{catalog, images, volume_moves};
@@ -24,7 +24,9 @@ pub async fn import_image(
     State(cluster): Shared,
     Json(new): Json<NewImage>,
 ) -> Reply<ClusterImage> {
-    json(images::import(&cluster, new).await?)
+    // In a task of its own, because a client that disconnects must not end an import.
+    let import = tokio::spawn(async move { images::import(&cluster, new).await });
+    json(import.await.map_err(|e| Problem::internal("can't import an image", e))??)
 }
 
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),

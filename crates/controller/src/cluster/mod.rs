@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use perigee_model::{JobId, Problem, VmId, VolumeName};
-use tokio::sync::{Notify, mpsc};
+use perigee_model::{ImageName, JobId, Problem, VmId, VolumeName};
+use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::files;
 use crate::records::{
@@ -26,7 +26,7 @@ use crate::store::SqliteStore;
 
 pub use capacity::{Counters, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known, state_of};
-pub use index::holds::Detachment;
+pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, demand_of};
 pub use links::{Ask, Links, Local};
 use taught::Taught;
@@ -80,6 +80,8 @@ pub struct Cluster {
     pub counters: Counters,
     /// Wakes the cleaner.
     pub clean_now: Notify,
+    /// Images whose import is to end, because they are deleted.
+    pub cancelled_imports: broadcast::Sender<ImageName>,
     wanted: mpsc::UnboundedSender<Wanted>,
     /// The lock that keeps other controllers out of the state directory.
     lock: Mutex<Option<File>>,
@@ -115,6 +117,7 @@ impl Cluster {
             wakes: Wakes::default(),
             counters: Counters::default(),
             clean_now: Notify::new(),
+            cancelled_imports: broadcast::Sender::new(16),
             wanted,
             lock: Mutex::new(Some(lock)),
         }))

@@ -23,7 +23,7 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, ImageSource, ImportImage, IoStats,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, ImageSource, ImportImage, IoStats, Step,
     VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
@@ -67,6 +67,12 @@ pub struct Inside {
     pub loses_answers: bool,
     /// Every import is refused.
     pub refuses_imports: bool,
+    /// Every import is under way and does not end.
+    pub imports_hang: bool,
+    /// The sources of imports do not answer.
+    pub has_silent_sources: bool,
+    /// How many imports have ended.
+    pub imports: u32,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
     /// As an agent of before: it tells no changes.
@@ -515,13 +521,24 @@ async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<
 }
 
 /// Takes its time, so that two at once meet.
-async fn import_image(State(inside): Shared, Json(new): Json<ImportImage>) -> Reply<ImageInfo> {
+async fn import_image(
+    State(inside): Shared,
+    Json(new): Json<ImportImage>,
+) -> Result<String, Failure> {
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    while inside.lock().expect("lock").imports_hang {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let layer = new.layer.expect("the controller names the layer");
     let info = ImageInfo { name: new.name.clone(), layer, ..image() };
     let mut inside = inside.lock().expect("lock");
+    inside.imports += 1;
     if inside.refuses_imports {
         return Err(Problem::not_found("import", "there is no such file").into());
+    }
+    let step = |step: Step<ImageInfo>| serde_json::to_string(&step).expect("JSON") + "\n";
+    if inside.has_silent_sources {
+        return Ok(step(Step::Failed(Problem::unavailable("import", "its source is silent"))));
     }
     if let Some(present) = inside.images.get(&new.name) {
         assert_eq!(present.layer, layer, "an import that is asked for again has the same layer");
@@ -530,7 +547,7 @@ async fn import_image(State(inside): Shared, Json(new): Json<ImportImage>) -> Re
     if inside.loses_answers {
         return Err(Problem::unavailable("import", "the answer is lost").into());
     }
-    Ok(Json(info))
+    Ok(step(Step::Done(info)))
 }
 
 async fn copy_image(

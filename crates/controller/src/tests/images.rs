@@ -192,3 +192,41 @@ async fn an_import_that_cannot_be_done_any_more_frees_its_name() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn deleting_an_image_that_is_being_imported_ends_its_import() {
+    let lab = Lab::up().await;
+    lab.home.inside().imports_hang = true;
+    let host = Some(lab.home.id.clone());
+    let new =
+        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    let (cluster, first) = (std::sync::Arc::clone(&lab.cluster), new("nbd://nobody"));
+    let import = tokio::spawn(async move { images::import(&cluster, first).await });
+    let key = image_key(&name("db"));
+    wait_for("the name to be taken", async || {
+        lab.cluster.records.read::<ImageRecord>(&key).await.expect("read")
+    })
+    .await;
+    images::delete(&lab.cluster, &name("db")).await.expect("delete");
+    let ended = import.await.expect("no panic").expect_err("it was deleted");
+    assert!(ended.why.contains("was deleted"), "{ended}");
+    lab.home.inside().imports_hang = false;
+    images::import(&lab.cluster, new("/b")).await.expect("the name is free");
+}
+
+#[tokio::test]
+async fn an_import_whose_source_is_silent_is_not_tried_for_ever() {
+    let lab = Lab::up().await;
+    lab.home.inside().has_silent_sources = true;
+    let host = Some(lab.home.id.clone());
+    let new =
+        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    let failed = images::import(&lab.cluster, new("nbd://nobody")).await.expect_err("no source");
+    assert_eq!(failed.why, "its source is silent");
+    let key = image_key(&name("db"));
+    let record = lab.cluster.records.read::<ImageRecord>(&key).await.expect("read");
+    assert!(record.is_none(), "nobody tries it again");
+    assert_eq!(lab.home.inside().imports, 1);
+    lab.home.inside().has_silent_sources = false;
+    images::import(&lab.cluster, new("/b")).await.expect("the name is free");
+}

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_model::job::{ClusterImage, NewImage};
@@ -11,8 +12,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Context;
-use crate::commands::{Server, check, controller_client, pool_server};
+use crate::commands::{Server, check, controller_client, controller_client_within, pool_server};
 use crate::output::{self, Column};
+
+/// An import takes as long as it needs. The controller ends one that makes no progress.
+const IMPORT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -136,14 +140,17 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             match pool.pool {
                 Some(pool) => {
                     let body = ImportImage { name, source, layer: None };
+                    let server = pool_server(&pool).await?;
                     let image: ImageInfo =
-                        pool_server(&pool).await?.post("/v1/images", &body).await?;
+                        output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
+                            .await?;
                     output::one(format, &image, LOCAL)
                 }
                 None => {
                     let body = NewImage { name, source, host };
-                    let image: ClusterImage =
-                        controller_client(context)?.post("/v1/images", &body).await?;
+                    let image: ClusterImage = controller_client_within(context, IMPORT_MAX)?
+                        .post("/v1/images", &body)
+                        .await?;
                     output::one(format, &image, CLUSTER)
                 }
             }

@@ -34,6 +34,11 @@ use crate::Context;
 
 /// A client of the controller. Its errors say how to start a controller or name another one.
 pub fn controller_client(context: &Context) -> Result<Client, Problem> {
+    controller_client_within(context, Duration::from_secs(120))
+}
+
+/// For a request whose answer may take this long.
+pub fn controller_client_within(context: &Context, wait: Duration) -> Result<Client, Problem> {
     if let Some(path) = context.api.strip_prefix("unix:")
         && !Path::new(path).exists()
     {
@@ -43,7 +48,7 @@ pub fn controller_client(context: &Context) -> Result<Client, Problem> {
         )
         .next(NO_CONTROLLER));
     }
-    Ok(Client::new(&context.api, Duration::from_secs(120))?.hint(NO_CONTROLLER))
+    Ok(Client::new(&context.api, wait)?.hint(NO_CONTROLLER))
 }
 
 const NO_CONTROLLER: &str =

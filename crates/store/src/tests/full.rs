@@ -46,10 +46,12 @@ async fn an_import_into_a_full_pool_fails_and_leaves_nothing() {
         let source = source.to_str().unwrap().to_owned();
         ImportImage { name: image_name(name), source, layer: None }
     };
-    let problem = pool.import_image(import("large", 6)).await.unwrap_err();
+    let problem = pool.import_image(import("large", 6), &Arc::default()).await.unwrap_err();
     assert_eq!(problem.kind, ProblemKind::NoSpace, "{problem}");
     assert_eq!(std::fs::read_dir(disk.path().join("layers")).unwrap().count(), 0);
-    pool.import_image(import("small", 1)).await.expect("there is room for this one");
+    pool.import_image(import("small", 1), &Arc::default())
+        .await
+        .expect("there is room for this one");
 }
 
 #[tokio::test]

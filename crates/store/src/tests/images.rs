@@ -1,11 +1,14 @@
 //! Images: what `qemu-img` brings in, and what is refused.
 
-use std::process::Command;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 use perigee_model::volume::{ImportImage, VolumeSource};
 use perigee_model::{LayerId, ProblemKind};
 
 use super::*;
+use crate::import::Patience;
 
 fn qemu_img(arguments: &[&str]) {
     let output = Command::new("qemu-img").args(arguments).output().expect("qemu-utils is there");
@@ -37,7 +40,7 @@ async fn a_qcow2_image_reads_as_it_did_and_takes_the_space_of_its_data() {
 
     let pool = open_real(&dir.path().join("pool")).await;
     for (name, source) in [("r", &raw), ("q", &qcow2)] {
-        let info = pool.import_image(import(name, source)).await.unwrap();
+        let info = pool.import_image(import(name, source), &Arc::default()).await.unwrap();
         assert_eq!(info.size_bytes, expected.len() as u64);
         assert_eq!(info.allocated_bytes, 4 * 4096, "two blocks at each end");
         assert_eq!(all(&pool.open_image(&image_name(name)).await.unwrap()).await, expected);
@@ -74,10 +77,12 @@ async fn what_is_no_image_of_its_own_is_refused() {
         ("flat.vmdk", ProblemKind::Invalid),
         ("broken", ProblemKind::Invalid),
     ] {
-        let problem = pool.import_image(import("i", &path(source))).await.unwrap_err();
+        let problem =
+            pool.import_image(import("i", &path(source)), &Arc::default()).await.unwrap_err();
         assert_eq!(problem.kind, kind, "{source}: {problem}");
     }
-    let relative = pool.import_image(import("i", Path::new("json:{}"))).await.unwrap_err();
+    let relative =
+        pool.import_image(import("i", Path::new("json:{}")), &Arc::default()).await.unwrap_err();
     assert_eq!(relative.kind, ProblemKind::Invalid);
     assert!(pool.images().await.unwrap().is_empty());
     assert_eq!(std::fs::read_dir(path("pool").join("layers")).unwrap().count(), 0);
@@ -95,12 +100,113 @@ async fn the_same_layer_twice_is_one_and_a_taken_name_is_a_conflict() {
     let pool = open_real(&dir.path().join("pool")).await;
     let layer = LayerId(Uuid::from_u128(42));
     let request = ImportImage { layer: Some(layer), ..import("i", &source) };
-    let first = pool.import_image(request.clone()).await.unwrap();
+    let first = pool.import_image(request.clone(), &Arc::default()).await.unwrap();
     assert_eq!(first.layer, layer);
-    let again = pool.import_image(request.clone()).await.unwrap();
+    let again = pool.import_image(request.clone(), &Arc::default()).await.unwrap();
     assert_eq!(again.layer, first.layer);
-    let other_layer = pool.import_image(import("i", &source)).await.unwrap_err();
+    let other_layer = pool.import_image(import("i", &source), &Arc::default()).await.unwrap_err();
     assert_eq!(other_layer.kind, ProblemKind::Conflict);
     let other_name = ImportImage { name: image_name("j"), ..request };
-    assert_eq!(pool.import_image(other_name).await.unwrap_err().kind, ProblemKind::Conflict);
+    assert_eq!(
+        pool.import_image(other_name, &Arc::default()).await.unwrap_err().kind,
+        ProblemKind::Conflict
+    );
+}
+
+/// Blocks of QEMU behind an NBD address.
+struct Exported(Child);
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn export(blocks: &[&str]) -> (Exported, String) {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port},max-connections=0");
+    let mut command = Command::new("qemu-storage-daemon");
+    command.args(blocks).args(["--nbd-server", &server]);
+    command.args(["--export", "nbd,id=e,node-name=blocks,name=disk"]);
+    let daemon = Exported(command.spawn().expect("qemu-storage-daemon is there"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < deadline, "waited 60 s for the NBD server");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    (daemon, format!("nbd://127.0.0.1:{port}/disk"))
+}
+
+/// A disk that answers no read.
+fn stalled() -> (Exported, String) {
+    let disk = "null-co,node-name=blocks,size=67108864,read-zeroes=off,latency-ns=1000000000000";
+    export(&["--blockdev", disk])
+}
+
+fn from(source: String) -> ImportImage {
+    ImportImage { name: image_name("i"), source, layer: None }
+}
+
+fn seconds(info: u64, progress: u64) -> Patience {
+    let [info, progress] = [info, progress].map(Duration::from_secs);
+    Patience { info, progress }
+}
+
+#[tokio::test]
+async fn an_import_whose_source_answers_nothing_ends_and_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(&dir.path().join("pool")).await;
+    let black_hole = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("nbd://{}/disk", black_hole.local_addr().unwrap());
+    let (_daemon, stalled) = stalled();
+    for (source, patience) in [(silent, seconds(1, 600)), (stalled, seconds(600, 1))] {
+        let work = Arc::default();
+        let import = pool.import_within(patience, from(source.clone()), &work);
+        let problem = import.await.unwrap_err();
+        assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
+        assert!(problem.what.contains(&source), "{problem}");
+        assert!(problem.why.contains("has sent nothing for 1 s"), "{problem}");
+        assert!(problem.next.contains("check that the source answers"), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn an_import_that_makes_progress_has_no_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(&dir.path().join("pool")).await;
+    let raw = dir.path().join("i.raw");
+    std::fs::write(&raw, vec![7; 60 << 20]).unwrap();
+    let file = format!("file,node-name=file,filename={}", text(&raw));
+    let group = "throttle-group,id=slow,x-bps-total=4194304";
+    let slow = "throttle,node-name=blocks,throttle-group=slow,file=file";
+    let (_daemon, source) = export(&["--object", group, "--blockdev", &file, "--blockdev", slow]);
+    let begun = Instant::now();
+    let patience = seconds(600, 10);
+    let info = pool.import_within(patience, from(source), &Arc::default()).await.unwrap();
+    assert_eq!(info.allocated_bytes, 60 << 20);
+    assert!(begun.elapsed() > patience.progress, "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn deleting_an_image_that_is_being_imported_ends_the_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(&dir.path().join("pool")).await;
+    let (_daemon, source) = stalled();
+    let importing = Arc::clone(&pool);
+    let import =
+        tokio::spawn(async move { importing.import_image(from(source), &Arc::default()).await });
+    let layers = dir.path().join("pool/layers");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while std::fs::read_dir(&layers).unwrap().count() == 0 {
+        assert!(Instant::now() < deadline, "waited 60 s for the import to begin");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    pool.delete_image(&image_name("i")).await.unwrap();
+    let problem = import.await.unwrap().unwrap_err();
+    assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
+    assert!(problem.why.contains("the image was deleted"), "{problem}");
+    assert_eq!(std::fs::read_dir(&layers).unwrap().count(), 0, "nothing is left");
+    let again = pool.delete_image(&image_name("i")).await.unwrap_err();
+    assert_eq!(again.kind, ProblemKind::NotFound);
 }

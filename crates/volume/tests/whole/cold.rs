@@ -19,7 +19,8 @@ async fn clones_that_read_a_cold_image_at_once_read_it_from_the_disk_once() {
     std::fs::write(&file, sample(SIZE)).expect("a file");
     let name = ImageName::new("golden").expect("a name");
     let request = ImportImage { name, source: file, layer: None };
-    let image: ImageInfo = server.control.post("/v1/images", &request).await.expect("an image");
+    let image: ImageInfo =
+        server.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
     until("its checksums, which are made of all of it", async || {
         let report = server.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await;
         report.is_ok_and(|report: CheckReport| report.without_checksums.is_empty())

@@ -30,7 +30,7 @@ impl Source {
         std::fs::write(&file, sample(SIZE)).expect("a file");
         let name = ImageName::new("golden").expect("a name");
         let request = ImportImage { name, source: file.clone(), layer: None };
-        let image = home.control.post("/v1/images", &request).await.expect("an image");
+        let image = home.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
         Self { file, image, _dir: dir }
     }
 

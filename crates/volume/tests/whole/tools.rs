@@ -15,7 +15,7 @@ fn image_name(name: &str) -> ImageName {
 
 async fn import(server: &Server, name: &str, source: &str) -> ImageInfo {
     let request = ImportImage { name: image_name(name), source: source.into(), layer: None };
-    server.control.post("/v1/images", &request).await.expect("an image")
+    server.control.post_long("/v1/images", &request, |_| {}).await.expect("an image")
 }
 
 #[tokio::test(flavor = "multi_thread")]
