@@ -18,13 +18,21 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let mut volumes = BTreeMap::new();
     let hosts = cluster.hosts.up();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
-    for (host, answer) in hosts.iter().zip(join_all(asked).await) {
+    let answers = join_all(asked).await;
+    let records: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
+    let is_home = |name: &VolumeName, host: &HostId| {
+        records.iter().any(|record| record.name == *name && record.home == *host)
+    };
+    for (host, answer) in hosts.iter().zip(answers) {
         for info in or_silent(host, answer).into_iter().flatten() {
-            let view = view(cluster, &info.name, &host.id, Some(&seen(&info)), &jobs);
-            volumes.insert(info.name, view);
+            // A host that was removed may come back with a volume that has another home now.
+            if !volumes.contains_key(&info.name) || is_home(&info.name, &host.id) {
+                let view = view(cluster, &info.name, &host.id, Some(&seen(&info)), &jobs);
+                volumes.insert(info.name, view);
+            }
         }
     }
-    for record in cluster.records.list::<VolumeRecord>("volumes/").await? {
+    for record in records {
         // In the middle of a move, neither home may name it.
         let silent = !hosts.iter().any(|host| host.id == record.home)
             || cluster.index.is_changing_home(&record.name);

@@ -387,6 +387,25 @@ async fn a_volume_that_may_be_on_its_way_is_not_deleted() {
     assert!(refused.why.contains("moved"), "{refused}");
 }
 
+#[tokio::test]
+async fn the_move_of_a_volume_that_was_deleted_at_its_home_can_be_cancelled() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.stands_still = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for("the new home to be asked", async || {
+        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        shown.problem.contains("its home is silent").then_some(())
+    })
+    .await;
+    {
+        let mut cloud = lab.cloud.inside();
+        cloud.remove_residence(&data_volume());
+        cloud.volumes.remove(&data_volume());
+    }
+    volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
+}
+
 async fn down(lab: &Lab, host: &FakeHost) {
     host.inside().down = true;
     wait_for("the host to be unreachable", async || {

@@ -168,7 +168,15 @@ impl Run<'_> {
             return self.lost(format!("host {from} was removed, and the volume with it")).await;
         };
         if let Some(tenure) = self.record.value.tenure {
-            self.return_to(&from, tenure).await?;
+            match self.return_to(&from, tenure).await {
+                // Somebody deleted the volume there, or moved it without the controller.
+                Err(problem)
+                    if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) =>
+                {
+                    tracing::warn!("{}: {problem}", self.what());
+                }
+                done => done?,
+            }
         }
         let why = self.shown().problem.clone();
         self.end(VolumeMoveEvent::Returned, why).await?;

@@ -128,6 +128,11 @@ pub async fn cancel(cluster: &Cluster, volume: &VolumeName) -> Result<VolumeMove
 /// Has a move called off if it still can be.
 pub async fn call_off(cluster: &Cluster, record: &VolumeMoveRecord) -> Result<(), Problem> {
     let key = volume_move_intent_key(&record.shown.volume);
+    let intent: Option<VolumeMoveIntent> = cluster.records.read(&key).await?;
+    // Each write has the driver begin its step again.
+    if intent.is_some_and(|intent| intent.cancel == record.number) {
+        return Ok(());
+    }
     cluster.records.put(&key, &VolumeMoveIntent { cancel: record.number }).await
 }
 

@@ -50,7 +50,10 @@ pub fn routes() -> Router<std::sync::Arc<std::sync::Mutex<Inside>>> {
 }
 
 fn refused(why: HomeRefused) -> Failure {
-    Problem::conflict("move the volume", why).into()
+    match why {
+        HomeRefused::NotHere => Problem::not_found("move the volume", why).into(),
+        why => Problem::conflict("move the volume", why).into(),
+    }
 }
 
 impl Inside {
