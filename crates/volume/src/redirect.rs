@@ -27,7 +27,10 @@ impl PoolExports {
                 Ok(device) => {
                     if at != nbd_addr {
                         tracing::info!(%volume, from = nbd_addr, to = at, "the volume has moved");
-                        self.pool.attach(volume, &at).await?;
+                        // It may have come here meanwhile. Then it is found here by who looks again.
+                        self.pool.attach(volume, &at).await.map_err(|problem| {
+                            Problem::unavailable(problem.what, problem.why).next("open it again")
+                        })?;
                     }
                     return Ok(device);
                 }
