@@ -74,10 +74,6 @@ impl Host {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
-        let boot_id = std::fs::read_to_string(&config.boot_id).unwrap_or_else(|error| {
-            tracing::warn!(path = %config.boot_id.display(), %error, "a reboot will not be noticed");
-            String::new()
-        });
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
         Ok(Self {
@@ -92,7 +88,7 @@ impl Host {
             volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
             accelerator,
             qemu_version,
-            boot_id: boot_id.trim().to_owned(),
+            boot_id: perigee_http::boot_id(&config.boot_id),
             cpu_model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             user,
             has_cgroups,

@@ -34,9 +34,6 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Linux generates a new UUID at each boot.
-pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -57,7 +54,7 @@ pub struct Config {
     pub controller: Option<String>,
     /// The kernel to boot once to find out whether KVM works; by default the newest `/boot/vmlinuz-*`.
     pub probe_kernel: Option<PathBuf>,
-    /// The file with the id of this boot: [`BOOT_ID`]. Hosts that share a kernel have one file each.
+    /// The file with the id of this boot: [`perigee_http::boot_id`]. Hosts that share a kernel have one file each.
     pub boot_id: PathBuf,
 }
 

@@ -132,6 +132,11 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// The writer epoch of the session, if the device is one of a volume.
+    fn epoch(&self) -> Option<Epoch> {
+        None
+    }
+
     /// Reads `length_bytes` bytes from byte `offset` on, exactly as many as were asked for.
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>>;
 

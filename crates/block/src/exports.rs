@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use perigee_model::Problem;
 use perigee_model::client::Over;
+use perigee_model::{Epoch, Problem};
+use uuid::Uuid;
 
 use crate::lease::HostTag;
 use crate::logins::LoginGuard;
@@ -22,6 +23,44 @@ pub const CHECKSUMS_SUFFIX: &str = "@sums";
 /// layers below it.
 pub const OWN_SUFFIX: &str = "@own";
 
+/// What another host's server is told of its session on a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionHome {
+    /// The volume server that has the volume.
+    pub server: Uuid,
+    /// Which boot of its host this is: what was not flushed is lost with it. Empty: not known.
+    pub boot: String,
+    /// The writer epoch of the session.
+    pub epoch: Epoch,
+}
+
+/// Longest id of a boot.
+const BOOT_BYTES_MAX: usize = 64;
+
+impl SessionHome {
+    /// As it is sent: `SERVER EPOCH BOOT`.
+    pub fn told(&self) -> String {
+        let boot = &self.boot[..self.boot.floor_char_boundary(BOOT_BYTES_MAX)];
+        format!("{} {} {boot}", self.server, self.epoch)
+    }
+
+    /// `None` if it is something else.
+    pub fn parse(told: &str) -> Option<Self> {
+        let mut parts = told.splitn(3, ' ');
+        let server = parts.next()?.parse().ok()?;
+        let epoch = Epoch(parts.next()?.parse().ok()?);
+        let boot = parts.next().filter(|boot| boot.len() <= BOOT_BYTES_MAX)?;
+        Some(Self { server, boot: boot.to_owned(), epoch })
+    }
+
+    /// Whether the server's host has booted anew since. A volume that has moved to another server is
+    /// durable there.
+    pub fn was_rebooted_to(&self, now: &Self) -> bool {
+        let known = !self.boot.is_empty() && !now.boot.is_empty();
+        known && self.server == now.server && self.boot != now.boot
+    }
+}
+
 /// An opened export, for one connection.
 pub struct Export {
     /// What the requests of the connection go to. It may be changed while the export is open.
@@ -31,6 +70,8 @@ pub struct Export {
     pub read_only: bool,
     /// The counters of its requests.
     pub counters: Arc<Counters>,
+    /// Where the volume is, if it is one.
+    pub home: Option<SessionHome>,
 }
 
 /// The kind of client that opens an export.
@@ -63,5 +104,25 @@ pub trait Exports: Send + Sync + 'static {
     /// Records that a client uses an export, until the guard is dropped.
     fn log_in(&self, _name: &str, _over: Over, _peer: &str) -> Option<LoginGuard> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_volume_is_arrives_as_it_was_told() {
+        for boot in ["", "0b5d9e0c-6b0e-4d4c-9f8e-3c7d2f1a5b60", "a lab's 7"] {
+            let home = SessionHome {
+                server: Uuid::from_u128(7),
+                boot: boot.to_owned(),
+                epoch: Epoch(1 << 40 | 3),
+            };
+            assert_eq!(SessionHome::parse(&home.told()), Some(home));
+        }
+        for bad in ["", "x 1 a", "00000000-0000-0000-0000-000000000007 1"] {
+            assert_eq!(SessionHome::parse(bad), None, "{bad:?}");
+        }
     }
 }

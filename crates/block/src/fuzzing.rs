@@ -85,7 +85,7 @@ impl Exports for One {
             }
             let device = Arc::new(Memory(Mutex::new(vec![1; SIZE_BYTES])));
             let device = Switch::new(device);
-            Ok(Export { device, read_only: name != "data", counters: Arc::default() })
+            Ok(Export { device, read_only: name != "data", counters: Arc::default(), home: None })
         })
     }
 }

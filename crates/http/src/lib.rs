@@ -14,5 +14,6 @@ mod server;
 pub use client::Client;
 pub use reqwest::{Body, Method};
 pub use server::{
-    Failure, Json, Listen, Reply, allow_many_files, bind_unix, cannot_listen, serve, unused_port,
+    BOOT_ID, Failure, Json, Listen, Reply, allow_many_files, bind_unix, boot_id, cannot_listen,
+    serve, unused_port,
 };

@@ -159,6 +159,19 @@ pub fn cannot_listen(what: &str, address: &Listen, error: &io::Error) -> Problem
 /// every possible descriptor one by one.
 const OPEN_FILES_MAX: u64 = 1 << 20;
 
+/// Linux generates a new UUID at each boot.
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Which boot of the host this is: what is in the file, by default [`BOOT_ID`]. Hosts that share a
+/// kernel have one file each. Empty when it is not known, which is logged.
+pub fn boot_id(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| {
+        tracing::warn!(path = %path.display(), %error, "a reboot will not be noticed");
+        String::new()
+    });
+    text.trim().to_owned()
+}
+
 /// Raises the limit of open files at the start of a daemon. Clients, volumes and VMs need some descriptors
 /// each, and shells and service managers often allow only 1024 unless a program asks for more.
 pub fn allow_many_files() {

@@ -206,6 +206,8 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
             &unix(&home.join("volume-control.sock")),
             "--control",
             &format!("{address}:{VOLUME_PORT}"),
+            "--boot-id",
+            &dir.boot_id(host).to_string_lossy(),
         ]),
         log: home.join("volume.log"),
     }

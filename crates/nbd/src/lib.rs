@@ -21,7 +21,7 @@ pub mod fuzzing {
     pub use super::server::fuzzing::{handshake, transmission};
 }
 
-pub use client::{ClientTls, NbdDevice, Opened, RemoteExport, RemoteTlsFiles};
+pub use client::{ClientTls, Durability, NbdDevice, Opened, RemoteExport, RemoteTlsFiles};
 pub use server::{ServerOptions, TlsFiles};
 
 #[cfg(test)]

@@ -268,6 +268,10 @@ impl Device for Session {
         Some(self.volume.incarnation())
     }
 
+    fn epoch(&self) -> Option<Epoch> {
+        Some(self.epoch)
+    }
+
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         Box::pin(async move {
             self.volume.check_here()?;

@@ -21,11 +21,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
-use perigee_block::exports::{CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, OWN_SUFFIX, Opener};
+use perigee_block::exports::{
+    CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, OWN_SUFFIX, Opener, SessionHome,
+};
 use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
 use perigee_block::sessions::ProxyKey;
-use perigee_block::stats::{Counters, StatsTable};
+use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_model::client::Over;
 use perigee_model::home::HomeState;
@@ -89,13 +91,20 @@ impl Wanted {
     }
 }
 
+/// What other hosts' servers are told of this one.
+pub struct Here {
+    /// Which server asks, and which one has the volumes of this pool. It outlives a restart.
+    pub server_id: Uuid,
+    /// Which boot of the host this is; empty if it is not known.
+    pub boot: String,
+}
+
 /// Finds the exports of one pool.
 pub struct PoolExports {
     stats: Arc<StatsTable>,
     pub(crate) proxies: Arc<Proxies>,
     pub(crate) ahead: Arc<Ahead>,
-    /// Tells the homes of attached volumes which server asks. It outlives a restart.
-    server_id: Uuid,
+    here: Here,
     /// Tells them which start of it, so that what an earlier one left is drained there first.
     start: Uuid,
     remotes: Remotes,
@@ -107,12 +116,7 @@ pub struct PoolExports {
 }
 
 impl PoolExports {
-    pub fn new(
-        pool: Arc<Pool>,
-        stats: Arc<StatsTable>,
-        server_id: Uuid,
-        remotes: Remotes,
-    ) -> Arc<Self> {
+    pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, here: Here, remotes: Remotes) -> Arc<Self> {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         let (logins, local, turns) = Default::default();
@@ -120,7 +124,7 @@ impl PoolExports {
             stats,
             proxies,
             ahead,
-            server_id,
+            here,
             start,
             remotes,
             logins,
@@ -162,7 +166,7 @@ impl PoolExports {
                 let (exports, of) = (Arc::clone(self), volume.clone());
                 let (export, nbd_addr) = (name.clone(), nbd_addr.clone());
                 Ahead::open(&self.ahead, &volume, name, async move {
-                    exports.open_proxy(&of, &export, nbd_addr, (key, slot)).await
+                    exports.open_proxy(&of, &export, nbd_addr, (key, slot), None).await
                 });
             }
         }
@@ -230,11 +234,15 @@ impl PoolExports {
             Opener::Client => NO_HOST,
         };
         let _turn = self.turns.opening(volume).await?;
-        let device = Switch::new(self.pool.open_session(volume, epoch, host).await?);
+        let session = self.pool.open_session(volume, epoch, host).await?;
+        let home = session.epoch().map(|epoch| self.home(epoch));
+        let device = Switch::new(session);
         if opener == Opener::Client {
-            self.local.enter(volume, name, &device);
+            // It keeps the epoch that it has, also where the volume moves.
+            let export = home.as_ref().map(|home| format!("{volume}@{}", home.epoch));
+            self.local.enter(volume, export.as_deref().unwrap_or(name), &device);
         }
-        Ok(Export { device, read_only: false, counters: self.stats.of(volume) })
+        Ok(Export { device, read_only: false, counters: self.stats.of(volume), home })
     }
 
     pub(crate) async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
@@ -298,18 +306,26 @@ impl PoolExports {
         {
             self.repoint(volume).await?;
         }
-        Ok(Export { device: switch, read_only, counters })
+        let home = device.upstream.home().cloned();
+        Ok(Export { device: switch, read_only, counters, home })
     }
 
-    /// A connection to a volume's home.
+    /// What another host is told of a session on a volume of this pool.
+    fn home(&self, epoch: Epoch) -> SessionHome {
+        SessionHome { server: self.here.server_id, boot: self.here.boot.clone(), epoch }
+    }
+
+    /// A connection to a volume's home. `before`: the one that it takes the place of.
     pub(crate) async fn open_proxy(
         &self,
         volume: &VolumeName,
         export: &str,
         nbd_addr: String,
         key: (Arc<ProxyKey>, Arc<ProxySlot>),
+        before: Option<&ProxySession>,
     ) -> Result<Arc<ProxySession>, Problem> {
-        self.try_open_proxy(volume, export, nbd_addr.clone(), key).await?.map_err(|at| {
+        let opened = self.try_open_proxy(volume, export, nbd_addr.clone(), key, before).await?;
+        opened.map_err(|at| {
             let what = format!("can't open volume {volume} at {nbd_addr}");
             let why = format!("it has another home now, at {at}");
             Problem::conflict(what, why).next("attach it at its home")
@@ -323,18 +339,35 @@ impl PoolExports {
         export: &str,
         nbd_addr: String,
         (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
+        before: Option<&ProxySession>,
     ) -> Result<Result<Arc<ProxySession>, String>, Problem> {
-        let mut remote = self.remotes.export(nbd_addr.clone(), export);
-        remote.session = Some(Arc::clone(&key));
-        remote.counters = Some(self.stats.of(volume));
-        // Without an epoch in its name each connection would have that of its own moment.
-        remote.connections = if export.contains('@') { PROXY_CONNECTIONS } else { 1 };
-        let upstream = match NbdDevice::open_or_moved(remote).await? {
+        let durability = before.map(|before| before.upstream.durability()).unwrap_or_default();
+        let open = async |export: &str, connections| {
+            let mut remote = self.remotes.export(nbd_addr.clone(), export);
+            remote.session = Some(Arc::clone(&key));
+            remote.counters = Some(self.stats.of(volume));
+            remote.durability = Arc::clone(&durability);
+            remote.connections = connections;
+            NbdDevice::open_or_moved(remote).await
+        };
+        let (mut export, mut connections) = (export.to_owned(), PROXY_CONNECTIONS);
+        if !export.contains('@') {
+            // Each connection would have the epoch of its own moment: a session that is fenced would
+            // write again when it is connected anew. So the home tells the epoch, which stays.
+            match open(&export, 1).await? {
+                Opened::Device(first) => match first.home() {
+                    Some(home) => export = format!("{volume}@{}", home.epoch),
+                    None => connections = 1,
+                },
+                Opened::Moved { nbd_addr } => return Ok(Err(nbd_addr)),
+            }
+        }
+        let upstream = match open(&export, connections).await? {
             Opened::Device(upstream) => upstream,
             Opened::Moved { nbd_addr } => return Ok(Err(nbd_addr)),
         };
         let cached = upstream.incarnation().and_then(|which| self.proxies.cached(volume, which));
-        Ok(Ok(Arc::new(ProxySession::new(export, nbd_addr, upstream, (key, slot), cached))))
+        Ok(Ok(Arc::new(ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached))))
     }
 
     /// A key that no open session of an export has.
@@ -344,7 +377,7 @@ impl PoolExports {
         export: &str,
     ) -> (Arc<ProxyKey>, Arc<ProxySlot>) {
         let slot = Proxies::take(&self.proxies, volume, export);
-        let key = ProxyKey::new(self.server_id, export, self.start, slot.number());
+        let key = ProxyKey::new(self.here.server_id, export, self.start, slot.number());
         (Arc::new(key), Arc::new(slot))
     }
 }
@@ -358,7 +391,7 @@ pub(crate) fn epoch_of(export: &str) -> Option<Epoch> {
 }
 
 fn sealed(device: Arc<dyn Device>) -> Export {
-    Export { device: Switch::new(device), read_only: true, counters: Arc::new(Counters::default()) }
+    Export { device: Switch::new(device), read_only: true, counters: Arc::default(), home: None }
 }
 
 fn unknown(name: &str, names: &[String]) -> Problem {

@@ -10,7 +10,7 @@ use perigee_store::{Pool, PoolConfig};
 use tokio::task::JoinHandle;
 
 use crate::control::{self, Control};
-use crate::exports::{self, PoolExports};
+use crate::exports::{self, Here, PoolExports};
 use crate::remotes::{RemoteOptions, Remotes};
 
 /// Keeps the pool open until it is dropped.
@@ -44,8 +44,9 @@ impl Offline {
         let config = PoolConfig { private: None, dir: dir.to_owned(), connect };
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());
-        let id = exports::server_id(dir)?;
-        let exports = PoolExports::new(pool.clone(), stats.clone(), id, remotes.clone());
+        // No other host reaches it, so nobody asks for its boot.
+        let here = Here { server_id: exports::server_id(dir)?, boot: String::new() };
+        let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
         let router = control::router(Arc::new(Control { pool, exports, stats, remotes }));
         // Not the server's socket name, because other programs expect a volume server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));

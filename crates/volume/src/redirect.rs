@@ -23,7 +23,7 @@ impl PoolExports {
         let mut at = nbd_addr.clone();
         for _ in 0..HOPS_MAX {
             let key = self.new_key(volume, export);
-            match self.try_open_proxy(volume, export, at.clone(), key).await? {
+            match self.try_open_proxy(volume, export, at.clone(), key, None).await? {
                 Ok(device) => {
                     if at != nbd_addr {
                         tracing::info!(%volume, from = nbd_addr, to = at, "the volume has moved");

@@ -94,7 +94,8 @@ impl PoolExports {
         } else {
             self.new_key(volume, &old.export)
         };
-        let new = self.open_proxy(volume, &old.export, nbd_addr.to_owned(), key).await?;
+        let new =
+            self.open_proxy(volume, &old.export, nbd_addr.to_owned(), key, Some(&old)).await?;
         if !new.upstream.is_still(&old.upstream) {
             let what = format!("volume {volume} at {nbd_addr}");
             let why = format!("it is another one than that at {}", old.nbd_addr);

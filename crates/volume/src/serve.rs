@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::control::{self, Control};
-use crate::exports::{self, PoolExports};
+use crate::exports::{self, Here, PoolExports};
 use crate::iscsi_clients::{KeptReservations, KnownClients};
 use crate::remotes::{RemoteOptions, Remotes};
 
@@ -38,6 +38,8 @@ pub struct Config {
     pub remotes: RemoteOptions,
     /// The addresses of the control API; may be empty.
     pub control: Vec<Listen>,
+    /// The file with the id of this boot: [`perigee_http::boot_id`].
+    pub boot_id: PathBuf,
 }
 
 /// The options about iSCSI.
@@ -83,7 +85,8 @@ async fn run(config: Config) -> Result<(), Problem> {
     .await?;
     let stats = Arc::new(StatsTable::default());
     let server_id = exports::server_id(&config.pool)?;
-    let exports = PoolExports::new(pool.clone(), stats.clone(), server_id, remotes.clone());
+    let here = Here { server_id, boot: perigee_http::boot_id(&config.boot_id) };
+    let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
     let server = Server::new(exports.clone(), config.clients.clone())?;
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));

@@ -150,7 +150,9 @@ pub fn describe(error: &BlockIoError) -> String {
     let why = match DiskError::of(error) {
         DiskError::NoSpace => "no space left in the pool".to_owned(),
         DiskError::Fenced => "the volume has another writer (epoch)".to_owned(),
-        DiskError::Other(reason) => reason,
+        DiskError::Other(reason) => {
+            format!("{reason} (the log of this host's volume server says why)")
+        }
     };
     format!("disk {disk}: {} failed: {why}", error.operation)
 }
@@ -257,6 +259,12 @@ mod tests {
             ..BlockIoError::default()
         };
         assert_eq!(describe(&full), "disk data0: write failed: no space left in the pool");
+        let lost = BlockIoError { operation: "flush".into(), nospace: false, ..full.clone() };
+        let lost = BlockIoError { reason: "Input/output error".into(), ..lost };
+        assert_eq!(
+            describe(&lost),
+            "disk data0: flush failed: Input/output error (the log of this host's volume server says why)"
+        );
         let reason = |reason: &str| BlockIoError { reason: reason.into(), ..Default::default() };
         assert_eq!(DiskError::of(&reason("Operation not permitted")), DiskError::Fenced);
         let other = DiskError::Other("Input/output error".into());

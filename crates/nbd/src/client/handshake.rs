@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
-use perigee_block::exports::{INCARNATION_PREFIX, LAYER_PREFIX};
+use perigee_block::exports::{INCARNATION_PREFIX, LAYER_PREFIX, SessionHome};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stream::socket::Socket;
 use perigee_http::Listen;
@@ -20,7 +20,7 @@ use super::super::wire::{
 use super::tls::ClientTls;
 
 /// What the server says of the export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     pub size_bytes: u64,
     flags: u16,
@@ -32,6 +32,8 @@ pub struct ExportInfo {
     pub layer: Option<LayerId>,
     /// Which volume of its name it is, if the server tells.
     pub incarnation: Option<Incarnation>,
+    /// Where the volume is, if the server tells.
+    pub home: Option<SessionHome>,
     /// How long the server took for a question that needs no work.
     pub round_trip: Duration,
     /// How this connection's requests and replies look.
@@ -228,7 +230,9 @@ async fn choose(
             Err((_, why)) => return Err(HandshakeError::Refused(why)),
         }
     }
-    let go = GoOption { name: name.clone(), infos: vec![info::BLOCK_SIZE, info::DESCRIPTION] };
+    let mut infos = vec![info::BLOCK_SIZE, info::DESCRIPTION];
+    infos.extend(way.session.is_some().then_some(info::PERIGEE_HOME));
+    let go = GoOption { name: name.clone(), infos };
     match ask(stream, option::GO, &go.encode()).await? {
         Ok(infos) => Ok(ExportInfo { round_trip, ..export_info(infos, allocation, dialect)? }),
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
@@ -246,7 +250,7 @@ fn export_info(
     const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
     let mut export = None;
     let mut request_bytes_max = PAYLOAD_BYTES_MAX;
-    let (mut layer, mut incarnation) = (None, None);
+    let (mut layer, mut incarnation, mut home) = (None, None, None);
     for mut data in infos {
         match data.try_get_u16().map_err(|_| SHORT)? {
             info::EXPORT => {
@@ -261,6 +265,9 @@ fn export_info(
                 let text = std::str::from_utf8(&data).unwrap_or_default();
                 layer = text.strip_prefix(LAYER_PREFIX).and_then(|id| id.parse().ok());
                 incarnation = text.strip_prefix(INCARNATION_PREFIX).and_then(|id| id.parse().ok());
+            }
+            info::PERIGEE_HOME => {
+                home = std::str::from_utf8(&data).ok().and_then(SessionHome::parse);
             }
             _ => {}
         }
@@ -277,6 +284,7 @@ fn export_info(
         allocation,
         layer,
         incarnation,
+        home,
         round_trip,
         dialect,
     })

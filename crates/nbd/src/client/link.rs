@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::super::wire::{Chunk, Dialect, FramingError, ReplyHead, Request, command, export_flag};
+use super::durability::Durability;
 use super::handshake::{self, ExportInfo, HandshakeError, Stream, Way};
 use super::pending::{Frame, PendingTable};
 
@@ -40,6 +41,7 @@ const SILENCE_DOUBLINGS_MAX: u32 = 5;
 /// What a device and its link share.
 pub struct Shared {
     pub table: Mutex<PendingTable>,
+    pub durability: Arc<Durability>,
     /// Nobody waits for a lost server any more.
     pub hung_up: CancellationToken,
     /// The device is dropped.
@@ -48,6 +50,17 @@ pub struct Shared {
     pub recalled: CancellationToken,
     /// Where the server says that the volume is now. It is said each time that the link connects again.
     pub moved: watch::Sender<Option<String>>,
+}
+
+impl Shared {
+    /// Notes where the session is connected from now on.
+    pub fn connected(&self, way: &Way, info: &ExportInfo) {
+        if self.durability.connected(info.home.as_ref()) {
+            tracing::error!(export = way.name, server = %Address(&way.address),
+                "the host of the volume's home booted anew: writes that were not flushed are lost; \
+                 flushes fail until what uses the volume is started anew");
+        }
+    }
 }
 
 pub struct Link {
@@ -138,7 +151,9 @@ impl Link {
                 () = self.shared.recalled.cancelled() => break Ok(()),
                 Some(ended) = connections.join_next() => break ended.unwrap_or(Err(Lost::Panicked)),
                 Some(joined) = joining.join_next() => match joined {
-                    Ok(Ok((stream, info))) if info.is_still(&self.info) => {
+                    Ok(Ok((stream, info)))
+                        if info.is_still(&self.info) && info.home == self.info.home =>
+                    {
                         let (frames, receiver) = mpsc::unbounded_channel();
                         let lane = self.table().join(frames);
                         begin(&mut connections, stream, info.dialect, receiver, lane);
@@ -173,6 +188,7 @@ impl Link {
             match self.wait_for(attempt, &why).await? {
                 Ok((stream, info)) if info.is_still(&self.info) => {
                     tracing::info!(export = self.way.name, "connected to the NBD server again");
+                    self.shared.connected(&self.way, &info);
                     // It may be another version of the server.
                     self.info = info;
                     return Some((stream, opening));

@@ -4,6 +4,7 @@
 //! When a connection is lost, requests wait: the client connects again and sends everything unanswered
 //! once more, so that a restart of the other server shows only as a pause.
 
+mod durability;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;
@@ -11,13 +12,14 @@ mod link;
 mod pending;
 mod tls;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::exports::SessionHome;
 use perigee_block::lease::{LeaseAnswer, LeaseAsk};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::{Counters, Kind};
@@ -30,9 +32,10 @@ use tokio_util::sync::DropGuard;
 use super::wire::{
     Answer, Errno, Request, command, command_flag, export_flag, lease_answer, lease_offset,
 };
+pub use durability::Durability;
 use handshake::{ExportInfo, HandshakeError, Stream, Way};
 use link::{Address, Link, Shared};
-use pending::Outgoing;
+use pending::{Outgoing, PendingTable};
 pub use tls::{ClientTls, RemoteTlsFiles};
 
 /// How long a request waits for a lost host.
@@ -58,6 +61,8 @@ pub struct RemoteExport {
     pub silence_max: Duration,
     /// Where the requests' time on the network is counted.
     pub counters: Option<Arc<Counters>>,
+    /// What the session has written so far, if it was connected in another way before.
+    pub durability: Arc<Durability>,
 }
 
 impl RemoteExport {
@@ -71,6 +76,7 @@ impl RemoteExport {
             patience: PATIENCE_DEFAULT,
             silence_max: SILENCE_MAX,
             counters: None,
+            durability: Arc::default(),
         }
     }
 }
@@ -141,15 +147,18 @@ impl NbdDevice {
         info: ExportInfo,
         remote: &RemoteExport,
     ) -> Self {
-        let (table, hung_up, dropped, recalled) = Default::default();
+        let durability = Arc::clone(&remote.durability);
+        let table = Mutex::new(PendingTable::new(Arc::clone(&durability)));
+        let (hung_up, dropped, recalled) = Default::default();
         let moved = watch::Sender::new(None);
-        let shared = Arc::new(Shared { table, hung_up, dropped, recalled, moved });
+        let shared = Arc::new(Shared { table, durability, hung_up, dropped, recalled, moved });
+        shared.connected(&way, &info);
         let link = Link {
             way,
             patience: remote.patience,
             silence_max: remote.silence_max,
             connections_max: remote.connections,
-            info,
+            info: info.clone(),
             shared: Arc::clone(&shared),
         };
         tokio::spawn(link.run(stream, opening));
@@ -157,6 +166,16 @@ impl NbdDevice {
         let counters = remote.counters.clone().unwrap_or_default();
         let round_trip_ns = AtomicU64::new(nanoseconds(info.round_trip));
         Self { info, shared, _dropped, counters, round_trip_ns }
+    }
+
+    /// Where the volume is, if the server tells.
+    pub fn home(&self) -> Option<&SessionHome> {
+        self.info.home.as_ref()
+    }
+
+    /// What the session has written so far.
+    pub fn durability(&self) -> Arc<Durability> {
+        Arc::clone(&self.shared.durability)
     }
 
     /// Whether the connection is lost now.
@@ -235,7 +254,7 @@ impl NbdDevice {
         if fua && !native {
             self.flush().await?;
         }
-        Ok(())
+        if fua { self.shared.durability.check() } else { Ok(()) }
     }
 
     async fn read_all(&self, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
@@ -322,7 +341,7 @@ impl Device for NbdDevice {
             if self.info.has(export_flag::SEND_FLUSH) {
                 self.ask(command::FLUSH, 0, 0, 0, Bytes::new()).await?;
             }
-            Ok(())
+            self.shared.durability.check()
         })
     }
 

@@ -1,13 +1,17 @@
 //! The unanswered requests, and the assembly of their replies. It never does any I/O.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use perigee_block::device::IoError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::wire::{Answer, Chunk, ContextRuns, Errno, FramingError, Request, command};
+use super::super::wire::{
+    Answer, Chunk, ContextRuns, Errno, FramingError, Request, command, command_flag,
+};
+use super::durability::Durability;
 
 /// A request that the device sends to the link. The link sets its cookie.
 pub struct Outgoing {
@@ -22,6 +26,8 @@ struct Pending {
     gathered: Gathered,
     /// The connection that it was sent on.
     lane: usize,
+    /// What a flush covers.
+    covered: u64,
 }
 
 /// A request on its way from the table to a connection.
@@ -58,9 +64,14 @@ pub struct PendingTable {
     closed: Option<String>,
     /// How many were answered.
     pub answered: u64,
+    durability: Arc<Durability>,
 }
 
 impl PendingTable {
+    pub fn new(durability: Arc<Durability>) -> Self {
+        Self { durability, ..Self::default() }
+    }
+
     /// Takes a request, and sends it on the connection that has the least to do. While there is none
     /// it waits for one.
     pub fn insert(&mut self, mut outgoing: Outgoing, now: Instant) -> Request {
@@ -68,7 +79,8 @@ impl PendingTable {
         outgoing.request.cookie = self.next_cookie;
         let request = outgoing.request;
         let gathered = Gathered::default();
-        let mut pending = Pending { outgoing, since: now, gathered, lane: 0 };
+        let covered = self.durability.flush_begins();
+        let mut pending = Pending { outgoing, since: now, gathered, lane: 0, covered };
         if let Some(why) = &self.closed {
             pending.fail(why);
             return request;
@@ -124,6 +136,18 @@ impl PendingTable {
         Some(pending)
     }
 
+    fn answer(&self, pending: Pending, answer: Answer) {
+        let Request { command, flags, .. } = pending.outgoing.request;
+        let durable = flags & command_flag::FUA != 0;
+        match command {
+            _ if matches!(answer, Answer::Error(..)) => {}
+            command::FLUSH => self.durability.flushed(pending.covered),
+            command::WRITE | command::WRITE_ZEROES if !durable => self.durability.acknowledged(),
+            _ => {}
+        }
+        pending.answer(answer);
+    }
+
     /// How many bytes follow a simple reply without an error.
     pub fn simple_payload_bytes(&self, cookie: u64) -> Result<usize, FramingError> {
         let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
@@ -140,11 +164,14 @@ impl PendingTable {
     ) -> Result<(), FramingError> {
         let pending = self.remove(cookie).ok_or(UNKNOWN_COOKIE)?;
         let offset = pending.outgoing.request.offset;
-        pending.answer(match error {
-            Some(errno) => Answer::Error(errno, String::new()),
-            None if data.is_empty() => Answer::Done,
-            None => Answer::Data { offset, data },
-        });
+        self.answer(
+            pending,
+            match error {
+                Some(errno) => Answer::Error(errno, String::new()),
+                None if data.is_empty() => Answer::Done,
+                None => Answer::Data { offset, data },
+            },
+        );
         Ok(())
     }
 
@@ -155,7 +182,7 @@ impl PendingTable {
         if done {
             let answer = pending.complete()?;
             if let Some(pending) = self.remove(cookie) {
-                pending.answer(answer);
+                self.answer(pending, answer);
             }
         }
         Ok(())

@@ -223,14 +223,14 @@ async fn negotiate(
         return Ok(None);
     }
     let tls = match (negotiation.options(&mut socket).await?, &shared.tls) {
-        (Outcome::Agreed(agreed), _) => return Ok(Some((Stream::Plain(socket), agreed))),
+        (Outcome::Agreed(agreed), _) => return Ok(Some((Stream::Plain(socket), *agreed))),
         (Outcome::StartTls, Some(tls)) => tls,
         (Outcome::StartTls, None) | (Outcome::End, _) => return Ok(None),
     };
     let mut stream = tls.acceptor.accept(socket).await?;
     let mut negotiation = negotiation.encrypted(tls::common_name(&stream));
     match negotiation.options(&mut stream).await? {
-        Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream)), agreed))),
+        Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream)), *agreed))),
         Outcome::StartTls | Outcome::End => Ok(None),
     }
 }

@@ -40,7 +40,7 @@ pub struct Agreed {
 
 /// The end of the options.
 pub enum Outcome {
-    Agreed(Agreed),
+    Agreed(Box<Agreed>),
     /// TLS begins with the next byte.
     StartTls,
     /// The client has gone or has given up.
@@ -327,7 +327,7 @@ impl<'a> Negotiation<'a> {
         };
         let login = self.shared.exports.log_in(name, Over::Nbd, &self.peer.address);
         let claim = self.claim.take();
-        Next::Ended(Outcome::Agreed(Agreed { export, rules, claim, login }))
+        Next::Ended(Outcome::Agreed(Box::new(Agreed { export, rules, claim, login })))
     }
 
     async fn go(&mut self, option: u32, go: GoOption) -> Next {
@@ -364,6 +364,14 @@ impl<'a> Negotiation<'a> {
             let mut data = BytesMut::new();
             data.put_u16(info::DESCRIPTION);
             data.put_slice(identity.as_bytes());
+            self.answer(option, reply::INFO, &data);
+        }
+        if let Some(home) = &export.home
+            && go.infos.contains(&info::PERIGEE_HOME)
+        {
+            let mut data = BytesMut::new();
+            data.put_u16(info::PERIGEE_HOME);
+            data.put_slice(home.told().as_bytes());
             self.answer(option, reply::INFO, &data);
         }
         if go.infos.contains(&info::BLOCK_SIZE) {

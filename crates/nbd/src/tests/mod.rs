@@ -101,7 +101,7 @@ impl Exports for One {
         Box::pin(async move {
             if name == "data" {
                 let device = Switch::new(self.0.clone());
-                Ok(Export { device, read_only: false, counters: Arc::default() })
+                Ok(Export { device, read_only: false, counters: Arc::default(), home: None })
             } else {
                 Err(Problem::not_found(format!("export {name:?}"), "this server has: data"))
             }

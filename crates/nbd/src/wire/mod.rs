@@ -108,6 +108,8 @@ pub mod info {
     pub const NAME: u16 = 1;
     pub const DESCRIPTION: u16 = 2;
     pub const BLOCK_SIZE: u16 = 3;
+    /// Ours, between servers: [`perigee_block::exports::SessionHome`]. Other servers don't send it.
+    pub const PERIGEE_HOME: u16 = 0x5045;
 }
 
 pub mod export_flag {

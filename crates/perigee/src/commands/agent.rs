@@ -45,7 +45,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     probe_kernel: Option<PathBuf>,
     /// What says that this host has booted anew; hosts that share a kernel need a file each
-    #[arg(long, default_value = perigee_agent::BOOT_ID, value_name = "FILE")]
+    #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
     boot_id: PathBuf,
 }
 

@@ -161,6 +161,9 @@ pub enum Verb {
         iscsi: IscsiClientOptions,
         #[command(flatten)]
         remotes: Box<RemoteFlags>,
+        /// What says that this host has booted anew; hosts that share a kernel need a file each
+        #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
+        boot_id: PathBuf,
     },
 }
 
@@ -260,7 +263,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
         Verb::Trace(verb) => trace::run(verb, format).await,
-        Verb::Serve { pool, private, nbd, control, clients, iscsi, remotes } => {
+        Verb::Serve { pool, private, nbd, control, clients, iscsi, remotes, boot_id } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
             } else {
@@ -274,6 +277,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 iscsi: iscsi.into(),
                 remotes: (*remotes).into(),
                 control,
+                boot_id,
             })
             .await
         }

@@ -92,17 +92,22 @@ async fn the_home_refuses_an_old_epoch_through_the_proxy() {
     attach(&host, "data", &home).await;
     let data_1 = format!("data@{epoch}");
     assert_io(&host.qemu_io(&data_1, &["write -P 1 0 4k"]));
-    let issued: EpochIssued =
-        home.control.post("/v1/volumes/data/epoch/issue", &()).await.expect("an epoch");
-    let data_2 = format!("data@{}", issued.epoch);
-    let change = EpochChange { from: epoch, to: issued.epoch };
-    let _: serde_json::Value =
-        home.control.post("/v1/volumes/data/epoch", &change).await.expect("the change");
+    let data_2 = format!("data@{}", raise(&home, epoch).await);
     let refused = host.qemu_io(&data_1, &["write -P 2 0 4k"]);
     assert!(said(&refused).contains("Operation not permitted"), "{refused:?}");
     assert_io(&host.qemu_io(&data_1, &["read -P 1 0 4k"]));
     assert_io(&host.qemu_io(&data_2, &["write -P 2 0 4k"]));
     assert_eq!(stats(&host).await.fenced, 1);
+}
+
+/// The volume gets a new epoch.
+async fn raise(home: &Server, from: Epoch) -> Epoch {
+    let EpochIssued { epoch } =
+        home.control.post("/v1/volumes/data/epoch/issue", &()).await.expect("an epoch");
+    let change = EpochChange { from, to: epoch };
+    let _: serde_json::Value =
+        home.control.post("/v1/volumes/data/epoch", &change).await.expect("the change");
+    epoch
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,16 +212,20 @@ struct Disk {
 
 impl Disk {
     fn open(host: &Server, epoch: Epoch) -> Self {
+        Self::open_export(host, &format!("data@{epoch}"))
+    }
+
+    fn open_export(host: &Server, export: &str) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let said = dir.path().join("said");
         let out = std::fs::File::create(&said).expect("a file");
         let disk = format!(
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},\
-             file.export=data@{epoch},file.reconnect-delay=60",
+             file.export={export},file.reconnect-delay=60",
             host.socket().display()
         );
         let mut qemu_io = Command::new("timeout")
-            .args(["60", "stdbuf", "-oL", "qemu-io", "--image-opts", &disk])
+            .args(["60", "stdbuf", "-oL", "qemu-io", "-t", "writeback", "--image-opts", &disk])
             .stdin(Stdio::piped())
             .stderr(out.try_clone().expect("a second handle"))
             .stdout(out)
@@ -247,6 +256,65 @@ impl Disk {
             .await;
         self.said()
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_that_the_home_s_host_lost_with_its_power_fail_the_flush() {
+    let (mut home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open(&host, epoch);
+    let mut done = 0;
+    let mut tell = async |disk: &mut Disk, command: &str| {
+        disk.tell(command);
+        done += 1;
+        disk.has_done(done).await;
+    };
+    // qemu-io says nothing of a flush that fails. A write with FUA fails as well, which it says.
+    let durable = "write -f -P 4 1M 4k";
+    tell(&mut disk, "write -P 1 0 4k").await;
+    home.kill();
+    home.start_process().await;
+    tell(&mut disk, durable).await;
+    tell(&mut disk, "flush").await;
+    home.kill();
+    home.boot_anew("boot-2");
+    home.start_process().await;
+    tell(&mut disk, durable).await;
+    assert!(!disk.said().contains("failed"), "nothing was lost: {}", disk.said());
+    tell(&mut disk, "write -P 2 0 4k").await;
+    home.kill();
+    home.boot_anew("boot-3");
+    home.start_process().await;
+    for failed in 1..=2 {
+        tell(&mut disk, durable).await;
+        let said = disk.said();
+        assert_eq!(said.matches("Input/output error").count(), failed, "{said}");
+    }
+    disk.end().await;
+    assert_io(&host.qemu_io(&format!("data@{epoch}"), &["write -f -P 3 0 4k"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_without_an_epoch_stays_fenced_when_it_is_connected_anew() {
+    let (mut home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open_export(&host, "data");
+    disk.tell("write -P 1 0 4k");
+    disk.has_done(1).await;
+    raise(&home, epoch).await;
+    home.kill();
+    home.start_process().await;
+    disk.tell("write -P 2 0 4k");
+    disk.has_done(2).await;
+    let second = SecondAddress::of(&home).await;
+    attach_at(&host, &second.addr).await;
+    disk.tell("write -P 3 0 4k");
+    disk.has_done(3).await;
+    let said = disk.end().await;
+    assert_eq!(said.matches("Operation not permitted").count(), 2, "{said}");
+    assert_io(&host.qemu_io("data", &["read -P 1 0 4k", "write -P 4 0 4k"]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -42,6 +42,7 @@ fn server_process() {
         iscsi: iscsi_options(&pool),
         remotes: RemoteOptions { tls: remote_tls, patience, ..RemoteOptions::default() },
         control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
+        boot_id: boot_id(&pool),
         pool,
     };
     std::thread::spawn(|| {
@@ -68,6 +69,10 @@ fn sockets(pool: &Path) -> PathBuf {
     pool.with_extension("sockets")
 }
 
+fn boot_id(pool: &Path) -> PathBuf {
+    sockets(pool).join("boot-id")
+}
+
 /// A volume server with a pool; both end with it.
 pub struct Server {
     pub pool: PathBuf,
@@ -92,6 +97,7 @@ impl Server {
     /// With its pool in a directory of the caller's.
     pub async fn start_in(pool: PathBuf) -> Self {
         std::fs::create_dir_all(sockets(&pool)).expect("a directory");
+        std::fs::write(boot_id(&pool), "boot-1").expect("a file");
         let [nbd_addr, iscsi_addr] =
             [(); 2].map(|()| format!("127.0.0.1:{}", perigee_http::unused_port()));
         let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
@@ -172,6 +178,11 @@ impl Server {
         let mut child = self.child.take().expect("a running server");
         child.kill().expect("a kill");
         child.wait().expect("its end");
+    }
+
+    /// Its host has booted anew when it starts again.
+    pub fn boot_anew(&self, boot: &str) {
+        std::fs::write(boot_id(&self.pool), boot).expect("a file");
     }
 
     /// Ends it in order.

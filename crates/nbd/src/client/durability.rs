@@ -1,0 +1,103 @@
+//! Whether a flush still covers every write that was acknowledged.
+//!
+//! A write that was not flushed is in the page cache of the home's host, and is lost with its power.
+//! When the home comes back nobody there knows which writes those were, but this side knows that there
+//! were some. From then on its flushes fail, as long as the session is open: a flush that failed only
+//! once would succeed when it is repeated, as QEMU does for a guest that it stopped, and the guest would
+//! go on with a disk that lacks what it has written.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use perigee_block::device::IoError;
+use perigee_block::exports::SessionHome;
+
+/// What one session has written. It outlives the session's connections.
+#[derive(Debug, Default)]
+pub struct Durability(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    home: Option<SessionHome>,
+    /// Changes that were acknowledged and need a flush.
+    acknowledged: u64,
+    /// So many of them were acknowledged before a flush that succeeded.
+    flushed: u64,
+    lost: bool,
+}
+
+impl Durability {
+    /// Its holders do nothing that can panic.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session is connected, perhaps anew. Whether writes were lost since it was before.
+    pub fn connected(&self, home: Option<&SessionHome>) -> bool {
+        let Some(home) = home else { return false };
+        let mut state = self.lock();
+        let rebooted = state.home.as_ref().is_some_and(|before| before.was_rebooted_to(home));
+        let lost = rebooted && state.acknowledged > state.flushed;
+        state.home = Some(home.clone());
+        state.lost |= lost;
+        lost
+    }
+
+    /// A change was acknowledged which is not durable by itself.
+    pub fn acknowledged(&self) {
+        self.lock().acknowledged += 1;
+    }
+
+    /// What a flush that is asked for now covers.
+    pub fn flush_begins(&self) -> u64 {
+        self.lock().acknowledged
+    }
+
+    /// A flush has succeeded that covers so much.
+    pub fn flushed(&self, covered: u64) {
+        let mut state = self.lock();
+        state.flushed = state.flushed.max(covered);
+    }
+
+    /// # Errors
+    /// When writes were lost: nothing is durable any more.
+    pub fn check(&self) -> Result<(), IoError> {
+        if !self.lock().lost {
+            return Ok(());
+        }
+        let why =
+            "the host of the volume's home booted anew, and writes that were not flushed are lost";
+        Err(std::io::Error::other(why).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(server: u32, boot: &str) -> SessionHome {
+        let told = format!("00000000-0000-0000-0000-{server:012} 1 {boot}");
+        SessionHome::parse(&told).expect("a home")
+    }
+
+    #[test]
+    fn only_a_reboot_of_the_home_loses_and_only_what_was_not_flushed() {
+        let session = Durability::default();
+        assert!(!session.connected(Some(&home(1, "a"))));
+        assert!(!session.connected(Some(&home(1, "b"))), "nothing was written");
+        session.acknowledged();
+        assert!(!session.connected(Some(&home(1, "b"))), "its server was started again");
+        assert!(!session.connected(None), "it does not tell");
+        assert!(!session.connected(Some(&home(1, ""))), "its boot is not known");
+        assert!(!session.connected(Some(&home(1, "c"))), "nor was it before");
+        let covered = session.flush_begins();
+        session.flushed(covered);
+        assert!(!session.connected(Some(&home(1, "d"))), "all was flushed");
+        let covered = session.flush_begins();
+        session.acknowledged();
+        session.flushed(covered);
+        assert!(!session.connected(Some(&home(2, "e"))), "the volume has moved to another home");
+        assert!(session.check().is_ok());
+        assert!(session.connected(Some(&home(2, "f"))), "a write came after the flush began");
+        assert!(session.check().is_err() && session.check().is_err());
+    }
+}
