@@ -113,6 +113,13 @@ impl State {
         self.next
     }
 
+    fn next_number(&mut self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let micros = u64::try_from(now.as_micros()).unwrap_or_default();
+        self.number = (self.number + 1).max(micros);
+        self.number
+    }
+
     fn overlapping(&mut self, blocks: &Range<u64>) -> impl Iterator<Item = &mut InFlight> {
         self.in_flight.values_mut().filter(move |other| overlap(&other.blocks, blocks))
     }
@@ -139,14 +146,16 @@ impl CachedVolume {
         self.lock().sessions += 1;
     }
 
-    /// A session has ended. Whether it was the last one: then the lease is used no more.
-    pub fn leave(&self) -> bool {
+    /// A session has ended. After the last one the lease is used no more: this is the number with which it
+    /// is given back. A session that begins meanwhile asks with a higher one, and keeps what it is granted.
+    pub fn leave(&self) -> Option<u64> {
         let mut state = self.lock();
         state.sessions -= 1;
-        if state.sessions == 0 {
-            state.until = None;
+        if state.sessions > 0 {
+            return None;
         }
-        state.sessions == 0
+        state.until = None;
+        Some(state.next_number())
     }
 
     /// Whether it has to be kept although nobody uses it: see [`DISTRUST`].
@@ -238,11 +247,7 @@ impl CachedVolume {
 
     /// Of the next question about the lease. It grows, over a restart too.
     pub fn number(&self) -> u64 {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let micros = u64::try_from(now.as_micros()).unwrap_or_default();
-        let mut state = self.lock();
-        state.number = (state.number + 1).max(micros);
-        state.number
+        self.lock().next_number()
     }
 
     pub fn is_held(&self) -> bool {

@@ -244,10 +244,10 @@ pub fn hold_lease(
     async move {
         ended.run_until_cancelled(keep_lease(&*upstream, &cached)).await;
         ended.cancelled().await;
-        if cached.leave() {
+        if let Some(number) = cached.leave() {
+            let ask = LeaseAsk { wish: LeaseWish::GiveBack, number };
             // With a lost connection whose client has gone this fails at once.
-            let _too_late =
-                tokio::time::timeout(GIVE_BACK_MAX, give_back(&*upstream, &cached, false)).await;
+            let _too_late = tokio::time::timeout(GIVE_BACK_MAX, upstream.lease(ask)).await;
         }
     }
 }

@@ -437,6 +437,33 @@ fn a_grant_that_the_host_did_not_hear_of_makes_nothing_old_readable() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_give_back_that_comes_after_a_new_session_s_question_does_not_end_its_lease() {
+    const HOST: HostTag = 1;
+    let lease = Lease::default();
+    let cached = CachedVolume::new(Arc::new(ReadCache::new(1 << 20)));
+    let asks = || {
+        let (asked, number) = (Instant::now(), cached.number());
+        let answer = match lease.wish(HOST, false, number) {
+            Wish::Answer(answer) => answer,
+            Wish::MayBeGranted => lease.grant(HOST, number),
+        };
+        assert!(matches!(answer, LeaseAnswer::Granted | LeaseAnswer::Still), "{answer:?}");
+        cached.granted(asked, false);
+    };
+    cached.enter();
+    asks();
+    let given_back = cached.leave().expect("the last one");
+    cached.enter();
+    asks();
+    // The give-back of the session that has ended comes last.
+    lease.give_back(HOST, given_back);
+    assert!(cached.is_held(), "this host reads from memory");
+    let begun = Instant::now();
+    lease.recall(2).await;
+    assert!(!cached.is_held(), "another host writes after {:?}", begun.elapsed());
+}
+
 #[tokio::test]
 async fn of_two_writes_at_once_neither_is_kept() {
     let cached = Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))));
