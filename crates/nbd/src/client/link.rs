@@ -12,7 +12,8 @@
 //! overtake itself.
 //!
 //! A request that has waited for `patience` while there is no connection fails; the link itself never
-//! gives up. A server that takes requests and says nothing for long is taken for lost.
+//! gives up. A server that takes requests and says nothing for long is asked something that needs no
+//! work, and is taken for lost if it does not answer that either: the request may just take long.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,7 +36,8 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A request is given to a socket, and an answer taken from it, in pieces of this size: each shows
 /// that the other side is there.
 const PIECE_BYTES: usize = 64 << 10;
-/// Silence is waited for up to so many times as long, where it was in vain before.
+/// Silence is waited for up to so many times as long, where it was in vain before: a server reads no
+/// question from a connection on which it has as many requests as it takes.
 const SILENCE_DOUBLINGS_MAX: u32 = 5;
 
 /// What a device and its link share.
@@ -255,15 +257,22 @@ impl Connection {
         }
     }
 
-    /// Ends when a request waits, and nothing has moved for too long.
+    /// Ends when a request waits, and nothing has moved for too long, not even an answer to a question
+    /// that needs no work. It is asked on this connection: only that shows that this one passes it on.
     async fn silence(&self, heard: &Heard) -> Lost {
+        let half = self.silence_max / 2;
         loop {
             let oldest = lock(&self.shared).oldest(self.lane);
             let since = oldest.map_or_else(Instant::now, |oldest| oldest.max(heard.last()));
-            if since.elapsed() >= self.silence_max {
+            if since.elapsed() < half {
+                tokio::time::sleep_until((since + half).into()).await;
+                continue;
+            }
+            let answer = lock(&self.shared).probe(self.lane);
+            let _late = tokio::time::timeout(half, answer).await;
+            if heard.last() <= since {
                 return Lost::Silent(self.silence_max);
             }
-            tokio::time::sleep_until((since + self.silence_max).into()).await;
         }
     }
 }

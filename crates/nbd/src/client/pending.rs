@@ -74,20 +74,34 @@ impl PendingTable {
 
     /// Takes a request, and sends it on the connection that has the least to do. While there is none
     /// it waits for one.
-    pub fn insert(&mut self, mut outgoing: Outgoing, now: Instant) -> Request {
+    pub fn insert(&mut self, outgoing: Outgoing, now: Instant) -> Request {
+        let lanes = self.lanes.iter().enumerate();
+        let least = lanes.min_by_key(|(_, lane)| lane.load_bytes).map_or(0, |(number, _)| number);
+        self.insert_on(least, outgoing, now)
+    }
+
+    /// Asks on one connection what needs no work. An empty read is not defined: our servers do nothing,
+    /// others may refuse it. Both are an answer.
+    pub fn probe(&mut self, lane: usize) -> oneshot::Receiver<Result<Answer, IoError>> {
+        let (reply, answer) = oneshot::channel();
+        let request =
+            Request { flags: 0, command: command::READ, cookie: 0, offset: 0, length_bytes: 0 };
+        self.insert_on(lane, Outgoing { request, payload: Bytes::new(), reply }, Instant::now());
+        answer
+    }
+
+    fn insert_on(&mut self, lane: usize, mut outgoing: Outgoing, now: Instant) -> Request {
         self.next_cookie += 1;
         outgoing.request.cookie = self.next_cookie;
         let request = outgoing.request;
         let gathered = Gathered::default();
         let covered = self.durability.flush_begins();
-        let mut pending = Pending { outgoing, since: now, gathered, lane: 0, covered };
+        let pending = Pending { outgoing, since: now, gathered, lane, covered };
         if let Some(why) = &self.closed {
             pending.fail(why);
             return request;
         }
-        let least = self.lanes.iter_mut().enumerate().min_by_key(|(_, lane)| lane.load_bytes);
-        if let Some((number, lane)) = least {
-            pending.lane = number;
+        if let Some(lane) = self.lanes.get_mut(lane) {
             lane.take(&pending);
         }
         self.pending.insert(request.cookie, pending);

@@ -3,6 +3,7 @@
 mod tls;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ struct Memory {
     bytes: Mutex<Vec<u8>>,
     gate: Semaphore,
     incarnation: Option<Incarnation>,
+    /// How many connections have opened it.
+    opened: AtomicUsize,
 }
 
 impl Memory {
@@ -46,7 +49,7 @@ impl Memory {
 
     fn of(permits: usize, incarnation: Option<Incarnation>) -> Self {
         let (bytes, gate) = (Mutex::new(vec![0; SIZE_BYTES]), Semaphore::new(permits));
-        Self { bytes, gate, incarnation }
+        Self { bytes, gate, incarnation, opened: AtomicUsize::new(0) }
     }
 }
 
@@ -100,6 +103,7 @@ impl Exports for One {
     fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if name == "data" {
+                self.0.opened.fetch_add(1, Ordering::SeqCst);
                 let device = Switch::new(self.0.clone());
                 Ok(Export { device, read_only: false, counters: Arc::default(), home: None })
             } else {
@@ -307,6 +311,28 @@ async fn a_server_that_stays_connected_and_says_nothing_is_taken_for_lost() {
     let (read, write) = within("answers", async { tokio::join!(read, write) }).await;
     assert_eq!(read.expect("a read"), vec![7; 512]);
     write.expect("a write");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_takes_longer_than_a_server_may_be_silent_is_waited_for() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(0);
+    let server = Running::start(&memory, &path).await;
+    let mut remote = RemoteExport::new(Listen::Unix(path), "data");
+    remote.silence_max = Duration::from_secs(6);
+    let waits = remote.silence_max + Duration::from_secs(2);
+    let device = within("the export to open", NbdDevice::open(remote)).await.expect("the export");
+    let write = device.write(0, vec![7; 512].into(), false);
+    let release = async {
+        tokio::time::sleep(waits).await;
+        let opened = memory.opened.load(Ordering::SeqCst);
+        memory.gate.add_permits(100);
+        opened
+    };
+    let (write, opened) = within("the write", async { tokio::join!(write, release) }).await;
+    write.expect("a write");
+    assert_eq!(opened, 1, "connections");
     server.stop().await;
 }
 
