@@ -106,7 +106,8 @@ async fn an_image_that_the_new_home_has_is_not_shipped_again() {
     std::fs::write(&file, sample(32 * MIB)).expect("a file");
     let name = ImageName::new("golden").expect("a name");
     let request = ImportImage { name, source: file, layer: None };
-    let image: ImageInfo = one.control.post("/v1/images", &request).await.expect("an image");
+    let image: ImageInfo =
+        one.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
     let request =
         CopyImage { nbd_addr: one.nbd_addr.clone(), export: None, keep: Keep::All, layer: None };
     let _: ImageInfo = two.control.post("/v1/images/golden/copy", &request).await.expect("a copy");
