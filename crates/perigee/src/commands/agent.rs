@@ -44,7 +44,7 @@ pub struct RunArgs {
     /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
     probe_kernel: Option<PathBuf>,
-    /// What says that this host has booted anew; hosts that share a kernel need a file each
+    /// The file with the id of this boot; hosts that share a kernel need one file each
     #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
     boot_id: PathBuf,
 }

@@ -41,7 +41,7 @@ pub enum Verb {
         /// NBD address of the other host's volume server
         #[arg(long, value_name = "HOST:PORT")]
         from: String,
-        /// The export to copy; nothing may write to it [default: the image of the same name]
+        /// The export to copy; nothing may write to it [default: the image with the same name]
         #[arg(long)]
         export: Option<String>,
         /// What to keep here: `all` fetches everything in the background, `read` keeps what is
