@@ -1,7 +1,7 @@
-//! One virtual machine: what others see of it, and what they may ask its owner.
+//! One virtual machine: its published state, and the requests to its owner.
 //!
-//! [`owner`] is the one task that acts on the VM's QEMU. A migration's task ([`migrate`]) sends it
-//! wishes. [`decide`] holds what is decided, without I/O.
+//! [`owner`] is the only task that acts on the VM's QEMU. A migration's task ([`migrate`]) sends it wishes.
+//! [`decide`] contains the decisions, without I/O.
 
 mod arrival;
 pub mod decide;
@@ -30,41 +30,41 @@ use crate::process::Process;
 use crate::qmp::Qmp;
 use phases::Moments;
 
-/// How much of the console is shown.
+/// How much of the console's end is shown.
 const CONSOLE_TAIL_BYTES: u64 = 64 << 10;
 /// How much of QEMU's stderr becomes a reason.
 const REASON_BYTES: u64 = 2000;
 
 pub type Answer<T> = oneshot::Sender<Result<T, Problem>>;
 
-/// What the owner is asked to do.
+/// A request to the owner.
 #[derive(Debug)]
 pub enum Request {
-    /// Answered when the VM has started, and not at all when it could not.
+    /// Answered when the VM has started; not answered if it could not start.
     Started(Answer<()>),
     Migrate(Box<MigrateOut>, Answer<()>),
     CancelMigration(CancelMigration, Answer<()>),
     Delete(Answer<()>),
-    /// What became of the VM that this migration was to bring; ends it unless it has run.
+    /// Asks for the fate of the VM that this migration was to bring. The VM is stopped unless it has run.
     EndUnlessRan(MigrationId, Answer<Fate>),
 }
 
-/// What is known of a VM now; written by its owner and its migration only.
+/// The state of a VM as it is known now. Only its owner and its migration write it.
 #[derive(Debug)]
 pub struct Observed {
-    /// Changed by [`Vm::take`] only.
+    /// Changed only by [`Vm::take`].
     status: VmStatus,
     pub reason: String,
     pub process: Option<Process>,
-    /// The agent could not yet look at all processes to find the VM's.
+    /// Whether the agent could not yet examine all processes to find the VM's.
     pub is_searched: bool,
     /// Whether the guest has run in this QEMU.
     pub arrival: Arrival,
     pub incoming_uri: Option<String>,
     pub migration: Option<MigrationReport>,
-    /// Of the last migration; `None` when its record cannot be read.
+    /// The switchover of the last migration; `None` if its record cannot be read.
     pub switchover: Option<Switchover>,
-    /// Of a migration from here or to here, as QEMU's events tell them.
+    /// The moments of a migration from here or to here, from QEMU's events.
     pub moments: Moments,
     pub qmp: Option<Qmp>,
 }
@@ -74,12 +74,13 @@ impl Observed {
         self.status
     }
 
-    /// Known to have ended, or never begun.
+    /// Whether QEMU has ended or was never started.
     fn qemu_has_ended(&self) -> bool {
         self.process.map_or(!self.is_searched, |process| process.has_ended())
     }
 
-    /// What others are told at once when it changes; figures that only grow are not among it.
+    /// The parts that are reported to watchers at once when they change. Figures that only grow are not among
+    /// them.
     fn news(&self) -> (VmStatus, String, bool, Option<(MigrationId, MigrationPhase)>) {
         let migration = self.migration.as_ref();
         (
@@ -134,8 +135,8 @@ impl Vm {
         &self.spec.vm
     }
 
-    /// Reads or changes what is known; short, and without waiting inside. What is news to others is
-    /// noted here, for all who change it.
+    /// Reads or changes the state. `act` must be short and must not wait. Changes for watchers are recorded
+    /// here.
     pub fn observed<T>(&self, act: impl FnOnce(&mut Observed) -> T) -> T {
         let mut seen = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         let before = seen.news();
@@ -148,18 +149,18 @@ impl Vm {
         answer
     }
 
-    /// Whether there is news of it since then.
+    /// Whether it has changed since then.
     pub fn changed_since(&self, revision: u64) -> bool {
         self.changed.since(revision)
     }
 
-    /// It was taken from the list: whoever waits for news of it is answered.
+    /// The VM was removed from the list: requests that wait for its changes are answered.
     pub fn is_no_more(&self) {
         self.changed.note();
     }
 
-    /// The VM's status after an event. One that is not possible is a fault of ours: it is logged,
-    /// and changes nothing.
+    /// Changes the VM's status after an event. An event that is not possible is a fault of the agent: it is
+    /// logged and changes nothing.
     pub fn take(&self, event: VmEvent, qemu_says: &str) {
         let changed = self.observed(|seen| {
             let before = seen.status;
@@ -186,11 +187,11 @@ impl Vm {
         self.observed(|seen| seen.qemu_has_ended())
     }
 
-    /// `boot_id`: the host's; `stats`: what its volume server counted.
+    /// `boot_id` is the host's; `stats` are the figures of its volume server.
     pub fn report(&self, boot_id: &str, stats: &[ExportStats]) -> VmReport {
         let volumes = self.spec.disks.iter().map(|disk| &disk.volume);
         let io = select_stats(stats, volumes);
-        // Before anything is read: what changes meanwhile is told the next time.
+        // This is read first, so that later changes are reported the next time.
         let revision = self.changed.last();
         self.observed(|seen| {
             let live = seen.process.filter(|process| !process.has_ended());
@@ -220,13 +221,13 @@ impl Vm {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// What QEMU said last on stderr.
+    /// QEMU's last output on stderr.
     pub fn last_words(&self) -> String {
         let text = tail(&self.dir.log(), REASON_BYTES).unwrap_or_default();
         String::from_utf8_lossy(&text).trim().to_owned()
     }
 
-    /// Queues a request and waits for the owner's answer. `None`: the VM is no more.
+    /// Queues a request and waits for the owner's answer. `None`: the VM does not exist any more.
     pub async fn ask<T>(
         &self,
         make: impl FnOnce(Answer<T>) -> Request,

@@ -1,5 +1,5 @@
-//! Whether a VM that comes by migration has run here, on disk: one byte in a file that is made
-//! before QEMU starts. So the byte can be changed when the disk is full, and with one write.
+//! Whether a VM that comes by migration has run here. This is one byte in a file that is created before QEMU
+//! starts. So it can be changed with one write, even if the disk is full.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,7 +11,7 @@ use perigee_model::switchover::Arrival;
 const WAITS: &[u8] = b"waits\n";
 const RAN: &[u8] = b"ran  \n";
 
-/// Before QEMU starts.
+/// Creates the file, before QEMU starts.
 pub fn prepare(path: &Path) -> Result<(), Problem> {
     let write = || -> std::io::Result<()> {
         let temporary = path.with_extension("new");
@@ -32,7 +32,7 @@ pub fn prepare(path: &Path) -> Result<(), Problem> {
     write().map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))
 }
 
-/// Before the VM runs.
+/// Records that the VM has run, before it runs.
 pub fn store_ran(path: &Path) -> Result<(), Problem> {
     let write = || -> std::io::Result<()> {
         let file = OpenOptions::new().write(true).open(path)?;
@@ -42,7 +42,7 @@ pub fn store_ran(path: &Path) -> Result<(), Problem> {
     write().map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))
 }
 
-/// What cannot be read is not known.
+/// A file that cannot be read means that it is not known.
 pub fn read(path: &Path) -> Arrival {
     match std::fs::read(path).as_deref() {
         Ok(WAITS) => Arrival::Waits,

@@ -1,9 +1,9 @@
-//! What is kept of VMs that ended at this host: up to which start none begins here any more, and what became of
-//! one that came by migration. So a start that comes late starts nothing, a source that asks late hears what is
-//! known, and "did not run" is never said of a VM of which nothing is known.
+//! The records of VMs that ended at this host: up to which start no VM begins here any more, and the fate of a
+//! VM that came by migration. So a late start starts nothing, a source that asks late gets an answer, and "did
+//! not run" is never answered for a VM about which nothing is known.
 //!
-//! One file for each VM, the newest [`KEPT_MAX`] of them. A host needs hours to end as many VMs, and no request
-//! is under way for so long.
+//! There is one file for each VM, and the newest [`KEPT_MAX`] are kept. A host needs hours to end that many
+//! VMs, and no request takes that long.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::{read_json, write_json};
 
-/// When there are more, those that were written first are removed, down to [`KEPT_MIN`].
+/// If there are more, the oldest are removed, down to [`KEPT_MIN`].
 const KEPT_MAX: usize = 10_000;
 const KEPT_MIN: usize = 9_000;
 
@@ -28,14 +28,14 @@ pub struct Ended {
     pub arrived: Option<Arrived>,
 }
 
-/// How far a VM came that a migration was to bring.
+/// The fate of a VM that came by migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrived {
     pub migration: MigrationId,
     pub arrival: Arrival,
 }
 
-/// The directory with these files. What is decided by a file holds while the file is held.
+/// The directory with these files. A decision from a file stays valid while the file is held.
 #[derive(Debug)]
 pub struct Ends {
     dir: PathBuf,
@@ -47,7 +47,8 @@ impl Ends {
         Self { dir: state.join("ended"), one_at_a_time: Mutex::new(()) }
     }
 
-    /// Reads what is kept of a VM, and keeps it from changing while it is used. Short, and without waiting.
+    /// Reads the record of a VM, and keeps others from changing it until it is dropped. The holder must not
+    /// wait.
     pub fn hold(&self, vm: &VmId) -> Held<'_> {
         let alone = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.dir.join(format!("{vm}.json"));
@@ -55,7 +56,7 @@ impl Ends {
     }
 }
 
-/// What is kept of one VM.
+/// The record of one VM.
 pub struct Held<'a> {
     dir: &'a Path,
     path: PathBuf,
@@ -65,7 +66,7 @@ pub struct Held<'a> {
 
 impl Held<'_> {
     /// # Errors
-    /// When the file is there and cannot be read.
+    /// If the file exists and cannot be read.
     pub fn get(&self) -> Result<Option<&Ended>, Problem> {
         match &self.kept {
             Ok(ended) => Ok(ended.as_ref()),

@@ -1,13 +1,13 @@
-//! An outgoing migration, from the order to its end, also across a restart of the agent.
+//! An outgoing migration from its order to its end, also across a restart of the agent.
 //!
-//! What comes next is decided by [`Outgoing`] of the model; here it is done. QEMU pauses the guest
-//! before the switch (`pause-before-switchover`), and in this pause every volume's writer epoch is
-//! raised at its home, so that from then on only the destination may write. That the switch is
-//! made is stored before it is made ([`Record`]).
+//! [`Outgoing`] of the model decides the next step, and this module carries it out. QEMU pauses the guest
+//! before the switch (`pause-before-switchover`). In this pause every volume's writer epoch is raised at its
+//! home, so that from then on only the destination may write. Before the switch is made, it is stored that it
+//! will be made ([`Record`]).
 //!
-//! This task looks at QEMU and asks other hosts. What it wants done with QEMU it asks of the VM's
-//! owner. A QEMU whose migration fails in the pause runs the guest by itself: it is held at once,
-//! and cannot write where the epochs are raised.
+//! This task reads QEMU's state and sends requests to other hosts. For every change to QEMU it sends a wish to
+//! the VM's owner. If a migration fails in the pause, QEMU runs the guest by itself. The guest is then stopped
+//! at once, and it cannot write to volumes whose epochs are raised.
 //!
 //! QEMU's `return-path` makes `completed` mean that the destination has loaded everything.
 
@@ -31,18 +31,19 @@ use super::{Vm, decide};
 use crate::files::{self, VmDir};
 use crate::qmp::{MigrateInfo, QmpError, StatusInfo};
 
-/// How often the figures are read; a change of state is told by an event.
+/// How often the figures are read. Events report changes of state.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long the owner may take to connect again to a monitor that closed.
+/// How long the owner may take to connect again to a monitor that was closed.
 const RECONNECT_DEADLINE: Duration = Duration::from_secs(30);
 const RESUME_DEADLINE: Duration = Duration::from_secs(30);
-/// Between two tries of what another host must answer, or of what should never be.
+/// The time between two tries of a request that another host must answer, or after a state that should never
+/// occur.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What must survive the agent.
+/// The part of a migration that must survive a restart of the agent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
-    /// `None` for a migration that was called off before its order came.
+    /// `None` for a migration that was cancelled before its order arrived.
     pub order: Option<MigrateOut>,
     pub report: MigrationReport,
     pub switchover: Switchover,
@@ -55,7 +56,7 @@ impl Record {
         Self { order: Some(order), report, switchover: Switchover::Source }
     }
 
-    /// So that the order, should it come late, is known and begins nothing.
+    /// The record of a cancelled migration: if its order arrives late, it is recognized and starts nothing.
     pub fn called_off(asked: &CancelMigration) -> Self {
         let CancelMigration { migration, number, .. } = asked;
         let mut report =
@@ -65,7 +66,7 @@ impl Record {
     }
 
     /// # Errors
-    /// When there is a record that cannot be read: then it is not known where the VM may run.
+    /// If there is a record that cannot be read. Then it is not known where the VM may run.
     pub fn load(dir: &VmDir) -> Result<Option<Self>, Problem> {
         files::read_json(&dir.migration())
     }
@@ -75,7 +76,7 @@ impl Record {
     }
 }
 
-/// Why it does not go on.
+/// Why the migration does not continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Stop {
     #[error("cancelled")]
@@ -102,10 +103,10 @@ impl From<Refused> for Stop {
     }
 }
 
-/// A wish and where its outcome goes.
+/// A wish, and the channel for its result.
 pub type Wished = (Wish, oneshot::Sender<Result<(), QmpError>>);
 
-/// The owner's end of a migration.
+/// The owner's handle of a migration.
 pub struct Handle {
     pub cancel: Arc<AtomicBool>,
     pub nudge: Arc<Notify>,
@@ -113,7 +114,7 @@ pub struct Handle {
     pub task: tokio::task::AbortHandle,
 }
 
-/// Begins a migration, or goes on with one that an agent began which ran before.
+/// Starts a migration, or continues one that an earlier agent has started.
 pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> Handle {
     let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
     let (wishes, wished) = mpsc::channel(1);
@@ -141,7 +142,7 @@ struct Migration {
     order: MigrateOut,
     record: Record,
     homes: Vec<steps::Home>,
-    /// The homes and the destination are being asked whether the switch can be made.
+    /// The result of asking the homes and the destination whether the switch can be made.
     greeting: Option<oneshot::Receiver<Result<(), Stop>>>,
     machine: Outgoing,
     /// Why it was given up.
@@ -150,7 +151,7 @@ struct Migration {
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
     wishes: mpsc::Sender<Wished>,
-    /// When the homes were last asked over the connections that the pause needs.
+    /// When the connections that the pause needs were last used.
     warmed: Instant,
 }
 
@@ -172,8 +173,8 @@ impl Migration {
         self.finish(end).await;
     }
 
-    /// QEMU copies while the homes and the destination are asked: until they have agreed nothing is
-    /// stored, raised or switched, and an order that came too late ends with no harm done.
+    /// QEMU copies memory while the homes and the destination are asked. Until they have agreed, nothing is
+    /// stored, raised or switched, so an order that came too late ends without harm.
     async fn begin(&mut self) -> Result<(), Stop> {
         let begun = Instant::now();
         let MigrateOut { uri, downtime_limit_ms, .. } = self.order.clone();
@@ -185,7 +186,7 @@ impl Migration {
         Ok(())
     }
 
-    /// Looks at QEMU once and does what is due; gives the end once it has come.
+    /// Checks QEMU once and does what is due. Returns the end when it has come.
     async fn advance(&mut self) -> Result<Option<MigrationPhase>, Refused> {
         let Some(sending) = self.look().await else {
             self.pause().await;
@@ -195,7 +196,7 @@ impl Migration {
             self.hear_greeting();
             self.hear_cancel();
             match self.machine.step(sending)? {
-                // In the pause each of these leads at once to the next.
+                // In the pause each of these steps leads directly to the next.
                 Step::Store => self.store_switch(sending)?,
                 Step::Raise => self.raise().await?,
                 Step::LetGo => {
@@ -207,7 +208,7 @@ impl Migration {
                     return Ok(None);
                 }
                 Step::StopSending => {
-                    // Refused only when it has just ended, which the next look tells.
+                    // This is refused only if the migration has just ended, which the next check finds.
                     let _ = self.wish(Wish::StopSending).await;
                     self.pause().await;
                     return Ok(None);
@@ -230,7 +231,7 @@ impl Migration {
         }
     }
 
-    /// Whether the homes and the destination have agreed meanwhile.
+    /// Checks whether the homes and the destination have agreed in the meantime.
     fn hear_greeting(&mut self) {
         let Some(greeting) = &mut self.greeting else { return };
         let answer = match greeting.try_recv() {
@@ -254,7 +255,7 @@ impl Migration {
         }
     }
 
-    /// Writes down what comes, before any of it is done; while memory is copied, where there is time.
+    /// Stores that the switch is about to be made. This is done while memory is copied, when there is time.
     fn store_switch(&mut self, sending: Sending) -> Result<(), Refused> {
         let begun = Instant::now();
         let mut noted = self.machine;
@@ -308,14 +309,14 @@ impl Migration {
         if end == MigrationPhase::Completed {
             self.final_figures().await;
             self.tell_pause().await;
-            // The guest is elsewhere: also where this QEMU thinks that it failed.
+            // The guest is at the destination, even if this QEMU thinks that the migration failed.
             self.hold().await;
             self.vm.take(VmEvent::HandedOver, "");
             self.record.report.reason.clear();
         } else if let Some(stop) = &self.stop {
             self.record.report.reason = stop.to_string();
         }
-        // Said last: whoever sees it sees the VM as it is then.
+        // This is set last, so that everybody who sees it also sees the VM's final state.
         self.record.report.phase = end;
         self.record.switchover = self.machine.at().stored();
         if let Err(problem) = self.save() {
@@ -324,7 +325,7 @@ impl Migration {
         tracing::info!(vm = %self.vm.id(), ?end, "the migration has ended");
     }
 
-    /// The first reason counts.
+    /// Only the first reason counts.
     fn give_up(&mut self, stop: Stop) {
         self.machine.give_up();
         tracing::warn!(vm = %self.vm.id(), %stop, "the migration is given up");
@@ -334,8 +335,8 @@ impl Migration {
         }
     }
 
-    /// Something is as it can't be: the guest stays held, whoever looks is told, and it is looked
-    /// at again.
+    /// The state is one that should never occur. The guest stays stopped, the reason is shown, and the state is
+    /// checked again.
     async fn stand_still(&mut self, refused: &Refused) {
         tracing::error!(vm = %self.vm.id(), %refused, "the migration stands still");
         self.say(format!("the migration stands still: {refused}"));
@@ -343,8 +344,8 @@ impl Migration {
         tokio::time::sleep(ASK_AGAIN).await;
     }
 
-    /// Makes the guest run, whatever state QEMU left it in. A guest that does not run by the deadline is
-    /// left to the owner, which tries again where that may help and says why the guest stands still.
+    /// Makes the guest run, in whatever state QEMU has left it. If it does not run by the deadline, this is
+    /// left to the owner, which tries again if that may help, and shows why the guest does not run.
     async fn run_again(&mut self) {
         let deadline = tokio::time::Instant::now() + RESUME_DEADLINE;
         while !self.vm.qemu_has_ended() {
@@ -352,7 +353,7 @@ impl Migration {
             if decide::is_resume_over(&self.run_state().await, is_late) {
                 return;
             }
-            // Refused while QEMU is still on its way out of the migration.
+            // This is refused while QEMU is still ending the migration.
             let _ = self.wish(Wish::Run).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -365,11 +366,11 @@ impl Migration {
 
     /// Makes sure that the guest does not run here.
     async fn hold(&mut self) {
-        // Without a QEMU it does not run either.
+        // Without a QEMU process the guest does not run either.
         let _ = self.wish(Wish::Hold).await;
     }
 
-    /// QEMU's migration now, with the report brought up to date; `None` when it does not say.
+    /// QEMU's migration now; this also updates the report. `None` if QEMU does not answer.
     async fn look(&mut self) -> Option<Sending> {
         let qmp = self.vm.observed(|seen| seen.qmp.clone());
         let looked = match qmp {
@@ -397,7 +398,7 @@ impl Migration {
         Some(sending)
     }
 
-    /// Keeps account of the phases, and does early what would take time in the pause.
+    /// Records the phases, and does work early that would otherwise take time in the pause.
     async fn follow(&mut self, info: &MigrateInfo, sending: Sending) {
         let phases = &mut self.record.report.phases;
         match sending {
@@ -412,7 +413,7 @@ impl Migration {
                     self.keep_warm();
                 }
                 if let Some(downtime_limit_ms) = seen.new_limit_ms {
-                    // Refused only when the copying has just ended.
+                    // This is refused only if the copying has just ended.
                     let _ = self.wish(Wish::AllowPause { downtime_limit_ms }).await;
                 }
             }
@@ -427,7 +428,7 @@ impl Migration {
         }
     }
 
-    /// The parts of the pause, once QEMU's last event has come.
+    /// Reports the parts of the pause after QEMU's last event.
     async fn tell_pause(&mut self) {
         for _ in 0..20 {
             let moments = self.vm.observed(|seen| seen.moments);
@@ -459,7 +460,7 @@ impl Migration {
         self.publish();
     }
 
-    /// QEMU works out the times just after it has said that it completed.
+    /// QEMU calculates the times just after it has reported the completion.
     async fn final_figures(&mut self) {
         for _ in 0..50 {
             let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
@@ -468,15 +469,15 @@ impl Migration {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 Ok(info) if info.status == "completed" => return self.read_figures(&info),
-                // Also where QEMU thinks that it failed: there will be no others.
+                // Also if QEMU thinks that the migration failed: there are no other figures.
                 _ => return,
             }
         }
     }
 
-    /// Until something may have changed.
+    /// Waits until something may have changed.
     async fn pause(&self) {
-        // A timeout is a reason to look as well.
+        // A timeout is also a reason to check.
         let _ = tokio::time::timeout(LOOK_AGAIN, self.nudge.notified()).await;
     }
 
@@ -486,7 +487,7 @@ impl Migration {
         saved
     }
 
-    /// Stores where the VM may run. Where that fails, the older word on disk is the more careful one.
+    /// Stores where the VM may run. If that fails, the older state on disk is the more careful one.
     fn note_switchover(&mut self) {
         self.record.switchover = self.machine.at().stored();
         if let Err(problem) = self.save() {
@@ -506,7 +507,7 @@ impl Migration {
         });
     }
 
-    /// Asks the owner; again, while its connection to QEMU is being made anew.
+    /// Sends a wish to the owner. It is repeated while the owner connects to QEMU again.
     async fn wish(&self, wish: Wish) -> Result<(), QmpError> {
         let deadline = tokio::time::Instant::now() + RECONNECT_DEADLINE;
         loop {
@@ -527,13 +528,13 @@ impl Migration {
     }
 }
 
-/// By this host's clock, as QEMU's events are.
+/// The Unix time by this host's clock, like the times of QEMU's events.
 fn unix_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Megabits to bytes.
+/// Converts megabits to bytes.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

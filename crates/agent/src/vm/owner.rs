@@ -1,8 +1,8 @@
-//! The owner of one VM: the only task that acts on its QEMU.
+//! The owner of one VM, the only task that acts on its QEMU.
 //!
-//! It waits for requests, QEMU's events, the clock and the wishes of a migration, and publishes
-//! what it sees in [`Vm::observed`]. A migration's task only looks at QEMU; what it wishes is done
-//! here, where its [`Switchover`] allows it.
+//! It waits for requests, QEMU's events, the clock and the wishes of a migration, and publishes the VM's state
+//! in [`Vm::observed`]. A migration's task only reads QEMU's state. Its wishes are carried out here, if its
+//! [`Switchover`] allows that.
 
 mod ending;
 mod wishes;
@@ -33,10 +33,10 @@ use crate::qmp::{BlockIoError, Event, Qmp, QmpError, StatusInfo};
 use crate::{files, guest};
 
 const TICK: Duration = Duration::from_secs(1);
-/// For the console and for QEMU's stderr.
+/// The limit for the console's log and for QEMU's stderr.
 const LOG_BYTES_MAX: u64 = 4 << 20;
 const LOG_KEEP_BYTES: u64 = 1 << 20;
-/// A QEMU that hangs must not keep an agent from starting or answering; the clock's tick tries again.
+/// A QEMU that hangs must not delay the agent's start or its answers. The next tick of the clock tries again.
 const RECONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 pub struct Owner {
@@ -45,13 +45,13 @@ pub struct Owner {
     requests: mpsc::Receiver<Request>,
     /// `None` while QEMU's monitor is not connected.
     events: Option<mpsc::Receiver<Event>>,
-    /// The last disk error was a write that the volume's epoch refused.
+    /// Whether the last disk error was a write that the volume's epoch refused.
     is_fenced: bool,
-    /// The trouble that was logged; the same one every second is not news.
+    /// The last logged trouble, so that the same one is not logged every second.
     logged: String,
-    /// What QEMU said last: nothing changes while it says the same.
+    /// QEMU's last run state. Nothing changes while it stays the same.
     run_state: String,
-    /// Why the guest powered off, where QEMU gave a reason of its own.
+    /// Why the guest powered off, if QEMU gave a special reason.
     ended_because: &'static str,
     migration: Option<Handle>,
     guest: Option<AbortHandle>,
@@ -65,9 +65,9 @@ enum Wake {
     Tick,
 }
 
-/// Why the owner has ended, and who waits to hear it.
+/// Why the owner has ended, and who waits for that.
 pub enum Farewell {
-    /// The agent ends.
+    /// The agent is stopping.
     Nobody,
     Deleted(Answer<()>),
     DidNotRun(Answer<Fate>),
@@ -89,7 +89,7 @@ impl Owner {
         }
     }
 
-    /// Starts QEMU; when it fails, nothing of the VM is left.
+    /// Starts QEMU. After a failure nothing of the VM is left.
     pub async fn start(&mut self) -> Result<(), Problem> {
         let begun = match start(&self.vm, &self.host).await {
             Ok(started) => self.take_over(started).await,
@@ -110,7 +110,7 @@ impl Owner {
             .map_err(|e| Problem::internal(format!("can't start the VM {}", self.vm.id()), e))
     }
 
-    /// Finds the QEMU of an agent that ran before, and goes on with its migration.
+    /// Finds the QEMU of an earlier agent, and continues its migration.
     pub async fn adopt(&mut self, record: Result<Option<Record>, Problem>) {
         let (record, switchover) = match record {
             Ok(Some(record)) => {
@@ -150,7 +150,7 @@ impl Owner {
         }
     }
 
-    /// Looks for the QEMU of an agent that ran before, until it is known whether there is one.
+    /// Searches for the QEMU of an earlier agent until it is known whether there is one.
     fn find_process(&mut self) {
         let mark = mark(&self.vm.dir);
         let arguments = mark.each_ref().map(String::as_str);
@@ -193,7 +193,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Acts until the VM is deleted.
+    /// Runs until the VM is deleted.
     pub async fn run(mut self) -> Farewell {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -205,7 +205,7 @@ impl Owner {
                 _ = tick.tick() => Wake::Tick,
             };
             match wake {
-                // Nobody can ask any more: the agent ends.
+                // No more requests can come: the agent is stopping.
                 Wake::Request(None) => return Farewell::Nobody,
                 Wake::Request(Some(request)) => {
                     if let Some(farewell) = self.on_request(request).await {
@@ -226,7 +226,7 @@ impl Owner {
         }
     }
 
-    /// Whoever asked may have gone when the answer is sent.
+    /// The requester may be gone when the answer is sent.
     async fn on_request(&mut self, request: Request) -> Option<Farewell> {
         match request {
             Request::Started(answer) => drop(answer.send(Ok(()))),
@@ -290,7 +290,7 @@ impl Owner {
         }
     }
 
-    /// Asks QEMU for the VM's status, and lets a VM run that has come by migration.
+    /// Reads the VM's status from QEMU, and lets a VM run that has arrived by migration.
     async fn look(&mut self, qmp: &Qmp) -> Result<(), QmpError> {
         let info: StatusInfo = qmp.query("query-status").await?;
         if info.status != self.run_state {
@@ -319,8 +319,8 @@ impl Owner {
         Ok(())
     }
 
-    /// What has come by migration is stored first, and then runs. A VM that an agent left standing
-    /// for no other reason runs as well.
+    /// Stores that the VM has arrived by migration, and then lets it run. This also applies to a VM that an
+    /// earlier agent left paused for no other reason.
     async fn on_arrival(&mut self, qmp: &Qmp) {
         let may_run = self.run_state == "paused" && !self.is_migrating();
         let step = self.vm.observed(|seen| {
@@ -343,7 +343,7 @@ impl Owner {
                 }
             }
         }
-        // What comes of it is told by events.
+        // Events report the result.
         if let Err(error) = qmp.execute("cont", json!({})).await {
             tracing::warn!(vm = %self.vm.id(), %error, "QEMU does not let the VM run yet");
         }
@@ -353,7 +353,7 @@ impl Owner {
         self.vm.observed(|seen| seen.migration.as_ref().is_some_and(|m| !m.phase.is_final()))
     }
 
-    /// The monitor has closed: QEMU has ended, or somebody else connected to it.
+    /// The monitor was closed: QEMU has ended, or another client has connected to it.
     fn disconnected(&mut self) {
         self.events = None;
         self.vm.observed(|seen| seen.qmp = None);
@@ -389,7 +389,7 @@ impl Owner {
         if decide::may_retry(status, switchover, self.is_fenced, has_come)
             && !self.is_waiting_to_be_stored()
         {
-            // What comes of it is told by events.
+            // Events report the result.
             let _ = qmp.execute("cont", json!({})).await;
         }
     }
@@ -398,7 +398,7 @@ impl Owner {
         self.vm.observed(|seen| seen.arrival == Arrival::Waits)
     }
 
-    /// Whether there may be one; notices when it has ended.
+    /// Whether a QEMU may exist. Notices when it has ended.
     fn look_at_process(&mut self) -> bool {
         let has_ended = self.vm.qemu_has_ended();
         if has_ended && self.vm.status() != VmStatus::Gone {
@@ -436,7 +436,7 @@ impl Owner {
         self.vm.observed(|seen| {
             seen.incoming_uri = None;
             seen.reason = if words.is_empty() {
-                "QEMU has ended and said nothing".to_owned()
+                "QEMU has ended without a message".to_owned()
             } else {
                 format!("QEMU has ended: {words}")
             };
@@ -467,7 +467,7 @@ impl Owner {
         Ok(())
     }
 
-    /// One that is under way ends as soon as it can; one that has not begun never will.
+    /// A running migration ends as soon as possible. One that has not started never starts.
     fn cancel_migration(&mut self, asked: &CancelMigration) -> Result<(), Problem> {
         let what = || format!("can't cancel the migration {}", asked.migration);
         let (last, at) = self.vm.observed(|seen| {

@@ -1,14 +1,14 @@
-//! Where an outgoing migration's time goes, from what QEMU says: pure, without I/O or clock.
+//! Measures the phases of an outgoing migration from QEMU's reports. All functions are pure.
 //!
-//! Rounds are told apart by QEMU's count of its passes over the memory. The parts of the pause lie
-//! between QEMU's events, whose times are of one clock, that of this host:
+//! Rounds are distinguished by QEMU's count of its passes over the memory. The parts of the pause lie between
+//! QEMU's events, whose times are by the clock of this host:
 //!
 //! ```text
 //! STOP ── flush ── pre-switchover ── record, epochs ── device ── remainder, device state ── sent ── arrival ── completed
 //! ```
 //!
-//! From `device` on QEMU holds its lock until it has sent everything, so a question asked then is
-//! answered when all is sent: that is how `sent` is seen.
+//! From `device` on QEMU holds its lock until it has sent everything. So a query that is sent then is answered
+//! when everything is sent, which gives the time `sent`.
 
 use std::time::Duration;
 
@@ -17,27 +17,27 @@ use perigee_model::phases::{CopyRound, DOWNTIME_LIMIT_MAX_MS, Pause, Phases};
 use super::migrate::bits_to_bytes;
 use crate::qmp::{Event, MigrateInfo};
 
-/// The switch is near when so much is left to copy.
+/// The switch is near if copying the rest takes at most this time.
 const NEAR: Duration = Duration::from_secs(1);
 
-/// What is kept of one outgoing migration.
+/// The measurements of one outgoing migration.
 #[derive(Debug)]
 pub struct Watch {
     rounds: Rounds,
     convergence: Convergence,
     limit_ms: u64,
-    /// The pass in which the disks were flushed last.
+    /// The pass in which the disks were last flushed.
     flushed_in: Option<u64>,
-    /// Sent before the pause, and the rate then.
+    /// The bytes that were sent before the pause, and the rate then.
     before_pause: Option<(u64, u64)>,
     record_us: u64,
 }
 
-/// What a look while copying shows.
+/// The result of one check during the copying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     pub is_near: bool,
-    /// Once in each pass that may be the last.
+    /// True once in each pass that may be the last.
     pub is_flush_due: bool,
     pub new_limit_ms: Option<u64>,
 }
@@ -76,12 +76,12 @@ impl Watch {
         }
     }
 
-    /// The record was written in the pause.
+    /// Records how long storing the record took in the pause.
     pub fn stored(&mut self, took: Duration) {
         self.record_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
     }
 
-    /// When everything is sent: the pause in its parts.
+    /// The parts of the pause, when everything is sent.
     pub fn pause(&self, moments: &Moments, transferred_bytes: u64) -> Option<Pause> {
         let (before_bytes, rate_bytes_per_s) = self.before_pause?;
         let bytes = transferred_bytes.saturating_sub(before_bytes);
@@ -89,18 +89,18 @@ impl Watch {
     }
 }
 
-/// The rounds, as looks at QEMU show them.
+/// The rounds, as they are seen in QEMU's reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rounds {
-    /// The pass that is under way, from 1; 0 before the first look.
+    /// The current pass, from 1; 0 before the first report.
     pass: u32,
-    /// QEMU's clock and bytes when it began.
+    /// QEMU's clock and bytes when the pass began.
     begun_ms: u64,
     begun_bytes: u64,
 }
 
 impl Rounds {
-    /// Takes a look. Passes that came and went between two looks are one round.
+    /// Records a report. Passes that began and ended between two reports count as one round.
     pub fn look(&mut self, info: &MigrateInfo, phases: &mut Phases) {
         let pass = u32::try_from(info.ram.dirty_sync_count).unwrap_or(u32::MAX);
         if self.pass == 0 {
@@ -111,7 +111,7 @@ impl Rounds {
         }
     }
 
-    /// Memory is not copied any more: the pass that is under way has ended.
+    /// The memory is not copied any more, so the current pass has ended.
     pub fn end(&mut self, info: &MigrateInfo, phases: &mut Phases) {
         if self.pass > 0 && info.ram.transferred > self.begun_bytes {
             let pass = u32::try_from(info.ram.dirty_sync_count).unwrap_or(u32::MAX);
@@ -140,12 +140,12 @@ pub struct Moments {
     pub behind_switch_us: Option<u64>,
     pub sent_us: Option<u64>,
     pub completed_us: Option<u64>,
-    /// At the destination: the guest runs.
+    /// At the destination: when the guest ran.
     pub resumed_us: Option<u64>,
 }
 
 impl Moments {
-    /// Takes an event of QEMU's into account.
+    /// Records an event of QEMU.
     pub fn on_event(&mut self, event: &Event) {
         let at_us = event.timestamp.us();
         match (event.name.as_str(), event.data["status"].as_str()) {
@@ -161,12 +161,12 @@ impl Moments {
         }
     }
 
-    /// At the destination: from the arrival of the state until the guest ran.
+    /// At the destination: the time from the arrival of the state until the guest ran.
     pub fn resume_us(&self) -> Option<u64> {
         Some(self.resumed_us?.saturating_sub(self.completed_us?))
     }
 
-    /// The pause in its parts; `None` when a moment was not seen.
+    /// The parts of the pause; `None` if a moment was not seen.
     pub fn pause(&self, record_us: u64, remainder: Remainder) -> Option<Pause> {
         let behind_us = self.behind_switch_us?;
         let completed_us = self.completed_us?;
@@ -188,7 +188,7 @@ impl Moments {
     }
 }
 
-/// Memory that is sent in the pause.
+/// The memory that is sent in the pause.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Remainder {
     pub bytes: u64,
@@ -204,26 +204,26 @@ impl Remainder {
     }
 }
 
-/// Whether the copying gets nearer to its end. It begins with a short downtime limit, which is
-/// raised only after passes that left no less than the pass before.
+/// Checks whether the copying converges. It begins with a short downtime limit, which is raised only after
+/// passes that left as much memory as the pass before.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Convergence {
     pass: u64,
     remaining_bytes: u64,
-    /// Passes in a row that did not help.
+    /// Number of consecutive passes without progress.
     stuck: u32,
 }
 
-/// Passes in a row without progress, after which the limit is raised.
+/// After this many consecutive passes without progress the limit is raised.
 const STUCK_PASSES: u32 = 2;
 
 impl Convergence {
-    /// Takes a look; gives a new downtime limit when the old one is not reached.
+    /// Records a report. Returns a new downtime limit if the current one is not reached.
     pub fn look(&mut self, info: &MigrateInfo, limit_ms: u64) -> Option<u64> {
         if info.ram.dirty_sync_count <= self.pass {
             return None;
         }
-        // In the first pass all of the memory is left: nothing can be compared with it.
+        // In the first pass all of the memory is left, so there is nothing to compare with.
         let helped = self.pass < 2 || info.ram.remaining < self.remaining_bytes / 10 * 9;
         (self.pass, self.remaining_bytes) = (info.ram.dirty_sync_count, info.ram.remaining);
         if helped {
@@ -316,7 +316,7 @@ mod tests {
         let mut moments = Moments::default();
         moments.on_event(&event("MIGRATION", "device", 10));
         assert_eq!(moments.pause(0, Remainder::default()), None);
-        // The next migration begins anew.
+        // The next migration starts from the beginning.
         moments.on_event(&event("MIGRATION", "setup", 20));
         assert_eq!(moments, Moments::default());
     }

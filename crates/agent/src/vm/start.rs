@@ -1,4 +1,4 @@
-//! Starting a VM's QEMU, up to its first answer.
+//! Starts a VM's QEMU and waits for its first answer.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use crate::process::Process;
 use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
 use crate::{cgroup, files, process};
 
-/// QEMU opens its disks before it answers, and waits for the volume server for a while.
+/// QEMU opens its disks before it answers, and waits some time for the volume server.
 const START_DEADLINE: Duration = Duration::from_secs(90);
-/// To connect to a socket that is not there yet costs some microseconds.
+/// A try to connect to a socket that does not exist yet takes some microseconds.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// A QEMU that answers.
+/// A QEMU that has answered.
 pub struct Started {
     pub process: Process,
     pub qmp: Qmp,
     pub events: mpsc::Receiver<Event>,
 }
 
-/// Starts QEMU. When this fails, no process is left.
+/// Starts QEMU. After a failure no process is left.
 pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     host.open_ahead(vm.spec.disks.iter().map(export).collect());
     vm.dir.create(host.user.map(|user| user.uid))?;
@@ -72,25 +72,27 @@ async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
     }
 }
 
-/// Why QEMU did not start, by who can do something about it. It says so in words only.
+/// Why QEMU did not start, by who can solve it. QEMU reports this only in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StartError {
     /// The volume server has no such export: the job ends.
     NoExport,
-    /// No QEMU makes such a VM: the job ends.
+    /// No QEMU can make such a VM: the job ends.
     BadVm,
     /// The volume server does not answer: the job waits for it.
     NoVolumeServer,
-    /// The host lacks something that others of its VMs hold now: the job waits for it.
+    /// The host lacks something that other VMs use now: the job waits for it.
     NoRoom,
-    /// The host has not this accelerator, or another QEMU than we know: the job goes to another host.
+    /// The host does not have this accelerator, or has an unknown version of QEMU: the job goes to another
+    /// host.
     HostCannot,
-    /// Words that we do not know. As trouble of ours it ends no job: the job waits, and says them.
+    /// The words are not known. This counts as a fault of the cluster and ends no job: the job waits and shows
+    /// the words.
     Other,
 }
 
 impl StartError {
-    /// Words of QEMU by which each is known, in the order in which they are looked for.
+    /// The words of QEMU by which each error is recognized, in the order of the search.
     const WORDS: [(Self, &'static [&'static str]); 4] = [
         (Self::NoVolumeServer, &["Failed to connect", "Connection refused"]),
         (
@@ -120,7 +122,7 @@ impl StartError {
         ),
     ];
 
-    /// By QEMU's last words.
+    /// Finds the error in QEMU's last words.
     fn of(said: &str) -> Self {
         if said.contains("xport '") && said.contains("not ") {
             return Self::NoExport;
@@ -144,7 +146,7 @@ impl StartError {
     }
 }
 
-/// Makes a QEMU that waits for a migration listen, unless it does; gives its address.
+/// Makes a QEMU that waits for a migration listen, unless it already does. Returns its address.
 pub async fn listen_for_migration(qmp: &Qmp, ip: &str) -> Result<String, QmpError> {
     let info: MigrateInfo = qmp.query("query-migrate").await?;
     if info.socket_address.is_empty() {
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(StartError::of(other), StartError::Other);
     }
 
-    /// The real QEMU's words. It ends before it runs anything.
+    /// The words of the real QEMU. It ends before it runs anything.
     #[test]
     fn what_qemu_refuses_is_told_by_who_can_do_something_about_it() {
         use StartError as E;

@@ -1,14 +1,13 @@
-//! A host that is gone: who goes on elsewhere.
+//! Decides which jobs continue elsewhere when their host is gone.
 //!
-//! A job whose VM was not asked for yet is placed again. One whose VM was may run there unseen, so it
-//! begins anew only if its file says `restart: on-host-failure`, and only when the host is fenced: the
-//! epochs of all volumes that the VM writes at other homes are raised first, so that a host that comes
-//! back writes nothing there. What stands on the host itself is removed when it is back, also when a
-//! person has removed the host from the cluster meanwhile.
+//! A job whose VM was not requested yet is placed again. If the VM was requested, it may run there unseen. Then
+//! the job begins anew only if its file says `restart: on-host-failure`, and only after the host is fenced: the
+//! epochs of all volumes that the VM writes at other homes are raised first, so that a host that comes back
+//! can't write there. What exists at the host itself is removed when it is back, even if a person has removed
+//! the host from the cluster in the meantime.
 //!
-//! A host that cannot start the VM at all, for example for want of an accelerator, is left as well: the
-//! VM never ran there. A job ends when no host is left that may do better, or after
-//! [`REFUSALS`] hosts.
+//! A job also leaves a host that cannot start its VM, for example because it has no suitable accelerator. The
+//! VM never ran there. Such a job ends when no other host is left to try, or after [`REFUSALS`] hosts.
 
 use perigee_model::job::{HostState, Restart, Start};
 use perigee_model::limits::{REFUSALS, RESTARTS};
@@ -32,24 +31,24 @@ use crate::records::{
 pub enum Loss {
     /// It does not answer, and may come back.
     Silent,
-    /// By a person, for good.
+    /// A person removed it for good.
     Removed,
-    /// Its kernel booted anew: the VM is gone, the volumes are there.
+    /// Its kernel booted again: the VM is gone, its volumes still exist.
     Rebooted,
 }
 
-/// What becomes of a job whose host is gone.
+/// What happens to a job whose host is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// It begins anew at another host.
     Again,
-    /// It waits for its host, because of this.
+    /// It waits for its host, for this reason.
     Wait(String),
-    /// Its host will not come back.
+    /// It fails, because its host will not come back.
     Fail(String),
 }
 
-/// `host`: where the VM is, or one of its disks.
+/// `host` is the host of the VM or of one of its disks.
 pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     let or_wait = |why: &str| match loss {
         Loss::Removed => Fate::Fail(format!("host {host} was removed: {why}")),
@@ -72,10 +71,10 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     if !never_started && record.job.spec.restart == Restart::Never {
         return or_wait("the job's VM or its disks were there, and its `restart` is `never`");
     }
-    // It began anew also where a host could not start it.
+    // Each refusal also made the job begin anew.
     let refusals = u32::try_from(record.refused_by.len()).unwrap_or(u32::MAX);
     let losses = record.restarts.saturating_sub(refusals);
-    // A job that loses its host again and again may be the reason.
+    // A job that loses its host repeatedly may itself be the reason.
     if RESTARTS.check(losses + 1).is_err() {
         return or_wait(&format!("the job has started again {losses} times before"));
     }
@@ -83,7 +82,7 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
 }
 
 impl Run {
-    /// `Some` when the job's host is gone and the job does not wait for it.
+    /// `Some` if the job's host is gone and the job does not wait for it.
     pub(super) async fn leave_gone_host(&mut self) -> Result<Option<Step>, Problem> {
         if let Some(host) = self.record.value.leaving.clone() {
             self.begin_anew(&host).await?;
@@ -118,7 +117,7 @@ impl Run {
         self.begin_anew(host).await
     }
 
-    /// The host cannot start the VM, now or later: the job is placed elsewhere, or ends.
+    /// The host cannot start the VM, now or later: the job is placed elsewhere, or it ends.
     pub(super) async fn leave_refusing_host(
         &mut self,
         host: &HostId,
@@ -145,7 +144,7 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// Whether a host of the cluster that has not refused may start the job, now or when it is back.
+    /// Whether another host of the cluster, which has not refused, may start the job now or when it is back.
     fn hosts_left(&self) -> bool {
         let (start, refused_by) = (&self.job().spec.start, &self.record.value.refused_by);
         self.cluster.hosts.all().iter().any(|host| {
@@ -158,7 +157,7 @@ impl Run {
         })
     }
 
-    /// The VM is not at its host any more: `Some` when that is because the host's kernel booted anew.
+    /// `Some` if the VM is not at its host any more because the host's kernel booted again.
     pub(super) async fn leave_rebooted_host(&mut self) -> Result<Option<Step>, Problem> {
         let host = self.host()?;
         let report: HostReport = host.agent.get("/v1/host").await?;
@@ -173,9 +172,10 @@ impl Run {
         Ok(Some(Step::Again))
     }
 
-    /// The job waits for a silent host: why it does not start elsewhere, where its file asks for that.
+    /// Why the job waits for a host that does not answer. If its file asks for a restart elsewhere, it also
+    /// says why there is none.
     pub(super) fn why_it_stays(&self, host: &HostId) -> String {
-        let waits = format!("host {host} is unreachable; the job goes on when it is back");
+        let waits = format!("host {host} is unreachable; the job continues when it is back");
         match fate(&self.record.value, host, Loss::Silent) {
             Fate::Wait(why) if self.job().spec.restart == Restart::OnHostFailure => format!(
                 "{waits}. `restart: on-host-failure` cannot help: {why}. If the host is gone for \
@@ -185,7 +185,7 @@ impl Run {
         }
     }
 
-    /// That the job is leaving its host is recorded: each part can be done again.
+    /// The record says that the job is leaving its host, so each part of this can be repeated.
     async fn begin_anew(&mut self, host: &HostId) -> Result<(), Problem> {
         self.wait_for_moves().await?;
         self.fence(host).await?;
@@ -224,8 +224,8 @@ impl Run {
         self.record.save().await
     }
 
-    /// A move that was asked for just before ends first, and is settled where the VM was started: settled
-    /// later, it would take down the new VM.
+    /// A move that was requested just before must end first. It is settled while the job is still at the VM's
+    /// old host, because a later cleanup would take down the new VM.
     async fn wait_for_moves(&self) -> Result<(), Problem> {
         let is_recorded = self.cluster.index.is_move_being_recorded(&vm_of(&self.id));
         let moves = self.unsettled().await?;
@@ -243,21 +243,21 @@ impl Run {
         Ok(())
     }
 
-    /// Takes from the lost VM the right to write. Where a home does not answer, the job waits.
+    /// Takes the writer epochs from the lost VM. If a home does not answer, the job waits.
     async fn fence(&self, host: &HostId) -> Result<(), Problem> {
         if self.job().started_ms.is_none() {
             return Ok(());
         }
         let written = self.placement()?.disks.iter().filter(|disk| !disk.read_only);
         for disk in written.filter(|disk| disk.home != *host) {
-            // A home that was removed has nothing that could be written.
+            // A home that was removed has no volumes left to protect.
             if self.cluster.hosts.get(&disk.home).is_err() {
                 continue;
             }
             let home = catalog::reachable(&self.cluster, &disk.home)?;
             match stage::take_over(&home, disk).await {
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
-                // The lost host may be changing the epoch at this moment: the next try is behind it.
+                // The lost host may be changing the epoch at the same time. The next try uses its result.
                 Err(problem) if problem.kind == ProblemKind::Conflict => {
                     return Err(Problem { kind: ProblemKind::Unavailable, ..problem });
                 }
@@ -268,7 +268,7 @@ impl Run {
     }
 }
 
-/// The host that the job cannot go on without: the one of its VM, or the removed home of a disk.
+/// The host that the job cannot continue without: the host of its VM, or the removed home of a disk.
 fn lost_host(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Option<(HostId, Loss)> {
     let disks = record.placement.iter().flat_map(|placement| &placement.disks);
     let mut needed = std::iter::once(host).chain(disks.map(|disk| &disk.home));

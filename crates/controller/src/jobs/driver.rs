@@ -1,8 +1,8 @@
-//! One task for each unfinished job: it alone writes the job's record.
+//! One task for each unfinished job. Only this task writes the job's record.
 //!
-//! A loop of steps. Each step can be done again: what it is about to do is recorded before, or is
-//! named after the job so that it is found. So a driver may be dropped at any `await` (by a cancel,
-//! by the controller's end) and go on from the record.
+//! It is a loop of steps. Each step can be repeated, because it is recorded before it is done, or because what
+//! it makes is named after the job and found again. So a driver may be dropped at any `await` (by a cancel, or
+//! at the controller's end) and later continue from the record.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use super::samples::Samples;
 use crate::cluster::Cluster;
 use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, vm_of};
 
-/// How the loop goes on after a step.
+/// How the loop continues after a step.
 pub enum Step {
     Again,
     Wait(Duration),
-    /// Until somebody asks for the driver again.
+    /// Waits until the driver is requested again.
     Leave,
 }
 
-/// A job in the hands of its driver.
+/// A job with its record, held by its driver.
 pub struct Run {
     pub cluster: Arc<Cluster>,
     pub id: JobId,
     pub record: Owned<JobRecord>,
     pub samples: Samples,
     pub figures_read: Option<Instant>,
-    /// When the last look found the VM at work; `None` when it did not.
+    /// When the last check found the VM at work; `None` if it did not.
     pub seen_at_work: Option<Instant>,
     /// [`crate::cluster::Index::home_changes`] before the step.
     homes_at: u64,
@@ -39,7 +39,7 @@ pub struct Run {
 /// Drives a job to its end.
 ///
 /// # Errors
-/// When the store fails; whoever calls tries again.
+/// If the store fails. The caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
     let mut intents = cluster.records.watch(&job_intent_key(&id));
     let news = News::of(&cluster, &id);
@@ -52,7 +52,7 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
         let done = tokio::select! {
             done = run.step() => done,
             _ = intents.next() => {
-                // The step was left in the middle: go on from what it recorded.
+                // The step was interrupted: continue from what it has recorded.
                 let Some(again) = Run::load(&cluster, &id).await? else { return Ok(()) };
                 run = again;
                 run.heed_intent().await?;
@@ -73,7 +73,7 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
     }
 }
 
-/// The news of a job's VM, while its driver is there.
+/// The notification of changes of a job's VM, while its driver runs.
 struct News {
     cluster: Arc<Cluster>,
     vm: VmId,
@@ -139,19 +139,19 @@ impl Run {
         Ok(())
     }
 
-    /// Decides how the job ends; the steps of `finish` follow.
+    /// Decides how the job ends. The steps in `finish` follow.
     pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
         self.record.value.ending = Some(ending);
         self.record.value.job.reason = reason;
         self.record.save().await
     }
 
-    /// The one place that decides what a failed step means. Trouble of ours never ends a job: what
-    /// does not answer, has no room or is broken is waited for, and the job says why. What the job
-    /// itself asks for and cannot have ends it.
+    /// Decides what a failed step means; this is the only place that does. A fault of the cluster never ends a
+    /// job: if something does not answer, has no room or is broken, the job waits and shows the reason. The job
+    /// ends if it requested something that cannot be had.
     async fn troubled(&mut self, problem: Problem) -> Result<Duration, Problem> {
         let text = format!("{}: {}", problem.what, problem.why);
-        // What the step changed and could not store has not happened.
+        // Changes of the step that were not stored count as not made.
         let stored = self.cluster.own_job(&self.id).await?;
         self.record = stored.ok_or_else(|| {
             Problem::not_found(format!("job {}", self.id), "its record was deleted")

@@ -1,4 +1,5 @@
-//! The end of a job, however it came: migration, output, VM, volumes, and then the final state.
+//! The end of a job: ends its migration, fetches its output, removes its VM and volumes, and sets its final
+//! state.
 
 use std::time::Duration;
 
@@ -16,17 +17,17 @@ use crate::records::{
 };
 use crate::{catalog, files, planning};
 
-/// The clean-up of all that is left at a job's end.
+/// The name of the cleanup at a job's end.
 const END: &str = "end";
 
-/// Until the first byte of an output; the others have the deadline of every received file.
+/// The deadline for the first byte of an output. The others have the deadline of every received file.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Run {
-    /// Takes everything down that was made for the job. What a host that is away keeps stays with
-    /// the cleaner; the job does not wait for it.
+    /// Removes everything that was made for the job. What remains at a host that does not answer is left to the
+    /// cleaner, and the job does not wait for it.
     pub(super) async fn finish(&mut self) -> Result<Step, Problem> {
-        // From here on no move of its VM begins.
+        // From now on no move of its VM begins.
         if self.cluster.index.is_move_being_recorded(&vm_of(&self.id)) {
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
@@ -65,8 +66,8 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// A VM that could not be removed may still run, and the job's end gives its volumes to others:
-    /// from here on it writes to none of them. Where a home does not answer, the job waits.
+    /// A VM that could not be removed may still run, and after the job's end other jobs may use its volumes. So
+    /// its writer epochs are changed, and it can't write any more. If a home does not answer, the job waits.
     async fn fence_vms_left(&self) -> Result<(), Problem> {
         let left: Vec<Cleanup> = self.cluster.records.list(&cleaner::prefix(&self.id)).await?;
         let end = left.iter().find(|cleanup| cleanup.name == END && !cleanup.vms.is_empty());
@@ -78,7 +79,7 @@ impl Run {
         let hosts: Vec<&str> = end.vms.iter().map(|(host, _)| host.as_str()).collect();
         let kept = self.placement()?.disks.iter().filter(|disk| !disk.read_only && !disk.temporary);
         for disk in kept {
-            // A home that was removed has nothing that could be written.
+            // A home that was removed has no volumes left to protect.
             let Ok(home) = self.cluster.hosts.get(&disk.home) else { continue };
             match stage::take_over(&home, disk).await {
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
@@ -96,7 +97,7 @@ impl Run {
         Ok(())
     }
 
-    /// Migrations not yet taken into account; one that is under way is told to stop.
+    /// The migrations that were not yet taken into account. A running one is told to stop.
     pub(super) async fn unsettled(&self) -> Result<Vec<MigrationRecord>, Problem> {
         let vm = vm_of(&self.id);
         let mut moves: Vec<MigrationRecord> =
@@ -109,13 +110,13 @@ impl Run {
                 ..intent.unwrap_or_default()
             };
             self.cluster.records.update(&key, abandon).await?;
-            // Whoever recorded it may not have come to ask for its driver.
+            // The task that recorded it may not have requested its driver yet.
             self.cluster.drive_migration(record);
         }
         Ok(moves)
     }
 
-    /// Streams the output tar from its disk's home to its file.
+    /// Streams the output tar from the home of its disk to a file.
     pub(super) async fn fetch_output(&mut self) -> Result<(), Problem> {
         let Some(output) = self.record.value.finished.clone() else { return Ok(()) };
         let placement = self.placement()?;
@@ -136,7 +137,7 @@ impl Run {
     }
 }
 
-/// Everywhere the VM may be, and all that was made for the job. `None` for a job never placed.
+/// Everything that was made for the job, and all hosts where its VM may be. `None` if the job was never placed.
 fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Cleanup> {
     let placement = record.placement.as_ref()?;
     let mut hosts: Vec<_> = record.job.host.iter().chain(&record.left).cloned().collect();

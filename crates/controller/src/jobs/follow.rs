@@ -1,4 +1,4 @@
-//! Starting, running, collecting: the VM is looked at, again and again, and what it says is recorded.
+//! The states from starting to collecting: checks the VM repeatedly, and records the guest's messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,19 +20,20 @@ use crate::planning;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
 use crate::{catalog, disks, migration};
 
-/// What the guest may take beyond the job's own timeout to say that it has ended.
+/// How much longer than the job's own timeout the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
 
-/// For writing the outputs, from the command's end.
+/// The time for writing the outputs, counted from the command's end.
 const COLLECT_MS_MAX: u64 = 20 * 60 * 1000;
 
-/// So often the time that counts for these limits is stored: more is not lost with the controller.
+/// How often the time that counts for these limits is stored. At most this much is lost when the controller
+/// stops.
 const COUNT_STORED_EVERY_MS: u64 = 10_000;
 
-/// After a migration that was aborted, the planner is asked again only later.
+/// How long the planner is not asked again after an aborted migration.
 const AFTER_ABORT: Duration = Duration::from_secs(30);
 
-/// Lines of the console shown with a lost VM.
+/// Number of console lines that are shown with a lost VM.
 const CONSOLE_LINES: usize = 12;
 
 impl Run {
@@ -58,7 +59,7 @@ impl Run {
         let report = match self.look(&host).await {
             Ok(report) => report,
             Err(problem) if problem.kind == ProblemKind::NotFound => {
-                // In a migration the destination's agent decides what this means.
+                // During a migration the destination's agent decides what this means.
                 return if moving {
                     self.pause()
                 } else {
@@ -75,7 +76,7 @@ impl Run {
         let figures_due =
             self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
         if has_news || figures_due {
-            // Before the news: the command's start and end take their figures from here.
+            // The figures are read before the messages, because the command's start and end use them.
             self.read_figures(&report).await?;
         }
         if has_news {
@@ -110,7 +111,7 @@ impl Run {
         self.pause()
     }
 
-    /// Of a VM that is there. After a reboot its agent may not know at once that it is not.
+    /// Records the boot of the VM's host. After a reboot the agent may not know at once that the VM is gone.
     async fn note_boot(&mut self, report: &VmReport) -> Result<(), Problem> {
         let is_there = !matches!(report.status, VmStatus::Starting | VmStatus::Gone);
         if is_there && self.record.value.boot_id != report.boot_id {
@@ -120,7 +121,7 @@ impl Run {
         Ok(())
     }
 
-    /// The VM's source was removed: its migration tells where the job goes on.
+    /// The VM's source was removed. Its migration decides where the job continues.
     async fn wait_for_the_move(&mut self) -> Result<Option<Step>, Problem> {
         let Some(host) = self.job().host.clone() else { return Ok(None) };
         if self.cluster.hosts.get(&host).is_ok() {
@@ -136,12 +137,13 @@ impl Run {
         self.pause().map(Some)
     }
 
-    /// Until the next figures; news of the VM comes by itself.
+    /// Waits until the next figures are due, or until the VM has changed.
     fn pause(&self) -> Result<Step, Problem> {
         Ok(Step::Wait(self.cluster.timing.figures))
     }
 
-    /// What the host's agent told by itself; asked for where that is old, or would end the job.
+    /// The report that the host's agent sent by itself. The agent is asked if that report is old, or if it
+    /// would end the job.
     async fn look(&self, host: &HostLink) -> Result<VmReport, Problem> {
         let vm = vm_of(&self.id);
         let heard = self.cluster.hosts.fresh_vm(&host.id, &vm, self.cluster.timing.monitor);
@@ -162,14 +164,14 @@ impl Run {
         self.cluster.hosts.get(host)
     }
 
-    /// Asks for the VM. The same spec again changes nothing, so a crash here does no harm.
+    /// Requests the VM. Repeating this with the same spec changes nothing, so a crash here does no harm.
     async fn start_vm(&mut self) -> Result<Step, Problem> {
         let placement = self.placement()?;
         let start = placement.start.clone();
         let spec = vm_spec(self, placement)?;
         let host = catalog::reachable(&self.cluster, &start)?;
         if self.job().started_ms.is_none() {
-            // The VM's answer may be lost, and the host reboot before the next one.
+            // The answer may be lost, and the host may reboot before the next one.
             let report: HostReport = host.agent.get("/v1/host").await?;
             self.record.value.boot_id = report.boot_id;
             self.record.value.job.started_ms = Some(now_ms());
@@ -192,8 +194,8 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// Fetches what the guest said since the last look, up to this message at least, and stores it
-    /// before it counts as seen. An answer holds a part only where there is much.
+    /// Fetches the guest's messages since the last check, at least up to this message, and stores them before
+    /// they count as seen. A long answer comes in parts.
     pub(super) async fn take_events(
         &mut self,
         host: &HostLink,
@@ -213,7 +215,7 @@ impl Run {
         Ok(())
     }
 
-    /// A host that is silent for a moment is asked again; one that is unreachable is named.
+    /// A host that does not answer for a moment is asked again. One that is unreachable is shown as the reason.
     async fn host_silent(&mut self, host: &HostLink, problem: Problem) -> Result<Step, Problem> {
         if self.cluster.hosts.state(&host.id) == HostState::Unreachable {
             self.say(&self.why_it_stays(&host.id)).await?;
@@ -223,7 +225,7 @@ impl Run {
         Ok(Step::Wait(self.cluster.timing.figures))
     }
 
-    /// The VM is not there any more, and the job's command did not end.
+    /// The VM does not exist any more, and the job's command has not ended.
     async fn lost(&mut self, why: &str) -> Result<Step, Problem> {
         if let Some(step) = self.leave_rebooted_host().await? {
             return Ok(step);
@@ -242,8 +244,8 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// Counts the time from the look before to this one if the VM was at work at both: neither a
-    /// migration, nor a host or a disk's home that is away, nor an I/O error kept it from running.
+    /// Counts the time since the previous check if the VM was at work at both. So migrations, hosts or homes
+    /// that do not answer, and I/O errors do not count.
     async fn count(&mut self, before: Option<Instant>, runs: bool) -> Result<(), Problem> {
         let now = Instant::now();
         let at_homes = &self.placement()?.disks;
@@ -261,7 +263,7 @@ impl Run {
         let Some(before) = before else { return Ok(()) };
         let counted_ms = self.record.value.counted_ms;
         let seen_ms = u64::try_from((now - before).as_millis()).unwrap_or(u64::MAX);
-        // Looks may come less than a millisecond apart: the rest counts with the next one.
+        // Checks may be less than a millisecond apart. The rest counts at the next one.
         self.seen_at_work = Some(before + Duration::from_millis(seen_ms));
         self.record.value.counted_ms = counted_ms.saturating_add(seen_ms);
         if self.record.value.counted_ms / COUNT_STORED_EVERY_MS > counted_ms / COUNT_STORED_EVERY_MS
@@ -271,7 +273,7 @@ impl Run {
         Ok(())
     }
 
-    /// Why the job has taken too long, if it has. Counts only while its VM is seen to run.
+    /// Why the job has taken too long, if it has. Only time in which its VM was seen running counts.
     fn overdue(&self, report: &VmReport) -> Option<String> {
         let (job, now) = (self.job(), now_ms());
         let counted_ms = self.record.value.counted_ms;
@@ -298,7 +300,7 @@ impl Run {
         }
     }
 
-    /// Adds the disks' counters, here and at their homes, to the job's sums.
+    /// Adds the disks' counters, at this host and at their homes, to the job's totals.
     async fn read_figures(&mut self, report: &VmReport) -> Result<(), Problem> {
         let placement = self.placement()?.clone();
         let Some(here) = self.job().host.clone() else { return Ok(()) };
@@ -334,7 +336,7 @@ impl Run {
         self.samples.store_sometimes(&self.cluster, &self.id).await
     }
 
-    /// Asks the planner whether the VM moves now, and asks for the migration if so.
+    /// Asks the planner whether the VM moves now, and requests the migration if so.
     async fn consider(&mut self, moving: bool) -> Result<(), Problem> {
         let job = self.job();
         if moving || !job.spec.may_migrate || job.state != JobState::Running {
@@ -369,7 +371,7 @@ impl Run {
         }
     }
 
-    /// The guest's outputs stand on their disk: fetch them, then the job ends.
+    /// The guest's outputs are on their disk: fetches them and ends the job.
     async fn collected(&mut self) -> Result<Step, Problem> {
         self.take_sample().await?;
         self.samples.store(&self.cluster, &self.id).await?;
@@ -377,7 +379,7 @@ impl Run {
         let code = self.job().exit_code.unwrap_or_default();
         let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
             (0, ..) => String::new(),
-            // How the guest ends a command at its timeout; the job's log says so too.
+            // This is how the guest ends a command at its timeout. The job's log says so too.
             (124 | 137 | 143, Some(timeout_s), Some(measured_s))
                 if measured_s >= timeout_s as f64 =>
             {
@@ -408,9 +410,9 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
     })
 }
 
-/// How long the guest could boot: while its CPUs wait for one of the host's, its clock stands still.
+/// How long the guest was able to boot. While its CPUs wait for a CPU of the host, its clock does not run.
 fn boot_time(report: &VmReport, since_start_ms: u64) -> Duration {
-    // 0 is said of a VM whose QEMU is not there, and never for long.
+    // 0 is reported for a VM without a QEMU process, and only for a short time.
     let up_ms = if report.uptime_ms == 0 { since_start_ms } else { report.uptime_ms };
     Duration::from_millis(up_ms.saturating_sub(report.waiting_ms.unwrap_or(0)))
 }
@@ -433,7 +435,7 @@ fn ended(report: &VmReport) -> String {
     }
 }
 
-/// What keeps a VM that is there from running; empty when nothing does.
+/// Why an existing VM does not run; empty if it runs.
 fn trouble_of(report: &VmReport) -> String {
     match report.status {
         VmStatus::IoError if report.reason.is_empty() => {

@@ -36,7 +36,7 @@ pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Ve
     lines
 }
 
-/// The moment of a message, by the controller's clock.
+/// The time of a message, by the controller's clock.
 #[derive(Clone, Copy)]
 struct When {
     at_ms: u64,
@@ -74,7 +74,7 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
     }
 }
 
-/// Whether the command starts now; it starts once.
+/// Whether the command starts with this message. It starts only once.
 fn started(record: &mut JobRecord, when: When) -> bool {
     let Ok(state) = record.job.state.next(JobEvent::CommandStarted) else { return false };
     record.job.state = state;

@@ -1,4 +1,4 @@
-//! Jobs: taken in here, driven by one task each ([`drive`]), taken down by the cleaner.
+//! Jobs. They are submitted here; one task drives each ([`drive`]), and the cleaner removes what they leave.
 //!
 //! ```text
 //! queued     place     the scheduler gives a host with room; without a driver until then
@@ -44,7 +44,7 @@ pub use driver::drive;
 pub(crate) use guest::apply;
 pub use log::{PAGE_LINES_MAX, read as log};
 
-/// Between two looks for input files that nothing needs.
+/// The time between two searches for input files that are not needed any more.
 const COLLECT_EVERY: Duration = Duration::from_secs(600);
 
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
@@ -56,7 +56,7 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
         .map_err(|e| Problem::invalid("can't submit a job", e))?;
     let record = new_record(id.clone(), spec);
     let (cluster, job) = (Arc::clone(cluster), record.job.clone());
-    // Not part of the request: a client that goes away leaves no job out of the queue.
+    // In a task of its own, so that a job is queued even if the client disconnects.
     let made = tokio::spawn(async move {
         let volumes = record.job.spec.volumes.iter().map(|volume| volume.volume.clone());
         let _submission = cluster.index.begin_submission(volumes.collect()).map_err(|name| {
@@ -74,7 +74,7 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     Ok(job)
 }
 
-/// A job of which nothing is decided yet.
+/// The record of a job about which nothing is decided yet.
 pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
     JobRecord {
         job: new_job(id, spec),
@@ -121,10 +121,10 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
     }
 }
 
-/// What can be said of a job before it waits for anything.
+/// Checks a job before anything is done for it.
 ///
 /// # Errors
-/// `Invalid` or `NotFound`, naming the field.
+/// `Invalid` or `NotFound`, with the name of the field.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
     spec.check()?;
     for volume in &spec.volumes {
@@ -137,7 +137,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         return Err(Problem::invalid(format!("job {}", spec.name), why));
     }
     if !cluster.hosts.up().is_empty() {
-        // The hosts are asked only for a name that no job used yet.
+        // The hosts are asked only for a name that no job has used yet.
         images::layer_of(cluster, &spec.image).await?;
     }
     Ok(())
@@ -147,7 +147,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
 /// `NotFound`.
 pub async fn record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
     cluster.records.read(&job_key(id)).await?.ok_or_else(|| {
-        Problem::not_found(format!("job {id}"), "there is no job of this name")
+        Problem::not_found(format!("job {id}"), "there is no job with this name")
             .next("`perigee job list` shows the jobs")
     })
 }
@@ -172,33 +172,33 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     Ok(view(cluster, record, moves.into_iter().map(|record| record.migration).collect()))
 }
 
-/// The job's record with its migrations, which stand in their own, and its place in the queue.
+/// The job with its migrations, which have their own records, and its position in the queue.
 fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
     let mut job = Job { migrations, ..record.job };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
     {
         job.queue_place = Some(place);
-        // What happened to it before stays said.
+        // The earlier reason stays visible.
         let separator = if job.reason.is_empty() { "" } else { "; " };
         job.reason = format!("{}{separator}{reason}", job.reason);
     }
     job
 }
 
-/// What is done of the job, 0 to 1, as it says itself.
+/// The progress of the job, 0 to 1, as its command reports it.
 pub fn progress(job: &Job) -> Option<f64> {
     let progress = job.progress.as_ref()?;
     (progress.total > 0).then(|| progress.done as f64 / progress.total as f64)
 }
 
-/// The unfinished job whose VM this is.
+/// The unfinished job with this VM.
 pub fn of_vm(cluster: &Cluster, vm: &VmId) -> Option<Arc<JobRecord>> {
     let id = JobId::new(vm.as_str()).ok()?;
     cluster.index.job(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
 }
 
-/// Says on a job that its driver failed by a fault of ours. The driver is not running.
+/// Records on a job that its driver failed because of a fault in the controller. The driver is not running.
 pub async fn report_fault(cluster: &Arc<Cluster>, id: &JobId, reason: &str) -> Result<(), Problem> {
     let Some(mut record) = cluster.own_job(id).await? else { return Ok(()) };
     if record.value.ending.is_none() && !record.value.job.state.is_final() {
@@ -208,10 +208,10 @@ pub async fn report_fault(cluster: &Arc<Cluster>, id: &JobId, reason: &str) -> R
     Ok(())
 }
 
-/// Says what people want; the job's driver does it.
+/// Records a person's request. The job's driver carries it out.
 ///
 /// # Errors
-/// `Conflict` when the job has ended.
+/// `Conflict` if the job has ended.
 pub async fn intend(
     cluster: &Cluster,
     id: &JobId,
@@ -227,7 +227,7 @@ pub async fn intend(
         intent
     };
     cluster.records.update(&job_intent_key(id), change).await?;
-    // A queued job has no driver.
+    // A queued job has no driver, so one is started.
     cluster.drive_job(id);
     Ok(job)
 }
@@ -237,7 +237,7 @@ pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Probl
     samples::read(cluster, id).await
 }
 
-/// Removes uploaded input files that no unfinished job needs, again and again.
+/// Removes uploaded input files that no unfinished job needs. This is repeated.
 pub async fn collect_bundles(cluster: Arc<Cluster>) {
     loop {
         let jobs = cluster.unfinished_jobs();
@@ -251,10 +251,10 @@ pub async fn collect_bundles(cluster: Arc<Cluster>) {
     }
 }
 
-/// Forgets an ended job with all that was kept of it.
+/// Deletes an ended job with everything that was kept of it.
 ///
 /// # Errors
-/// `Conflict` while it runs, or while something of it is still to be taken down.
+/// `Conflict` while it runs, or while parts of it are still to be removed.
 pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     let record = record(cluster, id).await?;
     let refuse = |why: &str| Err(Problem::conflict(format!("can't delete job {id}"), why));

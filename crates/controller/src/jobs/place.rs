@@ -1,4 +1,4 @@
-//! Queued: the scheduler has given the job a host; here that is recorded.
+//! Queued: records the host that the scheduler has given to the job.
 
 use perigee_model::job::{Access, JobSpec};
 use perigee_model::states::JobEvent;
@@ -28,7 +28,7 @@ impl Run {
     }
 }
 
-/// The VM's disks: root, seed and output beside the VM, data where it is.
+/// The VM's disks: root, seed and output at the VM's host, and data volumes at their homes.
 fn disks(
     job: &JobId,
     spec: &JobSpec,
@@ -62,7 +62,7 @@ fn disks(
     disks
 }
 
-/// What an earlier start of the job left may still stand: the next one has names of its own.
+/// Volumes of an earlier start of the job may still exist, so each start has names of its own.
 fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
     let suffix = match role {
         DiskRole::Output => "out".to_owned(),

@@ -35,7 +35,7 @@ impl Samples {
         }
     }
 
-    /// Writes the series now and then.
+    /// Writes the series from time to time.
     pub async fn store_sometimes(&mut self, cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
         if self.stored.is_none_or(|at| at.elapsed() >= STORE_EVERY) {
             self.store(cluster, job).await?;

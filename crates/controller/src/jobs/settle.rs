@@ -1,4 +1,4 @@
-//! After a migration: the job follows its VM to the other host.
+//! After a migration, the job follows its VM to the other host.
 
 use perigee_model::job::{HostState, MigrationState};
 use perigee_model::volume_move::VolumesOnMove;
@@ -10,8 +10,8 @@ use crate::cluster::now_ms;
 use crate::records::{MigrationRecord, Traced, start_of, vm_of};
 
 impl Run {
-    /// Takes ended migrations into account. `Some(true)` while one is under way, `None` when
-    /// something changed and the step must begin anew.
+    /// Takes ended migrations into account. `Some(true)` while a migration is running; `None` if something
+    /// changed and the step must be repeated.
     pub(super) async fn settle(&mut self) -> Result<Option<bool>, Problem> {
         if let Some(left) = self.record.value.left.clone() {
             let settled = self.record.value.settled;
@@ -40,8 +40,8 @@ impl Run {
         Ok(None)
     }
 
-    /// Hands over what a migration left at a host: the VM's starts up to the migration's. A job that began
-    /// anew may have its VM there now.
+    /// Records a cleanup for what a migration left at a host: the VM's starts up to the migration's. A job that
+    /// began anew may have its VM there now.
     async fn clean_up(&self, number: u32, up_to: VmStart, host: &HostId) -> Result<(), Problem> {
         if self.job().host.as_ref() == Some(host) {
             return Ok(());
@@ -51,16 +51,21 @@ impl Run {
         cleaner::hand_over(&self.cluster, &cleanup).await
     }
 
-    /// The VM runs at the destination: its words at the source first, then everything there.
+    /// The VM runs at the destination. First its messages at the source are fetched, then those at the
+    /// destination.
     async fn follow_vm(&mut self, moved: &MigrationRecord) -> Result<(), Problem> {
-        // A source that was removed is not asked. At any other, the VM stands still: what it said has
-        // an end.
+        // A source that was removed is not asked. At any other source the VM is stopped, so there is a last
+        // message.
         if let Ok(source) = self.cluster.hosts.get(&moved.migration.from) {
             match self.take_events(&source, u64::MAX).await {
                 Ok(()) => {}
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
                 Err(problem) if self.cluster.hosts.state(&source.id) == HostState::Unreachable => {
-                    tracing::warn!("job {}: its last words at {}: {problem}", self.id, source.id);
+                    tracing::warn!(
+                        "job {}: can't read its last messages at {}: {problem}",
+                        self.id,
+                        source.id
+                    );
                 }
                 Err(problem) => return Err(problem),
             }
@@ -93,7 +98,7 @@ impl Run {
         record.boot_id.clone_from(&moved.boot_id);
         record.settled = moved.number;
         record.moves += 1;
-        // A trace of a part says nothing about the whole.
+        // A trace of a part of the run says nothing about the whole run.
         record.traced = Traced::Not;
         self.record.save().await
     }

@@ -1,6 +1,7 @@
-//! Staging: everything the VM needs stands before it starts.
+//! Staging: makes everything that the VM needs before it starts.
 //!
-//! Each part carries the job as its owner, so that making it again finds it, and nothing else is taken for it.
+//! Each part carries the job as its owner. So a repeated step finds the part, and no other volume is mistaken
+//! for it.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::cluster::HostLink;
 use crate::records::{PlacedDisk, Placement, owner_of};
 use crate::{catalog, disks, files, images};
 
-/// Room for a seed that is only a description.
+/// The size of a seed with only a description.
 const SEED_BYTES_MIN: u64 = 1 << 20;
 
 const SEED_DEADLINE: Duration = Duration::from_secs(600);
@@ -51,7 +52,7 @@ impl Run {
         })
     }
 
-    /// Makes a disk's volume, or takes one that is there, and says with which epoch the VM opens it.
+    /// Makes a disk's volume or uses the existing one, and returns the epoch with which the VM opens it.
     async fn make_disk(&self, disk: &PlacedDisk, at: &Placement) -> Result<Epoch, Problem> {
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let spec = &self.job().spec;
@@ -91,7 +92,7 @@ impl Run {
                 Ok(info) if info.owner == owner => Ok(info.epoch),
                 Ok(_) => Err(Problem::conflict(
                     format!("can't make volume {} at {}", disk.volume, home.id),
-                    "there is one of this name that is not this job's",
+                    "there is a volume with this name that does not belong to this job",
                 )
                 .next("delete or rename that volume, and submit the job again")),
                 Err(_) => Err(problem),
@@ -149,7 +150,7 @@ async fn info(home: &HostLink, disk: &PlacedDisk) -> Result<VolumeInfo, Problem>
     home.volume.get(&format!("/v1/volumes/{}", disk.volume)).await
 }
 
-/// A new epoch for a volume that others wrote before: whoever still has it open writes no more.
+/// A new epoch for a volume that others wrote before. Sessions with an older epoch can't write any more.
 pub(super) async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
     let from = info(home, disk).await?.epoch;
     let to = disks::issue_epoch(home, disk).await?;

@@ -1,8 +1,8 @@
-//! The block trace of a job's command, for the replay: how many round trips the job would wait for
-//! far from its data.
+//! The block trace of a job's command. Replaying it shows for how many round trips the job would wait far from
+//! its data.
 //!
-//! Only a job beside its data is traced, and only until that is known. Nothing of this ever holds a
-//! job up: a trace that can't be had is done without.
+//! Only a job at its data is traced, and only until this is known. A trace that cannot be had never delays a
+//! job.
 
 use perigee_model::job::JobState;
 use perigee_model::trace::{Operation, TraceRecord, read_trace};
@@ -16,7 +16,7 @@ use crate::planning;
 use crate::records::{Placement, Traced};
 
 impl Run {
-    /// Begins the trace when the command has started, and replays it when the command has ended.
+    /// Starts the trace when the command has started, and replays it when the command has ended.
     pub(super) async fn trace(&mut self, host: &HostLink) -> Result<(), Problem> {
         match (self.record.value.traced, self.job().state) {
             (Traced::NotYet, JobState::Running) => self.begin_trace(host).await,
@@ -50,7 +50,7 @@ impl Run {
         self.record.save().await
     }
 
-    /// Of a job that ends in another way, or whose VM has left this host.
+    /// Drops the trace of a job that ends in another way, or whose VM has left this host.
     pub(super) async fn drop_trace(&self, host: &HostId) {
         if !matches!(self.record.value.traced, Traced::Since { .. }) {
             return;
@@ -84,12 +84,12 @@ fn path(job: &JobId) -> String {
     format!("/v1/traces/{job}")
 }
 
-/// Which of the VM's disks are data.
+/// For each of the VM's disks, whether it has data.
 fn data_disks(placement: &Placement) -> Vec<bool> {
     placement.disks.iter().map(|disk| disk.data_of.is_some()).collect()
 }
 
-/// Of a command that ended at `end_us` of its trace.
+/// The dependent round trips of a command that ended at `end_us` of its trace.
 fn round_trips(
     trace: &[u8],
     data: &[bool],
@@ -126,7 +126,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Reads one after the other, of 100 us with 900 us between them, at this disk.
+    /// Sequential reads of this disk: each takes 100 us, and 900 us are between them.
     pub fn serial_reads(client: u16, reads: u64) -> Vec<u8> {
         let mut bytes = TRACE_MAGIC.to_vec();
         for number in 0..reads {

@@ -1,4 +1,4 @@
-//! What the agents say of a migration becomes its record: state, bytes, times.
+//! Copies the agents' reports of a migration to its record: state, bytes, times.
 
 use perigee_model::Problem;
 use perigee_model::job::MigrationState;
@@ -8,7 +8,7 @@ use perigee_model::vm::{MigrationPhase, MigrationReport};
 use super::Run;
 
 impl Run {
-    /// The source's figures and phase become the record's.
+    /// Copies the source's figures and phase to the record.
     pub(super) async fn mirror(&mut self, report: Option<&MigrationReport>) -> Result<(), Problem> {
         let Some(report) = report else { return Ok(()) };
         let before = self.record.value.migration.clone();
@@ -46,7 +46,7 @@ impl Run {
         migration.total_ms = prepare_ms + report.total_ms;
     }
 
-    /// Goes through the states in their order; between two looks several may have passed.
+    /// Goes through the states in order. Several may have passed between two reports.
     pub(super) fn advance_to(&mut self, target: MigrationState) -> Result<(), Problem> {
         let state = &mut self.record.value.migration.state;
         while *state != target && !state.is_final() {
@@ -56,7 +56,7 @@ impl Run {
                 MigrationState::Switching if target == MigrationState::Completed => {
                     MigrationEvent::Arrived
                 }
-                // A look that came late shows an earlier phase: nothing goes back.
+                // A late report shows an earlier phase. The state never goes back.
                 _ => return Ok(()),
             };
             *state = state.next(event)?;
@@ -64,7 +64,7 @@ impl Run {
         Ok(())
     }
 
-    /// The destination's agent lets the VM run when it has stored that it is there: that belongs to
+    /// The destination's agent lets the VM run after it has stored that the VM is there. This time belongs to
     /// the pause.
     pub(super) fn take_resume(&mut self, resume_us: u64) {
         let migration = &mut self.record.value.migration;

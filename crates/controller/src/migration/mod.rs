@@ -1,4 +1,4 @@
-//! Live migrations: one task each, which alone writes the migration's record.
+//! Live migrations. Each has one task, and only this task writes the migration's record.
 //!
 //! ```text
 //! preparing   epochs issued and volumes attached, then the destination's QEMU waits
@@ -7,15 +7,15 @@
 //! completed | aborted
 //! ```
 //!
-//! [`prepare`] does the work before the source is asked, [`watch`] hears both agents until one of them
-//! says how it ended, [`figures`] keeps account of it. Here a migration is asked for, driven and ended.
+//! [`prepare`] does the work before the source is asked, [`watch`] reads the reports of both agents until one
+//! of them reports the end, and [`figures`] records them. This module contains the driver.
 //!
-//! The source's agent does the sending and the epochs; here its work is prepared and watched.
-//! What happened is judged from what both agents say ([`judge()`]), so a controller that was away in
-//! the middle judges as if it had been there. Once the source was asked, only what an agent says
-//! ends a migration. One that takes too long is called off at the source, which then says so.
-//! A host that a person removed is dead: it is not waited for. The other agent decides, and the VM's
-//! job takes the write right from whatever may still run ([`crate::jobs`]).
+//! The source's agent sends the VM and raises the epochs; the controller prepares and watches this. It judges
+//! the result from the reports of both agents ([`judge()`]), so a controller that was restarted in the middle
+//! comes to the same result. Once the source was asked, only an agent's report ends a migration. If a migration
+//! takes too long, it is cancelled at the source, which then reports its end. A host that a person removed
+//! counts as dead, and is not waited for. Then the other agent decides, and the VM's job takes the writer
+//! epochs from any VM that may still run ([`crate::jobs`]).
 
 mod figures;
 mod prepare;
@@ -38,13 +38,13 @@ use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_k
 pub(crate) use request::new_record;
 pub use request::{Wish, cancel, of_vm, request};
 
-/// Why a migration ended that a person did not want any more.
+/// The reason of a migration that a person cancelled.
 const CANCELLED: &str = "cancelled";
 
 /// Drives a migration to its end.
 ///
 /// # Errors
-/// When the store fails; whoever calls tries again.
+/// If the store fails. The caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), Problem> {
     let intent_key = migration_intent_key(&vm, number);
     let mut intents = cluster.records.watch(&intent_key);
@@ -66,7 +66,7 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
         let intent: Option<MigrationIntent> = cluster.records.read(&intent_key).await?;
         let intent = intent.unwrap_or_default();
         if intent.abandon {
-            // The job takes both VMs down itself.
+            // The job removes both VMs itself.
             return run.abort("its job ended".to_owned()).await;
         }
         if intent.cancel && !run.record.value.asked_source {
@@ -89,16 +89,16 @@ struct Run {
     cluster: Arc<Cluster>,
     vm: VmId,
     record: Owned<MigrationRecord>,
-    /// A person wants the VM to stay; the source is told.
+    /// A person cancelled it; the source is told.
     cancel: bool,
     begun: Instant,
-    /// For how long controllers looked that ran before.
+    /// For how long earlier controllers watched it.
     earlier: Duration,
 }
 
 impl Run {
-    /// Each phase can be done again after a restart. An error before the source was asked
-    /// ends the migration in [`Run::give_up`]; afterwards only what both agents say ends it.
+    /// Each phase can be repeated after a restart. An error before the source was asked ends the migration in
+    /// [`Run::give_up`]. Afterwards only the reports of both agents end it.
     async fn phases(&mut self) -> Result<(), Problem> {
         let mut waiting = None;
         if !self.record.value.asked_source {
@@ -145,13 +145,13 @@ impl Run {
         Ok(())
     }
 
-    /// The source was never asked, so the destination's QEMU never ran: it just goes away.
+    /// The source was never asked, so the destination's QEMU never ran the VM and is simply removed.
     async fn give_up(&mut self, problem: &Problem) -> Result<(), Problem> {
         self.abort(format!("{}: {}", problem.what, problem.why)).await
     }
 
-    /// The one place where a migration fails: the VM is at the source. What was made at the
-    /// destination is handed to the cleaner by the job's driver, when it sees the record.
+    /// The only place where a migration fails: the VM is at the source. The job's driver sees the record, and
+    /// records a cleanup for what was made at the destination.
     async fn abort(&mut self, why: String) -> Result<(), Problem> {
         tracing::warn!("{} is aborted: {why}", self.record.value.migration.id);
         let migration = &mut self.record.value.migration;

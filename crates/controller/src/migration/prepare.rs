@@ -1,7 +1,7 @@
-//! Everything before the source is asked: epochs, attachments, and the QEMU that waits.
+//! The preparation before the source is asked: epochs, attachments, and the waiting QEMU.
 //!
-//! In round trips: the homes issue epochs while the destination attaches the volumes (one), then its
-//! agent starts QEMU and answers when QEMU listens (one, and what QEMU needs to open its disks).
+//! It takes these round trips: the homes issue epochs while the destination attaches the volumes (one), then
+//! its agent starts QEMU and answers when QEMU listens (one, plus those that QEMU needs to open its disks).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::cluster::{Cluster, HostLink};
 use crate::records::{MovePlan, PlacedDisk};
 use crate::{catalog, disks, jobs};
 
-/// From the destination's start until it listens.
+/// The time from the start of the destination's QEMU until it listens.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
-/// The longest question to a destination that does not listen yet; shorter than the client's deadline.
+/// The longest request to a destination that does not listen yet. It is shorter than the client's deadline.
 const LISTEN_WAIT: Duration = Duration::from_secs(10);
 
 impl Run {
-    /// Everything before the source is asked, and how long each part took. Gives the destination's
-    /// word that it waits.
+    /// Does everything before the source is asked, and measures each part. Returns the destination's report
+    /// that it waits.
     pub(super) async fn prepare(&mut self) -> Result<VmReport, Problem> {
         let begun = Instant::now();
         let placed = self.disks()?;
@@ -51,7 +51,7 @@ impl Run {
         )
     }
 
-    /// A new epoch for every disk that the VM writes.
+    /// Issues a new epoch for every disk that the VM writes.
     async fn plan(&mut self, placed: &[PlacedDisk]) -> Result<(), Problem> {
         if self.record.value.plan.is_some() {
             return Ok(());
@@ -88,13 +88,13 @@ impl Run {
         })
     }
 
-    /// Starts the QEMU that waits, and waits until it listens.
+    /// Starts the QEMU that waits for the VM, and waits until it listens.
     async fn start_destination(&mut self) -> Result<VmReport, Problem> {
         let destination = self.destination()?;
         let spec = self.planned()?.spec.clone();
         let mut report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;
         if self.record.value.io_before.is_empty() {
-            // Stored with what is stored next.
+            // This is stored together with the next change.
             self.record.value.io_before.clone_from(&report.io);
         }
         self.record.value.boot_id.clone_from(&report.boot_id);
@@ -120,7 +120,7 @@ impl Run {
             );
             let asked = Instant::now();
             report = destination.agent_wait.get(&question).await?;
-            // An agent that does not wait is not asked without a pause.
+            // The pause is for an agent that answers at once.
             let poll = self.cluster.timing.poll;
             if report.incoming_uri.is_none() && asked.elapsed() < poll {
                 tokio::time::sleep(poll).await;
@@ -130,7 +130,7 @@ impl Run {
     }
 }
 
-/// Makes the disks reachable at the destination.
+/// Attaches the disks at the destination.
 async fn attach(
     cluster: Arc<Cluster>,
     destination: Arc<HostLink>,

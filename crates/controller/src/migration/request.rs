@@ -1,4 +1,4 @@
-//! Migrations as people and the planner ask for them.
+//! Requests of people and the planner for migrations.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::records::{
 };
 use crate::{catalog, links, planning};
 
-/// A migration somebody wants.
+/// A requested migration.
 #[derive(Debug, Clone)]
 pub struct Wish {
     pub to: HostId,
@@ -28,10 +28,10 @@ pub struct Wish {
     pub volumes: VolumesOnMove,
 }
 
-/// Takes the room at the destination, records the migration and starts its driver.
+/// Reserves the room at the destination, records the migration and starts its driver.
 ///
 /// # Errors
-/// `Conflict` when the VM cannot move now, `Unavailable` when the destination does not answer.
+/// `Conflict` if the VM cannot move now, `Unavailable` if the destination does not answer.
 pub async fn request(
     cluster: &Arc<Cluster>,
     job: &JobRecord,
@@ -55,11 +55,11 @@ pub async fn request(
     if earlier.iter().any(|r| !r.migration.state.is_final() || r.number > job.settled) {
         return refuse("it is being moved already".into());
     }
-    // What it left goes to the cleaner in the job's next step.
+    // The job's next step records a cleanup for what the VM left there.
     if job.left.as_ref() == Some(&wish.to)
         || cleaner::is_pending(cluster, &job.job.id, &wish.to).await?
     {
-        let why = "what an earlier move left there is not removed yet";
+        let why = "the remains of an earlier move there are not removed yet";
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
     catalog::reachable(cluster, &wish.to)?;
@@ -71,7 +71,7 @@ pub async fn request(
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let link = links::toward(cluster, &from, &wish.to);
     let record = new_record(&vm, start_of(job, number), from, wish, link)?;
-    // Not part of the request: one that is dropped leaves no migration without a driver.
+    // In a task of its own, so that a client that disconnects leaves no migration without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
 }
@@ -135,15 +135,15 @@ pub(crate) fn new_record(
     })
 }
 
-/// Calls off the VM's migration, wherever it is: the VM stays at its source, unless it has arrived.
+/// Cancels the VM's running migration. The VM stays at its source, unless it has already arrived.
 ///
 /// # Errors
-/// `Conflict` when none is under way.
+/// `Conflict` if no migration is running.
 pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> {
     let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
     let Some(record) = all.into_iter().next_back().filter(|r| !r.migration.state.is_final()) else {
         let what = format!("can't cancel the migration of VM {vm}");
-        return Err(Problem::conflict(what, "none is under way"));
+        return Err(Problem::conflict(what, "no migration is running"));
     };
     let cancel = |intent: Option<MigrationIntent>| MigrationIntent {
         cancel: true,

@@ -1,9 +1,9 @@
-//! From the request to the source until one of the agents says how the migration ended.
+//! Watches a migration from the request to the source until one of the agents reports the end.
 //!
-//! Each agent has one open question, which it answers when the VM has news there: so an end is heard
-//! half a round trip after it happened. What was heard last of one agent may be older than what was
-//! heard of the other. That does no harm: what ends a migration ([`judge()`]) stays true once it was
-//! said, and everything else is asked of the agent that decides it.
+//! Each agent has one open request, which it answers when the VM has changed there. So the controller knows of
+//! the end half a round trip later. The last report of one agent may be older than that of the other. That does
+//! no harm: a report that ends a migration ([`judge()`]) stays true, and everything else is asked of the agent
+//! that decides it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,29 +20,29 @@ use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 use super::{CANCELLED, Run};
 use crate::cluster::Cluster;
 
-/// A migration that takes longer does not converge: it is called off. The time while no controller
-/// looked does not count.
+/// A migration that takes longer does not converge and is cancelled. Time in which no controller ran does not
+/// count.
 const TOTAL_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// How long a question may stay open where no figures are wanted.
+/// How long a request may stay open if no figures are needed.
 const QUIET_WAIT: Duration = Duration::from_secs(10);
 
-/// So long after a question's time its answer must be there, or nothing is known of the agent.
+/// How much longer than a request's wait its answer may take. After that, the agent's state is not known.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A source that holds its guest because it cannot learn what became of it at a removed destination is
-/// given up after this time.
+/// A source pauses its guest while it cannot find out whether the guest ran at a removed destination. The
+/// controller waits for such a source only for this time.
 const HELD_MAX: Duration = Duration::from_secs(30);
 
-/// How long the end of a migration waits for the destination to say that the VM runs.
+/// How long the end of a migration waits until the destination reports that the VM runs.
 const RUN_DEADLINE: Duration = Duration::from_secs(3);
 
-/// What an agent says of the VM.
+/// The last report of an agent about the VM.
 enum Told {
     Vm(Box<VmReport>),
     NotThere,
     NotKnown,
-    /// The host was removed: nobody is asked.
+    /// The host was removed, so it is not asked.
     Removed,
 }
 
@@ -54,7 +54,7 @@ impl Told {
                 outgoing: self.outgoing().map(|own| (&own.migration, own.phase)),
                 arrives_by: report.spec.arrives_by.as_ref(),
             }),
-            // Whatever still runs there loses its right to write before the job goes on.
+            // If the VM still runs there, its writer epochs are taken before the job continues.
             Self::NotThere | Self::Removed => Seen::NotThere,
             Self::NotKnown => Seen::NotKnown,
         }
@@ -67,8 +67,8 @@ impl Told {
         }
     }
 
-    /// Whether the source's agent answers, and says that it holds the guest in this migration. A source
-    /// that is silent may run the guest again.
+    /// Whether the source's agent answers and reports that it pauses the guest in this migration. A source that
+    /// does not answer may run the guest again.
     fn is_held(&self, migration: &MigrationId) -> bool {
         let own = self.outgoing().filter(|own| own.migration == *migration);
         own.is_some_and(|own| own.phase == MigrationPhase::Switching)
@@ -82,11 +82,11 @@ impl Told {
     }
 }
 
-/// One of the two agents: what it said last, and the question that is open.
+/// One of the two agents: its last report, and the open request.
 struct Ear {
     host: HostId,
     path: String,
-    /// Without news it is answered after this time.
+    /// Without a change the request is answered after this time.
     wait: Duration,
     told: Told,
     open: Option<BoxFuture<'static, Told>>,
@@ -97,7 +97,7 @@ impl Ear {
         Self { host: host.clone(), path, wait, told: Told::NotKnown, open: None }
     }
 
-    /// Waits for the next answer. It may be dropped while it waits: the question stays open.
+    /// Waits for the next answer. It may be dropped while it waits: the request stays open.
     async fn hear(&mut self, cluster: &Arc<Cluster>) {
         let open = self.open.get_or_insert_with(|| {
             let (cluster, host) = (Arc::clone(cluster), self.host.clone());
@@ -107,7 +107,7 @@ impl Ear {
         self.open = None;
     }
 
-    /// Whether a person removed the host: then no answer is waited for.
+    /// Whether a person removed the host. Then its answer is not waited for.
     fn is_removed(&mut self, cluster: &Cluster) -> bool {
         if cluster.hosts.get(&self.host).is_ok() {
             return false;
@@ -116,7 +116,7 @@ impl Ear {
         true
     }
 
-    /// What was said before counts no more.
+    /// Drops the last report.
     fn forget(&mut self) {
         self.told = Told::NotKnown;
         self.open = None;
@@ -131,7 +131,7 @@ async fn ask(
     wait: Duration,
 ) -> Told {
     let begun = Instant::now();
-    // A first question is answered at once.
+    // The first request is answered at once.
     let wait = if after == 0 { Duration::ZERO } else { wait };
     let question = format!("{path}?after={after}&wait_ms={}", wait.as_millis());
     let told = match cluster.hosts.get(&host) {
@@ -145,7 +145,7 @@ async fn ask(
             }
         }
     };
-    // Whoever says nothing new is not asked without a pause.
+    // The pause is for an agent that answers without a change.
     let is_news = matches!(&told, Told::Vm(report) if report.revision > after);
     if !is_news {
         tokio::time::sleep(cluster.timing.poll.saturating_sub(begun.elapsed())).await;
@@ -154,11 +154,11 @@ async fn ask(
 }
 
 impl Run {
-    /// Hears both agents until one of them says how it ended. `waiting`: what the destination has
-    /// just said; the source was never asked then.
+    /// Watches both agents until one of them reports the end. `waiting` is the destination's last report if the
+    /// source was never asked.
     pub(super) async fn watch_over(&mut self, waiting: Option<VmReport>) -> Result<(), Problem> {
         let migration = &self.record.value.migration;
-        // The source's figures are wanted as well.
+        // The source's figures are needed too.
         let mut source = Ear::new(&migration.from, self.path(), self.cluster.timing.poll);
         let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
         let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
@@ -204,14 +204,14 @@ impl Run {
                 let is_held = source.told.is_held(&id);
                 held_since = held_since.filter(|_| is_held).or_else(|| is_held.then(Instant::now));
                 if held_since.is_some_and(|since| since.elapsed() > HELD_MAX) {
-                    // It may have run at the host that is gone: there it is lost.
+                    // The VM may have run at the host that is gone; there it is lost.
                     return self.complete().await;
                 }
             }
         }
     }
 
-    /// Why the migration is not to go on, if so.
+    /// Why the migration should not continue, if so.
     fn unwanted(&self) -> Option<String> {
         if self.cancel {
             return Some(CANCELLED.to_owned());
@@ -220,8 +220,8 @@ impl Run {
             .then(|| format!("it took longer than {} minutes", TOTAL_MAX.as_secs() / 60))
     }
 
-    /// Gives the reason when the source refuses. An answer that does not come is asked for again,
-    /// and a conflict may be this very migration, not yet in the report: what it says next tells.
+    /// Asks the source to send the VM, and returns the reason if it refuses. If no answer comes, it is asked
+    /// again. A conflict may mean this same migration, which is not in its report yet; its next report decides.
     async fn ask_source(&self, destination: &Told) -> Option<String> {
         let Told::Vm(report) = destination else { return None };
         let ask = MigrateOut {
@@ -243,8 +243,8 @@ impl Run {
         }
     }
 
-    /// The source ends it, or promises that it never begins: an order may still be on its way.
-    /// What comes of it is told by what it says next.
+    /// The source ends the migration, or promises that it never begins, because a request may still be on its
+    /// way. Its next report shows the result.
     async fn call_off(&self, reason: &str) {
         let path = format!("{}/migrate/cancel", self.path());
         let migration = self.record.value.migration.id.clone();
@@ -256,10 +256,10 @@ impl Run {
         }
     }
 
-    /// The source is gone in the middle: either the VM came to run at the destination, or it is
-    /// lost. The destination's agent ends what has not run, and so decides it for good. `false`:
-    /// it does not know. When the source was removed, nobody else will: a VM of which the
-    /// destination knows nothing is lost, and the job's driver removes what is there.
+    /// The source is gone in the middle of the migration. Either the VM ran at the destination, or it is lost.
+    /// The destination's agent stops a VM that has not run, and this decides it for good. Returns `false` if
+    /// the agent does not know. If the source was removed, no other agent can know. Then a VM that the
+    /// destination does not know is lost, and the job's driver removes what is there.
     async fn end_destination(
         &mut self,
         source: &Told,
@@ -291,13 +291,13 @@ impl Run {
         Ok(true)
     }
 
-    /// The VM is at the destination: its figures, and its end.
+    /// The VM is at the destination: reads its figures and ends the migration.
     async fn arrived(&mut self, source: &Told, destination: &mut Ear) -> Result<(), Problem> {
         let id = &self.record.value.migration.id;
         if let Some(report) = source.outgoing().filter(|report| report.migration == *id) {
             self.take_figures(report);
         }
-        // A destination that does not answer keeps nothing up.
+        // A destination that does not answer delays nothing.
         let runs = tokio::time::timeout(RUN_DEADLINE, self.see_it_run(destination));
         if let Ok(Some(resume_us)) = runs.await {
             self.take_resume(resume_us);
@@ -305,8 +305,8 @@ impl Run {
         self.complete().await
     }
 
-    /// The destination's agent lets the VM run when it has stored that it is there: how long that
-    /// took. `None` when it does not say.
+    /// The destination's agent lets the VM run when it has stored that the VM is there. Returns how long this
+    /// took; `None` if it is not reported.
     async fn see_it_run(&self, destination: &mut Ear) -> Option<u64> {
         let runs = |status| !matches!(status, VmStatus::Incoming | VmStatus::Paused);
         loop {
@@ -323,7 +323,7 @@ impl Run {
     }
 }
 
-/// Why the source gave it up.
+/// Why the source gave the migration up.
 fn reason_of(report: Option<&MigrationReport>) -> String {
     match report {
         Some(report) if report.reason.is_empty() => {

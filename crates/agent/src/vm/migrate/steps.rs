@@ -1,5 +1,5 @@
-//! The steps of a migration that other hosts take part in: epochs at the volumes' homes, and what
-//! became of the guest at the destination.
+//! The steps of a migration that involve other hosts: the epochs at the volumes' homes, and the question to the
+//! destination whether the guest ran there.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,20 +25,20 @@ const CALL_DEADLINE: Duration = Duration::from_secs(4);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// A connection that is not used for longer may have been closed.
+/// A connection that was not used for longer may have been closed.
 const WARM: Duration = Duration::from_secs(5);
 
-/// The home of some volumes, with a connection that is kept for the pause.
+/// The home of some volumes, with a connection that is kept open for the pause.
 #[derive(Clone)]
 pub(super) struct Home {
     raises: Vec<EpochRaise>,
     client: Result<Client, Problem>,
-    /// A flush may still be under way in the pause: it has a connection of its own.
+    /// A flush may still be running in the pause, so it has a connection of its own.
     flushes: Result<Client, Problem>,
 }
 
 impl Home {
-    /// One for each volume server.
+    /// One home for each volume server.
     pub(super) fn all(raises: &[EpochRaise]) -> Vec<Self> {
         let mut homes: BTreeMap<&str, Vec<EpochRaise>> = BTreeMap::new();
         for raise in raises {
@@ -56,7 +56,7 @@ impl Home {
         self.client.as_ref().map_err(Problem::clone)
     }
 
-    /// Finds out, before anything is sent, whether the epochs can be raised.
+    /// Checks before anything is sent whether the epochs can be raised.
     async fn greet(&self) -> Result<(), Problem> {
         try_join_all(self.raises.iter().map(|raise| self.greet_volume(raise))).await.map(drop)
     }
@@ -71,7 +71,7 @@ impl Home {
         Err(Problem::conflict(format!("can't move the writer of {volume}"), why))
     }
 
-    /// So that little is left to flush in the pause.
+    /// Flushes early, so that little is left to flush in the pause.
     async fn flush(&self) -> Result<(), Problem> {
         let volumes = self.raises.iter().map(|raise| raise.volume.clone()).collect();
         self.flushes
@@ -81,7 +81,7 @@ impl Home {
             .await
     }
 
-    /// A volume whose epoch is still the source's.
+    /// Finds a volume whose epoch is still the source's.
     async fn is_one_not_raised(&self) -> Result<bool, Problem> {
         for EpochRaise { volume, from, .. } in &self.raises {
             let info: VolumeInfo = self.client()?.get(&format!("/v1/volumes/{volume}")).await?;
@@ -92,7 +92,7 @@ impl Home {
         Ok(false)
     }
 
-    /// All epochs in one request; tries again while the home does not answer.
+    /// Raises all epochs in one request. It is repeated while the home does not answer.
     async fn raise(&self, deadline: Instant) -> Result<(), Problem> {
         let change = |raise: &EpochRaise| VolumeEpochChange {
             volume: raise.volume.clone(),
@@ -102,7 +102,8 @@ impl Home {
         self.insist::<()>("/v1/batch/epochs", &changes, deadline).await
     }
 
-    /// One after the other answers for itself: one that cannot go back keeps no other from it.
+    /// Changes the epochs back one after the other, so that one that cannot be changed back does not prevent
+    /// the others.
     fn flip_back(
         &self,
         deadline: Instant,
@@ -141,7 +142,8 @@ impl Home {
     }
 }
 
-/// An order that comes late must not send the last state to a QEMU that waits for another migration.
+/// Checks that the destination still waits for this migration. A late order must not send the last state to a
+/// QEMU that waits for another one.
 async fn greet_destination(vm: &VmId, order: &MigrateOut) -> Result<(), Problem> {
     let client = Client::new(&order.destination_agent_url, CALL_DEADLINE)?;
     let there: VmReport = client.get(&format!("/v1/vms/{vm}")).await?;
@@ -162,14 +164,14 @@ impl Migration {
         tokio::spawn(async move {
             let homes = try_join_all(homes.iter().map(Home::greet));
             let greeted = tokio::try_join!(homes, greet_destination(&vm, &order));
-            // The migration may have ended meanwhile.
+            // The migration may have ended in the meantime.
             let _ = answer.send(greeted.map(drop).map_err(Stop::from));
             nudge.notify_one();
         });
         answered
     }
 
-    /// The connections that the pause needs are used now and then, so that nobody closes them.
+    /// Uses the connections that the pause needs from time to time, so that they are not closed.
     pub(super) fn keep_warm(&mut self) {
         if self.warmed.elapsed() < WARM {
             return;
@@ -185,8 +187,8 @@ impl Migration {
         });
     }
 
-    /// Has what the guest wrote so far flushed at the homes, while it goes on. What fails here fails
-    /// again where it counts.
+    /// Asks the homes to flush the guest's writes so far, while the guest runs. A failure here occurs again in
+    /// the pause, where it is handled.
     pub(super) fn flush_homes(&self) {
         let homes = self.homes.clone();
         tokio::spawn(async move {
@@ -198,14 +200,14 @@ impl Migration {
         });
     }
 
-    /// Gives the right to write to the destination, at all homes at once.
+    /// Gives the destination the right to write, at all homes at once.
     pub(super) async fn raise_epochs(&self) -> Result<(), Stop> {
         let deadline = Instant::now() + RAISE_DEADLINE;
         try_join_all(self.homes.iter().map(|home| home.raise(deadline))).await?;
         Ok(())
     }
 
-    /// Takes the right to write back. Does not give up: without it the guest cannot go on.
+    /// Takes the right to write back. This never gives up, because without it the guest cannot continue.
     pub(super) async fn flip_back(&mut self) {
         loop {
             let deadline = Instant::now() + CALL_DEADLINE;
@@ -214,7 +216,8 @@ impl Migration {
             for result in join_all(changes).await {
                 match result {
                     Err(problem) if is_final(&problem) => {
-                        // A volume that is no more, or has yet another writer, is nobody's to give.
+                        // A volume that does not exist any more, or has yet another writer, cannot be taken
+                        // back.
                         tracing::error!(%problem, "the epoch does not go back");
                     }
                     Err(problem) => unanswered = Some(problem),
@@ -228,16 +231,16 @@ impl Migration {
         }
     }
 
-    /// Whether a home says that an epoch was not raised: QEMU is told to send the last state only when
-    /// all are, so the guest never ran at the destination and never will. A raise that comes late is
-    /// refused once the epochs are given back.
+    /// Whether a home reports that an epoch was not raised. QEMU sends the last state only after all epochs
+    /// were raised, so then the guest never ran at the destination and never will. After the epochs are changed
+    /// back, a late raise is refused.
     async fn was_never_let_go(&self) -> bool {
         let asked = join_all(self.homes.iter().map(Home::is_one_not_raised)).await;
         asked.into_iter().any(|answer| answer.unwrap_or(false))
     }
 
-    /// What became of the guest at the destination. Asks until the destination or a home knows, and
-    /// keeps the guest held so long.
+    /// Finds out whether the guest ran at the destination. It asks until the destination or a home knows, and
+    /// keeps the guest stopped until then.
     pub(super) async fn ask_destination(&mut self) -> Fate {
         let url = self.order.destination_agent_url.clone();
         let path = format!("/v1/vms/{}/end-unless-ran", self.vm.id());
@@ -270,7 +273,7 @@ impl Migration {
     }
 }
 
-/// Asking again would not help.
+/// Whether a repeated request would fail in the same way.
 fn is_final(problem: &Problem) -> bool {
     matches!(problem.kind, ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict)
 }

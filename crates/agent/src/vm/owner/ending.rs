@@ -1,4 +1,4 @@
-//! The end of a VM: deleted, or given back to the source of its migration.
+//! The end of a VM: it is deleted, or given back to the source of its migration.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ use super::Owner;
 use crate::cgroup;
 use crate::vm::ended::Arrived;
 
-/// For a QEMU that may hang; the one who asks waits some seconds.
+/// The deadline for a QEMU that may hang. The requester waits some seconds.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 
 impl Owner {
-    /// What became of the VM that a migration was to bring. Whoever asks wants it back: what has
-    /// not run here is ended, which only this task could have let run.
+    /// Returns the fate of the VM that a migration was to bring. The requester wants to run it again, so a VM
+    /// that has not run here is stopped. Only this task could have let it run.
     pub(super) async fn end_unless_ran(&mut self, asked: &MigrationId) -> Result<Fate, Problem> {
         let Some(own) = self.vm.spec.arrives_by.clone() else { return Ok(Fate::NotKnown) };
         if own == *asked && self.vm.observed(|seen| seen.arrival) == Arrival::Waits {
-            // What has come whole stays.
+            // A VM whose state has arrived completely stays here.
             self.look_once().await;
         }
         let arrival = self.vm.observed(|seen| seen.arrival);
         let answer = fate(Some((&own, arrival)), asked);
         if answer == Fate::DidNotRun {
             self.end_process().await?;
-            // Before anything is removed: the question may come again.
+            // This comes before anything is removed, because the request may be repeated.
             self.keep_end()?;
             self.forget()?;
         }
@@ -39,7 +39,7 @@ impl Owner {
         }
     }
 
-    /// Ends QEMU and forgets the VM.
+    /// Stops QEMU and removes the VM.
     pub(super) async fn delete(&mut self) -> Result<(), Problem> {
         if let Some(migration) = self.migration.take() {
             migration.task.abort();

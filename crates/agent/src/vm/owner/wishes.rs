@@ -1,4 +1,4 @@
-//! What a migration wishes of QEMU, done where its switchover allows it.
+//! Carries out what a migration wishes of QEMU, if its switchover allows that.
 
 use perigee_model::switchover::{Switchover, Wish};
 use serde_json::json;
@@ -8,9 +8,9 @@ use crate::qmp::{Qmp, QmpError};
 
 impl Owner {
     /// # Errors
-    /// When the wish is refused, here or by QEMU, or there is no connection to QEMU.
+    /// If the wish is refused here or by QEMU, or if there is no connection to QEMU.
     pub(super) async fn grant(&self, wish: Wish) -> Result<(), QmpError> {
-        // Not known is treated like the state in which least is allowed.
+        // An unknown state is treated like the state that allows least.
         let at = self.vm.observed(|seen| seen.switchover).unwrap_or(Switchover::Returning);
         if let Err(refused) = at.allows(&wish) {
             tracing::error!(vm = %self.vm.id(), %refused, "a migration's wish is not granted");
@@ -44,7 +44,7 @@ async fn begin(qmp: &Qmp, uri: &str, downtime_limit_ms: u64) -> Result<(), QmpEr
     qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
     let parameters = json!({
         "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
-        // In bytes per second: what the link gives. The default would be 128 MiB/s.
+        // In bytes per second: no limit but the link's. QEMU's default is 128 MiB/s.
         "max-bandwidth": 1_u64 << 40,
     });
     qmp.execute("migrate-set-parameters", parameters).await?;
