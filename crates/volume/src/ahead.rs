@@ -1,12 +1,12 @@
-//! Sessions on other hosts' volumes that are opened before their client comes.
+//! Opens sessions on other hosts' volumes before their client connects.
 //!
-//! A VM's QEMU opens its disks one after the other, and each takes some round trips to the volume's
-//! home. So an agent that is about to start one says which exports it will open, and their sessions
-//! are opened at the same time, while QEMU starts.
+//! A VM's QEMU opens its disks one after the other, and each takes some round trips to the volume's home. So an
+//! agent that is about to start a QEMU sends the names of the exports that it will open, and their sessions are
+//! opened at the same time while QEMU starts.
 //!
-//! A session is kept for the first client that opens its export. It always has the number that the
-//! first client would have had: an export that somebody has open gets none, so a client that comes back
-//! gets its own number again, and the home drains what its old session left.
+//! A session is kept for the first client that opens its export. It always has the number that the first client
+//! would have had. No session is opened ahead for an export that a client has open, so a client that connects
+//! again gets its own number, and the home drains its old session.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +17,11 @@ use tokio::task::JoinHandle;
 
 use crate::proxy::ProxySession;
 
-/// More are not opened ahead at the same time: their clients open them themselves.
+/// The most sessions that are opened ahead at the same time. Beyond this, clients open their sessions
+/// themselves.
 pub const AHEAD_MAX: usize = 256;
 
-/// A session that no client has taken by then is closed.
+/// How long a session waits for a client. Then it is closed.
 const KEPT: Duration = Duration::from_secs(30);
 
 struct Session {
@@ -32,7 +33,7 @@ struct Session {
 #[derive(Default)]
 struct Kept {
     last: u64,
-    /// By export name.
+    /// By the name of the export.
     sessions: HashMap<String, Session>,
 }
 
@@ -42,13 +43,14 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Its holders do nothing that can panic.
+    /// No code that holds this lock can panic.
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to open a session and keeps it for a while; not for an export that has one, and not
-    /// beyond [`AHEAD_MAX`].
+    /// Starts to open a session and keeps it for a while. It does nothing if the export has a session, or
+    /// beyond
+    /// [`AHEAD_MAX`].
     pub fn open(
         ahead: &Arc<Self>,
         volume: &VolumeName,
@@ -78,7 +80,7 @@ impl Ahead {
         });
     }
 
-    /// The session that was opened for this client, if one was and it stands. Waits until it does.
+    /// The session that was opened for this client, if it was opened successfully. Waits until this is known.
     pub async fn take(&self, export: &str) -> Option<Arc<ProxySession>> {
         let session = self.lock().sessions.remove(export)?;
         match session.opening.await {
@@ -91,7 +93,7 @@ impl Ahead {
         }
     }
 
-    /// The volume is reached in another way from now on, or not any more.
+    /// Drops the sessions of a volume that is reached in another way from now on, or not any more.
     pub fn forget(&self, volume: &VolumeName) {
         self.lock().sessions.retain(|_, session| {
             if session.volume == *volume {

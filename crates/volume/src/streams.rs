@@ -1,20 +1,21 @@
-//! Which blocks of another host's volume will be read next. No I/O and no clock.
+//! Predicts which blocks of another host's volume will be read next. No I/O and no clock.
 //!
-//! A stream is what reads on from where it ended, or with the same step from read to read. What is
-//! fetched ahead of one begins small and doubles whenever the reader has used half of it, up to what the
-//! link carries in two round trips: then it never waits, if the link has the rate for it.
+//! A stream is a series of reads that are sequential, or that have the same distance from one to the next. The
+//! part that is fetched ahead of a stream starts small. It doubles whenever the reader has used half of it, up
+//! to the bytes that the link carries in two round trips. Then the reader never waits, if the link is fast
+//! enough for it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
 const STREAMS_MAX: usize = 8;
-/// A read that begins so near to where a stream ended belongs to it: several may be under way.
+/// A read that begins this near to the end of a stream belongs to it, because several reads may be in flight.
 const SLACK_BYTES: u64 = 512 << 10;
 const AHEAD_BYTES_MIN: u64 = 128 << 10;
-/// Bounds the memory for what is on its way, as a stream's.
+/// The most bytes that are fetched ahead of a stream. This limits the memory.
 pub const AHEAD_BYTES_MAX: u64 = 16 << 20;
-/// So many equal steps are a stream.
+/// This many equal steps make a stream.
 const STEPS_MIN: u32 = 3;
 const STEP_BYTES_MAX: u64 = 16 << 20;
 const STEPS_AHEAD_MAX: u64 = 64;
@@ -27,10 +28,10 @@ pub struct Streams {
 }
 
 struct Stream {
-    /// Where it has been read to.
+    /// The end of the last read.
     end: u64,
     reads: u32,
-    /// Where it has been fetched to.
+    /// The end of the last fetch.
     fetched: u64,
     ahead_bytes: u64,
 }
@@ -41,13 +42,14 @@ struct Steps {
     last: u64,
     step: i64,
     equal: u32,
-    /// How many steps from `last` on are fetched.
+    /// The number of steps after `last` that were fetched.
     fetched: u64,
     ahead: u64,
 }
 
 impl Streams {
-    /// What to fetch when this was asked for. `pipe_bytes`: what the link carries in two round trips.
+    /// Records a read, and returns the ranges to fetch. `pipe_bytes` is what the link carries in two round
+    /// trips.
     pub fn note(&mut self, offset: u64, length_bytes: u64, pipe_bytes: u64) -> Vec<Range<u64>> {
         let end = offset + length_bytes;
         let near = |stream: &Stream| {
@@ -113,22 +115,22 @@ impl Stream {
     }
 }
 
-/// How much a link carries: the highest rate that was seen lately, by bytes that came while a request
-/// was on its way.
+/// The rate of a link: the highest rate that was seen lately, from the bytes that arrived while a request was
+/// in flight.
 #[derive(Default)]
 pub struct Pace {
     bytes_per_s: u64,
 }
 
 impl Pace {
-    /// A request took `elapsed`, and so many bytes came in that time on all of them.
+    /// Records that a request took `elapsed`, and that this many bytes arrived in that time for all requests.
     pub fn note(&mut self, bytes: u64, elapsed: Duration) {
         let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
         let rate = bytes.saturating_mul(1_000_000) / micros;
         self.bytes_per_s = rate.max(self.bytes_per_s - self.bytes_per_s / 64);
     }
 
-    /// In two round trips, and some more to find a higher rate.
+    /// The bytes of two round trips, and some more to find a higher rate.
     pub fn pipe_bytes(&self, round_trip: Duration) -> u64 {
         let micros = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
         let carried = self.bytes_per_s.saturating_mul(micros) / 1_000_000;
