@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use perigee_model::job::{ClusterVolume, NewVolume};
+use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
+use perigee_model::volume_move::VolumeMove;
 use perigee_model::{Epoch, HostId, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink};
@@ -193,6 +195,9 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
             .next("wait until that is over, or cancel it")
     })?;
     // From here on it does not move; it may have moved since.
+    if let Some(last) = cluster.index.incomplete_move(name) {
+        return Err(still_copied(&last.shown));
+    }
     let record = find(cluster, name).await?;
     let home = reachable(cluster, &record.home)?;
     match home.volume.delete(&format!("/v1/volumes/{name}")).await {
@@ -206,6 +211,20 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
             }
         }
     }
+}
+
+fn still_copied(moved: &VolumeMove) -> Problem {
+    let VolumeMove { volume, from, to, .. } = moved;
+    let rest = moved.missing_bytes.map_or_else(
+        || "the rest of it".to_owned(),
+        |bytes| format!("{} of it", format_bytes(bytes)),
+    );
+    let why = format!(
+        "{to} still has to copy {rest} from {from}, and what was made of the volume may need that"
+    );
+    Problem::conflict(format!("can't delete volume {volume}"), why).next(format!(
+        "wait until that is over; `perigee volume info {volume}` shows how much is left"
+    ))
 }
 
 /// A volume's home, for what is to be done there at once.

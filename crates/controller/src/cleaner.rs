@@ -1,7 +1,8 @@
 //! The cleaner removes the VMs, attachments and volumes of jobs. Each cleanup is recorded until it is done:
 //! a host that does not answer is asked again later.
 //!
-//! The order matters: a volume is removed only after every VM that may have it open.
+//! The order matters: a volume is removed only after every VM that may have it open. One that has moved is
+//! removed when all of it is at its new home, or its old home was removed.
 //!
 //! Cleanups at removed hosts are also recorded: if such a host comes back, its VMs are ended and its volumes
 //! removed. Nothing else waits for them, and at most [`GIVEN_UP_MAX`] of them are kept.
@@ -211,7 +212,9 @@ impl Sweep<'_> {
         let mut left = Vec::new();
         let owner = cleanup.owner.as_ref().map_or_else(String::new, |o| format!("?owner={o}"));
         for (host, volume) in std::mem::take(&mut cleanup.volumes) {
-            if !self.delete(&host, Part::Volume, &format!("/v1/volumes/{volume}{owner}")).await {
+            let is_incomplete = self.cluster.index.incomplete_move(&volume).is_some();
+            let path = format!("/v1/volumes/{volume}{owner}");
+            if is_incomplete || !self.delete(&host, Part::Volume, &path).await {
                 left.push((host, volume));
             }
         }

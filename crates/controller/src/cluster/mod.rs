@@ -45,6 +45,9 @@ pub struct Timing {
     pub host_deadline: Duration,
     /// The longest time from the VM's start to the runner's first message.
     pub boot_deadline: Duration,
+    /// From the first time that a volume's new home could not take it until the move is called off. The
+    /// volume may have left its old home: its clients wait, and they give up after a minute.
+    pub take_patience: Duration,
 }
 
 impl Default for Timing {
@@ -55,6 +58,7 @@ impl Default for Timing {
             monitor: Duration::from_secs(2),
             host_deadline: Duration::from_secs(30),
             boot_deadline: Duration::from_secs(300),
+            take_patience: Duration::from_secs(20),
         }
     }
 }

@@ -36,6 +36,7 @@ const TIMING: Timing = Timing {
     // A busy machine may let nobody run for a moment.
     host_deadline: Duration::from_secs(2),
     boot_deadline: Duration::from_secs(60),
+    take_patience: Duration::from_secs(60),
 };
 
 /// A wait that succeeds ends at once, so this costs nothing; a busy machine may need it.

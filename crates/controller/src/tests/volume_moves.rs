@@ -2,14 +2,15 @@
 //! decide with the model's own machine.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::home::Place;
+use perigee_model::home::{Place, Tenure};
 use perigee_model::job::{Access, HostState, JobState, MigrationState};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
 
 use super::fake::FakeHost;
 use super::migrations::switch;
-use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, TIMING, data_volume, finish, spec, vm_of, wait_for};
+use crate::cluster::Timing;
 use crate::records::{VolumeRecord, volume_key};
 use crate::{catalog, hosts, jobs, migration, vms, volume_moves};
 
@@ -352,7 +353,13 @@ async fn a_job_that_ends_while_its_volumes_move_leaves_nothing() {
             wait_for_move(&lab, &root, VolumeMoveState::Filling).await;
         }
         finish(&lab.home, &lab.home, &vm);
+        // The job does not wait for the copy.
         lab.wait_for_state(&id, JobState::Succeeded).await;
+        if !stands_still {
+            assert!(lab.cloud.inside().volumes.contains_key(&root), "clones may need the rest");
+            assert!(lab.home.inside().moves.departed.contains_key(&root));
+        }
+        lab.cloud.inside().moves.missing_bytes = 0;
         lab.wait_for_clean_hosts().await;
         wait_for("nothing to be kept of the root", async || {
             let left = lab.cluster.records.keys("volume_moves/").await.expect("keys");
@@ -363,18 +370,116 @@ async fn a_job_that_ends_while_its_volumes_move_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_volume_that_is_deleted_while_it_is_filled_leaves_nothing() {
+async fn a_jobs_volume_that_lost_its_old_home_while_it_was_filled_is_deleted() {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("edge1", "edge").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let (id, vm) = running(&lab).await;
+    let root = own(&vm, "root");
+    third.inside().moves.missing_bytes = MISSING;
+    begin(&lab, &root, &third.id).await.expect("move");
+    wait_for_move(&lab, &root, VolumeMoveState::Filling).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert!(third.inside().volumes.contains_key(&root));
+    down(&lab, &lab.home).await;
+    hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
+    wait_for("the root to be deleted", async || {
+        let left = lab.cluster.records.keys("volume_moves/").await.expect("keys");
+        (!third.inside().volumes.contains_key(&root) && left.is_empty()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_volume_is_not_deleted_while_its_clones_may_need_what_is_not_copied() {
     let lab = Lab::up().await;
     lab.home.inside().moves.missing_bytes = MISSING;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
-    catalog::delete(&lab.cluster, &data_volume()).await.expect("delete");
+    let refused = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("it fills");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("123 MiB") && refused.why.contains("cloud1"), "{refused}");
+    assert!(refused.next.contains("perigee volume info tpch"), "{refused}");
+    assert!(lab.home.inside().volumes.contains_key(&data_volume()));
+    lab.home.inside().moves.missing_bytes = 0;
+    wait_for("the volume to be deleted", async || {
+        catalog::delete(&lab.cluster, &data_volume()).await.ok()
+    })
+    .await;
     wait_for("nothing to be kept", async || {
         let left = lab.cluster.records.keys("volume_moves/").await.expect("keys");
         (lab.cloud.inside().moves.departed.is_empty() && left.is_empty()).then_some(())
     })
     .await;
     assert!(catalog::volumes(&lab.cluster).await.expect("volumes").is_empty());
+}
+
+/// The new home says in some way that it has not the volume; the old one keeps what it has.
+async fn keeps_what_is_not_copied(lab: &Lab, said: &str) {
+    wait_for("the move to say what it waits for", async || {
+        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        shown.problem.contains(said).then_some(())
+    })
+    .await;
+    let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.expect("move");
+    assert_eq!(shown.state, VolumeMoveState::Filling);
+    assert!(lab.cloud.inside().moves.departed.contains_key(&data_volume()));
+}
+
+#[tokio::test]
+async fn a_new_home_that_was_set_up_anew_does_not_cost_the_old_homes_copy() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.missing_bytes = MISSING;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+    lab.home.inside().wipe(&data_volume());
+    keeps_what_is_not_copied(&lab, "NotHere").await;
+    // Another volume of that name is not this one.
+    lab.home.inside().moves.missing_bytes = 0;
+    lab.home.make_volume(&data_volume());
+    keeps_what_is_not_copied(&lab, "Here {").await;
+}
+
+#[tokio::test]
+async fn what_somebody_deleted_at_its_new_home_too_early_stays_at_the_old_one() {
+    let lab = Lab::up().await;
+    lab.home.inside().moves.missing_bytes = MISSING;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
+    {
+        let mut home = lab.home.inside();
+        home.remove_residence(&data_volume());
+        home.volumes.remove(&data_volume());
+    }
+    keeps_what_is_not_copied(&lab, "was deleted at home1").await;
+    // A person says that nothing else stands on it.
+    lab.cloud.inside().wipe(&data_volume());
+    lab.cloud.inside().moves.departed.clear();
+    wait_for("the move to be forgotten", async || {
+        let left = lab.cluster.records.keys("volume_moves/").await.expect("keys");
+        left.is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_volume_that_its_new_home_cannot_take_is_soon_at_its_old_one_again() {
+    let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    let take_patience = std::time::Duration::from_millis(200);
+    lab.start_controller(Timing { take_patience, ..TIMING }).await;
+    lab.home.inside().moves.stores_none = true;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
+    for said in ["home1", "cloud1", "the pool's disk fails"] {
+        assert!(ended.problem.contains(said), "{}", ended.problem);
+    }
+    stands_only_at(&lab, &lab.cloud, &lab.home).await;
+    let Place::Here(tenure) = lab.cloud.inside().residence(&data_volume()).place else {
+        panic!("it is at its old home")
+    };
+    assert!(tenure > Tenure::first(tenure.incarnation()).next(), "it had left");
 }
 
 #[tokio::test]

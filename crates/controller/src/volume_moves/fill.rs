@@ -13,11 +13,15 @@ use crate::records::{VolumeRecord, volume_key};
 impl Run<'_> {
     pub(super) async fn fill(&mut self) -> Result<Step, Problem> {
         let Some(to) = self.to() else { return self.bring_back().await };
-        let (missing_bytes, tenure) = match self.home_at(&to).await? {
-            HomeState::Here { tenure, missing_bytes } => (missing_bytes, Some(tenure)),
-            // The volume was deleted meanwhile: its layers at the old home are for nothing.
-            HomeState::NotHere { .. } => (0, None),
-            home @ HomeState::Departed { .. } => return Err(self.odd(&to, &home)),
+        let (missing_bytes, is_deleted) = match self.home_at(&to).await? {
+            HomeState::Here { tenure, missing_bytes } if self.is_of_move(tenure) => {
+                (missing_bytes, false)
+            }
+            HomeState::NotHere { refused } if self.is_of_move(refused) => {
+                self.may_forget_deleted(&to).await?;
+                (0, true)
+            }
+            home => return Err(self.odd(&to, &home)),
         };
         self.progress(missing_bytes).await?;
         let Some(from) = self.from() else {
@@ -27,7 +31,7 @@ impl Run<'_> {
         if missing_bytes > 0 {
             return Ok(Step::Wait(self.cluster.timing.figures));
         }
-        if tenure.is_some() && !left.is_empty() {
+        if !is_deleted && !left.is_empty() {
             let names: Vec<&str> = left.iter().map(|host| host.as_str()).collect();
             let why =
                 format!("these hosts may still look for it at {}: {}", from.id, names.join(", "));
@@ -38,10 +42,40 @@ impl Run<'_> {
         }
         self.forget_at(&from).await?;
         self.end(VolumeMoveEvent::Filled, String::new()).await?;
-        if tenure.is_none() {
+        if is_deleted {
             super::request::forget(&self.cluster, &self.shown().volume).await?;
         }
         Ok(Step::Again)
+    }
+
+    /// Whether the volume has this tenure since it moved. A new home that was set up anew knows of none, and
+    /// another volume of the name has others.
+    fn is_of_move(&self, tenure: Tenure) -> bool {
+        let before = self.record.value.tenure;
+        before.is_some_and(|before| tenure > before && tenure.incarnation() == before.incarnation())
+    }
+
+    /// The controller lets nobody delete the volume before all of it is copied, but somebody may have asked
+    /// the new home itself. Clones there may then still need what the old one keeps.
+    async fn may_forget_deleted(&self, to: &HostLink) -> Result<(), Problem> {
+        let shown = self.shown();
+        if shown.missing_bytes == Some(0) {
+            return Ok(());
+        }
+        let Some(from) = self.from() else { return Ok(()) };
+        let HomeState::Departed { tenure: Tenure(tenure), .. } = self.home_at(&from).await? else {
+            return Ok(());
+        };
+        let why = format!(
+            "the volume was deleted at {} before all of it was copied; {} keeps what clones may need",
+            to.id, from.id
+        );
+        Err(Problem::unavailable(self.what(), why).next(format!(
+            "when nothing at {} stands on the volume: curl -X DELETE '{}{}?tenure={tenure}'",
+            to.id,
+            from.addresses.volume_url,
+            self.path("departed"),
+        )))
     }
 
     async fn progress(&mut self, missing_bytes: u64) -> Result<(), Problem> {

@@ -13,7 +13,7 @@ mod tell;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_model::home::{CallOff, HomeState, ServerAddresses, TakeVolume, Tenure, VolumeHome};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveEvent, VolumeMoveState};
@@ -46,7 +46,7 @@ enum Step {
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Problem> {
     let intent_key = volume_move_intent_key(&volume);
     let mut intents = cluster.records.watch(&intent_key);
-    let (mut told, mut pause) = (BTreeSet::new(), cluster.timing.poll);
+    let (mut told, mut failing_since, mut pause) = (BTreeSet::new(), None, cluster.timing.poll);
     loop {
         let Some(record) = cluster.own_volume_move(&volume).await? else { return Ok(()) };
         if record.value.shown.state.is_final() {
@@ -54,7 +54,12 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Prob
         }
         let intent: Option<VolumeMoveIntent> = cluster.records.read(&intent_key).await?;
         let is_unwanted = intent.is_some_and(|intent| intent.cancel == record.value.number);
-        let mut run = Run { cluster: Arc::clone(&cluster), record, told: &mut told };
+        let mut run = Run {
+            cluster: Arc::clone(&cluster),
+            record,
+            told: &mut told,
+            failing_since: &mut failing_since,
+        };
         let done = tokio::select! {
             done = run.step(is_unwanted) => done,
             // The step was left in the middle: it is done again.
@@ -87,6 +92,8 @@ struct Run<'a> {
     record: Owned<VolumeMoveRecord>,
     /// Hosts that know the new home.
     told: &'a mut BTreeSet<HostId>,
+    /// When the new home first could not take the volume.
+    failing_since: &'a mut Option<Instant>,
 }
 
 impl Run<'_> {
@@ -115,18 +122,37 @@ impl Run<'_> {
         let ask = TakeVolume { from: addresses(&from), to: addresses(&to), tenure };
         let path = self.path("take");
         let asked = to.volume_slow.post::<VolumeHome>(&path, &ask);
-        let answer = tokio::time::timeout(TAKE_DEADLINE, asked).await.unwrap_or_else(|_| {
-            let why = format!("{} did not answer within {} s", to.id, TAKE_DEADLINE.as_secs());
+        let patience = self.cluster.timing.take_patience;
+        let deadline = self
+            .failing_since
+            .map_or(TAKE_DEADLINE, |since| patience.saturating_sub(since.elapsed()));
+        let answer = tokio::time::timeout(deadline, asked).await.unwrap_or_else(|_| {
+            let why = format!("{} did not answer within {} s", to.id, deadline.as_secs());
             Err(Problem::unavailable(self.what(), why))
         });
         match answer.map(|answer| answer.home) {
             Ok(HomeState::Here { tenure: now, missing_bytes }) if now > tenure => {
                 self.taken(missing_bytes).await
             }
-            Ok(home) => Err(self.odd(&to, &home)),
-            Err(problem) if may_pass(&problem) => Err(problem),
+            Ok(home) => self.not_taken(self.odd(&to, &home)).await,
+            Err(problem) if may_pass(&problem) => self.not_taken(problem).await,
             Err(problem) => self.give_up(in_words(&problem)).await,
         }
+    }
+
+    /// The new home may take it later. Not for ever: the volume may have left its old home, and then it
+    /// has none. A controller that restarts counts from the beginning.
+    async fn not_taken(&mut self, problem: Problem) -> Result<Step, Problem> {
+        let patience = self.cluster.timing.take_patience;
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < patience {
+            return Err(problem);
+        }
+        let VolumeMove { from, to, problem: before, .. } = self.shown();
+        // The last try was cut short, and says less than the one before.
+        let last = if before.is_empty() { in_words(&problem) } else { before.clone() };
+        let why = format!("{to} could not take it from {from} for {patience:?}: {last}");
+        self.give_up(why).await
     }
 
     /// Nothing was asked yet: whatever stands against the move ends it at once.

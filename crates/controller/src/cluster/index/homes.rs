@@ -40,6 +40,13 @@ impl Index {
         unfinished.cloned().collect()
     }
 
+    /// The volume's move, while its new home has not copied all of it. Clones, snapshots and images that
+    /// stand on the volume may need the rest, so it is not deleted then.
+    pub fn incomplete_move(&self, volume: &VolumeName) -> Option<Arc<VolumeMoveRecord>> {
+        self.volume_move(volume)
+            .filter(|last| !last.shown.state.is_final() && last.shown.missing_bytes != Some(0))
+    }
+
     /// Grows whenever a volume may have got another home. Whoever reads it before it looks for a home
     /// can tell afterwards whether the home may be an old one.
     pub fn home_changes(&self) -> u64 {

@@ -37,6 +37,8 @@ pub struct Moves {
     pub loses_answers: bool,
     /// Every volume has to stay.
     pub lets_none_go: bool,
+    /// What its old home has let go can't be stored here.
+    pub stores_none: bool,
 }
 
 pub fn routes() -> Router<std::sync::Arc<std::sync::Mutex<Inside>>> {
@@ -75,6 +77,12 @@ impl Inside {
     pub fn remove_residence(&mut self, volume: &VolumeName) {
         let before = self.residence(volume);
         self.put_residence(volume, Residence { place: Place::NotHere, ..before });
+    }
+
+    /// The host is set up anew: it knows nothing of the volume.
+    pub fn wipe(&mut self, volume: &VolumeName) {
+        self.moves.residences.remove(volume);
+        self.volumes.remove(volume);
     }
 
     fn home_of(&self, volume: &VolumeName) -> Result<Json<VolumeHome>, Failure> {
@@ -117,6 +125,9 @@ async fn take(
     let DepartedWithData { departed, data } =
         from.post(&format!("/v1/volumes/{volume}/depart"), &order).await?;
     let mut inside = inside.lock().expect("lock");
+    if inside.moves.stores_none {
+        return Err(Problem::unavailable("take the volume", "the pool's disk fails").into());
+    }
     // It may have been refused meanwhile.
     if let Some(after) = inside.residence(&volume).take(ask.tenure).map_err(refused)? {
         inside.put_residence(&volume, after);
