@@ -5,7 +5,7 @@ use perigee_model::home::DepartedLayer;
 use perigee_model::volume::Keep;
 use perigee_model::{LayerId, Problem};
 
-use super::catalog::{self, LayerRow, RemoteRow};
+use super::catalog::{LayerRow, RemoteRow};
 use super::pool::Pool;
 
 impl Pool {
@@ -13,6 +13,10 @@ impl Pool {
     /// new head stands. `chain` is the old home's, topmost layer first; its server is at `from_nbd_addr`.
     ///
     /// If the topmost layer is here, nothing is lacking. Otherwise one copy of it has all that it shows.
+    ///
+    /// # Errors
+    /// A conflict when a volume of this pool writes that layer, or it has another size here: the caller clears the
+    /// files of the rows.
     pub(super) fn parent_rows(
         &self,
         what: &str,
@@ -20,8 +24,7 @@ impl Pool {
         chain: &[DepartedLayer],
     ) -> Result<(Vec<LayerRow>, Option<LayerId>), Problem> {
         let Some(top) = chain.first() else { return Ok((Vec::new(), None)) };
-        let failed = |error| catalog::problem(what, &error);
-        if self.catalog.is_sealed(top.layer).map_err(failed)? {
+        if self.has_staged(what, top)? {
             return Ok((Vec::new(), Some(top.layer)));
         }
         let size_bytes = Self::layer_size(what, top.size_bytes)?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use perigee_model::volume::{
-    ImageInfo, ImageSource, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo,
+    BLOCK_BYTES, ImageInfo, ImageSource, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo,
 };
 use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
 
@@ -179,12 +179,14 @@ impl Pool {
         found
     }
 
-    /// Bytes below a head that are to come here from other hosts.
+    /// Bytes below a head that are to come here from other hosts. A copy lacks at least one block until the
+    /// catalog has it as complete: before that, a power cut may lose what was fetched, and nobody has compared it
+    /// with its source.
     pub(super) fn missing_bytes(&self, head: LayerId) -> rusqlite::Result<u64> {
         let mut missing_bytes = 0;
         for (id, space) in self.catalog.layer_spaces(Some(head))?.iter().filter(|(_, s)| s.is_copy)
         {
-            add(&mut missing_bytes, self.remote_bytes(*id, space));
+            add(&mut missing_bytes, self.remote_bytes(*id, space).max(BLOCK_BYTES));
         }
         Ok(missing_bytes)
     }

@@ -102,7 +102,7 @@ impl Pool {
     }
 
     /// Whether the layer is here, and is what the other host says.
-    fn has_staged(&self, what: &str, layer: &DepartedLayer) -> Result<bool, Problem> {
+    pub(super) fn has_staged(&self, what: &str, layer: &DepartedLayer) -> Result<bool, Problem> {
         let failed = |error| catalog::problem(what, &error);
         if !self.catalog.has_layer(layer.layer).map_err(failed)? {
             return Ok(false);

@@ -163,6 +163,39 @@ async fn a_volume_that_departed_is_read_and_written_at_its_new_home_only() {
 }
 
 #[tokio::test]
+async fn a_copy_lacks_blocks_until_the_catalog_has_it_as_complete() {
+    let two = Two::new();
+    of_blocks(&two.pools[0], BLOCKS).await.write(0, bytes(1, BLOCK), false).await.unwrap();
+    two.carry(0).await;
+    all(&session(&two.pools[1], "v").await).await;
+    two.pools[1].settle_copies().await;
+    let fetched = home(&two.pools[1]).await;
+    let HomeState::Here { missing_bytes, .. } = fetched else { panic!("{fetched:?}") };
+    assert_eq!(missing_bytes, BLOCK as u64, "a power cut may still lose what was fetched");
+    two.complete(1).await;
+}
+
+#[tokio::test]
+async fn an_arriving_volume_can_t_stand_on_what_another_volume_writes() {
+    let two = Two::new();
+    of_blocks(&two.pools[0], BLOCKS).await.write(0, bytes(1, BLOCK), false).await.unwrap();
+    let other = empty(&two.pools[1], "w", (BLOCKS * BLOCK) as u64).await;
+    other.write(0, bytes(7, 2 * BLOCK), false).await.unwrap();
+    other.flush().await.unwrap();
+    let expected = all(&other).await;
+    let files = two.files[1].names().unwrap();
+    let head = two.pools[1].volume_info(&volume_name("w")).await.unwrap().chain[0];
+    let (take, departed) = two.depart(0).await;
+    let mut lie = departed.clone();
+    lie.chain[0].layer = head;
+    let refused = two.pools[1].arrive(&volume_name("v"), &take, lie).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert_eq!(two.files[1].names().unwrap(), files);
+    assert_eq!(all(&other).await, expected);
+    two.pools[1].arrive(&volume_name("v"), &take, departed).await.unwrap();
+}
+
+#[tokio::test]
 async fn requests_of_a_move_can_be_repeated_and_come_late() {
     let two = Two::new();
     of_blocks(&two.pools[0], BLOCKS).await.write(0, bytes(1, BLOCK), false).await.unwrap();
