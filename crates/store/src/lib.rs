@@ -14,7 +14,7 @@
 //! | which host may keep blocks in memory, and who waits for it | `leases` |
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
-//! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies` |
+//! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies`, `fill` |
 //! | copies of layers of a volume that comes from another host | `stage` |
 //! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
@@ -41,6 +41,7 @@ mod copy;
 mod direct;
 mod directories;
 mod files;
+mod fill;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod head;

@@ -15,7 +15,7 @@ use perigee_model::{Epoch, Incarnation, Problem, ProblemKind};
 use super::check;
 use super::expect::{Event, Expected, Fill, Presence, Twin, What};
 use super::steps::{Io, Step};
-use crate::copies::Pace;
+use crate::fill::Pace;
 use crate::sim::{Cut, Faults, Op, SECTOR_BYTES, Sector, scratch_dir};
 use crate::tests::*;
 

@@ -16,7 +16,7 @@ use perigee_model::volume::Snapshot;
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::copies::Pace;
+use crate::fill::Pace;
 use crate::sim::Dice;
 
 const BLOCK: u64 = 4096;
