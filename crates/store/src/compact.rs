@@ -5,7 +5,7 @@
 //! 1. The layers are compared with their checksums, so that damage is not sealed again.
 //! 2. The visible blocks are copied into a new layer's files, which are made durable.
 //! 3. One catalog transaction replaces the run by the new layer, unless a layer of the run was named or
-//!    cloned in the meantime.
+//!    cloned, or a volume on it departed, in the meantime.
 //! 4. Open volumes get the new chain while clients use them, and the files of the run are removed.
 //!
 //! A crash before 3 leaves the old chain and files that the next server removes; a crash after it
@@ -33,7 +33,7 @@ use super::work::Work;
 const PIECE_BLOCKS: u64 = 256;
 
 /// Layers of one chain that are merged into one, from the top down.
-struct Run {
+pub(super) struct Run {
     rows: Vec<LayerRow>,
     /// The end of the layers below the run, in blocks.
     below_blocks: u64,
@@ -74,7 +74,7 @@ impl Pool {
     }
 
     /// The runs of a volume's chain from the top down, and how many layers it has.
-    fn runs(&self, what: &str, name: &VolumeName) -> Result<(Vec<Run>, u64), Problem> {
+    pub(super) fn runs(&self, what: &str, name: &VolumeName) -> Result<(Vec<Run>, u64), Problem> {
         let failed = |error| catalog::problem(what, &error);
         let volume = self
             .catalog
@@ -84,8 +84,12 @@ impl Pool {
         let rows = self.catalog.chain(volume.head).map_err(failed)?;
         let spaces = self.catalog.layer_spaces(Some(volume.head)).map_err(failed)?;
         // Copies that are not complete are not merged.
+        let departed = self.catalog.departed_layers().map_err(failed)?;
+        // Layers of volumes that departed stay: their new homes may still read each of them.
         let own = |row: &LayerRow| {
-            !row.is_copy() && spaces.get(&row.id).is_some_and(|space| !space.is_shared())
+            !row.is_copy()
+                && !departed.contains(&row.id)
+                && spaces.get(&row.id).is_some_and(|space| !space.is_shared())
         };
         let sealed = &rows[1..];
         let mut runs = Vec::new();
@@ -105,7 +109,12 @@ impl Pool {
     }
 
     /// Makes the files of the merged layer.
-    fn merge(&self, what: &str, run: Run, work: &Work) -> Result<(LayerRow, Run), Problem> {
+    pub(super) fn merge(
+        &self,
+        what: &str,
+        run: Run,
+        work: &Work,
+    ) -> Result<(LayerRow, Run), Problem> {
         let mut layers = Vec::new();
         for row in &run.rows {
             let layer = self.open_sealed(row).map_err(|error| Problem::conflict(what, error))?;
@@ -188,14 +197,19 @@ impl Pool {
 
     /// Replaces the run by the new layer, in the catalog and in open volumes. The caller holds the lock
     /// `changes`.
-    fn put_in_place(&self, what: &str, run: &Run, row: &LayerRow) -> Result<(), Problem> {
+    pub(super) fn put_in_place(
+        &self,
+        what: &str,
+        run: &Run,
+        row: &LayerRow,
+    ) -> Result<(), Problem> {
         let old: Vec<LayerId> = run.rows.iter().map(|row| row.id).collect();
         let replaced = self.catalog.replace_layers(&old, row);
         match replaced {
             Ok(true) => {}
             Ok(false) => {
                 self.remove_layers(&[row.id]);
-                let why = "a layer of it was named, cloned or deleted meanwhile";
+                let why = "a layer of it was named, cloned or deleted, or departed, meanwhile";
                 return Err(Problem::conflict(what, why).next("compact it again"));
             }
             Err(error) => return Err(self.not_recorded(what, &[row.id], &error)),

@@ -323,6 +323,7 @@ impl Pool {
             if pool.may_arrive_now(&what, &name, take.tenure)? {
                 check_answer(&what, &take, &departed)?;
                 pool.arrive_now(&what, &name, &take, &departed)?;
+                pool.drop_staged(&name);
                 pool.to_fill.notify_one();
             }
             pool.home_now(&name)
@@ -361,6 +362,7 @@ impl Pool {
             let what = format!("can't refuse volume {name}");
             let now: Residence = pool.catalog.refuse_home(&name, tenure).map_err(failed(&what))?;
             if now.has_refused(tenure) {
+                pool.drop_staged(&name);
                 let home = HomeState::NotHere { refused: now.spent };
                 return Ok(VolumeHome { volume: name, home });
             }

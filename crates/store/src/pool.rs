@@ -74,6 +74,8 @@ pub struct Pool {
     pub(super) sealed: Notify,
     /// Notified when a copy is to be completed.
     pub(super) to_fill: Notify,
+    /// Layers that were staged for a volume that may come here.
+    pub(super) staged: Mutex<HashMap<VolumeName, Vec<LayerId>>>,
     waiting: Arc<Waiting>,
     pub(super) imports: Arc<Imports>,
     /// Keeps other servers out.
@@ -172,7 +174,7 @@ impl Pool {
 
     fn tidy(&self) -> Result<(), Problem> {
         let what = || format!("can't clean up the pool {}", self.dir.display());
-        self.catalog.drop_staged().map_err(|error| catalog::problem(&what(), &error))?;
+        self.catalog.drop_all_staged().map_err(|error| catalog::problem(&what(), &error))?;
         self.remove_leftovers().map_err(|error| Problem::internal(what(), error))
     }
 
@@ -194,6 +196,7 @@ impl Pool {
             changes: Arc::default(),
             sealed: Notify::new(),
             to_fill: Notify::new(),
+            staged: Mutex::default(),
             waiting: Arc::default(),
             imports: Arc::default(),
             _lock: locked.lock,

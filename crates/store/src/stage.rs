@@ -9,16 +9,20 @@
 //! 2. The copy's files are made with a map of that, and are made durable.
 //! 3. One transaction adds all the layers. Before it, a crash leaves only files that the next server removes.
 //!
-//! Then the caller can put a head on the topmost layer. Layers on which nothing stands when a server starts are
-//! removed: whoever made them makes them again.
+//! Then the caller can put a head on the topmost layer. When the volume has come, or is refused, or a server
+//! starts, staged layers on which nothing stands are removed.
+//!
+//! Until the volume departs, the other host may merge its layers. Then it has the layers no more of which copies
+//! were staged, so these are dropped and staged anew ([`Pool::drop_stale`]).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
 use perigee_model::home::{DepartedLayer, OwnBlocks};
 use perigee_model::volume::{BLOCK_BYTES, Keep};
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
 
 use super::blocking;
 use super::blocks::{BlockState, BlockStates};
@@ -64,23 +68,69 @@ impl Pool {
     /// layer was deleted here meanwhile; no space.
     pub async fn stage_layers(
         self: &Arc<Self>,
+        volume: &VolumeName,
         nbd_addr: &str,
         chain: &[DepartedLayer],
     ) -> Result<(), Problem> {
         let what = format!("can't make copies of a volume's layers at {nbd_addr}");
+        let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, now, all) = (Arc::clone(self), what.clone(), chain.to_vec());
-        let lacking = blocking(move || pool.lacking(&now, &all)).await?;
+        let named = volume.clone();
+        let lacking = blocking(move || {
+            let _guard = guard;
+            pool.drop_stale(&now, &named, &all)?;
+            pool.lacking(&now, &all)
+        })
+        .await?;
         if lacking == 0 {
             return Ok(());
         }
         let told = self.ask_all(&what, nbd_addr, &chain[..lacking]).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, chain) = (Arc::clone(self), chain.to_vec());
+        let (pool, volume, chain) = (Arc::clone(self), volume.clone(), chain.to_vec());
         blocking(move || {
             let _guard = guard;
-            pool.make_staged(&what, &chain, told)
+            pool.make_staged(&what, &volume, &chain, told)
         })
         .await
+    }
+
+    /// Drops what was staged for the volume if it stands on copies of layers that the other host has no more.
+    /// The caller holds the lock `changes`.
+    fn drop_stale(
+        &self,
+        what: &str,
+        volume: &VolumeName,
+        chain: &[DepartedLayer],
+    ) -> Result<(), Problem> {
+        let failed = |error| catalog::problem(what, &error);
+        let there: HashSet<LayerId> = chain.iter().map(|layer| layer.layer).collect();
+        for layer in chain {
+            if !self.catalog.has_layer(layer.layer).map_err(failed)? {
+                continue;
+            }
+            let here = self.catalog.chain(layer.layer).map_err(failed)?;
+            let is_own = |row: &LayerRow| row.remote.as_ref().is_some_and(|remote| remote.own);
+            if here.iter().any(|row| is_own(row) && !there.contains(&row.id)) {
+                self.drop_staged(volume);
+            }
+            break;
+        }
+        Ok(())
+    }
+
+    /// Drops the layers that were staged for the volume and on which nothing stands. Failures are tried again at
+    /// the next start. The caller holds the lock `changes`.
+    pub(super) fn drop_staged(&self, volume: &VolumeName) {
+        let staged =
+            self.staged.lock().expect("no holder panics").remove(volume).unwrap_or_default();
+        match self.catalog.drop_staged(&staged) {
+            Ok(dropped) => {
+                self.drop_copies(&dropped);
+                self.remove_layers(&dropped);
+            }
+            Err(error) => tracing::error!(%volume, %error, "can't drop layers that were staged"),
+        }
     }
 
     /// The number of layers from the top down to the first one that this pool has.
@@ -205,6 +255,7 @@ impl Pool {
     fn make_staged(
         &self,
         what: &str,
+        volume: &VolumeName,
         chain: &[DepartedLayer],
         told: Vec<Told>,
     ) -> Result<(), Problem> {
@@ -243,6 +294,9 @@ impl Pool {
         let made: Vec<_> = rows.iter().map(|row| row.id).collect();
         let staged = self.catalog.stage(&rows);
         staged.map_err(|error| self.not_recorded(what, &made, &error))?;
+        let mut all = self.staged.lock().expect("no holder panics");
+        all.entry(volume.clone()).or_default().extend(made);
+        drop(all);
         for (row, remote) in rows.iter().zip(remotes) {
             let Some(remote) = remote else { continue };
             if let Err(error) = self.open_new_copy(row, remote) {

@@ -207,7 +207,7 @@ impl PoolExports {
         chain: &[DepartedLayer],
         max: Duration,
     ) -> Result<(), Problem> {
-        let staged = self.pool.stage_layers(&take.from.nbd_addr, chain);
+        let staged = self.pool.stage_layers(volume, &take.from.nbd_addr, chain);
         match tokio::time::timeout(max, staged).await {
             Ok(Err(problem))
                 if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::NoSpace) =>

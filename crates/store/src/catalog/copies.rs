@@ -2,7 +2,7 @@
 
 use perigee_model::LayerId;
 use perigee_model::volume::Keep;
-use rusqlite::params;
+use rusqlite::{Transaction, params};
 
 use super::columns::{parsed, signed};
 use super::{Catalog, LayerRow, Result, Sealed, delete_unneeded, insert_layer};
@@ -43,21 +43,23 @@ impl Catalog {
         })
     }
 
-    /// Removes the staged layers on which nothing stands, and forgets which ones were staged. Returns the removed
+    /// Removes all staged layers on which nothing stands, and forgets which ones were staged. Returns the removed
     /// ones.
-    pub(crate) fn drop_staged(&self) -> Result<Vec<LayerId>> {
+    pub(crate) fn drop_all_staged(&self) -> Result<Vec<LayerId>> {
         self.change(|tx| {
             let staged: Vec<LayerId> = tx
                 .prepare("SELECT layer FROM staged")?
                 .query_map([], |row| parsed(row, 0))?
                 .collect::<Result<_>>()?;
-            let mut dropped = Vec::new();
-            for layer in staged {
-                dropped.extend(delete_unneeded(tx, layer)?);
-            }
+            let dropped = drop_unneeded(tx, &staged)?;
             tx.execute("DELETE FROM staged", [])?;
             Ok(dropped)
         })
+    }
+
+    /// Removes those of these staged layers on which nothing stands. Returns the removed ones.
+    pub(crate) fn drop_staged(&self, staged: &[LayerId]) -> Result<Vec<LayerId>> {
+        self.change(|tx| drop_unneeded(tx, staged))
     }
 
     /// Records that a copy of own blocks has none of them any more, only their map.
@@ -74,4 +76,12 @@ impl Catalog {
             tx.execute("INSERT INTO untouched VALUES (?1) ON CONFLICT DO NOTHING", [&id]).map(drop)
         })
     }
+}
+
+fn drop_unneeded(tx: &Transaction<'_>, layers: &[LayerId]) -> Result<Vec<LayerId>> {
+    let mut dropped = Vec::new();
+    for layer in layers {
+        dropped.extend(delete_unneeded(tx, *layer)?);
+    }
+    Ok(dropped)
 }

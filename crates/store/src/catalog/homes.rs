@@ -1,6 +1,8 @@
 //! The catalog's part in a volume's moves: tenures, volumes that departed, and tenures that are over.
 //! What is decided, [`Residence`] decides, inside the transaction that stores it.
 
+use std::collections::HashSet;
+
 use perigee_model::home::{
     Departed, HomeRefused, HomeState, Place, Residence, ServerAddresses, Tenure,
 };
@@ -89,6 +91,16 @@ impl Catalog {
 
     pub(crate) fn departed_count(&self) -> Result<u64> {
         self.lock().query_row("SELECT count(*) FROM departed", [], |row| unsigned(row, 0))
+    }
+
+    /// The layers on which volumes that departed stand.
+    pub(crate) fn departed_layers(&self) -> Result<HashSet<LayerId>> {
+        let sql = "WITH RECURSIVE chain(id) AS (
+                       SELECT top FROM departed WHERE top IS NOT NULL
+                       UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
+                   )
+                   SELECT id FROM chain";
+        self.lock().prepare_cached(sql)?.query_map([], |row| parsed(row, 0))?.collect()
     }
 
     /// Whether a machine boots from the volume or may do so.

@@ -73,7 +73,9 @@ impl World {
         for (name, twin) in twins.iter().filter(|(name, _)| !name.starts_with("image:")) {
             let source = match name.as_str() {
                 "zmoved" => {
-                    pool.stage_layers(&nbd_addr(), &FakeOwn::chain()).await.unwrap();
+                    pool.stage_layers(&volume_name(name), &nbd_addr(), &FakeOwn::chain())
+                        .await
+                        .unwrap();
                     put_head(&pool, name, twin.size_bytes, Some(FAKE_OWN[0].layer));
                     continue;
                 }

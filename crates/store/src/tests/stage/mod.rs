@@ -2,9 +2,11 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `merged` | the other host merges layers of the volume |
 //! | `rules` | one rule each |
 //! | `random` | random chains, beside a plain array |
 
+mod merged;
 mod random;
 mod rules;
 
@@ -193,7 +195,7 @@ impl Site {
     }
 
     async fn take_chain(&self, from: &Arc<Pool>, name: &str, chain: &[DepartedLayer]) {
-        self.pool.stage_layers("there:1", chain).await.unwrap();
+        self.pool.stage_layers(&volume_name(name), "there:1", chain).await.unwrap();
         let size_bytes = from.volume(&volume_name(name)).await.unwrap().size_bytes();
         put_head(&self.pool, name, size_bytes, chain.first().map(|top| top.layer));
     }

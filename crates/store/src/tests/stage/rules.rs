@@ -29,7 +29,7 @@ async fn taken(from: &Site) -> Site {
     let site = Site::new();
     site.way.lead(&from.pool);
     let chain = sealed_chain(&from.pool, "v");
-    site.pool.stage_layers("there:1", &chain[1..]).await.unwrap();
+    site.pool.stage_layers(&volume_name("v"), "there:1", &chain[1..]).await.unwrap();
     site.fill().await;
     site.take(&from.pool, "v").await;
     site.way.reads.lock().unwrap().clear();
@@ -161,8 +161,8 @@ async fn layers_on_which_nothing_stands_are_gone_after_a_restart() {
     let site = Site::new();
     site.way.lead(&from.pool);
     let chain = sealed_chain(&from.pool, "v");
-    site.pool.stage_layers("there:1", &chain).await.unwrap();
-    site.pool.stage_layers("there:1", &chain).await.expect("the same again");
+    site.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap();
+    site.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.expect("the same again");
     site.fill().await;
     assert_eq!(site.pool.catalog.layers().unwrap().len(), 2);
     let site = site.restart(None).await;
@@ -260,11 +260,11 @@ async fn a_host_that_is_away_or_has_another_layer_leaves_nothing_behind() {
     site.way.lead(&from.pool);
     let mut chain = sealed_chain(&from.pool, "v");
     site.way.away.store(true, Ordering::SeqCst);
-    let away = site.pool.stage_layers("there:1", &chain).await.unwrap_err();
+    let away = site.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap_err();
     assert_eq!(away.kind, ProblemKind::Unavailable, "not known is not no: {away}");
     site.way.away.store(false, Ordering::SeqCst);
     chain[1].size_bytes += BLOCK;
-    let differs = site.pool.stage_layers("there:1", &chain).await.unwrap_err();
+    let differs = site.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap_err();
     assert_eq!(differs.kind, ProblemKind::Conflict, "{differs}");
     assert!(site.pool.catalog.layers().unwrap().is_empty());
     assert!(site.files.disk().names().is_empty());
@@ -279,7 +279,7 @@ async fn a_volume_that_departs_tells_what_was_written_last_so_that_nobody_has_to
     device.write(6 * BLOCK, bytes(4, 4096), false).await.unwrap();
     let sealed = from.pool.seal_ahead(&volume).await.unwrap();
     assert_eq!(from.pool.seal_ahead(&volume).await.unwrap(), sealed, "nothing new is not sealed");
-    site.pool.stage_layers("there:1", &sealed).await.unwrap();
+    site.pool.stage_layers(&volume_name("v"), "there:1", &sealed).await.unwrap();
     site.fill().await;
     device.write(7 * BLOCK, bytes(5, 4096), false).await.unwrap();
     device.zero(8 * BLOCK, BLOCK, Zeroing::FreeSpace, false).await.unwrap();
@@ -292,7 +292,10 @@ async fn a_volume_that_departs_tells_what_was_written_last_so_that_nobody_has_to
     assert_eq!(departed.chain[0].own, Some(vec![own(7, 1, false), own(8, 1, true)]));
     assert_eq!(departed.chain[1..].iter().map(|l| l.layer).collect::<Vec<_>>(), ids(&sealed));
     site.way.away.store(true, Ordering::SeqCst);
-    site.pool.stage_layers("there:1", &departed.chain).await.expect("nobody is asked");
+    site.pool
+        .stage_layers(&volume_name("v"), "there:1", &departed.chain)
+        .await
+        .expect("nobody is asked");
     let take = TakeVolume { from: there.clone(), to: there, tenure };
     site.pool.arrive(&volume, &take, departed).await.unwrap();
     let missing = site.pool.volume_info(&volume).await.unwrap().remote_bytes;
@@ -320,7 +323,8 @@ async fn blocks_that_a_layer_can_t_have_are_refused() {
         let mut chain = sealed_chain(&from.pool, "v");
         chain.truncate(1);
         chain[0].own = Some(wrong);
-        let refused = site.pool.stage_layers("there:1", &chain).await.unwrap_err();
+        let refused =
+            site.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap_err();
         assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     }
     assert!(site.files.disk().names().is_empty());
@@ -398,7 +402,7 @@ async fn a_volume_of_8_gib_with_16_mib_written_ships_about_16_mib() {
     snapshot(from, "v", "s").await;
     ways[1].reads.lock().unwrap().clear();
     let chain = sealed_chain(from, "v");
-    to.stage_layers("there:1", &chain).await.unwrap();
+    to.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap();
     put_head(to, "v", 8192 * MIB, Some(chain[0].layer));
     let taken = session(to, "v").await;
     assert_eq!(taken.read(31 * MIB, 3 * 4096).await.unwrap()[4096..], bytes(9, 2 * 4096));
