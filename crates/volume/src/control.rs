@@ -303,8 +303,29 @@ fn attachment(control: &Control, volume: VolumeName, nbd_addr: String) -> Attach
     Attachment { volume, nbd_addr, sessions }
 }
 
+#[derive(Deserialize)]
+struct Detach {
+    /// A volume with open sessions stays attached.
+    #[serde(default)]
+    unless_open: bool,
+}
+
 /// Open sessions stay open. New sessions no longer find the volume.
-async fn detach(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<()> {
+async fn detach(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    query: Result<Query<Detach>, QueryRejection>,
+) -> Reply<()> {
+    let what = format!("can't detach volume {volume}");
+    let Query(Detach { unless_open }) =
+        query.map_err(|error| Problem::invalid(&what, error.body_text()))?;
+    // Nobody opens it between the look and the end of the attachment.
+    let _turn = if unless_open { Some(control.exports.turns.moving(&volume).await?) } else { None };
+    let sessions = control.exports.proxied_sessions(&volume);
+    if unless_open && sessions > 0 {
+        let why = format!("{sessions} sessions on it are open here");
+        return Err(Problem::conflict(what, why).next("close them, then try again").into());
+    }
     control.pool.detach(&volume).await?;
     control.exports.detached(&volume);
     Ok(Json(()))

@@ -29,6 +29,8 @@ use crate::exports::{PoolExports, epoch_of};
 use crate::proxy::ProxySession;
 use crate::repoint::DRAIN_EXTRA;
 
+/// So long the old home may take to say where the volume is, before the sessions here are held.
+const ASK_MAX: Duration = Duration::from_secs(1);
 /// So long the old home may take to let a volume go, while the sessions here are held.
 const DEPART_MAX: Duration = Duration::from_secs(5);
 /// So long the old home may take to flush the volume before, while the sessions go on.
@@ -230,6 +232,9 @@ impl PoolExports {
         volume: &VolumeName,
         take: &TakeVolume,
     ) -> Result<VolumeHome, Problem> {
+        // No session is held for a home that does not answer.
+        let path = format!("/v1/volumes/{volume}/home");
+        client(&take.from, ASK_MAX)?.get::<VolumeHome>(&path).await?;
         let _turn = self.turns.moving(volume).await?;
         self.ahead.forget(volume);
         let sessions = self.proxies.sessions(volume);

@@ -259,6 +259,23 @@ impl Disk {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_with_open_sessions_stays_attached_where_that_is_asked() {
+    let (home, host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open(&host, epoch);
+    disk.tell("write -P 1 0 4k");
+    disk.has_done(1).await;
+    let path = "/v1/attachments/data?unless_open=true";
+    let refused = host.control.delete(path).await.expect_err("it is open");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert_eq!(open_at(&host).await, 1);
+    disk.end().await;
+    until("the end of all sessions", async || open_at(&host).await == 0).await;
+    host.control.delete(path).await.expect("a detachment");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn writes_that_the_home_s_host_lost_with_its_power_fail_the_flush() {
     let (mut home, host) = (Server::start().await, Server::start().await);
     let epoch = home.create("data", 8 * MIB).await.epoch;
