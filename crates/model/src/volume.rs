@@ -33,7 +33,7 @@
 //! | `DELETE /volumes/{volume}/departed?tenure=N` | | nothing; N is the tenure at the new home |
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
-//! | `DELETE /attachments/{volume}` | | |
+//! | `DELETE /attachments/{volume}?unless_open=true` | | a conflict while sessions are open, where that is asked |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
 //! | `POST /trace/start` | [`StartTrace`] | |

@@ -113,8 +113,8 @@ impl Run<'_> {
         else {
             return Ok(());
         };
-        match from.volume.delete(&format!("/v1/attachments/{volume}")).await {
-            // Clients of that host have it open.
+        match from.volume.delete(&format!("/v1/attachments/{volume}?unless_open=true")).await {
+            // Clients of that host have it open, and need the attachment when their server starts again.
             Err(problem) if problem.kind == ProblemKind::Conflict => Ok(()),
             done => unless_gone(done),
         }
