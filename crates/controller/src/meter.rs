@@ -26,6 +26,9 @@ pub struct Totals {
 pub struct DiskTotals {
     pub client: IoStats,
     pub home: IoStats,
+    /// The requests of `client` while the home was another host.
+    #[serde(default)]
+    pub far_requests: u64,
     /// Time in which requests to the home waited and none was answered.
     #[serde(default)]
     pub outage_ns: u64,
@@ -67,6 +70,8 @@ struct LastSeen {
 pub struct Reading {
     pub client: Option<IoStats>,
     pub home: Option<IoStats>,
+    /// Whether the home is another host than the VM's.
+    pub far: bool,
 }
 
 impl Meter {
@@ -88,7 +93,11 @@ impl Meter {
             if let Some(client) = now.client {
                 let before = total.client;
                 advance(&mut last.client, &mut total.client, client);
-                total.outage_ns += last.outage_ns(minus(total.client, before));
+                let added = minus(total.client, before);
+                total.outage_ns += last.outage_ns(added);
+                if now.far {
+                    total.far_requests += added.reads + added.writes + added.flushes;
+                }
             }
             if let Some(home) = now.home {
                 advance(&mut last.home, &mut total.home, home);
@@ -153,6 +162,7 @@ impl Totals {
             DiskTotals {
                 client: minus(now.client, then.client),
                 home: minus(now.home, then.home),
+                far_requests: now.far_requests.saturating_sub(then.far_requests),
                 outage_ns: now.outage_ns.saturating_sub(then.outage_ns),
             }
         });
@@ -225,7 +235,7 @@ mod tests {
     }
 
     fn reading(client: u64, home: Option<u64>) -> [Reading; 1] {
-        [Reading { client: Some(reads(client)), home: home.map(reads) }]
+        [Reading { client: Some(reads(client)), home: home.map(reads), far: false }]
     }
 
     #[test]
@@ -251,7 +261,7 @@ mod tests {
         let mut meter = Meter::default();
         meter.read(100, &reading(1000, Some(0)));
         meter.read(200, &reading(1050, Some(50)));
-        meter.read(0, &[Reading { client: None, home: None }]);
+        meter.read(0, &[Reading { client: None, home: None, far: true }]);
         meter.read(0, &[]);
         meter.read(300, &reading(1060, Some(60)));
         assert_eq!(meter.io().reads, 60);
@@ -267,7 +277,7 @@ mod tests {
             busy_s += waited_s;
             let (network_busy_ns, network_requests) = (busy_s * 1_000_000_000, answered);
             let client = IoStats { network_busy_ns, network_requests, ..IoStats::default() };
-            meter.read(0, &[Reading { client: Some(client), home: None }]);
+            meter.read(0, &[Reading { client: Some(client), home: None, far: true }]);
             meter.totals.disks[0].outage_ns / 1_000_000_000
         };
         assert_eq!(outage_s(0, 0), 0);
@@ -277,6 +287,16 @@ mod tests {
         assert_eq!(outage_s(3, 60), 5);
         assert_eq!(outage_s(1, 61), 5);
         assert_eq!(outage_s(1, 62), 5);
+    }
+
+    #[test]
+    fn requests_that_memory_answers_are_far_too() {
+        let mut meter = Meter::default();
+        let far = |count| [Reading { client: Some(reads(count)), home: None, far: true }];
+        meter.read(0, &far(10));
+        meter.read(0, &far(40));
+        meter.read(0, &reading(100, None));
+        assert_eq!((meter.totals.disks[0].far_requests, meter.io().reads), (30, 90));
     }
 
     #[test]

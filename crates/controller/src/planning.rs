@@ -125,6 +125,7 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
                 home: disk.home.clone(),
                 client: stats.client,
                 at_home: stats.home,
+                far_requests: stats.far_requests,
                 outage_ns: stats.outage_ns,
             })
         })

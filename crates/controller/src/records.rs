@@ -34,6 +34,7 @@ use perigee_model::{
     DiskRole, Epoch, HostId, ImageName, JobId, LayerId, OwnerName, VmId, VmStart, VolumeName,
 };
 use perigee_planner::Traits;
+use perigee_planner::replay::Replayed;
 use serde::{Deserialize, Serialize};
 
 use crate::meter::Meter;
@@ -142,7 +143,7 @@ pub enum Traced {
     /// The volume server has been collecting it since this Unix time.
     Since { at_ms: u64 },
     /// It was replayed.
-    Replayed { round_trips: f64 },
+    Replayed(Replayed),
 }
 
 /// How much of a job's log is kept, and how much was dropped.

@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 pub mod client;
+pub mod clock;
 pub mod disk_role;
 pub mod guest;
 pub mod home;
@@ -15,6 +16,7 @@ pub mod limits;
 pub mod phases;
 pub mod plan;
 pub mod problem;
+pub mod read_ahead;
 pub mod spec;
 pub mod starts;
 pub mod states;

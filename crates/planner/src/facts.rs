@@ -227,6 +227,8 @@ pub struct DiskFacts {
     pub client: IoStats,
     /// The counters at the volume's home; equal to `client` while the VM runs there.
     pub at_home: IoStats,
+    /// The requests of `client` while the home was another host, whether they were answered from memory or not.
+    pub far_requests: u64,
     /// Time in which requests to the home waited and none was answered, because the link or the home was down.
     pub outage_ns: u64,
 }

@@ -1,6 +1,7 @@
 //! A cluster as a lab measures it: two hosts at site `home` and one at site `cloud`, 16 ms apart.
 
 use perigee_model::job::Start;
+use perigee_model::read_ahead::PROXY_GENERATION;
 use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
@@ -143,7 +144,8 @@ pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
             round_trip_s,
             rate_bytes_per_s: remote.then_some(WAN_BYTES_PER_S),
         }],
-        replayed_round_trips: None,
+        replayed: None,
+        proxy_generation: PROXY_GENERATION,
     }
 }
 
@@ -171,7 +173,8 @@ pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: b
         client.network_bytes = client.read_bytes;
     }
     let (volume, home, at_home) = (volume_name(name), host_id(home), at(LOCAL_US));
-    DiskFacts { volume, home, client, at_home, outage_ns: 0 }
+    let far_requests = if remote { reads } else { 0 };
+    DiskFacts { volume, home, client, at_home, far_requests, outage_ns: 0 }
 }
 
 #[track_caller]

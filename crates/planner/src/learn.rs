@@ -66,8 +66,7 @@ pub(crate) struct Learned {
     cpu: Spread,
     /// Of the time that is neither computing nor network, the share that is waiting for local blocks.
     local_share: f64,
-    /// For each volume, its share of the round trips, and its bytes.
-    pub volumes: Vec<(f64, f64)>,
+    pub volumes: Vec<VolumeLearned>,
     /// The number of requests of a run.
     pub requests: f64,
     /// How much the next run may differ from the mean, as a share of it.
@@ -75,13 +74,28 @@ pub(crate) struct Learned {
     pub unknown: Vec<Unknown>,
 }
 
+/// The work of a job on one volume.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VolumeLearned {
+    /// Its share of the round trips.
+    pub share: f64,
+    /// The bytes that the command reads and writes.
+    pub bytes: f64,
+    /// The bytes whose time on a link the command waits for.
+    pub waited_bytes: f64,
+    /// The bytes that a link has to carry: none twice that are in memory.
+    pub sent_bytes: f64,
+}
+
 /// The properties of a host where the command may run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     /// The mean over the volumes, weighted by their shares of the round trips.
     pub round_trip_s: f64,
-    /// The seconds that the links need for the bytes.
+    /// The seconds that the command waits for bytes on the links.
     pub bytes_s: f64,
+    /// The seconds that the links need at least.
+    pub links_s: f64,
     /// The CPU time here relative to a host of mean speed; more if other VMs compute.
     pub cpu_factor: Spread,
 }
@@ -94,6 +108,7 @@ impl Place {
         Self {
             round_trip_s: mix(self.round_trip_s, other.round_trip_s),
             bytes_s: mix(self.bytes_s, other.bytes_s),
+            links_s: mix(self.links_s, other.links_s),
             cpu_factor: Spread {
                 expected: mix(a.expected, b.expected),
                 down: mix(a.down, b.down),
@@ -111,6 +126,8 @@ struct Sample<'a> {
     /// Its weight in the least squares: the noise grows with the time.
     weight: f64,
     round_trip_s: f64,
+    /// The seconds that it waited for bytes on the links.
+    bytes_s: f64,
     /// The seconds of the command at a host of mean speed, without the bytes.
     command_s: f64,
     cpu_s: f64,
@@ -134,7 +151,8 @@ impl Learned {
         history: &[PastRun],
         figures: &mut Figures,
     ) -> Option<Self> {
-        let samples = samples(cluster, traits, history);
+        let on_links = OnLinks::of(traits, history);
+        let samples = samples(cluster, traits, history, on_links);
         if samples.is_empty() {
             return None;
         }
@@ -142,7 +160,7 @@ impl Learned {
             1 => "work: 1 earlier run".to_owned(),
             runs => format!("work: {runs} earlier runs"),
         });
-        Some(from_runs(&samples, figures))
+        Some(from_runs(&samples, on_links, figures))
     }
 
     /// A host as a place for this job, with its volumes at these homes.
@@ -158,11 +176,14 @@ impl Learned {
     ) -> Result<Place, Refused> {
         let (speed, _) = cpu_factor(cluster, &host.id);
         let load = load_factor(host, host.running_vms.saturating_add(1));
-        let mut place = Place { round_trip_s: 0.0, bytes_s: 0.0, cpu_factor: speed.by(load) };
-        for (home, (share, bytes)) in homes.iter().zip(&self.volumes) {
+        let cpu_factor = speed.by(load);
+        let mut place = Place { round_trip_s: 0.0, bytes_s: 0.0, links_s: 0.0, cpu_factor };
+        for (home, volume) in homes.iter().zip(&self.volumes) {
             if let Some(path) = path(cluster, &host.id, home, figures)? {
-                place.round_trip_s += share * path.round_trip_s;
-                place.bytes_s += bytes / path.rate_bytes_per_s.max(1) as f64;
+                let rate = path.rate_bytes_per_s.max(1) as f64;
+                place.round_trip_s += volume.share * path.round_trip_s;
+                place.bytes_s += volume.waited_bytes / rate;
+                place.links_s += volume.sent_bytes / rate;
             }
         }
         Ok(place)
@@ -174,7 +195,7 @@ impl Learned {
     pub fn at(&self, place: &Place) -> (Seconds, Spread) {
         let farther_s = place.round_trip_s - self.mean_round_trip_s;
         let cpu_s = self.cpu.expected * place.cpu_factor.expected;
-        let least_s = cpu_s.max(place.bytes_s);
+        let least_s = cpu_s.max(place.links_s);
         let total = self
             .mean
             .plus(self.round_trips.times(farther_s))
@@ -216,13 +237,43 @@ impl Learned {
     }
 }
 
-fn samples<'a>(cluster: &Cluster, traits: &Traits, history: &'a [PastRun]) -> Vec<Sample<'a>> {
+/// The shares of the bytes of a job's requests that it waits for, and that a link carries.
+#[derive(Debug, Clone, Copy)]
+struct OnLinks {
+    waited: f64,
+    sent: f64,
+}
+
+impl OnLinks {
+    /// As the replays of its traces show it. Without one, each byte counts.
+    fn of(traits: &Traits, history: &[PastRun]) -> Self {
+        let (mut bytes, mut waited, mut sent) = (0.0, 0.0, 0.0);
+        for run in history {
+            if let Some(replayed) = run.replayed {
+                let related = traits.relation(&run.traits);
+                bytes += related * run.bytes();
+                waited += related * replayed.waited_bytes;
+                sent += related * replayed.sent_bytes;
+            }
+        }
+        let share = |part: f64| if bytes > 0.0 { part / bytes } else { 1.0 };
+        Self { waited: share(waited).min(1.0), sent: share(sent) }
+    }
+}
+
+fn samples<'a>(
+    cluster: &Cluster,
+    traits: &Traits,
+    history: &'a [PastRun],
+    on_links: OnLinks,
+) -> Vec<Sample<'a>> {
     let mut age_share = 1.0;
     let mut samples = Vec::new();
-    for run in history.iter().rev() {
+    for run in history.iter().rev().filter(|run| run.is_of_today()) {
         let factor = cpu_factor(cluster, &run.host).0.expected;
         let cpu_s = run.cpu_s / factor;
-        let command_s = (run.wall_s - run.bytes_s() - run.cpu_s + cpu_s).max(cpu_s);
+        let bytes_s = run.bytes_s() * on_links.waited;
+        let command_s = (run.wall_s - bytes_s - run.cpu_s + cpu_s).max(cpu_s);
         let related = traits.relation(&run.traits);
         let moved = if run.moved { MOVED } else { 1.0 };
         let share = age_share * related * moved;
@@ -232,7 +283,7 @@ fn samples<'a>(cluster: &Cluster, traits: &Traits, history: &'a [PastRun]) -> Ve
         }
         let weight = share / (REPEATED * run.wall_s).powi(2);
         let round_trip_s = run.round_trip_s();
-        samples.push(Sample { run, share, weight, round_trip_s, command_s, cpu_s });
+        samples.push(Sample { run, share, weight, round_trip_s, bytes_s, command_s, cpu_s });
     }
     samples
 }
@@ -243,7 +294,7 @@ fn mean(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     samples.iter().map(|s| s.weight * value(s)).sum::<f64>() / weights
 }
 
-fn from_runs(samples: &[Sample], figures: &mut Figures) -> Learned {
+fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Learned {
     let weights: f64 = samples.iter().map(|s| s.weight).sum();
     let mean_round_trip_s = mean(samples, |s| s.round_trip_s);
     let command_s = mean(samples, |s| s.command_s);
@@ -269,7 +320,9 @@ fn from_runs(samples: &[Sample], figures: &mut Figures) -> Learned {
     let volume = |index: usize| {
         let of = |s: &Sample| s.run.volumes.get(index).map_or(0.0, |v| v.bytes);
         let share = |s: &Sample| s.run.shares().get(index).copied().unwrap_or_default();
-        (mean(samples, share), mean(samples, of))
+        let (share, bytes) = (mean(samples, share), mean(samples, of));
+        let (waited_bytes, sent_bytes) = (bytes * on_links.waited, bytes * on_links.sent);
+        VolumeLearned { share, bytes, waited_bytes, sent_bytes }
     };
     Learned {
         basis: Basis::History,
@@ -297,8 +350,7 @@ fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Un
     };
     let far = |s: &Sample| s.round_trip_s > FAR_S;
     if samples.iter().any(far) {
-        let lost =
-            |s: &Sample| if far(s) { (s.run.network_s - s.run.bytes_s()).max(0.0) } else { 0.0 };
+        let lost = |s: &Sample| if far(s) { (s.run.network_s - s.bytes_s).max(0.0) } else { 0.0 };
         let round_trip = |s: &Sample| if far(s) { s.round_trip_s } else { 0.0 };
         let round_trips = sum(&lost) / sum(&round_trip);
         return (Spread::relative(round_trips, COUNTERS_ERROR), Vec::new());
@@ -312,7 +364,7 @@ fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Un
         why: "no run has read its data over a network: how many requests it keeps in flight together is not seen"
             .to_owned(),
     };
-    let replayed = samples.iter().filter_map(|s| Some((s.share, s.run.replayed_round_trips?)));
+    let replayed = samples.iter().filter_map(|s| Some((s.share, s.run.replayed?.round_trips)));
     let (shares, trips) =
         replayed.fold((0.0, 0.0), |sum, (share, trips)| (sum.0 + share, sum.1 + share * trips));
     let (expected, error) = if shares > 0.0 {
@@ -378,7 +430,10 @@ fn one_pass(cluster: &Cluster, job: &JobFacts, figures: &mut Figures) -> Result<
     let (low_s, cpu_s, high_s) = UNKNOWN_CPU_S;
     let cpu = Spread::between(low_s, cpu_s, high_s);
     let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
-    let share = |(of_volume, bytes)| (if reads > 0.0 { of_volume / reads } else { 0.0 }, bytes);
+    let share = |(of_volume, bytes)| {
+        let share = if reads > 0.0 { of_volume / reads } else { 0.0 };
+        VolumeLearned { share, bytes, waited_bytes: bytes, sent_bytes: bytes }
+    };
     Ok(Learned {
         basis: Basis::OnePass,
         mean: cpu.plus(local),

@@ -101,11 +101,11 @@ impl Cluster {
 
 /// The seconds in which a running command could not continue because of the network.
 ///
-/// In `network_busy` the volume server had a request at another host in flight. The time that the home itself
-/// needed for such a request is not lost to the network:
+/// In `network_busy` the volume server had a request at another host in flight, and in `busy` one of the VM. The
+/// time that the home itself needed for such a request is not lost to the network:
 ///
 /// ```text
-/// lost = min( sum over disks of network_busy * (1 - latency at home / latency at client),
+/// lost = min( sum over disks of min(network_busy, busy) * (1 - latency at home / latency at client),
 ///             wall time - vCPU time )
 /// ```
 ///
@@ -128,7 +128,9 @@ fn disk_network_s(disk: &DiskFacts) -> f64 {
     }
     let client_us = client.network_ns as f64 / client.network_requests as f64 / 1e3;
     let home_share = (mean_latency_us(&disk.at_home) / client_us).min(1.0);
-    seconds(client.network_busy_ns.saturating_sub(disk.outage_ns)) * (1.0 - home_share)
+    // What is only read ahead delays nobody.
+    let waited_ns = client.network_busy_ns.min(client.busy_ns);
+    seconds(waited_ns.saturating_sub(disk.outage_ns)) * (1.0 - home_share)
 }
 
 pub(crate) fn latencies_s(stats: &IoStats) -> f64 {
@@ -160,6 +162,13 @@ mod tests {
     fn requests_in_flight_together_are_waited_for_once() {
         let disks = [disk("data", "cloud1", 100, 4, true)];
         assert_close(lost_s(&disks, 10.0, 1.0, 1), 1.62 / 4.0);
+    }
+
+    #[test]
+    fn what_is_read_ahead_while_the_vm_waits_for_nothing_is_not_lost() {
+        let mut disk = disk("data", "cloud1", 100, 1, true);
+        disk.client.network_busy_ns *= 3;
+        assert_close(lost_s(&[disk], 10.0, 1.0, 1), 1.62);
     }
 
     #[test]

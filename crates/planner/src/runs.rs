@@ -2,10 +2,12 @@
 
 use perigee_model::HostId;
 use perigee_model::plan::Seconds;
+use perigee_model::read_ahead::PROXY_GENERATION;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::DiskFacts;
 use crate::network::{latencies_s, lost_s, not_computing_s, seconds};
+use crate::replay::Replayed;
 
 /// How many runs are kept of one kind of job.
 pub const RUNS_KEPT: usize = 16;
@@ -71,7 +73,7 @@ pub struct Measured {
     /// The data volumes, in the order of the job file.
     pub volumes: Vec<MeasuredVolume>,
     /// The result of replaying its block trace.
-    pub replayed_round_trips: Option<f64>,
+    pub replayed: Option<Replayed>,
 }
 
 /// A data volume of a finished run.
@@ -110,9 +112,12 @@ pub struct PastRun {
     pub network_s: f64,
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeRun>,
-    /// The dependent round trips found by replaying its block trace; `None` if it was not traced.
+    /// The result of replaying its block trace; `None` if it was not traced.
     #[serde(default)]
-    pub replayed_round_trips: Option<f64>,
+    pub replayed: Option<Replayed>,
+    /// [`PROXY_GENERATION`] of that time.
+    #[serde(default)]
+    pub proxy_generation: u32,
 }
 
 /// The I/O of the run on one volume.
@@ -124,7 +129,7 @@ pub struct VolumeRun {
     pub bytes: f64,
     /// The mean number of requests in flight while there is at least one.
     pub queue_depth: f64,
-    /// The share of its requests that went to another host.
+    /// The share of its requests while the home was another host. Some of these are answered from memory.
     pub remote_share: f64,
     /// As in [`MeasuredVolume`].
     pub round_trip_s: f64,
@@ -154,7 +159,8 @@ impl PastRun {
             local_io_s: (busy_s.min(waiting_s) - network_s).max(0.0),
             network_s,
             volumes: run.volumes.iter().map(VolumeRun::learn).collect(),
-            replayed_round_trips: run.replayed_round_trips,
+            replayed: run.replayed,
+            proxy_generation: PROXY_GENERATION,
         }
     }
 
@@ -172,10 +178,19 @@ impl PastRun {
         .added_up()
     }
 
+    /// Whether it says what a job waits for over today's proxies. A local run always does.
+    pub(crate) fn is_of_today(&self) -> bool {
+        self.round_trip_s() <= FAR_S || self.proxy_generation == PROXY_GENERATION
+    }
+
     /// Whether a block trace of another run would show something new: this run was not far from its data and
     /// was not traced.
     pub fn leaves_depth_unknown(&self) -> bool {
-        self.round_trip_s() <= FAR_S && self.replayed_round_trips.is_none()
+        self.round_trip_s() <= FAR_S && self.replayed.is_none()
+    }
+
+    pub(crate) fn bytes(&self) -> f64 {
+        self.volumes.iter().map(|volume| volume.bytes).sum()
     }
 
     pub(crate) fn requests(&self) -> f64 {
@@ -224,7 +239,7 @@ impl VolumeRun {
         let requests = (client.reads + client.writes + client.flushes) as f64;
         let busy_s = seconds(client.busy_ns);
         let depth = if busy_s > 0.0 { latencies_s(client) / busy_s } else { 1.0 };
-        let remote = client.network_requests as f64;
+        let remote = volume.disk.far_requests as f64;
         Self {
             requests,
             bytes: (client.read_bytes + client.write_bytes) as f64,
@@ -287,7 +302,7 @@ mod tests {
                 round_trip_s: ROUND_TRIP_S,
                 rate_bytes_per_s: None,
             }],
-            replayed_round_trips: None,
+            replayed: None,
         }
     }
 

@@ -1,12 +1,12 @@
 //! Blocks of other hosts' volumes in memory: one bounded store for all proxied volumes of this host.
 //! What may be in it, and who may read it when, [`crate::coherent`] knows.
 //!
-//! Full, it gives up blocks that were not read since they were last looked at (CLOCK).
+//! Full, it gives up blocks that were not read since they were last looked at ([`Clock`]).
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use perigee_model::clock::Clock;
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::Semaphore;
 
@@ -29,19 +29,7 @@ pub struct ReadCache {
 /// What is on its way ahead of all readers.
 const AHEAD_BLOCKS_MAX: usize = 64 << 20 >> 12;
 
-#[derive(Default)]
-struct Shard {
-    places: HashMap<(Content, u64), usize>,
-    slots: Vec<Slot>,
-    hand: usize,
-}
-
-struct Slot {
-    /// `None`: it is free.
-    key: Option<(Content, u64)>,
-    read: bool,
-    data: Box<[u8; BLOCK]>,
-}
+type Shard = Clock<(Content, u64), Box<[u8; BLOCK]>>;
 
 impl ReadCache {
     pub fn new(size_bytes: u64) -> Self {
@@ -77,7 +65,7 @@ impl ReadCache {
         for run in Self::runs(blocks) {
             let mut shard = self.shard(content, run.start);
             for block in run {
-                let Some(data) = shard.read(content, block) else { return false };
+                let Some(data) = shard.read(&(content, block)) else { return false };
                 let begins = block * BLOCK_BYTES;
                 let (from, to) = (offset.max(begins) - begins, (end - begins).min(BLOCK_BYTES));
                 let part = &data[index(from)..index(to)];
@@ -94,7 +82,7 @@ impl ReadCache {
         let mut missing: Option<Range<u64>> = None;
         for run in Self::runs(blocks.clone()) {
             let shard = self.shard(content, run.start);
-            for block in run.filter(|block| !shard.places.contains_key(&(content, *block))) {
+            for block in run.filter(|block| shard.get(&(content, *block)).is_none()) {
                 let start = missing.as_ref().map_or(block, |range| range.start);
                 missing = Some(start..block + 1);
             }
@@ -110,8 +98,11 @@ impl ReadCache {
         for run in Self::runs(first..first + whole.len() as u64) {
             let mut shard = self.shard(content, run.start);
             for block in run {
-                let data = &whole[index(block - first)];
-                shard.insert((content, block), data, self.shard_blocks_max);
+                let key = (content, block);
+                let place = shard.place(key, self.shard_blocks_max, || Box::new([0; BLOCK]));
+                if let Some(data) = place {
+                    **data = whole[index(block - first)];
+                }
             }
         }
     }
@@ -120,47 +111,7 @@ impl ReadCache {
         for run in Self::runs(blocks) {
             let mut shard = self.shard(content, run.start);
             for block in run {
-                if let Some(slot) = shard.places.remove(&(content, block)) {
-                    shard.slots[slot].key = None;
-                    shard.slots[slot].read = false;
-                }
-            }
-        }
-    }
-}
-
-impl Shard {
-    fn read(&mut self, content: Content, block: u64) -> Option<&[u8; BLOCK]> {
-        let slot = &mut self.slots[*self.places.get(&(content, block))?];
-        slot.read = true;
-        Some(&slot.data)
-    }
-
-    fn insert(&mut self, key: (Content, u64), data: &[u8; BLOCK], blocks_max: usize) {
-        if let Some(slot) = self.places.get(&key) {
-            *self.slots[*slot].data = *data;
-        } else if self.slots.len() < blocks_max {
-            self.places.insert(key, self.slots.len());
-            self.slots.push(Slot { key: Some(key), read: false, data: Box::new(*data) });
-        } else if !self.slots.is_empty() {
-            let place = self.free();
-            let slot = &mut self.slots[place];
-            (slot.key, *slot.data) = (Some(key), *data);
-            self.places.insert(key, place);
-        }
-    }
-
-    /// A slot to use again; what is in it goes.
-    fn free(&mut self) -> usize {
-        loop {
-            let place = self.hand;
-            self.hand = (self.hand + 1) % self.slots.len();
-            let slot = &mut self.slots[place];
-            if !std::mem::take(&mut slot.read) {
-                if let Some(key) = slot.key.take() {
-                    self.places.remove(&key);
-                }
-                return place;
+                shard.remove(&(content, block));
             }
         }
     }
@@ -205,7 +156,7 @@ mod tests {
             cache.insert(1, number * BLOCK_BYTES, &block(5));
             kept += u32::from(cache.read(1, 0, &mut buffer));
         }
-        let slots: usize = (0..16).map(|n| cache.shard(1, n * RUN_BLOCKS).slots.len()).sum();
+        let slots: usize = (0..16).map(|n| cache.shard(1, n * RUN_BLOCKS).slots()).sum();
         assert_eq!(slots, limit);
         assert_eq!(kept, 100_000, "the block that is read all the time stays");
     }

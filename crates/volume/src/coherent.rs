@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_block::lease::LEASE_USE_MAX;
-use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::read_ahead::{REMOVED_BLOCKS_MAX, blocks_of};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
@@ -29,8 +29,6 @@ use crate::cache::{Content, ReadCache};
 
 /// Longer than a closed connection goes on sending what it still had.
 pub const DISTRUST: Duration = Duration::from_secs(30 * 60);
-/// A change of more than that forgets everything: it may be a discard of the whole volume.
-const REMOVED_BLOCKS_MAX: u64 = 1 << 14;
 
 pub struct CachedVolume {
     cache: Arc<ReadCache>,
@@ -89,10 +87,6 @@ pub struct Transfer {
     pub blocks: Range<u64>,
     writes: bool,
     ended: bool,
-}
-
-pub fn blocks_of(offset: u64, length_bytes: u64) -> Range<u64> {
-    offset / BLOCK_BYTES..(offset + length_bytes).div_ceil(BLOCK_BYTES)
 }
 
 fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {

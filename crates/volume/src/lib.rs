@@ -9,7 +9,7 @@
 //! | which device an export name means | `exports` |
 //! | sessions on volumes of other hosts | `proxies`; opened before their client comes: `ahead` |
 //! | what such a session does with a request | `proxy` |
-//! | what is fetched before it is asked for | `streams` |
+//! | what is fetched before it is asked for | `perigee_model::read_ahead` |
 //! | what is kept of it in memory, and why that is right | `coherent`, `cache` |
 //! | what becomes of them when the home gets another address | `repoint` |
 //! | a volume leaves this server, or comes here, with open sessions | `homes`, `turns` |
@@ -38,7 +38,6 @@ mod redirect;
 mod remotes;
 mod repoint;
 mod serve;
-mod streams;
 mod turns;
 
 pub use offline::Offline;

@@ -2,7 +2,7 @@
 //!
 //! Writes and flushes go to the volume's home, and are answered when the home has. Reads are answered
 //! from memory where that is allowed ([`crate::coherent`]), and what is read next is fetched meanwhile
-//! ([`crate::streams`]).
+//! ([`perigee_model::read_ahead`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,18 +15,14 @@ use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish, RENEW_AFTER};
 use perigee_block::sessions::ProxyKey;
 use perigee_model::Incarnation;
+use perigee_model::read_ahead::{KEPT_READ_BYTES_MAX, Pace, Streams, blocks_of, pieces};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_nbd::NbdDevice;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::coherent::{CachedVolume, Plan, Transfer, blocks_of};
+use crate::coherent::{CachedVolume, Plan, Transfer};
 use crate::proxies::ProxySlot;
-use crate::streams::{Pace, Streams};
 
-/// Longer reads are not kept: whoever reads so much at once waits for no round trip in between.
-const KEPT_READ_BYTES_MAX: u32 = 4 << 20;
-/// What is fetched ahead comes in pieces of this size: a reader waits for one, and not for all.
-const PIECE_BLOCKS: u64 = 64;
 /// So often a read waits for what others have asked for; then it asks itself.
 const WAITS_MAX: u32 = 16;
 /// A lease that was refused is asked for again after this.
@@ -182,14 +178,8 @@ impl Requests {
             ahead.0.note(offset, length_bytes, pipe_bytes)
         };
         let end = self.upstream.size_bytes().div_ceil(BLOCK_BYTES);
-        for range in ranges {
-            let blocks = blocks_of(range.start, range.end - range.start);
-            let mut at = blocks.start;
-            while at < blocks.end.min(end) {
-                let piece = at..(at + PIECE_BLOCKS).min(blocks.end).min(end);
-                at = piece.end;
-                self.fetch_ahead(cached, &piece);
-            }
+        for piece in ranges.iter().flat_map(pieces).filter(|piece| piece.start < end) {
+            self.fetch_ahead(cached, &(piece.start..piece.end.min(end)));
         }
     }
 

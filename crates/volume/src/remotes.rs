@@ -8,6 +8,7 @@ use futures_util::FutureExt;
 use perigee_block::device::Device;
 use perigee_http::Listen;
 use perigee_model::Problem;
+use perigee_model::read_ahead::READ_CACHE_BYTES;
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
 use perigee_store::Connector;
 
@@ -27,7 +28,7 @@ pub struct RemoteOptions {
 impl Default for RemoteOptions {
     fn default() -> Self {
         let (patience, fill_bytes_per_s) = (Duration::from_secs(60), 100 << 20);
-        Self { tls: None, patience, fill_bytes_per_s, cache_bytes: 512 << 20 }
+        Self { tls: None, patience, fill_bytes_per_s, cache_bytes: READ_CACHE_BYTES }
     }
 }
 

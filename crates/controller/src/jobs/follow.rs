@@ -318,7 +318,7 @@ impl Run {
             } else {
                 stats_of(&at_homes, &disk.home, &disk.volume)
             };
-            disks.push(Reading { client, home });
+            disks.push(Reading { client, home, far: disk.home != here });
         }
         self.record.value.meter.read(report.vcpu_ms, &disks);
         Ok(())

@@ -1,14 +1,13 @@
-//! The block trace of a job's command. Replaying it shows for how many round trips the job would wait far from
-//! its data.
+//! The block trace of a job's command. Replaying it shows what the job would wait for far from its data.
 //!
 //! Only a job at its data is traced, and only until this is known. A trace that cannot be had never delays a
 //! job.
 
 use perigee_model::job::JobState;
-use perigee_model::trace::{Operation, TraceRecord, read_trace};
+use perigee_model::trace::{BadTrace, Operation, TraceRecord, read_trace};
 use perigee_model::volume::CollectTrace;
 use perigee_model::{HostId, JobId, Problem};
-use perigee_planner::replay::{Kind, Replay, Request};
+use perigee_planner::replay::{Kind, Replay, Replayed, Request};
 
 use super::driver::Run;
 use crate::cluster::{HostLink, now_ms};
@@ -40,13 +39,12 @@ impl Run {
     }
 
     async fn end_trace(&mut self, host: &HostLink, since_ms: u64) -> Result<(), Problem> {
-        let round_trips = self.replayed(host, since_ms).await;
-        if let Err(problem) = &round_trips {
+        let replayed = self.replayed(host, since_ms).await;
+        if let Err(problem) = &replayed {
             tracing::debug!("job {} has no trace: {problem}", self.id);
         }
         self.drop_trace(&host.id).await;
-        self.record.value.traced =
-            round_trips.map_or(Traced::Not, |round_trips| Traced::Replayed { round_trips });
+        self.record.value.traced = replayed.map_or(Traced::Not, Traced::Replayed);
         self.record.save().await
     }
 
@@ -64,14 +62,14 @@ impl Run {
         }
     }
 
-    async fn replayed(&self, host: &HostLink, since_ms: u64) -> Result<f64, Problem> {
+    async fn replayed(&self, host: &HostLink, since_ms: u64) -> Result<Replayed, Problem> {
         let job = self.job();
         let running_ms = job.started_ms.zip(job.measured_s);
         let ended_ms = running_ms.map_or(since_ms, |(start, s)| start + planning::milliseconds(s));
         let trace = host.volume.get_bytes(&path(&self.id)).await?;
         let data = data_disks(self.placement()?);
         let end_us = ended_ms.saturating_sub(since_ms) as f64 * 1e3;
-        let replay = tokio::task::spawn_blocking(move || round_trips(&trace, &data, end_us));
+        let replay = tokio::task::spawn_blocking(move || far(&trace, &data, end_us));
         let what = || format!("replay the trace of job {}", self.id);
         replay
             .await
@@ -89,16 +87,12 @@ fn data_disks(placement: &Placement) -> Vec<bool> {
     placement.disks.iter().map(|disk| disk.data_of.is_some()).collect()
 }
 
-/// The dependent round trips of a command that ended at `end_us` of its trace.
-fn round_trips(
-    trace: &[u8],
-    data: &[bool],
-    end_us: f64,
-) -> Result<f64, perigee_model::trace::BadTrace> {
+/// What a command that ended at `end_us` of its trace would wait for far from its data.
+fn far(trace: &[u8], data: &[bool], end_us: f64) -> Result<Replayed, BadTrace> {
     let mut requests: Vec<Request> =
         read_trace(trace)?.iter().filter_map(request).filter(|r| r.at_us <= end_us).collect();
     requests.sort_by(|a, b| a.at_us.total_cmp(&b.at_us));
-    Ok(Replay::new(&requests, end_us).round_trips(data))
+    Ok(Replay::new(&requests, end_us).far(data))
 }
 
 fn request(record: &TraceRecord) -> Option<Request> {
@@ -147,7 +141,8 @@ pub(crate) mod tests {
     #[test]
     fn each_read_of_a_data_disk_that_is_waited_for_is_a_round_trip() {
         let counted = |client, end_us| {
-            round_trips(&serial_reads(client, 50), &[false, true], end_us).expect("a trace")
+            let far = far(&serial_reads(client, 50), &[false, true], end_us).expect("a trace");
+            far.round_trips
         };
         assert!((counted(1, 60_000.0) - 50.0).abs() < 1e-6);
         assert!(counted(0, 60_000.0).abs() < 1e-6, "the root disk comes along");
@@ -155,6 +150,6 @@ pub(crate) mod tests {
             (counted(1, 9_500.0) - 10.0).abs() < 1e-6,
             "what the end of the VM reads is not it"
         );
-        assert!(round_trips(b"no trace", &[], 1.0).is_err());
+        assert!(far(b"no trace", &[], 1.0).is_err());
     }
 }

@@ -110,8 +110,8 @@ fn measured(
         vcpu_s: seconds(work.vcpu_ms),
         cpus: job.spec.cpus,
         volumes: disks.into_iter().map(volume).collect(),
-        replayed_round_trips: match record.traced {
-            Traced::Replayed { round_trips } => Some(round_trips),
+        replayed: match record.traced {
+            Traced::Replayed(replayed) => Some(replayed),
             Traced::NotYet | Traced::Not | Traced::Since { .. } => None,
         },
     }

@@ -75,10 +75,9 @@ async fn a_job_beside_its_data_is_traced_until_its_round_trips_are_known() {
         lab.wait_for_state(&id, JobState::Succeeded).await;
         assert!(lab.cloud.inside().traces.is_empty(), "the trace has ended with the job");
         let prepared = planning::prepare(&lab.cluster, &beside).await.expect("what is known");
-        let known: Vec<bool> =
-            prepared.history.iter().map(|run| run.replayed_round_trips.is_some()).collect();
+        let known: Vec<bool> = prepared.history.iter().map(|run| run.replayed.is_some()).collect();
         assert_eq!(known, [vec![true], vec![true, false]][run]);
-        assert!(prepared.history[0].replayed_round_trips.is_some_and(|trips| trips > 10.0));
+        assert!(prepared.history[0].replayed.is_some_and(|replayed| replayed.round_trips > 10.0));
     }
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fixture::*;
+use crate::replay::Replayed;
 
 fn learned(runs: &[PastRun]) -> Learned {
     Learned::from_history(&cluster(), &traits(), runs, &mut Figures::default()).expect("runs")
@@ -11,7 +12,7 @@ fn learned(runs: &[PastRun]) -> Learned {
 
 fn at(learned: &Learned, round_trip_s: f64) -> Spread {
     let cpu_factor = Spread::exactly(1.0);
-    learned.at(&Place { round_trip_s, bytes_s: 0.0, cpu_factor }).1
+    learned.at(&Place { round_trip_s, bytes_s: 0.0, links_s: 0.0, cpu_factor }).1
 }
 
 /// The time that `past_run` takes.
@@ -66,7 +67,7 @@ fn a_local_run_does_not_know_the_depth_and_says_so() {
 #[test]
 fn a_replayed_trace_is_better_than_counters() {
     let mut run = past_run(0.0, 12_000.0);
-    run.replayed_round_trips = Some(1500.0);
+    run.replayed = Some(Replayed { round_trips: 1500.0, ..Replayed::default() });
     let learned = learned(&[run]);
     assert_close(learned.round_trips.expected, 1500.0);
 }
@@ -112,8 +113,12 @@ fn bytes_over_a_thin_link_are_a_bound() {
 #[test]
 fn a_slower_host_scales_the_computing_alone() {
     let learned = learned(&[past_run(0.0, 1000.0), past_run(0.016, 1000.0)]);
-    let place =
-        |factor| Place { round_trip_s: 0.016, bytes_s: 0.0, cpu_factor: Spread::exactly(factor) };
+    let place = |factor| Place {
+        round_trip_s: 0.016,
+        bytes_s: 0.0,
+        links_s: 0.0,
+        cpu_factor: Spread::exactly(factor),
+    };
     let (one, two) = (learned.at(&place(1.0)).0, learned.at(&place(2.0)).0);
     assert_close(two.cpu_s, 2.0 * one.cpu_s);
     assert_close(two.network_s, one.network_s);
@@ -192,4 +197,29 @@ proptest! {
         prop_assert!(near.low() >= 0.0 && near.expected.is_finite());
         prop_assert!(far.expected >= near.expected - 1e-6 * near.expected);
     }
+}
+
+#[test]
+fn a_run_over_an_older_proxy_teaches_nothing() {
+    let older = PastRun { proxy_generation: 0, ..past_run(0.016, 9000.0) };
+    let local = past_run(0.0, 2500.0);
+    let with_older = learned(&[local.clone(), older.clone()]);
+    let without = learned(&[local]);
+    assert_close(with_older.round_trips.expected, without.round_trips.expected);
+    let none = Learned::from_history(&cluster(), &traits(), &[older], &mut Figures::default());
+    assert!(none.is_none());
+}
+
+#[test]
+fn bytes_that_are_read_ahead_or_kept_are_not_waited_for() {
+    let mut run = past_run(0.0, 1000.0);
+    run.volumes[0].bytes = 400.0 * MIB as f64;
+    let mib = MIB as f64;
+    run.replayed =
+        Some(Replayed { round_trips: 100.0, waited_bytes: 32.0 * mib, sent_bytes: 256.0 * mib });
+    let learned = learned(&[run]);
+    let (host, homes) = (cluster().hosts[0].clone(), [&host_id("cloud1")]);
+    let place = learned.place(&cluster(), &host, &homes, &mut Figures::default()).unwrap();
+    assert_close(place.bytes_s, 0.25);
+    assert_close(place.links_s, 2.0);
 }

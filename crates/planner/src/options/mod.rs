@@ -255,7 +255,7 @@ fn predict_move(
     start: &Stay,
     end: &Stay,
 ) -> Result<(Candidate, Vec<String>), Refused> {
-    let data_bytes: f64 = learned.volumes.iter().map(|(_, bytes)| bytes).sum();
+    let data_bytes: f64 = learned.volumes.iter().map(|volume| volume.bytes).sum();
     let command_s = start.seconds.total_s - start.seconds.boot_s;
     let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, command_s);
     let memory_bytes = snapshot.job.memory_bytes;

@@ -18,7 +18,11 @@
 //!   the workload has several threads, and this rule does not apply.
 //!
 //! Only the times of the trace decide which request waits for which. So every simulated time is a sum and a
-//! maximum of latencies, and never becomes shorter when latencies become longer.
+//! maximum of latencies.
+//!
+//! Far from its data the VM's reads go through the proxy of its host, which reads ahead and keeps what was read.
+//! The replay walks that proxy's own decisions (`proxy.rs`): a block in memory takes its time at home, and what
+//! is on its way is waited for.
 //!
 //! The replay is for longer distances than that of the trace. For shorter ones the counters are better, because
 //! the trace does not show how long the reader would have waited for a window at home.
@@ -28,6 +32,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use proxy::{Memory, Proxy};
+
+mod proxy;
 
 /// Linux's smallest read-ahead window. Shorter sequential reads are a program's own, and it waits for each.
 const WINDOW_BYTES_MIN: u32 = 16 << 10;
@@ -41,6 +51,8 @@ const BY_CHANCE: f64 = 0.5;
 /// The round trip of a WAN. Round trips are counted at this one distance, because at longer distances fewer of
 /// them overlap with other work.
 const PROBED_ROUND_TRIP_US: f64 = 16_000.0;
+/// The link of 1 Gbit/s at which the waiting for bytes is counted.
+const PROBED_US_PER_BYTE: f64 = 0.008;
 
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +89,31 @@ pub struct Way {
     pub round_trip_us: f64,
     /// The time of each byte on the link; requests share the link one after the other.
     pub us_per_byte: f64,
+    /// Whether the host's proxy reads ahead and keeps what was read.
+    pub through_proxy: bool,
+}
+
+impl Way {
+    /// To a disk whose home is another host.
+    fn far(us_per_byte: f64) -> Self {
+        Self { round_trip_us: PROBED_ROUND_TRIP_US, us_per_byte, through_proxy: true }
+    }
+
+    fn is_far(&self) -> bool {
+        self.round_trip_us > 0.0 || self.us_per_byte > 0.0
+    }
+}
+
+/// What a replay shows about the job far from its data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Replayed {
+    /// The dependent round trips: how many seconds the command takes longer for each second of round trip.
+    pub round_trips: f64,
+    /// The bytes for which the command waits on a link of 1 Gbit/s, beside the round trips.
+    pub waited_bytes: f64,
+    /// The bytes that the link carries, with those that are read ahead for nothing.
+    pub sent_bytes: f64,
 }
 
 /// A trace, with the dependencies between its requests.
@@ -132,8 +169,15 @@ impl Replay {
     /// The command's seconds if each disk has another path than in the trace. Both lists are indexed by the
     /// disk's number.
     pub fn through(&self, traced: &[Way], wanted: &[Way]) -> f64 {
+        self.run(traced, wanted).0
+    }
+
+    /// The same, and the bytes over all links.
+    fn run(&self, traced: &[Way], wanted: &[Way]) -> (f64, f64) {
         let mut times: Vec<(f64, f64)> = Vec::with_capacity(self.steps.len());
-        let mut link_free_us = vec![f64::NEG_INFINITY; wanted.len()];
+        let mut memory = Memory::default();
+        let mut proxies: Vec<Option<Proxy>> =
+            wanted.iter().map(|way| way.is_far().then(|| Proxy::new(*way))).collect();
         let after = |times: &[(f64, f64)], worked_us: f64| match times.last() {
             Some((before_us, _)) if !self.several_threads => before_us + worked_us,
             _ => f64::NEG_INFINITY,
@@ -141,30 +185,37 @@ impl Replay {
         for Step { request, cause, worked_us } in &self.steps {
             let at_us = self.time_of(*cause, request.at_us, &times).max(after(&times, *worked_us));
             let disk = usize::from(request.disk);
-            let (was, way) = (way(traced, disk), way(wanted, disk));
+            let was = traced.get(disk).copied().unwrap_or_default();
             let bytes = f64::from(request.length_bytes);
             let own_us = request.answered_us - request.at_us;
             let own_us = (own_us - was.round_trip_us - was.us_per_byte * bytes).max(0.0);
-            let mut answered_us = at_us + own_us + way.round_trip_us;
-            if let Some(free_us) = link_free_us.get_mut(disk).filter(|_| way.us_per_byte > 0.0) {
-                answered_us = answered_us.max(*free_us) + way.us_per_byte * bytes;
-                *free_us = answered_us;
-            }
+            let answered_us = match (proxies.get_mut(disk).and_then(Option::as_mut), request.kind) {
+                (None, _) => at_us + own_us,
+                (Some(proxy), Kind::Read) => proxy.read(&mut memory, request, at_us, own_us),
+                (Some(proxy), Kind::Write) => proxy.write(&mut memory, request, at_us, own_us),
+                (Some(proxy), Kind::Flush) => proxy.ask(0.0, at_us, own_us),
+            };
             times.push((at_us, answered_us));
         }
         let end_us = self.time_of(self.end, self.end_us, &times);
-        end_us.max(after(&times, self.end_worked_us)) / 1e6
+        let sent_bytes = proxies.iter().flatten().map(|proxy| proxy.sent_bytes).sum();
+        (end_us.max(after(&times, self.end_worked_us)) / 1e6, sent_bytes)
     }
 
-    /// The number of dependent round trips: how many seconds the command takes longer for each second of round
-    /// trip, if the disks of `data` are that far away and were local in the trace.
-    pub fn round_trips(&self, data: &[bool]) -> f64 {
-        let far = |is_data: &bool| {
-            let round_trip_us = if *is_data { PROBED_ROUND_TRIP_US } else { 0.0 };
-            Way { round_trip_us, us_per_byte: 0.0 }
+    /// What the command would wait for if the disks of `data` were far away. They were local in the trace.
+    pub fn far(&self, data: &[bool]) -> Replayed {
+        let ways = |way: Way| -> Vec<Way> {
+            data.iter().map(|is_data| if *is_data { way } else { Way::default() }).collect()
         };
-        let ways: Vec<Way> = data.iter().map(far).collect();
-        (self.through(&[], &ways) - self.end_us / 1e6) / (PROBED_ROUND_TRIP_US / 1e6)
+        let (seconds, sent_bytes) = self.run(&[], &ways(Way::far(0.0)));
+        let thinner_s = self.through(&[], &ways(Way::far(PROBED_US_PER_BYTE)));
+        let longer_s = seconds - self.end_us / 1e6;
+        let waited_bytes = (thinner_s - seconds).max(0.0) * 1e6 / PROBED_US_PER_BYTE;
+        Replayed {
+            round_trips: longer_s.max(0.0) / (PROBED_ROUND_TRIP_US / 1e6),
+            waited_bytes: waited_bytes.min(sent_bytes),
+            sent_bytes,
+        }
     }
 
     /// The time in the replay of an event that happened at `traced_us` in the trace.
@@ -183,10 +234,6 @@ impl Replay {
             Cause::Answer(None) => traced_us,
         }
     }
-}
-
-fn way(ways: &[Way], disk: usize) -> Way {
-    ways.get(disk).copied().unwrap_or_default()
 }
 
 /// The request that was answered last.

@@ -1,4 +1,6 @@
-//! Predicts which blocks of another host's volume will be read next. No I/O and no clock.
+//! What a proxy of another host's volume fetches before it is asked for: predicts which blocks will be read
+//! next. No I/O and no clock. The proxy does it (`crates/volume/src/proxy.rs`), and the planner's replay asks
+//! the same code what a job would wait for.
 //!
 //! A stream is a series of reads that are sequential, or that have the same distance from one to the next. The
 //! part that is fetched ahead of a stream starts small. It doubles whenever the reader has used half of it, up
@@ -8,6 +10,37 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
+
+use crate::volume::BLOCK_BYTES;
+
+/// Raised when a job over a proxy takes clearly another time than before: what older runs over a network took
+/// then says nothing about the next one.
+pub const PROXY_GENERATION: u32 = 1;
+
+/// Longer reads are not kept in memory: whoever reads so much at once waits for no round trip in between.
+pub const KEPT_READ_BYTES_MAX: u32 = 4 << 20;
+/// A change of more blocks than this forgets all that is in memory: it may be a discard of the whole volume.
+pub const REMOVED_BLOCKS_MAX: u64 = 1 << 14;
+/// A host's memory for blocks of other hosts' volumes, if nobody sets it otherwise.
+pub const READ_CACHE_BYTES: u64 = 512 << 20;
+/// What is fetched ahead comes in pieces of this size: a reader waits for one, and not for all.
+const PIECE_BLOCKS: u64 = 64;
+
+/// The blocks in which a range of bytes lies.
+pub fn blocks_of(offset: u64, length_bytes: u64) -> Range<u64> {
+    offset / BLOCK_BYTES..(offset + length_bytes).div_ceil(BLOCK_BYTES)
+}
+
+/// A range of bytes that is fetched ahead, as the blocks of each piece.
+pub fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let blocks = blocks_of(range.start, range.end - range.start);
+    let mut at = blocks.start;
+    std::iter::from_fn(move || {
+        let piece = at..(at + PIECE_BLOCKS).min(blocks.end);
+        at = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
 
 const STREAMS_MAX: usize = 8;
 /// A read that begins this near to the end of a stream belongs to it, because several reads may be in flight.
@@ -21,12 +54,13 @@ const STEP_BYTES_MAX: u64 = 16 << 20;
 const STEPS_AHEAD_MAX: u64 = 64;
 
 /// The streams of one session.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Streams {
     sequential: VecDeque<Stream>,
     steps: Steps,
 }
 
+#[derive(Debug)]
 struct Stream {
     /// The end of the last read.
     end: u64,
@@ -37,7 +71,7 @@ struct Stream {
 }
 
 /// The last reads that belong to no other stream.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Steps {
     last: u64,
     step: i64,
@@ -117,7 +151,7 @@ impl Stream {
 
 /// The rate of a link: the highest rate that was seen lately, from the bytes that arrived while a request was
 /// in flight.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Pace {
     bytes_per_s: u64,
 }
