@@ -10,9 +10,10 @@
 //! | how a session's new connection waits for the end of its old one | [`sessions`] |
 //! | which host may keep blocks of a volume in memory | [`lease`] |
 //! | who uses which volume now | [`logins`] |
+//! | what a panic of a lock's holder means | [`locking`] |
 //! | where requests' time goes | [`measured`], [`stats`], [`trace`], [`collection`] |
 
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod collection;
 pub mod device;
@@ -20,6 +21,7 @@ pub mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod lease;
+pub mod locking;
 pub mod logins;
 pub mod measured;
 mod recording;

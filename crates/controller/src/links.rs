@@ -200,7 +200,7 @@ pub fn want(
 
 /// Measures on request, and also measures links between sites that were never measured.
 pub async fn run(cluster: Arc<Cluster>) {
-    let Some(mut asked) = cluster.links.asked() else { return };
+    let mut asked = cluster.links.asked().await;
     loop {
         tokio::select! {
             ask = asked.recv() => {

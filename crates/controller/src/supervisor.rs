@@ -2,7 +2,7 @@
 //! links and cleanups.
 //!
 //! A driver that fails is started again after a pause, and continues from its record. This is also done after a
-//! panic, which is then shown on the job.
+//! panic, which is then shown on the job. The other tasks never end, and are started again after a panic too.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -58,15 +58,14 @@ impl Supervisor {
         }
         let supervisor =
             Arc::new(Self { cluster, tasks: Mutex::default(), driven: Mutex::default() });
-        let cluster = &supervisor.cluster;
         supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
-        supervisor.spawn(hosts::monitor(Arc::clone(cluster)));
-        supervisor.spawn(watching::run(Arc::clone(cluster)));
-        supervisor.spawn(links::run(Arc::clone(cluster)));
-        supervisor.spawn(scheduler::run(Arc::clone(cluster)));
-        supervisor.spawn(cleaner::run(Arc::clone(cluster)));
-        supervisor.spawn(images::settle_imports(Arc::clone(cluster)));
-        supervisor.spawn(jobs::collect_bundles(Arc::clone(cluster)));
+        supervisor.keep_running("the monitor of the hosts", hosts::monitor);
+        supervisor.keep_running("the watchers of the hosts", watching::run);
+        supervisor.keep_running("the measuring of links", links::run);
+        supervisor.keep_running("the scheduler", scheduler::run);
+        supervisor.keep_running("the cleaner", cleaner::run);
+        supervisor.keep_running("the settling of imports", images::settle_imports);
+        supervisor.keep_running("the collecting of input files", jobs::collect_bundles);
         Ok(supervisor)
     }
 
@@ -116,6 +115,25 @@ impl Supervisor {
                         pause = (pause * 2).min(PAUSE_MAX);
                     }
                 }
+            }
+        });
+    }
+
+    /// Runs a task that has no end, and starts it again after a panic.
+    fn keep_running<F>(&self, name: &'static str, task: impl Fn(Arc<Cluster>) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let cluster = Arc::clone(&self.cluster);
+        self.spawn(async move {
+            let mut pause = PAUSE;
+            // These tasks read what they need from the cluster's state when they begin.
+            while let Err(panic) = AssertUnwindSafe(task(Arc::clone(&cluster))).catch_unwind().await
+            {
+                let text = text_of(&*panic);
+                tracing::error!("{name} panicked: {text}; it is started again in {pause:?}");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         });
     }
@@ -217,6 +235,28 @@ mod tests {
             .expect("waited 60 s for the second start");
         let reason = jobs::get(&cluster, &id).await.expect("job").reason;
         assert!(reason.contains("a fault in the controller") && reason.contains("no such disk"));
+        supervisor.stop().await;
+    }
+    #[tokio::test]
+    async fn a_task_without_an_end_is_started_again_after_a_panic() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let supervisor = Supervisor::start(dir.path(), Timing::default()).await.expect("start");
+        let starts = Arc::new(AtomicU32::new(0));
+        let (runs, mut second_start) = mpsc::unbounded_channel();
+        supervisor.keep_running("a task", {
+            let starts = Arc::clone(&starts);
+            move |_| {
+                let (starts, runs) = (Arc::clone(&starts), runs.clone());
+                async move {
+                    assert!(starts.fetch_add(1, Ordering::SeqCst) > 0, "not the first time");
+                    runs.send(()).expect("the test waits");
+                    std::future::pending().await
+                }
+            }
+        });
+        tokio::time::timeout(Duration::from_secs(60), second_start.recv())
+            .await
+            .expect("waited 60 s for the second start");
         supervisor.stop().await;
     }
 }

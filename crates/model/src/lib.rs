@@ -2,7 +2,7 @@
 //!
 //! No I/O and no clock. Every daemon and every client speaks these types.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod client;
 pub mod clock;

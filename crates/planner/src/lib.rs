@@ -9,7 +9,7 @@
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 mod experience;
 mod facts;

@@ -11,6 +11,8 @@ use std::collections::VecDeque;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Mutex;
 
+use perigee_block::locking::lock;
+
 /// This many sequential reads are a stream. A guest's own read-ahead rarely makes more than four.
 const STREAM_READS: u32 = 8;
 /// How much is read ahead at a time.
@@ -32,7 +34,7 @@ struct Stream {
 impl Streams {
     /// The range to read ahead when this read has to wait for the disk.
     pub(super) fn ahead_of(&self, read: &Range<u64>) -> Option<Range<u64>> {
-        let mut streams = self.0.lock().expect("no holder panics");
+        let mut streams = lock(&self.0);
         let known = streams.iter().position(|stream| stream.next.contains(&read.start));
         let before = known.and_then(|at| streams.remove(at)).map_or(0, |stream| stream.reads);
         if known.is_none() && streams.iter().any(|stream| stream.next.contains(&read.end)) {

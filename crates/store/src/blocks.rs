@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use perigee_block::locking::lock;
 use perigee_model::volume::BLOCK_BYTES;
 
 use super::sparse::Sparse;
@@ -150,7 +151,7 @@ impl StatePage {
 
     /// Locks the page against other changes.
     fn change(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().expect("no holder panics")
+        lock(&self.changing)
     }
 
     fn payload(&self) -> Vec<u8> {

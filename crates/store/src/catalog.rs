@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
+use perigee_block::locking::lock;
 use perigee_model::home::Tenure;
 use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{
@@ -170,7 +171,7 @@ impl Catalog {
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.connection.lock().expect("no holder panics")
+        lock(&self.connection)
     }
 
     fn change<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {

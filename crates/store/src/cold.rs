@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::{StreamExt, TryStreamExt};
 use io_uring::{IoUring, cqueue, opcode, types};
+use perigee_block::locking::lock;
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -181,7 +182,7 @@ impl Reader {
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().expect("no holder panics")
+        lock(&self.ring)
     }
 
     /// Adds a read. The caller whose read is the first after a submission makes the next submission.

@@ -30,6 +30,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use perigee_block::device::{Extent, IoError, Zeroing};
+use perigee_block::locking::{lock, read, write};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
@@ -230,7 +231,7 @@ impl LayerCopy {
     /// Writes the missing ones of these blocks; `bytes` begin at block `first`. The caller holds their locks.
     fn keep(&self, first: u64, blocks: &Range<u64>, bytes: &[u8]) -> Result<(), IoError> {
         const ZEROS: [u8; 4096] = [0; 4096];
-        let closed = self.closed.read().expect("no holder panics");
+        let closed = read(&self.closed);
         if *closed {
             return Ok(());
         }
@@ -292,11 +293,11 @@ impl LayerCopy {
 
     /// Forbids or allows writes. When this returns after `true`, no write is in progress.
     pub(super) fn close(&self, closed: bool) {
-        *self.closed.write().expect("no holder panics") = closed;
+        *write(&self.closed) = closed;
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        *self.closed.read().expect("no holder panics")
+        *read(&self.closed)
     }
 
     /// From now on, blocks that are missing here read as zeros.
@@ -307,11 +308,11 @@ impl LayerCopy {
     /// Begins the work of completing the copy in the background.
     pub(super) fn begin_filling(&self) -> Arc<Work> {
         let work = Arc::<Work>::default();
-        *self.filling.lock().expect("no holder panics") = Arc::clone(&work);
+        *lock(&self.filling) = Arc::clone(&work);
         work
     }
 
     pub(super) fn stop_filling(&self) {
-        self.filling.lock().expect("no holder panics").stop();
+        lock(&self.filling).stop();
     }
 }

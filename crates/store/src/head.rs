@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use perigee_block::device::{IoError, Zeroing};
+use perigee_block::locking::lock;
 use perigee_block::trace::{self, Stage};
 use perigee_model::LayerId;
 use perigee_model::volume::{BLOCK_BYTES, CachePolicy};
@@ -268,7 +269,7 @@ impl Head {
         if let Some(files) = self.files.get() {
             return Ok(files);
         }
-        let mut durable = self.durable.lock().expect("no holder panics");
+        let mut durable = lock(&self.durable);
         if let Some(files) = self.files.get() {
             return Ok(files);
         }
@@ -346,10 +347,10 @@ impl Head {
             states
                 .change(&part, state, |first_byte, bytes| files.live.write(first_byte, bytes))
                 .inspect_err(|_| self.live_unsure.store(true, Ordering::Relaxed))?;
-            self.dirty.lock().expect("no holder panics").map_pages.insert(page);
+            lock(&self.dirty).map_pages.insert(page);
         }
         if let Some(punch) = punch {
-            let mut dirty = self.dirty.lock().expect("no holder panics");
+            let mut dirty = lock(&self.dirty);
             match dirty.zeroed.last_mut() {
                 Some(last) if last.end == punch.start => last.end = punch.end,
                 _ => dirty.zeroed.push(punch),
@@ -371,7 +372,7 @@ impl Head {
 
     /// Flushes, and blocks the thread.
     pub(super) fn flush_now(&self) -> Result<(), IoError> {
-        let mut durable = self.durable.lock().expect("no holder panics");
+        let mut durable = lock(&self.durable);
         self.check_writable()?;
         if !self.unsynced.swap(false, Ordering::SeqCst) {
             return Ok(());
@@ -416,7 +417,7 @@ impl Head {
 
     fn take_dirty(&self) -> Taken {
         let states = &self.layer.states;
-        let dirty = std::mem::take(&mut *self.dirty.lock().expect("no holder panics"));
+        let dirty = std::mem::take(&mut *lock(&self.dirty));
         // The ranges are read before the pages, so a block that becomes zero in between waits for the next
         // flush.
         let zeroed = dirty.zeroed.into_iter().flat_map(|range| zero_runs(states, range)).collect();
@@ -425,7 +426,7 @@ impl Head {
     }
 
     fn put_back(&self, taken: Taken) {
-        let mut dirty = self.dirty.lock().expect("no holder panics");
+        let mut dirty = lock(&self.dirty);
         dirty.map_pages.extend(taken.pages.into_iter().map(|(page, _)| page));
         dirty.zeroed.extend(taken.zeroed);
         drop(dirty);
@@ -449,7 +450,7 @@ impl Head {
                 }
             }
         }
-        self.dirty.lock().expect("no holder panics").zeroed.extend(later);
+        lock(&self.dirty).zeroed.extend(later);
     }
 }
 

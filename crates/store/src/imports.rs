@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use perigee_block::locking::lock;
 use perigee_model::{ImageName, Problem};
 use tokio::sync::Notify;
 
-use super::UNHARMED;
 use super::work::Work;
 
 /// How long the end of a stopped import may take. It looks several times a second whether it is stopped.
@@ -26,7 +26,7 @@ pub(super) struct Importing {
 
 impl Drop for Importing {
     fn drop(&mut self) {
-        let mut running = self.imports.running.lock().expect(UNHARMED);
+        let mut running = lock(&self.imports.running);
         running.retain(|(_, work)| !Arc::ptr_eq(work, &self.work));
         drop(running);
         self.imports.ended.notify_waiters();
@@ -35,7 +35,7 @@ impl Drop for Importing {
 
 impl Imports {
     pub(super) fn begin(self: &Arc<Self>, name: &ImageName, work: &Arc<Work>) -> Importing {
-        self.running.lock().expect(UNHARMED).push((name.clone(), Arc::clone(work)));
+        lock(&self.running).push((name.clone(), Arc::clone(work)));
         Importing { imports: Arc::clone(self), work: Arc::clone(work) }
     }
 
@@ -59,7 +59,7 @@ impl Imports {
     }
 
     fn ask_to_stop(&self, name: &ImageName) -> bool {
-        let running = self.running.lock().expect(UNHARMED);
+        let running = lock(&self.running);
         let mut its = running.iter().filter(|(of, _)| of == name).peekable();
         let any = its.peek().is_some();
         its.for_each(|(_, work)| work.stop());

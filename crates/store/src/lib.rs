@@ -78,10 +78,9 @@ pub use work::{StopOnDrop, Work};
 use std::sync::{Arc, Mutex};
 
 use perigee_block::device::{IoError, is_within};
+use perigee_block::locking::lock;
 use perigee_block::trace;
 use tokio::task::JoinHandle;
-
-const UNHARMED: &str = "nothing that can panic runs under this lock";
 
 /// Runs blocking file or catalog work on another thread. The work runs to its end even if the caller is
 /// dropped, so steps that must not be separated are put into one call.
@@ -94,12 +93,12 @@ where
     let slot = Arc::clone(&result);
     let work = trace::carry(move || {
         let done = work();
-        *slot.lock().expect(UNHARMED) = Some(done);
+        *lock(&slot) = Some(done);
     });
     if let Err(failed) = spawn(Box::new(work)).await {
         std::panic::resume_unwind(failed.into_panic());
     }
-    let done = result.lock().expect(UNHARMED).take();
+    let done = lock(&result).take();
     done.expect("work that did not panic has a result")
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use perigee_block::locking::lock;
 use tokio::sync::Notify;
 
 /// The locked ranges. There are only as many as requests in flight, so a list is enough.
@@ -33,7 +34,7 @@ impl AsRef<Self> for RangeLocks {
 
 impl RangeLocks {
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("no holder panics")
+        lock(&self.held)
     }
 
     pub(super) async fn lock(self: &Arc<Self>, range: Range<u64>) -> RangeGuard {

@@ -11,6 +11,7 @@ use std::time::Instant;
 use nix::fcntl::{Flock, FlockArg};
 use perigee_block::device::Device;
 use perigee_block::lease::{HostTag, Lease};
+use perigee_block::locking::lock;
 use perigee_model::limits::{OutOfLimits, VOLUME_BYTES};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
@@ -248,7 +249,7 @@ impl Pool {
         what: &str,
         work: impl FnOnce(&mut Open) -> Result<T, Problem>,
     ) -> Result<T, Problem> {
-        let mut open = self.open.lock().expect("no holder panics");
+        let mut open = lock(&self.open);
         // `work` adds only complete entries to the table, so a panic leaves it consistent.
         catch_unwind(AssertUnwindSafe(|| work(&mut open))).unwrap_or_else(|_| {
             let why = "the program has a fault, which its log describes";
@@ -360,13 +361,13 @@ impl Pool {
         row: &LayerRow,
         remote: RemoteParent,
     ) -> Result<(), LayerError> {
-        let mut open = self.open.lock().expect("no holder panics");
+        let mut open = lock(&self.open);
         self.open_copy_over(&mut open, row, Arc::new(remote)).map(drop)
     }
 
     /// A copy. It is opened if it is not open yet. `None` if the layer is not a copy or can't be opened.
     pub(super) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
-        let mut open = self.open.lock().expect("no holder panics");
+        let mut open = lock(&self.open);
         if let Some(copy) = open.copies.get(&id) {
             return Some(Arc::clone(copy));
         }
@@ -377,12 +378,12 @@ impl Pool {
 
     /// The copies that are open.
     pub(super) fn open_copies(&self) -> Vec<Arc<LayerCopy>> {
-        self.open.lock().expect("no holder panics").copies.values().map(Arc::clone).collect()
+        lock(&self.open).copies.values().map(Arc::clone).collect()
     }
 
     /// Forgets a copy that was deleted or completed. The next opening of this layer makes a new object.
     pub(super) fn forget_copy(&self, id: LayerId) {
-        let mut open = self.open.lock().expect("no holder panics");
+        let mut open = lock(&self.open);
         open.copies.remove(&id);
         open.forget_layers(&[id]);
     }
@@ -390,7 +391,7 @@ impl Pool {
     /// Rebuilds the chains of open volumes that contain layers that are no longer in the catalog. The caller
     /// holds the lock `changes`, so that no head is sealed at the same time.
     pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
-        let mut open = self.open.lock().expect("no holder panics");
+        let mut open = lock(&self.open);
         open.forget_layers(gone);
         let volumes: Vec<_> = open.volumes.values().map(Arc::clone).collect();
         for volume in volumes {
@@ -411,7 +412,7 @@ impl Pool {
 
     /// Shares the chain of a head that was just sealed, for later users.
     pub(super) fn share(&self, head: &Head, below: &Arc<Sealed>) {
-        let mut open = self.open.lock().expect("no holder panics");
+        let mut open = lock(&self.open);
         for layer in std::iter::once(&head.layer).chain(below.layers()) {
             open.layers.insert(layer.id, Arc::downgrade(layer));
         }
@@ -421,12 +422,12 @@ impl Pool {
     }
 
     pub(super) fn forget_volume(&self, name: &VolumeName) {
-        self.open.lock().expect("no holder panics").volumes.remove(name);
+        lock(&self.open).volumes.remove(name);
     }
 
     /// The volume, if it is open.
     pub(super) fn opened(&self, name: &VolumeName) -> Option<Arc<Volume>> {
-        self.open.lock().expect("no holder panics").volumes.get(name).map(Arc::clone)
+        lock(&self.open).volumes.get(name).map(Arc::clone)
     }
 
     /// Opens a session with a writer epoch; `None` means the volume's current epoch.
@@ -476,7 +477,7 @@ impl Pool {
         name: &VolumeName,
         work: impl FnOnce() -> Result<(), Problem>,
     ) -> Result<Option<Arc<Volume>>, Problem> {
-        let open = self.open.lock().expect("no holder panics");
+        let open = lock(&self.open);
         match open.volumes.get(name) {
             Some(volume) => Ok(Some(Arc::clone(volume))),
             None => work().map(|()| None),
@@ -485,7 +486,7 @@ impl Pool {
 
     /// The layer, if it is the head of an open volume or below one.
     pub(super) fn opened_layer(&self, id: LayerId) -> Option<Arc<Layer>> {
-        self.open.lock().expect("no holder panics").layers.get(&id).and_then(Weak::upgrade)
+        lock(&self.open).layers.get(&id).and_then(Weak::upgrade)
     }
 
     /// Flushes all open volumes and copies, even if some of them fail.
@@ -493,8 +494,7 @@ impl Pool {
     /// # Errors
     /// The last failure.
     pub async fn flush(self: &Arc<Self>) -> Result<(), Problem> {
-        let open: Vec<_> =
-            self.open.lock().expect("no holder panics").volumes.values().map(Arc::clone).collect();
+        let open: Vec<_> = lock(&self.open).volumes.values().map(Arc::clone).collect();
         let mut flushed = self.flush_copies().await;
         for volume in open {
             if let Err(error) = volume.flush().await {

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
+use perigee_block::locking::lock;
 use perigee_model::home::{DepartedLayer, OwnBlocks};
 use perigee_model::volume::{BLOCK_BYTES, Keep};
 use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
@@ -122,8 +123,7 @@ impl Pool {
     /// Drops the layers that were staged for the volume and on which nothing stands. Failures are tried again at
     /// the next start. The caller holds the lock `changes`.
     pub(super) fn drop_staged(&self, volume: &VolumeName) {
-        let staged =
-            self.staged.lock().expect("no holder panics").remove(volume).unwrap_or_default();
+        let staged = lock(&self.staged).remove(volume).unwrap_or_default();
         match self.catalog.drop_staged(&staged) {
             Ok(dropped) => {
                 self.drop_copies(&dropped);
@@ -294,7 +294,7 @@ impl Pool {
         let made: Vec<_> = rows.iter().map(|row| row.id).collect();
         let staged = self.catalog.stage(&rows);
         staged.map_err(|error| self.not_recorded(what, &made, &error))?;
-        let mut all = self.staged.lock().expect("no holder panics");
+        let mut all = lock(&self.staged);
         all.entry(volume.clone()).or_default().extend(made);
         drop(all);
         for (row, remote) in rows.iter().zip(remotes) {

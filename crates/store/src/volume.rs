@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use perigee_block::device::{Device, IoError};
 use perigee_block::lease::{HostTag, Lease, NO_HOST};
+use perigee_block::locking::{lock, read, write};
 use perigee_model::switchover::EpochRefused;
 use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Incarnation, Problem, VolumeName};
@@ -111,12 +112,12 @@ impl Volume {
     }
 
     pub(super) fn session_ended(&self) {
-        *self.last_used.lock().expect("no holder panics") = Instant::now();
+        *lock(&self.last_used) = Instant::now();
         self.sessions.fetch_sub(1, Ordering::SeqCst);
     }
 
     pub(super) fn last_used(&self) -> Instant {
-        *self.last_used.lock().expect("no holder panics")
+        *lock(&self.last_used)
     }
 
     /// Whether a session with this epoch may write. The caller holds the gate's read side, so the answer
@@ -153,7 +154,7 @@ impl Volume {
 
     /// The lock must be held only for requests that do not wait.
     pub(super) fn stack_ref(&self) -> RwLockReadGuard<'_, Stack> {
-        self.stack.read().expect("no holder panics")
+        read(&self.stack)
     }
 
     /// # Errors
@@ -260,7 +261,7 @@ impl Volume {
             })?;
             let (new, result) = replace(&stack)?;
             if let Some(new) = new {
-                *volume.stack.write().expect("no holder panics") = new;
+                *write(&volume.stack) = new;
             }
             Ok(result)
         })
@@ -270,7 +271,7 @@ impl Volume {
     /// Replaces the layers below the head by others with the same content. The caller holds the pool's lock
     /// `changes`.
     pub(super) fn replace_below(&self, below: Arc<Sealed>) {
-        self.stack.write().expect("no holder panics").below = below;
+        write(&self.stack).below = below;
     }
 
     /// As [`Self::replace_stack`], for a volume that gets another home: when `depart` succeeds, nothing is

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use perigee_block::locking::lock;
 use perigee_model::volume::Progress;
 
 /// Long work, shared by the task that does it and the tasks that watch it.
@@ -53,7 +54,7 @@ impl Work {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "it was interrupted"));
         }
         if let Some(stepped) = &self.stepped {
-            let mut stepped = stepped.lock().expect("no holder panics");
+            let mut stepped = lock(stepped);
             std::thread::sleep(stepped.elapsed().min(PAUSE_MAX));
             *stepped = Instant::now();
         }

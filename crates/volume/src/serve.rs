@@ -1,5 +1,6 @@
 //! The volume server as a process: it opens the pool, listens, and shuts down cleanly.
 
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,9 @@ use crate::remotes::{RemoteOptions, Remotes};
 
 /// Connections that are not drained within this time are closed. Their clients reconnect to the next server.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// The pause before background work that panicked is started again.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// The configuration of a volume server.
 #[derive(Debug, Clone)]
@@ -101,10 +105,15 @@ async fn run(config: Config) -> Result<(), Problem> {
     let stop = CancellationToken::new();
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
+    let (kept, filled, swept) = (pool.clone(), pool.clone(), pool.clone());
     let background = [
-        tokio::spawn(pool.clone().keep()),
-        tokio::spawn(pool.clone().fill_copies(config.remotes.fill_bytes_per_s)),
-        tokio::spawn(pool.clone().keep_dropping_spent_clones()),
+        keep_running("the keeper of layers", move || kept.clone().keep()),
+        keep_running("the completing of copies", move || {
+            filled.clone().fill_copies(config.remotes.fill_bytes_per_s)
+        }),
+        keep_running("the removal of used clones", move || {
+            swept.clone().keep_dropping_spent_clones()
+        }),
     ];
     let control = Control { pool: pool.clone(), exports, stats: stats.clone(), remotes };
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
@@ -137,10 +146,48 @@ async fn run(config: Config) -> Result<(), Problem> {
     ended
 }
 
+/// Runs work that has no end in a task of its own, and starts it again after a panic.
+fn keep_running<F>(name: &'static str, work: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    tokio::spawn(async move {
+        while AssertUnwindSafe(work()).catch_unwind().await.is_err() {
+            tracing::error!("{name} panicked; it is started again in {AFTER_PANIC:?}");
+            tokio::time::sleep(AFTER_PANIC).await;
+        }
+    })
+}
+
 fn addresses(listen: &[Listen]) -> String {
     listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn on(kind: SignalKind) -> Result<Signal, Problem> {
     signal(kind).map_err(|error| Problem::internal("can't listen for signals", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn background_work_is_started_again_after_a_panic() {
+        let starts = Arc::new(AtomicU32::new(0));
+        let (counted, running) = (Arc::clone(&starts), Arc::new(tokio::sync::Notify::new()));
+        let runs = Arc::clone(&running);
+        let work = keep_running("a task", move || {
+            let (first, runs) = (counted.fetch_add(1, Ordering::SeqCst) == 0, Arc::clone(&runs));
+            async move {
+                assert!(!first, "the first time");
+                runs.notify_one();
+                std::future::pending().await
+            }
+        });
+        running.notified().await;
+        assert_eq!(starts.load(Ordering::SeqCst), 2);
+        work.abort();
+    }
 }

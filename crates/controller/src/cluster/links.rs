@@ -34,7 +34,7 @@ pub struct Links {
     known: Mutex<Known>,
     asks: mpsc::UnboundedSender<Ask>,
     /// The receiver, for the one task that measures.
-    asked: Mutex<Option<mpsc::UnboundedReceiver<Ask>>>,
+    asked: tokio::sync::Mutex<mpsc::UnboundedReceiver<Ask>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,16 +56,16 @@ impl Links {
             }
         }
         let (asks, asked) = mpsc::unbounded_channel();
-        Ok(Self { known: Mutex::new(known), asks, asked: Mutex::new(Some(asked)) })
+        Ok(Self { known: Mutex::new(known), asks, asked: tokio::sync::Mutex::new(asked) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The receiver for the task that measures; `None` if it was taken.
-    pub fn asked(&self) -> Option<mpsc::UnboundedReceiver<Ask>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// The receiver for the task that measures. That task can be started again after a panic.
+    pub async fn asked(&self) -> tokio::sync::MutexGuard<'_, mpsc::UnboundedReceiver<Ask>> {
+        self.asked.lock().await
     }
 
     pub fn ask(&self, ask: Ask) {

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use perigee_block::locking;
 use perigee_http::Listen;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufWriter};
 use tokio::sync::{mpsc, watch};
@@ -228,9 +229,8 @@ impl Link {
     }
 }
 
-/// Its holders do nothing that can panic but what the whole link must not outlive.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, PendingTable> {
-    shared.table.lock().expect("no holder panics and goes on")
+    locking::lock(&shared.table)
 }
 
 /// One connection of a link.
