@@ -258,29 +258,47 @@ async fn qemu_img(
     let process = command.spawn().map_err(cannot_run)?;
     let pid = process.id();
     let mut output = std::pin::pin!(process.wait_with_output());
-    let (mut seen, mut since) = (Footprint::default(), Instant::now());
+    let mut silence = Silence::new(Instant::now());
     loop {
         if let Ok(output) = tokio::time::timeout(LOOK_EVERY, &mut output).await {
             return output.map_err(cannot_run);
         }
         let now = Footprint::of(pid, writes);
-        let written_bytes = now.written_bytes.saturating_sub(seen.written_bytes);
+        let written_bytes = now.written_bytes.saturating_sub(silence.seen.written_bytes);
         work.step(written_bytes).map_err(|_| stopped(what))?;
-        if now != seen {
-            (seen, since) = (now, Instant::now());
-        } else if since.elapsed() > silence_max {
+        if silence.after(now, Instant::now()) > silence_max {
             return Err(no_progress(what, silence_max));
         }
     }
 }
 
+/// Since when nothing has changed.
+pub(super) struct Silence {
+    seen: Footprint,
+    since: Instant,
+}
+
+impl Silence {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { seen: Footprint::default(), since: now }
+    }
+
+    /// How long nothing has changed, when this is seen now.
+    pub(super) fn after(&mut self, seen: Footprint, now: Instant) -> Duration {
+        if seen != self.seen {
+            *self = Self { seen, since: now };
+        }
+        now.saturating_duration_since(self.since)
+    }
+}
+
 /// What changes while `qemu-img` makes progress.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Footprint {
+pub(super) struct Footprint {
     /// Space of its file on the disk.
-    written_bytes: u64,
+    pub(super) written_bytes: u64,
     /// It reads also where it writes nothing, because there are only zeros.
-    cpu_ticks: u64,
+    pub(super) cpu_ticks: u64,
 }
 
 impl Footprint {
