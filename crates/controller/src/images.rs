@@ -1,30 +1,26 @@
 //! The cluster's images: each name stands for one layer. The name is recorded in the store before any host
 //! makes the image. Copies are made by the layer's UUID, and the volume servers compare them with its
 //! checksums. A host can use a copy at once, because missing blocks are read from the host that it was copied
-//! from.
-//!
-//! An import is recorded until its host has reported the result. If the answer is lost, the import is requested
-//! again with the same layer, so the image is made only once.
+//! from. If that host is gone, another one takes its place.
+
+mod imports;
+mod sources;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use perigee_model::job::{ClusterImage, HostState, NewImage};
-use perigee_model::volume::{CopyImage, ImageInfo, ImportImage, Keep, Snapshot};
+use perigee_model::job::ClusterImage;
+use perigee_model::volume::{CopyImage, ImageInfo, Keep, Snapshot};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
-use tokio::sync::broadcast::{self, error::RecvError};
-use tokio::task::JoinSet;
-use uuid::Uuid;
 
-use crate::catalog::{self, or_silent, reachable, roomiest};
-use crate::cluster::{Cluster, Hold, HostLink};
-use crate::records::{ImageRecord, PendingImport, image_key};
+use crate::catalog::{self, or_silent, reachable};
+use crate::cluster::{Cluster, HostLink};
+use crate::records::{ImageRecord, image_key};
 
-/// How long a deletion waits for the end of an import.
-const END_DEADLINE: Duration = Duration::from_secs(30);
-const END_AGAIN: Duration = Duration::from_millis(50);
+pub use imports::{import, settle_imports};
+pub use sources::replace_lost_sources;
+
+use imports::end_import;
 
 /// An image at one host.
 struct Found {
@@ -170,149 +166,7 @@ async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(),
     ))
 }
 
-/// Imports an image at one host. The other hosts that are up get copies, which can be used at once.
-pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Problem> {
-    let first = match &new.host {
-        Some(host) => reachable(cluster, host)?,
-        None => roomiest(cluster).await?,
-    };
-    let what = format!("can't import image {}", new.name);
-    let Some(_importing) = cluster.index.begin_import(&new.name) else {
-        return Err(Problem::conflict(what, "an import with this name is running")
-            .next("wait for it; `perigee image list` shows its result"));
-    };
-    let import = PendingImport { host: first.id.clone(), source: new.source };
-    let layer = Some(LayerId(Uuid::new_v4()));
-    let record = ImageRecord { name: new.name.clone(), layer, import: Some(import) };
-    take_name(cluster, &what, &record).await?;
-    finish_import(cluster, &first, record).await?;
-    image(cluster, &new.name).await
-}
-
-/// Requests the image from its host until the result is known. The layer is in the record, so the image is made
-/// only once. If the import fails, the name is free again.
-async fn finish_import(
-    cluster: &Cluster,
-    host: &HostLink,
-    record: ImageRecord,
-) -> Result<(), Problem> {
-    let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
-    let (name, key) = (&record.name, image_key(&record.name));
-    let ask = ImportImage { name: name.clone(), source: import.source.clone(), layer: Some(layer) };
-    let mut cancelled = cluster.cancelled_imports.subscribe();
-    // The host ends an import whose client leaves.
-    let told = tokio::select! {
-        told = host.volume.hear_long::<ImageInfo>("/v1/images", &ask, |_| {}) => told,
-        // Whoever deletes the image removes the record as well.
-        () = is_cancelled(&mut cancelled, name) => {
-            let why = "the image was deleted before its import had ended";
-            return Err(Problem::conflict(format!("can't import image {name}"), why));
-        }
-    };
-    match told {
-        Ok(Ok(_)) => {}
-        // The host has said how it ended.
-        Ok(Err(problem)) => {
-            cluster.records.remove(&key).await?;
-            return Err(problem);
-        }
-        Err(problem) if problem.kind == ProblemKind::Unavailable => {
-            return Err(problem.next(format!(
-                "the import continues when host {} answers, and `perigee image list` shows it then; to \
-                 give it up: perigee image delete {name}",
-                host.id
-            )));
-        }
-        Err(problem) => {
-            cluster.records.remove(&key).await?;
-            return Err(problem);
-        }
-    }
-    cluster.records.put(&key, &ImageRecord { import: None, ..record.clone() }).await?;
-    for other in cluster.hosts.up().iter().filter(|other| other.id != host.id) {
-        if let Err(problem) = copy(host, other, name, layer).await {
-            // It gets its copy when it first needs one.
-            tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
-        }
-    }
-    Ok(())
-}
-
-async fn is_cancelled(cancelled: &mut broadcast::Receiver<ImageName>, name: &ImageName) {
-    loop {
-        match cancelled.recv().await {
-            Ok(other) if other != *name => {}
-            // Whoever cancels says it again and again.
-            Err(RecvError::Lagged(_)) => {}
-            Ok(_) => return,
-            Err(RecvError::Closed) => return std::future::pending().await,
-        }
-    }
-}
-
-/// Ends an import that is under way here, and keeps others from beginning.
-async fn end_import<'a>(cluster: &'a Cluster, name: &ImageName) -> Result<Hold<'a>, Problem> {
-    let begun = Instant::now();
-    loop {
-        if let Some(hold) = cluster.index.begin_import(name) {
-            return Ok(hold);
-        }
-        if begun.elapsed() > END_DEADLINE {
-            let why = format!(
-                "its import, or another deletion of it, has not ended within {} s",
-                END_DEADLINE.as_secs()
-            );
-            return Err(
-                Problem::unavailable(format!("can't delete image {name}"), why).next("try again")
-            );
-        }
-        // Nobody hears it where another deletion is under way.
-        let _ = cluster.cancelled_imports.send(name.clone());
-        tokio::time::sleep(END_AGAIN).await;
-    }
-}
-
-/// Continues imports whose answers were lost. This runs until the controller ends.
-pub async fn settle_imports(cluster: Arc<Cluster>) {
-    // An import may take hours; the others do not wait for it.
-    let mut running = JoinSet::new();
-    loop {
-        match cluster.records.list::<ImageRecord>("images/").await {
-            Ok(records) => {
-                for record in records.into_iter().filter(|record| record.import.is_some()) {
-                    let cluster = Arc::clone(&cluster);
-                    running.spawn(async move { settle_import(&cluster, record.name).await });
-                }
-            }
-            Err(problem) => tracing::warn!("can't list the imports: {problem}"),
-        }
-        tokio::time::sleep(cluster.timing.monitor).await;
-        while running.try_join_next().is_some() {}
-    }
-}
-
-async fn settle_import(cluster: &Cluster, name: ImageName) {
-    // Another task is finishing this import.
-    let Some(_importing) = cluster.index.begin_import(&name) else { return };
-    let settled = async {
-        let key = image_key(&name);
-        let record = cluster.records.read::<ImageRecord>(&key).await?;
-        let pending = record.and_then(|record| Some((record.import.clone()?.host, record)));
-        let Some((host, record)) = pending else { return Ok(()) };
-        match cluster.hosts.get(&host) {
-            Ok(link) if cluster.hosts.state(&host) == HostState::Up => {
-                finish_import(cluster, &link, record).await
-            }
-            Ok(_) => Ok(()),
-            // The host was removed, and the image with it.
-            Err(_) => cluster.records.remove(&key).await,
-        }
-    };
-    if let Err(problem) = settled.await {
-        tracing::warn!("image {name}: {problem}");
-    }
-}
-
+/// A host that has a copy already gets what it still lacks from this host from then on.
 async fn copy(
     from: &HostLink,
     to: &HostLink,

@@ -65,6 +65,7 @@ impl Supervisor {
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the settling of imports", images::settle_imports);
+        supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", jobs::collect_bundles);
         Ok(supervisor)
     }

@@ -140,6 +140,12 @@ impl Sealed {
         self.links.iter().map(|link| &link.layer)
     }
 
+    /// The export below this layer, if it is the lowest one.
+    pub(super) fn export_of(&self, layer: LayerId) -> Option<Arc<RemoteParent>> {
+        let lowest = self.links.last().is_some_and(|link| link.layer.id == layer);
+        self.export.as_ref().filter(|_| lowest).map(Arc::clone)
+    }
+
     pub(super) fn has_any(&self, layers: &[LayerId]) -> bool {
         self.layers().any(|layer| layers.contains(&layer.id))
     }

@@ -381,6 +381,17 @@ impl Pool {
         lock(&self.open).copies.values().map(Arc::clone).collect()
     }
 
+    /// The exports from which a layer gets what it lacks, where it is open. A copy has one, and so has each chain
+    /// over a layer of which nothing is kept.
+    pub(super) fn remotes_of(&self, id: LayerId) -> Vec<Arc<RemoteParent>> {
+        let open = lock(&self.open);
+        let copy = open.copies.get(&id).map(|copy| Arc::clone(&copy.remote));
+        let chains = open.sealed.values().filter_map(Weak::upgrade);
+        let below = open.volumes.values().map(|volume| Arc::clone(&volume.stack().below));
+        let over = chains.chain(below).filter_map(|chain| chain.export_of(id));
+        copy.into_iter().chain(over).collect()
+    }
+
     /// Forgets a copy that was deleted or completed. The next opening of this layer makes a new object.
     pub(super) fn forget_copy(&self, id: LayerId) {
         let mut open = lock(&self.open);

@@ -1,5 +1,7 @@
-//! A read-only export of another host, from which this pool's layers get what they don't have.
+//! A read-only export of another host, from which this pool's layers get what they don't have. The same layer may
+//! be at several hosts: if its host is gone, it goes on from another one.
 
+use std::future::Future;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,10 +11,11 @@ use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::device::{Device, Extent, IoError};
 use perigee_block::exports::CHECKSUMS_SUFFIX;
+use perigee_block::locking::lock;
 use perigee_block::trace::{self, Stage};
 use perigee_model::Problem;
 use perigee_model::volume::BLOCK_BYTES;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
 use super::blocks::{BlockState, BlockStates, index, overlap};
 use super::catalog::RemoteRow;
@@ -40,17 +43,33 @@ pub struct Connector {
 /// The connection is made when a read first needs it, so a volume can be opened while the other host does
 /// not answer.
 pub(super) struct RemoteParent {
+    /// What the export is. Where it is at first; [`Self::source`] says where it is now.
     row: RemoteRow,
     connector: Connector,
+    source: watch::Sender<Arc<Source>>,
+}
+
+/// Where the export is, and the connection to it.
+struct Source {
+    nbd_addr: String,
+    export: String,
     device: OnceCell<Arc<dyn Device>>,
     /// The reason why the last attempt to connect failed.
     failed: Mutex<String>,
 }
 
+impl Source {
+    fn of(row: &RemoteRow, device: Option<Arc<dyn Device>>) -> Arc<Self> {
+        let RemoteRow { nbd_addr, export, .. } = row.clone();
+        let (device, failed) = (OnceCell::new_with(device), Mutex::default());
+        Arc::new(Self { nbd_addr, export, device, failed })
+    }
+}
+
 impl RemoteParent {
     pub(super) fn new(row: RemoteRow, connector: &Connector) -> Self {
-        let (device, failed) = Default::default();
-        Self { row, connector: connector.clone(), device, failed }
+        let source = watch::Sender::new(Source::of(&row, None));
+        Self { row, connector: connector.clone(), source }
     }
 
     /// As [`Self::new`], with a connection that is open already.
@@ -61,9 +80,25 @@ impl RemoteParent {
     ) -> Result<Self, String> {
         let new = Self::new(row, connector);
         match new.difference(&*device) {
-            None => Ok(Self { device: OnceCell::new_with(Some(device)), ..new }),
+            None => {
+                new.source.send_replace(Source::of(&new.row, Some(device)));
+                Ok(new)
+            }
             Some(difference) => Err(difference),
         }
+    }
+
+    /// Goes on from another host's export of the same layer. Requests that wait for the present one are sent to
+    /// the new one.
+    pub(super) fn change_source(&self, row: &RemoteRow) {
+        let source = self.source();
+        if (&source.nbd_addr, &source.export) != (&row.nbd_addr, &row.export) {
+            self.source.send_replace(Source::of(row, None));
+        }
+    }
+
+    fn source(&self) -> Arc<Source> {
+        Arc::clone(&self.source.borrow())
     }
 
     /// Whether the export has one layer's own blocks only.
@@ -81,22 +116,41 @@ impl RemoteParent {
         self.row.size_bytes.div_ceil(BLOCK_BYTES)
     }
 
-    async fn device(&self) -> Result<&Arc<dyn Device>, IoError> {
-        if let Some(device) = self.device.get() {
-            return Ok(device);
+    /// Sends a request to the other host, and again if the source changes before it is answered.
+    async fn ask<T, F>(&self, request: impl Fn(Arc<dyn Device>) -> F) -> Result<T, IoError>
+    where
+        F: Future<Output = Result<T, IoError>>,
+    {
+        let mut sources = self.source.subscribe();
+        loop {
+            let source = Arc::clone(&sources.borrow_and_update());
+            let asked = async { request(self.device(&source).await?).await };
+            tokio::select! {
+                biased;
+                answer = asked => {
+                    if answer.is_ok() || !sources.has_changed().unwrap_or(false) {
+                        return answer;
+                    }
+                }
+                _ = sources.changed() => {}
+            }
         }
-        let connected = self.device.get_or_init(|| self.connect());
-        tokio::time::timeout(self.connector.patience, connected).await.map_err(|_| {
-            let RemoteRow { nbd_addr, export, .. } = &self.row;
-            let why = self.failed.lock().expect("no holder panics");
+    }
+
+    async fn device(&self, source: &Source) -> Result<Arc<dyn Device>, IoError> {
+        let connected = source.device.get_or_init(|| self.connect(source));
+        let patience = self.connector.patience;
+        tokio::time::timeout(patience, connected).await.map(Arc::clone).map_err(|_| {
+            let Source { nbd_addr, export, failed, .. } = source;
+            let why = lock(failed);
             IoError::Unreachable(format!("{export} at {nbd_addr}: {why}"))
         })
     }
 
     /// Tries to connect until it succeeds. Each request that waits for this has its own deadline.
-    async fn connect(&self) -> Arc<dyn Device> {
+    async fn connect(&self, source: &Source) -> Arc<dyn Device> {
         loop {
-            let RemoteRow { nbd_addr, export, .. } = &self.row;
+            let Source { nbd_addr, export, .. } = source;
             let why = match (self.connector.connect)(nbd_addr.clone(), export.clone()).await {
                 Ok(device) => match self.difference(&*device) {
                     None => return device,
@@ -104,7 +158,7 @@ impl RemoteParent {
                 },
                 Err(error) => error.to_string(),
             };
-            *self.failed.lock().expect("no holder panics") = why;
+            *lock(&source.failed) = why;
             tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
@@ -123,10 +177,10 @@ impl RemoteParent {
 
     /// The other host's checksums of the layer, if it has any.
     pub(super) async fn checksums(&self) -> Option<Arc<dyn Device>> {
-        let RemoteRow { nbd_addr, export, .. } = &self.row;
         self.row.is_layer?;
-        let opened =
-            (self.connector.connect)(nbd_addr.clone(), format!("{export}{CHECKSUMS_SUFFIX}"));
+        let source = self.source();
+        let export = format!("{}{CHECKSUMS_SUFFIX}", source.export);
+        let opened = (self.connector.connect)(source.nbd_addr.clone(), export);
         let without = |error: &Problem| tracing::debug!(%error, "no checksums to compare with");
         opened.await.inspect_err(without).ok()
     }
@@ -146,7 +200,8 @@ impl RemoteParent {
             for extent in extents {
                 let end = at + extent.length_bytes;
                 if !at.is_multiple_of(BLOCK_BYTES) || !end.is_multiple_of(BLOCK_BYTES) {
-                    let RemoteRow { nbd_addr, export, .. } = &self.row;
+                    let source = self.source();
+                    let (nbd_addr, export) = (&source.nbd_addr, &source.export);
                     let why = format!("{nbd_addr} has a part of a block in {export}");
                     return Err(std::io::Error::other(why).into());
                 }
@@ -171,17 +226,18 @@ impl RemoteParent {
         let _stage = trace::stage(Stage::RemoteRead);
         let length_bytes =
             u32::try_from(span.end - span.start).expect("within a request of 32 bits");
-        self.device().await?.read(span.start, length_bytes).await
+        let start = span.start;
+        self.ask(|device| async move { device.read(start, length_bytes).await }).await
     }
 
     /// The other host's extents for a range. It is asked repeatedly until they cover the range.
     pub(super) async fn extents(&self, span: &Range<u64>) -> Result<Vec<Extent>, IoError> {
-        let device = self.device().await?;
         let within = overlap(span, &(0..self.row.size_bytes));
         let (mut at, mut extents) = (within.start, Vec::new());
         while at < within.end {
             let before = at;
-            for extent in device.extents(at, within.end - at).await? {
+            let asked = self.ask(|device| async move { device.extents(at, within.end - at).await });
+            for extent in asked.await? {
                 let length_bytes = extent.length_bytes.min(within.end - at);
                 if length_bytes > 0 {
                     extents.push(Extent { length_bytes, ..extent });
@@ -189,7 +245,8 @@ impl RemoteParent {
                 at += length_bytes;
             }
             if at == before {
-                let RemoteRow { nbd_addr, export, .. } = &self.row;
+                let source = self.source();
+                let (nbd_addr, export) = (&source.nbd_addr, &source.export);
                 let why = format!("{nbd_addr} returned no extents of {export}");
                 return Err(std::io::Error::other(why).into());
             }

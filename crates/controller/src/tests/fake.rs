@@ -60,6 +60,8 @@ pub struct Inside {
     /// What stands on its images.
     pub image_children: u64,
     pub images: BTreeMap<ImageName, ImageInfo>,
+    /// How often its images were listed.
+    pub lists_of_images: u32,
     /// What it was asked to copy.
     pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
@@ -508,7 +510,8 @@ pub fn image() -> ImageInfo {
 }
 
 async fn images(State(inside): Shared) -> Reply<Vec<ImageInfo>> {
-    let inside = inside.lock().expect("lock");
+    let mut inside = inside.lock().expect("lock");
+    inside.lists_of_images += 1;
     let children = inside.image_children;
     Ok(Json(inside.images.values().map(|info| ImageInfo { children, ..info.clone() }).collect()))
 }

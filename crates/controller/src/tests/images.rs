@@ -1,10 +1,10 @@
 //! Images: one name, one layer, wherever they are copied to.
 
 use perigee_model::job::{Access, HostState, JobSpec, JobState, NewImage};
-use perigee_model::volume::{ImageInfo, Keep};
+use perigee_model::volume::{ImageInfo, ImageSource, Keep};
 use perigee_model::{ImageName, LayerId, ProblemKind};
 
-use super::fake::image;
+use super::fake::{FakeHost, image};
 use super::{Lab, spec, vm_of, wait_for};
 use crate::records::{ImageRecord, PendingImport, image_key};
 use crate::{hosts, images, jobs};
@@ -20,7 +20,7 @@ fn name(text: &str) -> ImageName {
 #[tokio::test]
 async fn two_imports_at_once_never_give_one_name_two_contents() {
     let lab = Lab::up().await;
-    let import = |host: &super::fake::FakeHost| NewImage {
+    let import = |host: &FakeHost| NewImage {
         name: name("db"),
         source: format!("/images/{}.raw", host.id),
         host: Some(host.id.clone()),
@@ -34,7 +34,7 @@ async fn two_imports_at_once_never_give_one_name_two_contents() {
         both => panic!("one of them has the name: {both:?}"),
     };
     assert_eq!(refused.kind, ProblemKind::Conflict);
-    let layer = |host: &super::fake::FakeHost| host.inside().images[&name("db")].layer;
+    let layer = |host: &FakeHost| host.inside().images[&name("db")].layer;
     assert_eq!(layer(&lab.home), layer(&lab.cloud));
 }
 
@@ -83,7 +83,7 @@ async fn a_deleted_images_name_can_be_taken_again() {
     images::import(&lab.cluster, new("/b")).await.expect("import again");
 }
 
-async fn wait_until_unreachable(lab: &Lab, host: &super::fake::FakeHost) {
+async fn wait_until_unreachable(lab: &Lab, host: &FakeHost) {
     wait_for("the host to be unreachable", async || {
         let host = hosts::info(&lab.cluster, &host.id).await.expect("host");
         (host.state == HostState::Unreachable).then_some(())
@@ -229,4 +229,65 @@ async fn an_import_whose_source_is_silent_is_not_tried_for_ever() {
     assert_eq!(lab.home.inside().imports, 1);
     lab.home.inside().has_silent_sources = false;
     images::import(&lab.cluster, new("/b")).await.expect("the name is free");
+}
+
+/// Makes the image a copy at `home1` that lacks blocks, which it reads from `cloud1`. A third host has all of it.
+async fn copied_from_cloud(lab: &Lab) -> FakeHost {
+    let third = FakeHost::start("home2", "home").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let nbd_addr = lab.cloud.addresses.nbd_addr.clone();
+    let (export, keep) = ("image:debian".to_owned(), Keep::All);
+    let remote = Some(ImageSource { nbd_addr, export, keep, missing_bytes: 1000 });
+    lab.home.inside().images.insert(name("debian"), ImageInfo { remote, ..image() });
+    third
+}
+
+async fn wait_for_source(lab: &Lab, host: &FakeHost) {
+    wait_for("another source", async || {
+        let remote = lab.home.inside().images[&name("debian")].remote.clone()?;
+        (remote.nbd_addr == host.addresses.nbd_addr).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_copy_whose_source_host_is_silent_goes_on_from_another_host() {
+    let lab = Lab::up().await;
+    let third = copied_from_cloud(&lab).await;
+    lab.cloud.inside().down = true;
+    wait_for_source(&lab, &third).await;
+    assert_eq!(lab.home.inside().copied.last().and_then(|ask| ask.layer), Some(image().layer));
+}
+
+#[tokio::test]
+async fn a_copy_whose_source_host_was_removed_goes_on_from_another_host() {
+    let lab = Lab::up().await;
+    let third = copied_from_cloud(&lab).await;
+    lab.cloud.inside().down = true;
+    third.inside().down = true;
+    wait_until_unreachable(&lab, &lab.cloud).await;
+    hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("remove");
+    assert_eq!(lab.home.inside().copied.len(), 0, "nobody has all of it");
+    third.inside().down = false;
+    wait_for_source(&lab, &third).await;
+}
+
+#[tokio::test]
+async fn a_copy_does_not_go_on_from_a_copy_that_lacks_blocks_or_is_another_layer() {
+    let lab = Lab::up().await;
+    let third = copied_from_cloud(&lab).await;
+    let partial = lab.home.inside().images[&name("debian")].clone();
+    third.inside().images.insert(name("debian"), partial);
+    let fourth = FakeHost::start("home3", "home").await;
+    let other = ImageInfo { layer: other_layer(), ..image() };
+    fourth.inside().images.insert(name("debian"), other);
+    hosts::register(&lab.cluster, &fourth.id, fourth.addresses.clone()).await.expect("register");
+    lab.cloud.inside().down = true;
+    wait_until_unreachable(&lab, &lab.cloud).await;
+    let looks = || lab.home.inside().lists_of_images;
+    let before = looks();
+    wait_for("two looks at the copies", async || (looks() > before + 1).then_some(())).await;
+    for host in [&lab.home, &third] {
+        assert_eq!(host.inside().copied.len(), 0);
+    }
 }

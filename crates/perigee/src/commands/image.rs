@@ -34,7 +34,7 @@ pub enum Verb {
         pool: PoolOption,
     },
     /// Copy an image of another host. The copy can be used at once: blocks that are still missing
-    /// are read from that host
+    /// are read from that host. Again with another host: the missing blocks are read from there
     Copy {
         /// The image's name
         name: ImageName,

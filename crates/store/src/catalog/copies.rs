@@ -5,13 +5,20 @@ use perigee_model::volume::Keep;
 use rusqlite::{Transaction, params};
 
 use super::columns::{parsed, signed};
-use super::{Catalog, LayerRow, Result, Sealed, delete_unneeded, insert_layer};
+use super::{Catalog, LayerRow, RemoteRow, Result, Sealed, delete_unneeded, insert_layer};
 
 impl Catalog {
     /// Sets what a copy keeps from now on.
     pub(crate) fn set_keep(&self, layer: LayerId, keep: Keep) -> Result<()> {
         let sql = "UPDATE remote_parents SET keep = ?2 WHERE layer = ?1";
         self.lock().execute(sql, params![layer.to_string(), keep.to_string()]).map(drop)
+    }
+
+    /// Sets from which export a layer gets what it lacks.
+    pub(crate) fn set_source(&self, layer: LayerId, source: &RemoteRow) -> Result<()> {
+        let sql = "UPDATE remote_parents SET nbd_addr = ?2, export = ?3 WHERE layer = ?1";
+        let RemoteRow { nbd_addr, export, .. } = source;
+        self.lock().execute(sql, params![layer.to_string(), nbd_addr, export]).map(drop)
     }
 
     pub(crate) fn copies_to_fill(&self) -> Result<Vec<LayerId>> {

@@ -1,8 +1,10 @@
 //! Copies of another host's images: what is fetched, how often, what is kept, and what stays when
 //! the other host goes away.
 
+mod sources;
+
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use perigee_block::device::{Origin, OriginRun};
@@ -30,6 +32,8 @@ struct Home {
     /// How often each block was read.
     reads: Mutex<Vec<u32>>,
     away: AtomicBool,
+    /// How many reads have come.
+    asked: AtomicUsize,
     /// A read takes a permit and gives it back.
     gate: Semaphore,
 }
@@ -41,8 +45,8 @@ impl Home {
         let mut bytes: Vec<u8> = (1..=251).cycle().take(length).collect();
         bytes[HOLE.start * BLOCK..HOLE.end * BLOCK].fill(0);
         let (reads, away) = (Mutex::new(vec![0; BLOCKS]), AtomicBool::new(false));
-        let layer = Some(LayerId(Uuid::from_u128(77)));
-        Arc::new(Self { bytes, layer, reads, away, gate: Semaphore::new(1000) })
+        let (layer, asked) = (Some(LayerId(Uuid::from_u128(77))), AtomicUsize::new(0));
+        Arc::new(Self { bytes, layer, reads, away, asked, gate: Semaphore::new(1000) })
     }
 
     /// What an image of it has.
@@ -70,6 +74,7 @@ impl Device for Home {
         let from = usize::try_from(offset).unwrap();
         let to = from + length_bytes as usize;
         Box::pin(async move {
+            self.asked.fetch_add(1, Ordering::SeqCst);
             let _turn = self.gate.acquire().await.unwrap();
             if self.away.load(Ordering::SeqCst) {
                 return Err(IoError::Unreachable("it is away".to_owned()));

@@ -128,6 +128,31 @@ async fn a_kill_of_either_server_loses_nothing_of_a_clone_over_a_copy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_copy_whose_source_is_gone_goes_on_from_another_host_under_an_open_session() {
+    let (mut home, other, host) =
+        (Server::start().await, Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    copy(&other, &home, None, Keep::All).await;
+    until("another whole image", async || info(&other).await.remote.is_none()).await;
+    copy(&host, &home, None, Keep::Read).await;
+    host.clone_image("c", "golden").await;
+    assert_io(&host.qemu_io("c", &["read 1M 4M", "write -P 7 2M 64k", "flush"]));
+    home.kill();
+    let reads_all = Command::new("nbdcopy").args([&host.uri("c"), "null:"]).spawn();
+    let mut reads_all = reads_all.expect("nbdcopy is there");
+    let moved = copy(&host, &other, None, Keep::Read).await;
+    let remote = moved.remote.expect("it is not complete");
+    assert_eq!(remote.nbd_addr, other.nbd_addr);
+    assert!(reads_all.wait().expect("its end").success(), "a session saw the change");
+    let _: ImageInfo =
+        host.control.put("/v1/images/golden/keep", &Keep::All).await.expect("it goes on");
+    until("all of it", async || info(&host).await.remote.is_none()).await;
+    source.equals(&host.uri("image:golden"));
+    assert_io(&host.qemu_io("c", &["read -P 7 2M 64k"]));
+    no_faults(&host).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_copy_is_the_source_of_the_next_one() {
     let (home, middle, host) =
         (Server::start().await, Server::start().await, Server::start().await);

@@ -1,0 +1,167 @@
+//! Imports. One is recorded until its host has reported the result. If the answer is lost, the import is requested
+//! again with the same layer, so the image is made only once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::job::{ClusterImage, HostState, NewImage};
+use perigee_model::volume::{ImageInfo, ImportImage};
+use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::{copy, image, take_name};
+use crate::catalog::{reachable, roomiest};
+use crate::cluster::{Cluster, Hold, HostLink};
+use crate::records::{ImageRecord, PendingImport, image_key};
+
+/// How long a deletion waits for the end of an import.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+const END_AGAIN: Duration = Duration::from_millis(50);
+
+/// Imports an image at one host. The other hosts that are up get copies, which can be used at once.
+pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Problem> {
+    let first = match &new.host {
+        Some(host) => reachable(cluster, host)?,
+        None => roomiest(cluster).await?,
+    };
+    let what = format!("can't import image {}", new.name);
+    let Some(_importing) = cluster.index.begin_import(&new.name) else {
+        return Err(Problem::conflict(what, "an import with this name is running")
+            .next("wait for it; `perigee image list` shows its result"));
+    };
+    let import = PendingImport { host: first.id.clone(), source: new.source };
+    let layer = Some(LayerId(Uuid::new_v4()));
+    let record = ImageRecord { name: new.name.clone(), layer, import: Some(import) };
+    take_name(cluster, &what, &record).await?;
+    finish_import(cluster, &first, record).await?;
+    image(cluster, &new.name).await
+}
+
+/// Requests the image from its host until the result is known. The layer is in the record, so the image is made
+/// only once. If the import fails, the name is free again.
+async fn finish_import(
+    cluster: &Cluster,
+    host: &HostLink,
+    record: ImageRecord,
+) -> Result<(), Problem> {
+    let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
+    let (name, key) = (&record.name, image_key(&record.name));
+    let ask = ImportImage { name: name.clone(), source: import.source.clone(), layer: Some(layer) };
+    let mut cancelled = cluster.cancelled_imports.subscribe();
+    // The host ends an import whose client leaves.
+    let told = tokio::select! {
+        told = host.volume.hear_long::<ImageInfo>("/v1/images", &ask, |_| {}) => told,
+        // Whoever deletes the image removes the record as well.
+        () = is_cancelled(&mut cancelled, name) => {
+            let why = "the image was deleted before its import had ended";
+            return Err(Problem::conflict(format!("can't import image {name}"), why));
+        }
+    };
+    match told {
+        Ok(Ok(_)) => {}
+        // The host has said how it ended.
+        Ok(Err(problem)) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+        Err(problem) if problem.kind == ProblemKind::Unavailable => {
+            return Err(problem.next(format!(
+                "the import continues when host {} answers, and `perigee image list` shows it then; to \
+                 give it up: perigee image delete {name}",
+                host.id
+            )));
+        }
+        Err(problem) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+    }
+    cluster.records.put(&key, &ImageRecord { import: None, ..record.clone() }).await?;
+    for other in cluster.hosts.up().iter().filter(|other| other.id != host.id) {
+        if let Err(problem) = copy(host, other, name, layer).await {
+            // It gets its copy when it first needs one.
+            tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
+        }
+    }
+    Ok(())
+}
+
+async fn is_cancelled(cancelled: &mut broadcast::Receiver<ImageName>, name: &ImageName) {
+    loop {
+        match cancelled.recv().await {
+            Ok(other) if other != *name => {}
+            // Whoever cancels says it again and again.
+            Err(RecvError::Lagged(_)) => {}
+            Ok(_) => return,
+            Err(RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Ends an import that is under way here, and keeps others from beginning.
+pub(super) async fn end_import<'a>(
+    cluster: &'a Cluster,
+    name: &ImageName,
+) -> Result<Hold<'a>, Problem> {
+    let begun = Instant::now();
+    loop {
+        if let Some(hold) = cluster.index.begin_import(name) {
+            return Ok(hold);
+        }
+        if begun.elapsed() > END_DEADLINE {
+            let why = format!(
+                "its import, or another deletion of it, has not ended within {} s",
+                END_DEADLINE.as_secs()
+            );
+            return Err(
+                Problem::unavailable(format!("can't delete image {name}"), why).next("try again")
+            );
+        }
+        // Nobody hears it where another deletion is under way.
+        let _ = cluster.cancelled_imports.send(name.clone());
+        tokio::time::sleep(END_AGAIN).await;
+    }
+}
+
+/// Continues imports whose answers were lost. This runs until the controller ends.
+pub async fn settle_imports(cluster: Arc<Cluster>) {
+    // An import may take hours; the others do not wait for it.
+    let mut running = JoinSet::new();
+    loop {
+        match cluster.records.list::<ImageRecord>("images/").await {
+            Ok(records) => {
+                for record in records.into_iter().filter(|record| record.import.is_some()) {
+                    let cluster = Arc::clone(&cluster);
+                    running.spawn(async move { settle_import(&cluster, record.name).await });
+                }
+            }
+            Err(problem) => tracing::warn!("can't list the imports: {problem}"),
+        }
+        tokio::time::sleep(cluster.timing.monitor).await;
+        while running.try_join_next().is_some() {}
+    }
+}
+
+async fn settle_import(cluster: &Cluster, name: ImageName) {
+    // Another task is finishing this import.
+    let Some(_importing) = cluster.index.begin_import(&name) else { return };
+    let settled = async {
+        let key = image_key(&name);
+        let record = cluster.records.read::<ImageRecord>(&key).await?;
+        let pending = record.and_then(|record| Some((record.import.clone()?.host, record)));
+        let Some((host, record)) = pending else { return Ok(()) };
+        match cluster.hosts.get(&host) {
+            Ok(link) if cluster.hosts.state(&host) == HostState::Up => {
+                finish_import(cluster, &link, record).await
+            }
+            Ok(_) => Ok(()),
+            // The host was removed, and the image with it.
+            Err(_) => cluster.records.remove(&key).await,
+        }
+    };
+    if let Err(problem) = settled.await {
+        tracing::warn!("image {name}: {problem}");
+    }
+}

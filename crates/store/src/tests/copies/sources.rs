@@ -1,0 +1,125 @@
+//! A copy whose source is gone goes on from another host that has the same layer.
+
+use super::*;
+
+/// A pool that reaches the same layer at two hosts, `there:1` and `other:1`.
+struct Two {
+    dir: tempfile::TempDir,
+    files: Arc<SimFiles>,
+    homes: [Arc<Home>; 2],
+    pool: Arc<Pool>,
+}
+
+impl Two {
+    async fn copied(keep: Keep) -> Self {
+        let (dir, files, homes) =
+            (tempfile::tempdir().unwrap(), Arc::default(), [Home::new(), Home::new()]);
+        let pool = open_two(&dir, &files, &homes);
+        let two = Self { dir, files, homes, pool };
+        two.copy("there:1", keep).await.unwrap();
+        two
+    }
+
+    async fn copy(&self, from: &str, keep: Keep) -> Result<ImageInfo, perigee_model::Problem> {
+        let layer = Some(LayerId(Uuid::from_u128(77)));
+        let request = CopyImage { nbd_addr: from.to_owned(), export: None, keep, layer };
+        self.pool.copy_image(&image_name("i"), request).await
+    }
+
+    async fn clone_it(&self, name: &str) -> Arc<dyn Device> {
+        let source = VolumeSource::Image(image_name("i"));
+        self.pool.create_volume(create(name, None, source)).await.unwrap();
+        session(&self.pool, name).await
+    }
+
+    /// The first host is gone for good.
+    fn lose_the_first(&self) {
+        self.homes[0].away.store(true, Ordering::SeqCst);
+    }
+}
+
+fn open_two(dir: &tempfile::TempDir, files: &Arc<SimFiles>, homes: &[Arc<Home>; 2]) -> Arc<Pool> {
+    let homes = homes.clone();
+    let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
+        let [there, other] = homes.clone();
+        let home = match (nbd_addr.as_str(), export.ends_with("@sums")) {
+            ("there:1", false) if !there.away.load(Ordering::SeqCst) => Some(there),
+            ("other:1", false) => Some(other),
+            _ => None,
+        };
+        let found = home.map(|home| home as Arc<dyn Device>);
+        Box::pin(async { found.ok_or_else(|| Problem::unavailable("can't connect", nbd_addr)) })
+    };
+    let connect = Connector { patience: Duration::from_secs(120), connect: Arc::new(connect) };
+    let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };
+    Pool::open_with(config, Arc::clone(files) as _, Uuid::from_u128(1)).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_whose_source_is_gone_goes_on_from_another_host() {
+    for keep in [Keep::All, Keep::Read, Keep::Never] {
+        let two = Two::copied(keep).await;
+        let device = two.clone_it("c").await;
+        read(&device, 0).await.unwrap();
+        two.pool.settle_copies().await;
+        two.lose_the_first();
+        assert!(matches!(read(&device, 1).await, Err(IoError::Unreachable(_))), "{keep}");
+        let info = two.copy("other:1", keep).await.unwrap();
+        assert_eq!(info.remote.as_ref().map(|remote| remote.nbd_addr.as_str()), Some("other:1"));
+        assert!(all(&device).await == two.homes[0].content(), "{keep}");
+        assert_eq!(two.homes[1].reads()[0], u32::from(keep == Keep::Never), "it was kept: {keep}");
+        if keep == Keep::All {
+            let info = two.pool.fill_image(&image_name("i"), Arc::default()).await.unwrap();
+            assert_eq!(info.remote, None);
+            // A late request for a copy that is complete changes nothing.
+            assert_eq!(two.copy("other:1", keep).await.unwrap().remote, None);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_waits_for_a_source_is_answered_by_the_next_one() {
+    let two = Two::copied(Keep::Read).await;
+    let device = two.clone_it("c").await;
+    let held = two.homes[0].gate.acquire_many(1000).await.unwrap();
+    let waiting = tokio::spawn({
+        let device = Arc::clone(&device);
+        async move { read(&device, 1).await }
+    });
+    while two.homes[0].asked.load(Ordering::SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    two.copy("other:1", Keep::Read).await.unwrap();
+    let content = two.homes[0].content();
+    assert_eq!(waiting.await.unwrap().unwrap()[..], content[BLOCK..2 * BLOCK]);
+    drop(held);
+    assert_eq!(two.homes[0].reads(), vec![0; BLOCKS]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_server_goes_on_from_the_last_source() {
+    let two = Two::copied(Keep::Read).await;
+    drop(two.clone_it("c").await);
+    two.copy("other:1", Keep::Read).await.unwrap();
+    two.lose_the_first();
+    let Two { dir, files, homes, pool } = two;
+    drop(pool);
+    let pool = open_two(&dir, &files, &homes);
+    assert!(all(&session(&pool, "c").await).await == homes[0].content());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_never_goes_on_from_another_layer_of_its_name() {
+    let (dir, files) = (tempfile::tempdir().unwrap(), Arc::default());
+    let mut other = Home::new();
+    Arc::get_mut(&mut other).unwrap().layer = Some(LayerId(Uuid::from_u128(78)));
+    let homes = [Home::new(), other];
+    let pool = open_two(&dir, &files, &homes);
+    let two = Two { dir, files, homes, pool };
+    two.copy("there:1", Keep::Read).await.unwrap();
+    let device = two.clone_it("c").await;
+    let refused = two.copy("other:1", Keep::Read).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert!(all(&device).await == two.homes[0].content());
+    assert_eq!(two.homes[1].reads(), vec![0; BLOCKS]);
+}
