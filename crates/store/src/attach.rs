@@ -46,6 +46,27 @@ impl Pool {
         .await
     }
 
+    /// An attached volume was found at another address than the one that was known. Nothing is recorded where
+    /// the volume was detached, has come here or was attached anew since.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn attach_where_found(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        known: &str,
+        found: &str,
+    ) -> Result<(), Problem> {
+        let (pool, volume) = (Arc::clone(self), volume.clone());
+        let (known, found) = (known.to_owned(), found.to_owned());
+        blocking(move || {
+            let what = format!("can't record where volume {volume} is");
+            let done = pool.catalog.attach_where_found(&volume, &known, &found);
+            done.map_err(|error| Problem::internal(what, error))
+        })
+        .await
+    }
+
     /// # Errors
     /// Not found when it is not attached.
     pub async fn detach(self: &Arc<Self>, volume: &VolumeName) -> Result<(), Problem> {

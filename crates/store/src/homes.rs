@@ -64,12 +64,38 @@ impl Pool {
         Ok(VolumeHome { volume: name.clone(), home })
     }
 
+    /// Whether this pool is the volume's home.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn is_here(self: &Arc<Self>, name: &VolumeName) -> Result<bool, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = format!("can't say where the home of volume {name} is");
+            Ok(pool.catalog.tenure(&name).map_err(failed(&what))?.is_some())
+        })
+        .await
+    }
+
+    /// Does for a volume that is to depart what may take long: what is written now need not be flushed while
+    /// sessions are held, and other hosts give up what they have of it in memory. For some seconds none gets
+    /// a lease then. A volume that is not here may have departed already.
+    ///
+    /// # Errors
+    /// The flush failed; unavailable while another host has blocks of it in memory.
+    pub async fn prepare_departure(self: &Arc<Self>, name: &VolumeName) -> Result<(), Problem> {
+        let what = format!("can't let volume {name} go");
+        let Ok(volume) = self.volume(name).await else { return Ok(()) };
+        volume.flush().await.map_err(|error| io_problem(&what, &error))?;
+        self.end_leases(&what, &volume).await
+    }
+
     /// Lets the volume go. When this returns nothing is written here any more, everything that was written is
     /// durable, and its layers are kept until [`Self::forget_departed`].
     ///
     /// # Errors
-    /// As [`Residence::depart`]; a conflict for a volume that can't move; unavailable while other hosts have
-    /// blocks of it in memory.
+    /// As [`Residence::depart`]; a conflict for a volume that can't move; unavailable while another host has
+    /// blocks of it in memory ([`Self::prepare_departure`] ends that).
     pub async fn depart(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -78,7 +104,6 @@ impl Pool {
         let what = format!("can't let volume {name} go to {}", ask.to.nbd_addr);
         if self.may_depart(&what, name, ask).await? {
             let volume = self.volume(name).await?;
-            self.end_leases(&what, &volume).await?;
             let guard = Arc::clone(&self.changes).lock_owned().await;
             let (pool, name, ask, now) =
                 (Arc::clone(self), name.clone(), ask.clone(), what.clone());

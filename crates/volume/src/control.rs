@@ -287,7 +287,7 @@ async fn attach(
     check_address(&format!("can't attach volume {volume}"), &nbd_addr)?;
     control.pool.attach(&volume, &nbd_addr).await?;
     control.exports.attached(&volume);
-    control.exports.repoint(&volume).await?;
+    control.exports.repoint(&volume, None).await?;
     Ok(Json(attachment(&control, volume, nbd_addr)))
 }
 

@@ -17,7 +17,6 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
@@ -30,26 +29,21 @@ use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_model::client::Over;
-use perigee_model::home::HomeState;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use perigee_nbd::{NbdDevice, Opened};
 use perigee_store::Pool;
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
-use crate::homes::LocalSessions;
 use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
+use crate::settle::LocalSessions;
 use crate::turns::Turns;
 
 /// Connections to a volume's home for each session: one that carries a long write, or lost a packet,
 /// does not hold up the others' requests.
 const PROXY_CONNECTIONS: u64 = 4;
-
-/// So long a client that opens a volume waits for the volume's new home.
-const MOVE_MAX: Duration = Duration::from_secs(30);
-const MOVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// As many names as an error lists.
 const NAMES_IN_ERROR: usize = 20;
@@ -101,7 +95,7 @@ pub struct Here {
 
 /// Finds the exports of one pool.
 pub struct PoolExports {
-    stats: Arc<StatsTable>,
+    pub(crate) stats: Arc<StatsTable>,
     pub(crate) proxies: Arc<Proxies>,
     pub(crate) ahead: Arc<Ahead>,
     here: Here,
@@ -222,7 +216,7 @@ impl PoolExports {
     }
 
     /// A session on a volume of this pool.
-    async fn local(
+    pub(crate) async fn local(
         &self,
         volume: &VolumeName,
         name: &str,
@@ -248,66 +242,6 @@ impl PoolExports {
     pub(crate) async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
         let attachments = self.pool.attachments().await?;
         Ok(attachments.into_iter().find(|(name, _)| name == volume).map(|(_, addr)| addr))
-    }
-
-    /// A session on an attached volume. One that departed a moment ago is waited for: its new home may not
-    /// be ready yet, or it comes back here.
-    async fn proxy(
-        &self,
-        volume: &VolumeName,
-        name: &str,
-        epoch: Option<Epoch>,
-    ) -> Result<Export, Problem> {
-        let deadline = Instant::now() + MOVE_MAX;
-        loop {
-            let opened = match self.attachment(volume).await? {
-                Some(nbd_addr) => self.proxied(volume, name, nbd_addr).await,
-                None => self.local(volume, name, epoch, Opener::Client).await,
-            };
-            match opened {
-                Err(problem)
-                    if problem.kind != ProblemKind::Conflict
-                        && Instant::now() < deadline
-                        && self.is_moving(volume).await =>
-                {
-                    tracing::debug!(%volume, %problem, "the volume moves; looking for it again");
-                    tokio::time::sleep(MOVE_PAUSE).await;
-                }
-                opened => return opened,
-            }
-        }
-    }
-
-    async fn proxied(
-        &self,
-        volume: &VolumeName,
-        name: &str,
-        nbd_addr: String,
-    ) -> Result<Export, Problem> {
-        let device = match self.ahead.take(name).await {
-            Some(device) if device.nbd_addr == nbd_addr => device,
-            _ => self.open_moving(volume, name, nbd_addr).await?,
-        };
-        let (read_only, counters) = (device.upstream.read_only(), self.stats.of(volume));
-        let switch = Switch::new(device.clone());
-        // A move that begins after this holds the session; one that has ended is seen.
-        let turn = self.turns.opening(volume).await?;
-        self.proxies.enter(volume, &switch, &device);
-        self.watch(volume, &device);
-        let came = self.pool.home(volume).await?;
-        drop(turn);
-        if matches!(came.home, HomeState::Here { .. }) {
-            let what = format!("can't open volume {volume} at {}", device.nbd_addr);
-            return Err(Problem::unavailable(what, "it came here meanwhile").next("open it again"));
-        }
-        // The home's address may have changed since it was looked up.
-        if let Some(nbd_addr) = self.attachment(volume).await?
-            && nbd_addr != device.nbd_addr
-        {
-            self.repoint(volume).await?;
-        }
-        let home = device.upstream.home().cloned();
-        Ok(Export { device: switch, read_only, counters, home })
     }
 
     /// What another host is told of a session on a volume of this pool.

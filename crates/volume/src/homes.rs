@@ -1,99 +1,43 @@
 //! A volume's home moves while sessions are open.
 //!
-//! The new home (`take`) holds its sessions, which are proxied to the old one, and asks the old one to let
-//! the volume depart. The old home (`depart`) holds its own sessions; when the volume is gone from there,
-//! both give their sessions another device (`settle`): a local one at the new home, a proxy
-//! at the old one, which waits for the new home to be ready. What was in flight at a volume that departed is
-//! asked of the new device.
+//! The new home (`take`) asks the old one to let the volume depart. The old home (`depart`) holds its own
+//! sessions meanwhile. When the volume has come, the new home holds its sessions too, which were proxied to the
+//! old one. Both give their sessions another device ([`crate::settle`]): a local one at the new home, a proxy at
+//! the old one, which waits for the new home to be ready. What was in flight at a volume that departed is asked
+//! of the new device.
 //!
-//! No step waits for another host without a deadline, and each can be asked for again.
+//! No step waits for another host without a deadline, and each can be asked for again. No session is held, and no
+//! [turn](crate::turns), while another host is asked: where two wait for each other, neither would come to an end
+//! before its deadline.
+//!
+//! The log tells with each step how many sessions were held and for how long (`sessions`, `held_ms`), and at the
+//! new home how long after the question to the old one the sessions went on (`moved_ms`).
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use perigee_block::device::Device;
-use perigee_block::lease::NO_HOST;
-use perigee_block::switch::{Held, Switch};
 use perigee_http::Client;
 use perigee_model::client::Over;
 use perigee_model::home::{
-    CallOff, Depart, Departed, DepartedLayer, HomeState, ServerAddresses, TakeVolume, VolumeHome,
+    CallOff, Depart, Departed, DepartedLayer, ServerAddresses, TakeVolume, VolumeHome,
 };
 use perigee_model::volume::FlushVolumes;
 use perigee_model::{Problem, ProblemKind, VolumeName};
-use perigee_store::io_problem;
 use tokio::time::Instant;
 
-use crate::exports::{PoolExports, epoch_of};
-use crate::proxy::ProxySession;
-use crate::repoint::DRAIN_EXTRA;
+use crate::exports::PoolExports;
 
-/// So long the old home may take to say where the volume is, before the sessions here are held.
-const ASK_MAX: Duration = Duration::from_secs(1);
-/// So long the old home may take to let a volume go, while the sessions here are held.
+/// So long the old home may take to let a volume go.
 const DEPART_MAX: Duration = Duration::from_secs(5);
 /// So long the old home may take to flush the volume before, while the sessions go on.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
 /// So long the maps of the volume's layers may take to come from the old home, before the sessions are held.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
-/// So long the map of what was written since may take, while the sessions are held.
+/// So long the map of what was written since may take, while the volume is nowhere.
 const STAGE_MAX: Duration = Duration::from_secs(5);
 /// So often the old home is asked in one request.
 const TRIES: u32 = 5;
 const TRIES_PAUSE: Duration = Duration::from_millis(300);
-/// So long a session waits for its volume to be found again. Then its client has to connect again.
-const SETTLE_MAX: Duration = Duration::from_secs(600);
-const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(500);
-
-/// A session on a volume of this pool.
-struct LocalSession {
-    volume: VolumeName,
-    export: String,
-    switch: Weak<Switch>,
-}
-
-/// The clients' sessions on volumes of this pool. Those of other hosts' servers are not among them.
-#[derive(Default)]
-pub struct LocalSessions(Mutex<Vec<LocalSession>>);
-
-impl LocalSessions {
-    /// A session that is open from now on, or has a volume of this pool from now on.
-    pub fn enter(&self, volume: &VolumeName, export: &str, switch: &Arc<Switch>) {
-        let session = LocalSession {
-            volume: volume.clone(),
-            export: export.to_owned(),
-            switch: Arc::downgrade(switch),
-        };
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|session| session.switch.strong_count() > 0);
-        open.push(session);
-    }
-
-    fn take(&self, volume: &VolumeName) -> Vec<(String, Arc<Switch>)> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_volume = open.extract_if(.., |session| session.volume == *volume);
-        of_volume.filter_map(|session| Some((session.export, session.switch.upgrade()?))).collect()
-    }
-}
-
-/// A session that is held until it has its volume again.
-pub struct HeldSession {
-    export: String,
-    switch: Arc<Switch>,
-    held: Held,
-    /// The connection to the old home, whose requests are asked again where they did not end in time.
-    old: Option<Arc<ProxySession>>,
-}
-
-impl HeldSession {
-    fn open(self, device: Arc<dyn Device>) {
-        match self.old {
-            Some(old) => self.held.recall(|| old.recall(), device),
-            None => self.held.change(device),
-        }
-    }
-}
 
 fn client(address: &ServerAddresses, timeout: Duration) -> Result<Client, Problem> {
     let client = Client::new(&address.control_url, timeout)?;
@@ -111,14 +55,8 @@ impl PoolExports {
         ask: &Depart,
     ) -> Result<Departed, Problem> {
         let what = format!("can't let volume {volume} go to {}", ask.to.nbd_addr);
-        let here = match self.pool.volume(volume).await {
-            Ok(here) => here,
-            // A repeated request, perhaps.
-            Err(_) => return self.pool.depart(volume, ask).await,
-        };
-        // What is written now need not be waited for while the sessions are held.
-        here.flush().await.map_err(|error| io_problem(&what, &error))?;
-        drop(here);
+        // What takes long is done before the sessions are held.
+        self.pool.prepare_departure(volume).await?;
         let _turn = self.turns.moving(volume).await?;
         let initiators = self.logins.list().into_iter();
         let initiators =
@@ -127,9 +65,8 @@ impl PoolExports {
             let why = format!("{initiators} iSCSI sessions on it are open");
             return Err(Problem::conflict(what, why).next("log the initiators out first"));
         }
-        let sessions = self.local.take(volume);
-        let (held, busy) = hold(sessions);
-        busy.iter().for_each(|(export, switch)| self.local.enter(volume, export, switch));
+        let (began, held) = (Instant::now(), self.local.hold(volume));
+        let sessions = held.len();
         let departed = self.pool.depart(volume, ask).await;
         if departed.is_ok() {
             self.attached(volume);
@@ -137,8 +74,10 @@ impl PoolExports {
         let held = match &departed {
             // The new home is ready only when it has this answer.
             Ok(_) => held,
-            Err(_) => self.settle_now(volume, held).await,
+            Err(_) => self.settle_here(volume, held).await,
         };
+        let held_ms = began.elapsed().as_millis();
+        tracing::info!(%volume, departed = departed.is_ok(), sessions, held_ms, "asked to depart");
         tokio::spawn(Arc::clone(self).settle(volume.clone(), held));
         departed
     }
@@ -160,7 +99,6 @@ impl PoolExports {
         let all = FlushVolumes { volumes: vec![volume.clone()] };
         let flushed = client(&take.from, FLUSH_MAX)?.post::<()>("/v1/batch/flush", &all).await;
         match flushed {
-            // No session is held for a home that can't be asked.
             Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
             // It may have departed already.
             Err(problem) => tracing::debug!(%volume, %problem, "the old home does not flush"),
@@ -227,45 +165,25 @@ impl PoolExports {
         }
     }
 
+    /// No session is held, and no turn, while the old home is asked: what its sessions here ask of it when it
+    /// has let the volume go waits in their connections, and is asked of the volume here when it has come.
     async fn try_take(
         self: &Arc<Self>,
         volume: &VolumeName,
         take: &TakeVolume,
     ) -> Result<VolumeHome, Problem> {
-        // No session is held for a home that does not answer.
-        let path = format!("/v1/volumes/{volume}/home");
-        client(&take.from, ASK_MAX)?.get::<VolumeHome>(&path).await?;
-        let _turn = self.turns.moving(volume).await?;
-        self.ahead.forget(volume);
-        let sessions = self.proxies.sessions(volume);
-        let old = sessions.iter().map(|(_, old)| Arc::clone(old)).collect::<Vec<_>>();
-        let sessions = sessions.into_iter().map(|(switch, old)| (old.export.clone(), switch));
-        let (mut held, busy) = hold(sessions.collect());
-        let (began, sessions) = (Instant::now(), held.len());
-        if !busy.is_empty() {
-            let what = format!("can't take volume {volume}");
-            let why = "somebody else changes a session's device";
-            return Err(Problem::unavailable(what, why).next("try again in a moment"));
-        }
-        let round_trip = old.iter().map(|old| old.upstream.round_trip()).max().unwrap_or_default();
-        let deadline = Instant::now() + 2 * round_trip + DRAIN_EXTRA;
-        for one in &held {
-            // What does not end in time, as what a lost connection carries, is asked again here: by then
-            // nothing can be done with it at the old home any more.
-            one.held.drained_until(deadline).await;
-        }
-        let depart = Depart { tenure: take.tenure, to: take.to.clone() };
+        let (asked, depart) = (Instant::now(), Depart { tenure: take.tenure, to: take.to.clone() });
         let path = format!("/v1/volumes/{volume}/depart");
         let departed = client(&take.from, DEPART_MAX)?.post::<Departed>(&path, &depart).await?;
         self.stage(volume, take, &departed.chain, STAGE_MAX).await?;
+        let _turn = self.turns.moving(volume).await?;
+        let (began, held) = (Instant::now(), self.hold_proxied(volume));
         let arrived = self.pool.arrive(volume, take, departed).await?;
-        for (one, old) in held.iter_mut().zip(old) {
-            one.old = Some(old);
-        }
+        let sessions = held.len();
         self.proxies.moved_here(volume);
-        let left = self.settle_now(volume, held).await;
-        let held_ms = began.elapsed().as_millis();
-        tracing::info!(%volume, sessions, held_ms, "the volume's home is here now");
+        let left = self.settle_here(volume, held).await;
+        let (held_ms, moved_ms) = (began.elapsed().as_millis(), asked.elapsed().as_millis());
+        tracing::info!(%volume, sessions, held_ms, moved_ms, "the volume's home is here now");
         tokio::spawn(Arc::clone(self).settle(volume.clone(), left));
         Ok(arrived)
     }
@@ -282,81 +200,4 @@ impl PoolExports {
         let _turn = self.turns.moving(volume).await?;
         self.pool.return_home(volume, call_off).await
     }
-
-    /// Gives each session a device for where the volume is now, and waits until all have one.
-    async fn settle(self: Arc<Self>, volume: VolumeName, mut waiting: Vec<HeldSession>) {
-        let deadline = Instant::now() + SETTLE_MAX;
-        let mut pause = Duration::from_millis(10);
-        while !waiting.is_empty() {
-            if let Ok(_turn) = self.turns.opening(&volume).await {
-                waiting = self.settle_now(&volume, waiting).await;
-            }
-            if !waiting.is_empty() && Instant::now() >= deadline {
-                let after_s = SETTLE_MAX.as_secs();
-                tracing::error!(%volume, after_s, "sessions did not find their volume");
-                return;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(SETTLE_PAUSE_MAX);
-        }
-    }
-
-    /// Those that have to wait come back. The caller has a turn.
-    async fn settle_now(&self, volume: &VolumeName, waiting: Vec<HeldSession>) -> Vec<HeldSession> {
-        let found = join_all(waiting.iter().map(|one| self.find_again(volume, one))).await;
-        let mut left = Vec::new();
-        for (one, found) in waiting.into_iter().zip(found) {
-            match found {
-                Ok(device) => one.open(device),
-                // Nobody waits for it any more.
-                Err(_) if one.switch.is_hung_up() => {}
-                Err(problem) => {
-                    tracing::debug!(%volume, %problem, "a session waits for its volume");
-                    left.push(one);
-                }
-            }
-        }
-        left
-    }
-
-    /// The session's new device. It is entered where such sessions are listed.
-    async fn find_again(
-        &self,
-        volume: &VolumeName,
-        one: &HeldSession,
-    ) -> Result<Arc<dyn Device>, Problem> {
-        match self.pool.open_session(volume, epoch_of(&one.export), NO_HOST).await {
-            Ok(device) => {
-                self.local.enter(volume, &one.export, &one.switch);
-                Ok(device)
-            }
-            Err(problem) if problem.kind == ProblemKind::NotFound => {
-                let nbd_addr = self.attachment(volume).await?.ok_or(problem)?;
-                let device = self.open_moving(volume, &one.export, nbd_addr).await?;
-                self.proxies.enter(volume, &one.switch, &device);
-                self.watch(volume, &device);
-                Ok(device)
-            }
-            Err(problem) => Err(problem),
-        }
-    }
-
-    /// Whether who did not find the volume should look again: it departed, and its new home may not be ready
-    /// yet; or it came here meanwhile.
-    pub async fn is_moving(&self, volume: &VolumeName) -> bool {
-        let home = self.pool.home(volume).await;
-        home.is_ok_and(|home| !matches!(home.home, HomeState::NotHere { .. }))
-    }
-}
-
-/// Those that somebody else holds come back.
-fn hold(sessions: Vec<(String, Arc<Switch>)>) -> (Vec<HeldSession>, Vec<(String, Arc<Switch>)>) {
-    let (mut held, mut busy) = (Vec::new(), Vec::new());
-    for (export, switch) in sessions {
-        match switch.hold() {
-            Some(hold) => held.push(HeldSession { export, switch, held: hold, old: None }),
-            None => busy.push((export, switch)),
-        }
-    }
-    (held, busy)
 }

@@ -13,7 +13,8 @@
 //! | what is kept of it in memory, and why that is right | `coherent`, `cache` |
 //! | what becomes of them when the home gets another address | `repoint` |
 //! | a volume leaves this server, or comes here, with open sessions | `homes`, `turns` |
-//! | what becomes of sessions on a volume that has left its home | `redirect` |
+//! | where a volume is that has left the home which is known here | `redirect` |
+//! | how a session that is held gets its volume again | `settle` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
@@ -38,6 +39,7 @@ mod redirect;
 mod remotes;
 mod repoint;
 mod serve;
+mod settle;
 mod turns;
 
 pub use offline::Offline;

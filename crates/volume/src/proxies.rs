@@ -125,6 +125,13 @@ impl Proxies {
         sessions.push(OpenSession { switch, device });
     }
 
+    /// The session has no proxy any more.
+    pub fn leave(&self, volume: &VolumeName, switch: &Arc<Switch>) {
+        if let Some(sessions) = self.lock().sessions.get_mut(volume) {
+            sessions.retain(|session| !session.switch.ptr_eq(&Arc::downgrade(switch)));
+        }
+    }
+
     /// The open sessions on an attached volume.
     pub fn sessions(&self, volume: &VolumeName) -> Vec<(Arc<Switch>, Arc<ProxySession>)> {
         // No home has this address.

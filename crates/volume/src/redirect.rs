@@ -1,84 +1,199 @@
-//! Sessions on a volume that has left the home which they know: that home says where it went.
+//! Where a volume is that has left the home which is known here: that home says where it went, and so does the
+//! next one. Whoever finds the volume finds its only head, so the last one who found it is right.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_block::exports::{Export, Opener};
+use perigee_block::switch::Switch;
+use perigee_model::home::HomeState;
+use perigee_model::{Epoch, Problem, ProblemKind, VolumeName};
+use tokio::time::Instant;
+
 use crate::exports::PoolExports;
 use crate::proxy::ProxySession;
-use perigee_model::{Problem, VolumeName};
 
 /// A volume does not move on so often while it is looked for; homes that name each other are told by this.
 const HOPS_MAX: usize = 4;
 /// A home that is named may not be ready yet.
 const AGAIN_PAUSE: Duration = Duration::from_millis(300);
+/// A session without a connection looks this often whether the volume is known elsewhere by now, also where
+/// nobody tells it so.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+
+/// So long a client that opens a volume waits for the volume's new home.
+const MOVE_MAX: Duration = Duration::from_secs(30);
+const MOVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// A volume that was not found.
+pub(crate) struct NotFound {
+    problem: Problem,
+    /// A home has said that the volume went elsewhere: its new home may not be ready yet.
+    moves: bool,
+}
+
+impl From<Problem> for NotFound {
+    fn from(problem: Problem) -> Self {
+        Self { problem, moves: false }
+    }
+}
+
+impl From<NotFound> for Problem {
+    fn from(not_found: NotFound) -> Self {
+        not_found.problem
+    }
+}
 
 impl PoolExports {
+    /// A session on an attached volume. One that is on its way to a new home is waited for.
+    pub(crate) async fn proxy(
+        &self,
+        volume: &VolumeName,
+        name: &str,
+        epoch: Option<Epoch>,
+    ) -> Result<Export, Problem> {
+        let deadline = Instant::now() + MOVE_MAX;
+        loop {
+            let opened = match self.proxied(volume, name).await {
+                Ok(Some(export)) => return Ok(export),
+                Ok(None) => {
+                    self.local(volume, name, epoch, Opener::Client).await.map_err(NotFound::from)
+                }
+                Err(not_found) => Err(not_found),
+            };
+            match opened {
+                Err(NotFound { problem, moves })
+                    if problem.kind != ProblemKind::Conflict
+                        && Instant::now() < deadline
+                        && (moves || self.is_moving(volume).await) =>
+                {
+                    tracing::debug!(%volume, %problem, "the volume moves; looking for it again");
+                    tokio::time::sleep(MOVE_PAUSE).await;
+                }
+                opened => return Ok(opened?),
+            }
+        }
+    }
+
+    /// `None` when the volume is not attached any more.
+    async fn proxied(&self, volume: &VolumeName, name: &str) -> Result<Option<Export>, NotFound> {
+        let Some(nbd_addr) = self.attachment(volume).await? else { return Ok(None) };
+        let device = match self.ahead.take(name).await {
+            Some(device) if device.nbd_addr == nbd_addr => device,
+            _ => self.open_moving(volume, name, &nbd_addr).await?,
+        };
+        let (read_only, counters) = (device.upstream.read_only(), self.stats.of(volume));
+        let switch = Switch::new(device.clone());
+        drop(self.enter_proxied(volume, &switch, &device).await?);
+        // The home's address may have changed since it was looked up.
+        if let Some(nbd_addr) = self.attachment(volume).await?
+            && nbd_addr != device.nbd_addr
+            && let Err(problem) = self.repoint(volume, None).await
+        {
+            tracing::info!(%volume, %problem, "a session goes on at the address that was known");
+        }
+        let home = device.upstream.home().cloned();
+        Ok(Some(Export { device: switch, read_only, counters, home }))
+    }
+
+    /// Whether who did not find the volume should look again: it departed, and its new home may not be ready
+    /// yet; or it came here meanwhile.
+    async fn is_moving(&self, volume: &VolumeName) -> bool {
+        let home = self.pool.home(volume).await;
+        home.is_ok_and(|home| !matches!(home.home, HomeState::NotHere { .. }))
+    }
+
     /// A session on an attached volume, wherever it is now. Where it went is recorded.
     pub(crate) async fn open_moving(
         &self,
         volume: &VolumeName,
         export: &str,
-        nbd_addr: String,
-    ) -> Result<Arc<ProxySession>, Problem> {
-        let mut at = nbd_addr.clone();
-        for _ in 0..HOPS_MAX {
+        attached: &str,
+    ) -> Result<Arc<ProxySession>, NotFound> {
+        let device = self.chase(volume, export, attached).await?;
+        if device.nbd_addr != attached {
+            self.pool.attach_where_found(volume, attached, &device.nbd_addr).await?;
+        }
+        Ok(device)
+    }
+
+    /// A session on a volume that is or was at this address. It may also be this server's.
+    async fn chase(
+        &self,
+        volume: &VolumeName,
+        export: &str,
+        from: &str,
+    ) -> Result<Arc<ProxySession>, NotFound> {
+        let mut at = from.to_owned();
+        for hops in 0..HOPS_MAX {
             let key = self.new_key(volume, export);
-            match self.try_open_proxy(volume, export, at.clone(), key, None).await? {
+            let opened = self.try_open_proxy(volume, export, at.clone(), key, None).await;
+            match opened.map_err(|problem| NotFound { problem, moves: hops > 0 })? {
                 Ok(device) => {
-                    if at != nbd_addr {
-                        tracing::info!(%volume, from = nbd_addr, to = at, "the volume has moved");
-                        // It may have come here meanwhile. Then it is found here by who looks again.
-                        self.pool.attach(volume, &at).await.map_err(|problem| {
-                            Problem::unavailable(problem.what, problem.why).next("open it again")
-                        })?;
+                    if hops > 0 {
+                        tracing::info!(%volume, from, to = at, "the volume has moved");
                     }
                     return Ok(device);
                 }
                 Err(next) => at = next,
             }
         }
-        let what = format!("can't open volume {volume} at {nbd_addr}");
+        let what = format!("can't open volume {volume} at {from}");
         let why = format!("it was said to be elsewhere {HOPS_MAX} times, at last at {at}");
-        Err(Problem::unavailable(what, why).next("attach it at its home"))
+        let problem = Problem::unavailable(what, why).next("attach it at its home");
+        Err(NotFound { problem, moves: true })
     }
 
-    /// Follows the volume when the session's home says that it has moved.
+    /// Follows the volume when the session's home says that it has moved, or has been away for a while.
     pub(crate) fn watch(&self, volume: &VolumeName, device: &Arc<ProxySession>) {
         let mut moves = device.upstream.moves();
         let (exports, volume, device) = (self.this.clone(), volume.clone(), Arc::downgrade(device));
         tokio::spawn(async move {
-            while moves.changed().await.is_ok() {
-                let Some(to) = moves.borrow_and_update().clone() else { continue };
-                let Some(device) = device.upgrade() else { return };
-                let (from, export) = (device.nbd_addr.clone(), device.export.clone());
-                drop(device);
-                let Some(exports) = exports.upgrade() else { return };
-                if let Err(problem) = exports.follow(&volume, &export, &from, &to).await {
+            while !matches!(tokio::time::timeout(LOOK_EVERY, moves.changed()).await, Ok(Err(_))) {
+                let to = moves.borrow_and_update().clone();
+                let (Some(exports), Some(device)) = (exports.upgrade(), device.upgrade()) else {
+                    return;
+                };
+                if device.upstream.is_away()
+                    && let Err(problem) = exports.follow(&volume, &device, to.as_deref()).await
+                {
                     tracing::info!(%volume, to, %problem, "can't follow the volume yet");
                 }
-                drop(exports);
+                drop((exports, device));
                 tokio::time::sleep(AGAIN_PAUSE).await;
             }
         });
     }
 
+    /// `to`: where the session's home says that the volume went.
     async fn follow(
-        &self,
+        self: &Arc<Self>,
         volume: &VolumeName,
-        export: &str,
-        from: &str,
-        to: &str,
+        device: &Arc<ProxySession>,
+        to: Option<&str>,
     ) -> Result<(), Problem> {
-        let attached = {
-            // Not while it moves here.
-            let _turn = self.turns.opening(volume).await?;
-            self.attachment(volume).await?
-        };
-        let Some(attached) = attached else { return Ok(()) };
-        if attached == from {
-            let at = self.open_moving(volume, export, to.to_owned()).await?.nbd_addr.clone();
-            self.pool.attach(volume, &at).await?;
+        if self.pool.is_here(volume).await? {
+            return self.bring_home(volume).await;
         }
-        self.repoint(volume).await
+        let attached = self.attachment(volume).await?;
+        let from = device.nbd_addr.as_str();
+        let elsewhere = attached.as_deref().filter(|at| *at != from);
+        let mut lost = Ok(());
+        for at in elsewhere.into_iter().chain(to) {
+            match self.chase(volume, &device.export, at).await {
+                Ok(found) => {
+                    let found = found.nbd_addr.clone();
+                    if let Some(attached) = attached.filter(|attached| *attached != found) {
+                        self.pool.attach_where_found(volume, &attached, &found).await?;
+                    }
+                    return self.repoint(volume, Some(&found)).await;
+                }
+                Err(not_found) => lost = Err(not_found.problem),
+            }
+        }
+        lost
     }
 }
+
+#[cfg(test)]
+mod tests;

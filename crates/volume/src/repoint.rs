@@ -36,16 +36,26 @@ struct Move {
     away: bool,
 }
 
+impl Move {
+    /// Whether the session still has the device that it had.
+    fn is_among(&self, sessions: &[(Arc<Switch>, Arc<ProxySession>)]) -> bool {
+        let is_it =
+            |switch: &_, old: &_| Arc::ptr_eq(switch, &self.switch) && Arc::ptr_eq(old, &self.old);
+        sessions.iter().any(|(switch, old)| is_it(switch, old))
+    }
+}
+
 impl PoolExports {
-    /// Open sessions go on at the address that the volume is attached at now.
+    /// Open sessions go on at the address that the volume is attached at now; those on a volume that is not
+    /// attached any more go on where it was `found`.
     ///
     /// # Errors
     /// When the volume is not reached at the address, or is another one; or requests in flight did
     /// not end in time. Then all sessions are as they were.
-    pub async fn repoint(&self, volume: &VolumeName) -> Result<(), Problem> {
+    pub async fn repoint(&self, volume: &VolumeName, found: Option<&str>) -> Result<(), Problem> {
         let mut tried = 1;
         loop {
-            match self.try_repoint(volume).await? {
+            match self.try_repoint(volume, found).await? {
                 Ok(()) => return Ok(()),
                 Err(why) if tried == TRIES => {
                     let what = format!("can't move open sessions of volume {volume} to its home");
@@ -59,18 +69,32 @@ impl PoolExports {
     }
 
     /// Why it may succeed in a moment, if it did not now.
-    async fn try_repoint(&self, volume: &VolumeName) -> Result<Result<(), String>, Problem> {
-        let Some(_turn) = Proxies::change(&self.proxies, volume) else {
+    async fn try_repoint(
+        &self,
+        volume: &VolumeName,
+        found: Option<&str>,
+    ) -> Result<Result<(), String>, Problem> {
+        // Two connections of one session would end each other.
+        let Some(_one) = Proxies::change(&self.proxies, volume) else {
             return Ok(Err("they are being moved already".to_owned()));
         };
-        // Read within the turn: of two that come at once the address that was set last has to win,
-        // whoever has the last turn.
-        let Some(nbd_addr) = self.attachment(volume).await? else { return Ok(Ok(())) };
+        let Some(nbd_addr) = self.address(volume, found).await? else { return Ok(Ok(())) };
         let sessions = self.proxies.elsewhere(volume, &nbd_addr);
         let moves = sessions
             .into_iter()
             .map(|(switch, old)| self.open_again(volume, &nbd_addr, switch, old));
         let moves = try_join_all(moves).await?;
+        // A move that begins from here on waits, and finds each session with the device that it has.
+        let _turn = self.turns.opening(volume).await?;
+        if self.pool.is_here(volume).await? {
+            return Ok(Ok(()));
+        }
+        // Of two addresses the one that was set last has to win.
+        let is_latest = self.address(volume, found).await?.as_ref() == Some(&nbd_addr);
+        let listed = self.proxies.elsewhere(volume, &nbd_addr);
+        if !is_latest || !moves.iter().all(|one| one.is_among(&listed)) {
+            return Ok(Err("its address or its sessions have changed meanwhile".to_owned()));
+        }
         let changed = change(&moves).await;
         if changed.is_ok() {
             for Move { switch, new, .. } in &moves {
@@ -79,6 +103,14 @@ impl PoolExports {
             }
         }
         Ok(changed)
+    }
+
+    async fn address(
+        &self,
+        volume: &VolumeName,
+        found: Option<&str>,
+    ) -> Result<Option<String>, Problem> {
+        Ok(self.attachment(volume).await?.or_else(|| found.map(str::to_owned)))
     }
 
     async fn open_again(

@@ -1,5 +1,10 @@
 //! Opening a volume and moving it take turns: whoever opens a session finds the volume before a move or
 //! after it, and never within.
+//!
+//! Turns are fair: a step of a move that waits holds up who opens after it. So within a turn nobody waits for
+//! another host, or for this one over the network, and a turn waits only for this host's disk and for requests in
+//! flight, up to a deadline. The locks that are taken within a turn (the pool's `changes`, a volume's gate) are
+//! never held by who waits for a turn.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

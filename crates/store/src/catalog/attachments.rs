@@ -20,6 +20,16 @@ impl Catalog {
         self.lock().execute(sql, params![volume.as_str(), nbd_addr]).map(drop)
     }
 
+    pub(crate) fn attach_where_found(
+        &self,
+        volume: &VolumeName,
+        known: &str,
+        found: &str,
+    ) -> Result<()> {
+        let sql = "UPDATE attachments SET nbd_addr = ?3 WHERE volume = ?1 AND nbd_addr = ?2";
+        self.lock().execute(sql, params![volume.as_str(), known, found]).map(drop)
+    }
+
     /// Returns whether the volume was attached.
     pub(crate) fn detach(&self, volume: &VolumeName) -> Result<bool> {
         let sql = "DELETE FROM attachments WHERE volume = ?1";

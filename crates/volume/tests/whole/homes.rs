@@ -177,6 +177,30 @@ async fn a_move_that_is_called_off_shows_to_open_sessions_only_as_a_pause() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_comes_while_the_volume_is_nowhere_waits_for_its_new_home() {
+    let (one, two, third) = (Server::start().await, Server::start().await, Server::start().await);
+    let epoch = one.create("data", 8 * MIB).await.epoch;
+    attach(&two, &one).await;
+    attach(&third, &one).await;
+    let ask = ask(&one, &two).await;
+    let depart = Depart { tenure: ask.tenure, to: ask.to.clone() };
+    let _: serde_json::Value =
+        one.control.post("/v1/volumes/data/depart", &depart).await.expect("a departure");
+    let mut disks = [&one, &two, &third].map(|server| Disk::open(server, epoch));
+    for (disk, command) in disks.iter_mut().zip(["write 0 1M", "write 1M 1M", "write 2M 1M"]) {
+        disk.begin(command);
+    }
+    // Long enough for each to look for it and to find it nowhere.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    take(&two, &ask).await.expect("the volume");
+    for mut disk in disks {
+        disk.done().await;
+        let said = disk.end().await;
+        assert!(!said.contains("failed"), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_third_host_finds_the_volume_where_it_went() {
     let (one, two, third) = (Server::start().await, Server::start().await, Server::start().await);
     let epoch = one.create("data", 8 * MIB).await.epoch;
@@ -240,9 +264,15 @@ impl Disk {
     }
 
     /// qemu-io reads the next command only after it has asked for it.
-    async fn done(&self) {
+    async fn done(&mut self) {
         let what = format!("qemu-io to go on after {} commands", self.begun);
-        until(&what, async || self.said().matches("qemu-io> ").count() > self.begun).await;
+        until(&what, async || {
+            let said = self.said();
+            let ended = self.qemu_io.0.try_wait().expect("its state");
+            assert!(ended.is_none(), "qemu-io has ended: {said}");
+            said.matches("qemu-io> ").count() > self.begun
+        })
+        .await;
     }
 
     async fn tell(&mut self, command: &str) {

@@ -1,5 +1,6 @@
 //! Starts volume servers and tools, and stops them again.
 
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,6 +19,8 @@ const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
 /// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it.
 const CERTIFICATES_VARIABLE: &str = "PERIGEE_TEST_CERTIFICATES";
 pub const MIB: u64 = 1 << 20;
+/// So much of a server's log is printed where a test fails.
+const LOG_BYTES_MAX: usize = 256 << 10;
 
 /// Is the server when a test starts it so; it ends with the test that started it.
 #[test]
@@ -25,6 +28,12 @@ pub const MIB: u64 = 1 << 20;
 fn server_process() {
     let Ok(pool) = std::env::var(POOL_VARIABLE) else { return };
     let pool = PathBuf::from(pool);
+    let log = File::options().append(true).create(true).open(log_file(&pool)).expect("a file");
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_ansi(false)
+        .with_writer(log)
+        .init();
     let certificates = std::env::var(CERTIFICATES_VARIABLE).ok().map(PathBuf::from);
     let file = |name: &str| Some(certificates.as_ref()?.join(name));
     let own = file("cert.pem").zip(file("key.pem"));
@@ -71,6 +80,18 @@ fn sockets(pool: &Path) -> PathBuf {
 
 fn boot_id(pool: &Path) -> PathBuf {
     sockets(pool).join("boot-id")
+}
+
+/// What its server says. It is printed where a test fails.
+fn log_file(pool: &Path) -> PathBuf {
+    sockets(pool).join("log")
+}
+
+/// The end of a server's log, from a whole line on.
+fn end_of(log: &[u8]) -> String {
+    let cut = log.len().saturating_sub(LOG_BYTES_MAX);
+    let text = String::from_utf8_lossy(&log[cut..]);
+    if cut == 0 { text.into_owned() } else { text.lines().skip(1).collect::<Vec<_>>().join("\n") }
 }
 
 /// A volume server with a pool; both end with it.
@@ -238,6 +259,10 @@ impl Drop for Server {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("a kill");
             child.wait().expect("its end");
+        }
+        if std::thread::panicking() {
+            let log = std::fs::read(log_file(&self.pool)).unwrap_or_default();
+            eprintln!("--- the log of the server at {}:\n{}", self.nbd_addr, end_of(&log));
         }
         drop(self.dir.take());
     }

@@ -1,0 +1,252 @@
+//! Servers within one process, so that the order of events can be forced.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::exports::{Exports, Opener};
+use perigee_http::Listen;
+use perigee_model::home::{CallOff, Depart, ServerAddresses, TakeVolume, Tenure};
+use perigee_model::volume::{CreateVolume, VolumeSource};
+use perigee_nbd::ServerOptions;
+use perigee_nbd::server::{Listener, Server};
+use perigee_store::{Pool, PoolConfig};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::*;
+use crate::control::{self, Control};
+use crate::exports::Here;
+use crate::remotes::{RemoteOptions, Remotes};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+const BYTES: u64 = 1 << 20;
+
+fn data() -> VolumeName {
+    VolumeName::new("data").expect("a name")
+}
+
+async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
+    let done = tokio::time::timeout(DEADLINE, work).await;
+    done.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for {what}"))
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    within(what, async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+async fn serve_nbd(exports: Arc<dyn Exports>, nbd_addr: &str, stop: &CancellationToken) {
+    let server = Server::new(exports, ServerOptions::default()).expect("a server");
+    let listener = Listener::bind(&Listen::Tcp(nbd_addr.to_owned())).await.expect("a port");
+    tokio::spawn(server.serve(vec![listener], stop.clone()));
+}
+
+fn unused_address() -> String {
+    format!("127.0.0.1:{}", perigee_http::unused_port())
+}
+
+/// A volume server, but for its process.
+struct Host {
+    exports: Arc<PoolExports>,
+    addresses: ServerAddresses,
+    stop: CancellationToken,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Host {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let remotes = Remotes::load(&RemoteOptions::default()).expect("no files");
+        let config =
+            PoolConfig { private: None, dir: dir.path().into(), connect: remotes.connector() };
+        let pool = Pool::open(config).await.expect("a pool");
+        let here = Here { server_id: Uuid::new_v4(), boot: String::new() };
+        let exports = PoolExports::new(Arc::clone(&pool), Arc::default(), here, remotes.clone());
+        let (nbd_addr, stop) = (unused_address(), CancellationToken::new());
+        serve_nbd(exports.clone(), &nbd_addr, &stop).await;
+        let stats = Arc::clone(&exports.stats);
+        let filling = Arc::clone(&pool).fill_copies(1 << 30);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(filling));
+        let control = Control { pool, exports: Arc::clone(&exports), stats, remotes };
+        let listen = unused_address();
+        let control_url = format!("http://{listen}");
+        let api = [Listen::Tcp(listen)];
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            let api = perigee_http::serve(control::router(Arc::new(control)), &api);
+            stopped.run_until_cancelled(api).await
+        });
+        let addresses = ServerAddresses { nbd_addr, control_url };
+        Self { exports, addresses, stop, _dir: dir }
+    }
+
+    fn nbd_addr(&self) -> &str {
+        &self.addresses.nbd_addr
+    }
+
+    async fn with_a_volume() -> Self {
+        let host = Self::start().await;
+        let create = CreateVolume::new(data(), Some(BYTES), VolumeSource::Empty);
+        host.exports.pool.create_volume(create).await.expect("a volume");
+        host
+    }
+
+    async fn attach(&self, home: &Self) {
+        self.exports.pool.attach(&data(), home.nbd_addr()).await.expect("an attachment");
+    }
+
+    async fn open(&self) -> Arc<Switch> {
+        self.exports.open("data", Opener::Client).await.expect("a session").device
+    }
+
+    async fn tenure(&self) -> Tenure {
+        match self.exports.pool.home(&data()).await.expect("what it knows").home {
+            HomeState::Here { tenure, .. } => tenure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn take_from(&self, from: &Self) {
+        let tenure = from.tenure().await;
+        let (from, to) = (from.addresses.clone(), self.addresses.clone());
+        let take = TakeVolume { from, to, tenure };
+        until("the volume", async || self.exports.take(&data(), &take).await.is_ok()).await;
+        until("all of it", async || {
+            let home = self.exports.pool.home(&data()).await.expect("what it knows").home;
+            matches!(home, HomeState::Here { missing_bytes: 0, .. })
+        })
+        .await;
+    }
+}
+
+async fn write(disk: &Switch, byte: u8) {
+    let block = Bytes::from(vec![byte; 4096]);
+    let written = disk.run(|device| device.write(0, block.clone(), true));
+    within("a write", written).await.expect("a write");
+}
+
+async fn read(disk: &Switch) -> u8 {
+    let read = disk.run(|device| device.read(0, 4096));
+    within("a read", read).await.expect("a read")[0]
+}
+
+/// A server that has no volume and says that it went to this address.
+struct Elsewhere {
+    to: Option<String>,
+    asked: AtomicBool,
+    /// Before it answers, a step of a move has to come about here.
+    steps: Option<Arc<PoolExports>>,
+}
+
+impl Elsewhere {
+    async fn start(
+        to: Option<&str>,
+        steps: Option<&Arc<PoolExports>>,
+        stop: &CancellationToken,
+    ) -> (Arc<Self>, ServerAddresses) {
+        let (to, steps) = (to.map(str::to_owned), steps.map(Arc::clone));
+        let this = Arc::new(Self { to, asked: AtomicBool::new(false), steps });
+        let nbd_addr = unused_address();
+        serve_nbd(this.clone(), &nbd_addr, stop).await;
+        (this, ServerAddresses { nbd_addr, control_url: "http://127.0.0.1:1".into() })
+    }
+}
+
+impl Exports for Elsewhere {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        _: Opener,
+    ) -> BoxFuture<'a, Result<perigee_block::exports::Export, Problem>> {
+        Box::pin(async move {
+            if let Some(exports) = &self.steps {
+                drop(exports.turns.moving(&data()).await?);
+            }
+            self.asked.store(true, Ordering::SeqCst);
+            Err(Problem::not_found(name, "it is elsewhere"))
+        })
+    }
+
+    fn moved_to<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<String>> {
+        Box::pin(async { self.to.clone() })
+    }
+}
+
+/// Else the step waits for the session's question, and the question for the step: both to their deadlines.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_looks_for_its_volume_holds_up_no_step_of_a_move() {
+    let home = Host::with_a_volume().await;
+    let disk = home.open().await;
+    let (last, at) = Elsewhere::start(None, None, &home.stop).await;
+    let (_, to) = Elsewhere::start(Some(&at.nbd_addr), Some(&home.exports), &home.stop).await;
+    let depart = Depart { tenure: home.tenure().await, to };
+    home.exports.depart(&data(), &depart).await.expect("a departure");
+    until("the question at the last address", async || last.asked.load(Ordering::SeqCst)).await;
+    let off = CallOff { tenure: depart.tenure };
+    home.exports.return_home(&data(), off).await.expect("its return");
+    write(&disk, 7).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_a_take_did_not_see_finds_the_volume_here() {
+    let (one, two) = (Host::with_a_volume().await, Host::start().await);
+    two.attach(&one).await;
+    let disk = two.open().await;
+    write(&disk, 7).await;
+    let (tenure, to) = (one.tenure().await, two.addresses.clone());
+    let departed = one.exports.depart(&data(), &Depart { tenure, to: to.clone() }).await;
+    let take = TakeVolume { from: one.addresses.clone(), to, tenure };
+    // It arrives, and nobody holds the session.
+    let departed = departed.expect("a departure");
+    two.exports.pool.arrive(&data(), &take, departed).await.expect("its arrival");
+    write(&disk, 8).await;
+    assert_eq!(read(&*two.open().await).await, 8);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_finds_the_volume_from_an_attachment_that_is_old_too() {
+    let (one, two) = (Host::with_a_volume().await, Host::start().await);
+    let (three, third) = (Host::start().await, Host::start().await);
+    third.attach(&one).await;
+    let disk = third.open().await;
+    write(&disk, 7).await;
+    // The session's home has forgotten everything, and the attachment is neither old nor right.
+    third.attach(&two).await;
+    two.take_from(&one).await;
+    let tenure = two.tenure().await;
+    one.exports.pool.forget_departed(&data(), tenure).await.expect("that it is forgotten");
+    one.exports.pool.detach(&data()).await.expect("its end");
+    three.take_from(&two).await;
+    write(&disk, 8).await;
+    assert_eq!(read(&*three.open().await).await, 8);
+    let attached = third.exports.attachment(&data()).await.expect("a list");
+    assert_eq!(attached.as_deref(), Some(three.nbd_addr()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_on_a_volume_that_is_not_attached_any_more_follows_it() {
+    let (one, two, third) = (Host::with_a_volume().await, Host::start().await, Host::start().await);
+    third.attach(&one).await;
+    let disk = third.open().await;
+    write(&disk, 7).await;
+    third.exports.pool.detach(&data()).await.expect("its end");
+    two.take_from(&one).await;
+    write(&disk, 8).await;
+    assert_eq!(read(&*two.open().await).await, 8);
+    assert_eq!(third.exports.attachment(&data()).await.expect("a list"), None);
+}
