@@ -13,12 +13,16 @@
 //! | where are its sockets and logs | `state.rs` |
 //! | tables, queries and independent answers | `tpch/` |
 //! | what does `make demo` do | `demo/` |
+//! | how are jobs run and moved for a measurement | `cluster.rs` |
+//! | how does a QEMU run without Perigee | `bare/` |
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | what does `perigee lab run soak` do | `soak/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs clean up after a signal | `interrupt.rs` |
 
+pub mod bare;
+pub mod cluster;
 mod command;
 pub mod definition;
 pub mod demo;

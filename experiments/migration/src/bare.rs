@@ -1,30 +1,25 @@
-//! Bare QEMU that a script drives over QMP: without agent, controller and epochs.
+//! The same guest in bare QEMU, which a script drives over QMP.
 //!
-//! Its command line is that of Perigee's QEMU with the same guest, except for its paths and its exports, which
-//! have no epoch. So both ends may write all the time, and nothing prevents them from doing so at once. Its
+//! Its exports have no epoch. So both ends may write all the time, and nothing prevents them from doing so at once. Its
 //! disks are volumes at the same volume servers with the same homes, and they are attached at both hosts before
 //! the measurement. It migrates with Perigee's parameters.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use perigee_http::{Client, Method};
 use perigee_lab::Lab;
+use perigee_lab::bare::{Machine, Qemu, Qmp, SEED_BYTES, seed_disk, wait_for_console};
+use perigee_lab::definition::NBD_PORT;
 use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
 use perigee_model::volume::{Attach, Attachment, CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{HostId, ImageName, VolumeName};
 use serde_json::{Value, json};
 
-use crate::guest::Guest;
-use crate::perigee::Machine;
-use crate::qmp::Qmp;
+use crate::guest::{Guest, READY};
 use crate::results::Measured;
-use crate::{DATA_BYTES, OUTPUT_BYTES, wait_for_console};
+use crate::{BOOT_DEADLINE, DATA_BYTES, OUTPUT_BYTES};
 
-const SEED_BYTES: usize = 1 << 20;
-const NBD_PORT: u16 = 10809;
 const MIGRATION_PORT: u16 = 4444;
 
 pub struct Bare<'a> {
@@ -38,22 +33,6 @@ pub struct Bare<'a> {
     started: u32,
 }
 
-struct Qemu {
-    process: Running,
-    qmp: Qmp,
-}
-
-/// The process is stopped when this is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl<'a> Bare<'a> {
     /// Makes the disks and boots the guest.
     pub async fn boot(
@@ -65,13 +44,13 @@ impl<'a> Bare<'a> {
     ) -> Result<Self> {
         make_disks(lab, guest, image, hosts).await?;
         let at = hosts[0].clone();
-        let (qemu, dir) = start(lab, guest, &machine, &at, 0, &[])?;
-        wait_for_console(&dir.join("run/console.log")).await?;
+        let qemu = start(lab, guest, &machine, &at, 0, &[])?;
+        wait_for_console(&qemu.console(), READY, BOOT_DEADLINE).await?;
         Ok(Self { lab, guest, machine, at, qemu, started: 1 })
     }
 
     pub fn pid(&self) -> u32 {
-        self.qemu.process.0.id()
+        self.qemu.process.pid()
     }
 
     /// Measures from the start of the destination's QEMU until the source's QEMU reports that the guest has
@@ -80,7 +59,7 @@ impl<'a> Bare<'a> {
         let address = self.lab.definition.host_address(to).context("a host has an address")?;
         let uri = format!("tcp:{address}:{MIGRATION_PORT}");
         let begun = Instant::now();
-        let (destination, _) = start(
+        let destination = start(
             self.lab,
             self.guest,
             &self.machine,
@@ -97,7 +76,7 @@ impl<'a> Bare<'a> {
             json!({"downtime-limit": DOWNTIME_LIMIT_FIRST_MS, "max-bandwidth": 1_u64 << 40});
         source.execute("migrate-set-parameters", &parameters)?;
         source.execute("migrate", &json!({"uri": uri}))?;
-        source.migration_ended()?;
+        source.migration("completed")?;
         let whole_ms = begun.elapsed().as_secs_f64() * 1e3;
         let info = final_figures(source)?;
         // The source's QEMU is stopped here.
@@ -159,21 +138,8 @@ async fn make_disks(
         other.put::<Attachment>(&format!("/v1/attachments/{name}"), &attach).await?;
     }
     let path = format!("/v1/volumes/{}/data", volume(guest, "seed")?);
-    at_near.send_body::<Value>(Method::PUT, &path, seed(guest)?).await?;
+    at_near.send_body::<Value>(Method::PUT, &path, seed_disk(&guest.seed(), None)?).await?;
     Ok(())
-}
-
-fn seed(guest: Guest) -> Result<Vec<u8>> {
-    let job = serde_json::to_vec(&guest.seed())?;
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_gnu();
-    header.set_mode(0o600);
-    header.set_size(job.len() as u64);
-    tar.append_data(&mut header, "job.json", &job[..])?;
-    let mut bytes = tar.into_inner()?;
-    ensure!(bytes.len() <= SEED_BYTES, "the seed is too long");
-    bytes.resize(SEED_BYTES, 0);
-    Ok(bytes)
 }
 
 fn start(
@@ -183,20 +149,16 @@ fn start(
     host: &HostId,
     number: u32,
     more: &[String],
-) -> Result<(Qemu, PathBuf)> {
+) -> Result<Qemu> {
     let dir = lab.dir().join("bare").join(format!("{}-{number}", guest.name()));
     std::fs::create_dir_all(dir.join("run"))?;
     let volume_socket = lab.dir().join("hosts").join(host.as_str()).join("volume.sock");
-    let line = machine.line_for(&dir, &volume_socket, |serial| volume(guest, serial))?;
-    let namespace = lab.definition.host_namespace(host);
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net=/run/netns/{namespace}")).arg("--").args(line).args(more);
-    let log = std::fs::File::create(dir.join("qemu.log"))?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    let process = Running(command.spawn()?);
-    let qmp = Qmp::connect(&dir.join("run/qmp.sock")).with_context(|| {
-        let said = std::fs::read_to_string(dir.join("qemu.log")).unwrap_or_default();
-        format!("QEMU said: {}", said.trim())
+    let mut line = machine.line_for(&dir, |name, mut node| {
+        let role = if name == "output" { "out" } else { name };
+        node["export"] = format!("bare-{}-{role}", guest.name()).into();
+        node["server"]["path"] = volume_socket.display().to_string().into();
+        Ok(node)
     })?;
-    Ok((Qemu { process, qmp }, dir))
+    line.extend_from_slice(more);
+    Ok(Qemu::start(lab, host, &line, &dir)?)
 }

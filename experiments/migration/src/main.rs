@@ -7,16 +7,15 @@
 mod bare;
 mod guest;
 mod perigee;
-mod qmp;
 mod report;
 mod results;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -25,7 +24,7 @@ use perigee_model::job::NewImage;
 use perigee_model::{HostId, ImageName, Problem};
 
 use bare::Bare;
-use guest::{Guest, READY};
+use guest::Guest;
 use perigee::Perigee;
 use results::{Measured, Measurement, Results, System};
 
@@ -33,7 +32,7 @@ pub const MEMORY_BYTES: u64 = 256 << 20;
 pub const DATA_BYTES: u64 = 64 << 20;
 pub const OUTPUT_BYTES: u64 = 1 << 20;
 
-const BOOT_DEADLINE: Duration = Duration::from_secs(300);
+pub const BOOT_DEADLINE: Duration = Duration::from_secs(300);
 /// How long a guest works again before it is moved.
 const SETTLE: Duration = Duration::from_millis(1500);
 
@@ -192,22 +191,6 @@ impl Drop for Stopped {
         // It may have ended already.
         let _ = kill(self.0, Signal::SIGCONT);
     }
-}
-
-/// Waits until the guest reports on its console that its work has begun.
-pub async fn wait_for_console(path: &Path) -> Result<()> {
-    let deadline = Instant::now() + BOOT_DEADLINE;
-    while Instant::now() < deadline {
-        let text = std::fs::read(path).unwrap_or_default();
-        if String::from_utf8_lossy(&text).contains(READY) {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    let text = std::fs::read(path).unwrap_or_default();
-    let end: String = String::from_utf8_lossy(&text).chars().rev().take(600).collect();
-    let end: String = end.chars().rev().collect();
-    bail!("the guest was not at work within {BOOT_DEADLINE:?}; {} ends so: {end}", path.display())
 }
 
 fn load_1min() -> Result<f64> {

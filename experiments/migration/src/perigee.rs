@@ -1,11 +1,12 @@
 //! The same guest as a job of Perigee, moved as `perigee vm move` moves it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use perigee_http::Client;
 use perigee_lab::Lab;
+use perigee_lab::bare::{Machine, wait_for_console};
 use perigee_model::job::{
     Access, ClusterVolume, DEFAULT_OWNER, Job, JobSpec, JobVolume, Migration, MigrationState,
     MoveVm, NewVolume, Restart, Start,
@@ -13,9 +14,9 @@ use perigee_model::job::{
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
-use crate::guest::{Guest, MOUNT};
+use crate::guest::{Guest, MOUNT, READY};
 use crate::results::Measured;
-use crate::{DATA_BYTES, MEMORY_BYTES, OUTPUT_BYTES, wait_for_console};
+use crate::{BOOT_DEADLINE, DATA_BYTES, MEMORY_BYTES, OUTPUT_BYTES};
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -66,7 +67,8 @@ impl<'a> Perigee<'a> {
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;
         let running = Self { lab, client, job: job.id, vm };
-        wait_for_console(&running.dir(near).join("run/console.log")).await?;
+        let console = running.dir(near).join("run/console.log");
+        wait_for_console(&console, READY, BOOT_DEADLINE).await?;
         Ok(running)
     }
 
@@ -78,36 +80,12 @@ impl<'a> Perigee<'a> {
 
     /// The process of its QEMU at a host.
     pub fn pid(&self, host: &HostId) -> Result<u32> {
-        Ok(self.find(host)?.0)
+        Ok(Machine::of(self.lab, host, &self.vm)?.1)
     }
 
     /// QEMU's command line at a host.
     pub fn machine(&self, host: &HostId) -> Result<Machine> {
-        let (_, line) = self.find(host)?;
-        let volume_socket = self.lab.dir().join("hosts").join(host.as_str()).join("volume.sock");
-        Ok(Machine { line, dir: self.dir(host), volume_socket })
-    }
-
-    fn find(&self, host: &HostId) -> Result<(u32, Vec<String>)> {
-        let mark = self.dir(host).join("run").display().to_string();
-        for entry in std::fs::read_dir("/proc")? {
-            let name = entry?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-                continue;
-            };
-            // A process that ends in the meantime no longer has a command line.
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line: Vec<String> = line
-                .split(|byte| *byte == 0)
-                .filter(|word| !word.is_empty())
-                .map(|word| String::from_utf8_lossy(word).into_owned())
-                .collect();
-            let is_qemu = line.first().is_some_and(|program| program.contains("qemu-system"));
-            if is_qemu && line.iter().any(|word| word.contains(&mark)) {
-                return Ok((pid, line));
-            }
-        }
-        bail!("no QEMU of VM {} at {host}", self.vm)
+        Ok(Machine::of(self.lab, host, &self.vm)?.0)
     }
 
     /// Measures from the request until the API reports that the move has ended.
@@ -164,80 +142,4 @@ fn measured(whole_ms: f64, moved: Migration) -> Result<Measured> {
         bytes: moved.bytes,
         phases: Some(moved.phases),
     })
-}
-
-/// A QEMU's command line, and the parts of it that are specific to its host.
-#[derive(Debug, Clone)]
-pub struct Machine {
-    line: Vec<String>,
-    dir: PathBuf,
-    volume_socket: PathBuf,
-}
-
-impl Machine {
-    /// The same machine with another directory, another volume server, and other volumes, which are opened
-    /// without an epoch.
-    pub fn line_for(
-        &self,
-        dir: &Path,
-        volume_socket: &Path,
-        volume: impl Fn(&str) -> Result<VolumeName>,
-    ) -> Result<Vec<String>> {
-        let (from_dir, to_dir) = (self.dir.display().to_string(), dir.display().to_string());
-        let mut line = Vec::with_capacity(self.line.len());
-        let mut words = self.line.iter().peekable();
-        while let Some(word) = words.next() {
-            // The experiment's QEMU boots, even if this one arrived by migration.
-            if word == "-incoming" {
-                words.next();
-            } else if word.contains("\"driver\":\"nbd\"") {
-                let mut node: serde_json::Value = serde_json::from_str(word)?;
-                let serial = node["node-name"].as_str().context("a disk has a name")?.to_owned();
-                let wanted = volume(if serial == "output" { "out" } else { &serial })?;
-                node["export"] = wanted.to_string().into();
-                node["server"]["path"] = volume_socket.display().to_string().into();
-                line.push(node.to_string());
-            } else {
-                line.push(word.replace(&from_dir, &to_dir));
-            }
-        }
-        let old = self.volume_socket.display().to_string();
-        ensure!(
-            !line
-                .iter()
-                .any(|word| word.contains(&old) && old != volume_socket.display().to_string()),
-            "a disk is still Perigee's"
-        );
-        Ok(line)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_same_machine_gets_other_paths_and_exports_without_an_epoch() {
-        let words = |line: &[&str]| line.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let machine = Machine {
-            line: words(&[
-                "qemu-system-x86_64",
-                "-pidfile",
-                "/l/home1/vms/q/run/qemu.pid",
-                "-blockdev",
-                r#"{"driver":"nbd","export":"q-root@7","node-name":"root","server":{"path":"/l/home1/volume.sock","type":"unix"}}"#,
-                "-incoming",
-                "defer",
-            ]),
-            dir: PathBuf::from("/l/home1/vms/q"),
-            volume_socket: PathBuf::from("/l/home1/volume.sock"),
-        };
-        let volume = |serial: &str| Ok(VolumeName::new(format!("bare-{serial}"))?);
-        let line = machine
-            .line_for(Path::new("/b"), Path::new("/l/cloud1/volume.sock"), volume)
-            .expect("a line");
-        assert_eq!(line[2], "/b/run/qemu.pid");
-        assert!(line[4].contains(r#""export":"bare-root""#) && line[4].contains("/l/cloud1/"));
-        assert_eq!(line.len(), 5);
-    }
 }

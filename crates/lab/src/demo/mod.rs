@@ -1,7 +1,6 @@
 //! `make demo` runs the same database job three times: far from its data, beside its data, and under
 //! the planner, which moves the VM while the job runs.
 
-mod cluster;
 pub mod outcome;
 mod print;
 mod work;
@@ -14,17 +13,17 @@ use perigee_model::job::Link;
 use perigee_model::{ImageName, Problem, SiteId, VolumeName, units};
 use sha2::{Digest, Sha256};
 
+use crate::cluster::Cluster;
 use crate::command;
 use crate::definition::Definition;
 use crate::down::remains;
 use crate::progress::Steps;
 use crate::tpch::{self, Answer};
 use crate::up::{self, Lab, with_lab};
-use cluster::Cluster;
 use outcome::{Evidence, Outcome, Run, RunName};
-use work::Stage;
 
 pub use print::{basis_words, way_word};
+pub use work::{Stage, query_bundle};
 
 /// The order of the runs. The predictions of later runs use the measurements of earlier ones.
 const ORDER: [RunName; 3] = [RunName::Beside, RunName::Remote, RunName::Planned];
@@ -71,7 +70,8 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     std::fs::create_dir_all(&scratch)
         .map_err(|e| Problem::internal(format!("can't make {}", scratch.display()), e))?;
 
-    let table_bytes = prepare(&cluster, &stage, &scratch, options, steps).await?;
+    let tables = Tables { image: &options.image, scale_factor: options.scale_factor };
+    let table_bytes = prepare(&cluster, &stage, &scratch, tables, steps).await?;
     let right = right_answers(scratch.clone());
     load(&cluster, &stage, &scratch, steps).await?;
     let right =
@@ -120,7 +120,11 @@ fn rtt_ms(definition: &Definition, far: &SiteId) -> f64 {
     link.map_or(0.0, |link| Duration::from_micros(link.settings.rtt_us).as_secs_f64() * 1e3)
 }
 
-fn stage(definition: &Definition) -> Result<Stage, Problem> {
+/// The names of the demo's image and volume, and where they are.
+///
+/// # Errors
+/// `Invalid` for a lab without hosts.
+pub fn stage(definition: &Definition) -> Result<Stage, Problem> {
     let name = |e| Problem::internal("can't name the demo's image and volume", e);
     let sites = (definition.sites.first(), definition.sites.last());
     let (Some(far), Some(near)) = sites else {
@@ -136,16 +140,27 @@ fn stage(definition: &Definition) -> Result<Stage, Problem> {
     })
 }
 
+/// What the data volume is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Tables<'a> {
+    /// The golden image.
+    pub image: &'a Path,
+    pub scale_factor: f64,
+}
+
 /// Makes the tables and packs them for the loading job, imports the golden image on every host, and
-/// makes the data volume. The three run concurrently.
-async fn prepare(
+/// makes the data volume. The three run concurrently. Returns the size of the tables.
+///
+/// # Errors
+/// The first step that failed.
+pub async fn prepare(
     cluster: &Cluster,
     stage: &Stage,
     scratch: &Path,
-    options: &Options,
+    tables: Tables<'_>,
     steps: &Steps,
 ) -> Result<u64, Problem> {
-    let scale_factor = options.scale_factor;
+    let Tables { image, scale_factor } = tables;
     let step = steps.begin(format!(
         "make the TPC-H tables, scale factor {scale_factor}, and import the golden image on every host"
     ));
@@ -157,7 +172,7 @@ async fn prepare(
     });
     let tables = async { tables.await.map_err(|e| Problem::internal("can't make the tables", e))? };
     let volume = cluster.create_volume(&stage.volume, &stage.near, volume_bytes(scale_factor));
-    let image = cluster.import_image(&stage.image, &options.image);
+    let image = cluster.import_image(&stage.image, image);
     let (bytes, image, _) = tokio::try_join!(tables, image, volume)?;
     step.done(&format!(
         "{} of tables, {} on {} hosts",
@@ -177,7 +192,11 @@ fn right_answers(dir: PathBuf) -> tokio::task::JoinHandle<Result<Vec<Answer>, Pr
     tokio::task::spawn_blocking(move || tpch::expected(&dir))
 }
 
-async fn load(
+/// Loads the tables that [`prepare`] made into the data volume.
+///
+/// # Errors
+/// The loading job failed.
+pub async fn load(
     cluster: &Cluster,
     stage: &Stage,
     scratch: &Path,

@@ -1,16 +1,17 @@
-//! The demo's requests to the controller, with deadlines and progress.
+//! Requests to a lab's controller, with deadlines and progress.
 
 use std::path::Path;
 use std::time::Duration;
 
 use perigee_http::Client;
 use perigee_model::job::{
-    Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, NewImage,
-    NewVolume, Sample,
+    Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, Migration, MoveVm,
+    NewImage, NewVolume, Sample, Vm, VmVolume,
 };
 use perigee_model::plan::{Decision, Plan};
 use perigee_model::volume::VolumeSource;
-use perigee_model::{HostId, ImageName, JobId, Problem, VolumeName};
+use perigee_model::volume_move::{MoveVolume, VolumeMove};
+use perigee_model::{HostId, ImageName, JobId, Problem, VmId, VolumeName};
 
 use crate::images::import_everywhere;
 use crate::progress::Step;
@@ -22,6 +23,9 @@ const SLOW: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(400);
 /// Longer than the job's own timeout, so that staging and collecting fit.
 const JOB_DEADLINE: Duration = Duration::from_secs(1200);
+/// For a move of a VM or a volume.
+const MOVE_DEADLINE: Duration = Duration::from_secs(600);
+const LOOK_AT_MOVE_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone)]
 pub struct Cluster {
@@ -79,17 +83,54 @@ impl Cluster {
         self.slow.post("/v1/jobs/plan", spec).await
     }
 
+    /// A copy-on-write clone of another volume, at the same home.
+    pub async fn clone_volume(
+        &self,
+        name: &VolumeName,
+        of: &VolumeName,
+    ) -> Result<ClusterVolume, Problem> {
+        let source = VolumeSource::Volume(of.clone());
+        let new = NewVolume { name: name.clone(), host: None, size_bytes: None, source };
+        self.quick.post("/v1/volumes", &new).await
+    }
+
+    /// Deletes a volume that was in use until now.
+    pub async fn delete_volume(&self, name: &VolumeName) -> Result<(), Problem> {
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        loop {
+            match self.quick.delete(&format!("/v1/volumes/{name}")).await {
+                Err(_) if tokio::time::Instant::now() < end => {
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// Submits a job and waits until it has succeeded.
     pub async fn run(&self, spec: &JobSpec, step: &mut Step) -> Result<Job, Problem> {
-        let job: Job = self.slow.post("/v1/jobs", spec).await?;
-        let id = job.id;
+        let job = self.submit(spec).await?;
+        self.wait(&job.id, JobState::Succeeded, step).await
+    }
+
+    pub async fn submit(&self, spec: &JobSpec) -> Result<Job, Problem> {
+        self.slow.post("/v1/jobs", spec).await
+    }
+
+    /// Waits until a job's command runs (`Running`) or has succeeded (`Succeeded`).
+    pub async fn wait(
+        &self,
+        id: &JobId,
+        wanted: JobState,
+        step: &mut Step,
+    ) -> Result<Job, Problem> {
         let end = tokio::time::Instant::now() + JOB_DEADLINE;
         loop {
             let job: Job = self.quick.get(&format!("/v1/jobs/{id}")).await?;
             step.at(&state_line(&job));
             match job.state {
-                JobState::Succeeded => return Ok(job),
                 JobState::Failed | JobState::Cancelled => return Err(self.failure(&job).await),
+                state if state == wanted || state == JobState::Succeeded => return Ok(job),
                 _ => {}
             }
             if tokio::time::Instant::now() >= end {
@@ -98,6 +139,83 @@ impl Cluster {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// Cancels a job and waits until it has ended.
+    pub async fn cancel(&self, id: &JobId) -> Result<(), Problem> {
+        let path = format!("/v1/jobs/{id}");
+        let _: serde_json::Value =
+            self.quick.post(&format!("{path}/cancel"), &serde_json::json!({})).await?;
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        while tokio::time::Instant::now() < end {
+            let job: Job = self.quick.get(&path).await?;
+            if job.state.is_final() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Err(late(format!("can't cancel job {id}")))
+    }
+
+    /// Asks for a VM's move, as soon as what was left of an earlier one is removed.
+    pub async fn ask_to_move(&self, vm: &VmId, wish: &MoveVm) -> Result<Migration, Problem> {
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        loop {
+            match self.quick.post::<Migration>(&format!("/v1/vms/{vm}/move"), wish).await {
+                Err(_) if tokio::time::Instant::now() < end => {
+                    tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
+                }
+                asked => return asked,
+            }
+        }
+    }
+
+    pub async fn vm(&self, vm: &VmId) -> Result<Vm, Problem> {
+        self.quick.get(&format!("/v1/vms/{vm}")).await
+    }
+
+    /// Waits until a VM's move has ended, well or not.
+    pub async fn moved(&self, asked: &Migration) -> Result<Migration, Problem> {
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        while tokio::time::Instant::now() < end {
+            let path = format!("/v1/vms/{}/migrations", asked.vm);
+            let all: Vec<Migration> = self.quick.get(&path).await?;
+            if let Some(m) = all.into_iter().find(|m| m.id == asked.id && m.state.is_final()) {
+                return Ok(m);
+            }
+            tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
+        }
+        Err(late(format!("can't end the migration {}", asked.id)))
+    }
+
+    pub async fn move_volume(&self, name: &VolumeName, to: &HostId) -> Result<VolumeMove, Problem> {
+        let ask = MoveVolume { to: to.clone() };
+        self.quick.post(&format!("/v1/volumes/{name}/move"), &ask).await
+    }
+
+    /// Waits until all volumes that come after a VM are complete at its host.
+    pub async fn volumes_followed(&self, vm: &VmId) -> Result<(), Problem> {
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        while tokio::time::Instant::now() < end {
+            if !self.vm(vm).await?.volumes.iter().any(VmVolume::is_moving) {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
+        }
+        Err(late(format!("can't complete the volumes of VM {vm}")))
+    }
+
+    /// Waits until a volume's last move has ended, well or not.
+    pub async fn volume_moved(&self, name: &VolumeName) -> Result<VolumeMove, Problem> {
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        while tokio::time::Instant::now() < end {
+            let found: VolumeMove = self.quick.get(&format!("/v1/volumes/{name}/move")).await?;
+            if found.state.is_final() {
+                return Ok(found);
+            }
+            tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
+        }
+        Err(late(format!("can't end the move of volume {name}")))
     }
 
     pub async fn decisions(&self, job: &JobId) -> Result<Vec<Decision>, Problem> {
@@ -140,6 +258,10 @@ impl Cluster {
             format!("the end of its log:\n    {}", tail.join("\n    "))
         })
     }
+}
+
+fn late(what: String) -> Problem {
+    Problem::unavailable(what, format!("it has not ended after {MOVE_DEADLINE:?}"))
 }
 
 fn state_line(job: &Job) -> String {

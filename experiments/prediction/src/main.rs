@@ -1,0 +1,321 @@
+//! Predicts jobs at one round trip from their runs at another one, runs them there, and compares.
+//!
+//! One lab is used for all of it, and its WAN is changed while it runs. The jobs of each round trip have a history of
+//! their own, because their command names the round trip. Predictions are asked for (`job plan`) before the job has
+//! ever run, when it has run beside its data, and when it has run in all placements; the last two for the other round
+//! trips. So the runs from which is learned are at the same time what the predictions of the others are compared with.
+
+mod report;
+mod results;
+mod workload;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use perigee_lab::cluster::Cluster;
+use perigee_lab::demo::{self, Stage, Tables, query_bundle};
+use perigee_lab::wan::{self, Change, LinkSettings};
+use perigee_lab::{Definition, Lab, LabId, Options, SiteDef, Steps, with_lab};
+use perigee_model::job::{
+    Access, DEFAULT_OWNER, JobSpec, JobVolume, MigrationState, Restart, Start,
+};
+use perigee_model::plan::Way;
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
+
+use results::{Learned, Prediction, Question, Results, Run};
+use workload::{Workload, files_script};
+
+const MEMORY_BYTES: u64 = 256 << 20;
+const OUTPUT_BYTES: u64 = 16 << 20;
+const FILES_BYTES: u64 = 1 << 30;
+
+#[derive(Parser)]
+struct Arguments {
+    /// The `perigee` binary that the lab runs
+    #[arg(long)]
+    program: PathBuf,
+    /// The golden image's directory
+    #[arg(long)]
+    image: PathBuf,
+    /// The commit that is measured
+    #[arg(long, default_value = "unknown")]
+    revision: String,
+    /// The directory for results.json and report.html
+    #[arg(long, default_value = "experiments/prediction")]
+    out: PathBuf,
+    /// Round-trip times in ms, at least two; the whole grid is 0,1,2,4,8,16
+    #[arg(long, value_delimiter = ',', default_value = "4,16")]
+    rtts: Vec<u32>,
+    /// Runs of each case; three show how far one run is from the next
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    /// Only these workloads: tpch, scan, think, depth8, mix, writer, merge
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// The size of the tables; 1 is about 1 GB
+    #[arg(long, default_value_t = 0.1)]
+    scale_factor: f64,
+    /// Small data and few workloads, which only shows that it works
+    #[arg(long)]
+    quick: bool,
+}
+
+impl Arguments {
+    fn checked(mut self) -> Result<Self> {
+        for word in &self.only {
+            let known = Workload::ALL.iter().any(|workload| workload.name() == word);
+            ensure!(known, "--only {word}: there is no such workload");
+        }
+        if self.quick {
+            (self.scale_factor, self.rounds) = (0.01, 1);
+            if self.only.is_empty() {
+                self.only = vec!["think".to_owned(), "merge".to_owned()];
+            }
+        }
+        self.rtts.sort_unstable();
+        self.rtts.dedup();
+        ensure!(
+            self.rtts.len() >= 2,
+            "--rtts needs two round trips: one is predicted from the other"
+        );
+        Ok(self)
+    }
+
+    fn workloads(&self) -> Vec<Workload> {
+        let wanted = |workload: &Workload| {
+            self.only.is_empty() || self.only.iter().any(|word| word == workload.name())
+        };
+        Workload::ALL.into_iter().filter(wanted).collect()
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse().checked()?;
+    let mut results = Results { rounds: arguments.rounds, ..Results::default() };
+    results.cpus = std::thread::available_parallelism()?.get();
+    results.versions = versions(&arguments)?;
+    let site = |name: &str, host: &str| -> Result<SiteDef> {
+        Ok(SiteDef { name: SiteId::new(name)?, hosts: vec![HostId::new(host)?] })
+    };
+    let sites = vec![site("home", "home1")?, site("cloud", "cloud1")?];
+    let mut definition = Definition::new(LabId::random(), sites, LinkSettings::of_rtt_us(0));
+    definition.probe_kernel = Some(arguments.image.join("vmlinuz"));
+    let program = std::path::absolute(&arguments.program)?;
+    let options = Options { program, ..Options::new()? };
+    let steps = Steps::default();
+    let work = async |lab: Lab| {
+        let measured = measure(&lab, &arguments, &steps, &mut results).await;
+        measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
+    };
+    with_lab(definition, &options, &steps, work).await?;
+    print(&results);
+    Ok(())
+}
+
+/// The lab, and the data at its far host.
+struct Bench<'a> {
+    lab: &'a Lab,
+    cluster: Cluster,
+    steps: &'a Steps,
+    near: HostId,
+    stage: Stage,
+    files: VolumeName,
+    bundle: String,
+}
+
+async fn measure(
+    lab: &Lab,
+    arguments: &Arguments,
+    steps: &Steps,
+    results: &mut Results,
+) -> Result<()> {
+    let bench = prepare(lab, arguments, steps).await?;
+    let workloads = arguments.workloads();
+    for rtt_ms in &arguments.rtts {
+        let others: Vec<u32> = arguments.rtts.iter().copied().filter(|r| r != rtt_ms).collect();
+        bench.set_rtt(*rtt_ms).await?;
+        bench.plan(&workloads, *rtt_ms, *rtt_ms, Learned::Nothing, results).await?;
+        for (ways, learned) in
+            [(&[Way::Beside][..], Learned::Beside), (&[Way::Remote, Way::Migrate], Learned::All)]
+        {
+            for workload in &workloads {
+                for (round, way) in
+                    (1..=arguments.rounds).flat_map(|r| ways.iter().map(move |w| (r, w)))
+                {
+                    results.runs.push(bench.run(*workload, *rtt_ms, *way, round).await?);
+                    results.write(&arguments.out)?;
+                }
+            }
+            for other in &others {
+                bench.set_rtt(*other).await?;
+                bench.plan(&workloads, *rtt_ms, *other, learned, results).await?;
+            }
+            bench.set_rtt(*rtt_ms).await?;
+        }
+        results.write(&arguments.out)?;
+    }
+    Ok(())
+}
+
+/// Loads the tables and writes the workloads' files, both at the far host.
+async fn prepare<'a>(lab: &'a Lab, arguments: &Arguments, steps: &'a Steps) -> Result<Bench<'a>> {
+    let cluster = Cluster::new(lab)?;
+    let stage = demo::stage(&lab.definition)?;
+    let near = lab.definition.hosts().next().context("a lab has hosts")?.1.clone();
+    let scratch = lab.dir().join("prediction");
+    std::fs::create_dir_all(&scratch)?;
+    let image = arguments.image.join("debian-pg.raw");
+    let tables = Tables { image: &image, scale_factor: arguments.scale_factor };
+    demo::prepare(&cluster, &stage, &scratch, tables, steps).await?;
+    let bundle = scratch.join("query.tar");
+    query_bundle(&bundle)?;
+    let bundle = cluster.upload(&bundle).await?;
+    let files = VolumeName::new("files")?;
+    let bench = Bench { lab, cluster, steps, near, stage, files, bundle };
+    bench.cluster.create_volume(&bench.files, &bench.stage.near, FILES_BYTES).await?;
+    let write = async {
+        let mut step = steps.begin("write the workloads' files");
+        let (scan_mib, sorted_mib) = if arguments.quick { (200, 4) } else { (200, 24) };
+        let script = files_script(scan_mib, sorted_mib);
+        let command = vec!["sh".to_owned(), "-c".to_owned(), script];
+        let start = Start::Host(bench.stage.near.clone());
+        let mut spec = bench.spec("files-write", command, &bench.files, start);
+        spec.volumes[0].access = Access::Write;
+        bench.cluster.run(&spec, &mut step).await?;
+        step.done("");
+        Ok(())
+    };
+    let load = demo::load(&bench.cluster, &bench.stage, &scratch, steps);
+    tokio::try_join!(load, write)?;
+    Ok(bench)
+}
+
+impl Bench<'_> {
+    /// Changes the WAN, and has the controller measure it.
+    async fn set_rtt(&self, rtt_ms: u32) -> Result<()> {
+        let step = self.steps.begin(format!("set the WAN to {rtt_ms} ms and measure it"));
+        let sites = &self.lab.definition.sites;
+        let rtt_us = Some(u64::from(rtt_ms) * 1000);
+        let change = Change { rtt_us, ..Change::default() };
+        wan::set(self.lab, &sites[0].name, &sites[1].name, change).await?;
+        self.cluster.probe_links().await?;
+        step.done("");
+        Ok(())
+    }
+
+    fn spec(&self, name: &str, command: Vec<String>, volume: &VolumeName, start: Start) -> JobSpec {
+        let (volume, mount) = (volume.clone(), "/data".to_owned());
+        JobSpec {
+            name: name.to_owned(),
+            image: self.stage.image.clone(),
+            command,
+            env: Default::default(),
+            cpus: 1,
+            memory_bytes: MEMORY_BYTES,
+            root_bytes: None,
+            output_bytes: OUTPUT_BYTES,
+            volumes: vec![JobVolume { volume, mount, access: Access::Clone }],
+            outputs: Vec::new(),
+            start,
+            may_migrate: false,
+            timeout_s: Some(900),
+            inputs: None,
+            owner: DEFAULT_OWNER.to_owned(),
+            priority: 0,
+            restart: Restart::Never,
+        }
+    }
+
+    /// The job with the history of a round trip.
+    fn job(&self, workload: Workload, learned_at_ms: u32, start: Start) -> JobSpec {
+        let is_tpch = workload == Workload::Tpch;
+        let volume = if is_tpch { &self.stage.volume } else { &self.files };
+        let inputs = is_tpch.then(|| self.bundle.clone());
+        let command = workload.command(learned_at_ms);
+        JobSpec { inputs, ..self.spec(workload.name(), command, volume, start) }
+    }
+
+    async fn plan(
+        &self,
+        workloads: &[Workload],
+        learned_at_ms: u32,
+        rtt_ms: u32,
+        learned: Learned,
+        results: &mut Results,
+    ) -> Result<()> {
+        for (workload, question) in workloads
+            .iter()
+            .flat_map(|workload| Question::ALL.map(|question| (*workload, question)))
+        {
+            let start = match question {
+                Question::Anywhere => Start::Anywhere,
+                Question::Home => Start::Host(self.near.clone()),
+            };
+            let job = self.job(workload, learned_at_ms, start);
+            let plan = self.cluster.plan(&JobSpec { may_migrate: true, ..job }).await?;
+            results.predictions.extend(plan.options.into_iter().map(|option| Prediction {
+                workload,
+                learned,
+                learned_at_ms,
+                rtt_ms,
+                question,
+                way: option.way,
+                total: option.total,
+                parts: option.predicted,
+                unknown: option.unknown.iter().map(|u| u.part.name().to_owned()).collect(),
+                chosen: option.chosen,
+            }));
+        }
+        Ok(())
+    }
+
+    async fn run(&self, workload: Workload, rtt_ms: u32, way: Way, round: u32) -> Result<Run> {
+        let words = format!("{rtt_ms} ms, {}: {}", workload.words(), results::way_name(way));
+        let mut step = self.steps.begin(words);
+        let at = if way == Way::Beside { &self.stage.near } else { &self.near };
+        let job = self.job(workload, rtt_ms, Start::Host(at.clone()));
+        let load = std::fs::read_to_string("/proc/loadavg")?;
+        let load_1min = load.split(' ').next().context("the load")?.parse()?;
+        let spec = JobSpec { may_migrate: way == Way::Migrate, ..job };
+        let job = self.cluster.run(&spec, &mut step).await?;
+        let total_s = job.measured_s.context("a measured time")?;
+        let boot_ms = job.running_ms.zip(job.started_ms).map_or(0, |(to, from)| to - from);
+        let moved = job.migrations.iter().any(|m| m.state == MigrationState::Completed);
+        step.done(&format!("{total_s:.1} s{}", if moved { ", moved" } else { "" }));
+        let boot_s = std::time::Duration::from_millis(boot_ms).as_secs_f64();
+        Ok(Run { workload, rtt_ms, way, round, total_s, boot_s, moved, load_1min })
+    }
+}
+
+fn versions(arguments: &Arguments) -> Result<BTreeMap<String, String>> {
+    let qemu = Command::new("qemu-system-x86_64").arg("--version").output()?;
+    let qemu = String::from_utf8_lossy(&qemu.stdout);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let perigee = format!("{}, commit {}", env!("CARGO_PKG_VERSION"), arguments.revision);
+    let pairs = [
+        ("perigee", perigee.as_str()),
+        ("qemu", qemu.lines().next().unwrap_or_default()),
+        ("host kernel", kernel.trim()),
+    ];
+    Ok(pairs.into_iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
+}
+
+#[expect(clippy::print_stdout, reason = "the figures are what it is for")]
+fn print(results: &Results) {
+    for (name, score) in &results.scores {
+        println!("{name}: {}", report::score_words(score));
+    }
+    for choices in &results.choices {
+        println!(
+            "from {}, {}: {} of {} choices good",
+            choices.learned.words(),
+            choices.question.words(),
+            choices.good,
+            choices.plans
+        );
+    }
+}

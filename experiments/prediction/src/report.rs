@@ -1,0 +1,225 @@
+//! `report.html`: predictions beside measurements on one page. A pure function of [`Results`].
+
+use std::fmt::Write;
+
+use perigee_lab::report::page::{self, figure, row};
+use perigee_lab::report::plots::{Bar, bars};
+use perigee_lab::report::svg::escape;
+
+use crate::results::{Compared, Learned, Results, Score, count, way_name};
+use crate::workload::Workload;
+
+const IN_RANGE_GOAL: f64 = 0.9;
+const GOOD_GOAL: f64 = 0.95;
+const ERROR_GOAL: f64 = 0.1;
+
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
+
+pub fn html(results: &Results) -> String {
+    let mut page = page::start("Perigee: predictions", "");
+    let rtts: Vec<String> = results.rtts_ms().iter().map(u32::to_string).collect();
+    let floor = results.floor.map_or_else(
+        || "is not known".to_owned(),
+        |floor| format!("is {:.0} % in the median", floor * 100.0),
+    );
+    let _ = writeln!(
+        page,
+        "<h1>Predictions beside measurements</h1>\n<p class=\"lead\">Jobs are predicted with <code>job plan</code> and then \
+         run, at round trips of {} ms, {} times in each placement. What is predicted from runs is predicted for another \
+         round trip than theirs. The distance of single runs beside the data from their mean {floor}: no prediction can \
+         be better than that. All jobs share one lab, so boots and moves of other jobs are known to the planner.</p>",
+        escape(&rtts.join(" and ")),
+        results.rounds
+    );
+    goals(&mut page, results);
+    scores(&mut page, results);
+    for learned in Learned::ALL {
+        errors(&mut page, results, learned);
+    }
+    measured(&mut page, results);
+    page::end(&mut page, &results.versions);
+    page
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+pub fn score_words(score: &Score) -> String {
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), percent);
+    format!(
+        "{} predictions, median error {}, 90th percentile {}, in range {}",
+        score.predictions,
+        or_dash(score.median_error),
+        or_dash(score.p90_error),
+        or_dash(score.in_range)
+    )
+}
+
+fn goal(page: &mut String, met: bool, text: &str) {
+    let (class, word) = if met { ("", "Met") } else { (" class=\"fault\"", "Missed") };
+    let _ = writeln!(page, "<li{class}>{word}: {}.</li>", escape(text));
+}
+
+fn goals(page: &mut String, results: &Results) {
+    page.push_str("<h2>Goals</h2>\n<ul>\n");
+    let seen = results.scores.get(&format!("from {}", Learned::All.words()));
+    if let Some((score, error)) = seen.and_then(|score| Some((score, score.median_error?))) {
+        let text = format!(
+            "the median error for jobs that were seen before is below 10 %: {} of {} predictions",
+            percent(error),
+            score.predictions
+        );
+        goal(page, error < ERROR_GOAL, &text);
+    }
+    for learned in [Learned::All, Learned::Nothing] {
+        let score = results.scores.get(&format!("from {}", learned.words()));
+        if let Some(held) = score.and_then(|score| score.in_range) {
+            let text = format!(
+                "the truth is in the stated range 9 times of 10, from {}: {}",
+                learned.words(),
+                percent(held)
+            );
+            goal(page, held >= IN_RANGE_GOAL, &text);
+        }
+    }
+    for choices in results.choices.iter().filter(|c| c.learned == Learned::All) {
+        let text = format!(
+            "the chosen option is the best or within 10 % of it in 95 % of the cases, when {}: {} of {}",
+            choices.question.words(),
+            choices.good,
+            choices.plans
+        );
+        goal(page, count(choices.good) >= count(choices.plans) * GOOD_GOAL, &text);
+    }
+    page.push_str("</ul>\n");
+    for choices in &results.choices {
+        let _ = writeln!(
+            page,
+            "<p class=\"soft\">Choices from {}, when {}: {} of {} good. {}</p>",
+            choices.learned.words(),
+            choices.question.words(),
+            choices.good,
+            choices.plans,
+            escape(&choices.missed.join("; "))
+        );
+    }
+}
+
+fn scores(page: &mut String, results: &Results) {
+    page.push_str(
+        "<h2>Errors and ranges</h2>\n<div class=\"scroll\"><table>\n<tr><th>predictions</th><th>number</th>\
+         <th>median error</th><th>90th percentile</th><th>in range</th></tr>\n",
+    );
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), percent);
+    for (name, score) in &results.scores {
+        let cells = [
+            name.clone(),
+            score.predictions.to_string(),
+            or_dash(score.median_error),
+            or_dash(score.p90_error),
+            or_dash(score.in_range),
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str("</table></div>\n");
+    let bar = |(name, score): (&String, &Score)| {
+        let error = score.median_error?;
+        let class = if error < ERROR_GOAL { "ours" } else { "peer" };
+        let name = name.strip_prefix("from runs in all placements at another round trip");
+        let name = match name? {
+            "" => "all".to_owned(),
+            rest => rest.trim_start_matches(": ").to_owned(),
+        };
+        Some(Bar { name, class, value: error * 100.0, label: percent(error) })
+    };
+    let found: Vec<Bar> = results.scores.iter().filter_map(bar).collect();
+    let title = "Median error, from runs in all placements at another round trip";
+    figure(page, title, "The goal is below 10 %.", &bars(&found, "%", title));
+}
+
+fn errors(page: &mut String, results: &Results, learned: Learned) {
+    let found: Vec<&Compared> =
+        results.compared.iter().filter(|c| c.prediction.learned == learned).collect();
+    if found.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        page,
+        "<h2>Predicted from {}</h2>\n<div class=\"scroll\"><table>\n<tr><th>job</th><th>way</th><th>learned at, ms</th>\
+         <th>predicted for, ms</th><th>predicted</th><th>measured, s</th><th>error</th><th>in range</th></tr>",
+        learned.words()
+    );
+    for c in &found {
+        let p = &c.prediction;
+        let learned_at = match learned {
+            Learned::Nothing => "–".to_owned(),
+            Learned::Beside | Learned::All => p.learned_at_ms.to_string(),
+        };
+        let cells = [
+            p.workload.words().to_owned(),
+            way_name(p.way),
+            learned_at,
+            p.rtt_ms.to_string(),
+            p.total.to_string(),
+            format!("{:.1}", c.measured_s),
+            format!("{:+.0} %", c.error * 100.0),
+            format!("{} of {}", c.in_range, c.rounds),
+        ];
+        row(page, if c.in_range < c.rounds { "missed" } else { "" }, &cells);
+    }
+    page.push_str("</table></div>\n");
+    let bar = |c: &&Compared| Bar {
+        name: format!(
+            "{}, {}, {} ms",
+            c.prediction.workload.name(),
+            way_name(c.prediction.way),
+            c.prediction.rtt_ms
+        ),
+        class: if c.in_range == c.rounds { "ours" } else { "peer" },
+        value: c.error.abs() * 100.0,
+        label: format!("{:+.0} %", c.error * 100.0),
+    };
+    let title = format!("Errors, predicted from {}", learned.words());
+    let caption = "Without their sign. The grey ones were outside of the stated range.";
+    let all: Vec<Bar> = found.iter().map(bar).collect();
+    figure(page, &title, caption, &bars(&all, "%", &title));
+}
+
+fn measured(page: &mut String, results: &Results) {
+    page.push_str(
+        "<h2>Measured</h2>\n<div class=\"scroll\"><table>\n<tr><th>job</th><th>RTT, ms</th><th>way</th><th>round</th>\
+         <th>from VM start to end, s</th><th>boot, s</th><th>moved</th><th>load</th></tr>\n",
+    );
+    for workload in Workload::ALL {
+        for run in results.runs.iter().filter(|run| run.workload == workload) {
+            let cells = [
+                workload.words().to_owned(),
+                run.rtt_ms.to_string(),
+                way_name(run.way),
+                run.round.to_string(),
+                format!("{:.1}", run.total_s),
+                format!("{:.1}", run.boot_s),
+                if run.moved { "yes" } else { "" }.to_owned(),
+                format!("{:.1}", run.load_1min),
+            ];
+            row(page, "", &cells);
+        }
+    }
+    page.push_str("</table></div>\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::results;
+
+    #[test]
+    fn the_page_stands_alone_and_names_what_is_missed() {
+        let page = html(&results());
+        for outside in ["<script", "http://", "https://", "<link", "url("] {
+            assert!(!page.contains(outside), "{outside} is in the page");
+        }
+        assert!(page.contains("Missed: the chosen option is the best"), "{page}");
+    }
+}

@@ -1,0 +1,374 @@
+//! `results.json`: what was predicted, what was measured, and how both compare.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use perigee_model::plan::{Estimate, Seconds, Way};
+use serde::{Deserialize, Serialize};
+
+use crate::workload::Workload;
+
+/// What the controller knew of the job when it predicted it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Learned {
+    /// Nothing: it had never run.
+    Nothing,
+    /// Runs beside its data.
+    Beside,
+    /// Runs in all placements, at another round trip.
+    All,
+}
+
+impl Learned {
+    pub const ALL: [Self; 3] = [Self::Nothing, Self::Beside, Self::All];
+
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Nothing => "no run",
+            Self::Beside => "runs beside the data",
+            Self::All => "runs in all placements at another round trip",
+        }
+    }
+}
+
+/// Where a job may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    Anywhere,
+    /// At the site without the data.
+    Home,
+}
+
+impl Question {
+    pub const ALL: [Self; 2] = [Self::Anywhere, Self::Home];
+
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Anywhere => "it may start anywhere",
+            Self::Home => "it starts away from its data",
+        }
+    }
+}
+
+/// One option of one plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    pub workload: Workload,
+    pub learned: Learned,
+    /// The round trip at which it was learned.
+    pub learned_at_ms: u32,
+    /// The round trip that is predicted for.
+    pub rtt_ms: u32,
+    pub question: Question,
+    pub way: Way,
+    pub total: Estimate,
+    pub parts: Seconds,
+    /// The names of the parts that were guessed.
+    pub unknown: Vec<String>,
+    pub chosen: bool,
+}
+
+/// One run of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    pub workload: Workload,
+    pub rtt_ms: u32,
+    pub way: Way,
+    pub round: u32,
+    /// From the VM's start to the command's end.
+    pub total_s: f64,
+    pub boot_s: f64,
+    /// Of a job that might move: whether it did.
+    pub moved: bool,
+    pub load_1min: f64,
+}
+
+/// A prediction beside its truth.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Compared {
+    pub prediction: Prediction,
+    /// The median of the rounds.
+    pub measured_s: f64,
+    /// Of what was expected, as a share of what was measured.
+    pub error: f64,
+    /// The rounds whose time was in the range, and all.
+    pub in_range: usize,
+    pub rounds: usize,
+}
+
+/// The comparison of one kind of predictions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    pub predictions: usize,
+    pub median_error: Option<f64>,
+    pub p90_error: Option<f64>,
+    /// The share of the measured times that were in the stated range; the goal is 0.9.
+    pub in_range: Option<f64>,
+}
+
+/// How good the chosen options were.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choices {
+    pub learned: Learned,
+    pub question: Question,
+    pub plans: usize,
+    /// The chosen option took at most 10 % longer than the best one that was measured.
+    pub good: usize,
+    /// The others, in words.
+    pub missed: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Results {
+    pub cpus: usize,
+    pub rounds: u32,
+    pub versions: BTreeMap<String, String>,
+    pub setting: String,
+    pub scores: BTreeMap<String, Score>,
+    pub choices: Vec<Choices>,
+    /// Of runs beside the data, which do not depend on the round trip: how far single runs are from their mean.
+    pub floor: Option<f64>,
+    pub compared: Vec<Compared>,
+    pub runs: Vec<Run>,
+    pub predictions: Vec<Prediction>,
+}
+
+pub fn way_name(way: Way) -> String {
+    let name = serde_json::to_value(way).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+impl Results {
+    pub fn write(&mut self, out: &Path) -> Result<()> {
+        self.compare();
+        std::fs::create_dir_all(out)?;
+        std::fs::write(out.join("results.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        std::fs::write(out.join("report.html"), crate::report::html(self))?;
+        Ok(())
+    }
+
+    pub fn rtts_ms(&self) -> Vec<u32> {
+        let mut rtts: Vec<u32> = self.runs.iter().map(|run| run.rtt_ms).collect();
+        rtts.sort_unstable();
+        rtts.dedup();
+        rtts
+    }
+
+    fn times(&self, workload: Workload, rtt_ms: u32, way: Way) -> Vec<f64> {
+        let is_it = |run: &&Run| (run.workload, run.rtt_ms, run.way) == (workload, rtt_ms, way);
+        self.runs.iter().filter(is_it).map(|run| run.total_s).collect()
+    }
+
+    pub fn measured_s(&self, workload: Workload, rtt_ms: u32, way: Way) -> Option<f64> {
+        quantile(self.times(workload, rtt_ms, way), 0.5)
+    }
+
+    fn compare(&mut self) {
+        let mut compared: Vec<Compared> = Vec::new();
+        // Both questions predict the same for an option; the second one is only about the choice.
+        for prediction in self.predictions.iter().filter(|p| p.question == Question::Anywhere) {
+            let times = self.times(prediction.workload, prediction.rtt_ms, prediction.way);
+            let Some(measured_s) = quantile(times.clone(), 0.5) else { continue };
+            compared.push(Compared {
+                prediction: prediction.clone(),
+                measured_s,
+                error: prediction.total.expected_s / measured_s - 1.0,
+                in_range: times.iter().filter(|s| prediction.total.holds(**s)).count(),
+                rounds: times.len(),
+            });
+        }
+        self.compared = compared;
+        self.scores = self.score();
+        self.choices = self.choose();
+        self.floor = self.floor();
+    }
+
+    fn score(&self) -> BTreeMap<String, Score> {
+        let mut scores = BTreeMap::new();
+        let mut add = |name: String, wanted: &dyn Fn(&Prediction) -> bool| {
+            let found: Vec<&Compared> =
+                self.compared.iter().filter(|c| wanted(&c.prediction)).collect();
+            if !found.is_empty() {
+                scores.insert(name, Score::of(&found));
+            }
+        };
+        for learned in Learned::ALL {
+            let from = learned.words();
+            add(format!("from {from}"), &|p| p.learned == learned);
+            add(format!("from {from}: held out"), &|p| {
+                p.learned == learned && p.workload.is_held_out()
+            });
+            for way in [Way::Remote, Way::Migrate, Way::Beside] {
+                add(format!("from {from}: {}", way_name(way)), &|p| {
+                    p.learned == learned && p.way == way
+                });
+            }
+        }
+        scores
+    }
+
+    fn choose(&self) -> Vec<Choices> {
+        let mut all = Vec::new();
+        for learned in Learned::ALL {
+            for question in Question::ALL {
+                let mut choices =
+                    Choices { learned, question, plans: 0, good: 0, missed: Vec::new() };
+                let of_kind =
+                    |p: &&Prediction| (p.learned, p.question) == (learned, question) && p.chosen;
+                for chosen in self.predictions.iter().filter(of_kind) {
+                    self.judge(chosen, &mut choices);
+                }
+                if choices.plans > 0 {
+                    all.push(choices);
+                }
+            }
+        }
+        all
+    }
+
+    fn judge(&self, chosen: &Prediction, choices: &mut Choices) {
+        let (workload, rtt_ms) = (chosen.workload, chosen.rtt_ms);
+        let possible: &[Way] = match chosen.question {
+            Question::Anywhere => &[Way::Beside, Way::Remote, Way::Migrate],
+            Question::Home => &[Way::Remote, Way::Migrate],
+        };
+        let measured: Vec<(Way, f64)> = possible
+            .iter()
+            .filter_map(|way| Some((*way, self.measured_s(workload, rtt_ms, *way)?)))
+            .collect();
+        let best = measured.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        let taken = self.measured_s(workload, rtt_ms, chosen.way);
+        let (Some((best_way, best_s)), Some(taken_s)) = (best, taken) else { return };
+        choices.plans += 1;
+        if taken_s <= best_s * 1.1 {
+            choices.good += 1;
+        } else {
+            choices.missed.push(format!(
+                "{} at {rtt_ms} ms: {} took {taken_s:.1} s, {} {best_s:.1} s",
+                workload.words(),
+                way_name(chosen.way),
+                way_name(*best_way)
+            ));
+        }
+    }
+
+    fn floor(&self) -> Option<f64> {
+        let mut apart = Vec::new();
+        for workload in Workload::ALL {
+            let is_it = |run: &&Run| run.workload == workload && run.way == Way::Beside;
+            let times: Vec<f64> = self.runs.iter().filter(is_it).map(|run| run.total_s).collect();
+            let mean = times.iter().sum::<f64>() / count(times.len());
+            if times.len() > 1 {
+                apart.extend(times.iter().map(|s| (s / mean - 1.0).abs()));
+            }
+        }
+        quantile(apart, 0.5)
+    }
+}
+
+impl Score {
+    fn of(compared: &[&Compared]) -> Self {
+        let errors: Vec<f64> = compared.iter().map(|c| c.error.abs()).collect();
+        let rounds: usize = compared.iter().map(|c| c.rounds).sum();
+        let held: usize = compared.iter().map(|c| c.in_range).sum();
+        Self {
+            predictions: compared.len(),
+            median_error: quantile(errors.clone(), 0.5),
+            p90_error: quantile(errors, 0.9),
+            in_range: (rounds > 0).then(|| count(held) / count(rounds)),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some hundreds")]
+pub fn count(number: usize) -> f64 {
+    number as f64
+}
+
+/// The value below which this share of the values lies, between the two nearest ones.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an index into the values"
+)]
+pub fn quantile(mut values: Vec<f64>, share: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let at = count(values.len().checked_sub(1)?) * share;
+    let (low, high) = (values[at.floor() as usize], values[at.ceil() as usize]);
+    Some(low + (high - low) * at.fract())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn results() -> Results {
+        let mut results = Results { rounds: 2, ..Results::default() };
+        let run = |way, total_s, round| Run {
+            workload: Workload::Merge,
+            rtt_ms: 16,
+            way,
+            round,
+            total_s,
+            boot_s: 4.0,
+            moved: way == Way::Migrate,
+            load_1min: 1.0,
+        };
+        let times = [(Way::Beside, 10.0), (Way::Remote, 20.0), (Way::Migrate, 14.0)];
+        for (round, more_s) in [(1, 0.0), (2, 0.4)] {
+            results.runs.extend(times.map(|(way, total_s)| run(way, total_s + more_s, round)));
+        }
+        let total = |expected_s| Estimate { expected_s, low_s: expected_s - 0.3, high_s: 21.0 };
+        for question in Question::ALL {
+            for (way, expected_s) in [(Way::Beside, 9.0), (Way::Remote, 20.2), (Way::Migrate, 30.0)]
+            {
+                results.predictions.push(Prediction {
+                    workload: Workload::Merge,
+                    learned: Learned::All,
+                    learned_at_ms: 4,
+                    rtt_ms: 16,
+                    question,
+                    way,
+                    total: total(expected_s),
+                    parts: Seconds::default(),
+                    unknown: Vec::new(),
+                    chosen: way
+                        == if question == Question::Home { Way::Remote } else { Way::Beside },
+                });
+            }
+        }
+        results.compare();
+        results
+    }
+
+    #[test]
+    fn predictions_are_compared_with_the_median_of_the_rounds() {
+        let results = results();
+        assert_eq!(results.compared.len(), 3);
+        let remote = &results.compared[1];
+        assert!((remote.measured_s - 20.2).abs() < 1e-9 && remote.error.abs() < 1e-9);
+        assert_eq!((remote.in_range, remote.rounds), (2, 2));
+        let score = &results.scores["from runs in all placements at another round trip"];
+        assert_eq!(score.predictions, 3);
+        assert!((score.in_range.expect("a share") - 4.0 / 6.0).abs() < 1e-9);
+        assert!((results.floor.expect("two runs") - 0.2 / 10.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_choice_is_good_within_a_tenth_of_the_best_that_was_possible() {
+        let results = results();
+        let good: Vec<(usize, usize)> = results.choices.iter().map(|c| (c.good, c.plans)).collect();
+        assert_eq!(good, [(1, 1), (0, 1)]);
+        assert!(results.choices[1].missed[0].contains("remote took 20.2 s, migrate 14.2 s"));
+    }
+
+    #[test]
+    fn a_quantile_lies_between_its_neighbours() {
+        assert_eq!(quantile(vec![4.0, 1.0, 2.0, 3.0], 0.5), Some(2.5));
+        assert_eq!(quantile(vec![1.0, 2.0], 1.0), Some(2.0));
+        assert_eq!(quantile(Vec::new(), 0.5), None);
+    }
+}
