@@ -4,8 +4,9 @@
 mod decisions;
 mod history;
 
-use perigee_model::job::JobSpec;
+use perigee_model::job::{Access, JobSpec};
 use perigee_model::plan::Plan;
+use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{HostId, Problem};
 use perigee_planner::{
     Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, PastRun, Refused,
@@ -42,6 +43,8 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
             volume: volume.volume.clone(),
             home: record.home,
             allocated_bytes: record.seen.map_or(0, |seen| seen.allocated_bytes),
+            stays: (volume.access == Access::Read)
+                .then(|| "the job only reads it, and others may too".to_owned()),
         });
     }
     let history = history(cluster, spec).await?;
@@ -98,7 +101,7 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
         dirty_bytes_per_s,
         wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
         vcpu_s: seconds(here.vcpu_ms),
-        disks: data_disks(placement, &here),
+        disks: disks_that_may_come(cluster, record, placement, &here),
     };
     Ok(Some(perigee_planner::consider(&running)))
 }
@@ -126,10 +129,32 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
                 client: stats.client,
                 at_home: stats.home,
                 far_requests: stats.far_requests,
+                copy_bytes: None,
                 outage_ns: stats.outage_ns,
             })
         })
         .collect()
+}
+
+/// The data volumes' counters, with what a copy to the VM's host would ship. A volume that others may read stays
+/// at its home, and so does one whose last move was called off.
+fn disks_that_may_come(
+    cluster: &Cluster,
+    record: &JobRecord,
+    placement: &Placement,
+    totals: &Totals,
+) -> Vec<DiskFacts> {
+    let mut facts = data_disks(placement, totals);
+    let data = placement.disks.iter().filter(|disk| disk.data_of.is_some());
+    for ((fact, disk), bytes) in facts.iter_mut().zip(data).zip(&placement.traits.data_bytes) {
+        let last = cluster.index.volume_move(&disk.volume);
+        let called_off = last.is_some_and(|last| {
+            last.shown.state == VolumeMoveState::CalledOff
+                && last.shown.started_ms >= record.meter.arrived_ms
+        });
+        fact.copy_bytes = (!disk.read_only && !called_off).then_some(*bytes);
+    }
+    facts
 }
 
 fn requests(disk: &DiskFacts) -> f64 {

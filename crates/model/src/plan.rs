@@ -15,6 +15,10 @@ pub enum Way {
     Remote,
     /// The VM starts there and is migrated live to its data.
     Migrate,
+    /// As `migrate`, and then the VM's own disks come after it.
+    Follow,
+    /// The VM stays where it starts, and its data volumes come there while it runs.
+    Copy,
     /// The VM starts beside its data.
     Beside,
 }
@@ -145,6 +149,9 @@ pub struct PlanOption {
     /// Their sum, and how far from it the truth may be.
     #[serde(default)]
     pub total: Estimate,
+    /// The bytes that it would send between hosts; `None` if that is not known.
+    #[serde(default)]
+    pub shipped_bytes: Option<u64>,
     /// Parts of it that are guessed.
     #[serde(default)]
     pub unknown: Vec<Unknown>,
@@ -313,6 +320,7 @@ mod tests {
             end: host,
             predicted: Seconds::default(),
             total: Estimate { expected_s: 10.0, low_s: 8.0, high_s: 13.0 },
+            shipped_bytes: None,
             unknown: Vec::new(),
             longer: None,
             chosen: true,

@@ -42,6 +42,14 @@ pub fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     })
 }
 
+/// A copy is completed in the background with this many requests of this many blocks in flight, and at most at
+/// this rate if nobody sets it otherwise.
+pub const FILL_PIECE_BLOCKS: u64 = 32;
+/// See [`FILL_PIECE_BLOCKS`].
+pub const FILL_PIECES_IN_FLIGHT: usize = 8;
+/// See [`FILL_PIECE_BLOCKS`].
+pub const FILL_BYTES_PER_S: u64 = 100 << 20;
+
 const STREAMS_MAX: usize = 8;
 /// A read that begins this near to the end of a stream belongs to it, because several reads may be in flight.
 const SLACK_BYTES: u64 = 512 << 10;

@@ -176,6 +176,8 @@ pub struct VolumeFacts {
     pub home: HostId,
     /// The bytes that it holds; 0 if that is not known yet.
     pub allocated_bytes: u64,
+    /// Why its home can't move to the VM's host while the job runs; `None` if it can.
+    pub stays: Option<String>,
 }
 
 /// A job while its command runs.
@@ -229,6 +231,8 @@ pub struct DiskFacts {
     pub at_home: IoStats,
     /// The requests of `client` while the home was another host, whether they were answered from memory or not.
     pub far_requests: u64,
+    /// The bytes that it would at most ship if its home moved to the VM's host now; `None` if it can't.
+    pub copy_bytes: Option<u64>,
     /// Time in which requests to the home waited and none was answered, because the link or the home was down.
     pub outage_ns: u64,
 }

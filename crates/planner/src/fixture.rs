@@ -92,6 +92,7 @@ pub(crate) fn job() -> JobFacts {
             volume: volume_name("data"),
             home: host_id("cloud1"),
             allocated_bytes: 256 * MIB,
+            stays: Some("others read it".to_owned()),
         }],
         dirty_bytes_per_s: Some(0),
     }
@@ -174,7 +175,7 @@ pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: b
     }
     let (volume, home, at_home) = (volume_name(name), host_id(home), at(LOCAL_US));
     let far_requests = if remote { reads } else { 0 };
-    DiskFacts { volume, home, client, at_home, far_requests, outage_ns: 0 }
+    DiskFacts { volume, home, client, at_home, far_requests, copy_bytes: None, outage_ns: 0 }
 }
 
 #[track_caller]

@@ -96,11 +96,18 @@ pub(crate) struct Place {
     pub bytes_s: f64,
     /// The seconds that the links need at least.
     pub links_s: f64,
+    /// The bytes that the links carry.
+    pub sent_bytes: f64,
     /// The CPU time here relative to a host of mean speed; more if other VMs compute.
     pub cpu_factor: Spread,
 }
 
 impl Place {
+    /// With all data there.
+    pub fn local(cpu_factor: Spread) -> Self {
+        Self { round_trip_s: 0.0, bytes_s: 0.0, links_s: 0.0, sent_bytes: 0.0, cpu_factor }
+    }
+
     /// A mixture of two places, as for a run with a move: this share of the work is done at the first.
     pub fn mixed(&self, share: f64, other: &Self) -> Self {
         let mix = |a: f64, b: f64| a * share + b * (1.0 - share);
@@ -109,6 +116,7 @@ impl Place {
             round_trip_s: mix(self.round_trip_s, other.round_trip_s),
             bytes_s: mix(self.bytes_s, other.bytes_s),
             links_s: mix(self.links_s, other.links_s),
+            sent_bytes: mix(self.sent_bytes, other.sent_bytes),
             cpu_factor: Spread {
                 expected: mix(a.expected, b.expected),
                 down: mix(a.down, b.down),
@@ -177,13 +185,14 @@ impl Learned {
         let (speed, _) = cpu_factor(cluster, &host.id);
         let load = load_factor(host, host.running_vms.saturating_add(1));
         let cpu_factor = speed.by(load);
-        let mut place = Place { round_trip_s: 0.0, bytes_s: 0.0, links_s: 0.0, cpu_factor };
+        let mut place = Place::local(cpu_factor);
         for (home, volume) in homes.iter().zip(&self.volumes) {
             if let Some(path) = path(cluster, &host.id, home, figures)? {
                 let rate = path.rate_bytes_per_s.max(1) as f64;
                 place.round_trip_s += volume.share * path.round_trip_s;
                 place.bytes_s += volume.waited_bytes / rate;
                 place.links_s += volume.sent_bytes / rate;
+                place.sent_bytes += volume.sent_bytes;
             }
         }
         Ok(place)

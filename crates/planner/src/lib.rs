@@ -11,6 +11,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+mod copying;
 mod experience;
 mod facts;
 mod figures;

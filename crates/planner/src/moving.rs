@@ -17,10 +17,10 @@ const ROUNDS_MAX: u32 = 30;
 
 /// The relative speed of a VM while its memory is copied: it waits for pages that are scanned, and shares the
 /// CPUs with the threads that send them.
-const SPEED_WHILE_COPIED: f64 = 0.5;
+pub(crate) const SPEED_WHILE_COPIED: f64 = 0.5;
 
-/// A predicted live migration.
-#[derive(Debug, Clone, PartialEq)]
+/// A predicted live migration, or move of volumes.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct MoveCost {
     /// The sum of the three phases.
     pub total_s: f64,

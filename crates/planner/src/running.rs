@@ -30,6 +30,7 @@ use perigee_model::HostId;
 use perigee_model::plan::{Basis, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
 
+use crate::copying::copy_cost;
 use crate::facts::{DiskFacts, HostFacts, Running};
 use crate::figures::Figures;
 use crate::hosts::load_factor;
@@ -69,21 +70,24 @@ pub enum Verdict {
         /// The cost of the best move; `None` if no host is better.
         cost_s: Option<f64>,
     },
-    /// It moves now.
+    /// The VM moves now, or its data.
     Move {
-        /// The host with the largest saving after the cost of the move.
+        /// [`Way::Migrate`], or [`Way::Copy`]: its data volumes come to its host.
+        way: Way,
+        /// The host with the largest saving after the cost of the move; for a copy the VM's own.
         to: HostId,
         /// The time lost and the cost of the move, in plain words.
         reason: String,
-        /// How long the migration takes.
+        /// How long the migration or the copy takes.
         total_s: f64,
-        /// Both ways for the rest of the job; the move is chosen.
+        /// All ways for the rest of the job; the move is chosen.
         plan: Plan,
     },
 }
 
-/// A host where the job would have lost less.
+/// A change with which the job would have lost less.
 struct Better<'a> {
+    way: Way,
     to: &'a HostId,
     lost_there_s: f64,
     saved_s: f64,
@@ -109,9 +113,9 @@ pub fn consider(running: &Running) -> Verdict {
     if !running.may_migrate {
         return stay("the job file says that it may not move".to_owned(), None);
     }
-    let best = match best_place(running, lost_s) {
-        Ok(Some(best)) => best,
-        Ok(None) => return stay("no host with room would lose less".to_owned(), None),
+    let (best, other) = match best_changes(running, lost_s) {
+        Ok((Some(best), other)) => (best, other),
+        Ok((None, _)) => return stay("no host with room would lose less".to_owned(), None),
         Err(why) => return stay(format!("no move can be planned: {why}"), None),
     };
     let factor = if running.moves == 0 { 1.0 } else { AFTER_A_MOVE };
@@ -125,38 +129,75 @@ pub fn consider(running: &Running) -> Verdict {
         };
         return stay(reason, Some(best.cost.job_s));
     }
-    let plan = plan(running, lost_s, &best, &account);
+    let plan = plan(running, lost_s, &best, other.as_ref(), &account);
     let total_s = best.cost.total_s;
-    Verdict::Move { to: best.to.clone(), reason: account, total_s, plan }
+    Verdict::Move { way: best.way, to: best.to.clone(), reason: account, total_s, plan }
 }
 
 fn account(running: &Running, lost_s: f64, best: &Better) -> String {
     let to_lose = best.to_lose.map_or_else(String::new, |left| {
         format!("; {} more would be lost until its end", left.estimate())
     });
-    format!(
-        "{} of {} lost to the network at {}, {} would have been at {}; moving there costs {}{to_lose}",
-        format_seconds(lost_s),
-        format_seconds(running.wall_s),
-        running.host,
-        format_seconds(best.lost_there_s),
-        best.to,
-        format_seconds(best.cost.job_s)
-    )
+    let (lost, wall) = (format_seconds(lost_s), format_seconds(running.wall_s));
+    let (there, cost) = (format_seconds(best.lost_there_s), format_seconds(best.cost.job_s));
+    let (host, to) = (&running.host, best.to);
+    let change = if best.way == Way::Copy {
+        format!("{there} would have been with its data here; copying them costs {cost}")
+    } else {
+        format!("{there} would have been at {to}; moving there costs {cost}")
+    };
+    format!("{lost} of {wall} lost to the network at {host}, {change}{to_lose}")
+}
+
+/// The move or the copy with the larger saving after its cost, and then the other one. An error only if the
+/// prediction failed for every host and nothing can be copied.
+fn best_changes(
+    running: &Running,
+    lost_s: f64,
+) -> Result<(Option<Better<'_>>, Option<Better<'_>>), Refused> {
+    let (cluster, traits) = (&running.cluster, &running.traits);
+    let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
+    let copy = copied(running, lost_s, learned.as_ref());
+    match (best_place(running, lost_s, learned.as_ref()), copy) {
+        (Ok(Some(place)), Some(copy)) if surplus_s(&copy) > surplus_s(&place) => {
+            Ok((Some(copy), Some(place)))
+        }
+        (Ok(None) | Err(_), Some(copy)) => Ok((Some(copy), None)),
+        (place, copy) => Ok((place?, copy)),
+    }
+}
+
+/// The data volumes come to the VM's host. `None` if one of them can't, or if none is elsewhere.
+fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> Option<Better<'a>> {
+    let (cluster, to) = (&running.cluster, &running.host);
+    let far = running.disks.iter().filter(|disk| disk.home != *to);
+    let volumes: Vec<(&HostId, u64)> =
+        far.map(|disk| Some((&disk.home, disk.copy_bytes?))).collect::<Option<_>>()?;
+    if volumes.is_empty() || lost_s == 0.0 {
+        return None;
+    }
+    let cost = copy_cost(cluster, to, &volumes).ok()?;
+    let here = cluster.host(to).ok()?;
+    let local = vec![to; running.disks.len()];
+    let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
+    let to_lose = by_history.or_else(|| to_lose_by_progress(running, lost_s));
+    Some(Better { way: Way::Copy, to, lost_there_s: 0.0, saved_s: lost_s, cost, to_lose })
 }
 
 /// The host with the largest saving after the cost of the move. An error only if the prediction failed for
 /// every host.
-fn best_place(running: &Running, lost_s: f64) -> Result<Option<Better<'_>>, Refused> {
+fn best_place<'a>(
+    running: &'a Running,
+    lost_s: f64,
+    learned: Option<&Learned>,
+) -> Result<Option<Better<'a>>, Refused> {
     let mut best: Option<Better> = None;
     let mut refused = None;
-    let (cluster, traits) = (&running.cluster, &running.traits);
-    let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
     for host in &running.cluster.hosts {
         if host.id == running.host || host.memory_free_bytes < running.memory_bytes {
             continue;
         }
-        match place(running, lost_s, host, learned.as_ref()) {
+        match place(running, lost_s, host, learned) {
             Ok(place) if place.lost_there_s > lost_s * CLEARLY_LESS || lost_s == 0.0 => {}
             Ok(place) if best.as_ref().is_none_or(|b| surplus_s(&place) > surplus_s(b)) => {
                 best = Some(place);
@@ -198,9 +239,10 @@ fn place<'a>(
         }
     }
     let saved_s = lost_s - lost_there_s - slower_s(running, host)?;
-    let by_history = learned.and_then(|learned| to_lose(running, host, learned));
+    let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
+    let by_history = learned.and_then(|learned| to_lose(running, host, &homes, learned));
     let to_lose = by_history.or_else(|| to_lose_by_progress(running, saved_s));
-    Ok(Better { to, lost_there_s, saved_s, cost, to_lose })
+    Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, to_lose })
 }
 
 /// How much longer the computing since the arrival would have taken at the other host, beside the VMs that run
@@ -216,11 +258,18 @@ fn slower_s(running: &Running, there: &HostFacts) -> Result<f64, Refused> {
 /// The time that will be lost here and not there until the job's end, predicted from earlier runs: the loss of
 /// a whole run, times the share of its requests that are still to come. If the command reports its progress,
 /// the range covers both shares.
-fn to_lose(running: &Running, there: &HostFacts, learned: &Learned) -> Option<Spread> {
+fn to_lose(
+    running: &Running,
+    there: &HostFacts,
+    homes_then: &[&HostId],
+    learned: &Learned,
+) -> Option<Spread> {
     let cluster = &running.cluster;
     let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
-    let place = |host| learned.place(cluster, host, &homes, &mut Figures::default()).ok();
-    let whole = learned.network_longer(&place(cluster.host(&running.host).ok()?)?, &place(there)?);
+    let place =
+        |host, homes: &[&HostId]| learned.place(cluster, host, homes, &mut Figures::default()).ok();
+    let here = place(cluster.host(&running.host).ok()?, &homes)?;
+    let whole = learned.network_longer(&here, &place(there, homes_then)?);
     let by_requests = 1.0 - (running.requests / learned.requests.max(1.0)).min(1.0);
     let by_progress = running.progress.map(|progress| (1.0 - progress).clamp(0.0, 1.0));
     let other = by_progress.unwrap_or(by_requests);
@@ -256,23 +305,29 @@ fn data_bytes(disk: &DiskFacts) -> f64 {
     (disk.client.read_bytes + disk.client.write_bytes) as f64
 }
 
-/// Both ways for the rest of the job. The rest is taken to be like the work so far.
-fn plan(running: &Running, lost_s: f64, best: &Better, account: &str) -> Plan {
+/// All ways for the rest of the job. The rest is taken to be like the work so far.
+fn plan(
+    running: &Running,
+    lost_s: f64,
+    best: &Better,
+    other: Option<&Better>,
+    account: &str,
+) -> Plan {
     let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
     let busy_s: f64 = running.disks.iter().map(|d| seconds(d.client.busy_ns)).sum();
     let local_io_s = (busy_s.min(waiting_s) - lost_s).max(0.0);
-    let mut stay = Seconds {
+    let stay = Seconds {
         cpu_s: running.wall_s - waiting_s,
         local_io_s,
         network_s: lost_s,
         other_s: waiting_s - lost_s - local_io_s,
         ..Seconds::default()
     };
-    let mut there = stay;
-    there.network_s = best.lost_there_s;
-    there.migration_s = best.cost.job_s;
-    stay = stay.added_up();
-    there = there.added_up();
+    let changed = |better: &Better| {
+        let (network_s, migration_s) = (better.lost_there_s, better.cost.job_s);
+        Seconds { network_s, migration_s, ..stay }.added_up()
+    };
+    let stay = stay.added_up();
     let start = running.host.clone();
     let option = |way, end, predicted: Seconds, chosen: bool, reason| PlanOption {
         way,
@@ -280,6 +335,7 @@ fn plan(running: &Running, lost_s: f64, best: &Better, account: &str) -> Plan {
         end,
         predicted,
         total: Spread::between(0.0, predicted.total_s, 2.0 * predicted.total_s).estimate(),
+        shipped_bytes: None,
         unknown: Vec::new(),
         longer: None,
         chosen,
@@ -288,9 +344,15 @@ fn plan(running: &Running, lost_s: f64, best: &Better, account: &str) -> Plan {
     let mut figures = vec!["assumed: as much work is left as was done here".to_owned()];
     figures.extend(best.cost.figures.iter().cloned());
     let saved = format!("would lose {} more", format_seconds(best.saved_s));
-    let migrate = option(Way::Migrate, best.to.clone(), there, true, account.to_owned());
-    let remote = option(Way::Remote, start.clone(), stay, false, saved);
-    Plan { basis: Basis::Running, options: vec![migrate, remote], figures, moves: true }
+    let mut options =
+        vec![option(best.way, best.to.clone(), changed(best), true, account.to_owned())];
+    if let Some(other) = other {
+        let less = format_seconds(surplus_s(best) - surplus_s(other));
+        let why = format!("would save {less} less, after its cost");
+        options.push(option(other.way, other.to.clone(), changed(other), false, why));
+    }
+    options.push(option(Way::Remote, start.clone(), stay, false, saved));
+    Plan { basis: Basis::Running, options, figures, moves: true }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use futures_util::stream::FuturesUnordered;
 use perigee_block::device::IoError;
+use perigee_model::read_ahead::{FILL_PIECE_BLOCKS, FILL_PIECES_IN_FLIGHT};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::time::Instant;
 
@@ -23,9 +24,6 @@ use super::layer::live_name;
 use super::pool::Pool;
 use super::work::{StopOnDrop, Work};
 
-/// 128 KiB are fetched at a time. A reader of one of these blocks waits for all of them.
-const PIECE_BLOCKS: u64 = 32;
-const PIECES_IN_FLIGHT: usize = 8;
 /// The other host is asked for the extents of this much at a time.
 const WINDOW_BYTES: u64 = 256 << 20;
 /// Fetched blocks are made durable when there are as many as this, or at the end.
@@ -265,7 +263,7 @@ async fn fill_window(
     let mut fetches = FuturesUnordered::new();
     let (mut started, mut left_early) = (false, false);
     loop {
-        while fetches.len() < PIECES_IN_FLIGHT && !left_early {
+        while fetches.len() < FILL_PIECES_IN_FLIGHT && !left_early {
             // Each visit fetches something, however often readers miss blocks elsewhere.
             match copy.take_missed().filter(|_| started) {
                 Some(missed) if Unfilled::window_of(missed) == window => {
@@ -299,12 +297,12 @@ async fn missing_pieces(
 ) -> Result<VecDeque<Range<u64>>, IoError> {
     if copy.is_own() {
         let blocks = part.start / BLOCK_BYTES..part.end / BLOCK_BYTES;
-        return Ok(copy.missing(&blocks, PIECE_BLOCKS).into());
+        return Ok(copy.missing(&blocks, FILL_PIECE_BLOCKS).into());
     }
     let (mut at, mut missing) = (part.start, VecDeque::new());
     for extent in copy.remote.extents(&part).await? {
         if copy.remote.has_bytes(&extent) {
-            missing.extend(copy.missing(&blocks_of(at, extent.length_bytes), PIECE_BLOCKS));
+            missing.extend(copy.missing(&blocks_of(at, extent.length_bytes), FILL_PIECE_BLOCKS));
         }
         at += extent.length_bytes;
     }

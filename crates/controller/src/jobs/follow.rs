@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
-use perigee_model::plan::Trigger;
+use perigee_model::plan::{Trigger, Way};
 use perigee_model::vm::{Disk, HostReport, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::volume_move::VolumesOnMove;
@@ -342,15 +342,21 @@ impl Run {
         if moving || !job.spec.may_migrate || job.state != JobState::Running {
             return Ok(());
         }
+        if !self.record.value.to_follow.is_empty() || self.homes_move()? {
+            return Ok(());
+        }
         let since_abort = self.cluster.index.since_abort(&vm_of(&self.id));
         if since_abort.is_some_and(|since| since < AFTER_ABORT) {
             return Ok(());
         }
-        let Some(Verdict::Move { to, reason, total_s, plan }) =
+        let Some(Verdict::Move { way, to, reason, total_s, plan }) =
             planning::consider(&self.cluster, &self.record.value).await?
         else {
             return Ok(());
         };
+        if way == Way::Copy {
+            return self.bring_data(&to, plan, &reason).await;
+        }
         self.record.save().await?;
         let wish = migration::Wish {
             volumes: VolumesOnMove::Stay,

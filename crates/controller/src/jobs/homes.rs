@@ -1,10 +1,12 @@
 //! The homes of a job's volumes: where they are when one has moved, and which are still to come to the VM.
 
+use perigee_model::plan::{Plan, Trigger};
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use super::driver::Run;
 use crate::cluster::Cluster;
+use crate::planning;
 use crate::records::{JobRecord, PlacedDisk, vm_of};
 use crate::volume_moves;
 
@@ -44,16 +46,46 @@ impl Run {
         Ok(changing)
     }
 
+    /// Whether a volume of the job moves, or is not yet complete at its new home.
+    pub(super) fn homes_move(&self) -> Result<bool, Problem> {
+        let disks = &self.placement()?.disks;
+        let mut moves = disks.iter().filter_map(|d| self.cluster.index.volume_move(&d.volume));
+        Ok(moves.any(|last| !last.shown.state.is_final()))
+    }
+
+    /// The planner's decision: the data volumes come to the VM's host.
+    pub(super) async fn bring_data(
+        &mut self,
+        host: &HostId,
+        plan: Plan,
+        reason: &str,
+    ) -> Result<(), Problem> {
+        let data = self.placement()?.disks.iter().filter(|d| d.data_of.is_some());
+        let far = data.filter(|disk| disk.home != *host).map(|disk| disk.volume.clone());
+        let far: Vec<VolumeName> = far.collect();
+        let Some(first) = far.first() else { return Ok(()) };
+        let cause = VolumeMoveCause::Follows(vm_of(&self.id));
+        if let Err(problem) = volume_moves::request(&self.cluster, first, host, cause).await {
+            tracing::info!("the data of job {} stay where they are: {problem}", self.id);
+            return Ok(());
+        }
+        let record = &mut self.record.value;
+        record.to_follow = far;
+        record.moves += 1;
+        self.record.save().await?;
+        let summary = format!("copy the data to {host}: {reason}");
+        planning::record(&self.cluster, &self.id, Trigger::TimeLost, plan, summary).await
+    }
+
     /// Brings the volumes that follow the VM to its host, one after the other.
     pub(super) async fn bring_volumes(&mut self) -> Result<(), Problem> {
         let Some(volume) = self.record.value.to_follow.first().cloned() else { return Ok(()) };
         let Some(host) = self.job().host.clone() else { return Ok(()) };
-        let disks = &self.placement()?.disks;
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));
-        let moves = disks.iter().filter_map(|disk| self.cluster.index.volume_move(&disk.volume));
-        if moves.into_iter().any(|last| !last.shown.state.is_final()) {
+        if self.homes_move()? {
             return Ok(());
         }
+        let disks = &self.placement()?.disks;
         let home = disks.iter().find(|disk| disk.volume == volume).map(|disk| &disk.home);
         let is_there = home.is_none_or(|home| *home == host);
         if is_there || self.stays(&volume, &host, &cause) {

@@ -28,7 +28,12 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let ended_ms = started_ms + milliseconds(measured_s);
     let succeeded = job.exit_code == Some(0);
     let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(running_ms));
-    let newest = (succeeded && is_sharp).then(|| {
+    // A run whose data came to its VM tells nothing about either place.
+    let data = || placement.disks.iter().zip(&record.meter.totals.disks);
+    let data_came = data().any(|(disk, sums)| {
+        disk.data_of.is_some() && disk.home == placement.start && sums.far_requests > 0
+    });
+    let newest = (succeeded && is_sharp && !data_came).then(|| {
         let measured = measured(cluster, record, placement, ended_ms);
         (PastRun::learn(&measured), measured.paused_s)
     });
@@ -49,7 +54,12 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     };
     keep_boot(cluster, &placement.start, &boot).await?;
     let Some((newest, _)) = newest else {
-        tracing::info!("job {} teaches nothing: its counters were read too late", job.id);
+        let why = if data_came {
+            "its VM was beside its data for a part of it"
+        } else {
+            "its counters were read too late"
+        };
+        tracing::info!("job {} teaches nothing: {why}", job.id);
         return Ok(());
     };
     let dirty = last_dirty_rate(cluster, record);

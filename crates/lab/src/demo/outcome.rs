@@ -239,6 +239,7 @@ pub(crate) mod tests {
                 ..Seconds::default()
             },
             total: Estimate { expected_s: total_s, low_s: total_s * 0.8, high_s: total_s * 1.3 },
+            shipped_bytes: None,
             unknown: Vec::new(),
             longer: None,
             chosen,

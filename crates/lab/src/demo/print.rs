@@ -12,6 +12,8 @@ pub fn way_word(way: Way) -> &'static str {
     match way {
         Way::Remote => "remote",
         Way::Migrate => "migrate",
+        Way::Follow => "follow",
+        Way::Copy => "copy",
         Way::Beside => "beside",
     }
 }

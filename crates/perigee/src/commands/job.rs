@@ -120,6 +120,7 @@ const OPTIONS: &[Column<PlanOption>] = &[
     ("start", |o| o.start.to_string()),
     ("end", |o| o.end.to_string()),
     ("total", |o| o.total.to_string()),
+    ("ships", |o| output::or_dash(o.shipped_bytes.map(output::bytes).as_ref())),
     ("boot", |o| seconds_of(o, Part::Boot)),
     ("cpu", |o| seconds_of(o, Part::Cpu)),
     ("local i/o", |o| seconds_of(o, Part::LocalIo)),

@@ -189,7 +189,8 @@ async fn watch(client: &Client, asked: &VolumeMove) -> Result<VolumeMove, Proble
 fn state_words(shown: &VolumeMove) -> String {
     let mut words = output::word(&shown.state).replace('_', " ");
     if let Some(missing_bytes) = shown.missing_bytes.filter(|_| !shown.state.is_final()) {
-        words = format!("{words}, {} to copy", output::bytes(missing_bytes));
+        // The whole size counts until it is known which parts hold data.
+        words = format!("{words}, up to {} to copy", output::bytes(missing_bytes));
     }
     if !shown.problem.is_empty() {
         words = format!("{words}; {}", shown.problem);
@@ -211,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_is_still_to_be_copied_is_told_until_the_move_is_over() {
-        assert_eq!(summary(&shown("filling")), "home1 -> cloud1: filling, 100 MiB to copy");
+        assert_eq!(summary(&shown("filling")), "home1 -> cloud1: filling, up to 100 MiB to copy");
         assert_eq!(state_words(&shown("called_off")), "called off");
     }
 

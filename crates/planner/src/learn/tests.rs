@@ -12,7 +12,7 @@ fn learned(runs: &[PastRun]) -> Learned {
 
 fn at(learned: &Learned, round_trip_s: f64) -> Spread {
     let cpu_factor = Spread::exactly(1.0);
-    learned.at(&Place { round_trip_s, bytes_s: 0.0, links_s: 0.0, cpu_factor }).1
+    learned.at(&Place { round_trip_s, ..Place::local(cpu_factor) }).1
 }
 
 /// The time that `past_run` takes.
@@ -113,12 +113,7 @@ fn bytes_over_a_thin_link_are_a_bound() {
 #[test]
 fn a_slower_host_scales_the_computing_alone() {
     let learned = learned(&[past_run(0.0, 1000.0), past_run(0.016, 1000.0)]);
-    let place = |factor| Place {
-        round_trip_s: 0.016,
-        bytes_s: 0.0,
-        links_s: 0.0,
-        cpu_factor: Spread::exactly(factor),
-    };
+    let place = |factor| Place { round_trip_s: 0.016, ..Place::local(Spread::exactly(factor)) };
     let (one, two) = (learned.at(&place(1.0)).0, learned.at(&place(2.0)).0);
     assert_close(two.cpu_s, 2.0 * one.cpu_s);
     assert_close(two.network_s, one.network_s);

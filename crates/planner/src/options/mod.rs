@@ -4,24 +4,22 @@ use std::cmp::Reverse;
 
 use perigee_model::HostId;
 use perigee_model::job::Start;
-use perigee_model::plan::{Basis, Estimate, Part, Plan, PlanOption, Seconds, Unknown, Way};
+use perigee_model::plan::{Estimate, Part, Plan, PlanOption, Seconds, Unknown, Way};
 use perigee_model::units::{format_bytes, format_seconds};
 
 use crate::facts::{HostFacts, Snapshot};
 use crate::figures::Figures;
 use crate::hosts::{boot, cpu_factor};
 use crate::learn::{Learned, Place};
-use crate::moving::{Dirty, move_cost_with};
 use crate::refused::Refused;
-use crate::running::moves_at_s;
 use crate::spread::Spread;
 
 /// Compares the ways to run a job, and chooses the one that is predicted to end first.
 ///
-/// `remote`, `beside` and `migrate` are each predicted for their best hosts. Ways that are not possible come
-/// last, with the reason (migration is not allowed, or the job may not start at the data). `migrate` follows
-/// the rule of [`crate::consider`]: the VM runs remotely until the time that a move would have saved reaches a
-/// threshold. This time is lost before the move.
+/// Each [`Way`] is predicted for its best hosts. Ways that are not possible come last, with the reason (migration
+/// is not allowed, the job may not start at the data, or others use its volume). `migrate`, `follow` and `copy`
+/// keep to the rule of [`crate::consider`]: the VM runs remotely until the time that the change would have saved
+/// reaches a threshold. This time is lost before it.
 ///
 /// # Errors
 /// [`Refused`] if no host has room, a volume's home is not up, or a link is not measured.
@@ -37,7 +35,8 @@ pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
     let stays = stays(snapshot, &learned, &mut figures)?;
     let mut candidates: Vec<Candidate> =
         [Way::Beside, Way::Remote].into_iter().filter_map(|way| best_stay(&stays, way)).collect();
-    candidates.extend(best_move(snapshot, &learned, &stays, &mut figures));
+    candidates.extend(changes::best_moves(snapshot, &learned, &stays, &mut figures));
+    candidates.extend(changes::best_copy(snapshot, &learned, &stays, &mut figures));
     let default_start = stays.iter().find(|s| s.allowed).map(|s| s.host.clone());
     Ok(choose(candidates, &learned, default_start, figures))
 }
@@ -148,6 +147,7 @@ fn stay(
     })
 }
 
+#[derive(Clone)]
 struct Candidate {
     option: PlanOption,
     /// Why it is not possible.
@@ -166,6 +166,7 @@ impl Candidate {
             end: end.clone(),
             predicted: start.seconds,
             total: start.total.estimate(),
+            shipped_bytes: Some(whole_bytes(start.place.sent_bytes)),
             unknown: start.unknown.clone(),
             longer: None,
             chosen: false,
@@ -201,80 +202,6 @@ fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     Some(candidate)
 }
 
-fn best_move(
-    snapshot: &Snapshot,
-    learned: &Learned,
-    stays: &[Stay],
-    figures: &mut Figures,
-) -> Option<Candidate> {
-    let starts = stays.iter().filter(|s| s.allowed && s.way == Way::Remote);
-    let pairs = starts.flat_map(|start| {
-        let better = stays.iter().filter(|end| avoidable(learned, start, end).expected > 0.0);
-        better.map(move |end| (start, end))
-    });
-    let mut refused = None;
-    let moves = pairs.filter_map(|(start, end)| {
-        predict_move(snapshot, learned, start, end)
-            .map_err(|why| refused = Some((start, end, why)))
-            .ok()
-    });
-    let best =
-        moves.min_by(|a, b| a.0.option.predicted.total_s.total_cmp(&b.0.option.predicted.total_s));
-    let Some((mut best, cost_figures)) = best else {
-        // An impossible move is listed only if the hosts cannot exchange a VM at all.
-        let (start, end, why) = refused?;
-        matches!(why, Refused::ProcessorDiffers { .. }).then_some(())?;
-        let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
-        candidate.impossible = Some(why.to_string());
-        return Some(candidate);
-    };
-    if snapshot.job.may_migrate {
-        cost_figures.into_iter().for_each(|figure| figures.measured(figure));
-        let start = &best.option.start;
-        figures.assumed(&format!(
-            "after a move the job hardly reads its root disk, which stays at {start}"
-        ));
-    } else {
-        best.impossible = Some("the job file says that it may not move".to_owned());
-    }
-    Some(best)
-}
-
-/// How much more the network adds to the command at one host than at the other.
-fn avoidable(learned: &Learned, start: &Stay, end: &Stay) -> Spread {
-    learned.network_longer(&start.place, &end.place)
-}
-
-/// The job runs remotely until [`crate::consider`] would move it, and then at the other host.
-///
-/// # Errors
-/// [`Refused`] if this move is not possible.
-fn predict_move(
-    snapshot: &Snapshot,
-    learned: &Learned,
-    start: &Stay,
-    end: &Stay,
-) -> Result<(Candidate, Vec<String>), Refused> {
-    let data_bytes: f64 = learned.volumes.iter().map(|volume| volume.bytes).sum();
-    let command_s = start.seconds.total_s - start.seconds.boot_s;
-    let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, command_s);
-    let memory_bytes = snapshot.job.memory_bytes;
-    let cost = move_cost_with(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
-    let avoidable = avoidable(learned, start, end);
-    let known = (learned.basis == Basis::History).then_some(avoidable);
-    let lost_before_s = moves_at_s(cost.job_s, known);
-    let share_before = (lost_before_s / avoidable.expected).min(1.0);
-    let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
-    candidate.place = start.place.mixed(share_before, &end.place);
-    candidate.migration = cost.of_the_job();
-    let (command, of_command) = learned.at(&candidate.place);
-    let boot_s = start.boot.expected;
-    let migration_s = cost.job_s;
-    candidate.option.predicted = Seconds { boot_s, migration_s, ..command }.added_up();
-    candidate.option.total = start.boot.plus(of_command).plus(candidate.migration).estimate();
-    Ok((candidate, cost.figures))
-}
-
 fn choose(
     mut candidates: Vec<Candidate>,
     learned: &Learned,
@@ -298,7 +225,7 @@ fn choose(
     if let Some(best) = options.first_mut() {
         best.chosen = true;
         moves = match best.way {
-            Way::Migrate => true,
+            Way::Migrate | Way::Follow | Way::Copy => true,
             Way::Beside => default_start.is_some_and(|start| start != best.start),
             Way::Remote => false,
         };
@@ -319,7 +246,7 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
         return format!("{longer} longer than {}", way_name(candidates[0].option.way));
     }
     let total = format_seconds(predicted.total_s);
-    let Some(other) = candidates.get(1).filter(|c| c.impossible.is_none()) else {
+    let Some(other) = other_way(candidates) else {
         return format!("{total}; it is the only way");
     };
     let other_s = &other.option.predicted;
@@ -330,10 +257,12 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
         this.rtt_ms.max(other.rtt_ms)
     );
     let why = if predicted.migration_s > 0.0 {
-        format!("{waiting} costs {} to move", format_seconds(predicted.migration_s))
+        let what = if this.option.way == Way::Copy { "copy" } else { "move" };
+        format!("{waiting} costs {} to {what}", format_seconds(predicted.migration_s))
     } else if other_s.migration_s > 0.0 && this.option.way == Way::Remote {
         let (cost, saved) = (other_s.migration_s, (-less_s).max(0.0));
-        format!("a move costs {} and saves {}", format_seconds(cost), format_seconds(saved))
+        let what = if other.option.way == Way::Copy { "copy" } else { "move" };
+        format!("a {what} costs {} and saves {}", format_seconds(cost), format_seconds(saved))
     } else {
         waiting
     };
@@ -341,13 +270,34 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
     format!("{total} instead of {other_total} {}: {why}", way_name(other.option.way))
 }
 
+/// With which one the best way is compared: a change with staying, and staying with the next way. `follow` is
+/// nearly the same as `migrate`.
+fn other_way(candidates: &[Candidate]) -> Option<&Candidate> {
+    let is_change = |c: &&Candidate| c.option.predicted.migration_s > 0.0;
+    let possible = || {
+        let others = candidates.iter().skip(1).filter(|c| c.impossible.is_none());
+        others.filter(|c| c.option.way != Way::Follow)
+    };
+    let stays = possible().find(|c| !is_change(c));
+    candidates.first().filter(is_change).and(stays).or_else(|| possible().next())
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn whole_bytes(bytes: f64) -> u64 {
+    bytes as u64
+}
+
 fn way_name(way: Way) -> &'static str {
     match way {
         Way::Remote => "remote",
         Way::Migrate => "migrate",
+        Way::Follow => "follow",
+        Way::Copy => "copy",
         Way::Beside => "beside",
     }
 }
+
+mod changes;
 
 #[cfg(test)]
 mod tests;
