@@ -162,6 +162,7 @@ mod tests {
             memory_bytes: 384 * MIB,
             disks: vec![disk(DiskRole::Root, 1, false), disk(DiskRole::Data(0), 7, true)],
             arrives_by: None,
+            arrives_compressed: false,
         }
     }
 

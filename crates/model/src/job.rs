@@ -262,6 +262,13 @@ pub struct Migration {
     /// Whether the volumes that the VM writes come after it.
     #[serde(default)]
     pub volumes: VolumesOnMove,
+    /// The moves of other VMs over the same link that it waits for.
+    #[serde(default)]
+    pub moves_ahead: u32,
+    /// The link is thin, so the memory is compressed on its way. [`Self::bytes`] and the rates are those before
+    /// compression.
+    #[serde(default)]
+    pub compressed: bool,
 }
 
 /// One line of a job's log.

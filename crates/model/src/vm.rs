@@ -112,6 +112,9 @@ pub struct VmSpec {
     /// The VM does not boot: it waits for this migration to come in.
     #[serde(default)]
     pub arrives_by: Option<MigrationId>,
+    /// That migration sends the memory compressed ([`MigrateOut::compressed`]).
+    #[serde(default)]
+    pub arrives_compressed: bool,
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.
@@ -218,6 +221,13 @@ pub struct MigrateOut {
     /// The pause that QEMU aims at, at first; the agent raises it where copying does not end
     /// ([`crate::phases::DOWNTIME_LIMIT_MAX_MS`]).
     pub downtime_limit_ms: u64,
+    /// The memory is compressed with zstd on its way. The destination's QEMU must expect that
+    /// ([`VmSpec::arrives_compressed`]). QEMU 7.2 counts the bytes before compression.
+    #[serde(default)]
+    pub compressed: bool,
+    /// The most memory that QEMU may send in a second; `None`: no limit but the link's.
+    #[serde(default)]
+    pub max_bytes_per_s: Option<u64>,
 }
 
 /// One outgoing migration as its source sees it.

@@ -171,6 +171,8 @@ mod tests {
             destination_agent_url: "http://10.0.0.2:1".into(),
             epochs: vec![],
             downtime_limit_ms: 300,
+            compressed: false,
+            max_bytes_per_s: None,
         }
     }
 

@@ -177,8 +177,10 @@ impl Migration {
     /// stored, raised or switched, so an order that came too late ends without harm.
     async fn begin(&mut self) -> Result<(), Stop> {
         let begun = Instant::now();
-        let MigrateOut { uri, downtime_limit_ms, .. } = self.order.clone();
-        self.wish(Wish::Begin { uri, downtime_limit_ms }).await?;
+        let MigrateOut { uri, downtime_limit_ms, compressed, max_bytes_per_s, .. } =
+            self.order.clone();
+        let begin = Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s };
+        self.wish(begin).await?;
         self.record.report.phase = MigrationPhase::Copying;
         let begin_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.record.report.phases.prepare = Some(Prepare { begin_ms, ..Prepare::default() });

@@ -186,7 +186,8 @@ impl Owner {
         self.run_state.clear();
         self.look(&qmp).await?;
         if self.vm.status() == VmStatus::Incoming {
-            let uri = listen_for_migration(&qmp, &self.host.ip).await?;
+            let compressed = self.vm.spec.arrives_compressed;
+            let uri = listen_for_migration(&qmp, &self.host.ip, compressed).await?;
             self.vm.observed(|seen| seen.incoming_uri = Some(uri));
         }
         self.vm.observed(|seen| seen.qmp = Some(qmp));

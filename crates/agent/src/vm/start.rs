@@ -147,12 +147,17 @@ impl StartError {
 }
 
 /// Makes a QEMU that waits for a migration listen, unless it already does. Returns its address.
-pub async fn listen_for_migration(qmp: &Qmp, ip: &str) -> Result<String, QmpError> {
+pub async fn listen_for_migration(
+    qmp: &Qmp,
+    ip: &str,
+    compressed: bool,
+) -> Result<String, QmpError> {
     let info: MigrateInfo = qmp.query("query-migrate").await?;
     if info.socket_address.is_empty() {
         let capabilities = json!([{"capability": "events", "state": true}]);
         let set = json!({"capabilities": capabilities});
         qmp.execute("migrate-set-capabilities", set).await?;
+        set_compression(qmp, compressed).await?;
         qmp.execute("migrate-incoming", json!({"uri": format!("tcp:{ip}:0")})).await?;
     }
     let info: MigrateInfo = qmp.query("query-migrate").await?;
@@ -161,6 +166,18 @@ pub async fn listen_for_migration(qmp: &Qmp, ip: &str) -> Result<String, QmpErro
         reason: "it does not say where it listens".to_owned(),
     })?;
     Ok(format!("tcp:{ip}:{}", address.port))
+}
+
+/// Sets whether memory is sent compressed. Both QEMUs of a migration must be set to the same. Compression works
+/// only with QEMU's several channels ("multifd").
+pub async fn set_compression(qmp: &Qmp, compressed: bool) -> Result<(), QmpError> {
+    let set = json!({"capabilities": [{"capability": "multifd", "state": compressed}]});
+    qmp.execute("migrate-set-capabilities", set).await?;
+    if compressed {
+        let how = json!({"multifd-channels": 2, "multifd-compression": "zstd"});
+        qmp.execute("migrate-set-parameters", how).await?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

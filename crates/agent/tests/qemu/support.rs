@@ -61,7 +61,7 @@ pub fn writes_port(port: u16, value: u8) -> [u8; 512] {
     sector
 }
 
-/// Exports `root@1` and `root@2`, one disk, on a unix socket. It begins with this sector, if any.
+/// Exports `root@1`, `root@2` and `root@3`, one disk, on a unix socket. It begins with this sector, if any.
 pub struct Blocks {
     daemon: Child,
 }
@@ -75,7 +75,7 @@ impl Blocks {
         command.args(["--blockdev", &format!("file,node-name=blocks,filename={}", disk.display())]);
         let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
         command.args(["--nbd-server", &address]);
-        for epoch in 1..=2 {
+        for epoch in 1..=3 {
             let export = format!("nbd,id=e{epoch},node-name=blocks,name=root@{epoch},writable=on");
             command.args(["--export", &export]);
         }
@@ -115,7 +115,7 @@ impl Home {
         let inner = Arc::new(HomeInner {
             epochs: Mutex::new(WriterEpochs {
                 current: Epoch(1),
-                issued_max: Epoch(2),
+                issued_max: Epoch(3),
                 returned_max: Epoch(0),
             }),
             open: watch::Sender::new(true),
@@ -372,6 +372,8 @@ pub fn order(migration: &str, number: u32, uri: String, there: &Agent, home: &Ho
             to: Epoch(u64::from(number) + 1),
         }],
         downtime_limit_ms: 300,
+        compressed: false,
+        max_bytes_per_s: None,
     }
 }
 
@@ -394,6 +396,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
             read_only: false,
         }],
         arrives_by: is_incoming.then(|| MigrationId::new("m-1").unwrap()),
+        arrives_compressed: false,
     }
 }
 

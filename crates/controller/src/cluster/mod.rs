@@ -5,6 +5,7 @@
 mod capacity;
 mod hosts;
 mod index;
+mod lanes;
 mod links;
 pub mod taught;
 mod wakes;
@@ -28,6 +29,7 @@ pub use capacity::{Counters, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known, state_of};
 pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, demand_of};
+pub use lanes::{Lane, Lanes, Place};
 pub use links::{Ask, Links, Local};
 use taught::Taught;
 use wakes::Wakes;
@@ -78,6 +80,8 @@ pub struct Cluster {
     pub state_dir: PathBuf,
     pub timing: Timing,
     pub links: Links,
+    /// Migrations share links.
+    pub lanes: Lanes,
     pub taught: Taught,
     pub wakes: Wakes,
     /// What the scheduler did.
@@ -117,6 +121,7 @@ impl Cluster {
             state_dir: state_dir.to_owned(),
             timing,
             links,
+            lanes: Lanes::default(),
             taught,
             wakes: Wakes::default(),
             counters: Counters::default(),

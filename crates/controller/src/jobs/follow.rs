@@ -358,6 +358,15 @@ impl Run {
             return self.bring_data(&to, plan, &reason).await;
         }
         self.record.save().await?;
+        if self.job().host.as_ref().is_some_and(|from| migration::is_busy(&self.cluster, from, &to))
+        {
+            // By the time of its turn the move may not pay any more.
+            tracing::info!(
+                "job {} stays where it is: another VM moves over the link to {to}",
+                self.id
+            );
+            return Ok(());
+        }
         let wish = migration::Wish {
             volumes: VolumesOnMove::Stay,
             to: to.clone(),
@@ -413,6 +422,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         memory_bytes: spec.memory_bytes,
         disks: disks.collect::<Result<_, Problem>>()?,
         arrives_by: None,
+        arrives_compressed: false,
     })
 }
 
@@ -466,6 +476,7 @@ mod tests {
             memory_bytes: 256 << 20,
             disks: Vec::new(),
             arrives_by: None,
+            arrives_compressed: false,
         };
         let mut report = crate::tests::report(spec);
         (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));

@@ -1,13 +1,13 @@
 //! Live migrations. Each has one task, and only this task writes the migration's record.
 //!
 //! ```text
-//! preparing   epochs issued and volumes attached, then the destination's QEMU waits
+//! preparing   other moves over the link are waited for, epochs issued and volumes attached, then the destination's QEMU waits
 //! copying     the source sends memory
 //! switching   the source is paused, epochs are raised, the rest is sent
 //! completed | aborted
 //! ```
 //!
-//! [`prepare`] does the work before the source is asked, [`watch`] reads the reports of both agents until one
+//! [`sharing`] lets migrations over one link wait for each other, [`prepare`] does the work before the source is asked, [`watch`] reads the reports of both agents until one
 //! of them reports the end, and [`figures`] records them. This module contains the driver.
 //!
 //! The source's agent sends the VM and raises the epochs; the controller prepares and watches this. It judges
@@ -20,6 +20,7 @@
 mod figures;
 mod prepare;
 mod request;
+mod sharing;
 mod watch;
 
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_k
 #[cfg(test)]
 pub(crate) use request::new_record;
 pub use request::{Wish, cancel, of_vm, request};
+pub use sharing::is_busy;
 
 /// The reason of a migration that a person cancelled.
 const CANCELLED: &str = "cancelled";
@@ -100,6 +102,7 @@ impl Run {
     /// Each phase can be repeated after a restart. An error before the source was asked ends the migration in
     /// [`Run::give_up`]. Afterwards only the reports of both agents end it.
     async fn phases(&mut self) -> Result<(), Problem> {
+        let _place = self.take_turn().await?;
         let mut waiting = None;
         if !self.record.value.asked_source {
             waiting = Some(self.prepare().await?);

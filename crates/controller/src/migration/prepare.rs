@@ -58,7 +58,12 @@ impl Run {
         }
         let report: VmReport = self.source()?.agent.get(&self.path()).await?;
         let arrives_by = Some(self.record.value.migration.id.clone());
-        let mut spec = VmSpec { arrives_by, start: self.record.value.start, ..report.spec };
+        let mut spec = VmSpec {
+            arrives_by,
+            arrives_compressed: self.record.value.migration.compressed,
+            start: self.record.value.start,
+            ..report.spec
+        };
         let written = spec.disks.iter_mut().filter(|disk| !disk.read_only);
         let raises = try_join_all(written.map(|disk| self.issue(disk, placed))).await?;
         self.record.value.plan = Some(MovePlan { spec, raises });

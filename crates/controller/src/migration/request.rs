@@ -9,6 +9,7 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, VmId, VmStart};
 use perigee_planner::queue::Demand;
 
+use super::sharing;
 use crate::cleaner;
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::records::{
@@ -116,12 +117,14 @@ pub(crate) fn new_record(
         downtime_ms: 0,
         bytes: 0,
         job_progress: wish.job_progress,
+        compressed: sharing::is_thin(link.as_ref()),
         link,
         phases: Phases::default(),
         remaining_bytes: 0,
         rate_bytes_per_s: 0,
         dirty_bytes_per_s: 0,
         volumes: wish.volumes,
+        moves_ahead: 0,
     };
     Ok(MigrationRecord {
         migration,

@@ -17,6 +17,7 @@ use perigee_model::vm::{
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 
+use super::sharing::max_bytes_per_s;
 use super::{CANCELLED, Run};
 use crate::cluster::Cluster;
 
@@ -224,13 +225,17 @@ impl Run {
     /// again. A conflict may mean this same migration, which is not in its report yet; its next report decides.
     async fn ask_source(&self, destination: &Told) -> Option<String> {
         let Told::Vm(report) = destination else { return None };
+        let migration = &self.record.value.migration;
+        let (from, to) = (&migration.from, &migration.to);
         let ask = MigrateOut {
-            migration: self.record.value.migration.id.clone(),
+            migration: migration.id.clone(),
             number: self.record.value.number,
             uri: report.incoming_uri.clone()?,
             destination_agent_url: self.destination().ok()?.addresses.agent_url.clone(),
             epochs: self.planned().ok()?.raises.clone(),
             downtime_limit_ms: u64::from(DOWNTIME_LIMIT_FIRST_MS),
+            compressed: migration.compressed,
+            max_bytes_per_s: max_bytes_per_s(&self.cluster, &self.vm, from, to),
         };
         let path = format!("{}/migrate", self.path());
         match self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await {
@@ -350,6 +355,7 @@ mod tests {
             memory_bytes: 256 << 20,
             disks: Vec::new(),
             arrives_by: None,
+            arrives_compressed: false,
         };
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());

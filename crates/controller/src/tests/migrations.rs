@@ -10,7 +10,7 @@ use super::fake::FakeHost;
 use super::{Lab, TIMING, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Timing;
-use crate::{hosts, jobs, migration, planning, vms};
+use crate::{hosts, jobs, links, migration, planning, vms};
 
 /// A running job whose VM is being copied from `home1` to `cloud1`.
 async fn copying() -> (Lab, JobId, VmId) {
@@ -428,4 +428,77 @@ async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
     jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
     lab.wait_for_state(&id, JobState::Cancelled).await;
     lab.wait_for_clean_hosts().await;
+}
+
+/// Two jobs at `home1`, each with a VM that runs.
+async fn two_running() -> (Lab, [(JobId, VmId); 2]) {
+    let lab = Lab::up().await;
+    let mut both = Vec::new();
+    for _ in 0..2 {
+        let small = JobSpec { memory_bytes: 64 << 20, ..spec(Access::Read) };
+        let id = lab.submit(small).await;
+        let vm = vm_of(&id);
+        lab.wait_for_vm(&lab.home, &vm).await;
+        lab.home.say(&vm, GuestBody::Started);
+        lab.wait_for_state(&id, JobState::Running).await;
+        both.push((id, vm));
+    }
+    (lab, both.try_into().expect("two"))
+}
+
+async fn wait_for_order(lab: &Lab, vm: &VmId) -> perigee_model::vm::MigrateOut {
+    let asked = async || lab.home.inside().vms[vm].asked.clone();
+    wait_for("the source to be asked", asked).await
+}
+
+#[tokio::test]
+async fn vms_move_one_after_another_over_one_link() {
+    let (lab, [(first_id, first), (second_id, second)]) = two_running().await;
+    for vm in [&first, &second] {
+        vms::move_to(&lab.cluster, vm, lab.cloud.id.clone(), Default::default())
+            .await
+            .expect("move");
+    }
+    wait_for_order(&lab, &first).await;
+    let waits = |job: &Job| job.migrations[0].moves_ahead == 1;
+    let job = lab.wait_for_job(&second_id, "waiting for the link", waits).await;
+    assert_eq!(job.migrations[0].state, MigrationState::Preparing);
+    assert!(!lab.cloud.inside().vms.contains_key(&second), "nothing is prepared for it yet");
+    switch(&lab, &first);
+    let arrived = |job: &Job| job.migrations[0].state == MigrationState::Completed;
+    lab.wait_for_job(&first_id, "the first one at cloud1", arrived).await;
+    wait_for_order(&lab, &second).await;
+    switch(&lab, &second);
+    let job = lab.wait_for_job(&second_id, "the second one at cloud1", arrived).await;
+    assert_eq!(job.migrations[0].moves_ahead, 0);
+}
+
+#[tokio::test]
+async fn a_migration_that_is_cancelled_while_it_waits_leaves_the_link_to_the_next() {
+    let (lab, [(_, first), (second_id, second)]) = two_running().await;
+    for vm in [&first, &second] {
+        vms::move_to(&lab.cluster, vm, lab.cloud.id.clone(), Default::default())
+            .await
+            .expect("move");
+    }
+    wait_for_order(&lab, &first).await;
+    migration::cancel(&lab.cluster, &second).await.expect("cancel");
+    let aborted = |job: &Job| job.migrations[0].state == MigrationState::Aborted;
+    lab.wait_for_job(&second_id, "not moved", aborted).await;
+    assert!(lab.home.inside().vms[&second].asked.is_none());
+}
+
+/// The link of the test double has 50 MiB/s, and the other VM reads over it.
+#[tokio::test]
+async fn a_migration_leaves_a_part_of_the_link_to_vms_that_read_over_it() {
+    let (lab, [(_, first), _]) = two_running().await;
+    links::probe_all(&lab.cluster).await.expect("probe");
+    vms::move_to(&lab.cluster, &first, lab.cloud.id.clone(), Default::default())
+        .await
+        .expect("move");
+    let order = wait_for_order(&lab, &first).await;
+    assert_eq!((order.max_bytes_per_s, order.compressed), (Some((50 << 20) / 100 * 80), false));
+
+    let (lab, _, vm) = copying().await;
+    assert_eq!(wait_for_order(&lab, &vm).await.max_bytes_per_s, None, "no other VM uses the link");
 }

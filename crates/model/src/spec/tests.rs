@@ -49,6 +49,7 @@ fn vm(disks: usize) -> VmSpec {
         memory_bytes: 512 << 20,
         disks: (0..disks).map(disk).collect(),
         arrives_by: None,
+        arrives_compressed: false,
     }
 }
 

@@ -118,6 +118,10 @@ pub enum Wish {
         uri: String,
         /// The pause to aim at.
         downtime_limit_ms: u64,
+        /// As in [`crate::vm::MigrateOut`].
+        compressed: bool,
+        /// As in [`crate::vm::MigrateOut`].
+        max_bytes_per_s: Option<u64>,
     },
     /// The VM may be paused for so long to be sent the rest.
     AllowPause {

@@ -24,9 +24,14 @@ const MIGRATION: &[Column<Migration>] = &[
     ("state", |m| output::word(&m.state)),
     ("total", |m| format!("{} ms", m.total_ms)),
     ("pause", |m| format!("{} ms", m.downtime_ms)),
-    ("copied", |m| output::bytes(m.bytes)),
+    ("copied", copied),
     ("phases", |m| lines(m).join("\n")),
 ];
+
+fn copied(m: &Migration) -> String {
+    let before = if m.compressed { " before compression" } else { "" };
+    format!("{}{before}", output::bytes(m.bytes))
+}
 
 /// A migration in one line.
 pub fn summary(m: &Migration) -> String {
@@ -39,7 +44,7 @@ pub fn summary(m: &Migration) -> String {
         m.reason,
         m.total_ms,
         m.downtime_ms,
-        output::bytes(m.bytes)
+        copied(m)
     );
     if !m.error.is_empty() {
         line = format!("{line}; {}", m.error);
@@ -127,9 +132,10 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
         bar.set_length(migration.bytes + migration.remaining_bytes);
         bar.set_position(migration.bytes);
         bar.set_message(state_words(&migration));
-        if bar.is_hidden() && said != Some(migration.state) {
+        let state = (migration.state, migration.moves_ahead);
+        if bar.is_hidden() && said != Some(state) {
             eprintln!("{id} {}", state_words(&migration));
-            said = Some(migration.state);
+            said = Some(state);
         }
         if migration.state.is_final() {
             bar.finish_and_clear();
@@ -142,6 +148,13 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
 /// The state; while memory is being copied, also the estimated time left.
 fn state_words(migration: &Migration) -> String {
     let state = output::word(&migration.state);
+    if migration.moves_ahead > 0 {
+        let ahead = match migration.moves_ahead {
+            1 => "1 other move".to_owned(),
+            several => format!("{several} other moves"),
+        };
+        return format!("{state}, waits for {ahead} over the same link");
+    }
     if migration.state != MigrationState::Copying || migration.rate_bytes_per_s == 0 {
         return state;
     }
@@ -181,6 +194,13 @@ mod tests {
         assert_eq!(state_words(&migration), "copying, 100 MiB left, about 2.0 s");
         migration.dirty_bytes_per_s = 60 << 20;
         assert!(state_words(&migration).contains("as fast as it is sent"));
+    }
+
+    #[test]
+    fn a_migration_that_waits_for_its_link_says_so() {
+        let waiting = Migration { state: MigrationState::Preparing, moves_ahead: 2, ..migration() };
+        let words = "preparing, waits for 2 other moves over the same link";
+        assert_eq!(state_words(&waiting), words);
     }
 
     #[test]

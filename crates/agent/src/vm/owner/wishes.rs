@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::Owner;
 use crate::qmp::{Qmp, QmpError};
+use crate::vm::start::set_compression;
 
 impl Owner {
     /// # Errors
@@ -19,8 +20,8 @@ impl Owner {
         }
         let qmp = self.vm.observed(|seen| seen.qmp.clone()).ok_or(QmpError::Closed)?;
         let done = match wish {
-            Wish::Begin { uri, downtime_limit_ms } => {
-                return begin(&qmp, &uri, downtime_limit_ms).await;
+            Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s } => {
+                return begin(&qmp, &uri, downtime_limit_ms, compressed, max_bytes_per_s).await;
             }
             Wish::AllowPause { downtime_limit_ms } => {
                 let limit = json!({"downtime-limit": downtime_limit_ms});
@@ -37,15 +38,22 @@ impl Owner {
     }
 }
 
-async fn begin(qmp: &Qmp, uri: &str, downtime_limit_ms: u64) -> Result<(), QmpError> {
+async fn begin(
+    qmp: &Qmp,
+    uri: &str,
+    downtime_limit_ms: u64,
+    compressed: bool,
+    max_bytes_per_s: Option<u64>,
+) -> Result<(), QmpError> {
     let on = |name: &str| json!({"capability": name, "state": true});
     let capabilities =
         ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
     qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
+    set_compression(qmp, compressed).await?;
     let parameters = json!({
         "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
-        // In bytes per second: no limit but the link's. QEMU's default is 128 MiB/s.
-        "max-bandwidth": 1_u64 << 40,
+        // In bytes per second; without this QEMU's limit is 128 MiB/s.
+        "max-bandwidth": max_bytes_per_s.unwrap_or(1 << 40),
     });
     qmp.execute("migrate-set-parameters", parameters).await?;
     qmp.execute("migrate", json!({"uri": uri})).await.map(drop)
