@@ -57,6 +57,12 @@ impl Tenure {
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
+
+    /// The one before it.
+    #[must_use]
+    pub fn before(self) -> Self {
+        Self(self.0.saturating_sub(1))
+    }
 }
 
 impl std::fmt::Display for Tenure {
@@ -171,6 +177,10 @@ pub enum HomeState {
     NotHere {
         /// The highest tenure that it refused or had; 0: it never heard of the volume.
         refused: Tenure,
+        /// The highest tenure that it had; 0: none that it knows of. A volume that it had in its latest tenure was
+        /// deleted there.
+        #[serde(default)]
+        had: Tenure,
     },
 }
 

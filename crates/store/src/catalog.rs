@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_block::locking::lock;
-use perigee_model::home::Tenure;
+use perigee_model::home::{Residence, Tenure};
 use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{
     Epoch, ImageName, Incarnation, LayerId, OwnerName, Problem, TenantName, VolumeName,
@@ -453,7 +453,7 @@ impl Catalog {
             let Some((head, tenure)) = deleted.optional()? else { return Ok(Vec::new()) };
             // Its last home may still keep what a late message could take here once more.
             if tenure != Tenure::first(tenure.incarnation()) {
-                homes::set_spent(tx, name, tenure)?;
+                homes::set_spent(tx, name, &Residence::here(tenure).delete())?;
             }
             delete_unneeded(tx, head)
         })

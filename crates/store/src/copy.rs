@@ -14,10 +14,12 @@
 //! A fetch holds the locks of its blocks from the lookup of their states until the fetched bytes are
 //! written, as a guest's write does in a head. So a block is fetched once, however many readers want it,
 //! and a block that the copy has is never written again. The reader gets its answer as soon as the bytes
-//! have arrived; they are written to the copy afterwards.
+//! have arrived; they are written to the copy afterwards. So a read keeps nothing for sure: a kill soon after the
+//! answer, or a disk that fails, leaves the block missing, and it is fetched again. A copy is complete only when
+//! the background has seen every block written, flushed them, and compared them with the other host's checksums.
 //!
-//! The files, and the way they become durable, are those of a [`Head`]. After a kill the copy has all its
-//! blocks; after a power cut it has the flushed ones, and the others are fetched again. If the files of a
+//! The files, and the way they become durable, are those of a [`Head`]. After a kill the copy has all blocks that
+//! were written; after a power cut it has the flushed ones, and the others are fetched again. If the files of a
 //! copy fail, nothing is lost: its data are no longer used, every read of it goes to the other host, and the
 //! next server fetches all of it again. A map of own blocks stays right even then: each version of it that was
 //! ever written has the same blocks, so the one that is found says what the layer has.

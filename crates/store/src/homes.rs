@@ -64,6 +64,21 @@ impl Pool {
         Ok(VolumeHome { volume: name.clone(), home })
     }
 
+    /// Changes what the catalog has of a volume's home, while nobody else changes it.
+    async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: impl FnOnce(&Arc<Self>, &VolumeName) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            work(&pool, &name)
+        })
+        .await
+    }
+
     /// Whether this pool is the volume's home.
     ///
     /// # Errors
@@ -340,18 +355,16 @@ impl Pool {
         take: &TakeVolume,
         departed: Departed,
     ) -> Result<VolumeHome, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name, take) = (Arc::clone(self), name.clone(), take.clone());
-        blocking(move || {
-            let _guard = guard;
+        let take = take.clone();
+        self.change(name, move |pool, name| {
             let what = format!("can't take volume {name}");
-            if pool.may_arrive_now(&what, &name, take.tenure)? {
+            if pool.may_arrive_now(&what, name, take.tenure)? {
                 check_answer(&what, &take, &departed)?;
-                pool.arrive_now(&what, &name, &take, &departed)?;
-                pool.drop_staged(&name);
+                pool.arrive_now(&what, name, &take, &departed)?;
+                pool.drop_staged(name);
                 pool.to_fill.notify_one();
             }
-            pool.home_now(&name)
+            pool.home_now(name)
         })
         .await
     }
@@ -380,18 +393,15 @@ impl Pool {
         name: &VolumeName,
         CallOff { tenure }: CallOff,
     ) -> Result<VolumeHome, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        self.change(name, move |pool, name| {
             let what = format!("can't refuse volume {name}");
-            let now: Residence = pool.catalog.refuse_home(&name, tenure).map_err(failed(&what))?;
+            let now: Residence = pool.catalog.refuse_home(name, tenure).map_err(failed(&what))?;
             if now.has_refused(tenure) {
-                pool.drop_staged(&name);
-                let home = HomeState::NotHere { refused: now.spent };
-                return Ok(VolumeHome { volume: name, home });
+                pool.drop_staged(name);
+                let home = HomeState::NotHere { refused: now.spent, had: now.had };
+                return Ok(VolumeHome { volume: name.clone(), home });
             }
-            pool.home_now(&name)
+            pool.home_now(name)
         })
         .await
     }
@@ -405,14 +415,11 @@ impl Pool {
         name: &VolumeName,
         CallOff { tenure }: CallOff,
     ) -> Result<VolumeHome, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        self.change(name, move |pool, name| {
             let what = format!("can't take volume {name} back");
-            let done = pool.catalog.take_back(&name, tenure).map_err(failed(&what))?;
+            let done = pool.catalog.take_back(name, tenure).map_err(failed(&what))?;
             done.map_err(|why| refused(&what, why))?;
-            pool.home_now(&name)
+            pool.home_now(name)
         })
         .await
     }
@@ -427,12 +434,9 @@ impl Pool {
         name: &VolumeName,
         tenure: Tenure,
     ) -> Result<(), Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        self.change(name, move |pool, name| {
             let what = format!("can't forget volume {name}, which departed");
-            let forgotten = pool.catalog.forget_departed(&name, tenure);
+            let forgotten = pool.catalog.forget_departed(name, tenure);
             let unneeded = forgotten.map_err(failed(&what))?;
             pool.drop_copies(&unneeded);
             pool.remove_layers(&unneeded);
@@ -449,7 +453,7 @@ impl Pool {
         let home = self.home(name).await?.home;
         match home {
             HomeState::Departed { to, .. } => Ok(Some(to.nbd_addr)),
-            HomeState::NotHere { refused } if refused != Tenure(0) => {
+            HomeState::NotHere { refused, .. } if refused != Tenure(0) => {
                 let attached = self.attachments().await?;
                 Ok(attached.into_iter().find(|(volume, _)| volume == name).map(|(_, at)| at))
             }

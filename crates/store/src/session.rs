@@ -351,6 +351,23 @@ impl Device for Session {
     }
 }
 
+/// The part of a [`Device`] that is the same for each that can't be written.
+macro_rules! read_only {
+    () => {
+        fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+            Box::pin(async { Err(IoError::ReadOnly) })
+        }
+
+        fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+            Box::pin(async { Err(IoError::ReadOnly) })
+        }
+
+        fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+            Box::pin(async { Ok(()) })
+        }
+    };
+}
+
 /// A sealed layer with its chain, read-only. Its size never changes.
 pub(super) struct SealedDevice {
     pub(super) size_bytes: u64,
@@ -380,17 +397,7 @@ impl Device for SealedDevice {
         self.chain().try_read(offset, buffer)
     }
 
-    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Ok(()) })
-    }
+    read_only!();
 
     fn extents(
         &self,
@@ -430,17 +437,7 @@ impl Device for OwnDevice {
         self.0.try_read(offset, buffer)
     }
 
-    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Ok(()) })
-    }
+    read_only!();
 
     fn extents(
         &self,
@@ -469,17 +466,7 @@ impl Device for SumsDevice {
         })
     }
 
-    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Err(IoError::ReadOnly) })
-    }
-
-    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
-        Box::pin(async { Ok(()) })
-    }
+    read_only!();
 
     fn extents(&self, _: u64, length: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
         Box::pin(async move { Ok(vec![Extent { length_bytes: length, hole: false, zero: false }]) })

@@ -17,7 +17,7 @@ impl Run<'_> {
             HomeState::Here { tenure, missing_bytes } if self.is_of_move(tenure) => {
                 (missing_bytes, false)
             }
-            HomeState::NotHere { refused } if self.is_of_move(refused) => {
+            HomeState::NotHere { had, .. } if self.is_of_move(had) => {
                 self.may_forget_deleted(&to).await?;
                 (0, true)
             }

@@ -183,7 +183,9 @@ impl Run<'_> {
                 HomeState::Here { tenure: now, missing_bytes } if now > tenure => {
                     return self.taken(missing_bytes).await;
                 }
-                HomeState::NotHere { refused } if refused > tenure => {}
+                // It had it, and somebody deleted it there.
+                HomeState::NotHere { had, .. } if had > tenure => return self.taken(0).await,
+                HomeState::NotHere { refused, .. } if refused > tenure => {}
                 // What it keeps is of an earlier move.
                 HomeState::Departed { tenure: gone, .. } if gone <= tenure => {}
                 home => return Err(self.odd(&to, &home)),

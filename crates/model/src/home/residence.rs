@@ -3,13 +3,15 @@
 //!
 //! ```text
 //! not here --take--> here --depart--> departed --forget--> not here
-//!    |                 ^                 |
-//!    '--refuse         '------return-----'   (the tenure that was offered is spent)
+//!    |               | ^                 |
+//!    '--refuse       | '------return-----'   (the tenure that was offered is spent)
+//!                    '--delete--> not here
 //! ```
 //!
 //! There is one head at most, because each tenure begins at one server only: the old home gives the next
 //! tenure to one server, durably and before that server hears of it; and it takes the volume back only
-//! after that server has refused the tenure, durably and for good.
+//! after that server has refused the tenure, durably and for good. A server that had the volume in the tenure, and
+//! where it was deleted, has not refused it: the volume does not come back.
 
 use super::{ServerAddresses, Tenure};
 
@@ -20,6 +22,8 @@ pub struct Residence<A = ServerAddresses> {
     pub place: Place<A>,
     /// No tenure up to this one begins here any more: it did, or was refused.
     pub spent: Tenure,
+    /// The highest tenure that began here.
+    pub had: Tenure,
 }
 
 /// Whether a volume is at a server.
@@ -79,12 +83,12 @@ type Decided<A> = Result<Option<Residence<A>>, HomeRefused<A>>;
 impl<A: Clone + PartialEq + std::fmt::Debug> Residence<A> {
     /// Nothing is known of the volume.
     pub fn unknown() -> Self {
-        Self { place: Place::NotHere, spent: Tenure(0) }
+        Self { place: Place::NotHere, spent: Tenure(0), had: Tenure(0) }
     }
 
     /// A volume that is here.
     pub fn here(tenure: Tenure) -> Self {
-        Self { place: Place::Here(tenure), spent: tenure }
+        Self { place: Place::Here(tenure), spent: tenure, had: tenure }
     }
 
     /// The volume goes to another server. After a repeated request it has departed already.
@@ -100,7 +104,7 @@ impl<A: Clone + PartialEq + std::fmt::Debug> Residence<A> {
                 }
                 let (next, to) = (tenure.next(), to.clone());
                 let place = Place::Departed { tenure: next, to };
-                Ok(Some(Self { place, spent: self.spent.max(next) }))
+                Ok(Some(Self { place, spent: self.spent.max(next), had: tenure }))
             }
             Place::Here(here) => Err(HomeRefused::OtherTenure { here: *here, asked: tenure }),
             Place::Departed { tenure: at, to: there }
@@ -133,24 +137,14 @@ impl<A: Clone + PartialEq + std::fmt::Debug> Residence<A> {
     /// The server never becomes the home in the tenure after this one. Where it has already, it stays it:
     /// then the answer says so, and the old home must not take the volume back.
     pub fn refuse(&self, tenure: Tenure) -> Option<Self> {
-        let is_news = !self.had(tenure.next()) && self.spent < tenure.next();
+        let is_news = self.had < tenure.next() && self.spent < tenure.next();
         is_news.then(|| Self { spent: tenure.next(), ..self.clone() })
-    }
-
-    /// Whether this tenure began here, or a later one did.
-    fn had(&self, tenure: Tenure) -> bool {
-        match &self.place {
-            Place::Here(here) => *here >= tenure,
-            // The tenure before was here.
-            Place::Departed { tenure: gone, .. } => *gone > tenure,
-            Place::NotHere => false,
-        }
     }
 
     /// Whether the tenure after this one can't begin here any more, and never did. Then its old home may
     /// take the volume back.
     pub fn has_refused(&self, tenure: Tenure) -> bool {
-        !self.had(tenure.next()) && self.spent >= tenure.next()
+        self.had < tenure.next() && self.spent >= tenure.next()
     }
 
     /// The volume is here again, after the other server has refused the next tenure. Where it never left,
@@ -178,10 +172,16 @@ impl<A: Clone + PartialEq + std::fmt::Debug> Residence<A> {
     pub fn forget(&self, tenure: Tenure) -> Option<Self> {
         match &self.place {
             Place::Departed { tenure: gone, .. } if *gone == tenure => {
-                Some(Self { place: Place::NotHere, spent: self.spent.max(tenure) })
+                Some(Self { place: Place::NotHere, spent: self.spent.max(tenure), ..self.clone() })
             }
             _ => None,
         }
+    }
+
+    /// The volume is deleted here.
+    #[must_use]
+    pub fn delete(&self) -> Self {
+        Self { place: Place::NotHere, ..self.clone() }
     }
 }
 
@@ -197,7 +197,8 @@ mod tests {
     }
 
     fn departed(count: u64, to: char) -> Server {
-        Residence { place: Place::Departed { tenure: at(count), to }, spent: at(count) }
+        let (place, had) = (Place::Departed { tenure: at(count), to }, at(count - 1));
+        Residence { place, spent: at(count), had }
     }
 
     #[test]
@@ -222,6 +223,8 @@ mod tests {
         assert_eq!(taken.refuse(at(0)), None);
         assert!(!taken.has_refused(at(0)), "it is here already");
         assert!(!departed(2, 'c').has_refused(at(0)), "it was here, and has gone on");
+        assert!(!taken.delete().has_refused(at(0)), "it was here, and was deleted");
+        assert!(taken.delete().take(at(0)).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Walks every world that the decisions of [`super::residence`] can bring about: three servers and a
 //! controller, with messages lost, doubled and late, crashes between any two steps, moves that are
-//! called off at any time, and moves there and back.
+//! called off at any time, and moves there and back. At any time somebody may delete the volume at its home.
 
 use std::collections::HashMap;
 
@@ -75,6 +75,8 @@ const MESSAGES: [Message; 5] =
 enum Answer {
     Here(Tenure),
     NeverHere,
+    /// It was deleted here.
+    Deleted,
     Departed(u8),
     Done,
     Refused,
@@ -89,6 +91,7 @@ struct World {
     tenure: Tenure,
     /// Writes that were acknowledged.
     written: u8,
+    deleted: bool,
     /// Every message that was ever sent: each may come once more at any time.
     sent: u16,
 }
@@ -105,7 +108,7 @@ impl World {
         };
         let mut servers = [empty; SERVERS];
         servers[0].residence = Residence::here(tenure);
-        Self { servers, moves: [None; MOVES], at: 0, tenure, written: 0, sent: 0 }
+        Self { servers, moves: [None; MOVES], at: 0, tenure, written: 0, deleted: false, sent: 0 }
     }
 
     fn is_here(&self, server: usize) -> bool {
@@ -150,6 +153,7 @@ impl World {
                 Some(match server.residence {
                     refused if refused.has_refused(tenure) => Answer::NeverHere,
                     Residence { place: Place::Here(tenure), .. } => Answer::Here(tenure),
+                    Residence { place: Place::NotHere, had, .. } if had > tenure => Answer::Deleted,
                     _ => Answer::Refused,
                 })
             }
@@ -212,6 +216,18 @@ impl World {
         }
     }
 
+    /// The volume is deleted: which writes it had makes no difference any more.
+    fn forget_writes(&mut self) {
+        (self.deleted, self.written) = (true, 0);
+        for server in &mut self.servers {
+            server.version = 0;
+            server.kept.iter_mut().flatten().for_each(|kept| kept.version = 0);
+            if let Some(Taking { departed: Some(version), .. }) = &mut server.taking {
+                *version = 0;
+            }
+        }
+    }
+
     /// What happens next, without messages that come late.
     fn next(&self) -> Vec<Self> {
         let mut all = Vec::new();
@@ -228,6 +244,13 @@ impl World {
             let mut after = *self;
             after.written += 1;
             after.servers[number].version += 1;
+            all.push(after);
+        }
+        if self.is_here(number) {
+            let mut after = *self;
+            after.servers[number].residence = server.residence.delete();
+            after.servers[number].missing = None;
+            after.forget_writes();
             all.push(after);
         }
         if server.missing.is_some() {
@@ -274,7 +297,7 @@ impl World {
             {
                 self.drive(number, moving, all);
             }
-            _ if begun < MOVES => {
+            _ if begun < MOVES && !self.deleted => {
                 for to in (0..SERVERS).filter(|to| *to != self.at) {
                     let mut after = *self;
                     let (from, tenure, phase) = (self.at, self.tenure, Phase::Taking);
@@ -312,6 +335,10 @@ impl World {
                 (Phase::Taking | Phase::Refusing, Answer::Here(tenure)) => arrived(&after, tenure),
                 (Phase::Taking, Answer::Refused) => after.in_phase(number, Phase::Refusing),
                 (Phase::Refusing, Answer::NeverHere) => after.in_phase(number, Phase::Returning),
+                (Phase::Refusing, Answer::Deleted) => after.in_phase(number, Phase::Forgetting),
+                (Phase::Returning, Answer::Refused) if after.deleted => {
+                    after.in_phase(number, Phase::CalledOff)
+                }
                 (Phase::Returning, Answer::Here(tenure)) => {
                     let mut after = after.in_phase(number, Phase::CalledOff);
                     after.tenure = tenure;
@@ -325,8 +352,8 @@ impl World {
 
     fn is_settled(&self) -> bool {
         let ended = |moving: &Move| matches!(moving.phase, Phase::Completed | Phase::CalledOff);
-        self.moves.iter().flatten().all(ended)
-            && self.servers[self.at].residence.place == Place::Here(self.tenure)
+        let at_home = self.servers[self.at].residence.place == Place::Here(self.tenure);
+        self.moves.iter().flatten().all(ended) && (self.deleted || at_home)
     }
 }
 
@@ -347,6 +374,7 @@ impl Server {
 fn check(world: &World) {
     let heads: Vec<usize> = (0..SERVERS).filter(|server| world.is_here(*server)).collect();
     assert!(heads.len() < 2, "two heads: {world:?}");
+    assert!(!world.deleted || heads.is_empty(), "it was deleted: {world:?}");
     for head in heads {
         let server = &world.servers[head];
         assert_eq!(server.version, world.written, "a write is lost: {world:?}");

@@ -71,9 +71,11 @@ impl Catalog {
         if let Some(DepartedRow { tenure, to, .. }) = row {
             return Ok(HomeState::Departed { tenure, to });
         }
-        let sql = "SELECT tenure FROM spent_tenures WHERE volume = ?1 ORDER BY rowid DESC LIMIT 1";
-        let spent = connection.query_row(sql, [volume.as_str()], |row| unsigned(row, 0));
-        Ok(HomeState::NotHere { refused: Tenure(spent.optional()?.unwrap_or(0)) })
+        let sql =
+            "SELECT tenure, had FROM spent_tenures WHERE volume = ?1 ORDER BY rowid DESC LIMIT 1";
+        let spent = connection.query_row(sql, [volume.as_str()], spent_row).optional()?;
+        let (refused, had) = spent.unwrap_or_default();
+        Ok(HomeState::NotHere { refused, had })
     }
 
     /// What this server has of the volume that a tenure is about.
@@ -191,7 +193,7 @@ impl Catalog {
         self.change(|tx| {
             let before = residence(tx, volume, tenure)?;
             let Some(after) = before.refuse(tenure) else { return Ok(before) };
-            set_spent(tx, volume, after.spent)?;
+            set_spent(tx, volume, &after)?;
             Ok(after)
         })
     }
@@ -229,7 +231,7 @@ impl Catalog {
     ) -> Result<Vec<LayerId>> {
         self.change(|tx| {
             if let Some(after) = residence(tx, volume, tenure)?.forget(tenure) {
-                set_spent(tx, volume, after.spent)?;
+                set_spent(tx, volume, &after)?;
             }
             let sql = "DELETE FROM departed WHERE volume = ?1 AND tenure = ?2 RETURNING top";
             let row = params![volume.as_str(), signed(tenure.0)?];
@@ -270,16 +272,17 @@ fn residence(tx: &Transaction<'_>, volume: &VolumeName, of: Tenure) -> Result<Re
     {
         return Ok(Residence::here(here));
     }
-    let sql = "SELECT tenure FROM spent_tenures WHERE volume = ?1 AND incarnation = ?2";
+    let sql = "SELECT tenure, had FROM spent_tenures WHERE volume = ?1 AND incarnation = ?2";
     let row = params![volume.as_str(), which.0];
-    let spent = tx.query_row(sql, row, |row| unsigned(row, 0).map(Tenure)).optional()?;
-    let mut found = Residence { spent: spent.unwrap_or_default(), ..Residence::unknown() };
+    let (spent, had) = tx.query_row(sql, row, spent_row).optional()?.unwrap_or_default();
+    let mut found = Residence { place: Place::NotHere, spent, had };
     let sql = format!("{DEPARTED_ROWS} WHERE volume = ?1 ORDER BY tenure DESC");
     let mut statement = tx.prepare_cached(&sql)?;
     for row in statement.query_map([volume.as_str()], departed_row)? {
         let row = row?;
         if row.tenure.incarnation() == which {
             found.spent = found.spent.max(row.tenure);
+            found.had = found.had.max(row.tenure.before());
             found.place = Place::Departed { tenure: row.tenure, to: row.to };
             break;
         }
@@ -310,13 +313,19 @@ fn set_tenure(tx: &Transaction<'_>, volume: &VolumeName, after: &Residence) -> R
     tx.execute(sql, params![volume.as_str(), signed(after.spent.0)?]).map(drop)
 }
 
-/// No tenure up to this one begins here any more. The latest ones are remembered.
-pub(super) fn set_spent(tx: &Transaction<'_>, volume: &VolumeName, spent: Tenure) -> Result<()> {
-    let sql = "INSERT OR REPLACE INTO spent_tenures VALUES (?1, ?2, ?3)";
-    tx.execute(sql, params![volume.as_str(), spent.incarnation().0, signed(spent.0)?])?;
+/// The tenures that are over here: up to which one none begins, and which one began. The latest are remembered.
+pub(super) fn set_spent(tx: &Transaction<'_>, volume: &VolumeName, of: &Residence) -> Result<()> {
+    let Residence { spent, had, .. } = of;
+    let sql = "INSERT OR REPLACE INTO spent_tenures VALUES (?1, ?2, ?3, ?4)";
+    let which = spent.incarnation().0;
+    tx.execute(sql, params![volume.as_str(), which, signed(spent.0)?, signed(had.0)?])?;
     let sql = "DELETE FROM spent_tenures
                WHERE rowid <= (SELECT max(rowid) FROM spent_tenures) - ?1";
     tx.execute(sql, [SPENT_MAX]).map(drop)
+}
+
+fn spent_row(row: &Row<'_>) -> Result<(Tenure, Tenure)> {
+    Ok((Tenure(unsigned(row, 0)?), Tenure(unsigned(row, 1)?)))
 }
 
 fn departed_row(row: &Row<'_>) -> Result<DepartedRow> {

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 8] = [
+const STEPS: [&str; 9] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -138,6 +138,9 @@ CREATE TABLE spent_tenures (            -- of volumes that are not here: none up
     tenure INTEGER NOT NULL,
     PRIMARY KEY (volume, incarnation)
 ) STRICT;
+",
+    "
+ALTER TABLE spent_tenures ADD COLUMN had INTEGER NOT NULL DEFAULT 0;    -- the highest that began here; 0: not known
 ",
 ];
 

@@ -218,6 +218,11 @@ async fn requests_of_a_move_can_be_repeated_and_come_late() {
     two.pools[1].delete_volume(&v).await.unwrap();
     let late = two.pools[1].arrive(&v, &take, departed).await.unwrap_err();
     assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
+    // It was deleted there, and is never taken back because of that.
+    let had = take.tenure.next();
+    let off = CallOff { tenure: take.tenure };
+    let deleted = two.pools[1].refuse_home(&v, off).await.unwrap();
+    assert_eq!(deleted.home, HomeState::NotHere { refused: had, had });
     two.pools[0].detach(&v).await.unwrap();
     of_blocks(&two.pools[0], BLOCKS).await;
     let late = two.pools[0].depart(&v, &ask).await.unwrap_err();
@@ -240,7 +245,8 @@ async fn a_move_that_is_called_off_leaves_everything_as_it_was() {
     let (take, departed) = two.depart(0).await;
     let off = CallOff { tenure: take.tenure };
     let refused = two.pools[1].refuse_home(&v, off).await.unwrap();
-    assert_eq!(refused.home, HomeState::NotHere { refused: take.tenure.next() });
+    let never = HomeState::NotHere { refused: take.tenure.next(), had: Tenure(0) };
+    assert_eq!(refused.home, never);
     let late = two.pools[1].arrive(&v, &take, departed).await.unwrap_err();
     assert_eq!(late.kind, ProblemKind::Conflict);
     for _ in 0..2 {

@@ -157,7 +157,8 @@ async fn a_move_that_is_called_off_shows_to_open_sessions_only_as_a_pause() {
     let off = CallOff { tenure: ask.tenure };
     let refused: VolumeHome =
         two.control.post("/v1/volumes/data/refuse", &off).await.expect("a refusal");
-    assert_eq!(refused.home, HomeState::NotHere { refused: ask.tenure.next() });
+    let never = HomeState::NotHere { refused: ask.tenure.next(), had: Tenure(0) };
+    assert_eq!(refused.home, never);
     let back: VolumeHome =
         one.control.post("/v1/volumes/data/return", &off).await.expect("its return");
     let tenure = ask.tenure.next().next();
@@ -366,7 +367,7 @@ async fn call_off(servers: &[Server; 2], moving: &Move) -> Option<usize> {
     let to = 1 - moving.from;
     match once(&servers[to].control, "/v1/volumes/data/refuse", &off).await?.home {
         HomeState::Here { .. } => Some(to),
-        HomeState::NotHere { refused } if refused >= off.tenure.next() => {
+        HomeState::NotHere { refused, .. } if refused >= off.tenure.next() => {
             let from = &servers[moving.from].control;
             match once(from, "/v1/volumes/data/return", &off).await?.home {
                 HomeState::Here { .. } => Some(moving.from),

@@ -76,7 +76,7 @@ impl Inside {
     /// The volume is deleted.
     pub fn remove_residence(&mut self, volume: &VolumeName) {
         let before = self.residence(volume);
-        self.put_residence(volume, Residence { place: Place::NotHere, ..before });
+        self.put_residence(volume, before.delete());
     }
 
     /// The host is set up anew: it knows nothing of the volume.
@@ -95,7 +95,7 @@ impl Inside {
                 HomeState::Here { tenure, missing_bytes: self.moves.missing_bytes }
             }
             Place::Departed { tenure, to } => HomeState::Departed { tenure, to },
-            Place::NotHere => HomeState::NotHere { refused: residence.spent },
+            Place::NotHere => HomeState::NotHere { refused: residence.spent, had: residence.had },
         };
         Ok(Json(VolumeHome { volume: volume.clone(), home }))
     }
