@@ -60,9 +60,12 @@ fn summary(outcome: &Outcome) -> String {
     else {
         return "Not all runs took place.".to_owned();
     };
-    let moved = outcome.run(RunName::Planned).and_then(|run| run.migrations.first());
-    let moved = moved.map_or_else(
-        || "the planner did not move it".to_owned(),
+    let planned_run = outcome.run(RunName::Planned);
+    let moved = planned_run.and_then(|run| run.migrations.first()).map_or_else(
+        || match planned_run.is_some_and(Run::data_came) {
+            true => "the planner brought its data to it".to_owned(),
+            false => "the planner did not move it".to_owned(),
+        },
         |m| {
             let at = m
                 .job_progress
