@@ -182,7 +182,10 @@ impl PoolExports {
             Some(Wanted::Volume(volume, epoch)) => {
                 match self.local(&volume, name, epoch, opener).await {
                     Err(problem) if problem.kind == ProblemKind::NotFound => {
-                        if opener == Opener::Client && self.attachment(&volume).await?.is_some() {
+                        // What is here by now came back between the two looks.
+                        let is_known = self.attachment(&volume).await?.is_some()
+                            || self.pool.is_here(&volume).await?;
+                        if opener == Opener::Client && is_known {
                             return self.proxy(&volume, name, epoch).await;
                         }
                         Err(problem)

@@ -331,13 +331,18 @@ impl<'a> Negotiation<'a> {
     }
 
     async fn go(&mut self, option: u32, go: GoOption) -> Next {
-        let export = match self.open(&go.name).await {
+        let mut opened = self.open(&go.name).await;
+        if opened.is_err() && self.claim.is_some() {
+            if let Some(nbd_addr) = self.moved_to(&go.name).await {
+                self.refuse(option, reply::ERR_PERIGEE_MOVED, &nbd_addr);
+                return Next::Option;
+            }
+            // It may have come back between the two looks.
+            opened = self.open(&go.name).await;
+        }
+        let export = match opened {
             Ok(export) => export,
             Err(problem) => {
-                if let Some(nbd_addr) = self.moved_to(&go.name).await {
-                    self.refuse(option, reply::ERR_PERIGEE_MOVED, &nbd_addr);
-                    return Next::Option;
-                }
                 let kind = match problem.kind {
                     ProblemKind::NotFound => reply::ERR_UNKNOWN,
                     ProblemKind::Invalid => reply::ERR_INVALID,

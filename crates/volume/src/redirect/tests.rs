@@ -1,5 +1,6 @@
 //! Servers within one process, so that the order of events can be forced.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
@@ -168,11 +169,7 @@ impl Exports for Elsewhere {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn open<'a>(
-        &'a self,
-        name: &'a str,
-        _: Opener,
-    ) -> BoxFuture<'a, Result<perigee_block::exports::Export, Problem>> {
+    fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if let Some(exports) = &self.steps {
                 drop(exports.turns.moving(&data()).await?);
@@ -185,6 +182,48 @@ impl Exports for Elsewhere {
     fn moved_to<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<String>> {
         Box::pin(async { self.to.clone() })
     }
+}
+
+/// A home to which the volume comes back while it is looked for there.
+struct ComesBack {
+    home: Arc<PoolExports>,
+    off: Mutex<Option<CallOff>>,
+}
+
+impl Exports for ComesBack {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
+        self.home.names()
+    }
+
+    fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+        Box::pin(async move {
+            let found = self.home.open(name, opener).await;
+            let off = self.off.lock().expect("no holder panics").take_if(|_| found.is_err());
+            if let Some(off) = off {
+                self.home.return_home(&data(), off).await.expect("its return");
+            }
+            found
+        })
+    }
+
+    fn moved_to<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<String>> {
+        self.home.moved_to(name)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_comes_while_the_volume_comes_back_finds_it() {
+    let (home, third) = (Host::with_a_volume().await, Host::start().await);
+    let (_, to) = Elsewhere::start(None, None, &home.stop).await;
+    let depart = Depart { tenure: home.tenure().await, to };
+    home.exports.depart(&data(), &depart).await.expect("a departure");
+    let off = Mutex::new(Some(CallOff { tenure: depart.tenure }));
+    let nbd_addr = unused_address();
+    let comes_back = ComesBack { home: Arc::clone(&home.exports), off };
+    serve_nbd(Arc::new(comes_back), &nbd_addr, &home.stop).await;
+    third.exports.pool.attach(&data(), &nbd_addr).await.expect("an attachment");
+    write(&*third.open().await, 7).await;
+    assert_eq!(read(&*home.open().await).await, 7);
 }
 
 /// Else the step waits for the session's question, and the question for the step: both to their deadlines.
