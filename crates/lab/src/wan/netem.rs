@@ -33,10 +33,9 @@ pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Resu
     let [a, b] = &link.sites;
     for (site, other) in [(a, b), (b, a)] {
         let namespace = definition.site_namespace(site);
-        let device = definition.wan_device(other);
-        let mut args = vec!["-n", &namespace, "qdisc", "replace", "dev", &device, "root", "netem"];
-        let settings = netem_words(&link.settings);
-        args.extend(settings.iter().map(String::as_str));
+        let queue = queue_words(&definition.wan_device(other), &link.settings);
+        let mut args = vec!["-n", &namespace];
+        args.extend(queue.iter().map(String::as_str));
         run("tc", &args).await?;
         // netem treats a large frame as one, so the hosts have to cut frames before they send them.
         let all = links.iter().filter(|l| l.sites.contains(site));
@@ -51,18 +50,17 @@ pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Resu
     Ok(())
 }
 
-/// netem's arguments for one direction.
-fn netem_words(settings: &LinkSettings) -> Vec<String> {
+/// The arguments of `tc` for one direction: what this card sends gets these settings, whatever it had before.
+fn queue_words(device: &str, settings: &LinkSettings) -> Vec<String> {
     let loss_ppm = if settings.down { 1_000_000 } else { settings.loss_ppm };
-    let mut words = vec!["limit".to_owned(), frames(settings).to_string()];
-    words.extend(["delay".to_owned(), format!("{}us", settings.rtt_us.div_ceil(2))]);
-    if loss_ppm > 0 {
-        words.extend(["loss".to_owned(), format!("{}%", f64::from(loss_ppm) / 1e4)]);
-    }
-    if let Some(rate) = settings.rate.0 {
-        words.extend(["rate".to_owned(), format!("{rate}bit")]);
-    }
-    words
+    let limit = frames(settings).to_string();
+    let delay = format!("{}us", settings.rtt_us.div_ceil(2));
+    let loss = format!("{}%", f64::from(loss_ppm) / 1e4);
+    // `replace` changes a netem that is there, and that keeps a rate that is not named. 0 means no rate.
+    let rate = format!("{}bit", settings.rate.0.unwrap_or(0));
+    let mut words: Vec<&str> = vec!["qdisc", "replace", "dev", device, "root", "netem"];
+    words.extend(["limit", &limit, "delay", &delay, "loss", "random", &loss, "rate", &rate]);
+    words.into_iter().map(str::to_owned).collect()
 }
 
 /// How many frames netem's queue holds: those in transit, and those that wait for the link.
@@ -79,15 +77,42 @@ mod tests {
     use super::super::settings::Rate;
     use super::*;
 
+    /// A free link, a slow one that loses frames, and one that is down.
+    fn examples() -> [LinkSettings; 3] {
+        let free = LinkSettings::of_rtt_us(16_000);
+        let slow = LinkSettings { rate: Rate(Some(100_000_000)), loss_ppm: 1000, ..free };
+        [free, slow, LinkSettings { down: true, ..free }]
+    }
+
     #[test]
     fn netem_gets_half_of_the_round_trip_and_what_is_set() {
-        let words = |settings: LinkSettings| netem_words(&settings).join(" ");
-        let free = LinkSettings::of_rtt_us(16_000);
-        assert_eq!(words(free), "limit 100000 delay 8000us");
-        let slow = LinkSettings { rate: Rate(Some(100_000_000)), loss_ppm: 1000, ..free };
-        assert_eq!(words(slow), "limit 1000 delay 8000us loss 0.1% rate 100000000bit");
-        let down = LinkSettings { down: true, ..free };
-        assert_eq!(words(down), "limit 100000 delay 8000us loss 100%");
+        let words = examples().map(|settings| queue_words("wan1", &settings).join(" "));
+        let netem = "qdisc replace dev wan1 root netem";
+        assert_eq!(words[0], format!("{netem} limit 100000 delay 8000us loss random 0% rate 0bit"));
+        let slow = "limit 1000 delay 8000us loss random 0.1% rate 100000000bit";
+        assert_eq!(words[1], format!("{netem} {slow}"));
+        assert_eq!(
+            words[2],
+            format!("{netem} limit 100000 delay 8000us loss random 100% rate 0bit")
+        );
+    }
+
+    /// `tc` reads its arguments before it looks for the card.
+    #[test]
+    fn tc_understands_what_netem_gets() {
+        for settings in examples() {
+            let words = queue_words("no-such-card", &settings);
+            let output = std::process::Command::new("tc").args(&words).output().expect("iproute2");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("Cannot find device"), "tc {}: {said}", words.join(" "));
+        }
+    }
+
+    #[test]
+    fn a_rate_that_is_taken_away_is_named_to_netem() {
+        let [free, slow, _] = examples();
+        assert_ne!(slow.rate, free.rate);
+        assert!(queue_words("wan1", &free).ends_with(&["rate".to_owned(), "0bit".to_owned()]));
     }
 
     #[test]
