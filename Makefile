@@ -52,7 +52,7 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 || exit 1; \
 	done
 
-## Formatting, lints, the dependencies, and the file names in ARCHITECTURE.md
+## Formatting, lints, the dependencies, and the file names and the picture of the crates in ARCHITECTURE.md
 lint: setup
 	scripts/check-architecture
 	cargo fmt --all --check
