@@ -19,11 +19,13 @@
 //! as for one that holds the lease, and tells it to begin anew: its pool may be an older copy.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::locking;
 
 /// How long a lease lasts at the home, from the last time that it was asked for.
 pub const LEASE_MAX: Duration = Duration::from_secs(10);
@@ -135,12 +137,11 @@ impl Lease {
     /// Held while the holder is changed here and where it is remembered durably, so that both name
     /// the same one.
     pub fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        locking::lock(&self.changing)
     }
 
-    /// Its holders do nothing that can panic.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locking::lock(&self.state)
     }
 
     /// Whether this host may write now: nobody else is remembered. It stays true as long as writes

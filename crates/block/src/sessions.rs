@@ -11,13 +11,14 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 use crate::lease::{HostTag, NO_HOST};
+use crate::locking;
 
 /// The session to which a connection belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -132,9 +133,8 @@ pub struct Claim {
     _ended: DropGuard,
 }
 
-/// Locks the map. Code that holds the lock never panics.
 fn lock(live: &Mutex<HashMap<SessionKey, Live>>) -> MutexGuard<'_, HashMap<SessionKey, Live>> {
-    live.lock().unwrap_or_else(PoisonError::into_inner)
+    locking::lock(live)
 }
 
 impl SessionTable {

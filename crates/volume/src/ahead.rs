@@ -9,9 +9,10 @@
 //! again gets its own number, and the home drains its old session.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use perigee_block::locking;
 use perigee_model::{Problem, VolumeName};
 use tokio::task::JoinHandle;
 
@@ -43,14 +44,12 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// No code that holds this lock can panic.
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        locking::lock(&self.kept)
     }
 
     /// Starts to open a session and keeps it for a while. It does nothing if the export has a session, or
-    /// beyond
-    /// [`AHEAD_MAX`].
+    /// beyond [`AHEAD_MAX`].
     pub fn open(
         ahead: &Arc<Self>,
         volume: &VolumeName,

@@ -1,32 +1,33 @@
 //! Blocks of other hosts' volumes in memory: one bounded store for all proxied volumes of this host.
-//! What may be in it, and who may read it when, [`crate::coherent`] knows.
+//! [`crate::coherent`] decides which blocks may be kept, and when they may be read.
 //!
-//! Full, it gives up blocks that were not read since they were last looked at ([`Clock`]).
+//! When the store is full, it drops blocks that were not read for a while ([`Clock`]).
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use perigee_block::locking::lock;
 use perigee_model::clock::Clock;
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::Semaphore;
 
 const BLOCK: usize = 4096;
-/// So many neighbours are in one shard.
+/// This many consecutive blocks are in one shard.
 const RUN_BLOCKS: u64 = 64;
 const SHARDS: usize = 16;
 
-/// What a volume holds as long as only this host writes it. Numbers are never used again, so what is
-/// left of an older one goes by itself.
+/// The number of a volume's content, which changes when another host may have written. Numbers are never used
+/// again, so blocks of an older content are not read any more, and are dropped with time.
 pub type Content = u64;
 
 pub struct ReadCache {
     shards: Vec<Mutex<Shard>>,
     shard_blocks_max: usize,
-    /// A permit for each block that may be on its way to be kept before anybody asks for it.
+    /// One permit for each block that may be fetched ahead at the same time.
     pub ahead: Arc<Semaphore>,
 }
 
-/// What is on its way ahead of all readers.
+/// The most blocks that are fetched ahead at the same time.
 const AHEAD_BLOCKS_MAX: usize = 64 << 20 >> 12;
 
 type Shard = Clock<(Content, u64), Box<[u8; BLOCK]>>;
@@ -39,11 +40,10 @@ impl ReadCache {
         Self { shards, shard_blocks_max: blocks / SHARDS, ahead }
     }
 
-    /// Its holders do nothing that can panic.
     fn shard(&self, content: Content, block: u64) -> MutexGuard<'_, Shard> {
         let number = (content.wrapping_mul(7) ^ (block / RUN_BLOCKS)) % SHARDS as u64;
         let shard = &self.shards[usize::try_from(number).unwrap_or(0)];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(shard)
     }
 
     /// The parts of a range of blocks, each in one shard.
@@ -57,7 +57,7 @@ impl ReadCache {
         })
     }
 
-    /// Whether all the bytes were there, and are in `buffer` now.
+    /// Copies the bytes into `buffer`. Returns false if some of them are not in memory.
     pub fn read(&self, content: Content, offset: u64, buffer: &mut [u8]) -> bool {
         let end = offset + buffer.len() as u64;
         let blocks = offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
@@ -77,7 +77,7 @@ impl ReadCache {
         true
     }
 
-    /// From the first block of a range that is missing to the last one.
+    /// The range from the first missing block to the last one.
     pub fn missing(&self, content: Content, blocks: &Range<u64>) -> Option<Range<u64>> {
         let mut missing: Option<Range<u64>> = None;
         for run in Self::runs(blocks.clone()) {

@@ -1,33 +1,34 @@
-//! Which blocks of a proxied volume may be kept, and when they may be read: the rule that makes the
-//! cache right.
+//! Decides which blocks of a proxied volume may be kept in memory, and when they may be read. These rules keep
+//! readers from seeing old data:
 //!
-//! 1. Blocks are kept, and read from memory, only while this host holds the lease that the volume's home
-//!    gives ([`perigee_block::lease`]). A write of anybody else waits for its end. So no other host's
-//!    write is ever missed.
-//! 2. A write of this host removes its blocks before it is sent, and while it is in flight none of them
-//!    is kept or read from memory. What a read brings is kept only if no write of this host overlapped
-//!    the read's time. What a write carried is kept when the home has acknowledged it, if no other write
-//!    overlapped it: of two at once nobody knows which one came last.
-//! 3. When the home says that somebody else may have written, everything is forgotten: it gets a new
-//!    [`Content`], and what was asked for before is kept for nobody.
-//! 4. A write whose fate is not known may still arrive at the home. Nothing is kept until it can't any
-//!    more ([`DISTRUST`]).
+//! 1. Blocks are kept, and read from memory, only while this host holds the lease from the volume's home
+//!    ([`perigee_block::lease`]). Writes of all others wait until the lease ends. So this host never misses
+//!    another host's write.
+//! 2. A write of this host removes its blocks before it is sent. While it is in flight, these blocks are neither
+//!    kept nor read from memory. The result of a read is kept only if no write of this host overlapped it. The
+//!    data of a write is kept when the home has acknowledged it, if no other write overlapped it, because the
+//!    order of two concurrent writes is not known.
+//! 3. When the home says that others may have written, all blocks are dropped: the volume gets a new [`Content`],
+//!    and the results of earlier reads are not kept.
+//! 4. A write whose result is not known may still reach the home. Nothing is kept until that is no longer
+//!    possible ([`DISTRUST`]).
 //!
 //! All sessions of this host on a volume share one [`CachedVolume`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_block::lease::LEASE_USE_MAX;
+use perigee_block::locking::lock;
 use perigee_model::read_ahead::{REMOVED_BLOCKS_MAX, blocks_of};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use crate::cache::{Content, ReadCache};
 
-/// Longer than a closed connection goes on sending what it still had.
+/// A closed connection never sends its remaining data for longer than this.
 pub const DISTRUST: Duration = Duration::from_secs(30 * 60);
 
 pub struct CachedVolume {
@@ -35,7 +36,7 @@ pub struct CachedVolume {
     state: Mutex<State>,
     /// A read that was in flight has ended.
     filled: Notify,
-    /// Somebody reads without a lease.
+    /// A session reads without a lease.
     pub wanted: Notify,
     /// Held by the session that asks for the lease.
     pub asking: tokio::sync::Mutex<()>,
@@ -43,16 +44,16 @@ pub struct CachedVolume {
 
 struct State {
     content: Content,
-    /// The lease is held until then.
+    /// The lease is held until this time.
     until: Option<Instant>,
     distrusted_until: Option<Instant>,
-    /// Something was read since this was last looked at.
+    /// Whether blocks were read since [`CachedVolume::take_used`] was last called.
     used: bool,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
-    /// This host's sessions on the volume.
+    /// The number of this host's sessions on the volume.
     sessions: u64,
-    /// Of the last question about the lease.
+    /// The number of the last request about the lease.
     number: u64,
 }
 
@@ -60,11 +61,11 @@ struct InFlight {
     blocks: Range<u64>,
     content: Content,
     writes: bool,
-    /// A write overlaps it: what it carries is not kept.
+    /// A write overlapped it, so its data is not kept.
     overlapped: bool,
 }
 
-/// A number that no content had.
+/// Returns a number that no other content has had.
 fn new_content() -> Content {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -74,7 +75,7 @@ fn new_content() -> Content {
 pub enum Plan<'a> {
     /// Ask the home, and keep nothing.
     Direct,
-    /// They are on their way.
+    /// Another session fetches them. Wait until it has ended.
     Wait(tokio::sync::futures::Notified<'a>),
     /// Ask the home for the transfer's blocks.
     Fetch(Transfer),
@@ -130,18 +131,18 @@ impl CachedVolume {
         Self { cache, state: Mutex::new(state), filled, wanted, asking }
     }
 
-    /// Its holders do nothing that can panic.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// A session begins.
+    /// Counts a session that begins.
     pub fn enter(&self) {
         self.lock().sessions += 1;
     }
 
-    /// A session has ended. After the last one the lease is used no more: this is the number with which it
-    /// is given back. A session that begins meanwhile asks with a higher one, and keeps what it is granted.
+    /// Counts a session that has ended. After the last one the lease is not used any more. Then this returns the
+    /// number with which the lease is given back. A session that begins in the meantime asks with a higher number,
+    /// and its lease stays.
     pub fn leave(&self) -> Option<u64> {
         let mut state = self.lock();
         state.sessions -= 1;
@@ -152,12 +153,12 @@ impl CachedVolume {
         Some(state.next_number())
     }
 
-    /// Whether it has to be kept although nobody uses it: see [`DISTRUST`].
+    /// Whether this object has to be kept although no session uses it. See [`DISTRUST`].
     pub fn is_distrusted(&self) -> bool {
         self.lock().distrusted_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether all the bytes are in memory, and in `buffer` now.
+    /// Copies the bytes into `buffer`. Returns false if they are not all in memory, or may not be read from there.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> bool {
         let content = {
             let mut state = self.lock();
@@ -173,7 +174,7 @@ impl CachedVolume {
         }
     }
 
-    /// What to do next for blocks of which some are not in memory. `None`: all are.
+    /// Decides how to read blocks of which some are not in memory. Returns `None` if all of them are in memory.
     pub fn plan(self: &Arc<Self>, blocks: &Range<u64>) -> Option<Plan<'_>> {
         let filled = self.filled.notified();
         let mut state = self.lock();
@@ -197,7 +198,7 @@ impl CachedVolume {
         Some(Plan::Fetch(transfer))
     }
 
-    /// A write of this host begins.
+    /// Records that a write of this host begins.
     pub fn write(self: &Arc<Self>, offset: u64, length_bytes: u64) -> Transfer {
         let blocks = blocks_of(offset, length_bytes);
         let mut state = self.lock();
@@ -216,8 +217,8 @@ impl CachedVolume {
         Transfer { volume, number, blocks, writes: true, ended: false }
     }
 
-    /// The home has granted the lease that was asked for at `asked`. `still`: nobody else has written
-    /// since it was held before.
+    /// Records that the home has granted the lease that was requested at `asked`. `still` is true if nobody else
+    /// has written since this host held the lease before.
     pub fn granted(&self, asked: Instant, still: bool) {
         let mut state = self.lock();
         if !still {
@@ -226,7 +227,7 @@ impl CachedVolume {
         state.until = Some(asked + LEASE_USE_MAX);
     }
 
-    /// The lease is used no more from now on. `recalled`: somebody else will write.
+    /// Records that the lease is not used any more. `recalled` is true if somebody else is about to write.
     pub fn ended(&self, recalled: bool) {
         let mut state = self.lock();
         state.until = None;
@@ -239,7 +240,7 @@ impl CachedVolume {
         &self.cache.ahead
     }
 
-    /// Of the next question about the lease. It grows, over a restart too.
+    /// The number of the next request about the lease. It always grows, also over a restart.
     pub fn number(&self) -> u64 {
         self.lock().next_number()
     }
@@ -249,19 +250,19 @@ impl CachedVolume {
         state.until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether anything was read since the last time.
+    /// Whether blocks were read since this was last called.
     pub fn take_used(&self) -> bool {
         std::mem::take(&mut self.lock().used)
     }
 }
 
 impl Transfer {
-    /// The home has answered: these bytes are in the volume, from this offset on.
+    /// Ends the transfer after the home's answer. The volume has these bytes at this offset.
     pub fn done(mut self, offset: u64, data: &[u8]) {
         self.end(Some((offset, data)));
     }
 
-    /// It failed, and the home has done what it did; or it carried no bytes.
+    /// Ends a transfer that failed, or that had no data. The home does nothing more for it.
     pub fn failed(mut self) {
         self.end(None);
     }
@@ -281,7 +282,7 @@ impl Transfer {
     }
 }
 
-/// Nobody knows what has become of it.
+/// The request was dropped, so its result is not known.
 impl Drop for Transfer {
     fn drop(&mut self) {
         if self.ended {

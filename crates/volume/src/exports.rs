@@ -7,11 +7,11 @@
 //! | `image:NAME` | a sealed layer, read-only |
 //! | `layer:UUID` | the same, by what it is; never listed |
 //! | `layer:UUID@own` | only what the layer itself has, for a host that has the layers below it; never listed |
-//! | `image:NAME@sums`, `layer:UUID@sums` | the checksums of a layer without layers below it, for who copies it; never listed |
-//! | `layer:UUID@own@sums` | the checksums of any layer, for who copies what it has itself; never listed |
+//! | `image:NAME@sums`, `layer:UUID@sums` | the checksums of a layer without layers below it, for a host that copies it; never listed |
+//! | `layer:UUID@own@sums` | the checksums of any layer, for a host that copies what it has itself; never listed |
 //!
-//! A volume that is not in this pool but attached is proxied: its home gets the same export name,
-//! and so enforces the epoch.
+//! A volume that is not in this pool but attached is proxied. The same export name is sent to its home, so the home
+//! enforces the epoch.
 
 use std::fs::File;
 use std::io::Write;
@@ -41,14 +41,14 @@ use crate::remotes::Remotes;
 use crate::settle::LocalSessions;
 use crate::turns::Turns;
 
-/// Connections to a volume's home for each session: one that carries a long write, or lost a packet,
-/// does not hold up the others' requests.
+/// The number of connections to a volume's home for each session. A long write or a lost packet delays only the
+/// requests on its own connection.
 const PROXY_CONNECTIONS: u64 = 4;
 
-/// As many names as an error lists.
+/// The most names that an error lists.
 const NAMES_IN_ERROR: usize = 20;
 
-/// An export's name, taken apart.
+/// The parts of an export's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Wanted {
     Volume(VolumeName, Option<Epoch>),
@@ -85,11 +85,11 @@ impl Wanted {
     }
 }
 
-/// What other hosts' servers are told of this one.
+/// How this server identifies itself to other hosts' servers.
 pub struct Here {
-    /// Which server asks, and which one has the volumes of this pool. It outlives a restart.
+    /// The id of this server and its pool. It stays the same over a restart.
     pub server_id: Uuid,
-    /// Which boot of the host this is; empty if it is not known.
+    /// The id of the host's boot. Empty if it is not known.
     pub boot: String,
 }
 
@@ -99,7 +99,7 @@ pub struct PoolExports {
     pub(crate) proxies: Arc<Proxies>,
     pub(crate) ahead: Arc<Ahead>,
     here: Here,
-    /// Tells them which start of it, so that what an earlier one left is drained there first.
+    /// Identifies this start of the server to the homes, so that they first drain what an earlier start has left.
     start: Uuid,
     remotes: Remotes,
     pub logins: Arc<Logins>,
@@ -129,25 +129,25 @@ impl PoolExports {
         })
     }
 
-    /// Open sessions of an attached volume.
+    /// The number of open sessions of an attached volume.
     pub fn proxied_sessions(&self, volume: &VolumeName) -> u64 {
         self.proxies.count(volume)
     }
 
-    /// A volume is attached from now on, perhaps at another home.
+    /// To be called when a volume was attached, perhaps at another home than before.
     pub fn attached(&self, volume: &VolumeName) {
         self.ahead.forget(volume);
         self.proxies.attached(volume);
     }
 
-    /// A volume is attached no more: its figures go when the last of its sessions has ended.
+    /// To be called when a volume was detached. Its figures are removed when the last of its sessions has ended.
     pub fn detached(&self, volume: &VolumeName) {
         self.ahead.forget(volume);
         self.proxies.detached(volume);
     }
 
-    /// Opens sessions on attached volumes, all at once, for a client that will soon open these exports.
-    /// Does not wait for them: what does not come about is opened when the client comes.
+    /// Begins to open sessions on attached volumes, all at once, for a client that will soon open these exports.
+    /// It does not wait for them. A session that could not be opened is opened when the client comes.
     pub async fn open_ahead(self: &Arc<Self>, names: &[String]) -> Result<(), Problem> {
         let attached = self.pool.attachments().await?;
         for name in names {
@@ -235,7 +235,7 @@ impl PoolExports {
         let home = session.epoch().map(|epoch| self.home(epoch));
         let device = Switch::new(session);
         if opener == Opener::Client {
-            // It keeps the epoch that it has, also where the volume moves.
+            // The session keeps its epoch when the volume moves.
             let export = home.as_ref().map(|home| format!("{volume}@{}", home.epoch));
             self.local.enter(volume, export.as_deref().unwrap_or(name), &device);
         }
@@ -247,12 +247,12 @@ impl PoolExports {
         Ok(attachments.into_iter().find(|(name, _)| name == volume).map(|(_, addr)| addr))
     }
 
-    /// What another host is told of a session on a volume of this pool.
+    /// What a session on a volume of this pool sends to the other host about its home.
     fn home(&self, epoch: Epoch) -> SessionHome {
         SessionHome { server: self.here.server_id, boot: self.here.boot.clone(), epoch }
     }
 
-    /// A connection to a volume's home. `before`: the one that it takes the place of.
+    /// A session at a volume's home. `before` is the session that it replaces.
     pub(crate) async fn open_proxy(
         &self,
         volume: &VolumeName,
@@ -269,7 +269,7 @@ impl PoolExports {
         })
     }
 
-    /// As [`Self::open_proxy`]; where the volume went, if it is there no more.
+    /// As [`Self::open_proxy`]. If the volume has another home now, returns its address.
     pub(crate) async fn try_open_proxy(
         &self,
         volume: &VolumeName,
@@ -289,8 +289,8 @@ impl PoolExports {
         };
         let (mut export, mut connections) = (export.to_owned(), PROXY_CONNECTIONS);
         if !export.contains('@') {
-            // Each connection would have the epoch of its own moment: a session that is fenced would
-            // write again when it is connected anew. So the home tells the epoch, which stays.
+            // Without an epoch each connection would get the volume's present one, and a fenced session could
+            // write again after a reconnect. So the first connection asks the home for the epoch, which then stays.
             match open(&export, 1).await? {
                 Opened::Device(first) => match first.home() {
                     Some(home) => export = format!("{volume}@{}", home.epoch),
@@ -307,7 +307,7 @@ impl PoolExports {
         Ok(Ok(Arc::new(ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached))))
     }
 
-    /// A key that no open session of an export has.
+    /// Makes a key that no open session of an export has.
     pub(crate) fn new_key(
         &self,
         volume: &VolumeName,
@@ -373,8 +373,8 @@ impl Exports for PoolExports {
     }
 }
 
-/// The id of this pool's server, made at the first start and kept in the pool's directory. Durable
-/// when this returns: a power cut leaves all of it or nothing.
+/// The id of this pool's server. It is made at the first start and kept in the pool's directory. It is durable
+/// when this returns, and a power cut leaves the whole id or none.
 ///
 /// # Errors
 /// When the file can't be read or written.
@@ -384,7 +384,7 @@ pub fn server_id(pool: &Path) -> Result<Uuid, Problem> {
         Problem::internal(format!("the server's id in {}", path.display()), error)
     };
     match std::fs::read_to_string(&path) {
-        // Servers before this one could leave an empty file.
+        // Earlier versions could leave an empty file.
         Ok(text) if !text.is_empty() => {
             text.trim().parse().map_err(|e| failed(std::io::Error::other(e)))
         }

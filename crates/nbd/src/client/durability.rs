@@ -1,15 +1,15 @@
 //! Whether a flush still covers every write that was acknowledged.
 //!
-//! A write that was not flushed is in the page cache of the home's host, and is lost with its power.
-//! When the home comes back nobody there knows which writes those were, but this side knows that there
-//! were some. From then on its flushes fail, as long as the session is open: a flush that failed only
-//! once would succeed when it is repeated, as QEMU does for a guest that it stopped, and the guest would
-//! go on with a disk that lacks what it has written.
+//! A write that was not flushed is in the page cache of the home's host, and is lost if that host loses power. When
+//! the home is back, it does not know which writes were lost, but this side knows that there were some. From then
+//! on all flushes of the session fail. If only one flush failed, QEMU would repeat it for a guest that it has
+//! stopped, the second one would succeed, and the guest would continue with a disk that lacks its writes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use perigee_block::device::IoError;
 use perigee_block::exports::SessionHome;
+use perigee_block::locking;
 
 /// What one session has written. It outlives the session's connections.
 #[derive(Debug, Default)]
@@ -20,18 +20,18 @@ struct State {
     home: Option<SessionHome>,
     /// Changes that were acknowledged and need a flush.
     acknowledged: u64,
-    /// So many of them were acknowledged before a flush that succeeded.
+    /// How many of them are covered by a successful flush.
     flushed: u64,
     lost: bool,
 }
 
 impl Durability {
-    /// Its holders do nothing that can panic.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locking::lock(&self.0)
     }
 
-    /// The session is connected, perhaps anew. Whether writes were lost since it was before.
+    /// Records that the session is connected, for the first time or again. Returns whether writes were lost since
+    /// the last connection.
     pub fn connected(&self, home: Option<&SessionHome>) -> bool {
         let Some(home) = home else { return false };
         let mut state = self.lock();
@@ -42,17 +42,17 @@ impl Durability {
         lost
     }
 
-    /// A change was acknowledged which is not durable by itself.
+    /// Counts an acknowledged change that needs a flush to be durable.
     pub fn acknowledged(&self) {
         self.lock().acknowledged += 1;
     }
 
-    /// What a flush that is asked for now covers.
+    /// The number of changes that a flush covers if it begins now.
     pub fn flush_begins(&self) -> u64 {
         self.lock().acknowledged
     }
 
-    /// A flush has succeeded that covers so much.
+    /// Records a successful flush that covers this many changes.
     pub fn flushed(&self, covered: u64) {
         let mut state = self.lock();
         state.flushed = state.flushed.max(covered);

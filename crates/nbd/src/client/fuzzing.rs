@@ -74,8 +74,8 @@ async fn ask(device: &NbdDevice) {
     tokio::join!(read, extents, changes);
 }
 
-/// The first byte says whether all is the fuzzer's, or what follows a handshake that succeeds: as it
-/// is, or made into replies that look right.
+/// The first byte says what the fuzzer's bytes are: everything that the server sends, or what follows a successful
+/// handshake. In the second case they are sent unchanged or are made into replies that look valid.
 pub fn client(input: &[u8]) {
     let Some((how, rest)) = input.split_first() else { return };
     if how & 1 != 0 {
@@ -103,7 +103,7 @@ pub fn client(input: &[u8]) {
         answer(&mut said, option::SET_META_CONTEXT, reply::ACK, &[]);
     }
     answer(&mut said, option::PERIGEE_SESSION, reply::ACK, &[]);
-    // One mebibyte, with all that a server can do.
+    // An export of one mebibyte with every flag that a server can offer.
     answer(&mut said, option::GO, reply::INFO, &[0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0x0d, 0x6d]);
     answer(&mut said, option::GO, reply::ACK, &[]);
     if how & 8 != 0 {
@@ -119,7 +119,7 @@ fn greeting() -> Vec<u8> {
     [&wire::MAGIC.to_be_bytes()[..], &wire::OPTION_MAGIC.to_be_bytes(), &flags].concat()
 }
 
-/// Eight bytes of the fuzzer for each: which head, which request, what kind, and how long.
+/// Each reply takes eight of the fuzzer's bytes: the kind of head, the request, the kind of chunk, and the length.
 fn replies(said: &mut Vec<u8>, input: &[u8], extended: bool) {
     for bytes in input.chunks_exact(8) {
         let cookie = u64::from(bytes[1] % 6);
@@ -141,7 +141,7 @@ fn replies(said: &mut Vec<u8>, input: &[u8], extended: bool) {
             } else {
                 said.extend(&length.to_be_bytes()[4..]);
             }
-            // An offset, or a context and a run, that may fit.
+            // An offset, or a context and a run, that may be valid.
             let offset = 4096 + u64::from(bytes[5]) * 64;
             let payload = [&offset.to_be_bytes()[..], &[bytes[6], bytes[7], 0, 8]].concat();
             let end = said.len() + usize::try_from(length).expect("16 bits");

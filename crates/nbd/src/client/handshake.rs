@@ -24,19 +24,19 @@ use super::tls::ClientTls;
 pub struct ExportInfo {
     pub size_bytes: u64,
     flags: u16,
-    /// Longest read or write it takes.
+    /// The longest read or write that the server accepts.
     pub request_bytes_max: u32,
-    /// It answers `BLOCK_STATUS`.
+    /// Whether the server answers `BLOCK_STATUS`.
     pub allocation: bool,
-    /// The sealed layer that it is, if the server tells.
+    /// The sealed layer behind the export, if the server names one.
     pub layer: Option<LayerId>,
-    /// Which volume of its name it is, if the server tells.
+    /// Tells volumes apart that had the same name one after the other, if the server sends it.
     pub incarnation: Option<Incarnation>,
-    /// Where the volume is, if the server tells.
+    /// Where the volume is, if the server says so.
     pub home: Option<SessionHome>,
-    /// How long the server took for a question that needs no work.
+    /// The time that the server took to answer a question that needs no work.
     pub round_trip: Duration,
-    /// How this connection's requests and replies look.
+    /// The format of this connection's requests and replies.
     pub dialect: Dialect,
 }
 
@@ -45,13 +45,13 @@ impl ExportInfo {
         self.flags & flag != 0
     }
 
-    /// Whether it is the export that was there before, as far as the server tells.
+    /// Whether it is the export that was there before, as far as the server says.
     pub fn is_still(&self, before: &Self) -> bool {
         match (self.incarnation, before.incarnation) {
-            // It may have grown meanwhile.
+            // The volume may have been enlarged in the meantime.
             (Some(is), Some(was)) => is == was && self.size_bytes >= before.size_bytes,
             (None, Some(_)) => false,
-            // The server may have learnt to tell.
+            // A newer version of the server may send an incarnation that the older one did not send.
             (_, None) => (self.size_bytes, self.layer) == (before.size_bytes, before.layer),
         }
     }
@@ -68,7 +68,7 @@ pub enum HandshakeError {
     UnknownExport(String),
     #[error("the server refused: {0}")]
     Refused(String),
-    /// Where it went: `HOST:PORT`.
+    /// The address of its new home, `HOST:PORT`.
     #[error("the volume has another home now, at {0}")]
     Moved(String),
     #[error("it wants TLS")]
@@ -102,7 +102,7 @@ pub struct Way {
     pub address: Listen,
     pub name: String,
     pub tls: Option<ClientTls>,
-    /// Which session the connections are for, if this is a proxy.
+    /// The proxy's session that the connections belong to. `None` if this is no proxy.
     pub session: Option<Arc<ProxyKey>>,
 }
 
@@ -112,7 +112,7 @@ impl Way {
         self.session.as_ref().map_or(0, |_| ProxyKey::next_opening())
     }
 
-    /// What a connection of an opening tells the server.
+    /// What connection `number` of an opening sends to the server to identify itself.
     pub fn joins(&self, opening: u64, number: u64) -> Option<Bytes> {
         self.session.as_ref().map(|session| session.told(opening, number))
     }
@@ -129,7 +129,7 @@ pub fn buffered<C: Channel>(channel: C) -> BufReader<C> {
     BufReader::with_capacity(64 << 10, channel)
 }
 
-/// `session`: what the server is told of the session.
+/// `session` is sent to the server to identify a proxy's session.
 pub async fn connect(
     way: &Way,
     session: Option<Bytes>,
@@ -148,7 +148,7 @@ pub async fn connect(
     Ok((stream, info))
 }
 
-/// The whole handshake, in the clear.
+/// The whole handshake without encryption.
 pub async fn agree(
     stream: &mut Stream,
     way: &Way,
@@ -158,7 +158,7 @@ pub async fn agree(
     choose(stream, way, session).await
 }
 
-/// Nothing but the greeting and the request for TLS goes out in the clear.
+/// Only the greeting and the request for TLS are sent unencrypted.
 async fn encrypt(
     way: &Way,
     session: Option<Bytes>,
@@ -224,8 +224,7 @@ async fn choose(
     }
     if let Some(told) = session {
         match ask(stream, option::PERIGEE_SESSION, &told).await? {
-            // A server that does not know sessions can't run requests of a dead connection late, or
-            // has to be trusted not to.
+            // A server that does not know sessions is trusted not to run requests of a closed connection late.
             Ok(_) | Err((reply::ERR_UNSUP, _)) => {}
             Err((_, why)) => return Err(HandshakeError::Refused(why)),
         }
@@ -290,7 +289,7 @@ fn export_info(
     })
 }
 
-/// The data of each informing reply, or the kind and text of the error.
+/// Returns the data of each reply with information, or the kind and text of the error.
 type Answer = Result<Vec<Bytes>, (u32, String)>;
 
 async fn ask<S: Channel>(

@@ -5,15 +5,15 @@
 //!     \-- device dropped or recalled, or hung up and lost: ends
 //! ```
 //!
-//! Where the server allows it there are several connections to it, all of one session. Each request
-//! goes on one of them, and a flush on any of them covers what was answered before on all. When one
-//! is lost all are, and the next ones are a new opening of the session: the server ends what is left
-//! of the earlier one first (see [`perigee_block::sessions`]). So nothing that is sent again can
-//! overtake itself.
+//! If the server allows it, one session has several connections. Each request is sent on one of them. A flush on
+//! any of them covers all writes that were answered before it, on whichever connection. When one connection is
+//! lost, all of them are closed, and the next connections are a new opening of the session. The server first ends
+//! what is left of the earlier opening (see [`perigee_block::sessions`]). So a request that is sent again never
+//! runs before its first copy.
 //!
-//! A request that has waited for `patience` while there is no connection fails; the link itself never
-//! gives up. A server that takes requests and says nothing for long is asked something that needs no
-//! work, and is taken for lost if it does not answer that either: the request may just take long.
+//! A request fails if it has waited for `patience` without a connection. The link itself never gives up. A server
+//! may just need long for a request. So if it sends nothing for long, it gets a question that needs no work, and it
+//! is considered lost if it does not answer that either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,29 +34,29 @@ use super::pending::{Frame, PendingTable};
 
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A request is given to a socket, and an answer taken from it, in pieces of this size: each shows
-/// that the other side is there.
+/// Requests are written to the socket, and answers read from it, in pieces of this size. Each piece shows that the
+/// other side is alive.
 const PIECE_BYTES: usize = 64 << 10;
-/// Silence is waited for up to so many times as long, where it was in vain before: a server reads no
-/// question from a connection on which it has as many requests as it takes.
+/// How often the deadline for a silent server is doubled, if connecting again did not help. A server that has as
+/// many requests as it takes on a connection does not read the question either.
 const SILENCE_DOUBLINGS_MAX: u32 = 5;
 
 /// What a device and its link share.
 pub struct Shared {
     pub table: Mutex<PendingTable>,
     pub durability: Arc<Durability>,
-    /// Nobody waits for a lost server any more.
+    /// Nobody waits any longer for a server that is lost.
     pub hung_up: CancellationToken,
-    /// The device is dropped.
+    /// The device was dropped.
     pub dropped: CancellationToken,
-    /// Everything that is not answered fails now.
+    /// All unanswered requests fail now.
     pub recalled: CancellationToken,
-    /// Where the server says that the volume is now. It is said each time that the link connects again.
+    /// The volume's new address, if the server says that it has moved. It is sent each time the server says so.
     pub moved: watch::Sender<Option<String>>,
 }
 
 impl Shared {
-    /// Notes where the session is connected from now on.
+    /// Records the server to which the session is connected from now on.
     pub fn connected(&self, way: &Way, info: &ExportInfo) {
         if self.durability.connected(info.home.as_ref()) {
             tracing::error!(export = way.name, server = %Address(&way.address),
@@ -98,7 +98,7 @@ pub async fn connect(
 }
 
 impl Link {
-    /// `opening`: of the session, which the stream is the first connection of.
+    /// `stream` is the first connection of the opening with this number.
     pub async fn run(mut self, stream: Stream, opening: u64) {
         let mut connected = Some((stream, opening));
         let mut in_vain = 0;
@@ -172,13 +172,13 @@ impl Link {
         ended
     }
 
-    /// Connections of one session change nothing for who uses it only where the server says so.
+    /// The number of connections. Several are used only if the server guarantees that they behave like one.
     fn connections(&self) -> u64 {
         let allowed = self.way.session.is_some() && self.info.has(export_flag::CAN_MULTI_CONN);
         if allowed { self.connections_max } else { 1 }
     }
 
-    /// `None` when nobody needs a connection any more.
+    /// Returns `None` if nobody needs a connection any more.
     async fn reconnect(&mut self) -> Option<(Stream, u64)> {
         let mut pause = Duration::ZERO;
         let mut why = String::from("connection lost");
@@ -192,7 +192,7 @@ impl Link {
                 Ok((stream, info)) if info.is_still(&self.info) => {
                     tracing::info!(export = self.way.name, "connected to the NBD server again");
                     self.shared.connected(&self.way, &info);
-                    // It may be another version of the server.
+                    // The server may have been replaced by another version.
                     self.info = info;
                     return Some((stream, opening));
                 }
@@ -207,12 +207,12 @@ impl Link {
         }
     }
 
-    /// Runs an attempt to connect; meanwhile fails requests that are too old. `None` when the device
+    /// Runs an attempt to connect, and meanwhile fails requests that are too old. Returns `None` if the device
     /// was dropped, hung up or recalled.
     async fn wait_for<T>(&mut self, attempt: impl Future<Output = T>, why: &str) -> Option<T> {
         tokio::pin!(attempt);
         loop {
-            // What is asked from now on is not too old before that either.
+            // A request that comes later is not too old before that time.
             let latest = Instant::now() + self.patience.max(Duration::from_millis(10));
             let expiry = self.table().next_expiry(self.patience).unwrap_or(latest);
             tokio::select! {
@@ -257,8 +257,9 @@ impl Connection {
         }
     }
 
-    /// Ends when a request waits, and nothing has moved for too long, not even an answer to a question
-    /// that needs no work. It is asked on this connection: only that shows that this one passes it on.
+    /// Returns when a request waits and nothing was sent or received for too long, not even the answer to a
+    /// question that needs no work. The question is asked on this connection, because another one says nothing
+    /// about this one.
     async fn silence(&self, heard: &Heard) -> Lost {
         let half = self.silence_max / 2;
         loop {
@@ -277,7 +278,7 @@ impl Connection {
     }
 }
 
-/// When a connection last moved.
+/// When bytes last moved on a connection.
 struct Heard {
     begun: Instant,
     after_ms: AtomicU64,
@@ -298,7 +299,7 @@ impl Heard {
     }
 }
 
-/// Requests as they come, until there will be no more.
+/// Sends requests until no more can come.
 async fn send<W: AsyncWrite + Unpin>(
     writer: W,
     dialect: Dialect,
@@ -322,7 +323,7 @@ async fn send<W: AsyncWrite + Unpin>(
     Ok(writer.flush().await?)
 }
 
-/// Never returns without an error: the server has no way to say goodbye.
+/// Always returns an error, because the protocol has no way for a server to end the connection.
 async fn receive<R: AsyncRead + Unpin>(
     mut reader: R,
     shared: &Shared,

@@ -41,7 +41,7 @@ pub use tls::{ClientTls, RemoteTlsFiles};
 /// How long a request waits for a lost host.
 pub const PATIENCE_DEFAULT: Duration = Duration::from_secs(600);
 
-/// How long a server may take requests and say nothing before it is taken for lost.
+/// A server that takes requests and sends nothing for this long is considered lost.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Longest range of one zeroing or block status: their length has 32 bits on the wire.
@@ -51,11 +51,11 @@ const RANGE_BYTES_MAX: u64 = 1 << 30;
 pub struct RemoteExport {
     pub address: Listen,
     pub name: String,
-    /// How to encrypt; unix sockets never are.
+    /// How to encrypt. Connections over unix sockets are never encrypted.
     pub tls: Option<ClientTls>,
-    /// A proxy's session (see [`perigee_block::sessions`]); it must be unlike any other.
+    /// A proxy's session (see [`perigee_block::sessions`]); no other session has the same.
     pub session: Option<Arc<ProxyKey>>,
-    /// So many for one session, where the server allows more than one.
+    /// The number of connections of the session, if the server allows more than one.
     pub connections: u64,
     pub patience: Duration,
     pub silence_max: Duration,
@@ -133,13 +133,13 @@ impl NbdDevice {
         Ok(Self::over(stream, opening, way, info, &remote))
     }
 
-    /// Told each time that the server says that the volume has another home now: where that is. It ends
+    /// Gets the address of the volume's new home each time the server says that the volume has one. It ends
     /// with the device.
     pub fn moves(&self) -> watch::Receiver<Option<String>> {
         self.shared.moved.subscribe()
     }
 
-    /// An export that was agreed on.
+    /// The device of an export that the handshake has opened.
     fn over(
         stream: Stream,
         opening: u64,
@@ -168,7 +168,7 @@ impl NbdDevice {
         Self { info, shared, _dropped, counters, round_trip_ns }
     }
 
-    /// Where the volume is, if the server tells.
+    /// Where the volume is, if the server says so.
     pub fn home(&self) -> Option<&SessionHome> {
         self.info.home.as_ref()
     }
@@ -183,12 +183,12 @@ impl NbdDevice {
         !link::lock(&self.shared).is_connected()
     }
 
-    /// Whether it is the same export, as far as the servers tell.
+    /// Whether it is the same export, as far as the servers say.
     pub fn is_still(&self, other: &Self) -> bool {
         self.info.is_still(&other.info)
     }
 
-    /// Ends it: everything that is not answered yet fails now.
+    /// Ends the connection: all unanswered requests fail now.
     pub fn recall(&self) {
         self.shared.recalled.cancel();
     }
@@ -212,7 +212,7 @@ impl NbdDevice {
         let sent_bytes = payload.len();
         let length_bytes = length_bytes.into();
         let request = Request { flags, command, cookie: 0, offset, length_bytes };
-        let gone = || IoError::Unreachable("the connection was given up".into());
+        let gone = || IoError::Unreachable("the connection was closed by this side".into());
         link::lock(&self.shared).insert(Outgoing { request, payload, reply }, asked);
         let answer = answer.await.map_err(|_| gone())??;
         self.round_trip_ns.fetch_min(nanoseconds(asked.elapsed()), Ordering::Relaxed);
@@ -239,7 +239,7 @@ impl NbdDevice {
         }
     }
 
-    /// A FUA for a server that has none is a flush after the change.
+    /// For a server without FUA, a flush after the change replaces it.
     async fn change(
         &self,
         command: u16,

@@ -33,13 +33,13 @@ struct Pending {
 /// A request on its way from the table to a connection.
 pub type Frame = (Request, Bytes);
 
-/// One connection, as the table sees it.
+/// What the table knows of one connection.
 struct Lane {
     frames: mpsc::UnboundedSender<Frame>,
     load_bytes: u64,
 }
 
-/// What a request costs a connection besides its bytes, in bytes.
+/// The cost of a request besides its data, as a number of bytes.
 const REQUEST_COST_BYTES: u64 = 4 << 10;
 
 /// The part of a reply that has arrived so far.
@@ -58,11 +58,11 @@ struct Gathered {
 pub struct PendingTable {
     pending: BTreeMap<u64, Pending>,
     next_cookie: u64,
-    /// The connections that there are; none while the server is away.
+    /// The connections. There are none while the server is away.
     lanes: Vec<Lane>,
-    /// Why nothing is taken any more.
+    /// The reason why no requests are accepted any more.
     closed: Option<String>,
-    /// How many were answered.
+    /// The number of answered requests.
     pub answered: u64,
     durability: Arc<Durability>,
 }
@@ -72,16 +72,16 @@ impl PendingTable {
         Self { durability, ..Self::default() }
     }
 
-    /// Takes a request, and sends it on the connection that has the least to do. While there is none
-    /// it waits for one.
+    /// Takes a request and sends it on the connection with the least load. If there is no connection, the request
+    /// waits for one.
     pub fn insert(&mut self, outgoing: Outgoing, now: Instant) -> Request {
         let lanes = self.lanes.iter().enumerate();
         let least = lanes.min_by_key(|(_, lane)| lane.load_bytes).map_or(0, |(number, _)| number);
         self.insert_on(least, outgoing, now)
     }
 
-    /// Asks on one connection what needs no work. An empty read is not defined: our servers do nothing,
-    /// others may refuse it. Both are an answer.
+    /// Sends a question that needs no work on one connection: an empty read. The protocol does not define it. Our
+    /// servers succeed and do nothing, and others may refuse it. Both are an answer.
     pub fn probe(&mut self, lane: usize) -> oneshot::Receiver<Result<Answer, IoError>> {
         let (reply, answer) = oneshot::channel();
         let request =
@@ -108,8 +108,8 @@ impl PendingTable {
         request
     }
 
-    /// The first of new connections: everything goes to it that is not answered and still waited for,
-    /// in the order in which it was asked. What came of replies so far is forgotten.
+    /// Adds the first of new connections. All unanswered requests for which somebody still waits are sent on it,
+    /// in their original order. Parts of replies that have arrived are dropped.
     pub fn connect(&mut self, frames: mpsc::UnboundedSender<Frame>) {
         self.pending.retain(|_, p| !p.outgoing.reply.is_closed());
         let mut lane = Lane { frames, load_bytes: 0 };
@@ -121,13 +121,13 @@ impl PendingTable {
         self.lanes = vec![lane];
     }
 
-    /// One more connection; its number.
+    /// Adds one more connection and returns its number.
     pub fn join(&mut self, frames: mpsc::UnboundedSender<Frame>) -> usize {
         self.lanes.push(Lane { frames, load_bytes: 0 });
         self.lanes.len() - 1
     }
 
-    /// There is no connection any more. Each of them has been told, or has heard, all that it will.
+    /// Removes all connections.
     pub fn disconnect(&mut self) {
         self.lanes.clear();
     }
@@ -136,7 +136,7 @@ impl PendingTable {
         !self.lanes.is_empty()
     }
 
-    /// Since when the oldest request on a connection waits.
+    /// The time since which the oldest request on a connection has been waiting.
     pub fn oldest(&self, lane: usize) -> Option<Instant> {
         self.pending.values().find(|pending| pending.lane == lane).map(|pending| pending.since)
     }
@@ -162,14 +162,14 @@ impl PendingTable {
         pending.answer(answer);
     }
 
-    /// How many bytes follow a simple reply without an error.
+    /// The number of bytes that follow a simple reply without an error.
     pub fn simple_payload_bytes(&self, cookie: u64) -> Result<usize, FramingError> {
         let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
         let request = pending.outgoing.request;
         Ok(if has_data(&request) { data_bytes(&request) } else { 0 })
     }
 
-    /// A simple reply is complete.
+    /// Handles a complete simple reply.
     pub fn simple(
         &mut self,
         cookie: u64,
@@ -189,7 +189,7 @@ impl PendingTable {
         Ok(())
     }
 
-    /// One chunk of a structured reply; with `done` the reply is complete.
+    /// Handles one chunk of a structured reply. `done` is set for the last one.
     pub fn chunk(&mut self, cookie: u64, chunk: Chunk, done: bool) -> Result<(), FramingError> {
         let pending = self.pending.get_mut(&cookie).ok_or(UNKNOWN_COOKIE)?;
         pending.gather(chunk)?;
@@ -202,7 +202,7 @@ impl PendingTable {
         Ok(())
     }
 
-    /// When the oldest request has waited for `patience`.
+    /// The time at which the oldest request will have waited for `patience`.
     pub fn next_expiry(&self, patience: Duration) -> Option<Instant> {
         self.pending.values().next().map(|p| p.since + patience)
     }
@@ -216,7 +216,7 @@ impl PendingTable {
         }
     }
 
-    /// Nothing is taken any more, and what waits fails.
+    /// Fails all waiting requests, and all later ones.
     pub fn close(&mut self, why: &str) {
         self.closed = Some(why.to_owned());
         self.lanes.clear();
@@ -226,12 +226,12 @@ impl PendingTable {
     }
 }
 
-/// Whether data come with a reply that is no error.
+/// Whether a reply without an error has data.
 fn has_data(request: &Request) -> bool {
     matches!(request.command, command::READ | command::PERIGEE_LEASE)
 }
 
-/// How long the data of a read is.
+/// The length of a read's data.
 fn data_bytes(request: &Request) -> usize {
     usize::try_from(request.length_bytes).expect("the device bounds its reads")
 }
@@ -241,7 +241,7 @@ const UNKNOWN_COOKIE: FramingError = FramingError::Malformed("a reply to an unkn
 impl Lane {
     fn take(&mut self, pending: &Pending) {
         self.load_bytes += pending.cost_bytes();
-        // A connection that has just been lost takes nothing: the next one gets it.
+        // If the connection was just lost, the request is sent on the next one.
         let _lost = self.frames.send((pending.outgoing.request, pending.outgoing.payload.clone()));
     }
 }
@@ -263,7 +263,7 @@ impl Pending {
         let _nobody_waits = self.outgoing.reply.send(Err(IoError::Unreachable(why.to_owned())));
     }
 
-    /// The position of a read's chunk in the data.
+    /// The position of a chunk in the data of a read.
     fn place(&self, offset: u64, length: usize) -> Result<std::ops::Range<usize>, FramingError> {
         const OUTSIDE: FramingError =
             FramingError::Malformed("a chunk outside the requested range");

@@ -12,7 +12,7 @@ use super::{Server, ServerOptions, connection};
 
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 
-/// A client that says this, takes every answer, and hangs up.
+/// Runs a client that sends these bytes, receives every answer, and closes the connection.
 fn talk(said: &[u8]) -> Vec<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -22,7 +22,7 @@ fn talk(said: &[u8]) -> Vec<u8> {
         let serve = connection(Socket::Unix(theirs), shared, CancellationToken::new());
         let (mut reader, mut writer) = ours.into_split();
         let speak = async {
-            // A server that has hung up takes no more.
+            // The server may have closed the connection.
             drop(writer.write_all(said).await);
             drop(writer.shutdown().await);
         };
@@ -34,7 +34,7 @@ fn talk(said: &[u8]) -> Vec<u8> {
     })
 }
 
-/// Everything after the server's greeting is the fuzzer's.
+/// The fuzzer's bytes follow the server's greeting.
 pub fn handshake(input: &[u8]) {
     talk(input);
 }
@@ -46,8 +46,8 @@ fn option(said: &mut Vec<u8>, option: u32, data: &[u8]) {
     said.extend(data);
 }
 
-/// A handshake that succeeds, and then requests. The first byte says which options are agreed on
-/// and whether what follows is taken as it is or made into requests that look right.
+/// A successful handshake, and then requests. The first byte says which options are negotiated, and whether the
+/// other bytes are sent unchanged or are made into requests that look valid.
 pub fn transmission(input: &[u8]) {
     const GO: u32 = 7;
     const STRUCTURED_REPLY: u32 = 8;
@@ -78,8 +78,8 @@ pub fn transmission(input: &[u8]) {
     talk(&said);
 }
 
-/// Twelve bytes of the fuzzer for each: command, flags, offset, length, and how long the payload
-/// really is.
+/// Each request takes twelve of the fuzzer's bytes: command, flags, offset, length, and the real length of the
+/// payload.
 fn requests(said: &mut Vec<u8>, input: &[u8], extended: bool) {
     for (cookie, bytes) in (1_u64..).zip(input.chunks_exact(12)) {
         let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four"));
@@ -99,7 +99,7 @@ fn requests(said: &mut Vec<u8>, input: &[u8], extended: bool) {
         } else {
             said.extend(length.to_be_bytes());
         }
-        // Most writes bring what they promise.
+        // Most writes have as much payload as their head says.
         if command == 1 && bytes[10] != 0 {
             said.resize(said.len() + usize::try_from(length).expect("32 bits"), bytes[11]);
         }

@@ -34,9 +34,9 @@ const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
 
 /// Longest read or write.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// Longest option: an export name and a few queries fit many times.
+/// The longest option. An export name and a few queries need much less.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
-/// Longest string, as the protocol rules.
+/// The longest string that the protocol allows.
 pub const STRING_BYTES_MAX: u32 = 4096;
 /// Longest description of the extents of one `BLOCK_STATUS` that a client takes.
 const STATUS_BYTES_MAX: u32 = 16 << 20;
@@ -108,7 +108,8 @@ pub mod info {
     pub const NAME: u16 = 1;
     pub const DESCRIPTION: u16 = 2;
     pub const BLOCK_SIZE: u16 = 3;
-    /// Ours, between servers: [`perigee_block::exports::SessionHome`]. Other servers don't send it.
+    /// Information of Perigee's own, between servers: [`perigee_block::exports::SessionHome`]. Other servers don't
+    /// send it.
     pub const PERIGEE_HOME: u16 = 0x5045;
 }
 
@@ -132,8 +133,8 @@ pub mod command {
     pub const FLUSH: u16 = 3;
     pub const TRIM: u16 = 4;
     pub const CACHE: u16 = 5;
-    /// Ours, between servers: [`perigee_block::lease`]. The offset is the question, and the answer one
-    /// byte of data. Other servers answer `EINVAL`.
+    /// A command of Perigee's own, between servers: [`perigee_block::lease`]. The offset holds the question, and
+    /// the answer is one byte of data. Other servers answer `EINVAL`.
     pub const PERIGEE_LEASE: u16 = 0x5045;
     pub const WRITE_ZEROES: u16 = 6;
     pub const BLOCK_STATUS: u16 = 7;
@@ -219,7 +220,7 @@ impl From<&IoError> for Errno {
             IoError::NoSpace => Self::NoSpace,
             IoError::Fenced { .. } | IoError::Refused(_) | IoError::ReadOnly => Self::Perm,
             IoError::Invalid(_) => Self::Invalid,
-            // Who moved is not answered.
+            // A request to a volume that has moved is not answered at all.
             IoError::Poisoned(_) | IoError::Unreachable(_) | IoError::Moved | IoError::Io(_) => {
                 Self::Io
             }
