@@ -26,6 +26,8 @@ pub mod units;
 pub mod vm;
 pub mod volume;
 pub mod volume_move;
+#[cfg(test)]
+mod walker;
 pub mod yaml;
 
 pub use disk_role::DiskRole;

@@ -30,6 +30,7 @@
 mod destination;
 mod home;
 mod judge;
+mod orders;
 mod source;
 #[cfg(test)]
 mod walk;
@@ -37,7 +38,5 @@ mod walk;
 pub use destination::{Arrival, ArrivalStep, Fate, fate, on_arrival};
 pub use home::{EpochRefused, WriterEpochs};
 pub use judge::{Seen, SeenVm, Verdict, judge};
-pub use source::{
-    NotBegun, NotCancelled, OnCancel, Outgoing, Sending, Step, Switchover, SwitchoverEvent, Wish,
-    may_begin, on_cancel,
-};
+pub use orders::{NotBegun, NotCancelled, OnCancel, may_begin, on_cancel};
+pub use source::{Outgoing, Sending, Step, Switchover, SwitchoverEvent, Wish};

@@ -6,9 +6,9 @@ use perigee_model::vm::{MigrateOut, MigrationReport, VmStatus};
 
 use crate::qmp::{BlockIoError, MigrateInfo};
 
-/// What QEMU's run state means to the VM's state machine; `None` where it says nothing new.
-/// Only the end of a migration says that a VM was handed over: `postmigrate` follows also one
-/// that failed while the guest stood still.
+/// The event of the VM's state machine for a run state of QEMU. `None` if the run state says nothing new.
+/// `postmigrate` does not mean that the VM was handed over, because it also follows a migration that failed while
+/// the guest was stopped. Only the end of a migration says that.
 pub fn event_of(run_state: &str) -> Option<VmEvent> {
     match run_state {
         "inmigrate" => Some(VmEvent::Waits),
@@ -21,8 +21,8 @@ pub fn event_of(run_state: &str) -> Option<VmEvent> {
     }
 }
 
-/// Whether a migration that has failed is done with letting the guest run. A guest may stand still for
-/// good, as after an error of KVM, and the migration ends all the same. An empty run state is not known.
+/// Whether a failed migration has done all it can to let the guest run again. A guest may be stopped for good, for
+/// example after an error of KVM. Then the migration ends too, when it is late. An empty run state is not known.
 pub fn is_resume_over(run_state: &str, is_late: bool) -> bool {
     match run_state {
         "running" | "shutdown" | "guest-panicked" => true,
@@ -31,19 +31,19 @@ pub fn is_resume_over(run_state: &str, is_late: bool) -> bool {
     }
 }
 
-/// The words for a run state in which the guest stands still for a reason of its own.
+/// The reason for which the guest is stopped in this run state, if the state itself says it.
 pub fn reason_of(run_state: &str) -> Option<&'static str> {
     match run_state {
         "internal-error" => Some("QEMU stopped the guest: an internal error of QEMU or of KVM"),
         "guest-panicked" => Some("the guest's kernel panicked"),
-        "watchdog" => Some("QEMU stopped the guest: its watchdog was not served"),
+        "watchdog" => Some("QEMU stopped the guest: it did not reset its watchdog in time"),
         "suspended" => Some("the guest has gone to sleep"),
         "debug" => Some("QEMU stopped the guest: a debugger holds it"),
         _ => None,
     }
 }
 
-/// Why a guest powered off, by QEMU's event `SHUTDOWN`.
+/// Why a guest has powered off, from the reason in QEMU's event `SHUTDOWN`.
 pub fn shutdown_reason(reason: &str) -> Option<&'static str> {
     match reason {
         "guest-reset" => Some("the guest rebooted, and a job runs only once"),
@@ -52,7 +52,7 @@ pub fn shutdown_reason(reason: &str) -> Option<&'static str> {
     }
 }
 
-/// Why a VM is not migrated as asked.
+/// Why an order to migrate a VM is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error(transparent)]
@@ -63,7 +63,7 @@ pub enum Refusal {
     Uri(String),
 }
 
-/// Whether to begin the migration; `Ok(false)` when it is the one that was begun before.
+/// Whether to begin the migration. `Ok(false)` if this migration was begun before.
 pub fn may_migrate(
     status: VmStatus,
     last: Option<&MigrationReport>,
@@ -77,15 +77,15 @@ pub fn may_migrate(
     if order.destination_agent_url.trim_end_matches('/') == own_url.trim_end_matches('/') {
         return Err(Refusal::SameHost);
     }
-    // QEMU knows other kinds of addresses: `exec:` would start a program.
+    // QEMU accepts other kinds of addresses, and `exec:` would start a program.
     if !order.uri.starts_with("tcp:") {
         return Err(Refusal::Uri(order.uri.clone()));
     }
     Ok(true)
 }
 
-/// How far QEMU is with sending, by `query-migrate`. Until a QEMU is told to send, it answers with
-/// the migration by which its VM came, and then without figures of the memory
+/// How far QEMU is with sending, from its answer to `query-migrate`. A QEMU that was not told to send yet answers
+/// with the migration by which its VM came. That answer has no figures of the memory
 /// (`fill_source_migration_info` in QEMU's `migration.c`).
 pub fn sending(info: &MigrateInfo) -> Sending {
     match info.status.as_str() {
@@ -99,7 +99,7 @@ pub fn sending(info: &MigrateInfo) -> Sending {
     }
 }
 
-/// Why QEMU sends no more.
+/// Why QEMU has stopped sending.
 pub fn why_ended(info: &MigrateInfo) -> String {
     match info.status.as_str() {
         "" | "none" | "completed" => "QEMU knows of no migration from here".to_owned(),
@@ -108,9 +108,9 @@ pub fn why_ended(info: &MigrateInfo) -> String {
     }
 }
 
-/// Whether to try to continue a VM that a disk error has stopped. `switchover` is that of its last
-/// migration, `None` where it is not known. A VM that came here by migration waits for its write
-/// right, because a source that gave up and then learned that it ran gives it back.
+/// Whether to try to continue a VM that a disk error has stopped. `switchover` is the state of its last migration,
+/// and `None` if that is not known. After a fenced write, only a VM that came by migration is continued: its source
+/// may have taken the write right back, and gives it up again when it learns that the VM has run here.
 pub fn may_retry(
     status: VmStatus,
     switchover: Option<Switchover>,
@@ -121,7 +121,7 @@ pub fn may_retry(
     status == VmStatus::IoError && free && (!is_fenced || has_come)
 }
 
-/// Why a disk answered with an error.
+/// Why a disk has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskError {
     NoSpace,
@@ -132,7 +132,7 @@ pub enum DiskError {
 
 impl DiskError {
     pub fn of(error: &BlockIoError) -> Self {
-        // QEMU gives the error's text, which is the C library's: there is no number in the event.
+        // The event has only the C library's text of the error, and no error number.
         let fenced = std::io::Error::from_raw_os_error(nix::libc::EPERM).to_string();
         if error.nospace {
             Self::NoSpace
@@ -144,7 +144,7 @@ impl DiskError {
     }
 }
 
-/// The words for an error of a disk.
+/// Describes an error of a disk for people.
 pub fn describe(error: &BlockIoError) -> String {
     let disk = if error.node_name.is_empty() { &error.device } else { &error.node_name };
     let why = match DiskError::of(error) {

@@ -11,70 +11,35 @@
 //!
 //! QEMU's `return-path` makes `completed` mean that the destination has loaded everything.
 
+mod figures;
+mod record;
 mod steps;
+mod wishes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use perigee_model::Problem;
 use perigee_model::phases::Prepare;
 use perigee_model::states::{Refused, VmEvent};
-use perigee_model::switchover::{Outgoing, Sending, Step, Switchover, Wish};
-use perigee_model::vm::{CancelMigration, MigrateOut, MigrationPhase, MigrationReport};
-use serde::{Deserialize, Serialize};
+use perigee_model::switchover::{Outgoing, Sending, Step, Wish};
+use perigee_model::vm::{MigrateOut, MigrationPhase};
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::phases::Watch;
 use super::{Vm, decide};
-use crate::files::{self, VmDir};
-use crate::qmp::{MigrateInfo, QmpError, StatusInfo};
+use crate::qmp::{MigrateInfo, QmpError};
+
+pub(super) use figures::bits_to_bytes;
+pub use record::Record;
 
 /// How often the figures are read. Events report changes of state.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long the owner may take to connect again to a monitor that was closed.
-const RECONNECT_DEADLINE: Duration = Duration::from_secs(30);
-const RESUME_DEADLINE: Duration = Duration::from_secs(30);
 /// The time between two tries of a request that another host must answer, or after a state that should never
 /// occur.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-
-/// The part of a migration that must survive a restart of the agent.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Record {
-    /// `None` for a migration that was cancelled before its order arrived.
-    pub order: Option<MigrateOut>,
-    pub report: MigrationReport,
-    pub switchover: Switchover,
-}
-
-impl Record {
-    pub fn new(order: MigrateOut) -> Self {
-        let MigrateOut { migration, number, .. } = &order;
-        let report = MigrationReport::new(migration.clone(), *number, MigrationPhase::Setup);
-        Self { order: Some(order), report, switchover: Switchover::Source }
-    }
-
-    /// The record of a cancelled migration: if its order arrives late, it is recognized and starts nothing.
-    pub fn called_off(asked: &CancelMigration) -> Self {
-        let CancelMigration { migration, number, .. } = asked;
-        let mut report =
-            MigrationReport::new(migration.clone(), *number, MigrationPhase::Cancelled);
-        report.reason.clone_from(&asked.reason);
-        Self { order: None, report, switchover: Switchover::Source }
-    }
-
-    /// # Errors
-    /// If there is a record that cannot be read. Then it is not known where the VM may run.
-    pub fn load(dir: &VmDir) -> Result<Option<Self>, Problem> {
-        files::read_json(&dir.migration())
-    }
-
-    pub fn save(&self, vm: &Vm) -> Result<(), Problem> {
-        files::write_json(&vm.dir.migration(), self)
-    }
-}
 
 /// Why the migration does not continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -346,32 +311,6 @@ impl Migration {
         tokio::time::sleep(ASK_AGAIN).await;
     }
 
-    /// Makes the guest run, in whatever state QEMU has left it. If it does not run by the deadline, this is
-    /// left to the owner, which tries again if that may help, and shows why the guest does not run.
-    async fn run_again(&mut self) {
-        let deadline = tokio::time::Instant::now() + RESUME_DEADLINE;
-        while !self.vm.qemu_has_ended() {
-            let is_late = tokio::time::Instant::now() > deadline;
-            if decide::is_resume_over(&self.run_state().await, is_late) {
-                return;
-            }
-            // This is refused while QEMU is still ending the migration.
-            let _ = self.wish(Wish::Run).await;
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    async fn run_state(&self) -> String {
-        let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return String::new() };
-        qmp.query::<StatusInfo>("query-status").await.unwrap_or_default().status
-    }
-
-    /// Makes sure that the guest does not run here.
-    async fn hold(&mut self) {
-        // Without a QEMU process the guest does not run either.
-        let _ = self.wish(Wish::Hold).await;
-    }
-
     /// QEMU's migration now; this also updates the report. `None` if QEMU does not answer.
     async fn look(&mut self) -> Option<Sending> {
         let qmp = self.vm.observed(|seen| seen.qmp.clone());
@@ -400,80 +339,9 @@ impl Migration {
         Some(sending)
     }
 
-    /// Records the phases, and does work early that would otherwise take time in the pause.
-    async fn follow(&mut self, info: &MigrateInfo, sending: Sending) {
-        let phases = &mut self.record.report.phases;
-        match sending {
-            Sending::Copying => {
-                let seen = self.watch.copying(info, phases);
-                if seen.is_near {
-                    self.machine.near_switch();
-                }
-                if seen.is_flush_due {
-                    self.flush_homes();
-                } else {
-                    self.keep_warm();
-                }
-                if let Some(downtime_limit_ms) = seen.new_limit_ms {
-                    // This is refused only if the copying has just ended.
-                    let _ = self.wish(Wish::AllowPause { downtime_limit_ms }).await;
-                }
-            }
-            Sending::AtSwitch => self.watch.at_switch(info, phases),
-            Sending::BehindSwitch => {
-                let now_us = unix_us();
-                self.vm.observed(|seen| {
-                    seen.moments.sent_us.get_or_insert(now_us);
-                });
-            }
-            Sending::Ending | Sending::Completed | Sending::Ended => {}
-        }
-    }
-
-    /// Reports the parts of the pause after QEMU's last event.
-    async fn tell_pause(&mut self) {
-        for _ in 0..20 {
-            let moments = self.vm.observed(|seen| seen.moments);
-            self.record.report.phases.pause =
-                self.watch.pause(&moments, self.record.report.transferred_bytes);
-            if moments.completed_us.is_some() {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-
     fn ended(&mut self, why: &str) {
         if self.stop.is_none() {
             self.give_up(Stop::Failed(why.to_owned()));
-        }
-    }
-
-    fn read_figures(&mut self, info: &MigrateInfo) {
-        let report = &mut self.record.report;
-        if info.total_time > 0 {
-            report.total_ms = info.total_time;
-            report.downtime_ms = info.downtime;
-            report.transferred_bytes = info.ram.transferred;
-            report.remaining_bytes = info.ram.remaining;
-            report.dirty_bytes_per_s = info.ram.dirty_pages_rate * info.ram.page_size;
-            report.rate_bytes_per_s = bits_to_bytes(info.ram.mbps);
-        }
-        self.publish();
-    }
-
-    /// QEMU calculates the times just after it has reported the completion.
-    async fn final_figures(&mut self) {
-        for _ in 0..50 {
-            let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
-            match qmp.query::<MigrateInfo>("query-migrate").await {
-                Ok(info) if info.status == "completed" && info.total_time == 0 => {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-                Ok(info) if info.status == "completed" => return self.read_figures(&info),
-                // Also if QEMU thinks that the migration failed: there are no other figures.
-                _ => return,
-            }
         }
     }
 
@@ -508,40 +376,4 @@ impl Migration {
             seen.switchover = Some(self.machine.at());
         });
     }
-
-    /// Sends a wish to the owner. It is repeated while the owner connects to QEMU again.
-    async fn wish(&self, wish: Wish) -> Result<(), QmpError> {
-        let deadline = tokio::time::Instant::now() + RECONNECT_DEADLINE;
-        loop {
-            let (outcome, granted) = oneshot::channel();
-            if self.wishes.send((wish.clone(), outcome)).await.is_err() {
-                // The owner has ended, and this task with it.
-                return Err(QmpError::Closed);
-            }
-            match granted.await.unwrap_or(Err(QmpError::Closed)) {
-                Err(QmpError::Closed) => {}
-                other => return other,
-            }
-            if self.vm.qemu_has_ended() || tokio::time::Instant::now() > deadline {
-                return Err(QmpError::Closed);
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    }
-}
-
-/// The Unix time by this host's clock, like the times of QEMU's events.
-fn unix_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Converts megabits to bytes.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a measured rate: neither negative nor near 2^64"
-)]
-pub(super) fn bits_to_bytes(megabits: f64) -> u64 {
-    (megabits * 1e6 / 8.0) as u64
 }

@@ -4,19 +4,17 @@
 //! in [`Vm::observed`]. A migration's task only reads QEMU's state. Its wishes are carried out here, if its
 //! [`Switchover`] allows that.
 
+mod connection;
 mod ending;
+mod orders;
 mod wishes;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use perigee_model::states::VmEvent;
-use perigee_model::switchover::{
-    Arrival, ArrivalStep, Fate, OnCancel, Switchover, on_arrival, on_cancel,
-};
-use perigee_model::vm::{CancelMigration, MigrateOut, VmStatus};
-use perigee_model::{Problem, VmId};
+use perigee_model::Problem;
+use perigee_model::switchover::{Arrival, ArrivalStep, Fate, Switchover, on_arrival};
+use perigee_model::vm::VmStatus;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -24,20 +22,16 @@ use tokio::time::MissedTickBehavior;
 
 use super::decide::DiskError;
 use super::migrate::{self, Handle, Record, Wished};
-use super::start::{Started, listen_for_migration, start};
+use super::start::{Started, start};
 use super::{Answer, Request, Vm, arrival, decide};
-use crate::command::{QEMU, mark};
+use crate::files;
 use crate::host::Host;
-use crate::process::{Looks, Process};
 use crate::qmp::{BlockIoError, Event, Qmp, QmpError, StatusInfo};
-use crate::{files, guest};
 
 const TICK: Duration = Duration::from_secs(1);
 /// The limit for the console's log and for QEMU's stderr.
 const LOG_BYTES_MAX: u64 = 4 << 20;
 const LOG_KEEP_BYTES: u64 = 1 << 20;
-/// A QEMU that hangs must not delay the agent's start or its answers. The next tick of the clock tries again.
-const RECONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
 pub struct Owner {
     host: Arc<Host>,
@@ -148,50 +142,6 @@ impl Owner {
         {
             self.migration = Some(migrate::spawn(self.vm.clone(), record, order, true));
         }
-    }
-
-    /// Searches for the QEMU of an earlier agent until it is known whether there is one.
-    fn find_process(&mut self) {
-        let mark = mark(&self.vm.dir);
-        let arguments = mark.each_ref().map(String::as_str);
-        let looks = Looks { program: QEMU, arguments, user: self.host.user };
-        match Process::find(looks) {
-            Ok(found) => {
-                self.vm.observed(|seen| seen.is_searched = false);
-                match found {
-                    Some(process) => {
-                        tracing::info!(vm = %self.vm.id(), pid = process.pid, "adopted");
-                        self.watch_process(process);
-                    }
-                    None => self.gone(),
-                }
-            }
-            Err(error) => {
-                tracing::warn!(vm = %self.vm.id(), %error, "whether its QEMU runs is not known");
-            }
-        }
-    }
-
-    fn watch_process(&mut self, process: Process) {
-        self.vm.observed(|seen| seen.process = Some(process));
-        let (vm, from_start) = (self.vm.clone(), self.vm.spec.arrives_by.is_none());
-        let listening = tokio::spawn(async move {
-            guest::listen(&vm.dir.job(), vm.log.clone(), from_start, process).await;
-        });
-        self.guest = Some(listening.abort_handle());
-    }
-
-    async fn connected(&mut self, qmp: Qmp, events: mpsc::Receiver<Event>) -> Result<(), QmpError> {
-        self.events = Some(events);
-        self.run_state.clear();
-        self.look(&qmp).await?;
-        if self.vm.status() == VmStatus::Incoming {
-            let compressed = self.vm.spec.arrives_compressed;
-            let uri = listen_for_migration(&qmp, &self.host.ip, compressed).await?;
-            self.vm.observed(|seen| seen.incoming_uri = Some(uri));
-        }
-        self.vm.observed(|seen| seen.qmp = Some(qmp));
-        Ok(())
     }
 
     /// Runs until the VM is deleted.
@@ -354,15 +304,6 @@ impl Owner {
         self.vm.observed(|seen| seen.migration.as_ref().is_some_and(|m| !m.phase.is_final()))
     }
 
-    /// The monitor was closed: QEMU has ended, or another client has connected to it.
-    fn disconnected(&mut self) {
-        self.events = None;
-        self.vm.observed(|seen| seen.qmp = None);
-        if let Some(migration) = &self.migration {
-            migration.nudge.notify_one();
-        }
-    }
-
     async fn on_tick(&mut self) {
         if self.vm.observed(|seen| seen.is_searched) {
             self.find_process();
@@ -397,105 +338,6 @@ impl Owner {
 
     fn is_waiting_to_be_stored(&self) -> bool {
         self.vm.observed(|seen| seen.arrival == Arrival::Waits)
-    }
-
-    /// Whether a QEMU may exist. Notices when it has ended.
-    fn look_at_process(&mut self) -> bool {
-        let has_ended = self.vm.qemu_has_ended();
-        if has_ended && self.vm.status() != VmStatus::Gone {
-            self.gone();
-        }
-        !has_ended
-    }
-
-    async fn reconnect_soon(&mut self) {
-        if tokio::time::timeout(RECONNECT_DEADLINE, self.reconnect()).await.is_err() {
-            tracing::warn!(vm = %self.vm.id(), "QEMU does not answer yet");
-            self.disconnected();
-        }
-    }
-
-    async fn reconnect(&mut self) {
-        match Qmp::connect(&self.vm.dir.qmp()).await {
-            Ok((qmp, events)) => {
-                if let Err(error) = self.connected(qmp, events).await {
-                    tracing::warn!(vm = %self.vm.id(), %error, "QEMU does not answer");
-                    self.events = None;
-                }
-            }
-            Err(error) => tracing::debug!(vm = %self.vm.id(), %error, "no connection to QEMU"),
-        }
-    }
-
-    /// The process has ended. A VM that was handed over stays `Migrated`.
-    fn gone(&mut self) {
-        self.disconnected();
-        if matches!(self.vm.status(), VmStatus::Gone | VmStatus::Migrated) {
-            return;
-        }
-        let words = self.vm.last_words();
-        self.vm.observed(|seen| {
-            seen.incoming_uri = None;
-            seen.reason = if words.is_empty() {
-                "QEMU has ended without a message".to_owned()
-            } else {
-                format!("QEMU has ended: {words}")
-            };
-        });
-        self.vm.take(VmEvent::ProcessEnded, "");
-        tracing::warn!(vm = %self.vm.id(), words, "QEMU has ended");
-    }
-
-    fn migrate(&mut self, order: MigrateOut) -> Result<(), Problem> {
-        let (status, last) = self.vm.observed(|seen| (seen.status(), seen.migration.clone()));
-        let begin = decide::may_migrate(status, last.as_ref(), &order, &self.host.agent_url)
-            .map_err(|refusal| migrate_refused(self.vm.id(), &refusal))?;
-        if !begin {
-            return Ok(());
-        }
-        let record = Record::new(order.clone());
-        self.keep(&record)?;
-        self.migration = Some(migrate::spawn(self.vm.clone(), record, order, false));
-        Ok(())
-    }
-
-    fn keep(&self, record: &Record) -> Result<(), Problem> {
-        record.save(&self.vm)?;
-        self.vm.observed(|seen| {
-            seen.migration = Some(record.report.clone());
-            seen.switchover = Some(record.switchover);
-        });
-        Ok(())
-    }
-
-    /// A running migration ends as soon as possible. One that has not started never starts.
-    fn cancel_migration(&mut self, asked: &CancelMigration) -> Result<(), Problem> {
-        let what = || format!("can't cancel the migration {}", asked.migration);
-        let (last, at) = self.vm.observed(|seen| {
-            (seen.migration.as_ref().map(|last| (last.number, last.phase)), seen.switchover)
-        });
-        let Some(at) = at else {
-            return Err(Problem::unavailable(what(), "the VM's last migration is not known"));
-        };
-        match on_cancel(last, at, asked.number).map_err(|e| Problem::conflict(what(), e))? {
-            OnCancel::Nothing => Ok(()),
-            OnCancel::Store => self.keep(&Record::called_off(asked)),
-            OnCancel::Stop => {
-                if let Some(migration) = &self.migration {
-                    migration.cancel.store(true, Ordering::SeqCst);
-                    migration.nudge.notify_one();
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-fn migrate_refused(vm: &VmId, refusal: &decide::Refusal) -> Problem {
-    let what = format!("can't migrate the VM {vm}");
-    match refusal {
-        decide::Refusal::Uri(_) => Problem::invalid(what, refusal),
-        _ => Problem::conflict(what, refusal),
     }
 }
 

@@ -34,6 +34,18 @@ fn scene_with(names: &[&str], boot_sector: &[u8]) -> Scene {
     Scene { agents, home, _blocks: blocks, _runtime: runtime, _dir: dir }
 }
 
+/// A VM runs at the first of two agents, and stands in the pause of its migration to the second one. The homes
+/// answer when `home` is opened.
+fn scene_in_the_pause() -> Scene {
+    let scene = scene(&["a", "b"]);
+    scene.agents[0].put(&spec(1, false)).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    scene.home.open(false);
+    scene.agents[0].migrate_to(&scene.agents[1], &scene.home);
+    scene.home.wait_until_asked();
+    scene
+}
+
 fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
@@ -245,13 +257,8 @@ fn an_order_that_comes_late_lets_no_vm_run_that_waits_for_another_migration() {
 
 #[test]
 fn a_destination_killed_in_the_pause_gives_the_vm_back() {
-    let scene = scene(&["a", "b"]);
+    let scene = scene_in_the_pause();
     let (here, there) = (&scene.agents[0], &scene.agents[1]);
-    here.put(&spec(1, false)).unwrap();
-    here.wait_for_status(VmStatus::Running);
-    scene.home.open(false);
-    here.migrate_to(there, &scene.home);
-    scene.home.wait_until_asked();
     kill_9(there.get().unwrap().qemu_pid);
     scene.home.open(true);
     here.wait_for_phase(MigrationPhase::Failed);
@@ -263,13 +270,8 @@ fn a_destination_killed_in_the_pause_gives_the_vm_back() {
 
 #[test]
 fn a_migration_cancelled_in_the_pause_gives_the_vm_back() {
-    let scene = scene(&["a", "b"]);
-    let (here, there) = (&scene.agents[0], &scene.agents[1]);
-    here.put(&spec(1, false)).unwrap();
-    here.wait_for_status(VmStatus::Running);
-    scene.home.open(false);
-    here.migrate_to(there, &scene.home);
-    scene.home.wait_until_asked();
+    let scene = scene_in_the_pause();
+    let here = &scene.agents[0];
     here.cancel("m-1").unwrap();
     scene.home.open(true);
     here.wait_for_phase(MigrationPhase::Cancelled);
@@ -279,12 +281,7 @@ fn a_migration_cancelled_in_the_pause_gives_the_vm_back() {
 
 #[test]
 fn an_agent_killed_in_the_pause_finishes_the_migration_when_it_is_back() {
-    let mut scene = scene(&["a", "b"]);
-    scene.agents[0].put(&spec(1, false)).unwrap();
-    scene.agents[0].wait_for_status(VmStatus::Running);
-    scene.home.open(false);
-    scene.agents[0].migrate_to(&scene.agents[1], &scene.home);
-    scene.home.wait_until_asked();
+    let mut scene = scene_in_the_pause();
     scene.agents[0].kill();
     scene.home.open(true);
     scene.agents[0].run();
@@ -297,12 +294,7 @@ fn an_agent_killed_in_the_pause_finishes_the_migration_when_it_is_back() {
 /// What an agent stores before the switch does not say whether the epochs were raised. The homes do.
 #[test]
 fn a_guest_whose_epochs_were_never_raised_goes_on_without_its_destination() {
-    let mut scene = scene(&["a", "b"]);
-    scene.agents[0].put(&spec(1, false)).unwrap();
-    scene.agents[0].wait_for_status(VmStatus::Running);
-    scene.home.open(false);
-    scene.agents[0].migrate_to(&scene.agents[1], &scene.home);
-    scene.home.wait_until_asked();
+    let mut scene = scene_in_the_pause();
     scene.agents[0].kill();
     scene.agents[1].kill();
     // The copying fails while no agent looks.

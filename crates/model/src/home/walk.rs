@@ -2,10 +2,9 @@
 //! controller, with messages lost, doubled and late, crashes between any two steps, moves that are
 //! called off at any time, and moves there and back. At any time somebody may delete the volume at its home.
 
-use std::collections::HashMap;
-
 use super::{Place, Residence, Tenure};
 use crate::Incarnation;
+use crate::walker::Walk;
 
 const SERVERS: usize = 3;
 const MOVES: usize = 3;
@@ -384,71 +383,15 @@ fn check(world: &World) {
     }
 }
 
-/// Every world that can be reached. Nobody may have to wait for a late message: what they lead to is
-/// not among `next`.
-#[derive(Default)]
-struct Walk {
-    worlds: Vec<World>,
-    numbers: HashMap<World, u32>,
-    next: Vec<Vec<u32>>,
-}
-
-impl Walk {
-    fn number(&mut self, world: World) -> u32 {
-        let fresh = u32::try_from(self.worlds.len()).unwrap();
-        let number = *self.numbers.entry(world).or_insert(fresh);
-        if number == fresh {
-            self.worlds.push(world);
-        }
-        number
-    }
-
-    fn all() -> Self {
-        let mut walk = Self::default();
-        walk.number(World::start());
-        while let Some(world) = walk.worlds.get(walk.next.len()).copied() {
-            check(&world);
-            for after in world.late() {
-                walk.number(after);
-            }
-            let next = world.next().into_iter().map(|after| walk.number(after)).collect();
-            walk.next.push(next);
-        }
-        walk
-    }
-
-    /// The worlds from which no settled one can be reached.
-    fn stuck(&self) -> Vec<World> {
-        let mut before: Vec<Vec<u32>> = vec![Vec::new(); self.worlds.len()];
-        for (number, next) in self.next.iter().enumerate() {
-            for after in next {
-                before[usize::try_from(*after).unwrap()].push(u32::try_from(number).unwrap());
-            }
-        }
-        let mut can: Vec<bool> = self.worlds.iter().map(World::is_settled).collect();
-        let mut waiting: Vec<usize> = (0..can.len()).filter(|number| can[*number]).collect();
-        while let Some(number) = waiting.pop() {
-            for earlier in &before[number] {
-                let earlier = usize::try_from(*earlier).unwrap();
-                if !can[earlier] {
-                    can[earlier] = true;
-                    waiting.push(earlier);
-                }
-            }
-        }
-        (0..can.len()).filter(|number| !can[*number]).map(|number| self.worlds[number]).collect()
-    }
-}
-
 #[test]
 fn a_volume_has_one_head_at_most_loses_no_write_and_always_comes_to_rest() {
-    let walk = Walk::all();
+    let walk = Walk::all(World::start(), check, World::next, World::late);
     assert!(walk.worlds.len() > 100_000, "not everything is walked");
     for phase in [Phase::Completed, Phase::CalledOff] {
         let ended = |world: &World| world.moves.iter().flatten().all(|one| one.phase == phase);
         let whole = |world: &&World| world.moves[MOVES - 1].is_some() && ended(world);
         assert!(walk.worlds.iter().any(|world| whole(&world)), "no three moves are {phase:?}");
     }
-    let stuck = walk.stuck();
+    let stuck = walk.stuck(World::is_settled);
     assert!(stuck.is_empty(), "{} worlds are stuck, one of them: {:?}", stuck.len(), stuck[0]);
 }

@@ -10,53 +10,21 @@
 mod actors;
 mod world;
 
-use std::collections::HashMap;
-
 use actors::Scenario;
 use world::{Guest, HOSTS, World};
 
 use crate::job::MigrationState;
 use crate::vm::VmStatus;
+use crate::walker::Walk;
 
 const THERE_AND_BACK: Scenario = Scenario { volumes: 1, targets: &[1, 0], has_faults: false };
 const TWICE_ON: Scenario = Scenario { volumes: 1, targets: &[1, 2], has_faults: false };
 const TWO_VOLUMES: Scenario = Scenario { volumes: 2, targets: &[1], has_faults: false };
 const FAULTS: Scenario = Scenario { volumes: 2, targets: &[1], has_faults: true };
 
-/// Every world that can be reached, with those that follow it by their numbers. Messages that come
-/// late lead to worlds as well, but nobody may have to wait for one: they are not among `next`.
-#[derive(Default)]
-struct Walk {
-    worlds: Vec<World>,
-    numbers: HashMap<World, u32>,
-    next: Vec<Vec<u32>>,
-}
-
-impl Walk {
-    fn number(&mut self, world: World) -> u32 {
-        let fresh = u32::try_from(self.worlds.len()).unwrap();
-        let number = *self.numbers.entry(world).or_insert(fresh);
-        if number == fresh {
-            self.worlds.push(world);
-        }
-        number
-    }
-}
-
-fn walk(scenario: Scenario) -> Walk {
-    let mut walk = Walk::default();
-    walk.number(World::start(scenario.volumes));
-    while let Some(world) = walk.worlds.get(walk.next.len()).copied() {
-        check(&world);
-        for after in world.next_late() {
-            walk.number(after);
-        }
-        let mut next: Vec<u32> =
-            world.next(scenario).into_iter().map(|after| walk.number(after)).collect();
-        next.sort_unstable();
-        next.dedup();
-        walk.next.push(next);
-    }
+fn walk(scenario: Scenario) -> Walk<World> {
+    let start = World::start(scenario.volumes);
+    let walk = Walk::all(start, check, |world| world.next(scenario), World::next_late);
     assert!(walk.worlds.len() > 1000, "{scenario:?} is not walked");
     walk
 }
@@ -86,28 +54,6 @@ fn is_settled(world: &World) -> bool {
         })
 }
 
-/// The worlds from which none that is `good` can be reached.
-fn stuck(walk: &Walk, good: impl Fn(&World) -> bool) -> Vec<World> {
-    let mut before: Vec<Vec<u32>> = vec![Vec::new(); walk.worlds.len()];
-    for (number, next) in walk.next.iter().enumerate() {
-        for after in next {
-            before[usize::try_from(*after).unwrap()].push(u32::try_from(number).unwrap());
-        }
-    }
-    let mut can: Vec<bool> = walk.worlds.iter().map(good).collect();
-    let mut waiting: Vec<usize> = (0..can.len()).filter(|number| can[*number]).collect();
-    while let Some(number) = waiting.pop() {
-        for earlier in &before[number] {
-            let earlier = usize::try_from(*earlier).unwrap();
-            if !can[earlier] {
-                can[earlier] = true;
-                waiting.push(earlier);
-            }
-        }
-    }
-    (0..can.len()).filter(|number| !can[*number]).map(|number| walk.worlds[number]).collect()
-}
-
 fn assert_never_lost(scenario: Scenario) {
     let walk = walk(scenario);
     let ends = [MigrationState::Completed, MigrationState::Aborted];
@@ -115,7 +61,7 @@ fn assert_never_lost(scenario: Scenario) {
         let ended = |world: &&World| world.moves.iter().flatten().any(|moved| moved.state == end);
         assert!(walk.worlds.iter().find(ended).is_some(), "no move is {end:?}");
     }
-    let stuck = stuck(&walk, is_settled);
+    let stuck = walk.stuck(is_settled);
     assert!(stuck.is_empty(), "{} worlds are stuck, one of them: {:?}", stuck.len(), stuck[0]);
 }
 

@@ -1,0 +1,65 @@
+//! Orders to migrate the VM, and to cancel that.
+
+use std::sync::atomic::Ordering;
+
+use perigee_model::switchover::{OnCancel, on_cancel};
+use perigee_model::vm::{CancelMigration, MigrateOut};
+use perigee_model::{Problem, VmId};
+
+use super::Owner;
+use crate::vm::decide;
+use crate::vm::migrate::{self, Record};
+
+impl Owner {
+    pub(super) fn migrate(&mut self, order: MigrateOut) -> Result<(), Problem> {
+        let (status, last) = self.vm.observed(|seen| (seen.status(), seen.migration.clone()));
+        let begin = decide::may_migrate(status, last.as_ref(), &order, &self.host.agent_url)
+            .map_err(|refusal| migrate_refused(self.vm.id(), &refusal))?;
+        if !begin {
+            return Ok(());
+        }
+        let record = Record::new(order.clone());
+        self.keep(&record)?;
+        self.migration = Some(migrate::spawn(self.vm.clone(), record, order, false));
+        Ok(())
+    }
+
+    fn keep(&self, record: &Record) -> Result<(), Problem> {
+        record.save(&self.vm)?;
+        self.vm.observed(|seen| {
+            seen.migration = Some(record.report.clone());
+            seen.switchover = Some(record.switchover);
+        });
+        Ok(())
+    }
+
+    /// A running migration ends as soon as possible. One that has not started never starts.
+    pub(super) fn cancel_migration(&mut self, asked: &CancelMigration) -> Result<(), Problem> {
+        let what = || format!("can't cancel the migration {}", asked.migration);
+        let (last, at) = self.vm.observed(|seen| {
+            (seen.migration.as_ref().map(|last| (last.number, last.phase)), seen.switchover)
+        });
+        let Some(at) = at else {
+            return Err(Problem::unavailable(what(), "the VM's last migration is not known"));
+        };
+        match on_cancel(last, at, asked.number).map_err(|e| Problem::conflict(what(), e))? {
+            OnCancel::Nothing => Ok(()),
+            OnCancel::Store => self.keep(&Record::called_off(asked)),
+            OnCancel::Stop => {
+                if let Some(migration) = &self.migration {
+                    migration.cancel.store(true, Ordering::SeqCst);
+                    migration.nudge.notify_one();
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn migrate_refused(vm: &VmId, refusal: &decide::Refusal) -> Problem {
+    let what = format!("can't migrate the VM {vm}");
+    match refusal {
+        decide::Refusal::Uri(_) => Problem::invalid(what, refusal),
+        _ => Problem::conflict(what, refusal),
+    }
+}
