@@ -7,12 +7,13 @@
 //! the export.
 //!
 //! A client's session keeps its [`Switch`] as long as it is open. The device in it is a
-//! [`ProxySession`](crate::proxy), and another one when the volume's home has got another address (see
+//! [`ProxySession`](crate::proxy). It is replaced when the volume's home has another address (see
 //! [`crate::repoint`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use perigee_block::locking;
 use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_model::{Incarnation, VolumeName};
@@ -21,7 +22,7 @@ use crate::cache::ReadCache;
 use crate::coherent::CachedVolume;
 use crate::proxy::ProxySession;
 
-/// Blocks are kept of as many volumes. A session on one more goes without.
+/// The most volumes of which blocks are kept in memory. Sessions on further volumes work without.
 const CACHED_VOLUMES_MAX: usize = 1024;
 
 pub struct Proxies {
@@ -40,11 +41,11 @@ struct Open {
     /// Volumes that are no longer attached but still have open sessions.
     detached: HashSet<VolumeName>,
     sessions: HashMap<VolumeName, Vec<OpenSession>>,
-    /// Volumes whose sessions get another device now.
+    /// Volumes whose sessions are just getting another device.
     changing: HashSet<VolumeName>,
 }
 
-/// A client's session on an attached volume. It is open as long as both are there.
+/// A client's session on an attached volume. It is open as long as both objects exist.
 #[derive(Clone)]
 struct OpenSession {
     switch: Weak<Switch>,
@@ -83,9 +84,9 @@ impl Proxies {
         Self { stats, open, cache, cached }
     }
 
-    /// The same for all sessions on a volume. `None` when there are too many volumes.
+    /// The object that all sessions on a volume share. `None` if there are too many volumes.
     pub fn cached(&self, volume: &VolumeName, which: Incarnation) -> Option<Arc<CachedVolume>> {
-        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = locking::lock(&self.cached);
         let key = (volume.clone(), which);
         if !cached.contains_key(&key) && cached.len() >= CACHED_VOLUMES_MAX {
             cached.retain(|_, one| is_needed(one));
@@ -98,23 +99,22 @@ impl Proxies {
     }
 
     fn forget_cached(&self, volume: &VolumeName) {
-        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = locking::lock(&self.cached);
         cached.retain(|(of, _), one| of != volume || is_needed(one));
     }
 
-    /// Code that holds this lock never panics.
     fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locking::lock(&self.open)
     }
 
     /// `None` while somebody else changes them.
     pub fn change(proxies: &Arc<Self>, volume: &VolumeName) -> Option<Changing> {
         let first = proxies.lock().changing.insert(volume.clone());
-        // Dropping one ends the turn, so none is made for who has to wait.
+        // Dropping it ends the turn, so it is made only for the caller that has the turn.
         first.then(|| Changing { proxies: Arc::clone(proxies), volume: volume.clone() })
     }
 
-    /// A session that is open from now on, or has another device from now on.
+    /// Records a session that was opened, or that has another device from now on.
     pub fn enter(&self, volume: &VolumeName, switch: &Arc<Switch>, device: &Arc<ProxySession>) {
         let mut open = self.lock();
         let sessions = open.sessions.entry(volume.clone()).or_default();
@@ -125,7 +125,7 @@ impl Proxies {
         sessions.push(OpenSession { switch, device });
     }
 
-    /// The session has no proxy any more.
+    /// Removes a session that has no proxy any more.
     pub fn leave(&self, volume: &VolumeName, switch: &Arc<Switch>) {
         if let Some(sessions) = self.lock().sessions.get_mut(volume) {
             sessions.retain(|session| !session.switch.ptr_eq(&Arc::downgrade(switch)));
@@ -138,22 +138,22 @@ impl Proxies {
         self.elsewhere(volume, "")
     }
 
-    /// The volume is here now: nothing is read any more of what was kept of it.
+    /// To be called when the volume has come to this server. Blocks that were kept of it are not read any more.
     pub fn moved_here(&self, volume: &VolumeName) {
-        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = locking::lock(&self.cached);
         for (_, kept) in cached.iter().filter(|((of, _), _)| of == volume) {
             kept.ended(true);
         }
     }
 
-    /// Open sessions whose device has the volume from another address.
+    /// The open sessions whose device uses another address.
     pub fn elsewhere(
         &self,
         volume: &VolumeName,
         nbd_addr: &str,
     ) -> Vec<(Arc<Switch>, Arc<ProxySession>)> {
         let sessions = self.lock().sessions.get(volume).cloned().unwrap_or_default();
-        // One that ends right now is dropped here, and not under the lock that it takes.
+        // A session that ends at this moment is dropped here, because its drop takes the lock.
         let open = sessions.iter().filter_map(OpenSession::get);
         open.filter(|(_, device)| device.nbd_addr != nbd_addr).collect()
     }
@@ -188,7 +188,7 @@ impl Proxies {
     }
 }
 
-/// No two of one volume are in use, and what makes one distrusted is not forgotten.
+/// There is only one object for each volume, and it is kept as long as it is distrusted.
 fn is_needed(cached: &Arc<CachedVolume>) -> bool {
     Arc::strong_count(cached) > 1 || cached.is_distrusted()
 }

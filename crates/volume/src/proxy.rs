@@ -1,18 +1,19 @@
-//! What one client's session on an attached volume does with a request.
+//! How a client's session on an attached volume handles requests.
 //!
-//! Writes and flushes go to the volume's home, and are answered when the home has. Reads are answered
-//! from memory where that is allowed ([`crate::coherent`]), and what is read next is fetched meanwhile
+//! Writes and flushes are sent to the volume's home, and are answered when the home has answered. Reads are answered
+//! from memory if [`crate::coherent`] allows it. Blocks that will probably be read next are fetched ahead
 //! ([`perigee_model::read_ahead`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish, RENEW_AFTER};
+use perigee_block::locking;
 use perigee_block::sessions::ProxyKey;
 use perigee_model::Incarnation;
 use perigee_model::read_ahead::{KEPT_READ_BYTES_MAX, Pace, Streams, blocks_of, pieces};
@@ -23,20 +24,21 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::coherent::{CachedVolume, Plan, Transfer};
 use crate::proxies::ProxySlot;
 
-/// So often a read waits for what others have asked for; then it asks itself.
+/// How often a read waits for the fetches of others before it asks the home itself.
 const WAITS_MAX: u32 = 16;
-/// A lease that was refused is asked for again after this.
+/// The pause before a refused lease is requested again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
-/// A home that does not hear within this time that the lease is given back waits until it is over.
+/// How long this host tries to tell the home that it gives the lease back. After that the home waits until the
+/// lease is over.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(5);
 
 /// One client's session on an attached volume, with connections of its own to the volume's home.
 pub struct ProxySession {
     pub export: String,
-    /// Where the home is.
+    /// The home's address.
     pub nbd_addr: String,
     pub upstream: Arc<NbdDevice>,
-    /// What the home is told of the session.
+    /// Identifies the session to the home.
     pub key: Arc<ProxyKey>,
     pub slot: Arc<ProxySlot>,
     requests: Arc<Requests>,
@@ -44,7 +46,7 @@ pub struct ProxySession {
 }
 
 impl ProxySession {
-    /// `cached`: what all sessions on the volume share, if it can be told from others of its name.
+    /// `cached` is shared by all sessions on the volume. `None` if the home does not identify the volume.
     pub fn new(
         export: &str,
         nbd_addr: String,
@@ -57,7 +59,8 @@ impl ProxySession {
         let ended = CancellationToken::new();
         if let Some(cached) = cached {
             let holding = hold_lease(upstream.clone(), cached, ended.clone());
-            // Two connections of one number end each other, so it is in use until the last question.
+            // The home closes the older of two connections with one number, so the number stays in use until the
+            // last request was sent.
             let number = slot.clone();
             tokio::spawn(async move {
                 holding.await;
@@ -68,19 +71,19 @@ impl ProxySession {
         Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, _ended }
     }
 
-    /// Everything that is not answered fails now, and is asked of another device.
+    /// Fails all unanswered requests now. They are then sent to another device.
     pub fn recall(&self) {
         self.requests.recalled.store(true, Ordering::SeqCst);
         self.upstream.recall();
     }
 }
 
-/// Requests to a home by way of what is in memory.
+/// Sends requests to a home, and keeps and uses blocks in memory.
 pub struct Requests {
     upstream: Arc<dyn Device>,
     cached: Option<Arc<CachedVolume>>,
     ahead: Mutex<(Streams, Pace)>,
-    /// Bytes that reads have brought.
+    /// The number of bytes that reads have fetched.
     came_bytes: AtomicU64,
     recalled: AtomicBool,
 }
@@ -91,9 +94,8 @@ impl Requests {
         Self { upstream, cached, ahead, came_bytes, recalled }
     }
 
-    /// Its holders do nothing that can panic.
     fn ahead(&self) -> MutexGuard<'_, (Streams, Pace)> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+        locking::lock(&self.ahead)
     }
 
     fn try_read(self: &Arc<Self>, offset: u64, buffer: &mut [u8]) -> bool {
@@ -149,7 +151,7 @@ impl Requests {
         self.upstream.read(offset, length_bytes).await
     }
 
-    /// Where the bytes begin, and the bytes.
+    /// Returns the offset of the first byte, and the bytes.
     async fn fetch(&self, transfer: Transfer) -> Result<(u64, Bytes), IoError> {
         let begins = transfer.blocks.start * BLOCK_BYTES;
         let end = (transfer.blocks.end * BLOCK_BYTES).min(self.upstream.size_bytes());
@@ -170,7 +172,7 @@ impl Requests {
         }
     }
 
-    /// Fetches what will be read next.
+    /// Fetches blocks that will probably be read next.
     fn look_ahead(self: &Arc<Self>, cached: &Arc<CachedVolume>, offset: u64, length_bytes: u64) {
         let ranges = {
             let mut ahead = self.ahead();
@@ -189,7 +191,7 @@ impl Requests {
         if let Some(Plan::Fetch(transfer)) = cached.plan(piece) {
             let requests = Arc::clone(self);
             tokio::spawn(async move {
-                // Whoever needs it asks for it again.
+                // A reader that needs these blocks requests them again.
                 let _failed = requests.fetch(transfer).await;
                 drop(place);
             });
@@ -223,8 +225,8 @@ impl Requests {
     }
 }
 
-/// Has the lease until the session has ended. This host's last session on the volume gives it back: else
-/// the next writer elsewhere would wait until its time is over.
+/// Keeps the lease until the session has ended. This host's last session on the volume gives it back. Otherwise the
+/// next writer at another host would wait until the lease is over.
 pub fn hold_lease(
     upstream: Arc<dyn Device>,
     cached: Arc<CachedVolume>,
@@ -236,13 +238,13 @@ pub fn hold_lease(
         ended.cancelled().await;
         if let Some(number) = cached.leave() {
             let ask = LeaseAsk { wish: LeaseWish::GiveBack, number };
-            // With a lost connection whose client has gone this fails at once.
+            // If the connection is lost and the client has gone, this fails at once.
             let _too_late = tokio::time::timeout(GIVE_BACK_MAX, upstream.lease(ask)).await;
         }
     }
 }
 
-/// Asks for the lease as long as somebody reads. One of a volume's sessions asks at a time.
+/// Requests the lease as long as somebody reads. Only one of a volume's sessions requests it at a time.
 async fn keep_lease(upstream: &dyn Device, cached: &CachedVolume) {
     let _turn = cached.asking.lock().await;
     cached.wanted.notify_one();
@@ -274,7 +276,7 @@ async fn keep_lease(upstream: &dyn Device, cached: &CachedVolume) {
 async fn give_back(upstream: &dyn Device, cached: &CachedVolume, recalled: bool) {
     cached.ended(recalled);
     let ask = LeaseAsk { wish: LeaseWish::GiveBack, number: cached.number() };
-    // Else the home waits until its time is over.
+    // Otherwise the home waits until the lease is over.
     let _unheard = upstream.lease(ask).await;
 }
 

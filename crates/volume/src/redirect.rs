@@ -1,5 +1,5 @@
-//! Where a volume is that has left the home which is known here: that home says where it went, and so does the
-//! next one. Whoever finds the volume finds its only head, so the last one who found it is right.
+//! Finds a volume that has left the home which is known here. That home says where the volume went, and so does each
+//! later home. A volume has only one head, so the server at which it was found last is the right one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,21 @@ use tokio::time::Instant;
 use crate::exports::PoolExports;
 use crate::proxy::ProxySession;
 
-/// A volume does not move on so often while it is looked for; homes that name each other are told by this.
+/// The most homes that are asked for one volume. Only homes that name each other in a circle need more.
 const HOPS_MAX: usize = 4;
-/// A home that is named may not be ready yet.
+/// The pause before a home is asked again that is not ready yet.
 const AGAIN_PAUSE: Duration = Duration::from_millis(300);
-/// A session without a connection looks this often whether the volume is known elsewhere by now, also where
-/// nobody tells it so.
+/// How often a session without a connection checks whether the volume is known to be elsewhere by now.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
-/// So long a client that opens a volume waits for the volume's new home.
+/// How long a client that opens a volume waits for the volume's new home.
 const MOVE_MAX: Duration = Duration::from_secs(30);
 const MOVE_PAUSE: Duration = Duration::from_millis(50);
 
-/// A volume that was not found.
+/// Why a volume was not found.
 pub(crate) struct NotFound {
     problem: Problem,
-    /// A home has said that the volume went elsewhere: its new home may not be ready yet.
+    /// A home has said that the volume went elsewhere, and its new home may not be ready yet.
     moves: bool,
 }
 
@@ -45,7 +44,7 @@ impl From<NotFound> for Problem {
 }
 
 impl PoolExports {
-    /// A session on an attached volume. One that is on its way to a new home is waited for.
+    /// Opens a session on an attached volume. If the volume is on its way to a new home, this waits for it.
     pub(crate) async fn proxy(
         &self,
         volume: &VolumeName,
@@ -75,7 +74,7 @@ impl PoolExports {
         }
     }
 
-    /// `None` when the volume is not attached any more.
+    /// Returns `None` if the volume is not attached any more.
     async fn proxied(&self, volume: &VolumeName, name: &str) -> Result<Option<Export>, NotFound> {
         let Some(nbd_addr) = self.attachment(volume).await? else { return Ok(None) };
         let device = match self.ahead.take(name).await {
@@ -96,14 +95,14 @@ impl PoolExports {
         Ok(Some(Export { device: switch, read_only, counters, home }))
     }
 
-    /// Whether who did not find the volume should look again: it departed, and its new home may not be ready
-    /// yet; or it came here meanwhile.
+    /// Whether to look again for a volume that was not found. It may have departed and its new home may not be ready
+    /// yet, or it may have come here in the meantime.
     async fn is_moving(&self, volume: &VolumeName) -> bool {
         let home = self.pool.home(volume).await;
         home.is_ok_and(|home| !matches!(home.home, HomeState::NotHere { .. }))
     }
 
-    /// A session on an attached volume, wherever it is now. Where it went is recorded.
+    /// Opens a session on an attached volume, wherever it is now, and records its new address.
     pub(crate) async fn open_moving(
         &self,
         volume: &VolumeName,
@@ -117,7 +116,7 @@ impl PoolExports {
         Ok(device)
     }
 
-    /// A session on a volume that is or was at this address. It may also be this server's.
+    /// Opens a session on a volume that is or was at this address. The address may also be this server's.
     async fn chase(
         &self,
         volume: &VolumeName,
@@ -165,7 +164,7 @@ impl PoolExports {
         });
     }
 
-    /// `to`: where the session's home says that the volume went.
+    /// `to` is the address to which the volume went, as the session's home says.
     async fn follow(
         self: &Arc<Self>,
         volume: &VolumeName,

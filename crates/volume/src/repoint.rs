@@ -1,13 +1,13 @@
-//! Sessions go on when the home of their volume has got another address.
+//! Moves open sessions to the new address of their volume's home.
 //!
-//! 1. Each session is opened at the new address. It has to be the volume that it was.
-//! 2. New requests of all sessions are held, and those in flight are waited for, for at most twice
-//!    the round trip and [`DRAIN_EXTRA`]. If they have not ended then, all goes on as it was.
-//! 3. The sessions get their new devices, and what was held goes on.
+//! 1. Each session is opened at the new address. It must be the same volume there.
+//! 2. New requests of all sessions are held, and requests in flight are awaited, for at most twice the round trip and
+//!    [`DRAIN_EXTRA`]. If some have not ended by then, all sessions stay as they were.
+//! 3. The sessions get their new devices, and the held requests go on.
 //!
-//! Where the connection to the old address is lost, requests in flight can't end. Then the new
-//! connection is one of the same session: the home ends first what is left of the old one, and what is
-//! not answered is asked again, as after any lost connection.
+//! If the connection to the old address is lost, requests in flight can't end. Then the new connection belongs to the
+//! same session: the home first ends what is left of the old connection, and unanswered requests are sent again, as
+//! after any lost connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::proxies::Proxies;
 use crate::proxy::ProxySession;
 
 pub const DRAIN_EXTRA: Duration = Duration::from_millis(50);
-/// A long request, as a flush may be, is in flight now and not a moment later.
+/// A long request, for example a flush, may be in flight now, and will have ended a moment later.
 const TRIES: u32 = 10;
 const TRIES_PAUSE: Duration = Duration::from_millis(100);
 
@@ -32,12 +32,12 @@ struct Move {
     switch: Arc<Switch>,
     old: Arc<ProxySession>,
     new: Arc<ProxySession>,
-    /// The connection of the old one is lost.
+    /// Whether the connection of the old device is lost.
     away: bool,
 }
 
 impl Move {
-    /// Whether the session still has the device that it had.
+    /// Whether the session still has the same device.
     fn is_among(&self, sessions: &[(Arc<Switch>, Arc<ProxySession>)]) -> bool {
         let is_it =
             |switch: &_, old: &_| Arc::ptr_eq(switch, &self.switch) && Arc::ptr_eq(old, &self.old);
@@ -46,12 +46,12 @@ impl Move {
 }
 
 impl PoolExports {
-    /// Open sessions go on at the address that the volume is attached at now; those on a volume that is not
-    /// attached any more go on where it was `found`.
+    /// Moves open sessions to the address at which the volume is attached now. If it is not attached any more, they
+    /// move to the address where it was `found`.
     ///
     /// # Errors
-    /// When the volume is not reached at the address, or is another one; or requests in flight did
-    /// not end in time. Then all sessions are as they were.
+    /// If the volume is not reached at the address, or is another one, or if requests in flight do not end in time.
+    /// Then all sessions stay as they were.
     pub async fn repoint(&self, volume: &VolumeName, found: Option<&str>) -> Result<(), Problem> {
         let mut tried = 1;
         loop {
@@ -68,13 +68,13 @@ impl PoolExports {
         }
     }
 
-    /// Why it may succeed in a moment, if it did not now.
+    /// If this did not succeed now but may in a moment, returns the reason.
     async fn try_repoint(
         &self,
         volume: &VolumeName,
         found: Option<&str>,
     ) -> Result<Result<(), String>, Problem> {
-        // Two connections of one session would end each other.
+        // The home would close one of two connections of one session.
         let Some(_one) = Proxies::change(&self.proxies, volume) else {
             return Ok(Err("they are being moved already".to_owned()));
         };
@@ -84,12 +84,12 @@ impl PoolExports {
             .into_iter()
             .map(|(switch, old)| self.open_again(volume, &nbd_addr, switch, old));
         let moves = try_join_all(moves).await?;
-        // A move that begins from here on waits, and finds each session with the device that it has.
+        // A move that begins after this waits, and then finds each session with its new device.
         let _turn = self.turns.opening(volume).await?;
         if self.pool.is_here(volume).await? {
             return Ok(Ok(()));
         }
-        // Of two addresses the one that was set last has to win.
+        // If two addresses were set, the last one must win.
         let is_latest = self.address(volume, found).await?.as_ref() == Some(&nbd_addr);
         let listed = self.proxies.elsewhere(volume, &nbd_addr);
         if !is_latest || !moves.iter().all(|one| one.is_among(&listed)) {
@@ -137,7 +137,7 @@ impl PoolExports {
     }
 }
 
-/// All of them or none. Why, if none.
+/// Changes all sessions or none. Returns the reason if none was changed.
 async fn change(moves: &[Move]) -> Result<(), String> {
     let mut held = Vec::with_capacity(moves.len());
     for one in moves {

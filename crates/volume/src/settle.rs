@@ -5,12 +5,13 @@
 //! one that is held in neither. It is listed within the [turn](crate::turns) in which it gets its device, so a
 //! step of a move finds every session that is open, with the device that it has.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use perigee_block::device::Device;
 use perigee_block::lease::NO_HOST;
+use perigee_block::locking;
 use perigee_block::switch::{Held, Switch};
 use perigee_model::{Problem, VolumeName};
 use tokio::sync::OwnedRwLockReadGuard;
@@ -42,14 +43,14 @@ impl LocalSessions {
             export: export.to_owned(),
             switch: Arc::downgrade(switch),
         };
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = locking::lock(&self.0);
         open.retain(|session| session.switch.strong_count() > 0);
         open.push(session);
     }
 
     /// Holds a volume's sessions. From now on they are not listed any more.
     pub fn hold(&self, volume: &VolumeName) -> Vec<HeldSession> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = locking::lock(&self.0);
         let mut held = Vec::new();
         open.retain(|session| {
             let Some(switch) = session.switch.upgrade() else { return false };

@@ -1,19 +1,20 @@
-//! Opening a volume and moving it take turns: whoever opens a session finds the volume before a move or
-//! after it, and never within.
+//! Opening a volume and moving it take turns. A session is opened before a step of a move or after it, and never
+//! during one.
 //!
-//! Turns are fair: a step of a move that waits holds up who opens after it. So within a turn nobody waits for
-//! another host, or for this one over the network, and a turn waits only for this host's disk and for requests in
-//! flight, up to a deadline. The locks that are taken within a turn (the pool's `changes`, a volume's gate) are
-//! never held by who waits for a turn.
+//! Turns are fair: a step of a move that waits delays all openings after it. So during a turn nothing waits for
+//! another host, or for this host over the network. A turn waits only for this host's disk and for requests in flight,
+//! up to a deadline. Nobody who waits for a turn holds one of the locks that are taken during a turn (the pool's
+//! `changes`, a volume's gate).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use perigee_block::locking;
 use perigee_model::{Problem, VolumeName};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
-/// A step of a move takes less, where no other host is slow.
+/// A step of a move takes less than this, because it waits for no other host.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -21,24 +22,24 @@ pub struct Turns(Mutex<HashMap<VolumeName, Arc<RwLock<()>>>>);
 
 impl Turns {
     fn of(&self, volume: &VolumeName) -> Arc<RwLock<()>> {
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = locking::lock(&self.0);
         turns.retain(|of, turn| of == volume || Arc::strong_count(turn) > 1);
         Arc::clone(turns.entry(volume.clone()).or_default())
     }
 
-    /// Sessions are opened; many may be at the same time.
+    /// Takes a turn to open a session. Several openings may have a turn at the same time.
     ///
     /// # Errors
-    /// When a move of the volume takes too long.
+    /// If a move of the volume takes too long.
     pub async fn opening(&self, volume: &VolumeName) -> Result<OwnedRwLockReadGuard<()>, Problem> {
         let turn = tokio::time::timeout(WAIT_MAX, self.of(volume).read_owned()).await;
         turn.map_err(|_| too_long(format!("can't open volume {volume}")))
     }
 
-    /// A step of a move.
+    /// Takes a turn for a step of a move.
     ///
     /// # Errors
-    /// When another step of a move of the volume takes too long.
+    /// If another step of a move of the volume takes too long.
     pub async fn moving(&self, volume: &VolumeName) -> Result<OwnedRwLockWriteGuard<()>, Problem> {
         let turn = tokio::time::timeout(WAIT_MAX, self.of(volume).write_owned()).await;
         turn.map_err(|_| too_long(format!("can't move volume {volume}")))
