@@ -193,16 +193,21 @@ impl Cluster {
         self.quick.post(&format!("/v1/volumes/{name}/move"), &ask).await
     }
 
-    /// Waits until all volumes that come after a VM are complete at its host.
-    pub async fn volumes_followed(&self, vm: &VmId) -> Result<(), Problem> {
+    /// Waits until all that comes after a VM has its home, and all of its data, at the VM's new host. The seed
+    /// stays where it is.
+    pub async fn volumes_followed(&self, vm: &VmId, to: &HostId) -> Result<(), Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {
-            if !self.vm(vm).await?.volumes.iter().any(VmVolume::is_moving) {
+            let now = self.vm(vm).await?;
+            let is_there = |v: &VmVolume| {
+                !v.is_moving() && (v.home == *to || v.volume.as_str().ends_with("-seed"))
+            };
+            if now.host == *to && now.volumes.iter().all(is_there) {
                 return Ok(());
             }
             tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
         }
-        Err(late(format!("can't complete the volumes of VM {vm}")))
+        Err(late(format!("can't complete the volumes of VM {vm} at {to}")))
     }
 
     /// Waits until a volume's last move has ended, well or not.

@@ -19,6 +19,13 @@ pub const OUTPUT_BYTES: u64 = 16 << 20;
 pub const MOUNT: &str = "/data";
 const SCAN_VOLUME_BYTES: u64 = 1 << 30;
 
+/// How much data the job reads.
+pub struct Data {
+    /// Of the tables.
+    pub scale_factor: f64,
+    pub scan_bytes: u64,
+}
+
 pub struct Bench<'a> {
     pub lab: &'a Lab,
     pub cluster: Cluster,
@@ -35,12 +42,12 @@ pub struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Loads the tables and makes the file for the scans, both at the far host.
+    /// Imports the image. Unless only moves are measured, it also loads the tables and makes the file for the
+    /// scans, both at the far host.
     pub async fn prepare(
         lab: &'a Lab,
         image: &Path,
-        scale_factor: f64,
-        scan_bytes: u64,
+        data: Option<Data>,
         steps: &'a Steps,
     ) -> Result<Self> {
         let cluster = Cluster::new(lab)?;
@@ -49,14 +56,29 @@ impl<'a> Bench<'a> {
         let far = stage.near.clone();
         let scratch = lab.dir().join("placement");
         std::fs::create_dir_all(&scratch)?;
-        let tables = Tables { image, scale_factor };
-        let table_bytes = demo::prepare(&cluster, &stage, &scratch, tables, steps).await?;
         let bundle = scratch.join("query.tar");
         query_bundle(&bundle)?;
         let bundle_id = cluster.upload(&bundle).await?;
         let number = AtomicU32::new(0);
-        let bench =
-            Self { lab, cluster, steps, near, far, stage, bundle, bundle_id, table_bytes, number };
+        let mut bench = Self {
+            lab,
+            cluster,
+            steps,
+            near,
+            far,
+            stage,
+            bundle,
+            bundle_id,
+            table_bytes: 0,
+            number,
+        };
+        let Some(Data { scale_factor, scan_bytes }) = data else {
+            bench.cluster.import_image(&bench.stage.image, image).await?;
+            return Ok(bench);
+        };
+        let tables = Tables { image, scale_factor };
+        bench.table_bytes =
+            demo::prepare(&bench.cluster, &bench.stage, &scratch, tables, steps).await?;
         let volume = bench.data(Work::Scan);
         bench.cluster.create_volume(&volume, &bench.far, SCAN_VOLUME_BYTES).await?;
         let load = demo::load(&bench.cluster, &bench.stage, &scratch, steps);

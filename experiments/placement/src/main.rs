@@ -6,6 +6,7 @@
 mod bench;
 mod case;
 mod goals;
+mod libvirt;
 mod mirror;
 mod moves;
 mod paper;
@@ -25,7 +26,7 @@ use perigee_lab::wan::{Change, LinkSettings, Rate};
 use perigee_lab::{Definition, Lab, LabId, Options, SiteDef, Steps, with_lab};
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
-use bench::{Bench, MEMORY_BYTES};
+use bench::{Bench, Data, MEMORY_BYTES};
 use case::{Way, Work};
 use plain::Plain;
 use results::Results;
@@ -147,11 +148,16 @@ async fn measure(
 ) -> Result<()> {
     let image = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
     let scan_bytes = arguments.scan_mib << 20;
-    let bench = Bench::prepare(lab, &image, arguments.scale_factor, scan_bytes, steps).await?;
-    (results.scale_factor, results.table_bytes) = (arguments.scale_factor, bench.table_bytes);
-    (results.scan_bytes, results.memory_bytes) = (scan_bytes, MEMORY_BYTES);
-    results.not_measured = not_measured();
     let works = arguments.works();
+    let data =
+        (!works.is_empty()).then_some(Data { scale_factor: arguments.scale_factor, scan_bytes });
+    let bench = Bench::prepare(lab, &image, data, steps).await?;
+    if !works.is_empty() {
+        (results.scale_factor, results.table_bytes) = (arguments.scale_factor, bench.table_bytes);
+        results.scan_bytes = scan_bytes;
+    }
+    results.memory_bytes = MEMORY_BYTES;
+    results.not_measured = not_measured();
     if !works.is_empty() {
         let ways = arguments.ways();
         let is_new = |work, way| works.contains(&work) && ways.contains(&way);
@@ -189,6 +195,11 @@ async fn measure(
             results
                 .disk_moves
                 .push(mirror::measure(&bench, &machine, &image, overlay_bytes).await?);
+            results.write(&arguments.out)?;
+        }
+        if libvirt::is_installed() {
+            let moved = libvirt::measure(&bench, &image, arguments.overlay_mib << 20).await?;
+            results.disk_moves.push(moved);
             results.write(&arguments.out)?;
         }
     }
@@ -277,12 +288,13 @@ impl Case<'_> {
 }
 
 fn not_measured() -> Vec<String> {
-    [
-        "replica: a job that starts from a replica of its data is not measured yet.",
-        "libvirt's --copy-storage-inc is not measured; it drives the same parts of QEMU as the script here.",
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    let mut missing = vec![
+        "replica: a job that starts from a replica of its data is not measured yet.".to_owned(),
+    ];
+    if !libvirt::is_installed() {
+        missing.push("libvirt's --copy-storage-inc: libvirt is not installed here.".to_owned());
+    }
+    missing
 }
 
 fn versions(arguments: &Arguments) -> Result<BTreeMap<String, String>> {

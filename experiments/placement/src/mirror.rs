@@ -2,7 +2,7 @@
 //! overlay at the destination, then the memory is sent, and the mirror ends in the pause. The image below the
 //! overlay is at both hosts already, as it is for Perigee.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -22,6 +22,7 @@ const MIGRATION_PORT: u16 = 4444;
 const NBD_PORT: u16 = 10901;
 const EXPORT: &str = "root";
 const JOB: &str = "mirror";
+const ROOT_FILE: &str = "root.qcow2";
 
 pub async fn measure(
     bench: &Bench<'_>,
@@ -80,26 +81,11 @@ fn start(
     host: &HostId,
     more: &[String],
 ) -> Result<Qemu> {
+    make_disks(dir, image, command(overlay_bytes))?;
     std::fs::create_dir_all(dir.join("run"))?;
-    let file = |name: &str| -> PathBuf { dir.join(name) };
-    let (root, backing) = (file("root.qcow2").display().to_string(), image.display().to_string());
-    let size = ROOT_BYTES.to_string();
-    run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &backing, "-F", "raw", &root, &size])?;
-    let seed = Seed {
-        job: "mirror".to_owned(),
-        command: command(overlay_bytes),
-        env: Default::default(),
-        mounts: Vec::new(),
-        outputs: Vec::new(),
-        timeout_s: None,
-    };
-    std::fs::write(file("seed"), seed_disk(&seed, None)?)?;
-    std::fs::File::create(file("output"))?.set_len(OUTPUT_BYTES)?;
     let mut line = machine.line_for(dir, |name, node| {
-        let (driver, of) = match name {
-            "root" => ("qcow2", root.clone()),
-            other => ("raw", file(other).display().to_string()),
-        };
+        let (driver, file) = if name == "root" { ("qcow2", ROOT_FILE) } else { ("raw", name) };
+        let of = dir.join(file).display().to_string();
         let read_only = node["read-only"].clone();
         Ok(json!({
             "driver": driver,
@@ -111,6 +97,25 @@ fn start(
     })?;
     line.extend_from_slice(more);
     Ok(Qemu::start(bench.lab, host, &line, dir)?)
+}
+
+/// Makes a VM's disks in files: an empty overlay over the image, the seed, and an output disk.
+pub fn make_disks(dir: &Path, image: &Path, command: Vec<String>) -> Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let root = dir.join(ROOT_FILE).display().to_string();
+    let (backing, size) = (image.display().to_string(), ROOT_BYTES.to_string());
+    run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &backing, "-F", "raw", &root, &size])?;
+    let seed = Seed {
+        job: "moved".to_owned(),
+        command,
+        env: Default::default(),
+        mounts: Vec::new(),
+        outputs: Vec::new(),
+        timeout_s: None,
+    };
+    std::fs::write(dir.join("seed"), seed_disk(&seed, None)?)?;
+    std::fs::File::create(dir.join("output"))?.set_len(OUTPUT_BYTES)?;
+    Ok(())
 }
 
 /// Copies the overlay until the mirror keeps up with the guest's writes.

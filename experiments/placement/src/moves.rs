@@ -97,7 +97,7 @@ async fn one(
         "the migration to {to} ended so: {}",
         migration.error
     );
-    bench.cluster.volumes_followed(vm).await?;
+    bench.cluster.volumes_followed(vm, to).await?;
     Ok(DiskMove {
         system: System::Perigee,
         direction,

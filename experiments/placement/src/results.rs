@@ -99,6 +99,8 @@ pub enum System {
     Perigee,
     /// QEMU's `blockdev-mirror` over NBD and its migration, driven over QMP.
     Mirror,
+    /// `virsh migrate --copy-storage-inc`.
+    Libvirt,
 }
 
 impl System {
@@ -106,6 +108,7 @@ impl System {
         match self {
             Self::Perigee => "Perigee, follow",
             Self::Mirror => "QEMU, drive-mirror",
+            Self::Libvirt => "libvirt, copy-storage-inc",
         }
     }
 }

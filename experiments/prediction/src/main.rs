@@ -20,12 +20,13 @@ use perigee_lab::demo::{self, Stage, Tables, query_bundle};
 use perigee_lab::wan::{self, Change, LinkSettings};
 use perigee_lab::{Definition, Lab, LabId, Options, SiteDef, Steps, with_lab};
 use perigee_model::job::{
-    Access, DEFAULT_OWNER, JobSpec, JobVolume, MigrationState, Restart, Start,
+    Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, MoveVm, Restart, Start,
 };
-use perigee_model::plan::Way;
+use perigee_model::plan::{Trigger, Way};
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
-use results::{Learned, Prediction, Question, Results, Run};
+use results::{Learned, Placement, Prediction, Question, Results, Run};
 use workload::{Workload, files_script};
 
 const MEMORY_BYTES: u64 = 256 << 20;
@@ -55,6 +56,9 @@ struct Arguments {
     /// Only these workloads: tpch, scan, think, depth8, mix, writer, merge
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// How each job is run beside `beside`: remote, auto, migrate, copy
+    #[arg(long, value_delimiter = ',', default_value = "remote,auto")]
+    placements: Vec<String>,
     /// The size of the tables; 1 is about 1 GB
     #[arg(long, default_value_t = 0.1)]
     scale_factor: f64,
@@ -69,6 +73,10 @@ impl Arguments {
             let known = Workload::ALL.iter().any(|workload| workload.name() == word);
             ensure!(known, "--only {word}: there is no such workload");
         }
+        for word in &self.placements {
+            let known = Placement::ALL.iter().any(|placement| placement.name() == word);
+            ensure!(known, "--placements {word}: there is no such placement");
+        }
         if self.quick {
             (self.scale_factor, self.rounds) = (0.01, 1);
             if self.only.is_empty() {
@@ -82,6 +90,13 @@ impl Arguments {
             "--rtts needs two round trips: one is predicted from the other"
         );
         Ok(self)
+    }
+
+    /// All but beside the data, which comes first in any case.
+    fn placements(&self) -> Vec<Placement> {
+        let wanted = |p: &Placement| self.placements.iter().any(|word| word == p.name());
+        let away = Placement::ALL.into_iter().filter(|p| *p != Placement::Beside);
+        away.filter(wanted).collect()
     }
 
     fn workloads(&self) -> Vec<Workload> {
@@ -139,15 +154,16 @@ async fn measure(
         let others: Vec<u32> = arguments.rtts.iter().copied().filter(|r| r != rtt_ms).collect();
         bench.set_rtt(*rtt_ms).await?;
         bench.plan(&workloads, *rtt_ms, *rtt_ms, Learned::Nothing, results).await?;
-        for (ways, learned) in
-            [(&[Way::Beside][..], Learned::Beside), (&[Way::Remote, Way::Migrate], Learned::All)]
+        for (placements, learned) in
+            [(vec![Placement::Beside], Learned::Beside), (arguments.placements(), Learned::All)]
         {
             for workload in &workloads {
-                for (round, way) in
-                    (1..=arguments.rounds).flat_map(|r| ways.iter().map(move |w| (r, w)))
-                {
-                    results.runs.push(bench.run(*workload, *rtt_ms, *way, round).await?);
-                    results.write(&arguments.out)?;
+                for round in 1..=arguments.rounds {
+                    for placement in &placements {
+                        let run = bench.run(*workload, *rtt_ms, *placement, round).await?;
+                        results.runs.push(run);
+                        results.write(&arguments.out)?;
+                    }
                 }
             }
             for other in &others {
@@ -273,21 +289,63 @@ impl Bench<'_> {
         Ok(())
     }
 
-    async fn run(&self, workload: Workload, rtt_ms: u32, way: Way, round: u32) -> Result<Run> {
-        let words = format!("{rtt_ms} ms, {}: {}", workload.words(), results::way_name(way));
+    async fn run(
+        &self,
+        workload: Workload,
+        rtt_ms: u32,
+        placement: Placement,
+        round: u32,
+    ) -> Result<Run> {
+        let words = format!("{rtt_ms} ms, {}: {}", workload.words(), placement.name());
         let mut step = self.steps.begin(words);
-        let at = if way == Way::Beside { &self.stage.near } else { &self.near };
+        let at = if placement == Placement::Beside { &self.stage.near } else { &self.near };
         let job = self.job(workload, rtt_ms, Start::Host(at.clone()));
         let load = std::fs::read_to_string("/proc/loadavg")?;
         let load_1min = load.split(' ').next().context("the load")?.parse()?;
-        let spec = JobSpec { may_migrate: way == Way::Migrate, ..job };
-        let job = self.cluster.run(&spec, &mut step).await?;
+        let spec = JobSpec { may_migrate: placement == Placement::Auto, ..job };
+        let job = self.cluster.submit(&spec).await?;
+        if matches!(placement, Placement::Migrate | Placement::Copy) {
+            let running = self.cluster.wait(&job.id, JobState::Running, &mut step).await?;
+            self.change(&running, placement).await?;
+        }
+        let job = self.cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
+        let way = self.what_happened(&job, placement).await?;
         let total_s = job.measured_s.context("a measured time")?;
         let boot_ms = job.running_ms.zip(job.started_ms).map_or(0, |(to, from)| to - from);
-        let moved = job.migrations.iter().any(|m| m.state == MigrationState::Completed);
-        step.done(&format!("{total_s:.1} s{}", if moved { ", moved" } else { "" }));
+        step.done(&format!("{total_s:.1} s, {}", results::way_name(way)));
         let boot_s = std::time::Duration::from_millis(boot_ms).as_secs_f64();
-        Ok(Run { workload, rtt_ms, way, round, total_s, boot_s, moved, load_1min })
+        Ok(Run { workload, rtt_ms, placement, way, round, total_s, boot_s, load_1min })
+    }
+
+    /// Moves the VM to its data, or its data to the VM.
+    async fn change(&self, running: &Job, placement: Placement) -> Result<()> {
+        let vm = running.vm.clone().context("a running job has a VM")?;
+        if placement == Placement::Migrate {
+            let wish = MoveVm { host: self.stage.near.clone(), volumes: VolumesOnMove::Stay };
+            self.cluster.ask_to_move(&vm, &wish).await?;
+            return Ok(());
+        }
+        let volumes = self.cluster.vm(&vm).await?.volumes;
+        let data = volumes.iter().find(|volume| volume.home == self.stage.near);
+        self.cluster
+            .move_volume(&data.context("its data are far away")?.volume, &self.near)
+            .await?;
+        Ok(())
+    }
+
+    /// What the planner did where it might.
+    async fn what_happened(&self, job: &Job, placement: Placement) -> Result<Way> {
+        let decided = self.cluster.decisions(&job.id).await?;
+        let changed = decided.iter().find(|decision| decision.trigger == Trigger::TimeLost);
+        Ok(match placement {
+            Placement::Beside => Way::Beside,
+            Placement::Remote => Way::Remote,
+            Placement::Migrate => Way::Migrate,
+            Placement::Copy => Way::Copy,
+            Placement::Auto => {
+                changed.and_then(|d| d.plan.chosen()).map_or(Way::Remote, |option| option.way)
+            }
+        })
     }
 }
 

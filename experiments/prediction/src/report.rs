@@ -188,19 +188,19 @@ fn errors(page: &mut String, results: &Results, learned: Learned) {
 
 fn measured(page: &mut String, results: &Results) {
     page.push_str(
-        "<h2>Measured</h2>\n<div class=\"scroll\"><table>\n<tr><th>job</th><th>RTT, ms</th><th>way</th><th>round</th>\
-         <th>from VM start to end, s</th><th>boot, s</th><th>moved</th><th>load</th></tr>\n",
+        "<h2>Measured</h2>\n<div class=\"scroll\"><table>\n<tr><th>job</th><th>RTT, ms</th><th>placement</th><th>what happened</th><th>round</th>\
+         <th>from VM start to end, s</th><th>boot, s</th><th>load</th></tr>\n",
     );
     for workload in Workload::ALL {
         for run in results.runs.iter().filter(|run| run.workload == workload) {
             let cells = [
                 workload.words().to_owned(),
                 run.rtt_ms.to_string(),
+                run.placement.name().to_owned(),
                 way_name(run.way),
                 run.round.to_string(),
                 format!("{:.1}", run.total_s),
                 format!("{:.1}", run.boot_s),
-                if run.moved { "yes" } else { "" }.to_owned(),
                 format!("{:.1}", run.load_1min),
             ];
             row(page, "", &cells);

@@ -134,13 +134,6 @@ pub fn seed_disk(seed: &Seed, bundle: Option<&Path>) -> Result<Vec<u8>, Problem>
     }
     let mut tar = tar::Builder::new(Vec::new());
     append(&mut tar, Path::new("job.json"), &job).map_err(made)?;
-    if !files.is_empty() {
-        let mut header = tar::Header::new_gnu();
-        header.set_entry_type(tar::EntryType::Directory);
-        header.set_mode(0o755);
-        header.set_size(0);
-        tar.append_data(&mut header, "inputs/", std::io::empty()).map_err(made)?;
-    }
     for (path, content) in &files {
         append(&mut tar, path, content).map_err(made)?;
     }
@@ -156,6 +149,41 @@ pub fn seed_disk(seed: &Seed, bundle: Option<&Path>) -> Result<Vec<u8>, Problem>
 fn append(tar: &mut tar::Builder<Vec<u8>>, path: &Path, content: &[u8]) -> std::io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_mode(0o644);
+    // The guest sets the owner, and refuses a file without one.
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     header.set_size(content.len() as u64);
     tar.append_data(&mut header, path, content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_disk_has_the_job_first_and_inputs_with_an_owner() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let bundle = dir.path().join("query.tar");
+        crate::demo::query_bundle(&bundle).expect("a bundle");
+        let seed = Seed {
+            job: "a".to_owned(),
+            command: vec!["true".to_owned()],
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+            outputs: Vec::new(),
+            timeout_s: None,
+        };
+        let bytes = seed_disk(&seed, Some(&bundle)).expect("a disk");
+        assert_eq!(bytes.len(), SEED_BYTES);
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let mut paths = Vec::new();
+        for entry in archive.entries().expect("entries") {
+            let entry = entry.expect("an entry");
+            assert!(entry.header().uid().is_ok() && entry.header().mtime().is_ok());
+            paths.push(entry.path().expect("a path").display().to_string());
+        }
+        assert_eq!(paths[0], "job.json");
+        assert!(paths.contains(&"inputs/query.sh".to_owned()), "{paths:?}");
+    }
 }
