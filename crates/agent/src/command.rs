@@ -18,6 +18,11 @@ pub const QEMU: &str = "qemu-system-x86_64";
 const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
 const MIB: u64 = 1 << 20;
 
+/// All of QEMU's memory stays in memory, or QEMU does not start.
+pub const MEM_LOCK: [&str; 2] = ["-overcommit", "mem-lock=on"];
+/// The last output of a console that is not written to a file.
+const CONSOLE_BYTES: u32 = 64 << 10;
+
 /// How long a request waits for a volume server that does not answer before the guest is paused.
 const RECONNECT_DELAY_S: u32 = 600;
 /// How long a start waits for the volume server.
@@ -62,7 +67,14 @@ pub fn arguments(
     let mut add = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
     add(&["-name", &format!("guest={},debug-threads=on", spec.vm)]);
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"]);
-    add(&["-machine", MACHINE]);
+    let locked = spec.locks_memory;
+    add(&[
+        "-machine",
+        &if locked { format!("{MACHINE},dump-guest-core=off") } else { MACHINE.into() },
+    ]);
+    if locked {
+        add(&MEM_LOCK);
+    }
     add(&accelerator_arguments(accelerator));
     add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &spec.cpus.to_string()]);
     add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
@@ -74,7 +86,15 @@ pub fn arguments(
     add(&["-boot", "strict=on"]);
     add(&["-chardev", &socket("monitor", &dir.qmp()), "-mon", "chardev=monitor,mode=control"]);
     let console = escape(&dir.console());
-    add(&["-chardev", &format!("file,id=console,path={console},append=on")]);
+    // What a guest prints may be what it has read.
+    add(&[
+        "-chardev",
+        &if locked {
+            format!("ringbuf,id=console,size={CONSOLE_BYTES}")
+        } else {
+            format!("file,id=console,path={console},append=on")
+        },
+    ]);
     add(&["-serial", "chardev:console"]);
     for (index, disk) in spec.disks.iter().enumerate() {
         add(&[
@@ -163,6 +183,7 @@ mod tests {
             disks: vec![disk(DiskRole::Root, 1, false), disk(DiskRole::Data(0), 7, true)],
             arrives_by: None,
             arrives_compressed: false,
+            locks_memory: false,
         }
     }
 
@@ -195,6 +216,16 @@ mod tests {
         let kib: u64 = memory.strip_suffix('K').unwrap().parse().unwrap();
         assert_eq!(kib, 384 * 1024 - 8);
         assert_ne!(kib % (64 * 4), 0);
+    }
+
+    #[test]
+    fn a_vm_with_data_of_another_site_leaves_none_of_it_on_a_disk() {
+        let locked = line(&VmSpec { locks_memory: true, ..spec() }, "/s").join(" ");
+        for part in ["-overcommit mem-lock=on", "dump-guest-core=off", "ringbuf,id=console"] {
+            assert!(locked.contains(part), "{locked}");
+        }
+        assert!(!locked.contains("console.log"), "{locked}");
+        assert!(!line(&spec(), "/s").join(" ").contains("mem-lock"));
     }
 
     #[test]

@@ -17,9 +17,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
 use perigee_model::Problem;
+
+use crate::command::MEM_LOCK;
 
 /// The unit of times in `/proc`, the same for every process on Linux.
 const TICK_MS: u64 = 10;
@@ -248,6 +251,20 @@ pub fn detached(
     command
 }
 
+/// QEMU gets this process's limits, and may then lock its memory; its core is not dumped.
+fn allow_locked_memory() -> Result<(), Problem> {
+    let unlimited = nix::sys::resource::RLIM_INFINITY;
+    let allowed = setrlimit(Resource::RLIMIT_MEMLOCK, unlimited, unlimited)
+        .and_then(|()| setrlimit(Resource::RLIMIT_CORE, 0, 0));
+    allowed.map_err(|error| {
+        let why = format!(
+            "the VM has data that may not leave another site, so its memory must stay off this host's \
+             disks, and the agent may not lock memory: {error}"
+        );
+        Problem::unsupported("can't start QEMU", why).next("run the agent as root")
+    })
+}
+
 /// Starts QEMU with its stderr in a file. A separate task waits for its exit status.
 pub fn start(
     program: &str,
@@ -258,6 +275,9 @@ pub fn start(
     let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
+    if arguments.windows(2).any(|pair| pair == MEM_LOCK) {
+        allow_locked_memory()?;
+    }
     let mut child = detached(program, arguments, user).stderr(log).spawn().map_err(|e| {
         let what = format!("can't start {program}");
         match e.kind() {

@@ -215,6 +215,14 @@ impl Vm {
     }
 
     pub fn console(&self) -> Result<String, Problem> {
+        if self.spec.locks_memory {
+            let why =
+                "the VM has data that may not leave another site, so what it prints is in no file";
+            return Err(Problem::unsupported(
+                format!("can't read the console of {}", self.id()),
+                why,
+            ));
+        }
         let text = tail(&self.dir.console(), CONSOLE_TAIL_BYTES).map_err(|e| {
             Problem::internal(format!("can't read the console of {}", self.id()), e)
         })?;

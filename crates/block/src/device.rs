@@ -132,6 +132,11 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// Whether the device is another host's, and that host says that its data may not leave its site.
+    fn is_held(&self) -> bool {
+        false
+    }
+
     /// The writer epoch of the session, if the device is one of a volume.
     fn epoch(&self) -> Option<Epoch> {
         None

@@ -1,5 +1,6 @@
 //! Exports, which the protocols serve, and their names.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -22,6 +23,9 @@ pub const CHECKSUMS_SUFFIX: &str = "@sums";
 /// The suffix that turns the name of a sealed layer's export into that of what the layer itself has, without the
 /// layers below it.
 pub const OWN_SUFFIX: &str = "@own";
+
+/// The suffix of an export's description that says that its data may not leave its site.
+pub const HELD_SUFFIX: &str = " held";
 
 /// What another host's server is told of its session on a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +76,8 @@ pub struct Export {
     pub counters: Arc<Counters>,
     /// Where the volume is, if it is one.
     pub home: Option<SessionHome>,
+    /// Its data may not leave its site; a copy of them is held where it is, too.
+    pub held: bool,
 }
 
 /// The kind of client that opens an export.
@@ -84,6 +90,20 @@ pub enum Opener {
     Proxy(HostTag),
 }
 
+/// How a client is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address; `None` for a unix socket of this host.
+    pub address: Option<IpAddr>,
+    /// Whether what it gets is encrypted.
+    pub encrypted: bool,
+}
+
+impl Peer {
+    /// A client on a unix socket of this host.
+    pub const LOCAL: Self = Self { address: None, encrypted: false };
+}
+
 /// Finds exports by name.
 pub trait Exports: Send + Sync + 'static {
     /// The names of the exports for a client that asks for a list (NBD_OPT_LIST, iSCSI SendTargets).
@@ -94,7 +114,12 @@ pub trait Exports: Send + Sync + 'static {
 
     /// # Errors
     /// `NotFound` when the export does not exist; any other problem is the reason why it can't be opened now.
-    fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>>;
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        opener: Opener,
+        peer: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>>;
 
     /// Where a volume is that a proxy looks for here and that has another home now: `HOST:PORT`.
     fn moved_to<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Option<String>> {

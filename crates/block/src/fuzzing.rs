@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use perigee_model::Problem;
 
 use crate::device::{Device, Extent, IoError, Zeroing};
-use crate::exports::{Export, Exports, Opener};
+use crate::exports::{Export, Exports, Opener, Peer};
 use crate::switch::Switch;
 
 const SIZE_BYTES: usize = 1 << 20;
@@ -78,14 +78,25 @@ impl Exports for One {
         Box::pin(async { Ok(vec!["data".into(), "read-only".into()]) })
     }
 
-    fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        _: Opener,
+        _: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if name != "data" && name != "read-only" {
                 return Err(Problem::not_found("can't open it", "there is no such export"));
             }
             let device = Arc::new(Memory(Mutex::new(vec![1; SIZE_BYTES])));
             let device = Switch::new(device);
-            Ok(Export { device, read_only: name != "data", counters: Arc::default(), home: None })
+            Ok(Export {
+                device,
+                read_only: name != "data",
+                counters: Arc::default(),
+                home: None,
+                held: false,
+            })
         })
     }
 }

@@ -9,7 +9,7 @@ use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
-use perigee_model::{Epoch, HostId, Problem, ProblemKind, VolumeName};
+use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
@@ -70,6 +70,7 @@ fn view(
             .volume_move(name)
             .map(|last| last.shown.clone())
             .filter(|shown| !shown.state.is_final()),
+        leave_site: seen.map_or(LeaveSite::Allowed, |s| s.leave_site),
     }
 }
 
@@ -78,6 +79,7 @@ fn seen(info: &VolumeInfo) -> VolumeSeen {
         size_bytes: info.size_bytes,
         allocated_bytes: info.allocated_bytes,
         epoch: info.epoch,
+        leave_site: info.leave_site,
     }
 }
 
@@ -156,6 +158,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why));
     }
     let ask = CreateVolume::new(new.name.clone(), new.size_bytes, new.source.clone());
+    let ask = CreateVolume { leave_site: new.leave_site, ..ask };
     match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
         Ok(info) => {
             record.seen = Some(seen(&info));

@@ -12,6 +12,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 use crate::cluster::{Cluster, HostLink, Known, now_ms, state_of};
 use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
+use crate::leave_site;
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 
 /// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
@@ -38,6 +39,7 @@ pub async fn register(
         cluster.hosts.set(link, record.registered_ms);
         tracing::info!("host {id} of site {} registered", record.addresses.site);
         observe(&cluster, &id).await;
+        leave_site::tell_sites(&cluster).await;
         // A removed host may have come back, with VMs and volumes that were given up.
         cluster.clean_now.notify_one();
         Ok(())
@@ -51,6 +53,7 @@ pub async fn monitor(cluster: Arc<Cluster>) {
         let hosts = cluster.hosts.all();
         let looks = hosts.iter().map(|host| observe(&cluster, &host.id));
         futures_util::future::join_all(looks).await;
+        leave_site::tell_sites(&cluster).await;
         tokio::time::sleep(cluster.timing.monitor).await;
     }
 }

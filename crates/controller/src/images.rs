@@ -100,6 +100,7 @@ fn view(info: &ImageInfo) -> ClusterImage {
         allocated_bytes: info.allocated_bytes,
         hosts: Vec::new(),
         missing_bytes: 0,
+        leave_site: info.leave_site,
     }
 }
 
@@ -153,8 +154,8 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
 
 async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(), Problem> {
     let record = |old: Option<ImageRecord>| {
-        let layer = old.and_then(|record| record.layer).unwrap_or(layer);
-        ImageRecord { name: name.clone(), layer: Some(layer), import: None }
+        let old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
+        ImageRecord { layer: Some(old.layer.unwrap_or(layer)), import: None, ..old }
     };
     let kept = cluster.records.update(&image_key(name), record).await?;
     if kept.layer == Some(layer) {
@@ -216,7 +217,17 @@ pub async fn ensure(
             None => not_shown(name, &silent),
         });
     };
-    copy(&*cluster.hosts.get(&best.host)?, at, name, layer).await
+    let from = cluster.hosts.get(&best.host)?;
+    if best.info.leave_site.is_never() && from.addresses.site != at.addresses.site {
+        let (here, there) = (&from.addresses.site, &at.addresses.site);
+        let why = format!(
+            "its policy is leave-site: never; it is at site {here}, and {} is at {there}",
+            at.id
+        );
+        return Err(Problem::conflict(format!("can't copy image {name}"), why)
+            .next("use it at a host of its site"));
+    }
+    copy(&from, at, name, layer).await
 }
 
 /// Deletes an image from all hosts. Then its name is free.
@@ -272,12 +283,19 @@ pub async fn snapshot(
 ) -> Result<ClusterImage, Problem> {
     let home = reachable(cluster, &catalog::settled_home(cluster, volume).await?)?;
     let what = format!("can't snapshot volume {volume} as {}", ask.image);
-    let record = ImageRecord { name: ask.image.clone(), layer: None, import: None };
+    let record = ImageRecord::new(ask.image.clone());
     take_name(cluster, &what, &record).await?;
     let path = format!("/v1/volumes/{volume}/snapshot");
     match home.volume_slow.post::<ImageInfo>(&path, ask).await {
         Ok(info) => {
             bind(cluster, &ask.image, info.layer).await?;
+            if info.leave_site.is_never() {
+                let held = |old: Option<ImageRecord>| ImageRecord {
+                    leave_site: info.leave_site,
+                    ..old.unwrap_or_else(|| ImageRecord::new(ask.image.clone()))
+                };
+                cluster.records.update(&image_key(&ask.image), held).await?;
+            }
             Ok(ClusterImage { hosts: vec![home.id.clone()], ..view(&info) })
         }
         Err(problem) => {

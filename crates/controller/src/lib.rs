@@ -17,6 +17,7 @@ mod given_up;
 mod hosts;
 mod images;
 mod jobs;
+mod leave_site;
 mod links;
 mod meter;
 mod migration;
@@ -37,7 +38,7 @@ use std::path::PathBuf;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::Listen;
-use perigee_model::Problem;
+use perigee_model::{Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
 use cluster::Timing;
@@ -49,6 +50,9 @@ pub struct Config {
     /// The directory of the store, bundles and outputs. It is created if it does not exist.
     pub state: PathBuf,
     pub listen: Vec<Listen>,
+    /// The site that the controller is at, if it is at one: only then it gets the outputs of jobs that may
+    /// not leave that site.
+    pub site: Option<SiteId>,
 }
 
 /// Runs until SIGTERM or SIGINT. The future is boxed, so that it is compiled in this crate only.
@@ -65,6 +69,9 @@ async fn until_stopped(config: Config) -> Result<(), Problem> {
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
     let supervisor = Supervisor::start(&config.state, Timing::default()).await?;
+    if let Some(site) = config.site {
+        supervisor.cluster.site.get_or_init(|| site);
+    }
     let serve = perigee_http::serve(api::router(supervisor.cluster.clone()), &config.listen);
     let ended = tokio::select! {
         ended = serve => ended,

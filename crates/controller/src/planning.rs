@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
 use crate::records::{JobRecord, Placement};
-use crate::{catalog, files, links};
+use crate::{catalog, files, leave_site, links};
 
 pub use decisions::{asked_plan, decisions, record, record_submission, score};
 use history::history;
@@ -42,11 +42,17 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         volumes.push(VolumeFacts {
             volume: volume.volume.clone(),
             home: record.home,
-            allocated_bytes: record.seen.map_or(0, |seen| seen.allocated_bytes),
-            stays: (volume.access == Access::Read)
-                .then(|| "the job only reads it, and others may too".to_owned()),
+            allocated_bytes: record.seen.as_ref().map_or(0, |seen| seen.allocated_bytes),
+            stays: match record.seen {
+                Some(seen) if seen.leave_site.is_never() => {
+                    Some("its policy is leave-site: never".to_owned())
+                }
+                _ => (volume.access == Access::Read)
+                    .then(|| "the job only reads it, and others may too".to_owned()),
+            },
         });
     }
+    let held = leave_site::held_of(cluster, spec).await?;
     let history = history(cluster, spec).await?;
     let data_bytes = volumes.iter().map(|volume| volume.allocated_bytes).collect();
     let job = JobFacts {
@@ -54,6 +60,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         memory_bytes: spec.memory_bytes,
         start: spec.start.clone(),
         may_migrate: spec.may_migrate,
+        uses_held: !held.volumes.is_empty() || held.image_at.is_some(),
         volumes,
         dirty_bytes_per_s: history.dirty_bytes_per_s,
     };
@@ -96,7 +103,8 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
         host: host.clone(),
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
-        may_migrate: spec.may_migrate,
+        may_migrate: spec.may_migrate
+            && !placement.disks.iter().any(|disk| disk.leave_site.is_never()),
         moves: record.moves,
         dirty_bytes_per_s,
         wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
@@ -152,7 +160,8 @@ fn disks_that_may_come(
             last.shown.state == VolumeMoveState::CalledOff
                 && last.shown.started_ms >= record.meter.arrived_ms
         });
-        fact.copy_bytes = (!disk.read_only && !called_off).then_some(*bytes);
+        let stays = disk.read_only || disk.leave_site.is_never() || called_off;
+        fact.copy_bytes = (!stays).then_some(*bytes);
     }
     facts
 }

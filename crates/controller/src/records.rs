@@ -31,7 +31,8 @@ use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::IoStats;
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{
-    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, OwnerName, VmId, VmStart, VolumeName,
+    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId, VmStart,
+    VolumeName,
 };
 use perigee_planner::Traits;
 use perigee_planner::replay::Replayed;
@@ -65,6 +66,15 @@ pub struct ImageRecord {
     /// The import that makes it; `None` when its result is known.
     #[serde(default)]
     pub import: Option<PendingImport>,
+    #[serde(default)]
+    pub leave_site: LeaveSite,
+}
+
+impl ImageRecord {
+    /// A name without a layer.
+    pub fn new(name: ImageName) -> Self {
+        Self { name, layer: None, import: None, leave_site: LeaveSite::Allowed }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +89,8 @@ pub struct VolumeSeen {
     pub size_bytes: u64,
     pub allocated_bytes: u64,
     pub epoch: Epoch,
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// A job with everything its driver must know after a restart.
@@ -193,6 +205,9 @@ pub struct PlacedDisk {
     pub read_only: bool,
     /// Made for this job and deleted with it.
     pub temporary: bool,
+    /// Whether it may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// Requests of people about a job.

@@ -4,6 +4,7 @@
 //! answer is disconnected. The other clients are not affected.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,6 +18,7 @@ use axum::serve::Listener;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use perigee_model::Problem;
@@ -65,8 +67,27 @@ enum BodyError {
     Broken(#[from] axum::Error),
 }
 
+/// From where a request comes, as an extension of the request; `None` for a unix socket of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientAddress(pub Option<IpAddr>);
+
+impl From<SocketAddr> for ClientAddress {
+    fn from(address: SocketAddr) -> Self {
+        Self(Some(address.ip().to_canonical()))
+    }
+}
+
+impl From<tokio::net::unix::SocketAddr> for ClientAddress {
+    fn from(_: tokio::net::unix::SocketAddr) -> Self {
+        Self(None)
+    }
+}
+
 /// Serves until it is dropped. Connections that are open then stay open.
-pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: Limits) {
+pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: Limits)
+where
+    ClientAddress: From<L::Addr>,
+{
     let slow_bodies = map_request(move |request: Request| async move {
         request.map(|body| Body::from_stream(in_time(body.into_data_stream(), limits)))
     });
@@ -74,13 +95,14 @@ pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: 
     let permits = Arc::new(Semaphore::new(limits.connections));
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
-        let (stream, _) = listener.accept().await;
+        let (stream, address) = listener.accept().await;
+        let address = ClientAddress::from(address);
         let stream = Impatient { stream, patience: limits.silence, until: None };
         if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
             let router = router.clone();
             tokio::spawn(async move {
                 let _permit = permit;
-                converse(stream, router, limits).await;
+                converse(stream, address, router, limits).await;
             });
         } else if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
             tokio::spawn(async move {
@@ -94,13 +116,19 @@ pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: 
 
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
+    address: ClientAddress,
     router: Router,
     limits: Limits,
 ) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<_>| {
+        request.extensions_mut().insert(address);
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.headers)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!(%error, "an HTTP connection ended");
     }

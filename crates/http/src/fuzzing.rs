@@ -31,9 +31,13 @@ pub fn requests(input: &[u8]) {
             drop(writer.shutdown().await);
         };
         let mut answer = Vec::new();
-        tokio::join!(converse(server, router, Limits::default()), talk, async {
-            drop(reader.read_to_end(&mut answer).await);
-        });
+        tokio::join!(
+            converse(server, ClientAddress(None), router, Limits::default()),
+            talk,
+            async {
+                drop(reader.read_to_end(&mut answer).await);
+            }
+        );
         assert!(answer.len() <= ANSWER_BYTES_MAX + 2 * input.len());
     });
 }

@@ -12,6 +12,7 @@ pub mod fuzzing;
 mod server;
 
 pub use client::Client;
+pub use connections::ClientAddress;
 pub use reqwest::{Body, Method};
 pub use server::{
     BOOT_ID, Failure, Json, Listen, Reply, allow_many_files, bind_unix, boot_id, cannot_listen,

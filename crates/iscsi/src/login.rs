@@ -8,9 +8,10 @@
 //! check whether the target exists and whether the initiator may use it. The answer is the same in both
 //! cases.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use perigee_block::exports::Opener;
+use perigee_block::exports::{Opener, Peer};
 use perigee_block::measured::Measured;
 use perigee_block::sessions::SessionKey;
 use perigee_model::ProblemKind;
@@ -306,7 +307,11 @@ impl<'a> Login<'a> {
         let key = SessionKey::plain(format!("{} {target}", port.0));
         let claim = self.shared.sessions.claim(key, &self.stop).await;
         let claim = claim.ok_or(Refusal::UNAVAILABLE)?;
-        let opened = self.shared.exports.open(export, Opener::Client).await;
+        let address = self.peer.parse::<SocketAddr>().map(|peer| peer.ip().to_canonical());
+        // An address that is not known is of no site.
+        let address = Some(address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()));
+        let peer = Peer { address, encrypted: false };
+        let opened = self.shared.exports.open(export, Opener::Client, peer).await;
         let opened = opened.map_err(|problem| match problem.kind {
             ProblemKind::NotFound | ProblemKind::Invalid => Refusal::NO_TARGET,
             _ => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use perigee_block::exports::{Export, Exports, Opener};
+use perigee_block::exports::{Export, Exports, Opener, Peer};
 use perigee_model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,12 @@ impl Exports for Nothing {
         Box::pin(async { Ok(names) })
     }
 
-    fn open<'a>(&'a self, _: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+    fn open<'a>(
+        &'a self,
+        _: &'a str,
+        _: Opener,
+        _: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async { Err(Problem::not_found("can't open it", "there is nothing")) })
     }
 }

@@ -46,7 +46,8 @@ impl Cluster {
         let source = std::path::absolute(file)
             .map_err(|e| Problem::invalid(format!("can't import {}", file.display()), e))?;
         let source = source.to_string_lossy().into_owned();
-        let new = NewImage { name: name.clone(), source, host: None };
+        let new =
+            NewImage { name: name.clone(), source, host: None, leave_site: Default::default() };
         import_everywhere(&self.slow, &new).await
     }
 
@@ -61,6 +62,7 @@ impl Cluster {
             host: Some(home.clone()),
             size_bytes: Some(size_bytes),
             source: VolumeSource::Empty,
+            leave_site: Default::default(),
         };
         self.quick.post("/v1/volumes", &new).await
     }
@@ -90,7 +92,9 @@ impl Cluster {
         of: &VolumeName,
     ) -> Result<ClusterVolume, Problem> {
         let source = VolumeSource::Volume(of.clone());
-        let new = NewVolume { name: name.clone(), host: None, size_bytes: None, source };
+        let leave_site = Default::default();
+        let new =
+            NewVolume { name: name.clone(), host: None, size_bytes: None, source, leave_site };
         self.quick.post("/v1/volumes", &new).await
     }
 

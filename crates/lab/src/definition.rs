@@ -112,6 +112,10 @@ pub struct Definition {
     pub links: Vec<Link>,
     /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
+    /// The volume servers speak TLS with each other. Without it data that may not leave their site are not
+    /// read from other sites.
+    #[serde(default)]
+    pub tls: bool,
 }
 
 impl Definition {
@@ -123,7 +127,7 @@ impl Definition {
                 links.push(Link { sites: [one.name.clone(), other.name.clone()], settings });
             }
         }
-        Self { id, sites, links, probe_kernel: None }
+        Self { id, sites, links, probe_kernel: None, tls: false }
     }
 
     /// Site `home` with two hosts and site `cloud` with one.

@@ -16,6 +16,7 @@ use perigee_model::{HostId, Problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::certificates;
 use crate::definition::{Definition, LabId};
 use crate::process::Process;
 use crate::wan::Wan;
@@ -44,6 +45,11 @@ impl LabDir {
         &self.0
     }
 
+    /// The authority of the lab, and a certificate of it for each host.
+    pub fn certificates(&self) -> PathBuf {
+        self.0.join("certificates")
+    }
+
     /// Makes the directory. The process that makes it owns the id.
     ///
     /// # Errors
@@ -70,6 +76,10 @@ impl LabDir {
             }
             _ => Problem::internal(what(), e),
         })?;
+        if file.definition.tls {
+            make_dir(&self.certificates())?;
+            certificates::make(&self.certificates(), &file.definition)?;
+        }
         for dir in ["net", "ctl", "hosts"] {
             make_dir(&self.0.join(dir))?;
         }

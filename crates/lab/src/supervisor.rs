@@ -182,6 +182,8 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
             &unix(&dir.controller_socket()),
             "--listen",
             &format!("{}:{CONTROLLER_PORT}", definition.controller_address()),
+            "--site",
+            definition.sites[0].name.as_str(),
         ]),
         log: ctl.join("controller.log"),
     }
@@ -189,28 +191,41 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
 
 fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> Daemon {
     let home = dir.host(host);
+    let mut args = volume_server_args(dir, host, address);
+    if file.definition.tls {
+        let pem = |name: &str| dir.certificates().join(name).display().to_string();
+        let (cert, key) = (pem(&format!("{host}.pem")), pem(&format!("{host}.key")));
+        // Programs without a certificate are still served what they may have.
+        args.extend(words(&["--tls-cert", &cert, "--tls-key", &key, "--tls", "optional"]));
+        args.extend(words(&["--remote-tls-ca", &pem("ca.pem")]));
+    }
     Daemon {
         name: format!("{host}/volume"),
         namespace: file.definition.host_namespace(host),
         program: file.program.clone(),
-        args: words(&[
-            "volume",
-            "serve",
-            "--pool",
-            &home.join("pool").to_string_lossy(),
-            "--nbd",
-            &unix(&home.join("volume.sock")),
-            "--nbd",
-            &format!("{address}:{NBD_PORT}"),
-            "--control",
-            &unix(&home.join("volume-control.sock")),
-            "--control",
-            &format!("{address}:{VOLUME_PORT}"),
-            "--boot-id",
-            &dir.boot_id(host).to_string_lossy(),
-        ]),
+        args,
         log: home.join("volume.log"),
     }
+}
+
+fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String> {
+    let home = dir.host(host);
+    words(&[
+        "volume",
+        "serve",
+        "--pool",
+        &home.join("pool").to_string_lossy(),
+        "--nbd",
+        &unix(&home.join("volume.sock")),
+        "--nbd",
+        &format!("{address}:{NBD_PORT}"),
+        "--control",
+        &unix(&home.join("volume-control.sock")),
+        "--control",
+        &format!("{address}:{VOLUME_PORT}"),
+        "--boot-id",
+        &dir.boot_id(host).to_string_lossy(),
+    ])
 }
 
 fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &str) -> Daemon {

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use crate::switchover::WriterEpochs;
 use crate::volume::CachePolicy;
-use crate::{Epoch, Incarnation, LayerId, OwnerName, TenantName, VolumeName};
+use crate::{Epoch, Incarnation, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
 
 /// The number of a volume's stay at a home. It grows by at least one each time that the volume gets
 /// another home, and by two when a move of it is called off.
@@ -119,6 +119,9 @@ pub struct Departed {
     /// Who made it and may delete it for its own; `None`: a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
+    /// Whether it may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// A sealed layer of a volume that departed.
@@ -130,6 +133,9 @@ pub struct DepartedLayer {
     pub size_bytes: u64,
     /// Its own bytes that are `data`.
     pub data_bytes: u64,
+    /// Whether it, and what stands on it, may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
     /// The blocks that the layer itself has, in order, so that nobody has to ask for them while sessions wait.
     /// `None`: they are not told here, and the layer's export `layer:UUID@own` tells them if it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]

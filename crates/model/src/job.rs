@@ -11,7 +11,7 @@ use crate::plan::Estimate;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
 use crate::volume::{BlockProbe, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
-use crate::{Epoch, HostId, ImageName, JobId, MigrationId, SiteId, VmId, VolumeName};
+use crate::{Epoch, HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
 
 /// How a job uses a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -98,6 +98,10 @@ pub struct JobSpec {
     pub start: Start,
     /// Whether the planner may migrate the running VM.
     pub may_migrate: bool,
+    /// Whether what the job writes may leave the site of data that it uses and that may not. Its root disk and
+    /// its output are held at that site otherwise.
+    #[serde(default = "never")]
+    pub writes: LeaveSite,
     /// The command is ended after so many seconds; `None`: never.
     pub timeout_s: Option<u64>,
     /// SHA-256 of a tar of the input files, uploaded before (`POST /v1/bundles`).
@@ -362,6 +366,9 @@ pub struct ClusterVolume {
     /// Its move to another home, while one is under way.
     #[serde(default)]
     pub moving: Option<VolumeMove>,
+    /// Whether it may leave its site, as last seen at its home.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// A volume to be made.
@@ -377,6 +384,13 @@ pub struct NewVolume {
     pub size_bytes: Option<u64>,
     /// What it starts with.
     pub source: VolumeSource,
+    /// Whether it may leave its site. It may not where its source may not, whatever is said here.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
+}
+
+fn never() -> LeaveSite {
+    LeaveSite::Never
 }
 
 /// An image as the cluster knows it.
@@ -393,6 +407,9 @@ pub struct ClusterImage {
     /// What the hosts' copies together have not fetched yet.
     #[serde(default)]
     pub missing_bytes: u64,
+    /// Whether it may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// An image to be imported.
@@ -405,6 +422,9 @@ pub struct NewImage {
     /// Where to import it first; every other host gets a copy. Default: any host.
     #[serde(default)]
     pub host: Option<HostId>,
+    /// Whether it may leave its site. If not, only hosts of the site get copies.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// A VM as the API shows it.

@@ -20,6 +20,7 @@
 //! placement:
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
 //!   move: auto              # auto | never
+//! writes: {leave-site: never}   # or allowed, where it uses data that may not leave its site
 //! timeout: 10m
 //! priority: 0              # jobs with a higher number start first
 //! restart: never           # never | on-host-failure
@@ -41,7 +42,7 @@ use crate::spec::{
 use crate::units::{parse_bytes, parse_duration};
 use crate::volume::BLOCK_BYTES;
 use crate::yaml::{Document, Field};
-use crate::{HostId, ImageName, Problem, SiteId, VolumeName};
+use crate::{HostId, ImageName, LeaveSite, Problem, SiteId, VolumeName};
 
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
@@ -84,6 +85,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         inputs,
         outputs,
         placement,
+        writes,
         timeout,
         priority,
         restart,
@@ -100,6 +102,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "inputs",
         "outputs",
         "placement",
+        "writes",
         "timeout",
         "priority",
         "restart",
@@ -122,6 +125,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         outputs: read(outputs, read_outputs)?.unwrap_or_else(|| vec!["/output".to_owned()]),
         start,
         may_migrate,
+        writes: read(writes, read_writes)?.unwrap_or(LeaveSite::Never),
         timeout_s: read(timeout, read_timeout)?,
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
@@ -318,6 +322,12 @@ fn read_placement(field: &Field<'_>) -> Result<(Start, bool), Problem> {
         })
     })?;
     Ok((start, may_migrate.unwrap_or(true)))
+}
+
+fn read_writes(field: &Field<'_>) -> Result<LeaveSite, Problem> {
+    let [leave_site] = field.fields(["leave-site"])?;
+    let leave_site = leave_site.ok_or_else(|| missing(field, "leave-site", "leave-site: never"))?;
+    leave_site.parse(str::parse)
 }
 
 fn read_start(field: &Field<'_>) -> Result<Start, Problem> {

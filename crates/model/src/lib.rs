@@ -12,6 +12,7 @@ pub mod home;
 pub mod ids;
 pub mod job;
 pub mod job_file;
+pub mod leave_site;
 pub mod limits;
 pub mod phases;
 pub mod plan;
@@ -35,5 +36,6 @@ pub use ids::{
     BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
     OwnerName, SiteId, TenantName, VmId, VolumeName,
 };
+pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};
 pub use starts::VmStart;

@@ -127,6 +127,14 @@ pub static BATCH_VOLUMES: Limit =
 pub static NEW_VOLUMES: Limit =
     Limit::new("the number of volumes that one request makes", Unit::Count, 1, 10_000);
 
+/// Layers that one request looks for: more than a chain has.
+pub static FOUND_LAYERS: Limit =
+    Limit::new("the number of layers that one request looks for", Unit::Count, 0, 100_000);
+
+/// Addresses of hosts of which a volume server is told the site.
+pub static SITE_ADDRESSES: Limit =
+    Limit::new("the number of addresses in a map of sites", Unit::Count, 0, 100_000);
+
 /// Volumes that departed from a pool and whose layers it keeps for their new homes.
 pub static DEPARTED_VOLUMES: Limit = Limit::new(
     "the number of volumes that departed from a pool and are not complete elsewhere",
@@ -219,7 +227,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 25] = [
+    const ALL: [&Limit; 27] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -240,6 +248,8 @@ mod tests {
         &OUTPUTS,
         &BATCH_VOLUMES,
         &NEW_VOLUMES,
+        &FOUND_LAYERS,
+        &SITE_ADDRESSES,
         &PROBE_BYTES,
         &PROBE_REQUESTS,
         &PROBE_REQUEST_BYTES,

@@ -115,6 +115,9 @@ pub struct VmSpec {
     /// That migration sends the memory compressed ([`MigrateOut::compressed`]).
     #[serde(default)]
     pub arrives_compressed: bool,
+    /// Its memory is never written to a disk of its host: it has data that may not leave another site.
+    #[serde(default)]
+    pub locks_memory: bool,
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.

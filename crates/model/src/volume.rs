@@ -10,6 +10,7 @@
 //! | `DELETE /images/{image}` | | ends an import of it first |
 //! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
+//! | `PUT /images/{image}/leave-site` | `SetLeaveSite` (see [`crate::leave_site`]) | `LeaveSiteSet` |
 //! | `POST /images/{image}/fill` | | lines of [`Step`] of [`ImageInfo`] |
 //! | `GET /volumes`, `GET /volumes/{volume}` | | [`VolumeInfo`] |
 //! | `POST /volumes` | [`CreateVolume`] | [`VolumeInfo`] |
@@ -17,6 +18,7 @@
 //! | `DELETE /volumes/{volume}?owner=OWNER` | | with an owner: not found unless the volume carries that owner |
 //! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
 //! | `POST /volumes/{volume}/resize` | [`Resize`] | [`VolumeInfo`] |
+//! | `PUT /volumes/{volume}/leave-site` | `SetLeaveSite` | `LeaveSiteSet` |
 //! | `POST /volumes/{volume}/compact` | | lines of [`Step`] of [`Compacted`] |
 //! | `PUT /volumes/{volume}/data` | bytes, written from offset 0 | |
 //! | `GET /volumes/{volume}/data?length_bytes=N` | | the first N bytes |
@@ -34,6 +36,8 @@
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
 //! | `DELETE /attachments/{volume}?unless_open=true` | | a conflict while sessions are open, where that is asked |
+//! | `PUT /sites` | `SiteMap` | |
+//! | `POST /layers/find` | `FindLayers` | `FoundLayers` |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
 //! | `POST /trace/start` | [`StartTrace`] | |
@@ -56,7 +60,7 @@ mod long;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Epoch, ImageName, LayerId, OwnerName, TenantName, VolumeName};
+use crate::{Epoch, ImageName, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
 
 pub use epoch::{
     EpochChange, EpochChanges, EpochIssued, FlushVolumes, OpenAhead, VolumeEpochChange,
@@ -146,6 +150,9 @@ pub struct CreateVolume {
     /// A name for whoever made the volume. A deletion can require it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
+    /// Whether it may leave its site. It may not where its source may not, whatever is said here.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// Creates many volumes from one source, in one transaction. All clones of a volume have its content of
@@ -168,20 +175,23 @@ pub struct CreateVolumes {
     /// The owner of each, as in [`CreateVolume::owner`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
+    /// As in [`CreateVolume::leave_site`].
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 impl From<CreateVolume> for CreateVolumes {
     fn from(one: CreateVolume) -> Self {
-        let CreateVolume { name, size_bytes, source, tenant, cache, owner } = one;
-        Self { names: vec![name], size_bytes, source, tenant, cache, owner }
+        let CreateVolume { name, size_bytes, source, tenant, cache, owner, leave_site } = one;
+        Self { names: vec![name], size_bytes, source, tenant, cache, owner, leave_site }
     }
 }
 
 impl CreateVolume {
     /// A volume of the default tenant, with the default cache policy and without an owner.
     pub fn new(name: VolumeName, size_bytes: Option<u64>, source: VolumeSource) -> Self {
-        let (tenant, cache, owner) = Default::default();
-        Self { name, size_bytes, source, tenant, cache, owner }
+        let (tenant, cache, owner, leave_site) = Default::default();
+        Self { name, size_bytes, source, tenant, cache, owner, leave_site }
     }
 }
 
@@ -271,6 +281,9 @@ pub struct VolumeInfo {
     /// Whoever made it, for example a job; `None`: a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
+    /// Whether it may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// Seals the head under a name and puts a new head on it.

@@ -161,6 +161,9 @@ pub struct JobFacts {
     pub start: Start,
     /// Whether the job file lets its VM move.
     pub may_migrate: bool,
+    /// It uses data that may not leave their site: its memory, which has some of them, is not sent over a link
+    /// that is not encrypted.
+    pub uses_held: bool,
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeFacts>,
     /// How fast the job changes its memory, if an earlier migration of it has measured that.

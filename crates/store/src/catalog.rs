@@ -6,6 +6,7 @@ mod clients;
 mod columns;
 mod copies;
 mod epochs;
+mod held;
 mod homes;
 mod leases;
 mod reservations;
@@ -59,12 +60,14 @@ pub(super) struct LayerRow {
     pub(super) data_bytes: Option<u64>,
     /// No flush of the layer is known to be durable, so it may have no files yet.
     pub(super) untouched: bool,
+    /// It may not leave its site, nor may what stands on it.
+    pub(super) held: bool,
 }
 
 impl LayerRow {
     pub(super) fn new(id: LayerId, size_bytes: u64, parent: Option<LayerId>) -> Self {
         let (remote, poisoned, data_bytes) = (None, None, None);
-        Self { id, size_bytes, parent, remote, poisoned, data_bytes, untouched: false }
+        Self { id, size_bytes, parent, remote, poisoned, data_bytes, untouched: false, held: false }
     }
 
     /// Whether it is a copy that still gets blocks from another host.
@@ -91,6 +94,8 @@ pub(super) struct LayerSpace {
     pub(super) children: u64,
     /// It is the topmost layer of an image, or of a volume that departed.
     pub(super) named: bool,
+    /// See [`LayerRow::held`].
+    pub(super) held: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +113,8 @@ pub(super) struct VolumeRow {
 const LAYER_ROWS: &str = "
     SELECT l.id, l.size_bytes, l.parent, l.poisoned, r.nbd_addr, r.export, r.size_bytes,
            l.data_bytes, EXISTS (SELECT 1 FROM untouched u WHERE u.layer = l.id),
-           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id), r.keep, r.is_layer, r.own
+           EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id), r.keep, r.is_layer, r.own,
+           EXISTS (SELECT 1 FROM held h WHERE h.layer = l.id)
     FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
 const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache, owner";
 
@@ -254,7 +260,8 @@ impl Catalog {
                    (SELECT count(*) FROM (SELECT 1 FROM layers c WHERE c.parent = l.id LIMIT 2)),
                    EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
                        OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id),
-                   coalesce(r.keep, 'never') <> 'never'
+                   coalesce(r.keep, 'never') <> 'never',
+                   EXISTS (SELECT 1 FROM held h WHERE h.layer = l.id)
             FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
         const CHAIN: &str = "
             WITH RECURSIVE chain(id) AS (
@@ -423,6 +430,7 @@ impl Catalog {
                 }
             }
             insert_layer(tx, by)?;
+            held::take_over(tx, run, by.id)?;
             tx.execute(
                 "UPDATE layers SET parent = ?2 WHERE parent = ?1",
                 params![run[0].to_string(), by.id.to_string()],
@@ -493,6 +501,7 @@ fn layer_space(row: &Row<'_>) -> Result<LayerSpace> {
         children: unsigned(row, 5)?,
         named: row.get(6)?,
         is_copy: row.get(7)?,
+        held: row.get(8)?,
     })
 }
 
@@ -516,6 +525,7 @@ fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
         poisoned: row.get(3)?,
         data_bytes: optional_unsigned(row, 7)?,
         untouched: row.get(8)?,
+        held: row.get(13)?,
     })
 }
 
@@ -534,6 +544,9 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     ])?;
     if layer.untouched {
         tx.prepare_cached("INSERT INTO untouched VALUES (?1)")?.execute([&id])?;
+    }
+    if layer.held {
+        held::mark(tx, layer.id)?;
     }
     if let Some(remote) = &layer.remote {
         tx.execute(

@@ -11,7 +11,7 @@ use perigee_model::home::{
 };
 use perigee_model::limits::{DEPARTED_VOLUMES, VOLUME_BYTES};
 use perigee_model::volume::{BLOCK_BYTES, CachePolicy, Keep};
-use perigee_model::{LayerId, Problem, VolumeName};
+use perigee_model::{LayerId, LeaveSite, Problem, VolumeName};
 
 use super::blocking;
 use super::catalog::{self, Sealed};
@@ -254,7 +254,9 @@ impl Pool {
             Some(top) => self.departed_chain(top).map_err(failed(what))?,
             None => Vec::new(),
         };
+        let is_held = row.held || chain.iter().any(|layer| layer.leave_site.is_never());
         Ok(Departed {
+            leave_site: LeaveSite::held(is_held),
             tenure,
             size_bytes: row.size_bytes,
             epochs: row.epochs,
@@ -307,6 +309,7 @@ impl Pool {
             .map(|row| DepartedLayer {
                 layer: row.id,
                 size_bytes: row.size_bytes,
+                leave_site: LeaveSite::held(row.held),
                 data_bytes: spaces.get(&row.id).map_or(0, |space| self.layer_bytes(row.id, space)),
                 own: (row.id == top).then(|| self.own_blocks(&row)).flatten(),
             })

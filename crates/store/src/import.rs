@@ -133,10 +133,11 @@ impl Pool {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         if !self.is_imported(&what, &request.name, layer).await? {
             let (pool, name, work) = (Arc::clone(self), request.name.clone(), Arc::clone(work));
+            let held = request.leave_site.is_never();
             blocking(move || {
                 // Also when nobody waits any more: whoever deletes the image waits for this.
                 let (_importing, _guard) = (importing, guard);
-                pool.adopt(&what, &temp, size_bytes, &name, layer, &work)
+                pool.adopt(&what, &temp, size_bytes, (&name, layer, held), &work)
             })
             .await?;
         }
@@ -176,8 +177,7 @@ impl Pool {
         what: &str,
         temp: &TempFile,
         size_bytes: u64,
-        name: &ImageName,
-        layer: LayerId,
+        (name, layer, held): (&ImageName, LayerId, bool),
         work: &Work,
     ) -> Result<(), Problem> {
         let made = || -> std::io::Result<u64> {
@@ -202,7 +202,7 @@ impl Pool {
             if work.is_stopped() { stopped(what) } else { io_problem(what, &error.into()) }
         })?;
         let row = LayerRow::new(layer, size_bytes, None);
-        let row = LayerRow { data_bytes: Some(data_bytes), ..row };
+        let row = LayerRow { data_bytes: Some(data_bytes), held, ..row };
         let added = self.catalog.add_image(name, &row);
         added.map_err(|error| self.not_recorded(what, &[layer], &error))?;
         self.note_sealed();

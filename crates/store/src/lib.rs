@@ -45,6 +45,7 @@ mod fill;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod head;
+mod held;
 mod homes;
 mod import;
 mod imports;
@@ -70,6 +71,7 @@ mod volume;
 mod work;
 
 pub use clients::Grant;
+pub use held::Data;
 pub use pool::{Pool, PoolConfig};
 pub use remote::Connector;
 pub use volume::{Volume, io_problem};

@@ -27,14 +27,17 @@ struct Base {
     size_bytes: u64,
     parent: Option<LayerId>,
     remote: Option<RemoteRow>,
+    /// What is made of it may not leave its site either. Known anyway of what stands on a layer.
+    held: bool,
 }
 
 impl Base {
     fn volume(&self, name: &VolumeName, size_bytes: u64, request: &CreateVolumes) -> NewVolume {
         let remote = self.remote.clone();
+        let held = self.held || request.leave_site.is_never();
         NewVolume {
             name: name.clone(),
-            head: LayerRow { remote, ..LayerRow::new_head(size_bytes, self.parent) },
+            head: LayerRow { remote, held, ..LayerRow::new_head(size_bytes, self.parent) },
             epoch: catalog::first_epoch(),
             tenant: request.tenant.clone(),
             cache: request.cache,
@@ -95,11 +98,11 @@ impl Pool {
             pool.check_names_free(&what, &request.names)?;
             let base = match (&request.source, remote, sealed) {
                 (_, _, Some(base)) => base,
-                (_, Some(row), _) => {
-                    Base { size_bytes: row.size_bytes, parent: None, remote: Some(row) }
+                (_, Some((row, held)), _) => {
+                    Base { size_bytes: row.size_bytes, parent: None, remote: Some(row), held }
                 }
                 (VolumeSource::Image(image), ..) => pool.image_base(&what, image)?,
-                _ => Base { size_bytes: 0, parent: None, remote: None },
+                _ => Base { size_bytes: 0, parent: None, remote: None, held: false },
             };
             let size_bytes = head_size(&what, &base, request.size_bytes)?;
             let volume = |name| base.volume(name, size_bytes, &request);
@@ -110,23 +113,25 @@ impl Pool {
         .await
     }
 
-    /// Looks up an export of another host that is to be read without keeping blocks.
+    /// Looks up an export of another host that is to be read without keeping blocks, and whether it may
+    /// not leave its site.
     pub(super) async fn remote_row(
         &self,
         what: &str,
         nbd_addr: &str,
         export: &str,
-    ) -> Result<RemoteRow, Problem> {
+    ) -> Result<(RemoteRow, bool), Problem> {
         let connected = (self.connect.connect)(nbd_addr.to_owned(), export.to_owned());
         let device = connected.await.map_err(|error| Problem::unavailable(what, error))?;
-        Ok(RemoteRow {
+        let row = RemoteRow {
             nbd_addr: nbd_addr.to_owned(),
             export: export.to_owned(),
             size_bytes: device.size_bytes(),
             keep: Keep::Never,
             is_layer: device.layer(),
             own: false,
-        })
+        };
+        Ok((row, device.is_held()))
     }
 
     pub(super) fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
@@ -149,7 +154,7 @@ impl Pool {
 
     fn image_base(&self, what: &str, image: &ImageName) -> Result<Base, Problem> {
         let (layer, size_bytes) = self.image_layer(what, image)?;
-        Ok(Base { size_bytes, parent: Some(layer), remote: None })
+        Ok(Base { size_bytes, parent: Some(layer), remote: None, held: false })
     }
 
     /// An image's topmost layer, and its size.
@@ -177,7 +182,9 @@ impl Pool {
         let volume = self.volume(source).await?;
         // The size is checked before the source is changed. The volume can't be resized at the same time,
         // because the caller holds the lock `changes`.
-        let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None };
+        let (pool, now, name) = (Arc::clone(self), what.to_owned(), source.clone());
+        let held = blocking(move || pool.is_volume_held(&now, &name)).await?;
+        let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None, held };
         head_size(what, &whole, size_bytes)?;
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
         volume

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use perigee_model::volume::{
     BLOCK_BYTES, ImageInfo, ImageSource, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo,
 };
-use perigee_model::{ImageName, LayerId, Problem, TenantName, VolumeName};
+use perigee_model::{ImageName, LayerId, LeaveSite, Problem, TenantName, VolumeName};
 
 use super::blocking;
 use super::catalog::{self, LayerSpace, NewVolume, VolumeRow};
@@ -26,6 +26,7 @@ struct ChainSpace {
     shared_bytes: u64,
     remote_bytes: u64,
     poisoned: bool,
+    held: bool,
 }
 
 impl LayerSpace {
@@ -151,6 +152,7 @@ impl Pool {
             tenant: row.tenant,
             cache: row.cache,
             owner: row.owner,
+            leave_site: LeaveSite::held(space.held),
         }
     }
 
@@ -162,6 +164,7 @@ impl Pool {
         while let Some((id, space)) = next.and_then(|id| Some((id, spaces.get(&id)?))) {
             let bytes = self.layer_bytes(id, space);
             shared |= space.is_shared();
+            found.held |= space.held;
             if shared {
                 add(&mut found.shared_bytes, bytes);
             } else {
@@ -243,6 +246,7 @@ impl Pool {
             size_bytes: rows[0].size_bytes,
             allocated_bytes: space.own_bytes.saturating_add(space.shared_bytes),
             chain: space.chain,
+            leave_site: LeaveSite::held(space.held),
             children: self.catalog.dependants(layer)?.len() as u64,
         })
     }

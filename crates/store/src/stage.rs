@@ -221,7 +221,7 @@ impl Pool {
                 Ok(Told::Own(Box::new(Own { row, remote, states })))
             }
             Err(problem) if problem.kind == ProblemKind::NotFound => {
-                let row = self.remote_row(what, nbd_addr, &whole).await?;
+                let (row, _) = self.remote_row(what, nbd_addr, &whole).await?;
                 if row.is_layer != Some(layer.layer) {
                     return Err(differs("it does not say that it is this layer"));
                 }
@@ -272,6 +272,8 @@ impl Pool {
         let (mut rows, mut remotes) = (Vec::new(), Vec::new());
         for (layer, told) in top.iter().zip(told).rev() {
             if !self.has_staged(what, layer)? {
+                // A whole copy has what is in the layers below, too.
+                let depth = if matches!(told, Told::Whole(_)) { usize::MAX } else { 1 };
                 let (remote_row, remote, made) = match told {
                     Told::Own(own) => {
                         let made = self.make_own_files(layer, &own.states);
@@ -282,7 +284,9 @@ impl Pool {
                 let new = LayerRow::new(layer.layer, layer.size_bytes, parent);
                 // A whole copy gets its files with its first block.
                 let untouched = remote.is_none();
-                rows.push(LayerRow { remote: Some(remote_row), untouched, ..new });
+                let held = chain.iter().skip_while(|one| one.layer != layer.layer);
+                let held = held.take(depth).any(|one| one.leave_site.is_never());
+                rows.push(LayerRow { remote: Some(remote_row), untouched, held, ..new });
                 remotes.push(remote);
                 if let Err(error) = made {
                     self.remove_layers(&rows.iter().map(|row| row.id).collect::<Vec<_>>());

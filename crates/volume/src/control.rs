@@ -1,6 +1,7 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
 mod clients;
+mod held;
 mod homes;
 mod long;
 
@@ -19,8 +20,9 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use perigee_block::device::{Device, IoError};
+use perigee_block::exports::Peer;
 use perigee_block::stats::StatsTable;
-use perigee_http::{Failure, Json, Reply};
+use perigee_http::{ClientAddress, Failure, Json, Reply};
 use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
@@ -28,13 +30,14 @@ use perigee_model::volume::{
     Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
-use perigee_store::{Pool, io_problem};
+use perigee_store::{Data, Pool, io_problem};
 use serde::Deserialize;
 
 use crate::exports::PoolExports;
 use crate::observe;
 use crate::probe::probe;
 use crate::remotes::Remotes;
+use crate::sites::Want;
 
 /// The data of a volume is transferred in pieces of this size.
 const PIECE_BYTES: u32 = 1 << 20;
@@ -80,6 +83,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/probe", post(probe_blocks))
         .route("/check", post(check))
         .merge(clients::routes())
+        .merge(held::routes())
         .merge(homes::routes())
         .merge(observe::trace());
     Router::new()
@@ -108,6 +112,23 @@ impl<T: FromStr<Err = BadName>, S: Send + Sync> FromRequestParts<S> for Named<T>
             .await
             .map_err(|error| invalid(error.body_text()))?;
         text.parse().map(Self).map_err(|error| invalid(error.to_string()))
+    }
+}
+
+/// Who asks, by its address.
+pub struct Asker(pub Peer);
+
+impl<S: Send + Sync> FromRequestParts<S> for Asker {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        match parts.extensions.get::<ClientAddress>() {
+            Some(ClientAddress(address)) => Ok(Self(Peer { address: *address, encrypted: false })),
+            None => Err(Failure(Problem::internal(
+                format!("{} {}", parts.method, parts.uri.path()),
+                "it is not known who asks",
+            ))),
+        }
     }
 }
 
@@ -426,8 +447,11 @@ struct DataRange {
 async fn read_data(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
+    Asker(peer): Asker,
     range: Result<Query<DataRange>, QueryRejection>,
 ) -> Result<Response, Failure> {
+    let of = Data::Volume(volume.clone());
+    control.exports.check_leaving(&of, Want::Content, peer).await?;
     let Query(range) =
         range.map_err(|error| Problem::invalid("can't read a volume's data", error.body_text()))?;
     let device = control.pool.volume(&volume).await?.session(None);

@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{
-    CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, OWN_SUFFIX, Opener, SessionHome,
+    CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, OWN_SUFFIX, Opener, Peer, SessionHome,
 };
 use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
@@ -31,7 +31,7 @@ use perigee_block::switch::Switch;
 use perigee_model::client::Over;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use perigee_nbd::{NbdDevice, Opened};
-use perigee_store::Pool;
+use perigee_store::{Data, Pool};
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
@@ -39,6 +39,7 @@ use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
 use crate::settle::LocalSessions;
+use crate::sites::{Sites, Want};
 use crate::turns::Turns;
 
 /// The number of connections to a volume's home for each session. A long write or a lost packet delays only the
@@ -85,6 +86,18 @@ impl Wanted {
     }
 }
 
+impl Wanted {
+    /// What a policy is about.
+    fn data(&self) -> Option<Data> {
+        match self {
+            Self::Volume(volume, _) => Some(Data::Volume(volume.clone())),
+            Self::Image(image) => Some(Data::Image(image.clone())),
+            Self::Layer(layer) | Self::Own(layer) => Some(Data::Layer(*layer)),
+            Self::Checksums(of) => of.data(),
+        }
+    }
+}
+
 /// How this server identifies itself to other hosts' servers.
 pub struct Here {
     /// The id of this server and its pool. It stays the same over a restart.
@@ -106,6 +119,7 @@ pub struct PoolExports {
     pub(crate) pool: Arc<Pool>,
     pub(crate) local: LocalSessions,
     pub(crate) turns: Turns,
+    pub(crate) sites: Sites,
     pub(crate) this: Weak<Self>,
 }
 
@@ -113,7 +127,7 @@ impl PoolExports {
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, here: Here, remotes: Remotes) -> Arc<Self> {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
-        let (logins, local, turns) = Default::default();
+        let (logins, local, turns, sites) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
@@ -125,6 +139,7 @@ impl PoolExports {
             pool,
             local,
             turns,
+            sites,
             this: this.clone(),
         })
     }
@@ -173,26 +188,12 @@ impl PoolExports {
         Ok(volumes.chain(images.iter().map(|image| format!("image:{image}"))).collect())
     }
 
-    async fn find(&self, name: &str, opener: Opener) -> Result<Export, Problem> {
+    async fn find(&self, name: &str, opener: Opener, peer: Peer) -> Result<Export, Problem> {
         let found = match Wanted::parse(name) {
-            Some(Wanted::Image(image)) => self.pool.open_image(&image).await.map(sealed),
-            Some(Wanted::Layer(layer)) => self.pool.open_layer(layer).await.map(sealed),
-            Some(Wanted::Own(layer)) => self.pool.open_own(layer).await.map(sealed),
-            Some(Wanted::Checksums(of)) => self.checksums(name, &of).await.map(sealed),
             Some(Wanted::Volume(volume, epoch)) => {
-                match self.local(&volume, name, epoch, opener).await {
-                    Err(problem) if problem.kind == ProblemKind::NotFound => {
-                        // What is here by now came back between the two looks.
-                        let is_known = self.attachment(&volume).await?.is_some()
-                            || self.pool.is_here(&volume).await?;
-                        if opener == Opener::Client && is_known {
-                            return self.proxy(&volume, name, epoch).await;
-                        }
-                        Err(problem)
-                    }
-                    found => found,
-                }
+                self.find_volume(&volume, name, epoch, (opener, peer)).await
             }
+            Some(sealed) => self.find_sealed(name, &sealed, peer).await,
             None => return Err(unknown(name, &self.list().await?)),
         };
         match found {
@@ -201,6 +202,46 @@ impl PoolExports {
             }
             found => found,
         }
+    }
+
+    async fn find_volume(
+        &self,
+        volume: &VolumeName,
+        name: &str,
+        epoch: Option<Epoch>,
+        (opener, peer): (Opener, Peer),
+    ) -> Result<Export, Problem> {
+        let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
+        let held = self.check_leaving(&of, want, peer).await?;
+        let found = match self.local(volume, name, epoch, opener).await {
+            Err(problem) if problem.kind == ProblemKind::NotFound => {
+                // What is here by now came back between the two looks.
+                let is_known =
+                    self.attachment(volume).await?.is_some() || self.pool.is_here(volume).await?;
+                if opener != Opener::Client || !is_known {
+                    return Err(problem);
+                }
+                self.proxy(volume, name, epoch, peer).await?
+            }
+            found => Export { held, ..found? },
+        };
+        self.note_foreign(of, want, peer, &found.device).await?;
+        Ok(found)
+    }
+
+    async fn find_sealed(&self, name: &str, of: &Wanted, peer: Peer) -> Result<Export, Problem> {
+        let device = match of {
+            Wanted::Image(image) => self.pool.open_image(image).await?,
+            Wanted::Layer(layer) => self.pool.open_layer(*layer).await?,
+            Wanted::Own(layer) => self.pool.open_own(*layer).await?,
+            Wanted::Checksums(of) => self.checksums(name, of).await?,
+            Wanted::Volume(..) => return Err(unknown(name, &[])),
+        };
+        let Some(data) = of.data() else { return Ok(sealed(device, false)) };
+        let held = self.check_leaving(&data, Want::Copy, peer).await?;
+        let export = sealed(device, held);
+        self.note_foreign(data, Want::Copy, peer, &export.device).await?;
+        Ok(export)
     }
 
     async fn checksums(&self, name: &str, of: &Wanted) -> Result<Arc<dyn Device>, Problem> {
@@ -239,7 +280,8 @@ impl PoolExports {
             let export = home.as_ref().map(|home| format!("{volume}@{}", home.epoch));
             self.local.enter(volume, export.as_deref().unwrap_or(name), &device);
         }
-        Ok(Export { device, read_only: false, counters: self.stats.of(volume), home })
+        let counters = self.stats.of(volume);
+        Ok(Export { device, read_only: false, counters, home, held: false })
     }
 
     pub(crate) async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
@@ -327,8 +369,9 @@ pub(crate) fn epoch_of(export: &str) -> Option<Epoch> {
     }
 }
 
-fn sealed(device: Arc<dyn Device>) -> Export {
-    Export { device: Switch::new(device), read_only: true, counters: Arc::default(), home: None }
+fn sealed(device: Arc<dyn Device>, held: bool) -> Export {
+    let (device, counters) = (Switch::new(device), Arc::default());
+    Export { device, read_only: true, counters, home: None, held }
 }
 
 fn unknown(name: &str, names: &[String]) -> Problem {
@@ -352,8 +395,13 @@ impl Exports for PoolExports {
         Box::pin(self.list())
     }
 
-    fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
-        Box::pin(self.find(name, opener))
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        opener: Opener,
+        peer: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
+        Box::pin(self.find(name, opener, peer))
     }
 
     fn moved_to<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<String>> {

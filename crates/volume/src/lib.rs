@@ -15,9 +15,11 @@
 //! | a volume leaves this server, or comes here, with open sessions | `homes`, `turns` |
 //! | where a volume is that has left the home which is known here | `redirect` |
 //! | how a session that is held gets its volume again | `settle` |
+//! | which site an asker is at, and what it may have | `sites` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
+//! | what keeps this process's memory off the disks | `memory` |
 //! | figures for Prometheus | `metrics` |
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
@@ -29,6 +31,7 @@ mod control;
 mod exports;
 mod homes;
 mod iscsi_clients;
+mod memory;
 mod metrics;
 mod observe;
 mod offline;
@@ -40,6 +43,7 @@ mod remotes;
 mod repoint;
 mod serve;
 mod settle;
+mod sites;
 mod turns;
 
 pub use offline::Offline;

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use axum::Extension;
 use perigee_block::stats::StatsTable;
-use perigee_http::{Listen, bind_unix, cannot_listen};
+use perigee_http::{ClientAddress, Listen, bind_unix, cannot_listen};
 use perigee_model::Problem;
 use perigee_store::{Pool, PoolConfig};
 use tokio::task::JoinHandle;
@@ -47,7 +48,8 @@ impl Offline {
         // No other host reaches it, so nobody asks for its boot.
         let here = Here { server_id: exports::server_id(dir)?, boot: String::new() };
         let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
-        let router = control::router(Arc::new(Control { pool, exports, stats, remotes }));
+        let router = control::router(Arc::new(Control { pool, exports, stats, remotes }))
+            .layer(Extension(ClientAddress(None)));
         // Not the server's socket name, because other programs expect a volume server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));
         let listener = bind_unix(&socket)

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_block::exports::{Export, Opener};
+use perigee_block::device::Device;
+use perigee_block::exports::{Export, Opener, Peer};
 use perigee_block::switch::Switch;
 use perigee_model::home::HomeState;
 use perigee_model::{Epoch, Problem, ProblemKind, VolumeName};
 use tokio::time::Instant;
 
 use crate::exports::PoolExports;
+use crate::memory;
 use crate::proxy::ProxySession;
 
 /// The most homes that are asked for one volume. Only homes that name each other in a circle need more.
@@ -50,10 +52,19 @@ impl PoolExports {
         volume: &VolumeName,
         name: &str,
         epoch: Option<Epoch>,
+        peer: Peer,
     ) -> Result<Export, Problem> {
         let deadline = Instant::now() + MOVE_MAX;
         loop {
             let opened = match self.proxied(volume, name).await {
+                // It is another site's, perhaps: what is got from there does not leave this host.
+                Ok(Some(export))
+                    if export.held && peer.address.is_some_and(|at| !at.is_loopback()) =>
+                {
+                    let why = "its policy is leave-site: never, and another host asks for it here";
+                    return Err(Problem::conflict(format!("can't open volume {volume}"), why)
+                        .next("open it through the volume server of the host that asks"));
+                }
                 Ok(Some(export)) => return Ok(export),
                 Ok(None) => {
                     self.local(volume, name, epoch, Opener::Client).await.map_err(NotFound::from)
@@ -92,7 +103,11 @@ impl PoolExports {
             tracing::info!(%volume, %problem, "a session goes on at the address that was known");
         }
         let home = device.upstream.home().cloned();
-        Ok(Some(Export { device: switch, read_only, counters, home }))
+        let held = device.upstream.is_held();
+        if held {
+            memory::keep_off_disks(&format!("can't open volume {volume}"))?;
+        }
+        Ok(Some(Export { device: switch, read_only, counters, home, held }))
     }
 
     /// Whether to look again for a volume that was not found. It may have departed and its new home may not be ready

@@ -91,6 +91,7 @@ async fn run(config: Config) -> Result<(), Problem> {
     let server_id = exports::server_id(&config.pool)?;
     let here = Here { server_id, boot: perigee_http::boot_id(&config.boot_id) };
     let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
+    exports.sites.set(pool.sites().await?);
     let server = Server::new(exports.clone(), config.clients.clone())?;
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));

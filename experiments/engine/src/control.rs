@@ -29,7 +29,8 @@ impl Control {
 
     pub fn import(&self, image: &str, file: &Path) -> Result<()> {
         let source = file.display().to_string();
-        let body = ImportImage { name: image.parse()?, source, layer: None };
+        let (name, leave_site) = (image.parse()?, Default::default());
+        let body = ImportImage { name, source, layer: None, leave_site };
         let _: ImageInfo =
             self.runtime.block_on(self.client.post_long("/v1/images", &body, |_| {}))?;
         Ok(())
@@ -56,6 +57,7 @@ impl Control {
             tenant: Default::default(),
             cache: Default::default(),
             owner: None,
+            leave_site: Default::default(),
         };
         let _: Vec<VolumeInfo> =
             self.runtime.block_on(self.client.post("/v1/batch/volumes", &body))?;

@@ -104,7 +104,9 @@ async fn measure(
     let (near, far) = (HostId::new("home1")?, HostId::new("cloud1")?);
     let image = ImageName::new("debian")?;
     let source = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
-    let import = NewImage { name: image.clone(), source: source.display().to_string(), host: None };
+    let source = source.display().to_string();
+    let leave_site = Default::default();
+    let import = NewImage { name: image.clone(), source, host: None, leave_site };
     let client = lab.client(Duration::from_secs(600))?;
     import_everywhere(&client, &import).await?;
     for guest in Guest::ALL {

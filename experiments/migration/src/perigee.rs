@@ -43,6 +43,7 @@ impl<'a> Perigee<'a> {
             host: Some(far.clone()),
             size_bytes: Some(DATA_BYTES),
             source: VolumeSource::Empty,
+            leave_site: Default::default(),
         };
         client.post::<ClusterVolume>("/v1/volumes", &new).await?;
         let spec = JobSpec {
@@ -58,6 +59,7 @@ impl<'a> Perigee<'a> {
             outputs: Vec::new(),
             start: Start::Host(near.clone()),
             may_migrate: false,
+            writes: perigee_model::LeaveSite::Never,
             timeout_s: None,
             inputs: None,
             owner: DEFAULT_OWNER.to_owned(),

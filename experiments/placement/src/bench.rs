@@ -132,6 +132,7 @@ impl<'a> Bench<'a> {
             outputs: vec!["/output".to_owned()],
             start: Start::Host(at.clone()),
             may_migrate: false,
+            writes: perigee_model::LeaveSite::Never,
             timeout_s: Some(900),
             inputs: None,
             owner: DEFAULT_OWNER.to_owned(),

@@ -238,6 +238,7 @@ impl Bench<'_> {
             outputs: Vec::new(),
             start,
             may_migrate: false,
+            writes: perigee_model::LeaveSite::Never,
             timeout_s: Some(900),
             inputs: None,
             owner: DEFAULT_OWNER.to_owned(),

@@ -240,6 +240,7 @@ fn spec(owner: &str) -> JobSpec {
         outputs: vec!["/output".to_owned()],
         start: Start::Anywhere,
         may_migrate: false,
+        writes: perigee_model::LeaveSite::Never,
         timeout_s: None,
         inputs: None,
         owner: owner.to_owned(),

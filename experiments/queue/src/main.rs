@@ -42,7 +42,7 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     if let Some(Part::Controller { state, address }) = options.part {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
-        let config = perigee_controller::Config { state, listen: vec![listen] };
+        let config = perigee_controller::Config { state, listen: vec![listen], site: None };
         return Ok(perigee_controller::run(config).await?);
     }
     let load = fs::read_to_string("/proc/loadavg")?;

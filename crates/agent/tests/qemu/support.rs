@@ -207,6 +207,7 @@ fn info(epoch: Epoch) -> VolumeInfo {
         tenant: TenantName::default(),
         cache: CachePolicy::default(),
         owner: None,
+        leave_site: Default::default(),
     }
 }
 
@@ -397,6 +398,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
         }],
         arrives_by: is_incoming.then(|| MigrationId::new("m-1").unwrap()),
         arrives_compressed: false,
+        locks_memory: false,
     }
 }
 

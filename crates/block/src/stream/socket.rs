@@ -1,6 +1,7 @@
 //! One stream type for unix and TCP connections, set up so that a dead peer is noticed.
 
 use std::io::{self, IoSlice};
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -43,6 +44,19 @@ impl Socket {
                 stream.peer_addr().map_or_else(|_| "?".into(), |peer| peer.to_string())
             }
             Self::Unix(_) => "this host".into(),
+        }
+    }
+
+    /// The address of a peer at another host, or at this one over loopback.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            // A connection that is gone already has no address, and nothing to be kept from.
+            Self::Tcp(stream) => Some(
+                stream
+                    .peer_addr()
+                    .map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip().to_canonical()),
+            ),
+            Self::Unix(_) => None,
         }
     }
 

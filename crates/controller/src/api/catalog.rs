@@ -3,11 +3,13 @@
 use axum::extract::State;
 use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
+use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
 use perigee_model::{ImageName, Problem, VolumeName};
 
 use super::{Name, Shared, json};
+use crate::leave_site::{self, Of};
 use crate::{catalog, images, volume_moves};
 
 #[utoipa::path(get, path = "/images", tag = "images",
@@ -81,6 +83,31 @@ pub async fn snapshot(
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
     json(images::snapshot(&cluster, &volume, &ask).await?)
+}
+
+/// Changes whether a volume may leave its site. Refused while other sites have copies; that it may leave from
+/// now on has to be confirmed.
+#[utoipa::path(put, path = "/volumes/{volume}/leave-site", tag = "volumes",
+    params(("volume" = String, Path)), request_body = SetLeaveSite,
+    responses((status = 200, body = LeaveSiteSet)))]
+pub async fn set_volume_leave_site(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+    Json(ask): Json<SetLeaveSite>,
+) -> Reply<LeaveSiteSet> {
+    json(leave_site::set(&cluster, &Of::Volume(volume), ask).await?)
+}
+
+/// The same for an image.
+#[utoipa::path(put, path = "/images/{image}/leave-site", tag = "images",
+    params(("image" = String, Path)), request_body = SetLeaveSite,
+    responses((status = 200, body = LeaveSiteSet)))]
+pub async fn set_image_leave_site(
+    State(cluster): Shared,
+    Name(image): Name<ImageName>,
+    Json(ask): Json<SetLeaveSite>,
+) -> Reply<LeaveSiteSet> {
+    json(leave_site::set(&cluster, &Of::Image(image), ask).await?)
 }
 
 /// Moves a volume to another home, also while it is in use; the answer comes at once. The volume is used at

@@ -44,6 +44,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::volumes, catalog::create_volume))
         .routes(routes!(catalog::volume, catalog::delete_volume))
         .routes(routes!(catalog::snapshot))
+        .routes(routes!(catalog::set_volume_leave_site))
+        .routes(routes!(catalog::set_image_leave_site))
         .routes(routes!(catalog::move_volume, catalog::last_move))
         .routes(routes!(catalog::cancel_volume_move))
         .routes(routes!(vms::list))

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use perigee_http::Client;
 use perigee_model::job::HostState;
+use perigee_model::leave_site::SiteAddress;
 use perigee_model::vm::{HostAddresses, HostReport, VmChanges, VmReport};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, VmId};
@@ -54,6 +55,8 @@ pub struct Known {
     pub last_seen_ms: u64,
     /// The last reports of its VMs. They are shown while it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
+    /// The sites of the hosts, as its volume server was told them.
+    sites: Option<Arc<Vec<SiteAddress>>>,
     /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
 }
@@ -88,6 +91,7 @@ impl Hosts {
             heard: Instant::now(),
             last_seen_ms: seen_ms,
             vms: BTreeMap::new(),
+            sites: None,
             stats: None,
         };
         self.lock().insert(id, known);
@@ -138,6 +142,17 @@ impl Hosts {
             known.report = Some(report);
             known.heard = Instant::now();
             known.last_seen_ms = now_ms();
+        }
+    }
+
+    pub fn knows_sites(&self, id: &HostId, sites: &[SiteAddress]) -> bool {
+        let known = self.lock();
+        known.get(id).and_then(|known| known.sites.as_ref()).is_some_and(|told| **told == sites)
+    }
+
+    pub fn note_sites(&self, id: &HostId, sites: &Arc<Vec<SiteAddress>>) {
+        if let Some(known) = self.lock().get_mut(id) {
+            known.sites = Some(Arc::clone(sites));
         }
     }
 

@@ -12,10 +12,10 @@ mod wakes;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use perigee_model::{ImageName, JobId, Problem, VmId, VolumeName};
+use perigee_model::{ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::files;
@@ -90,6 +90,8 @@ pub struct Cluster {
     pub clean_now: Notify,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
+    /// Where the controller is, if it was told.
+    pub site: OnceLock<SiteId>,
     wanted: mpsc::UnboundedSender<Wanted>,
     /// The lock that keeps other controllers out of the state directory.
     lock: Mutex<Option<File>>,
@@ -127,6 +129,7 @@ impl Cluster {
             counters: Counters::default(),
             clean_now: Notify::new(),
             cancelled_imports: broadcast::Sender::new(16),
+            site: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),
         }))

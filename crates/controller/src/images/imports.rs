@@ -33,7 +33,8 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     };
     let import = PendingImport { host: first.id.clone(), source: new.source };
     let layer = Some(LayerId(Uuid::new_v4()));
-    let record = ImageRecord { name: new.name.clone(), layer, import: Some(import) };
+    let leave_site = new.leave_site;
+    let record = ImageRecord { name: new.name.clone(), layer, import: Some(import), leave_site };
     take_name(cluster, &what, &record).await?;
     finish_import(cluster, &first, record).await?;
     image(cluster, &new.name).await
@@ -48,7 +49,8 @@ async fn finish_import(
 ) -> Result<(), Problem> {
     let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
     let (name, key) = (&record.name, image_key(&record.name));
-    let ask = ImportImage { name: name.clone(), source: import.source.clone(), layer: Some(layer) };
+    let (source, leave_site) = (import.source.clone(), record.leave_site);
+    let ask = ImportImage { name: name.clone(), source, layer: Some(layer), leave_site };
     let mut cancelled = cluster.cancelled_imports.subscribe();
     // The host ends an import whose client leaves.
     let told = tokio::select! {
@@ -79,7 +81,11 @@ async fn finish_import(
         }
     }
     cluster.records.put(&key, &ImageRecord { import: None, ..record.clone() }).await?;
-    for other in cluster.hosts.up().iter().filter(|other| other.id != host.id) {
+    let gets_copy = |other: &HostLink| {
+        let is_near = other.addresses.site == host.addresses.site;
+        other.id != host.id && (is_near || !record.leave_site.is_never())
+    };
+    for other in cluster.hosts.up().iter().filter(|other| gets_copy(other)) {
         if let Err(problem) = copy(host, other, name, layer).await {
             // It gets its copy when it first needs one.
             tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);

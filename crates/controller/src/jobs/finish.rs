@@ -12,10 +12,10 @@ use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
 use crate::records::{
-    Ending, JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix,
-    owner_of, start_of, vm_of,
+    Ending, JobRecord, MigrationIntent, MigrationRecord, PlacedDisk, migration_intent_key,
+    migration_prefix, owner_of, start_of, vm_of,
 };
-use crate::{catalog, files, planning};
+use crate::{catalog, files, leave_site, planning};
 
 /// The name of the cleanup at a job's end.
 const END: &str = "end";
@@ -122,6 +122,9 @@ impl Run {
         let placement = self.placement()?;
         let disk = placement.disks.iter().find(|disk| disk.role == DiskRole::Output);
         let Some(disk) = disk else { return Ok(()) };
+        if disk.leave_site.is_never() && !leave_site::is_controller_at(&self.cluster, &disk.home) {
+            return self.keep_output().await;
+        }
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);
         let answer = tokio::time::timeout(ANSWER_DEADLINE, home.volume.get_response(&path));
@@ -134,6 +137,28 @@ impl Run {
         files::store_output(dir, &self.id, body, output.bytes, &output.sha256).await?;
         self.record.value.job.output_bytes = Some(output.bytes);
         self.record.save().await
+    }
+}
+
+impl Run {
+    /// The output may not leave its site, and the controller is not there: its volume stays.
+    async fn keep_output(&mut self) -> Result<(), Problem> {
+        let placement = self.record.value.placement.as_mut();
+        let disks = placement.into_iter().flat_map(|placement| &mut placement.disks);
+        for disk in disks.filter(|disk| disk.role == DiskRole::Output) {
+            disk.temporary = false;
+        }
+        self.record.save().await
+    }
+
+    /// Where the output is that did not come to the controller, in words.
+    pub(super) fn kept_output(&self) -> Option<String> {
+        let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
+        let mut outputs = disks.filter(|disk| disk.role == DiskRole::Output && !disk.temporary);
+        let PlacedDisk { volume, home, .. } = outputs.next()?;
+        Some(format!(
+            "its output may not leave its site: it is in volume {volume} at {home}, as a tar"
+        ))
     }
 }
 

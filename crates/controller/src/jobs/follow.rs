@@ -18,7 +18,7 @@ use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
 use crate::planning;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
-use crate::{catalog, disks, migration};
+use crate::{catalog, disks, leave_site, migration};
 
 /// How much longer than the job's own timeout the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
@@ -393,7 +393,7 @@ impl Run {
         self.fetch_output().await?;
         let code = self.job().exit_code.unwrap_or_default();
         let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
-            (0, ..) => String::new(),
+            (0, ..) => self.kept_output().unwrap_or_default(),
             // This is how the guest ends a command at its timeout. The job's log says so too.
             (124 | 137 | 143, Some(timeout_s), Some(measured_s))
                 if measured_s >= timeout_s as f64 =>
@@ -423,6 +423,11 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         disks: disks.collect::<Result<_, Problem>>()?,
         arrives_by: None,
         arrives_compressed: false,
+        locks_memory: leave_site::is_far_from_held(
+            &run.cluster,
+            &placement.disks,
+            &placement.start,
+        ),
     })
 }
 
@@ -477,6 +482,7 @@ mod tests {
             disks: Vec::new(),
             arrives_by: None,
             arrives_compressed: false,
+            locks_memory: false,
         };
         let mut report = crate::tests::report(spec);
         (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));

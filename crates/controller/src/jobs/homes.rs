@@ -88,7 +88,8 @@ impl Run {
         let disks = &self.placement()?.disks;
         let home = disks.iter().find(|disk| disk.volume == volume).map(|disk| &disk.home);
         let is_there = home.is_none_or(|home| *home == host);
-        if is_there || self.stays(&volume, &host, &cause) {
+        let is_held = disks.iter().any(|disk| disk.volume == volume && disk.leave_site.is_never());
+        if is_there || is_held || self.stays(&volume, &host, &cause) {
             self.record.value.to_follow.remove(0);
             return self.record.save().await;
         }

@@ -2,9 +2,10 @@
 
 use perigee_model::job::{Access, JobSpec};
 use perigee_model::states::JobEvent;
-use perigee_model::{DiskRole, HostId, JobId, Problem, VolumeName};
+use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
+use crate::leave_site::{self, Held};
 use crate::planning;
 use crate::records::{PlacedDisk, Placement, vm_of};
 
@@ -12,10 +13,11 @@ impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
+        let held = leave_site::held_of(&self.cluster, &self.job().spec).await?;
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
-        let disks = disks(&self.id, spec, &start, &grant.volume_homes, restarts);
+        let disks = disks(&self.id, spec, (&start, &held), &grant.volume_homes, restarts);
         let traits = grant.traits.clone();
         record.placement = Some(Placement { start: start.clone(), disks, traits });
         record.job.state = record.job.state.next(JobEvent::Placed)?;
@@ -28,11 +30,12 @@ impl Run {
     }
 }
 
-/// The VM's disks: root, seed and output at the VM's host, and data volumes at their homes.
+/// The VM's disks: root, seed and output at the VM's host, and data volumes at their homes. What the job
+/// writes stays at the site of data that may not leave it.
 fn disks(
     job: &JobId,
     spec: &JobSpec,
-    start: &HostId,
+    (start, held): (&HostId, &Held),
     data_homes: &[HostId],
     restarts: u32,
 ) -> Vec<PlacedDisk> {
@@ -40,10 +43,21 @@ fn disks(
         role,
         volume: own_volume(job, restarts, role),
         data_of: None,
-        home: start.clone(),
+        home: match role {
+            DiskRole::Seed => start.clone(),
+            // A held image is at the hosts of its site only.
+            DiskRole::Root => {
+                held.writes_at.as_ref().or(held.image_at.as_ref()).unwrap_or(start).clone()
+            }
+            _ => held.writes_at.as_ref().unwrap_or(start).clone(),
+        },
         epoch: None,
         read_only: role == DiskRole::Seed,
         temporary: true,
+        leave_site: match role {
+            DiskRole::Seed => LeaveSite::Allowed,
+            _ => LeaveSite::held(held.writes_at.is_some()),
+        },
     };
     let mut disks = [DiskRole::Root, DiskRole::Seed, DiskRole::Output].map(own).to_vec();
     for (index, (volume, home)) in spec.volumes.iter().zip(data_homes).enumerate() {
@@ -57,6 +71,7 @@ fn disks(
             epoch: None,
             read_only: volume.access == Access::Read,
             temporary: clone,
+            leave_site: LeaveSite::held(held.volumes.contains(&volume.volume)),
         });
     }
     disks

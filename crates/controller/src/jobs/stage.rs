@@ -85,7 +85,7 @@ impl Run {
     ) -> Result<Epoch, Problem> {
         let owner = Some(owner_of(self.job()));
         let new = CreateVolume::new(disk.volume.clone(), size_bytes, source);
-        let ask = CreateVolume { owner: owner.clone(), ..new };
+        let ask = CreateVolume { owner: owner.clone(), leave_site: disk.leave_site, ..new };
         match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
             Ok(info) => Ok(info.epoch),
             Err(problem) if problem.kind == ProblemKind::Conflict => match info(home, disk).await {

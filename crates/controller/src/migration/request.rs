@@ -16,7 +16,7 @@ use crate::records::{
     JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, start_of,
     vm_of,
 };
-use crate::{catalog, links, planning};
+use crate::{catalog, leave_site, links, planning};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
@@ -65,6 +65,9 @@ pub async fn request(
     }
     catalog::reachable(cluster, &wish.to)?;
     planning::can_move(cluster, &from, &wish.to)?;
+    if let Some(placement) = &job.placement {
+        leave_site::check_migration(cluster, &placement.disks, &from, &wish.to)?;
+    }
     let Some(report) = cluster.hosts.report(&wish.to) else {
         let what = format!("can't move VM {vm} to {}", wish.to);
         return Err(Problem::unavailable(what, "the host has not reported yet"));

@@ -356,6 +356,7 @@ mod tests {
             disks: Vec::new(),
             arrives_by: None,
             arrives_compressed: false,
+            locks_memory: false,
         };
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());

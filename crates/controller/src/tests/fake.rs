@@ -506,6 +506,7 @@ pub fn image() -> ImageInfo {
         chain: Vec::new(),
         children: 0,
         remote: None,
+        leave_site: Default::default(),
     }
 }
 
@@ -636,6 +637,7 @@ fn volume_info(new: &CreateVolume) -> VolumeInfo {
         tenant: TenantName::default(),
         cache: CachePolicy::default(),
         owner: new.owner.clone(),
+        leave_site: new.leave_site,
     }
 }
 

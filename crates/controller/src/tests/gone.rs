@@ -80,6 +80,7 @@ async fn with_third_home(lab: &Lab) -> (FakeHost, JobSpec) {
         host: Some(edge.id.clone()),
         size_bytes: Some(1 << 20),
         source: VolumeSource::Empty,
+        leave_site: Default::default(),
     };
     catalog::create(&lab.cluster, new).await.expect("create");
     let mut job = restarting();

@@ -17,13 +17,18 @@ fn name(text: &str) -> ImageName {
     ImageName::new(text).expect("name")
 }
 
+fn import(source: &str) -> NewImage {
+    let leave_site = Default::default();
+    NewImage { name: name("db"), source: source.into(), host: None, leave_site }
+}
+
 #[tokio::test]
 async fn two_imports_at_once_never_give_one_name_two_contents() {
     let lab = Lab::up().await;
     let import = |host: &FakeHost| NewImage {
-        name: name("db"),
         source: format!("/images/{}.raw", host.id),
         host: Some(host.id.clone()),
+        ..import("")
     };
     let (home, cloud) = tokio::join!(
         images::import(&lab.cluster, import(&lab.home)),
@@ -76,8 +81,7 @@ async fn a_host_with_another_image_of_the_name_starts_no_job_from_it() {
 async fn a_deleted_images_name_can_be_taken_again() {
     let lab = Lab::up().await;
     let host = Some(lab.home.id.clone());
-    let new =
-        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    let new = |source: &str| NewImage { host: host.clone(), ..import(source) };
     images::import(&lab.cluster, new("/a")).await.expect("import");
     images::delete(&lab.cluster, &name("db")).await.expect("delete");
     images::import(&lab.cluster, new("/b")).await.expect("import again");
@@ -116,7 +120,11 @@ async fn a_job_waits_for_the_image_that_is_being_imported() {
     let lab = Lab::up().await;
     let importing = lab.cluster.index.begin_import(&name("db")).expect("nobody imports it");
     let import = PendingImport { host: lab.home.id.clone(), source: "/a".into() };
-    let record = ImageRecord { name: name("db"), layer: Some(other_layer()), import: Some(import) };
+    let record = ImageRecord {
+        layer: Some(other_layer()),
+        import: Some(import),
+        ..ImageRecord::new(name("db"))
+    };
     lab.cluster.records.put(&image_key(&name("db")), &record).await.expect("put");
     let id = lab.submit(JobSpec { image: name("db"), ..spec(Access::Clone) }).await;
     let job = lab
@@ -132,7 +140,7 @@ async fn a_job_waits_for_the_image_that_is_being_imported() {
 #[tokio::test]
 async fn an_image_is_deleted_only_when_every_host_answers() {
     let lab = Lab::up().await;
-    let new = NewImage { name: name("db"), source: "/a".into(), host: None };
+    let new = import("/a");
     let new = NewImage { host: Some(lab.home.id.clone()), ..new };
     images::import(&lab.cluster, new).await.expect("import");
     lab.cloud.inside().down = true;
@@ -153,7 +161,7 @@ async fn an_image_is_deleted_only_when_every_host_answers() {
 async fn an_import_whose_answer_is_lost_is_done_all_the_same() {
     let mut lab = Lab::up().await;
     lab.home.inside().loses_answers = true;
-    let new = NewImage { name: name("db"), source: "/a".into(), host: Some(lab.home.id.clone()) };
+    let new = NewImage { host: Some(lab.home.id.clone()), ..import("/a") };
     let lost = images::import(&lab.cluster, new).await.expect_err("no answer");
     assert_eq!(lost.kind, ProblemKind::Unavailable);
     lab.supervisor.stop().await;
@@ -172,8 +180,7 @@ async fn an_import_that_cannot_be_done_any_more_frees_its_name() {
     let lab = Lab::up().await;
     lab.home.inside().loses_answers = true;
     let host = Some(lab.home.id.clone());
-    let new =
-        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    let new = |source: &str| NewImage { host: host.clone(), ..import(source) };
     images::import(&lab.cluster, new("/a")).await.expect_err("no answer");
     {
         let mut inside = lab.home.inside();
@@ -198,8 +205,7 @@ async fn deleting_an_image_that_is_being_imported_ends_its_import() {
     let lab = Lab::up().await;
     lab.home.inside().imports_hang = true;
     let host = Some(lab.home.id.clone());
-    let new =
-        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    let new = |source: &str| NewImage { host: host.clone(), ..import(source) };
     let (cluster, first) = (std::sync::Arc::clone(&lab.cluster), new("nbd://nobody"));
     let import = tokio::spawn(async move { images::import(&cluster, first).await });
     let key = image_key(&name("db"));
@@ -219,8 +225,7 @@ async fn an_import_whose_source_is_silent_is_not_tried_for_ever() {
     let lab = Lab::up().await;
     lab.home.inside().has_silent_sources = true;
     let host = Some(lab.home.id.clone());
-    let new =
-        |source: &str| NewImage { name: name("db"), source: source.into(), host: host.clone() };
+    let new = |source: &str| NewImage { host: host.clone(), ..import(source) };
     let failed = images::import(&lab.cluster, new("nbd://nobody")).await.expect_err("no source");
     assert_eq!(failed.why, "its source is silent");
     let key = image_key(&name("db"));

@@ -39,6 +39,7 @@ async fn make_words(lab: &Lab) -> VolumeName {
         host: Some(lab.home.id.clone()),
         size_bytes: Some(1 << 20),
         source: VolumeSource::Empty,
+        leave_site: Default::default(),
     };
     catalog::create(&lab.cluster, new).await.expect("create");
     name

@@ -5,6 +5,7 @@ mod api;
 mod fake;
 mod faults;
 mod gone;
+mod held;
 mod images;
 mod jobs;
 mod lost;
@@ -67,6 +68,7 @@ impl Lab {
             host: Some(cloud.id.clone()),
             size_bytes: Some(1 << 30),
             source: VolumeSource::Empty,
+            leave_site: Default::default(),
         };
         catalog::create(&cluster, new).await.expect("create");
         Self { dir, home, cloud, cluster, supervisor }
@@ -158,6 +160,7 @@ pub fn spec(access: Access) -> JobSpec {
         outputs: vec!["/job/out".into()],
         start: Start::Host(HostId::new("home1").expect("name")),
         may_migrate: false,
+        writes: perigee_model::LeaveSite::Never,
         timeout_s: None,
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),

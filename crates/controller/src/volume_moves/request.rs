@@ -7,6 +7,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 
 use crate::catalog;
 use crate::cluster::{Cluster, now_ms};
+use crate::leave_site;
 use crate::records::{
     JobRecord, PlacedDisk, VolumeMoveIntent, VolumeMoveRecord, VolumeRecord, volume_key,
     volume_move_intent_key, volume_move_key,
@@ -29,6 +30,7 @@ pub async fn request(
     }
     catalog::reachable(cluster, &from)?;
     catalog::reachable(cluster, to)?;
+    leave_site::check_move(cluster, volume, &from, to).await?;
     let shown = VolumeMove {
         volume: volume.clone(),
         from,

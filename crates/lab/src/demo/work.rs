@@ -96,6 +96,7 @@ impl Stage {
             outputs: vec!["/output".to_owned()],
             start: Start::Host(self.near.clone()),
             may_migrate: false,
+            writes: perigee_model::LeaveSite::Never,
             timeout_s: Some(TIMEOUT_S),
             inputs: Some(bundle),
             owner: DEFAULT_OWNER.to_owned(),

@@ -56,7 +56,8 @@ impl Stream {
             .map_err(|e| Problem::invalid(format!("can't import {}", image.display()), e))?;
         let name =
             ImageName::new("debian").map_err(|e| Problem::internal("can't name the image", e))?;
-        let new = NewImage { name, source: source.to_string_lossy().into_owned(), host: None };
+        let source = source.to_string_lossy().into_owned();
+        let new = NewImage { name, source, host: None, leave_site: Default::default() };
         let _: ClusterImage = lab.client(SLOW)?.post("/v1/images", &new).await?;
         let client = lab.client(QUICK)?;
         let hosts: Vec<_> = lab.definition.hosts().map(|(_, host)| host.clone()).collect();
@@ -69,6 +70,7 @@ impl Stream {
                 host: Some(host.clone()),
                 size_bytes: Some(VOLUME_BYTES),
                 source: VolumeSource::Empty,
+                leave_site: Default::default(),
             };
             let _: ClusterVolume = client.post("/v1/volumes", &new).await?;
             volumes.push(name);

@@ -161,6 +161,16 @@ fn priority_and_restart_have_defaults_and_bounds() {
 }
 
 #[test]
+fn what_a_job_writes_is_held_unless_its_file_lets_it_go() {
+    let writes =
+        |extra: &str| parse(&format!("{SMALLEST}{extra}"), "scan.yaml").unwrap().spec.writes;
+    assert_eq!(writes(""), LeaveSite::Never);
+    assert_eq!(writes("writes: {leave-site: allowed}\n"), LeaveSite::Allowed);
+    assert!(problem("writes: {leave-site: often}\n").contains("use allowed or never"));
+    assert!(problem("writes: {}\n").contains("leave-site"));
+}
+
+#[test]
 fn one_volume_or_mount_cannot_be_named_twice() {
     assert!(problem("volumes: [{volume: a}, {volume: a}]\n").contains("named twice"));
     assert!(problem("volumes: [{volume: a}, {volume: b, mount: /data}]\n").contains("both"));

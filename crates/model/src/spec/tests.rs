@@ -22,6 +22,7 @@ fn job() -> JobSpec {
         outputs: Vec::new(),
         start: Start::Anywhere,
         may_migrate: true,
+        writes: crate::LeaveSite::Never,
         timeout_s: None,
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
@@ -50,6 +51,7 @@ fn vm(disks: usize) -> VmSpec {
         disks: (0..disks).map(disk).collect(),
         arrives_by: None,
         arrives_compressed: false,
+        locks_memory: false,
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ImageName, LayerId};
+use crate::{ImageName, LayerId, LeaveSite};
 
 /// A named sealed layer with its chain: an imported image or a snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -23,6 +23,9 @@ pub struct ImageInfo {
     /// Where the rest comes from; `None` for an image that is complete.
     #[serde(default)]
     pub remote: Option<ImageSource>,
+    /// Whether it may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }
 
 /// The export of another host that an image is a copy of.
@@ -108,4 +111,7 @@ pub struct ImportImage {
     /// The UUID to give the layer: set when this is a copy of a sealed layer of another host.
     #[serde(default)]
     pub layer: Option<LayerId>,
+    /// Whether it may leave its site.
+    #[serde(default)]
+    pub leave_site: LeaveSite,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
-use perigee_block::exports::{INCARNATION_PREFIX, LAYER_PREFIX, SessionHome};
+use perigee_block::exports::{HELD_SUFFIX, INCARNATION_PREFIX, LAYER_PREFIX, SessionHome};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stream::socket::Socket;
 use perigee_http::Listen;
@@ -34,6 +34,8 @@ pub struct ExportInfo {
     pub incarnation: Option<Incarnation>,
     /// Where the volume is, if the server says so.
     pub home: Option<SessionHome>,
+    /// The server says that its data may not leave its site.
+    pub held: bool,
     /// The time that the server took to answer a question that needs no work.
     pub round_trip: Duration,
     /// The format of this connection's requests and replies.
@@ -249,7 +251,7 @@ fn export_info(
     const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
     let mut export = None;
     let mut request_bytes_max = PAYLOAD_BYTES_MAX;
-    let (mut layer, mut incarnation, mut home) = (None, None, None);
+    let (mut layer, mut incarnation, mut home, mut held) = (None, None, None, false);
     for mut data in infos {
         match data.try_get_u16().map_err(|_| SHORT)? {
             info::EXPORT => {
@@ -262,6 +264,8 @@ fn export_info(
             }
             info::DESCRIPTION => {
                 let text = std::str::from_utf8(&data).unwrap_or_default();
+                held = text.ends_with(HELD_SUFFIX);
+                let text = text.strip_suffix(HELD_SUFFIX).unwrap_or(text);
                 layer = text.strip_prefix(LAYER_PREFIX).and_then(|id| id.parse().ok());
                 incarnation = text.strip_prefix(INCARNATION_PREFIX).and_then(|id| id.parse().ok());
             }
@@ -284,6 +288,7 @@ fn export_info(
         layer,
         incarnation,
         home,
+        held,
         round_trip,
         dialect,
     })

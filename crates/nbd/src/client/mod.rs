@@ -293,6 +293,10 @@ impl Device for NbdDevice {
         self.info.incarnation
     }
 
+    fn is_held(&self) -> bool {
+        self.info.held
+    }
+
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         Box::pin(self.read_all(offset, length_bytes))
     }

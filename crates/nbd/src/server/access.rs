@@ -11,6 +11,7 @@
 //! A name or an export may end in `*`, which matches any text. `data` also means `data@4`. A client on a
 //! unix socket sees all exports: the socket is protected by its directory's permissions.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use perigee_model::Problem;
@@ -29,8 +30,10 @@ pub struct Access {
 pub struct Peer {
     /// Whether it is connected through a unix socket.
     pub local: bool,
-    /// Its address.
+    /// Its address and port.
     pub address: String,
+    /// Its address; `None` for a unix socket.
+    pub ip: Option<IpAddr>,
     pub encrypted: bool,
     /// The common name in its certificate.
     pub common_name: Option<String>,

@@ -217,7 +217,7 @@ async fn negotiate(
     stop: &CancellationToken,
 ) -> Result<Option<(Stream, Agreed)>, ConnectionError> {
     let local = matches!(socket, Socket::Unix(_));
-    let peer = Peer { local, address: socket.peer(), ..Peer::default() };
+    let peer = Peer { local, address: socket.peer(), ip: socket.address(), ..Peer::default() };
     let mut negotiation = Negotiation::new(shared, peer, stop.clone());
     if !negotiation.greet(&mut socket).await? {
         return Ok(None);

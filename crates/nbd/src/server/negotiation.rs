@@ -9,10 +9,9 @@
 //! read ahead, so that no unencrypted byte is taken for an encrypted one.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use perigee_block::exports::{Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener};
+use perigee_block::exports::{self, Export, HELD_SUFFIX, INCARNATION_PREFIX, LAYER_PREFIX, Opener};
 use perigee_block::logins::LoginGuard;
 use perigee_block::sessions::{Claim, SessionKey};
-use perigee_block::switch::Switch;
 use perigee_model::client::Over;
 use perigee_model::{Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -297,7 +296,8 @@ impl<'a> Negotiation<'a> {
         }
         let proxy = self.claim.as_ref().map(|claim| Opener::Proxy(claim.host()));
         let opener = proxy.unwrap_or(Opener::Client);
-        match self.shared.exports.open(name, opener).await {
+        let peer = exports::Peer { address: self.peer.ip, encrypted: self.peer.encrypted };
+        match self.shared.exports.open(name, opener, peer).await {
             Err(problem)
                 if problem.kind == ProblemKind::NotFound
                     && (view != View::Everything || !self.shared.access.listing) =>
@@ -363,7 +363,7 @@ impl<'a> Negotiation<'a> {
             data.put_slice(go.name.as_bytes());
             self.answer(option, reply::INFO, &data);
         }
-        if let Some(identity) = identity(&export.device)
+        if let Some(identity) = identity(&export)
             && go.infos.contains(&info::DESCRIPTION)
         {
             let mut data = BytesMut::new();
@@ -440,10 +440,12 @@ impl<'a> Negotiation<'a> {
 }
 
 /// The identity of an export, which tells it from another one that had its name. For a layer this is its
-/// name with the UUID, which is the same on every host.
-fn identity(device: &Switch) -> Option<String> {
-    let layer = device.layer().map(|layer| format!("{LAYER_PREFIX}{layer}"));
-    layer.or_else(|| device.incarnation().map(|which| format!("{INCARNATION_PREFIX}{which}")))
+/// name with the UUID, which is the same on every host. After it follows whether the data may leave its site.
+fn identity(export: &Export) -> Option<String> {
+    let layer = export.device.layer().map(|layer| format!("{LAYER_PREFIX}{layer}"));
+    let volume = || Some(format!("{INCARNATION_PREFIX}{}", export.device.incarnation()?));
+    let identity = layer.or_else(volume)?;
+    Some(if export.held { identity + HELD_SUFFIX } else { identity })
 }
 
 /// Returns false if the stream ended before the first byte.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
-use perigee_block::exports::{Export, Exports, Opener};
+use perigee_block::exports::{Export, Exports, Opener, Peer};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::switch::Switch;
 use perigee_http::Listen;
@@ -100,12 +100,23 @@ impl Exports for One {
         Box::pin(async { Ok(vec!["data".to_owned()]) })
     }
 
-    fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        _: Opener,
+        _: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if name == "data" {
                 self.0.opened.fetch_add(1, Ordering::SeqCst);
                 let device = Switch::new(self.0.clone());
-                Ok(Export { device, read_only: false, counters: Arc::default(), home: None })
+                Ok(Export {
+                    device,
+                    read_only: false,
+                    counters: Arc::default(),
+                    home: None,
+                    held: false,
+                })
             } else {
                 Err(Problem::not_found(format!("export {name:?}"), "this server has: data"))
             }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_http::Listen;
-use perigee_model::Problem;
+use perigee_model::{Problem, SiteId};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -16,10 +16,13 @@ pub enum Verb {
         /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
         #[arg(long, required = true, value_name = "ADDRESS")]
         listen: Vec<Listen>,
+        /// The site that the controller is at. Only then it gets outputs that may not leave that site
+        #[arg(long)]
+        site: Option<SiteId>,
     },
 }
 
 pub async fn run(verb: Verb) -> Result<(), Problem> {
-    let Verb::Run { state, listen } = verb;
-    perigee_controller::run(perigee_controller::Config { state, listen }).await
+    let Verb::Run { state, listen, site } = verb;
+    perigee_controller::run(perigee_controller::Config { state, listen, site }).await
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_model::job::{ClusterImage, NewImage};
+use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::volume::{CheckScope, CopyImage, ImageInfo, ImportImage, Keep};
-use perigee_model::{HostId, ImageName, Problem};
+use perigee_model::{HostId, ImageName, LeaveSite, Problem};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -30,6 +31,18 @@ pub enum Verb {
         /// space]
         #[arg(long, conflicts_with = "pool")]
         host: Option<HostId>,
+        /// Whether it may leave its site: `never` or `allowed`
+        #[arg(long, default_value_t)]
+        leave_site: LeaveSite,
+        #[command(flatten)]
+        pool: PoolOption,
+    },
+    /// Change whether an image may leave its site
+    Update {
+        /// The image's name
+        name: ImageName,
+        #[command(flatten)]
+        change: LeaveSiteChange,
         #[command(flatten)]
         pool: PoolOption,
     },
@@ -100,6 +113,39 @@ pub enum Verb {
     },
 }
 
+/// A change of whether data may leave their site.
+#[derive(Debug, clap::Args)]
+pub struct LeaveSiteChange {
+    /// `never`: other sites get no copy of it, and read it over encrypted links into memory. `allowed`: copies
+    /// may be made anywhere
+    #[arg(long)]
+    leave_site: LeaveSite,
+    /// Confirm that what was held may be copied to any site
+    #[arg(long)]
+    yes: bool,
+}
+
+impl LeaveSiteChange {
+    /// Makes the change, and says for what else it holds.
+    pub async fn apply(self, context: &Context, pool: PoolOption, of: &str) -> Result<(), Problem> {
+        let ask = SetLeaveSite { leave_site: self.leave_site, confirmed: self.yes };
+        let path = format!("{of}/leave-site");
+        let set: LeaveSiteSet = server(context, pool).await?.put(&path, &ask).await?;
+        output::one(context.format, &set, CHANGED)
+    }
+}
+
+const CHANGED: &[Column<LeaveSiteSet>] = &[
+    ("leave site", |set| set.leave_site.to_string()),
+    ("layers", |set| set.layers.len().to_string()),
+    ("also", |set| output::or_dash(some(&set.also).as_ref())),
+    ("with data of it, may leave", |set| output::or_dash(some(&set.may_leave).as_ref())),
+];
+
+fn some(names: &[String]) -> Option<String> {
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
 /// The option of commands that also work without a controller.
 #[derive(Debug, clap::Args)]
 pub struct PoolOption {
@@ -114,6 +160,7 @@ const CLUSTER: &[Column<ClusterImage>] = &[
     ("allocated", |i| output::bytes(i.allocated_bytes)),
     ("hosts", |i| i.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
     ("missing", |i| output::bytes(i.missing_bytes)),
+    ("leave site", |i| i.leave_site.to_string()),
 ];
 
 const LOCAL: &[Column<ImageInfo>] = &[
@@ -126,6 +173,7 @@ const LOCAL: &[Column<ImageInfo>] = &[
         output::or_dash(i.remote.as_ref().map(|r| output::bytes(r.missing_bytes)).as_ref())
     }),
     ("keeps", |i| output::or_dash(i.remote.as_ref().map(|r| &r.keep))),
+    ("leave site", |i| i.leave_site.to_string()),
     ("layer", |i| i.layer.to_string()),
 ];
 
@@ -135,11 +183,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Check { name, pool } => {
             return check::run(CheckScope::Image(name), pool, context).await;
         }
-        Verb::Import { name, file, host, pool } => {
+        Verb::Import { name, file, host, leave_site, pool } => {
             let source = absolute(&file)?;
             match pool.pool {
                 Some(pool) => {
-                    let body = ImportImage { name, source, layer: None };
+                    let body = ImportImage { name, source, layer: None, leave_site };
                     let server = pool_server(&pool).await?;
                     let image: ImageInfo =
                         output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
@@ -147,13 +195,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                     output::one(format, &image, LOCAL)
                 }
                 None => {
-                    let body = NewImage { name, source, host };
+                    let body = NewImage { name, source, host, leave_site };
                     let image: ClusterImage = controller_client_within(context, IMPORT_MAX)?
                         .post("/v1/images", &body)
                         .await?;
                     output::one(format, &image, CLUSTER)
                 }
             }
+        }
+        Verb::Update { name, change, pool } => {
+            change.apply(context, pool, &format!("/v1/images/{name}")).await
         }
         Verb::Copy { name, from, export, keep, pool } => {
             let body = CopyImage { nbd_addr: from, export, keep, layer: None };

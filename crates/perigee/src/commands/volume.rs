@@ -12,10 +12,10 @@ use perigee_model::volume::{
     CachePolicy, CheckScope, Compacted, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
     VolumeSource,
 };
-use perigee_model::{HostId, ImageName, Problem, TenantName, VolumeName};
+use perigee_model::{HostId, ImageName, LeaveSite, Problem, TenantName, VolumeName};
 
 use crate::Context;
-use crate::commands::image::{PoolOption, info, list, server};
+use crate::commands::image::{LeaveSiteChange, PoolOption, info, list, server};
 use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::remotes::RemoteFlags;
@@ -48,6 +48,9 @@ pub enum Verb {
         /// [default: shared]
         #[arg(long, requires = "pool")]
         cache: Option<CachePolicy>,
+        /// Whether it may leave its site: `never` or `allowed`. A clone of what may not leave may not either
+        #[arg(long, default_value_t)]
+        leave_site: LeaveSite,
         #[command(flatten)]
         pool: PoolOption,
     },
@@ -85,6 +88,15 @@ pub enum Verb {
         /// The pool's directory
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
+    },
+    /// Change whether a volume may leave its site
+    Update {
+        /// The volume's name
+        name: VolumeName,
+        #[command(flatten)]
+        change: LeaveSiteChange,
+        #[command(flatten)]
+        pool: PoolOption,
     },
     /// List volumes
     #[command(visible_alias = "ls")]
@@ -174,6 +186,7 @@ const CLUSTER: &[Column<ClusterVolume>] = &[
     ("allocated", |v| output::bytes(v.allocated_bytes)),
     ("epoch", |v| v.epoch.to_string()),
     ("used by", |v| output::or_dash(v.used_by.as_ref())),
+    ("leave site", |v| v.leave_site.to_string()),
     ("moving", |v| v.moving.as_ref().map_or_else(|| "-".to_owned(), moving_volumes::summary)),
 ];
 
@@ -187,6 +200,7 @@ const LOCAL: &[Column<VolumeInfo>] = &[
     ("tenant", |v| v.tenant.to_string()),
     ("cache", |v| v.cache.to_string()),
     ("epoch", |v| v.epoch.to_string()),
+    ("leave site", |v| v.leave_site.to_string()),
     ("health", |v| output::word(&v.health)),
     ("sessions", |v| v.sessions.to_string()),
 ];
@@ -226,11 +240,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let scope = name.map_or(CheckScope::Pool, CheckScope::Volume);
             return check::run(scope, pool, context).await;
         }
-        Verb::Create { name, count, size, image, host, tenant, cache, pool } => {
+        Verb::Create { name, count, size, image, host, tenant, cache, leave_site, pool } => {
             let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
             let mut new = CreateVolume::new(name, size, source);
             new.tenant = tenant.unwrap_or_default();
             new.cache = cache.unwrap_or_default();
+            new.leave_site = leave_site;
             create(context, pool, host, new, count).await
         }
         Verb::Clone { source, name, count, pool } => {
@@ -248,6 +263,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let path = format!("/v1/volumes/{name}/resize");
             let volume: VolumeInfo = pool_server(&pool).await?.post(&path, &body).await?;
             output::one(format, &volume, LOCAL)
+        }
+        Verb::Update { name, change, pool } => {
+            change.apply(context, pool, &format!("/v1/volumes/{name}")).await
         }
         Verb::List { pool } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
         Verb::Info { name, pool } => {
@@ -305,8 +323,8 @@ async fn create(
             output::one(context.format, &volume, LOCAL)
         }
         None => {
-            let CreateVolume { name, size_bytes, source, .. } = new;
-            let new = NewVolume { name, host, size_bytes, source };
+            let CreateVolume { name, size_bytes, source, leave_site, .. } = new;
+            let new = NewVolume { name, host, size_bytes, source, leave_site };
             let volume: ClusterVolume =
                 controller_client(context)?.post("/v1/volumes", &new).await?;
             output::one(context.format, &volume, CLUSTER)

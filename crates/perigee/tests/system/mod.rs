@@ -1,5 +1,7 @@
 //! A lab for one test, and what the tests do with it.
 
+mod held;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -40,10 +42,25 @@ pub fn with_system<W>(test: impl FnOnce(System) -> W)
 where
     W: Future<Output = Checked<()>>,
 {
+    with_system_of(Definition::default_demo(LabId::random(), 16), test);
+}
+
+/// As [`with_system`]; the volume servers speak TLS with each other.
+pub fn with_system_over_tls<W>(test: impl FnOnce(System) -> W)
+where
+    W: Future<Output = Checked<()>>,
+{
+    let definition = Definition::default_demo(LabId::random(), 16);
+    with_system_of(Definition { tls: true, ..definition }, test);
+}
+
+fn with_system_of<W>(mut definition: Definition, test: impl FnOnce(System) -> W)
+where
+    W: Future<Output = Checked<()>>,
+{
     let image_dir = std::env::var("PERIGEE_TEST_IMAGE")
         .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
     let image_dir = PathBuf::from(image_dir);
-    let mut definition = Definition::default_demo(LabId::random(), 16);
     definition.probe_kernel = Some(image_dir.join("vmlinuz"));
     let options = Options {
         program: PathBuf::from(env!("CARGO_BIN_EXE_perigee")),
@@ -59,8 +76,13 @@ where
             let system = System { lab, client };
             let source = image_dir.join("debian-pg.raw").display().to_string();
             let name = "debian".parse().expect("a name");
-            let _: ClusterImage =
-                system.client.post("/v1/images", &NewImage { name, source, host: None }).await?;
+            let _: ClusterImage = system
+                .client
+                .post(
+                    "/v1/images",
+                    &NewImage { name, source, host: None, leave_site: Default::default() },
+                )
+                .await?;
             test(system).await
         },
     ));
@@ -94,12 +116,21 @@ impl System {
         self.client.get(path).await
     }
 
+    pub async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Checked<T> {
+        self.client.post(path, body).await
+    }
+
     pub async fn volume(&self, name: &str, home: &str, size_bytes: u64) -> Checked<ClusterVolume> {
         let new = NewVolume {
             name: name.parse().expect("a name"),
             host: Some(host(home)),
             size_bytes: Some(size_bytes),
             source: VolumeSource::Empty,
+            leave_site: Default::default(),
         };
         self.client.post("/v1/volumes", &new).await
     }

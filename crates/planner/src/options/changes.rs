@@ -14,6 +14,8 @@ use crate::refused::Refused;
 use crate::running::moves_at_s;
 
 const MAY_NOT_MOVE: &str = "the job file says that it may not move";
+const HELD: &str =
+    "it uses data whose policy is leave-site: never, and a live migration is not encrypted";
 
 /// `migrate` for its best two hosts, and `follow` for the same.
 pub(super) fn best_moves(
@@ -42,7 +44,9 @@ pub(super) fn best_moves(
         candidate.impossible = Some(why.to_string());
         return vec![candidate];
     };
-    if snapshot.job.may_migrate {
+    if snapshot.job.uses_held {
+        best.impossible = Some(HELD.to_owned());
+    } else if snapshot.job.may_migrate {
         cost.figures.into_iter().for_each(|figure| figures.measured(figure));
         let start = &best.option.start;
         figures.assumed(&format!(

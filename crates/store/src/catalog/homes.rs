@@ -14,7 +14,8 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 use super::columns::{layer_bytes, optional_parsed, parsed, signed, unsigned};
 use super::epochs::{returned_max, set_returned_max};
 use super::{
-    Catalog, LayerRow, NewVolume, Result, Sealed, delete_unneeded, insert_layer, insert_volume,
+    Catalog, LayerRow, NewVolume, Result, Sealed, delete_unneeded, held, insert_layer,
+    insert_volume,
 };
 
 /// As many tenures that are over are remembered; then the oldest are forgotten. They matter only against
@@ -34,11 +35,13 @@ pub(crate) struct DepartedRow {
     pub(crate) tenant: TenantName,
     pub(crate) cache: CachePolicy,
     pub(crate) owner: Option<OwnerName>,
+    /// The volume itself may not leave its site, whatever its layers may.
+    pub(crate) held: bool,
 }
 
 const DEPARTED_ROWS: &str = "
     SELECT tenure, top, nbd_addr, control_url, size_bytes, epoch, epoch_issued_max,
-           epoch_returned_max, tenant, cache, owner
+           epoch_returned_max, tenant, cache, owner, held
     FROM departed";
 
 /// What a request came to: the layers that nothing needs any more, or why nothing was changed.
@@ -137,9 +140,11 @@ impl Catalog {
             let name = volume.as_str();
             let sql =
                 "INSERT INTO departed (volume, tenure, top, nbd_addr, control_url, size_bytes,
-                           epoch, epoch_issued_max, epoch_returned_max, tenant, cache, owner)
+                           epoch, epoch_issued_max, epoch_returned_max, tenant, cache, owner, held)
                        SELECT name, ?2, ?3, ?4, ?5, size_bytes, epoch, epoch_issued_max, ?6, tenant,
-                              cache, owner FROM volumes WHERE name = ?1";
+                              cache, owner,
+                              EXISTS (SELECT 1 FROM held WHERE layer = head)
+                       FROM volumes WHERE name = ?1";
             let top = top.map(|top| top.to_string());
             let returned = signed(returned_max(tx, volume)?.0)?;
             let row = params![name, signed(next.0)?, top, to.nbd_addr, to.control_url, returned];
@@ -175,9 +180,13 @@ impl Catalog {
                     UPDATE remote_parents SET keep = ?2 WHERE layer IN chain AND keep <> 'never'";
                 tx.execute(sql, params![parent.to_string(), Keep::All.to_string()])?;
             }
+            for layer in from.chain.iter().filter(|layer| layer.leave_site.is_never()) {
+                held::mark_present(tx, layer.layer)?;
+            }
+            let head = LayerRow::new_head(from.size_bytes, parent);
             let new = NewVolume {
                 name: volume.clone(),
-                head: LayerRow::new_head(from.size_bytes, parent),
+                head: LayerRow { held: from.leave_site.is_never(), ..head },
                 epoch: from.epochs.current,
                 tenant: from.tenant.clone(),
                 cache: from.cache,
@@ -207,7 +216,10 @@ impl Catalog {
                 let row = departed(tx, volume, gone)?.expect("the residence was made of it");
                 let new = NewVolume {
                     name: volume.clone(),
-                    head: LayerRow::new_head(row.size_bytes, row.top),
+                    head: LayerRow {
+                        held: row.held,
+                        ..LayerRow::new_head(row.size_bytes, row.top)
+                    },
                     epoch: row.epochs.current,
                     tenant: row.tenant,
                     cache: row.cache,
@@ -343,5 +355,6 @@ fn departed_row(row: &Row<'_>) -> Result<DepartedRow> {
         tenant: parsed(row, 8)?,
         cache: parsed(row, 9)?,
         owner: optional_parsed(row, 10)?,
+        held: row.get(11)?,
     })
 }

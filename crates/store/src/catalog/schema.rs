@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 9] = [
+const STEPS: [&str; 10] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -141,6 +141,17 @@ CREATE TABLE spent_tenures (            -- of volumes that are not here: none up
 ",
     "
 ALTER TABLE spent_tenures ADD COLUMN had INTEGER NOT NULL DEFAULT 0;    -- the highest that began here; 0: not known
+",
+    "
+CREATE TABLE held (                     -- layers that may not leave their site, nor may what stands on them
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+ALTER TABLE departed ADD COLUMN held INTEGER NOT NULL DEFAULT 0;    -- the volume itself was
+ALTER TABLE pool ADD COLUMN site TEXT;  -- NULL: not told yet
+CREATE TABLE sites (                    -- where other hosts are
+    address TEXT PRIMARY KEY,
+    site TEXT NOT NULL
+) STRICT;
 ",
 ];
 

@@ -1,10 +1,12 @@
 //! Merged chains read as before, whatever was in them, and a crash leaves one or the other.
 
+use perigee_model::leave_site::{LeaveSite, SetLeaveSite};
 use perigee_model::volume::{CheckScope, Resize, Snapshot, VolumeSource};
 
 use super::*;
 use crate::Work;
 use crate::catalog::{LayerRow, NewVolume, first_epoch};
+use crate::held::Data;
 use perigee_model::{LayerId, ProblemKind};
 
 const BLOCKS: u64 = 64;
@@ -59,6 +61,23 @@ async fn a_merged_chain_reads_as_before_and_writes_go_on() {
     drop((device, pool));
     let pool = open_real(dir.path()).await;
     assert_eq!(all(&session(&pool, "v").await).await, expected, "opened again");
+}
+
+#[tokio::test]
+async fn what_is_held_stays_so_when_its_marked_layers_are_merged() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(dir.path()).await;
+    drop(deep(&pool).await);
+    let (volume, base) = (Data::Volume(volume_name("v")), Data::Image(image_name("base")));
+    let never = SetLeaveSite { leave_site: LeaveSite::Never, confirmed: false };
+    let set = pool.set_leave_site(&volume, never).await.unwrap();
+    assert_eq!((set.layers.len(), set.may_leave), (6, vec!["image base".to_owned()]));
+    assert_eq!(compact(&pool, "v").await, Ok((7, 3)), "head, merged layer, image");
+    seal(&pool, "v").await;
+    drop(pool);
+    let pool = open_real(dir.path()).await;
+    assert_eq!(pool.leave_site(&volume).await.unwrap(), Some(LeaveSite::Never));
+    assert_eq!(pool.leave_site(&base).await.unwrap(), Some(LeaveSite::Allowed));
 }
 
 #[tokio::test]

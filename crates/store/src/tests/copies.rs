@@ -186,8 +186,7 @@ async fn however_many_clones_read_at_once_each_block_is_fetched_once() {
     let bench = Bench::copied(Keep::Read).await;
     let names = (0..64).map(|n| volume_name(&format!("c{n}"))).collect();
     let source = VolumeSource::Image(image_name("i"));
-    let (tenant, cache) = Default::default();
-    let request = CreateVolumes { names, size_bytes: None, source, tenant, cache, owner: None };
+    let request = CreateVolumes { names, ..create("x", None, source).into() };
     bench.pool.create_volumes(request).await.unwrap();
     let content = bench.home.content();
     let clients = (0..64).map(|n| {

@@ -18,7 +18,7 @@ fn qemu_img(arguments: &[&str]) {
 
 fn import(name: &str, source: &Path) -> ImportImage {
     let source = source.to_str().unwrap().to_owned();
-    ImportImage { name: image_name(name), source, layer: None }
+    ImportImage { name: image_name(name), source, layer: None, leave_site: Default::default() }
 }
 
 /// Data at the start and the end, zeros that take space, and holes; no whole number of blocks.
@@ -146,7 +146,7 @@ fn stalled() -> (Exported, String) {
 }
 
 fn from(source: String) -> ImportImage {
-    ImportImage { name: image_name("i"), source, layer: None }
+    ImportImage { name: image_name("i"), source, layer: None, leave_site: Default::default() }
 }
 
 fn seconds(info: u64, progress: u64) -> Patience {

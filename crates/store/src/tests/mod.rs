@@ -108,6 +108,7 @@ impl FakeOwn {
             layer: own.layer,
             size_bytes: size_bytes(own),
             data_bytes: 0,
+            leave_site: Default::default(),
             own: None,
         };
         FAKE_OWN.iter().map(departed).collect()

@@ -11,9 +11,11 @@ use perigee_model::home::{
     CallOff, Depart, Departed, DepartedLayer, TakeVolume, Tenure, VolumeHome,
 };
 use perigee_model::{Problem, VolumeName};
+use perigee_store::Data;
 use serde::Deserialize;
 
-use super::{Control, Named, Shared, check_address};
+use super::{Asker, Control, Named, Shared, check_address};
+use crate::sites::Want;
 
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
@@ -48,7 +50,10 @@ async fn take(
 async fn seal(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
+    Asker(peer): Asker,
 ) -> Reply<Vec<DepartedLayer>> {
+    let of = Data::Volume(volume.clone());
+    control.exports.check_leaving(&of, Want::Home, peer).await?;
     Ok(Json(control.pool.seal_ahead(&volume).await?))
 }
 
@@ -56,8 +61,11 @@ async fn seal(
 async fn depart(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
+    Asker(peer): Asker,
     Json(ask): Json<Depart>,
 ) -> Reply<Departed> {
+    let of = Data::Volume(volume.clone());
+    control.exports.check_leaving(&of, Want::Home, peer).await?;
     let what = format!("can't let volume {volume} go");
     check_address(&what, &ask.to.nbd_addr)?;
     let exports = Arc::clone(&control.exports);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use perigee_block::exports::{Exports, Opener};
+use perigee_block::exports::{Exports, Opener, Peer};
 use perigee_http::Listen;
 use perigee_model::home::{CallOff, Depart, ServerAddresses, TakeVolume, Tenure};
 use perigee_model::volume::{CreateVolume, VolumeSource};
@@ -108,7 +108,7 @@ impl Host {
     }
 
     async fn open(&self) -> Arc<Switch> {
-        self.exports.open("data", Opener::Client).await.expect("a session").device
+        self.exports.open("data", Opener::Client, Peer::LOCAL).await.expect("a session").device
     }
 
     async fn tenure(&self) -> Tenure {
@@ -169,7 +169,12 @@ impl Exports for Elsewhere {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn open<'a>(&'a self, name: &'a str, _: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        _: Opener,
+        _: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if let Some(exports) = &self.steps {
                 drop(exports.turns.moving(&data()).await?);
@@ -195,9 +200,14 @@ impl Exports for ComesBack {
         self.home.names()
     }
 
-    fn open<'a>(&'a self, name: &'a str, opener: Opener) -> BoxFuture<'a, Result<Export, Problem>> {
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        opener: Opener,
+        peer: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
-            let found = self.home.open(name, opener).await;
+            let found = self.home.open(name, opener, peer).await;
             let off = self.off.lock().expect("no holder panics").take_if(|_| found.is_err());
             if let Some(off) = off {
                 self.home.return_home(&data(), off).await.expect("its return");

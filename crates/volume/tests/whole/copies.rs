@@ -29,7 +29,8 @@ impl Source {
         let file = dir.path().join("sample.raw").display().to_string();
         std::fs::write(&file, sample(SIZE)).expect("a file");
         let name = ImageName::new("golden").expect("a name");
-        let request = ImportImage { name, source: file.clone(), layer: None };
+        let request =
+            ImportImage { name, source: file.clone(), layer: None, leave_site: Default::default() };
         let image = home.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
         Self { file, image, _dir: dir }
     }
@@ -230,7 +231,7 @@ async fn another_image_of_the_same_name_is_not_taken_for_the_one_that_was_there(
 }
 
 /// An authority, and a certificate of it for this machine.
-fn certificates() -> tempfile::TempDir {
+pub fn certificates() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     let write = |name: &str, pem: String| {
         std::fs::write(dir.path().join(name), pem).expect("a file");

@@ -4,6 +4,7 @@ mod cold;
 mod copies;
 mod epochs;
 mod faults;
+mod held;
 mod homes;
 mod iscsi;
 mod kills;

@@ -147,7 +147,12 @@ async fn an_image_is_copied_or_read_from_another_host() {
         home.control.post("/v1/volumes/data/snapshot", &request).await.expect("a snapshot");
 
     let source = home.tcp_uri("image:kept");
-    let request = ImportImage { name: kept, source, layer: Some(image.layer) };
+    let request = ImportImage {
+        name: kept,
+        source,
+        layer: Some(image.layer),
+        leave_site: Default::default(),
+    };
     let copy: ImageInfo =
         host.control.post_long("/v1/images", &request, |_| {}).await.expect("a copy");
     assert_eq!((copy.layer, copy.size_bytes), (image.layer, image.size_bytes));

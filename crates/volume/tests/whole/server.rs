@@ -50,7 +50,10 @@ fn server_process() {
         clients: ServerOptions { tls, ..ServerOptions::default() },
         iscsi: iscsi_options(&pool),
         remotes: RemoteOptions { tls: remote_tls, patience, ..RemoteOptions::default() },
-        control: vec![Listen::Unix(sockets(&pool).join("control.sock"))],
+        control: vec![
+            Listen::Unix(sockets(&pool).join("control.sock")),
+            Listen::Tcp(std::env::var("PERIGEE_TEST_CONTROL").expect("an address")),
+        ],
         boot_id: boot_id(&pool),
         pool,
     };
@@ -100,6 +103,8 @@ pub struct Server {
     pub nbd_addr: String,
     pub iscsi_addr: String,
     pub control: Client,
+    /// The same over TCP, as other hosts reach it.
+    pub control_addr: String,
     child: Option<Child>,
     certificates: Option<PathBuf>,
     /// Held until the server has ended.
@@ -119,12 +124,13 @@ impl Server {
     pub async fn start_in(pool: PathBuf) -> Self {
         std::fs::create_dir_all(sockets(&pool)).expect("a directory");
         std::fs::write(boot_id(&pool), "boot-1").expect("a file");
-        let [nbd_addr, iscsi_addr] =
-            [(); 2].map(|()| format!("127.0.0.1:{}", perigee_http::unused_port()));
+        let [nbd_addr, iscsi_addr, control_addr] =
+            [(); 3].map(|()| format!("127.0.0.1:{}", perigee_http::unused_port()));
         let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
         let control = Client::new(&control, DEADLINE).expect("a client");
         let (child, certificates, dir) = Default::default();
-        let mut server = Self { pool, nbd_addr, iscsi_addr, control, child, certificates, dir };
+        let mut server =
+            Self { pool, nbd_addr, iscsi_addr, control, control_addr, child, certificates, dir };
         server.start_process().await;
         server
     }
@@ -136,6 +142,7 @@ impl Server {
             .env("PERIGEE_TEST_NBD", &self.nbd_addr)
             .envs(self.certificates.iter().map(|dir| (CERTIFICATES_VARIABLE, dir)))
             .env("PERIGEE_TEST_ISCSI", &self.iscsi_addr)
+            .env("PERIGEE_TEST_CONTROL", &self.control_addr)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()

@@ -14,7 +14,12 @@ fn image_name(name: &str) -> ImageName {
 }
 
 async fn import(server: &Server, name: &str, source: &str) -> ImageInfo {
-    let request = ImportImage { name: image_name(name), source: source.into(), layer: None };
+    let request = ImportImage {
+        name: image_name(name),
+        source: source.into(),
+        layer: None,
+        leave_site: Default::default(),
+    };
     server.control.post_long("/v1/images", &request, |_| {}).await.expect("an image")
 }
 

@@ -21,6 +21,7 @@ fn record(state: JobState) -> JobRecord {
         outputs: Vec::new(),
         start: Default::default(),
         may_migrate: false,
+        writes: perigee_model::LeaveSite::Never,
         timeout_s: None,
         inputs: None,
         owner: "ann".into(),

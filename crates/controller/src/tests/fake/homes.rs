@@ -174,6 +174,7 @@ async fn depart(
         tenant: gone.info.tenant.clone(),
         cache: gone.info.cache,
         owner: gone.info.owner.clone(),
+        leave_site: gone.info.leave_site,
     };
     Ok(Json(DepartedWithData { departed, data: gone.data.clone() }))
 }

@@ -224,7 +224,8 @@ async fn serve(
 ) -> Result<(), ConnectionError> {
     let rules = Rules { read_only: false, dialect, contexts: Contexts::default() };
     let device = Switch::new(disk.clone());
-    let export = Export { device, read_only: false, counters: Arc::default(), home: None };
+    let export =
+        Export { device, read_only: false, counters: Arc::default(), home: None, held: false };
     let agreed = Agreed { export, rules, claim: None, login: None };
     within("the connection to end", run(stream.clone(), agreed, stop)).await
 }

@@ -442,6 +442,7 @@ impl World {
             tenant: Default::default(),
             cache: Default::default(),
             owner: None,
+            leave_site: Default::default(),
         };
         let request = self.start(What::Arrive { name: name.clone(), content });
         let result = self.pool().arrive(&volume_name(&name), &take, departed).await.map(drop);

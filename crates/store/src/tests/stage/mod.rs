@@ -235,6 +235,7 @@ fn chain_that_tells(pool: &Arc<Pool>, name: &str, told: bool) -> Vec<DepartedLay
         layer: row.id,
         size_bytes: row.size_bytes,
         data_bytes: row.data_bytes.unwrap_or(0),
+        leave_site: Default::default(),
         own: pool.own_blocks(&row).filter(|_| told),
     })
     .collect()

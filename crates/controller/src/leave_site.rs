@@ -1,0 +1,370 @@
+//! Data that may not leave their site ([`perigee_model::leave_site`]). The volume servers enforce it; the
+//! controller tells them the sites of the hosts, and asks for nothing that they would refuse.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use perigee_model::job::JobSpec;
+use perigee_model::leave_site::{
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
+};
+use perigee_model::volume::{ImageInfo, VolumeInfo};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName};
+
+use crate::catalog;
+use crate::cluster::{Cluster, HostLink};
+use crate::records::{ImageRecord, PlacedDisk, image_key};
+
+/// What a policy is about.
+#[derive(Debug, Clone)]
+pub enum Of {
+    Volume(VolumeName),
+    Image(ImageName),
+}
+
+impl Of {
+    fn path(&self) -> String {
+        match self {
+            Self::Volume(volume) => format!("/v1/volumes/{volume}"),
+            Self::Image(image) => format!("/v1/images/{image}"),
+        }
+    }
+}
+
+impl std::fmt::Display for Of {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Volume(volume) => write!(f, "volume {volume}"),
+            Self::Image(image) => write!(f, "image {image}"),
+        }
+    }
+}
+
+/// Tells each host that is up the sites of all hosts, unless it was told the same before.
+pub async fn tell_sites(cluster: &Cluster) {
+    let told = Arc::new(addresses(&cluster.hosts.all()));
+    let up = cluster.hosts.up();
+    let asked = up.iter().filter(|host| !cluster.hosts.knows_sites(&host.id, &told));
+    let asked = asked.map(async |host| {
+        let hosts = told.to_vec();
+        let here = host.addresses.site.clone();
+        let map = SiteMap { here, hosts, teller: cluster.site.get().cloned() };
+        match host.volume.put::<()>("/v1/sites", &map).await {
+            Ok(()) => cluster.hosts.note_sites(&host.id, &told),
+            Err(problem) => tracing::debug!("host {} is not told the sites: {problem}", host.id),
+        }
+    });
+    join_all(asked).await;
+}
+
+/// The addresses of the hosts. One that hosts of two sites have is left out: it says nothing.
+fn addresses(hosts: &[Arc<HostLink>]) -> Vec<SiteAddress> {
+    let mut sites: BTreeMap<IpAddr, Option<SiteId>> = BTreeMap::new();
+    for host in hosts {
+        let all = &host.addresses;
+        for address in [&all.nbd_addr, &all.volume_url, &all.agent_url] {
+            let Some(address) = ip_of(address) else { continue };
+            let site = sites.entry(address).or_insert_with(|| Some(all.site.clone()));
+            if site.as_ref() != Some(&all.site) {
+                *site = None;
+            }
+        }
+    }
+    let known = sites.into_iter().filter_map(|(address, site)| Some((address, site?)));
+    known.map(|(address, site)| SiteAddress { address, site }).collect()
+}
+
+/// The address in `IP:PORT` or `http://IP:PORT`.
+fn ip_of(address: &str) -> Option<IpAddr> {
+    let address = address.strip_prefix("http://").unwrap_or(address);
+    let (host, _) = address.trim_end_matches('/').rsplit_once(':')?;
+    host.trim_matches(['[', ']']).parse().ok()
+}
+
+fn site_of(cluster: &Cluster, host: &HostId) -> Result<SiteId, Problem> {
+    Ok(cluster.hosts.get(host)?.addresses.site.clone())
+}
+
+/// Refuses to bring a volume that is held to another site. A home that does not answer refuses it by itself.
+///
+/// # Errors
+/// `Conflict`, which names the volume, its policy and the sites.
+pub async fn check_move(
+    cluster: &Cluster,
+    volume: &VolumeName,
+    from: &HostId,
+    to: &HostId,
+) -> Result<(), Problem> {
+    let (here, there) = (site_of(cluster, from)?, site_of(cluster, to)?);
+    if here == there {
+        return Ok(());
+    }
+    let home = cluster.hosts.get(from)?;
+    match home.volume.get::<VolumeInfo>(&format!("/v1/volumes/{volume}")).await {
+        Ok(info) if info.leave_site.is_never() => {
+            let what = format!("can't move volume {volume} to {to}");
+            let why = format!(
+                "its policy is leave-site: never; it is at site {here}, and {to} is at {there}"
+            );
+            Err(Problem::conflict(what, why).next(
+                "use it where it is: a VM elsewhere reads and writes it there, over an encrypted link",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the controller is at the host's site, as it was told.
+pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
+    let site = cluster.site.get();
+    site.is_some() && site_of(cluster, host).ok().as_ref() == site
+}
+
+/// Whether a VM at this host uses held data of another site. A home that is not known any more counts as one.
+pub fn is_far_from_held(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
+    let site = |host: &HostId| site_of(cluster, host).ok();
+    let here = site(at);
+    let mut held = disks.iter().filter(|disk| disk.leave_site.is_never());
+    held.any(|disk| here.is_none() || site(&disk.home) != here)
+}
+
+/// Refuses to move a VM that uses held data to another site: its memory has some of the data, and a live
+/// migration sends it over a link that is not encrypted.
+///
+/// # Errors
+/// `Conflict`, which names a volume and the sites.
+pub fn check_migration(
+    cluster: &Cluster,
+    disks: &[PlacedDisk],
+    from: &HostId,
+    to: &HostId,
+) -> Result<(), Problem> {
+    let (here, there) = (site_of(cluster, from)?, site_of(cluster, to)?);
+    let held = disks.iter().find(|disk| disk.leave_site.is_never());
+    let Some(disk) = held.filter(|_| here != there) else { return Ok(()) };
+    let why = format!(
+        "it uses volume {}, whose policy is leave-site: never, so its memory may have some of that; \
+         {from} is at site {here} and {to} at {there}, and a live migration is not encrypted",
+        disk.volume
+    );
+    Err(Problem::conflict(format!("can't move it to {to}"), why).next(
+        "let it run where it is, or start the job at the other site, where it reads remotely",
+    ))
+}
+
+/// What a job uses that may not leave its site.
+#[derive(Debug, Clone, Default)]
+pub struct Held {
+    /// Its data volumes that may not, by the names in the job file.
+    pub volumes: Vec<VolumeName>,
+    /// Its image may not: a host that has it.
+    pub image_at: Option<HostId>,
+    /// What the job writes stays at this host, at the site of the data. `None`: it may be anywhere.
+    pub writes_at: Option<HostId>,
+}
+
+/// # Errors
+/// `Conflict` when the data are at different sites, or when the job writes a volume that may leave its site.
+pub async fn held_of(cluster: &Cluster, spec: &JobSpec) -> Result<Held, Problem> {
+    let mut held: Option<(String, HostId)> = None;
+    let (mut free, mut found, mut volumes) = (None, Vec::new(), Vec::new());
+    let image_at = image_held_at(cluster, &spec.image).await?;
+    if let Some(at) = &image_at {
+        found.push((format!("image {}", spec.image), at.clone()));
+    }
+    for volume in &spec.volumes {
+        let record = catalog::find(cluster, &volume.volume).await?;
+        let is_held = record.seen.is_some_and(|seen| seen.leave_site.is_never());
+        if is_held {
+            found.push((format!("volume {}", volume.volume), record.home));
+            volumes.push(volume.volume.clone());
+        } else if volume.access == perigee_model::job::Access::Write {
+            free = Some(volume.volume.clone());
+        }
+    }
+    if spec.writes == LeaveSite::Allowed {
+        return Ok(Held { volumes, image_at, writes_at: None });
+    }
+    let what = || format!("can't place job {}", spec.name);
+    let next =
+        "or say `writes: {leave-site: allowed}` in the job file, if what it writes may leave";
+    for (name, home) in found {
+        let site = site_of(cluster, &home)?;
+        match &held {
+            Some((first, at)) if site_of(cluster, at)? != site => {
+                let why = format!(
+                    "{first} and {name} may not leave their sites, {} and {site}, and what it writes \
+                     could carry both",
+                    site_of(cluster, at)?
+                );
+                return Err(Problem::conflict(what(), why).next(format!("use one of them, {next}")));
+            }
+            Some(_) => {}
+            None => held = Some((name, home)),
+        }
+    }
+    if let (Some((name, _)), Some(free)) = (&held, free) {
+        let why = format!(
+            "{name} may not leave its site, and the job could carry it to volume {free}, which may"
+        );
+        let hold =
+            format!("hold that one as well: perigee volume update {free} --leave-site never, ");
+        return Err(Problem::conflict(what(), why).next(hold + next));
+    }
+    Ok(Held { volumes, image_at, writes_at: held.map(|(_, home)| home) })
+}
+
+/// A host that has an image which is held; `None` for one that may leave.
+async fn image_held_at(cluster: &Cluster, image: &ImageName) -> Result<Option<HostId>, Problem> {
+    let record = cluster.records.read::<ImageRecord>(&image_key(image)).await?;
+    if !record.is_some_and(|record| record.leave_site.is_never()) {
+        return Ok(None);
+    }
+    let path = format!("/v1/images/{image}");
+    for host in cluster.hosts.up() {
+        if host.volume.get::<ImageInfo>(&path).await.is_ok() {
+            return Ok(Some(host.id.clone()));
+        }
+    }
+    let why = "it may not leave its site, and no host that is up has it";
+    Err(Problem::unavailable(format!("image {image}"), why).next("see `perigee host list`"))
+}
+
+/// Changes whether a volume or an image may leave its site. It is held at its home first; then copies are
+/// looked for, because a home that holds it lets no new ones be made.
+///
+/// # Errors
+/// `Conflict` when it becomes held and another site has a copy, or has it open in a way that is not allowed
+/// then; `Unavailable` when a host does not answer that may have one; `Invalid` when it is let go and that
+/// is not confirmed.
+pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveSiteSet, Problem> {
+    let homes = homes(cluster, of).await?;
+    let Some(first) = homes.first() else {
+        return Err(Problem::not_found(format!("{of}"), "no host that is up has it"));
+    };
+    let site = first.addresses.site.clone();
+    let what = format!("can't change whether {of} may leave its site");
+    let path = format!("{}/leave-site", of.path());
+    if ask.leave_site == LeaveSite::Never
+        && let Some(other) = homes.iter().find(|host| host.addresses.site != site)
+    {
+        return Err(copies(&what, &[format!("{of} at {} and {}", first.id, other.id)]));
+    }
+    let before = policy(first, of).await?;
+    let set: LeaveSiteSet = first.volume.put(&path, &ask).await?;
+    let looked = look(cluster, first, &set.layers, ask.leave_site).await;
+    if let Err(problem) = looked {
+        if ask.leave_site == LeaveSite::Allowed {
+            tracing::warn!("{of} stays held at some hosts: {problem}");
+        } else {
+            if before == LeaveSite::Allowed {
+                undo(cluster, first, &set.layers).await;
+            }
+            return Err(Problem { what, ..problem });
+        }
+    }
+    if let Of::Image(image) = of {
+        let change = |record: Option<ImageRecord>| {
+            let record = record.unwrap_or_else(|| ImageRecord::new(image.clone()));
+            ImageRecord { leave_site: ask.leave_site, ..record }
+        };
+        cluster.records.update(&image_key(image), change).await?;
+    }
+    Ok(set)
+}
+
+async fn policy(at: &HostLink, of: &Of) -> Result<LeaveSite, Problem> {
+    Ok(match of {
+        Of::Volume(_) => at.volume.get::<VolumeInfo>(&of.path()).await?.leave_site,
+        Of::Image(_) => at.volume.get::<ImageInfo>(&of.path()).await?.leave_site,
+    })
+}
+
+/// The hosts that have it under its name.
+async fn homes(cluster: &Cluster, of: &Of) -> Result<Vec<Arc<HostLink>>, Problem> {
+    match of {
+        Of::Volume(volume) => {
+            let home = catalog::settled_home(cluster, volume).await?;
+            Ok(vec![catalog::reachable(cluster, &home)?])
+        }
+        Of::Image(_) => {
+            let hosts = cluster.hosts.up();
+            let path = of.path();
+            let asked = hosts.iter().map(|host| host.volume.get::<ImageInfo>(&path));
+            let found = hosts.iter().zip(join_all(asked).await);
+            Ok(found
+                .filter(|(_, answer)| answer.is_ok())
+                .map(|(host, _)| Arc::clone(host))
+                .collect())
+        }
+    }
+}
+
+fn copies(what: &str, copies: &[String]) -> Problem {
+    let why = format!("there are copies at other sites: {}", copies.join("; "));
+    Problem::conflict(what, why).next("delete them there first")
+}
+
+/// Has the hosts of the home's site hold the layers or let them go; for those that are held, looks for
+/// copies at other sites.
+async fn look(
+    cluster: &Cluster,
+    home: &HostLink,
+    layers: &[LayerId],
+    leave_site: LeaveSite,
+) -> Result<(), Problem> {
+    let what = "can't look for copies";
+    let mut elsewhere = Vec::new();
+    for host in cluster.hosts.all().iter().filter(|host| host.id != home.id) {
+        let is_near = host.addresses.site == home.addresses.site;
+        if !is_near && leave_site == LeaveSite::Allowed {
+            continue;
+        }
+        let leave_site = is_near.then_some(leave_site);
+        let find = FindLayers { layers: layers.to_vec(), leave_site };
+        match host.volume.post::<FoundLayers>("/v1/layers/find", &find).await {
+            Ok(found) if !is_near && !found.layers.is_empty() => {
+                let users = match &found.users[..] {
+                    [] => "layers that a move has left".to_owned(),
+                    users => users.join(", "),
+                };
+                elsewhere.push(format!("{users} at {}", host.id));
+            }
+            Ok(_) => {}
+            Err(problem) => {
+                let why = format!("host {} may have one: {}", host.id, problem.why);
+                return Err(Problem::new(ProblemKind::Unavailable, what, why)
+                    .next("bring the host back, or remove it if it is gone for good"));
+            }
+        }
+    }
+    if elsewhere.is_empty() { Ok(()) } else { Err(copies(what, &elsewhere)) }
+}
+
+/// What was held for a moment may leave again.
+async fn undo(cluster: &Cluster, home: &HostLink, layers: &[LayerId]) {
+    let leave_site = Some(LeaveSite::Allowed);
+    let find = FindLayers { layers: layers.to_vec(), leave_site };
+    let near = cluster.hosts.all().into_iter();
+    for host in near.filter(|host| host.addresses.site == home.addresses.site) {
+        if let Err(problem) = host.volume.post::<FoundLayers>("/v1/layers/find", &find).await {
+            tracing::warn!("host {} still holds what was to be held: {problem}", host.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_in_a_url_and_beside_a_port() {
+        let address = |text: &str| ip_of(text).map(|ip| ip.to_string());
+        assert_eq!(address("http://10.0.0.1:8080"), Some("10.0.0.1".to_owned()));
+        assert_eq!(address("10.0.0.1:10809"), Some("10.0.0.1".to_owned()));
+        assert_eq!(address("[fd00::1]:10809"), Some("fd00::1".to_owned()));
+        assert_eq!(address("home1:10809"), None);
+    }
+}

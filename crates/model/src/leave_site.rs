@@ -1,0 +1,144 @@
+//! Whether data may leave the site that it is at. The volume server that has the data enforces it: it knows
+//! the site of who asks by the asker's address, and not by what the asker says.
+//!
+//! Data that may not leave is read from other sites over encrypted links into memory, and in no other way:
+//! there is no copy of it, no replica, and its home does not move there. What is made from it, as a clone
+//! or a snapshot, may not leave either.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{LayerId, SiteId};
+
+/// Whether data may leave its site.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaveSite {
+    /// Copies may be made anywhere.
+    #[default]
+    Allowed,
+    /// Other sites may only read and write it in its place, over an encrypted link.
+    Never,
+}
+
+impl LeaveSite {
+    /// Whether it is held at its site.
+    pub fn is_never(self) -> bool {
+        self == Self::Never
+    }
+
+    /// What one who holds it, or does not, says.
+    pub fn held(held: bool) -> Self {
+        if held { Self::Never } else { Self::Allowed }
+    }
+}
+
+/// A text that names no [`LeaveSite`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} does not say whether data may leave its site: use allowed or never")]
+pub struct BadLeaveSite(String);
+
+impl std::str::FromStr for LeaveSite {
+    type Err = BadLeaveSite;
+
+    fn from_str(text: &str) -> Result<Self, BadLeaveSite> {
+        match text {
+            "allowed" => Ok(Self::Allowed),
+            "never" => Ok(Self::Never),
+            _ => Err(BadLeaveSite(text.chars().take(80).collect())),
+        }
+    }
+}
+
+impl std::fmt::Display for LeaveSite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Allowed => "allowed",
+            Self::Never => "never",
+        })
+    }
+}
+
+/// Changes whether a volume or an image may leave its site, at its volume server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetLeaveSite {
+    /// What holds from now on.
+    pub leave_site: LeaveSite,
+    /// Confirms that data which was held may leave from now on. Needed for that, and for nothing else.
+    #[serde(default)]
+    pub confirmed: bool,
+}
+
+/// What a change of [`LeaveSite`] did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeaveSiteSet {
+    /// What holds now.
+    pub leave_site: LeaveSite,
+    /// The layers that are marked now, or that are not marked any more.
+    pub layers: Vec<LayerId>,
+    /// Volumes and images of this pool for which the same holds now, because they stand on these layers:
+    /// `volume NAME`, `image NAME`.
+    pub also: Vec<String>,
+    /// Volumes and images with data of it that may leave all the same, because that data is theirs too.
+    pub may_leave: Vec<String>,
+}
+
+/// Looks for layers at a volume server, and perhaps changes whether they may leave their site.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FindLayers {
+    /// Those that are looked for; at most [`crate::limits::FOUND_LAYERS`].
+    pub layers: Vec<LayerId>,
+    /// What holds for those that are here from now on. `None`: nothing is changed.
+    #[serde(default)]
+    pub leave_site: Option<LeaveSite>,
+}
+
+/// Layers that are at a volume server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FoundLayers {
+    /// Of those that were looked for.
+    pub layers: Vec<LayerId>,
+    /// What has them in its chain, as in [`LeaveSiteSet::also`].
+    pub users: Vec<String>,
+}
+
+/// The sites of the cluster's hosts, as the controller knows them. A volume server keeps the last one that
+/// it was told, also over a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SiteMap {
+    /// The site of the volume server.
+    pub here: SiteId,
+    /// The hosts' addresses; at most [`crate::limits::SITE_ADDRESSES`].
+    pub hosts: Vec<SiteAddress>,
+    /// The site of who tells this, if it knows: its address counts too.
+    #[serde(default)]
+    pub teller: Option<SiteId>,
+}
+
+/// An address of a host, and the host's site.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct SiteAddress {
+    /// From which it connects to others.
+    #[schema(value_type = String)]
+    pub address: IpAddr,
+    /// Where it is.
+    pub site: SiteId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_read_as_it_is_shown() {
+        for leave_site in [LeaveSite::Allowed, LeaveSite::Never] {
+            assert_eq!(leave_site.to_string().parse(), Ok(leave_site));
+            assert_eq!(LeaveSite::held(leave_site.is_never()), leave_site);
+        }
+        assert!("Never".parse::<LeaveSite>().is_err());
+    }
+}

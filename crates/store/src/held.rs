@@ -1,0 +1,201 @@
+//! Data that may not leave its site ([`LeaveSite::Never`]).
+//!
+//! A layer is marked, and what stands on it is held too: clones, snapshots, and what was written since. So
+//! every chain with a marked layer is held, whatever names it has. An image below a volume that is held is
+//! not marked: it has nothing of the volume.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use perigee_model::leave_site::{
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteMap,
+};
+use perigee_model::limits::{FOUND_LAYERS, SITE_ADDRESSES};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+
+use super::blocking;
+use super::catalog::{self, LayerRow};
+use super::pool::Pool;
+
+/// As many names are told of what shares data.
+const NAMES_MAX: usize = 100;
+
+/// What a policy is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// A volume of this pool.
+    Volume(VolumeName),
+    /// An image or a snapshot.
+    Image(ImageName),
+    /// A layer with what is below it.
+    Layer(LayerId),
+}
+
+impl std::fmt::Display for Data {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Volume(volume) => write!(f, "volume {volume}"),
+            Self::Image(image) => write!(f, "image {image}"),
+            Self::Layer(layer) => write!(f, "layer {layer}"),
+        }
+    }
+}
+
+fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| catalog::problem(what, &error)
+}
+
+impl Pool {
+    /// Whether these data may leave their site. `None`: they are not here.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn leave_site(self: &Arc<Self>, of: &Data) -> Result<Option<LeaveSite>, Problem> {
+        let (pool, of) = (Arc::clone(self), of.clone());
+        blocking(move || {
+            let what = format!("can't find out whether {of} may leave its site");
+            let Some(top) = pool.top_of(&what, &of)? else { return Ok(None) };
+            pool.catalog.is_held(top).map(|held| Some(LeaveSite::held(held))).map_err(failed(&what))
+        })
+        .await
+    }
+
+    fn top_of(&self, what: &str, of: &Data) -> Result<Option<LayerId>, Problem> {
+        let top = match of {
+            Data::Volume(volume) => self.catalog.volume(volume).map(|row| row.map(|row| row.head)),
+            Data::Image(image) => self.catalog.image(image),
+            Data::Layer(layer) => self.catalog.has_layer(*layer).map(|here| here.then_some(*layer)),
+        };
+        top.map_err(failed(what))
+    }
+
+    pub(super) fn is_volume_held(&self, what: &str, name: &VolumeName) -> Result<bool, Problem> {
+        let top = self.top_of(what, &Data::Volume(name.clone()))?;
+        top.map_or(Ok(false), |top| self.catalog.is_held(top).map_err(failed(what)))
+    }
+
+    /// Changes whether data may leave their site. Copies that other hosts have are not looked for here.
+    ///
+    /// # Errors
+    /// Not found; invalid when data that were held are to be let go, and this is not confirmed.
+    pub async fn set_leave_site(
+        self: &Arc<Self>,
+        of: &Data,
+        ask: SetLeaveSite,
+    ) -> Result<LeaveSiteSet, Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, of) = (Arc::clone(self), of.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't change whether {of} may leave its site");
+            let top = pool.top_of(&what, &of)?;
+            let top = top.ok_or_else(|| Problem::not_found(&what, "it is not in this pool"))?;
+            match ask.leave_site {
+                LeaveSite::Never => pool.hold(&what, &of, top),
+                LeaveSite::Allowed => pool.let_go(&what, &of, top, ask.confirmed),
+            }
+        })
+        .await
+    }
+
+    /// Marks the layer and those below it that only it needs. The caller holds the lock `changes`.
+    fn hold(&self, what: &str, of: &Data, top: LayerId) -> Result<LeaveSiteSet, Problem> {
+        let rows = self.catalog.chain(top).map_err(failed(what))?;
+        let spaces = self.catalog.layer_spaces(Some(top)).map_err(failed(what))?;
+        let is_shared = |row: &LayerRow| {
+            row.id != top && spaces.get(&row.id).is_some_and(super::catalog::LayerSpace::is_shared)
+        };
+        let own = rows.iter().position(is_shared).unwrap_or(rows.len());
+        let layers: Vec<LayerId> = rows[..own].iter().map(|row| row.id).collect();
+        self.catalog.set_held(&layers, true).map_err(failed(what))?;
+        let also = self.users_but(what, &layers, of)?;
+        let below = rows.get(own).filter(|_| !rows[own..].iter().any(|row| row.held));
+        let mut may_leave = match below {
+            Some(below) => self.users_but(what, &[below.id], of)?,
+            None => Vec::new(),
+        };
+        may_leave.retain(|name| !also.contains(name));
+        Ok(LeaveSiteSet { leave_site: LeaveSite::Never, layers, also, may_leave })
+    }
+
+    /// The caller holds the lock `changes`.
+    fn let_go(
+        &self,
+        what: &str,
+        of: &Data,
+        top: LayerId,
+        confirmed: bool,
+    ) -> Result<LeaveSiteSet, Problem> {
+        let rows = self.catalog.chain(top).map_err(failed(what))?;
+        let layers: Vec<LayerId> = rows.iter().filter(|row| row.held).map(|row| row.id).collect();
+        let also = self.users_but(what, &layers, of)?;
+        if !layers.is_empty() && !confirmed {
+            let others = match &also[..] {
+                [] => String::new(),
+                also => format!(", and that of {}", also.join(", ")),
+            };
+            let why = format!("its data{others} could then be copied to any site");
+            return Err(Problem::invalid(what, why).next("confirm it: add --yes"));
+        }
+        self.catalog.set_held(&layers, false).map_err(failed(what))?;
+        let leave_site = LeaveSite::Allowed;
+        Ok(LeaveSiteSet { leave_site, layers, also, may_leave: Vec::new() })
+    }
+
+    /// The volumes and images that stand on one of these layers, without the one that is asked about.
+    fn users_but(&self, what: &str, of: &[LayerId], but: &Data) -> Result<Vec<String>, Problem> {
+        let mut users = BTreeSet::new();
+        for layer in of {
+            users.extend(self.catalog.users(*layer).map_err(failed(what))?);
+        }
+        users.remove(&but.to_string());
+        Ok(users.into_iter().take(NAMES_MAX).collect())
+    }
+
+    /// Which of these layers are here, and what stands on them. If the request says so, they are held from now
+    /// on, or may leave: for the controller, which knows what their home says.
+    ///
+    /// # Errors
+    /// Invalid when it names too many; when the catalog can't be used.
+    pub async fn find_layers(self: &Arc<Self>, ask: FindLayers) -> Result<FoundLayers, Problem> {
+        let what = "can't look for layers";
+        FOUND_LAYERS.check(ask.layers.len()).map_err(|error| error.problem(what))?;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let pool = Arc::clone(self);
+        blocking(move || {
+            let _guard = guard;
+            let layers = pool.catalog.present(&ask.layers).map_err(failed(what))?;
+            if let Some(leave_site) = ask.leave_site {
+                let held = leave_site.is_never();
+                pool.catalog.set_held(&layers, held).map_err(failed(what))?;
+            }
+            let mut users = BTreeSet::new();
+            for layer in &layers {
+                users.extend(pool.catalog.users(*layer).map_err(failed(what))?);
+            }
+            let users = users.into_iter().take(NAMES_MAX).collect();
+            Ok(FoundLayers { layers, users })
+        })
+        .await
+    }
+
+    /// The sites of the cluster's hosts, as they were told last. `None`: never.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn sites(self: &Arc<Self>) -> Result<Option<SiteMap>, Problem> {
+        let (pool, what) = (Arc::clone(self), "can't read the sites of the hosts");
+        blocking(move || pool.catalog.sites().map_err(failed(what))).await
+    }
+
+    /// Keeps the sites of the cluster's hosts. They are durable when this returns.
+    ///
+    /// # Errors
+    /// Invalid when there are too many; when the catalog can't be written.
+    pub async fn set_sites(self: &Arc<Self>, map: SiteMap) -> Result<(), Problem> {
+        let what = "can't keep the sites of the hosts";
+        SITE_ADDRESSES.check(map.hosts.len()).map_err(|error| error.problem(what))?;
+        let pool = Arc::clone(self);
+        blocking(move || pool.catalog.set_sites(&map).map_err(failed(what))).await
+    }
+}

@@ -1,0 +1,56 @@
+//! The part of the control API for data that may not leave their site: [`perigee_model::leave_site`].
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::{post, put};
+use perigee_http::{Json, Reply};
+use perigee_model::leave_site::{
+    FindLayers, FoundLayers, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
+};
+use perigee_model::{ImageName, VolumeName};
+use perigee_store::Data;
+
+use super::{Asker, Control, Named, Shared};
+
+pub fn routes() -> Router<Arc<Control>> {
+    Router::new()
+        .route("/volumes/{volume}/leave-site", put(set_of_volume))
+        .route("/images/{image}/leave-site", put(set_of_image))
+        .route("/layers/find", post(find_layers))
+        .route("/sites", put(set_sites))
+}
+
+async fn set_of_volume(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(ask): Json<SetLeaveSite>,
+) -> Reply<LeaveSiteSet> {
+    Ok(Json(control.exports.set_leave_site(&Data::Volume(volume), ask).await?))
+}
+
+async fn set_of_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+    Json(ask): Json<SetLeaveSite>,
+) -> Reply<LeaveSiteSet> {
+    Ok(Json(control.exports.set_leave_site(&Data::Image(image), ask).await?))
+}
+
+async fn find_layers(State(control): Shared, Json(ask): Json<FindLayers>) -> Reply<FoundLayers> {
+    let found = control.pool.find_layers(ask).await?;
+    control.exports.close_foreign().await?;
+    Ok(Json(found))
+}
+
+async fn set_sites(
+    State(control): Shared,
+    Asker(peer): Asker,
+    Json(mut map): Json<SiteMap>,
+) -> Reply<()> {
+    if let (Some(address), Some(site)) = (peer.address, map.teller.take()) {
+        map.hosts.push(SiteAddress { address, site });
+    }
+    Ok(Json(control.exports.set_sites(map).await?))
+}

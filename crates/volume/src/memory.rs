@@ -1,0 +1,32 @@
+//! Keeps what this process has in memory off this host's disks: blocks of another site that may not leave it
+//! must not come into a swap file or a core dump.
+
+use std::sync::OnceLock;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
+use perigee_model::Problem;
+
+/// Called before such blocks come. It is done once, and stays so.
+///
+/// # Errors
+/// `Unsupported` when the kernel does not allow it.
+pub fn keep_off_disks(what: &str) -> Result<(), Problem> {
+    static DONE: OnceLock<nix::Result<()>> = OnceLock::new();
+    let done = DONE.get_or_init(|| {
+        // Only what is touched takes memory.
+        let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+        // SAFETY: mlockall takes no pointer, and changes nothing that the process can see in its memory.
+        Errno::result(unsafe { libc::mlockall(flags) })?;
+        setrlimit(Resource::RLIMIT_CORE, 0, 0)
+    });
+    done.map_err(|error| {
+        let why = format!(
+            "its policy is leave-site: never, and this host's memory can't be kept off its disks: {error}"
+        );
+        Problem::unsupported(what, why).next(
+            "run the volume server as root, or without a limit of locked memory (`ulimit -l unlimited`)",
+        )
+    })
+}

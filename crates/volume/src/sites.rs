@@ -1,0 +1,354 @@
+//! Which site an asker is at, and what it may have of data that may not leave this site.
+//!
+//! The asker's address says where it is, and not what the asker tells. The controller tells each volume
+//! server the sites of the hosts' addresses; an address that nobody has told of is of no site, and gets
+//! nothing that is held.
+//!
+//! | what | this site | another site |
+//! |---|---|---|
+//! | a volume, for a proxy | yes | over TLS only; the proxy keeps it in memory |
+//! | a volume, for any other client | yes | no |
+//! | an image, a layer, their checksums | yes; the copy is held too | no |
+//! | the volume's home, its data over HTTP | yes | no |
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::exports::{Opener, Peer};
+use perigee_block::switch::Switch;
+use perigee_model::leave_site::{LeaveSite, LeaveSiteSet, SetLeaveSite, SiteMap};
+use perigee_model::{Problem, SiteId};
+use perigee_store::Data;
+
+use crate::exports::PoolExports;
+
+/// What an asker wants to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// All of it, to keep.
+    Copy,
+    /// To be the volume's home.
+    Home,
+    /// The volume's content, over HTTP.
+    Content,
+    /// To read and write it.
+    Session(Opener),
+}
+
+/// Where an asker is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// At this site.
+    Here,
+    /// At another one.
+    Elsewhere(SiteId),
+    /// Nobody has told of its address.
+    Unknown(IpAddr),
+}
+
+/// A session of an asker who is not at this site.
+struct Foreign {
+    of: Data,
+    want: Want,
+    peer: Peer,
+    switch: Weak<Switch>,
+}
+
+/// The sites of the hosts, and what askers from elsewhere have open.
+#[derive(Default)]
+pub struct Sites {
+    /// `None`: not told yet.
+    told: RwLock<Option<Told>>,
+    foreign: Mutex<Vec<Foreign>>,
+}
+
+struct Told {
+    here: SiteId,
+    hosts: HashMap<IpAddr, SiteId>,
+}
+
+impl Sites {
+    /// Code that holds these locks never panics.
+    pub fn set(&self, map: Option<SiteMap>) {
+        let told = map.map(|map| {
+            let hosts = map.hosts.into_iter().map(|host| (host.address.to_canonical(), host.site));
+            Told { here: map.here, hosts: hosts.collect() }
+        });
+        *self.told.write().unwrap_or_else(PoisonError::into_inner) = told;
+    }
+
+    /// The site of who asks. This is the only place that decides it.
+    fn site_of(&self, peer: Peer) -> Place {
+        let Some(address) = peer.address else { return Place::Here };
+        let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+        match told.as_ref().and_then(|told| Some((told, told.hosts.get(&address)?))) {
+            Some((told, site)) if *site == told.here => Place::Here,
+            Some((_, site)) => Place::Elsewhere(site.clone()),
+            None if address.is_loopback() => Place::Here,
+            None => Place::Unknown(address),
+        }
+    }
+
+    /// # Errors
+    /// A conflict when the asker may not have it.
+    fn check(&self, of: &Data, want: Want, peer: Peer) -> Result<(), Problem> {
+        let place = self.site_of(peer);
+        let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+        let here =
+            told.as_ref().map_or("its site".to_owned(), |told| format!("site {}", told.here));
+        let (asker, next) = match place {
+            Place::Here => return Ok(()),
+            Place::Elsewhere(site) => {
+                if matches!(want, Want::Session(Opener::Proxy(_))) && peer.encrypted {
+                    return Ok(());
+                }
+                (format!("site {site}"), what_to_do(want))
+            }
+            Place::Unknown(address) if told.is_none() => (
+                format!("{address}"),
+                "no controller has told this volume server the sites of the hosts yet",
+            ),
+            Place::Unknown(address) => (
+                format!("{address}, which is no host's address here, so its site is not known"),
+                "register the host with the controller, or ask from a host of that site",
+            ),
+        };
+        let what = match want {
+            Want::Copy => format!("can't copy {of} from here"),
+            Want::Home => format!("can't let {of} go"),
+            Want::Content => format!("can't read {of} from here"),
+            Want::Session(_) => format!("can't open {of} from here"),
+        };
+        let why = format!("its policy is leave-site: never; it is at {here}, and {asker} asks");
+        Err(Problem::conflict(what, why).next(next))
+    }
+
+    fn enter(&self, one: Foreign) {
+        let mut foreign = self.lock();
+        foreign.retain(|one| one.switch.strong_count() > 0);
+        foreign.push(one);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Foreign>> {
+        self.foreign.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn what_to_do(want: Want) -> &'static str {
+    match want {
+        Want::Copy | Want::Home => {
+            "use it where it is: a VM elsewhere reads and writes it there, over an encrypted link"
+        }
+        Want::Content => "read it from a host of its site",
+        Want::Session(Opener::Proxy(_)) => {
+            "the link has to be encrypted: give this volume server --tls-cert and --tls-key, and the \
+             other one --remote-tls-ca"
+        }
+        Want::Session(Opener::Client) => {
+            "open it through the volume server of that site, which reads it over an encrypted link"
+        }
+    }
+}
+
+impl PoolExports {
+    /// Whether the data are held. They are looked up only for askers on the network.
+    ///
+    /// # Errors
+    /// A conflict when they are held and the asker may not have them.
+    pub(crate) async fn check_leaving(
+        &self,
+        of: &Data,
+        want: Want,
+        peer: Peer,
+    ) -> Result<bool, Problem> {
+        if peer.address.is_none() {
+            return Ok(false);
+        }
+        let held = self.pool.leave_site(of).await? == Some(LeaveSite::Never);
+        if held {
+            self.sites.check(of, want, peer)?;
+        }
+        Ok(held)
+    }
+
+    /// Remembers what an asker from elsewhere has open, for the case that it may have it no more.
+    pub(crate) async fn note_foreign(
+        &self,
+        of: Data,
+        want: Want,
+        peer: Peer,
+        switch: &Arc<Switch>,
+    ) -> Result<(), Problem> {
+        if self.sites.site_of(peer) == Place::Here {
+            return Ok(());
+        }
+        let switch = Arc::downgrade(switch);
+        self.sites.enter(Foreign { of: of.clone(), want, peer, switch });
+        // The policy may have changed since it was looked up.
+        self.check_leaving(&of, want, peer).await.map(drop)
+    }
+
+    /// See [`perigee_store::Pool::set_leave_site`]. What askers from elsewhere have open and may not have any
+    /// more is closed when this returns.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn set_leave_site(
+        &self,
+        of: &Data,
+        ask: SetLeaveSite,
+    ) -> Result<LeaveSiteSet, Problem> {
+        let set = self.pool.set_leave_site(of, ask).await?;
+        self.close_foreign().await?;
+        Ok(set)
+    }
+
+    /// Keeps the sites of the hosts, durably.
+    ///
+    /// # Errors
+    /// As [`perigee_store::Pool::set_sites`].
+    pub async fn set_sites(&self, map: SiteMap) -> Result<(), Problem> {
+        self.pool.set_sites(map.clone()).await?;
+        self.sites.set(Some(map));
+        self.close_foreign().await
+    }
+
+    /// Closes what askers from elsewhere have open and may not have any more.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub(crate) async fn close_foreign(&self) -> Result<(), Problem> {
+        let open: Vec<_> = {
+            let mut foreign = self.sites.lock();
+            foreign.retain(|one| one.switch.strong_count() > 0);
+            let open = foreign
+                .iter()
+                .map(|one| (one.of.clone(), one.want, one.peer, Weak::clone(&one.switch)));
+            open.collect()
+        };
+        for (of, want, peer, switch) in open {
+            let held = self.pool.leave_site(&of).await? == Some(LeaveSite::Never);
+            let Some(problem) = held.then(|| self.sites.check(&of, want, peer).err()).flatten()
+            else {
+                continue;
+            };
+            let Some(switch) = switch.upgrade() else { continue };
+            tracing::info!(%problem, "closing a connection");
+            let size_bytes = switch.size_bytes();
+            // A change that is under way ends soon, and the session is then opened anew or closed.
+            match switch.hold() {
+                Some(held) => held.change(Arc::new(Withdrawn { size_bytes })),
+                None => switch.hang_up(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a client has open that may have it no more: its next request ends the connection.
+struct Withdrawn {
+    size_bytes: u64,
+}
+
+fn gone<T: Send + 'static>() -> BoxFuture<'static, Result<T, IoError>> {
+    Box::pin(async { Err(IoError::Moved) })
+}
+
+impl Device for Withdrawn {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, _: u64, _: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        gone()
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        gone()
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        gone()
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        gone()
+    }
+
+    fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        gone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_block::lease::NO_HOST;
+    use perigee_model::VolumeName;
+    use perigee_model::leave_site::SiteAddress;
+
+    use super::*;
+
+    fn site(name: &str) -> SiteId {
+        SiteId::new(name).expect("a name")
+    }
+
+    fn peer(address: &str, encrypted: bool) -> Peer {
+        Peer { address: Some(address.parse().expect("an address")), encrypted }
+    }
+
+    fn told() -> Sites {
+        let host = |address: &str, name| SiteAddress {
+            address: address.parse().expect("an address"),
+            site: site(name),
+        };
+        let hosts = vec![host("10.0.0.1", "home"), host("10.0.1.1", "cloud")];
+        let sites = Sites::default();
+        sites.set(Some(SiteMap { here: site("home"), hosts, teller: None }));
+        sites
+    }
+
+    fn data() -> Data {
+        Data::Volume(VolumeName::new("data").expect("a name"))
+    }
+
+    #[test]
+    fn an_address_is_of_the_site_that_was_told_or_of_none() {
+        let sites = told();
+        assert_eq!(sites.site_of(peer("10.0.0.1", false)), Place::Here);
+        assert_eq!(sites.site_of(peer("10.0.1.1", false)), Place::Elsewhere(site("cloud")));
+        let stranger = peer("10.0.0.2", false);
+        assert!(matches!(sites.site_of(stranger), Place::Unknown(_)));
+        assert_eq!(sites.site_of(Peer::LOCAL), Place::Here);
+        assert_eq!(Sites::default().site_of(peer("127.0.0.1", false)), Place::Here);
+        let nobody = peer("10.0.0.1", false);
+        assert!(matches!(Sites::default().site_of(nobody), Place::Unknown(_)));
+    }
+
+    #[test]
+    fn another_site_gets_a_volume_through_an_encrypted_proxy_and_in_no_other_way() {
+        let sites = told();
+        let proxy = Want::Session(Opener::Proxy(NO_HOST));
+        let all = [Want::Copy, Want::Home, Want::Content, Want::Session(Opener::Client), proxy];
+        for want in all {
+            sites.check(&data(), want, peer("10.0.0.1", false)).expect("its own site");
+            for address in ["10.0.1.1", "10.0.9.9"] {
+                for encrypted in [false, true] {
+                    let allowed = want == proxy && encrypted && address == "10.0.1.1";
+                    let got = sites.check(&data(), want, peer(address, encrypted));
+                    assert_eq!(got.is_ok(), allowed, "{want:?} {address} {encrypted}: {got:?}");
+                }
+            }
+        }
+        let refused = sites.check(&data(), Want::Copy, peer("10.0.1.1", false));
+        let text = refused.expect_err("another site").to_string();
+        for part in ["volume data", "leave-site: never", "site home", "site cloud"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let stranger = sites.check(&data(), proxy, peer("10.0.9.9", true));
+        assert!(stranger.expect_err("a stranger").to_string().contains("10.0.9.9"));
+    }
+}
