@@ -52,6 +52,12 @@ impl Tenure {
         Epoch(self.0).incarnation()
     }
 
+    /// The last one of its incarnation.
+    #[must_use]
+    pub fn last(self) -> Self {
+        Self(Self::first(self.incarnation()).0 + Epoch::COUNT_MAX)
+    }
+
     /// The one after it.
     #[must_use]
     pub fn next(self) -> Self {

@@ -18,6 +18,7 @@ pub mod phases;
 pub mod plan;
 pub mod problem;
 pub mod read_ahead;
+pub mod replica;
 pub mod spec;
 pub mod starts;
 pub mod states;

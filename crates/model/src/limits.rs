@@ -135,9 +135,17 @@ pub static FOUND_LAYERS: Limit =
 pub static SITE_ADDRESSES: Limit =
     Limit::new("the number of addresses in a map of sites", Unit::Count, 0, 100_000);
 
-/// Volumes that departed from a pool and whose layers it keeps for their new homes.
+/// Points of a replica. Each keeps a layer apart from the others, and every layer slows reads.
+pub static REPLICA_POINTS: Limit =
+    Limit::new("the number of points that a replica keeps", Unit::Count, 1, 100);
+
+/// Time between two rounds of a replica. Each round seals the volume's head.
+pub static REPLICA_EVERY_S: Limit =
+    Limit::new("the time between two rounds of a replica", Unit::Seconds, 10, 30 * 24 * 3600);
+
+/// Volumes that departed from a pool and whose layers it keeps for their new homes, or for a while.
 pub static DEPARTED_VOLUMES: Limit = Limit::new(
-    "the number of volumes that departed from a pool and are not complete elsewhere",
+    "the number of volumes that departed from a pool and whose layers it keeps",
     Unit::Count,
     0,
     4096,

@@ -9,6 +9,7 @@ mod epochs;
 mod held;
 mod homes;
 mod leases;
+mod replicas;
 mod reservations;
 mod schema;
 
@@ -30,6 +31,7 @@ use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
+pub(super) use replicas::PointRow;
 pub(super) use schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
@@ -92,7 +94,7 @@ pub(super) struct LayerSpace {
     pub(super) poisoned: bool,
     /// The number of layers directly above it, counted up to 2.
     pub(super) children: u64,
-    /// It is the topmost layer of an image, or of a volume that departed.
+    /// It is the topmost layer of an image, of a volume that departed, or of a replica's point.
     pub(super) named: bool,
     /// See [`LayerRow::held`].
     pub(super) held: bool,
@@ -259,7 +261,8 @@ impl Catalog {
                    l.poisoned IS NOT NULL,
                    (SELECT count(*) FROM (SELECT 1 FROM layers c WHERE c.parent = l.id LIMIT 2)),
                    EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
-                       OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id),
+                       OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id)
+                       OR EXISTS (SELECT 1 FROM replicas p WHERE p.layer = l.id),
                    coalesce(r.keep, 'never') <> 'never',
                    EXISTS (SELECT 1 FROM held h WHERE h.layer = l.id)
             FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
@@ -358,6 +361,8 @@ impl Catalog {
                  SELECT 'volume ' || name FROM volumes WHERE head IN above
                  UNION ALL SELECT 'volume ' || volume || ', which departed,'
                  FROM departed WHERE top IN above
+                 UNION ALL SELECT DISTINCT 'the replica of volume ' || volume
+                 FROM replicas WHERE layer IN above
                  UNION ALL SELECT 'image ' || name FROM images WHERE layer IN above
                  ORDER BY 1"
             ))?
@@ -404,16 +409,18 @@ impl Catalog {
     }
 
     /// Replaces a run of layers, given from the top down, by one layer. Returns `false` and changes nothing
-    /// unless the run is still in the catalog, no volume that departed stands on it, and each of its layers has exactly one layer above it, no
-    /// image name, and no volume for which it is the head.
+    /// unless the run is still in the catalog, no other host may be reading a layer of it, and each of its layers
+    /// has exactly one layer above it, no name, and no volume for which it is the head.
     pub(super) fn replace_layers(&self, run: &[LayerId], by: &LayerRow) -> Result<bool> {
         self.change(|tx| {
-            if homes::is_departed(tx, run.last().copied())? {
+            if homes::is_read_elsewhere(tx, run.last().copied())? {
                 return Ok(false);
             }
             let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
                               EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
-                                  OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id),
+                                  OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id)
+                                  OR EXISTS (SELECT 1 FROM replicas p WHERE p.layer = l.id)
+                                  OR EXISTS (SELECT 1 FROM replica_pins p WHERE p.layer = l.id),
                               EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id)
                        FROM layers l WHERE id = ?1";
             let mut statement = tx.prepare(sql)?;
@@ -599,6 +606,7 @@ fn delete_unneeded(tx: &Transaction<'_>, top: LayerId) -> Result<Vec<LayerId>> {
            AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)
            AND NOT EXISTS (SELECT 1 FROM images WHERE layer = ?1)
            AND NOT EXISTS (SELECT 1 FROM departed WHERE top = ?1)
+           AND NOT EXISTS (SELECT 1 FROM replicas WHERE layer = ?1)
            AND NOT EXISTS (SELECT 1 FROM layers above WHERE above.parent = ?1)
          RETURNING parent",
     )?;

@@ -5,7 +5,7 @@
 //! 1. The layers are compared with their checksums, so that damage is not sealed again.
 //! 2. The visible blocks are copied into a new layer's files, which are made durable.
 //! 3. One catalog transaction replaces the run by the new layer, unless a layer of the run was named or
-//!    cloned, or a volume on it departed, in the meantime.
+//!    cloned, or another host may be reading it, in the meantime.
 //! 4. Open volumes get the new chain while clients use them, and the files of the run are removed.
 //!
 //! A crash before 3 leaves the old chain and files that the next server removes; a crash after it
@@ -52,7 +52,19 @@ impl Pool {
     ) -> Result<Compacted, Problem> {
         let what = format!("can't compact volume {name}");
         let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
-        let (runs, layers) = blocking(move || pool.runs(&now, &named)).await?;
+        let head = blocking(move || pool.head_of(&now, &named)).await?;
+        self.compact_below(what, head, work).await
+    }
+
+    /// Merges all layers that can be merged below this one.
+    pub(super) async fn compact_below(
+        self: &Arc<Self>,
+        what: String,
+        top: LayerId,
+        work: Arc<Work>,
+    ) -> Result<Compacted, Problem> {
+        let (pool, now) = (Arc::clone(self), what.clone());
+        let (runs, layers) = blocking(move || pool.runs(&now, top)).await?;
         let mut done = Compacted { layers_before: layers, layers_after: layers, copied_bytes: 0 };
         for run in runs {
             let merged = run.rows.len() as u64;
@@ -73,22 +85,22 @@ impl Pool {
         Ok(done)
     }
 
-    /// The runs of a volume's chain from the top down, and how many layers it has.
-    pub(super) fn runs(&self, what: &str, name: &VolumeName) -> Result<(Vec<Run>, u64), Problem> {
+    fn head_of(&self, what: &str, name: &VolumeName) -> Result<LayerId, Problem> {
+        let volume = self.catalog.volume(name).map_err(|error| catalog::problem(what, &error))?;
+        let why = "there is no such volume in this pool";
+        Ok(volume.ok_or_else(|| Problem::not_found(what, why))?.head)
+    }
+
+    /// The runs below a layer from the top down, and how many layers the chain has with it.
+    pub(super) fn runs(&self, what: &str, top: LayerId) -> Result<(Vec<Run>, u64), Problem> {
         let failed = |error| catalog::problem(what, &error);
-        let volume = self
-            .catalog
-            .volume(name)
-            .map_err(failed)?
-            .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
-        let rows = self.catalog.chain(volume.head).map_err(failed)?;
-        let spaces = self.catalog.layer_spaces(Some(volume.head)).map_err(failed)?;
+        let rows = self.catalog.chain(top).map_err(failed)?;
+        let spaces = self.catalog.layer_spaces(Some(top)).map_err(failed)?;
         // Copies that are not complete are not merged.
-        let departed = self.catalog.departed_layers().map_err(failed)?;
-        // Layers of volumes that departed stay: their new homes may still read each of them.
+        let kept = self.catalog.layers_kept_for_others().map_err(failed)?;
         let own = |row: &LayerRow| {
             !row.is_copy()
-                && !departed.contains(&row.id)
+                && !kept.contains(&row.id)
                 && spaces.get(&row.id).is_some_and(|space| !space.is_shared())
         };
         let sealed = &rows[1..];
@@ -209,7 +221,8 @@ impl Pool {
             Ok(true) => {}
             Ok(false) => {
                 self.remove_layers(&[row.id]);
-                let why = "a layer of it was named, cloned or deleted, or departed, meanwhile";
+                let why =
+                    "a layer of it was named, cloned, deleted or given to another host meanwhile";
                 return Err(Problem::conflict(what, why).next("compact it again"));
             }
             Err(error) => return Err(self.not_recorded(what, &[row.id], &error)),

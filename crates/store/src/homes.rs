@@ -27,7 +27,7 @@ fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
     move |error| catalog::problem(what, &error)
 }
 
-fn refused(what: &str, why: HomeRefused) -> Problem {
+pub(super) fn refused(what: &str, why: HomeRefused) -> Problem {
     let problem = match &why {
         HomeRefused::Departed { tenure, to } => {
             let why = format!("it departed with tenure {tenure} to {}", to.nbd_addr);
@@ -52,7 +52,7 @@ impl Pool {
         blocking(move || pool.home_now(&name)).await
     }
 
-    fn home_now(&self, name: &VolumeName) -> Result<VolumeHome, Problem> {
+    pub(super) fn home_now(&self, name: &VolumeName) -> Result<VolumeHome, Problem> {
         let what = format!("can't say where the home of volume {name} is");
         let mut home = self.catalog.home_state(name).map_err(failed(&what))?;
         if let HomeState::Here { missing_bytes, .. } = &mut home {
@@ -187,7 +187,7 @@ impl Pool {
     }
 
     /// This waits for other hosts, so no lock is held.
-    async fn end_leases(&self, what: &str, volume: &Arc<Volume>) -> Result<(), Problem> {
+    pub(super) async fn end_leases(&self, what: &str, volume: &Arc<Volume>) -> Result<(), Problem> {
         match tokio::time::timeout(LEASES_END_MAX, volume.end_leases(NO_HOST)).await {
             Ok(ended) => ended.map_err(|error| io_problem(what, &error)),
             Err(_) => {
@@ -211,13 +211,10 @@ impl Pool {
         stack: &Stack,
     ) -> Result<(), (Problem, bool)> {
         let head = &stack.head;
-        let below = stack.below.layers().next();
-        // A layer that is larger than the volume would show what the volume cut off.
-        let fits = below.is_none_or(|below| below.blocks() <= head.layer.blocks());
-        let rows =
-            self.catalog.chain(head.layer.id).map_err(|error| (failed(what)(error), false))?;
-        let (top, sealed) = if head.is_untouched() && fits && rows[0].remote.is_none() {
-            (below.map(|below| below.id), None)
+        let adds_nothing =
+            self.head_adds_nothing(stack).map_err(|error| (failed(what)(error), false))?;
+        let (top, sealed) = if adds_nothing {
+            (stack.below.layers().next().map(|below| below.id), None)
         } else {
             let layer = head.layer.id;
             (Some(layer), Some(Sealed { layer, data_bytes: head.layer.data_bytes() }))
@@ -242,6 +239,16 @@ impl Pool {
         }
         self.remove_layers(&unneeded);
         Ok(())
+    }
+
+    /// Whether the layers below the head show all that the volume does.
+    pub(super) fn head_adds_nothing(&self, stack: &Stack) -> rusqlite::Result<bool> {
+        let head = &stack.head;
+        let below = stack.below.layers().next();
+        // A layer that is larger than the volume would show what the volume cut off.
+        let fits = below.is_none_or(|below| below.blocks() <= head.layer.blocks());
+        let rows = self.catalog.chain(head.layer.id)?;
+        Ok(head.is_untouched() && fits && rows[0].remote.is_none())
     }
 
     fn departed(&self, what: &str, name: &VolumeName, tenure: Tenure) -> Result<Departed, Problem> {
@@ -301,7 +308,7 @@ impl Pool {
         .await
     }
 
-    fn departed_chain(&self, top: LayerId) -> rusqlite::Result<Vec<DepartedLayer>> {
+    pub(super) fn departed_chain(&self, top: LayerId) -> rusqlite::Result<Vec<DepartedLayer>> {
         let spaces = self.catalog.layer_spaces(Some(top))?;
         let rows = self.catalog.chain(top)?;
         Ok(rows

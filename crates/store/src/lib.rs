@@ -58,6 +58,7 @@ mod locks;
 mod map;
 mod pool;
 mod remote;
+mod replicas;
 mod reservations;
 mod session;
 #[cfg(test)]

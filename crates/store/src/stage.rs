@@ -59,7 +59,8 @@ struct Own {
 
 impl Pool {
     /// Makes sure that this pool has these sealed layers of another host's volume, topmost first. Missing ones
-    /// are made as copies, which get their blocks from `nbd_addr`. A repeated request does nothing.
+    /// are made as copies, which get their blocks from `nbd_addr`. A repeated request does nothing. Returns how
+    /// many bytes are to come for what was made.
     ///
     /// The caller then holds the lock `changes` while it checks that the topmost layer is still here and puts a
     /// head on it.
@@ -72,7 +73,7 @@ impl Pool {
         volume: &VolumeName,
         nbd_addr: &str,
         chain: &[DepartedLayer],
-    ) -> Result<(), Problem> {
+    ) -> Result<u64, Problem> {
         let what = format!("can't make copies of a volume's layers at {nbd_addr}");
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, now, all) = (Arc::clone(self), what.clone(), chain.to_vec());
@@ -84,7 +85,7 @@ impl Pool {
         })
         .await?;
         if lacking == 0 {
-            return Ok(());
+            return Ok(0);
         }
         let told = self.ask_all(&what, nbd_addr, &chain[..lacking]).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
@@ -258,7 +259,7 @@ impl Pool {
         volume: &VolumeName,
         chain: &[DepartedLayer],
         told: Vec<Told>,
-    ) -> Result<(), Problem> {
+    ) -> Result<u64, Problem> {
         let (top, rest) = chain.split_at(told.len());
         let ends = matches!(told.last(), Some(Told::Whole(_)));
         let below = rest.first().filter(|_| !ends);
@@ -269,17 +270,21 @@ impl Pool {
             return Err(Problem::conflict(what, why).next("try it again"));
         }
         let mut parent = below.map(|below| below.layer);
-        let (mut rows, mut remotes) = (Vec::new(), Vec::new());
+        let (mut rows, mut remotes, mut to_come_bytes) = (Vec::new(), Vec::new(), 0);
         for (layer, told) in top.iter().zip(told).rev() {
             if !self.has_staged(what, layer)? {
                 // A whole copy has what is in the layers below, too.
                 let depth = if matches!(told, Told::Whole(_)) { usize::MAX } else { 1 };
                 let (remote_row, remote, made) = match told {
                     Told::Own(own) => {
+                        to_come_bytes += own.states.remote_bytes();
                         let made = self.make_own_files(layer, &own.states);
                         (own.row, Some(own.remote), made)
                     }
-                    Told::Whole(row) => (row, None, layer::clear(&*self.files, layer.layer)),
+                    Told::Whole(row) => {
+                        to_come_bytes += row.size_bytes;
+                        (row, None, layer::clear(&*self.files, layer.layer))
+                    }
                 };
                 let new = LayerRow::new(layer.layer, layer.size_bytes, parent);
                 // A whole copy gets its files with its first block.
@@ -308,7 +313,7 @@ impl Pool {
             }
         }
         self.to_fill.notify_one();
-        Ok(())
+        Ok(to_come_bytes)
     }
 
     /// Makes the files of a copy of a layer's own blocks, durably, with a map of what the layer has.

@@ -4,6 +4,7 @@ mod clients;
 mod held;
 mod homes;
 mod long;
+mod replicas;
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -85,6 +86,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .merge(clients::routes())
         .merge(held::routes())
         .merge(homes::routes())
+        .merge(replicas::routes())
         .merge(observe::trace());
     Router::new()
         .nest("/v1", v1)

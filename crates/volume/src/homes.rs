@@ -39,7 +39,7 @@ const STAGE_MAX: Duration = Duration::from_secs(5);
 const TRIES: u32 = 5;
 const TRIES_PAUSE: Duration = Duration::from_millis(300);
 
-fn client(address: &ServerAddresses, timeout: Duration) -> Result<Client, Problem> {
+pub fn client(address: &ServerAddresses, timeout: Duration) -> Result<Client, Problem> {
     let client = Client::new(&address.control_url, timeout)?;
     Ok(client.hint("does that host's volume server run, and is this its address?"))
 }
@@ -155,7 +155,7 @@ impl PoolExports {
                 tracing::warn!(%volume, %problem, "the volume comes with one copy of all its layers");
                 Ok(())
             }
-            Ok(done) => done,
+            Ok(done) => done.map(drop),
             Err(_) => {
                 let what = format!("can't take volume {volume}");
                 let at = &take.from.nbd_addr;

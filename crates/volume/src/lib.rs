@@ -40,6 +40,7 @@ mod proxies;
 mod proxy;
 mod redirect;
 mod remotes;
+mod replicas;
 mod repoint;
 mod serve;
 mod settle;

@@ -48,6 +48,14 @@ impl LocalSessions {
         open.push(session);
     }
 
+    /// Ends a volume's sessions. They are not listed any more.
+    pub fn hang_up(&self, volume: &VolumeName) {
+        let mut open = locking::lock(&self.0);
+        let of_volume: Vec<_> = open.extract_if(.., |session| session.volume == *volume).collect();
+        drop(open);
+        of_volume.iter().filter_map(|one| one.switch.upgrade()).for_each(|open| open.hang_up());
+    }
+
     /// Holds a volume's sessions. From now on they are not listed any more.
     pub fn hold(&self, volume: &VolumeName) -> Vec<HeldSession> {
         let mut open = locking::lock(&self.0);

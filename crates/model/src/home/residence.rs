@@ -6,6 +6,8 @@
 //!    |               | ^                 |
 //!    '--refuse       | '------return-----'   (the tenure that was offered is spent)
 //!                    '--delete--> not here
+//! not here --promote--> here                (a new incarnation; a replica becomes the volume)
+//! here --supersede--> not here              (of the incarnation before; at the home that was lost)
 //! ```
 //!
 //! There is one head at most, because each tenure begins at one server only: the old home gives the next
@@ -168,6 +170,34 @@ impl<A: Clone + PartialEq + std::fmt::Debug> Residence<A> {
         }
     }
 
+    /// A replica that this server has becomes the volume, in the first tenure of a new incarnation. What the
+    /// server knows of the incarnation before is another [`Residence`].
+    ///
+    /// # Errors
+    /// When that incarnation has been here already and has gone on since.
+    pub fn promote(&self, tenure: Tenure) -> Decided<A> {
+        match &self.place {
+            Place::Here(here) if *here == tenure => Ok(None),
+            Place::Here(here) => Err(HomeRefused::OtherTenure { here: *here, asked: tenure }),
+            _ if tenure <= self.spent => {
+                Err(HomeRefused::Spent { asked: tenure, spent: self.spent })
+            }
+            _ => Ok(Some(Self::here(tenure))),
+        }
+    }
+
+    /// A replica has become the volume while this server, a home of it, was lost. No tenure of the incarnation
+    /// of `lost` begins here any more. What is kept for a move stays, until that move's end.
+    pub fn supersede(&self, lost: Tenure) -> Option<Self> {
+        let spent = lost.last();
+        let place = match &self.place {
+            Place::Here(_) => Place::NotHere,
+            other => other.clone(),
+        };
+        let after = Self { place, spent, had: self.had };
+        (after != *self).then_some(after)
+    }
+
     /// What was kept for the other server is not needed any more. `tenure` is the one at that server.
     pub fn forget(&self, tenure: Tenure) -> Option<Self> {
         match &self.place {
@@ -210,6 +240,27 @@ mod tests {
         assert_eq!(gone.depart(at(0), &'c'), Err(elsewhere));
         let late = HomeRefused::OtherTenure { here: at(2), asked: at(0) };
         assert_eq!(Server::here(at(2)).depart(at(0), &'b'), Err(late));
+    }
+
+    #[test]
+    fn a_lost_home_that_was_superseded_never_has_the_volume_again() {
+        let lost = Server::here(at(3)).supersede(at(1)).expect("it was here");
+        assert_eq!(lost.place, Place::NotHere);
+        assert_eq!(lost.supersede(at(1)), None, "a repeated request");
+        assert!(lost.take(at(4)).is_err() && lost.take_back(at(3)).is_err());
+        let gone = departed(4, 'b').supersede(at(3)).expect("news");
+        assert!(gone.take(at(4)).is_err() && gone.take_back(at(3)).is_err(), "{gone:?}");
+        assert_eq!(gone.forget(at(4)).expect("it kept layers").place, Place::NotHere);
+    }
+
+    #[test]
+    fn a_replica_becomes_the_volume_once() {
+        let first = Tenure::first(Incarnation(8));
+        let here = Server::unknown().promote(first).unwrap().unwrap();
+        assert_eq!(here, Server::here(first));
+        assert_eq!(here.promote(first), Ok(None), "a repeated request");
+        let gone = here.depart(first, &'b').unwrap().unwrap();
+        assert!(gone.promote(first).is_err(), "a late request");
     }
 
     #[test]

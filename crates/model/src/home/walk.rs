@@ -395,3 +395,31 @@ fn a_volume_has_one_head_at_most_loses_no_write_and_always_comes_to_rest() {
     let stuck = walk.stuck(World::is_settled);
     assert!(stuck.is_empty(), "{} worlds are stuck, one of them: {:?}", stuck.len(), stuck[0]);
 }
+
+/// Whatever message comes late, and whatever the server had begun.
+#[test]
+fn a_server_that_was_told_of_a_promotion_never_has_the_lost_volume_again() {
+    let walk = Walk::all();
+    let mut tried = 0;
+    // Each hundredth world, with all that can come after it at that server.
+    for world in walk.worlds.iter().step_by(97) {
+        for server in (0..SERVERS).filter(|server| world.is_here(*server) || world.sent != 0) {
+            let mut told = *world;
+            let residence = &mut told.servers[server].residence;
+            *residence = residence.supersede(world.tenure).unwrap_or(*residence);
+            let (mut seen, mut waiting) = (std::collections::HashSet::from([told]), vec![told]);
+            while let Some(world) = waiting.pop() {
+                assert!(!world.is_here(server), "{world:?}");
+                let mut after = world.late();
+                world.server_steps(server, &mut after);
+                after.retain(|after| seen.insert(*after));
+                // Some hundred of the worlds that follow show it.
+                if seen.len() < 300 {
+                    waiting.extend(after);
+                }
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 10_000, "only {tried} worlds");
+}

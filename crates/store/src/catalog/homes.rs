@@ -7,12 +7,13 @@ use perigee_model::home::{
     Departed, HomeRefused, HomeState, Place, Residence, ServerAddresses, Tenure,
 };
 use perigee_model::switchover::WriterEpochs;
-use perigee_model::volume::{CachePolicy, Keep};
+use perigee_model::volume::CachePolicy;
 use perigee_model::{Epoch, LayerId, OwnerName, TenantName, VolumeName};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::columns::{layer_bytes, optional_parsed, parsed, signed, unsigned};
 use super::epochs::{returned_max, set_returned_max};
+use super::replicas::complete_chain;
 use super::{
     Catalog, LayerRow, NewVolume, Result, Sealed, delete_unneeded, held, insert_layer,
     insert_volume,
@@ -56,6 +57,7 @@ macro_rules! decided {
         }
     };
 }
+pub(super) use decided;
 
 impl Catalog {
     /// The tenure of a volume that is here.
@@ -98,13 +100,15 @@ impl Catalog {
         self.lock().query_row("SELECT count(*) FROM departed", [], |row| unsigned(row, 0))
     }
 
-    /// The layers on which volumes that departed stand.
-    pub(crate) fn departed_layers(&self) -> Result<HashSet<LayerId>> {
+    /// The layers that stay as they are for other hosts: those of volumes that departed, those that replicas are
+    /// copying, and the newest one that each replica has.
+    pub(crate) fn layers_kept_for_others(&self) -> Result<HashSet<LayerId>> {
         let sql = "WITH RECURSIVE chain(id) AS (
                        SELECT top FROM departed WHERE top IS NOT NULL
+                       UNION SELECT layer FROM replica_pins WHERE filling
                        UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
                    )
-                   SELECT id FROM chain";
+                   SELECT id FROM chain UNION SELECT layer FROM replica_pins";
         self.lock().prepare_cached(sql)?.query_map([], |row| parsed(row, 0))?.collect()
     }
 
@@ -173,12 +177,7 @@ impl Catalog {
             let Some(after) = decided!(before.take(tenure)) else { return Ok(Ok(())) };
             rows.iter().try_for_each(|row| insert_layer(tx, row))?;
             if let Some(parent) = parent {
-                let sql = "WITH RECURSIVE chain(id) AS (
-                        SELECT ?1
-                        UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
-                    )
-                    UPDATE remote_parents SET keep = ?2 WHERE layer IN chain AND keep <> 'never'";
-                tx.execute(sql, params![parent.to_string(), Keep::All.to_string()])?;
+                complete_chain(tx, parent)?;
             }
             for layer in from.chain.iter().filter(|layer| layer.leave_site.is_never()) {
                 held::mark_present(tx, layer.layer)?;
@@ -253,17 +252,21 @@ impl Catalog {
     }
 }
 
-/// Whether a volume that departed stands on the layer. Its new home may read each of its layers.
-pub(super) fn is_departed(tx: &Transaction<'_>, layer: Option<LayerId>) -> Result<bool> {
+/// Whether another host may be reading the layer: a volume that departed stands on it, or what a replica is copying.
+pub(super) fn is_read_elsewhere(tx: &Transaction<'_>, layer: Option<LayerId>) -> Result<bool> {
     let sql = "WITH RECURSIVE above(id) AS (
                    SELECT ?1
                    UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
                )
-               SELECT EXISTS (SELECT 1 FROM departed WHERE top IN above)";
+               SELECT EXISTS (SELECT 1 FROM departed WHERE top IN above)
+                   OR EXISTS (SELECT 1 FROM replica_pins WHERE filling AND layer IN above)";
     tx.query_row(sql, [layer.map(|layer| layer.to_string())], |row| row.get(0))
 }
 
-fn tenure_here(tx: &rusqlite::Connection, volume: &VolumeName) -> Result<Option<Tenure>> {
+pub(super) fn tenure_here(
+    tx: &rusqlite::Connection,
+    volume: &VolumeName,
+) -> Result<Option<Tenure>> {
     let sql = "SELECT tenure FROM volumes WHERE name = ?1";
     tx.query_row(sql, [volume.as_str()], |row| unsigned(row, 0).map(Tenure)).optional()
 }
@@ -277,7 +280,11 @@ fn departed(
     tx.query_row(&sql, params![volume.as_str(), signed(tenure.0)?], departed_row).optional()
 }
 
-fn residence(tx: &Transaction<'_>, volume: &VolumeName, of: Tenure) -> Result<Residence> {
+pub(super) fn residence(
+    tx: &Transaction<'_>,
+    volume: &VolumeName,
+    of: Tenure,
+) -> Result<Residence> {
     let which = of.incarnation();
     if let Some(here) = tenure_here(tx, volume)?
         && here.incarnation() == which
@@ -303,7 +310,7 @@ fn residence(tx: &Transaction<'_>, volume: &VolumeName, of: Tenure) -> Result<Re
 }
 
 /// Adds a volume that comes from another home or comes back. It is not attached any more.
-fn put_here(
+pub(super) fn put_here(
     tx: &Transaction<'_>,
     new: &NewVolume,
     after: &Residence,

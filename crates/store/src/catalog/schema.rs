@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 10] = [
+const STEPS: [&str; 11] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -152,6 +152,27 @@ CREATE TABLE sites (                    -- where other hosts are
     address TEXT PRIMARY KEY,
     site TEXT NOT NULL
 ) STRICT;
+",
+    "
+CREATE TABLE replicas (                 -- points of replicas of volumes that have their homes elsewhere
+    volume TEXT NOT NULL,
+    layer TEXT NOT NULL REFERENCES layers(id),
+    tenure INTEGER NOT NULL,            -- at the home
+    taken_ms INTEGER NOT NULL,          -- by the controller's clock
+    size_bytes INTEGER NOT NULL,
+    tenant TEXT NOT NULL,
+    cache TEXT NOT NULL,
+    PRIMARY KEY (volume, layer)
+) STRICT;
+CREATE INDEX replicas_by_layer ON replicas(layer);
+CREATE TABLE replica_pins (             -- layers of volumes here that replicas elsewhere stand on
+    volume TEXT NOT NULL REFERENCES volumes(name) ON DELETE CASCADE,
+    replica TEXT NOT NULL,              -- its site
+    layer TEXT NOT NULL REFERENCES layers(id) ON DELETE CASCADE,
+    filling INTEGER NOT NULL,           -- the replica still copies it and what is below it
+    PRIMARY KEY (volume, replica, layer)
+) STRICT;
+CREATE INDEX replica_pins_by_layer ON replica_pins(layer);
 ",
 ];
 

@@ -225,7 +225,7 @@ async fn a_third_host_finds_the_volume_where_it_went() {
 }
 
 /// qemu-io as patient as a VM's disk, taking commands one after the other.
-struct Disk {
+pub struct Disk {
     qemu_io: Running,
     commands: std::process::ChildStdin,
     said: std::path::PathBuf,
@@ -234,7 +234,7 @@ struct Disk {
 }
 
 impl Disk {
-    fn open(host: &Server, epoch: Epoch) -> Self {
+    pub fn open(host: &Server, epoch: Epoch) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let said = dir.path().join("said");
         let out = std::fs::File::create(&said).expect("a file");
@@ -258,14 +258,14 @@ impl Disk {
         std::fs::read_to_string(&self.said).expect("what it said")
     }
 
-    fn begin(&mut self, command: &str) {
+    pub fn begin(&mut self, command: &str) {
         use std::io::Write;
         writeln!(self.commands, "{command}").expect("a living qemu-io");
         self.begun += 1;
     }
 
     /// qemu-io reads the next command only after it has asked for it.
-    async fn done(&mut self) {
+    pub async fn done(&mut self) {
         let what = format!("qemu-io to go on after {} commands", self.begun);
         until(&what, async || {
             let said = self.said();
@@ -276,12 +276,12 @@ impl Disk {
         .await;
     }
 
-    async fn tell(&mut self, command: &str) {
+    pub async fn tell(&mut self, command: &str) {
         self.begin(command);
         self.done().await;
     }
 
-    async fn end(mut self) -> String {
+    pub async fn end(mut self) -> String {
         self.begin("quit");
         let qemu_io = &mut self.qemu_io.0;
         until("qemu-io to end", async || qemu_io.try_wait().expect("its state").is_some()).await;

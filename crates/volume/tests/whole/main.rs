@@ -10,6 +10,7 @@ mod iscsi;
 mod kills;
 mod oracles;
 mod proxy;
+mod replicas;
 mod server;
 mod small;
 mod tools;

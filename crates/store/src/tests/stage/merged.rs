@@ -55,7 +55,8 @@ async fn what_a_volume_that_departed_stands_on_is_not_merged() {
     let content = all(&device).await;
     let site = leading_to(&from);
     // A compaction runs already.
-    let (runs, _) = from.pool.runs("compact", &volume_name("c")).unwrap();
+    let clone = from.pool.catalog.volume(&volume_name("c")).unwrap().expect("it was created");
+    let (runs, _) = from.pool.runs("compact", clone.head).unwrap();
     let run = runs.into_iter().next().expect("the two layers below the one that both stand on");
     let (row, run) = from.pool.merge("compact", run, &crate::Work::default()).unwrap();
     arrive(&site, depart(&from).await).await;

@@ -5,9 +5,11 @@
 //! | `merged` | the other host merges layers of the volume |
 //! | `rules` | one rule each |
 //! | `random` | random chains, beside a plain array |
+//! | `replicas` | replicas of volumes, through kills and power cuts |
 
 mod merged;
 mod random;
+mod replicas;
 mod rules;
 
 use std::sync::Mutex;

@@ -107,11 +107,10 @@ async fn build(from: &Site, to: &Site, dice: &mut Dice) -> Twin {
             checksums(&from.pool).await;
         }
         match dice.below(5) {
-            0 => to
-                .pool
-                .stage_layers(&volume_name("v"), "there:1", &sealed_chain(&from.pool, "v"))
-                .await
-                .unwrap(),
+            0 => {
+                let chain = sealed_chain(&from.pool, "v");
+                to.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap();
+            }
             1 => {
                 let chain = sealed_chain(&from.pool, "v");
                 to.pool.stage_layers(&volume_name("v"), "there:1", &chain).await.unwrap();

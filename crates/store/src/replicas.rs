@@ -1,0 +1,425 @@
+//! Replicas of volumes: this pool keeps points of a volume that has its home elsewhere, or keeps for such
+//! replicas what they stand on.
+//!
+//! A point is a sealed layer with everything below it. It is complete when nothing below it is a copy that
+//! still lacks blocks: a copy is complete only when it was compared with the home's checksums and is durable.
+//!
+//! **Chains stay short.** The home keeps, for each replica, only the newest layer that the replica has, and all
+//! layers below while the replica copies them. A replica keeps its points' topmost layers. All others are merged
+//! by compaction, at each place for itself: only the newest common layer has to be the same at both.
+
+use std::sync::Arc;
+
+use perigee_model::home::{Place, Tenure, VolumeHome};
+use perigee_model::replica::{
+    PinReplica, PromoteReplica, PullReplica, ReplicaPin, ReplicaPoint, SealReplica, SealedReplica,
+    Supersede, Superseded, VolumeReplica,
+};
+use perigee_model::volume::{CachePolicy, Compacted, Keep};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+
+use super::blocking;
+use super::catalog::{self, PointRow, Sealed};
+use super::homes::refused;
+use super::layer::live_name;
+use super::pool::Pool;
+use super::volume::Stack;
+use super::work::Work;
+
+fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| catalog::problem(what, &error)
+}
+
+impl Pool {
+    // --- at the volume's home ---
+
+    /// Seals what was written to the volume until now, while it is in use, and keeps its layers for a replica.
+    ///
+    /// # Errors
+    /// Not found; the flush failed; no space for the new head.
+    pub async fn seal_replica(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        SealReplica { replica }: SealReplica,
+    ) -> Result<SealedReplica, Problem> {
+        let what = format!("can't seal what volume {name} has for its replica at {replica}");
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let volume = self.volume(name).await?;
+        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
+        volume
+            .replace_stack(&what, move |stack| {
+                let below = stack.below.layers().next().map(|below| below.id);
+                let adds_nothing = pool.head_adds_nothing(stack).map_err(failed(&now))?;
+                let (new, top) = match below.filter(|_| adds_nothing) {
+                    Some(below) => (None, below),
+                    None => {
+                        let sealed = pool.seal(&now, &named, stack.size_bytes(), stack, None)?;
+                        (Some(sealed), stack.head.layer.id)
+                    }
+                };
+                let pinned = pool.catalog.pin_filling(&named, &replica, top);
+                // The volume has its new layers even where the pin can't be stored.
+                Ok((new, (guard, pinned)))
+            })
+            .await
+            .and_then(|(_guard, pinned)| pinned.map_err(failed(&what)))?;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.sealed_replica(&what, &name)).await
+    }
+
+    fn sealed_replica(&self, what: &str, name: &VolumeName) -> Result<SealedReplica, Problem> {
+        let gone = || Problem::not_found(what, "it is here no more");
+        let row = self.catalog.volume(name).map_err(failed(what))?.ok_or_else(gone)?;
+        let tenure = self.catalog.tenure(name).map_err(failed(what))?.ok_or_else(gone)?;
+        let head = self.catalog.chain(row.head).map_err(failed(what))?.swap_remove(0);
+        let chain = head.parent.map(|top| self.departed_chain(top)).transpose();
+        Ok(SealedReplica {
+            tenure,
+            size_bytes: row.size_bytes,
+            chain: chain.map_err(failed(what))?.unwrap_or_default(),
+            tenant: row.tenant,
+            cache: row.cache,
+        })
+    }
+
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn pin_replica(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        PinReplica { replica, layer }: PinReplica,
+    ) -> Result<(), Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = format!("can't keep what the replica of volume {name} at {replica} needs");
+            pool.catalog.pin_complete(&name, &replica, layer).map_err(failed(&what))
+        })
+        .await
+    }
+
+    /// What is kept for the volume's replicas, and how far they are behind.
+    ///
+    /// # Errors
+    /// Not found; the catalog can't be read.
+    pub async fn replica_pins(
+        self: &Arc<Self>,
+        name: &VolumeName,
+    ) -> Result<Vec<ReplicaPin>, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let what = format!("can't say what the replicas of volume {name} need");
+            let row = pool.catalog.volume(&name).map_err(failed(&what))?;
+            let row = row.ok_or_else(|| Problem::not_found(&what, "there is no such volume"))?;
+            let chain = pool.catalog.chain(row.head).map_err(failed(&what))?;
+            let spaces = pool.catalog.layer_spaces(Some(row.head)).map_err(failed(&what))?;
+            let bytes = |id| spaces.get(&id).map_or(0, |space| pool.layer_bytes(id, space));
+            let pins = pool.catalog.replica_pins(&name).map_err(failed(&what))?;
+            let newer_bytes = |layer: LayerId| {
+                chain.iter().take_while(|row| row.id != layer).map(|row| bytes(row.id)).sum()
+            };
+            Ok(pins
+                .into_iter()
+                .map(|pin| ReplicaPin {
+                    newer_bytes: newer_bytes(pin.layer),
+                    replica: pin.replica,
+                    layer: pin.layer,
+                    filling: pin.filling,
+                })
+                .collect())
+        })
+        .await
+    }
+
+    // --- at the replica ---
+
+    /// What this pool has of a replica; also of one that it never had.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn replica(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeReplica, Problem> {
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || pool.replica_now(&name)).await
+    }
+
+    fn replica_now(&self, name: &VolumeName) -> Result<VolumeReplica, Problem> {
+        let what = format!("can't say what is here of the replica of volume {name}");
+        let rows = self.catalog.replica_points(name).map_err(failed(&what))?;
+        let point = |row: &PointRow| {
+            Ok(ReplicaPoint {
+                layer: row.layer,
+                taken_ms: row.taken_ms,
+                missing_bytes: self.missing_bytes(row.layer)?,
+            })
+        };
+        let points = rows.iter().map(point).collect::<rusqlite::Result<_>>();
+        let newest = rows.first();
+        let layers = newest.map(|row| self.catalog.chain(row.layer)).transpose();
+        Ok(VolumeReplica {
+            volume: name.clone(),
+            tenure: newest.map(|row| row.tenure),
+            points: points.map_err(failed(&what))?,
+            layers: layers.map_err(failed(&what))?.map_or(0, |chain| chain.len() as u64),
+        })
+    }
+
+    /// Gives up a round that is not complete, and drops the oldest points beyond the number that is kept.
+    ///
+    /// # Errors
+    /// A conflict when the volume has its home here.
+    pub async fn begin_pull(self: &Arc<Self>, name: &VolumeName, keep: u32) -> Result<(), Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't make a replica of volume {name}");
+            if pool.catalog.tenure(&name).map_err(failed(&what))?.is_some() {
+                let why = "the volume has its home in this pool";
+                return Err(Problem::conflict(what, why));
+            }
+            let points = pool.replica_now(&name)?.points;
+            let (complete, given_up): (Vec<_>, Vec<_>) =
+                points.iter().partition(|point| point.missing_bytes == 0);
+            let surplus = complete.iter().skip(usize::try_from(keep.max(1)).unwrap_or(usize::MAX));
+            let dropped: Vec<_> = given_up.iter().chain(surplus).map(|point| point.layer).collect();
+            pool.drop_points_now(&what, &name, &dropped)
+        })
+        .await
+    }
+
+    fn drop_points_now(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        tops: &[LayerId],
+    ) -> Result<(), Problem> {
+        let unneeded = self.catalog.drop_points(name, tops).map_err(failed(what))?;
+        self.drop_copies(&unneeded);
+        self.remove_layers(&unneeded);
+        Ok(())
+    }
+
+    /// Makes copies of what the home has sealed, and records them as the replica's newest point. They get their
+    /// blocks in the background. Returns how many bytes have to come.
+    ///
+    /// # Errors
+    /// As [`Self::stage_layers`]; a conflict when the replica is one of another volume with this name.
+    pub async fn add_point(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        ask: &PullReplica,
+        sealed: SealedReplica,
+    ) -> Result<u64, Problem> {
+        let what = format!("can't make a replica of volume {name}");
+        let of_home = Arc::clone(self);
+        let (named, tenure, now) = (name.clone(), sealed.tenure, what.clone());
+        blocking(move || of_home.check_replica_of(&now, &named, tenure)).await?;
+        let ships_bytes = self.stage_layers(name, &ask.from.nbd_addr, &sealed.chain).await?;
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name, taken_ms) = (Arc::clone(self), name.clone(), ask.taken_ms);
+        blocking(move || {
+            let _guard = guard;
+            let Some(top) = sealed.chain.first().filter(|top| top.size_bytes <= sealed.size_bytes)
+            else {
+                let why = "the home answered with layers that are not the volume's";
+                return Err(Problem::internal(&what, why));
+            };
+            if !pool.has_staged(&what, top)? {
+                let why = "a layer of it was deleted here meanwhile";
+                return Err(Problem::unavailable(&what, why).next("it is tried again"));
+            }
+            let chain = pool.catalog.chain(top.layer).map_err(failed(&what))?;
+            let keeps_nothing = |remote: &catalog::RemoteRow| remote.keep == Keep::Never;
+            if let Some(row) =
+                chain.iter().find(|row| row.remote.as_ref().is_some_and(keeps_nothing))
+            {
+                let why = format!("layer {} is here as a copy that keeps nothing", row.id);
+                return Err(Problem::conflict(&what, why)
+                    .next("delete that image or volume at this host, or choose another host"));
+            }
+            let added = pool.catalog.add_point(&name, top.layer, taken_ms, &sealed);
+            added.map_err(failed(&what))?;
+            pool.drop_staged(&name);
+            pool.to_fill.notify_one();
+            Ok(ships_bytes)
+        })
+        .await
+    }
+
+    fn check_replica_of(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        tenure: Tenure,
+    ) -> Result<(), Problem> {
+        let points = self.catalog.replica_points(name).map_err(failed(what))?;
+        if points.iter().all(|point| point.tenure.incarnation() == tenure.incarnation()) {
+            return Ok(());
+        }
+        let why = "the replica here is of an earlier volume with this name";
+        Err(Problem::conflict(what, why)
+            .next(format!("drop it (`perigee volume replicate {name} --to SITE --stop`)")))
+    }
+
+    /// Drops all points of a replica. It is no error if there is none.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn drop_replica(self: &Arc<Self>, name: &VolumeName) -> Result<(), Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            let what = format!("can't drop the replica of volume {name}");
+            let points = pool.catalog.replica_points(&name).map_err(failed(&what))?;
+            let tops: Vec<_> = points.iter().map(|point| point.layer).collect();
+            pool.drop_points_now(&what, &name, &tops)
+        })
+        .await
+    }
+
+    /// Merges the layers of a replica that are neither a point's topmost nor needed by anything else.
+    ///
+    /// # Errors
+    /// As [`Self::compact_volume`].
+    pub async fn compact_replica(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: Arc<Work>,
+    ) -> Result<Compacted, Problem> {
+        let what = format!("can't compact the replica of volume {name}");
+        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
+        let points =
+            blocking(move || pool.catalog.replica_points(&named).map_err(failed(&now))).await?;
+        match points.first() {
+            Some(newest) => self.compact_below(what, newest.layer, work).await,
+            None => Ok(Compacted { layers_before: 0, layers_after: 0, copied_bytes: 0 }),
+        }
+    }
+
+    /// A complete point of the replica becomes the volume. Its other points are dropped.
+    ///
+    /// # Errors
+    /// Not found; a conflict when the point is not complete, or a volume of this name is here.
+    pub async fn promote(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        PromoteReplica { layer, tenure }: PromoteReplica,
+    ) -> Result<VolumeHome, Problem> {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, name) = (Arc::clone(self), name.clone());
+        blocking(move || {
+            let _guard = guard;
+            pool.promote_now(&name, layer, tenure)?;
+            pool.home_now(&name)
+        })
+        .await
+    }
+
+    fn promote_now(
+        &self,
+        name: &VolumeName,
+        layer: LayerId,
+        tenure: Tenure,
+    ) -> Result<(), Problem> {
+        let what = format!("can't make the replica of volume {name} the volume");
+        let before = self.catalog.residence(name, tenure).map_err(failed(&what))?;
+        if before.promote(tenure).map_err(|why| refused(&what, why))?.is_none() {
+            return Ok(());
+        }
+        let points = self.catalog.replica_points(name).map_err(failed(&what))?;
+        let Some(point) = points.into_iter().find(|point| point.layer == layer) else {
+            let why = format!("this pool has no point {layer} of it");
+            return Err(Problem::not_found(&what, why).next("look which points there are"));
+        };
+        let missing_bytes = self.missing_bytes(layer).map_err(failed(&what))?;
+        if missing_bytes > 0 {
+            let why = format!("{missing_bytes} bytes of point {layer} are not here");
+            return Err(Problem::conflict(&what, why).next("choose an earlier point"));
+        }
+        let promoted = self.catalog.promote(name, &point, tenure).map_err(failed(&what))?;
+        let unneeded = promoted.map_err(|why| refused(&what, why))?;
+        self.drop_copies(&unneeded);
+        self.remove_layers(&unneeded);
+        Ok(())
+    }
+
+    // --- at the home that was lost ---
+
+    /// The volume is here no more, because a replica became the volume while this server did not answer. What it
+    /// was stays as an image.
+    ///
+    /// # Errors
+    /// The flush failed; unavailable while other hosts have blocks of it in memory.
+    pub async fn supersede(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        ask: &Supersede,
+    ) -> Result<Superseded, Problem> {
+        let what = format!("can't give up volume {name}, which is at {} now", ask.to.nbd_addr);
+        let image = lost_image(name, ask.lost);
+        let (pool, named, now, lost) = (Arc::clone(self), name.clone(), what.clone(), ask.lost);
+        let is_here = blocking(move || {
+            let before = pool.catalog.residence(&named, lost).map_err(failed(&now))?;
+            Ok::<_, Problem>(matches!(before.place, Place::Here(_)))
+        })
+        .await?;
+        if is_here {
+            let volume = self.volume(name).await?;
+            self.end_leases(&what, &volume).await?;
+            let guard = Arc::clone(&self.changes).lock_owned().await;
+            let (pool, named, ask, now) =
+                (Arc::clone(self), name.clone(), ask.clone(), what.clone());
+            let kept = image.clone();
+            volume
+                .leave(&what, move |stack| {
+                    let _guard = guard;
+                    pool.supersede_now(&now, &named, &ask, &kept, stack)
+                })
+                .await?;
+        } else {
+            let (pool, named, ask, now) =
+                (Arc::clone(self), name.clone(), ask.clone(), what.clone());
+            let kept = image.clone();
+            blocking(move || {
+                let to = &ask.to.nbd_addr;
+                let done = pool.catalog.supersede(&named, ask.lost, to, &kept, None);
+                done.map_err(failed(&now))
+            })
+            .await?;
+        }
+        let (pool, kept) = (Arc::clone(self), image.clone());
+        let is_kept =
+            blocking(move || pool.catalog.image(&kept).map_err(failed(&what))).await?.is_some();
+        Ok(Superseded { image: is_kept.then_some(image) })
+    }
+
+    fn supersede_now(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        ask: &Supersede,
+        image: &ImageName,
+        stack: &Stack,
+    ) -> Result<(), (Problem, bool)> {
+        let layer = &stack.head.layer;
+        let sealed = Sealed { layer: layer.id, data_bytes: layer.data_bytes() };
+        let done = self.catalog.supersede(name, ask.lost, &ask.to.nbd_addr, image, Some(sealed));
+        self.forget_volume(name);
+        // It may be recorded and it may not. Whoever opens the volume next looks.
+        done.map_err(|error| (failed(what)(error), true))?;
+        layer.set_cache(CachePolicy::Shared);
+        if let Err(error) = self.files.remove(&live_name(layer.id)) {
+            tracing::warn!(layer = %layer.id, %error, "can't remove a sealed layer's live map");
+        }
+        self.note_sealed();
+        Ok(())
+    }
+}
+
+/// The image that has what a lost volume was at its home.
+fn lost_image(name: &VolumeName, lost: Tenure) -> ImageName {
+    let which = lost.incarnation();
+    ImageName::new(format!("{name}-lost-{which}"))
+        .or_else(|_| ImageName::new(format!("lost-{which}")))
+        .expect("an incarnation makes a name")
+}

@@ -1,0 +1,179 @@
+//! Replicas: what a round ships, what each point shows, and what is kept through kills and power cuts.
+
+use perigee_model::home::{HomeState, ServerAddresses, Tenure};
+use perigee_model::replica::{PinReplica, PromoteReplica, PullReplica, SealReplica};
+use perigee_model::{Incarnation, ProblemKind, SiteId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::files::LayerFiles;
+
+fn place(at: u64) -> usize {
+    usize::try_from(at).unwrap()
+}
+
+fn site() -> SiteId {
+    SiteId::new("cloud").unwrap()
+}
+
+/// As a volume server does it. Returns what is shipped.
+async fn pull(home: &Site, to: &Site, keep: u32, taken_ms: u64) -> Result<u64, Problem> {
+    let v = volume_name("v");
+    to.pool.begin_pull(&v, keep).await?;
+    let sealed = home.pool.seal_replica(&v, SealReplica { replica: site() }).await?;
+    let control_url = "http://there".to_owned();
+    let from = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url };
+    to.pool.add_point(&v, &PullReplica { from, replica: site(), keep, taken_ms }, sealed).await
+}
+
+async fn pin(home: &Site, layer: LayerId) {
+    let pin = PinReplica { replica: site(), layer: Some(layer) };
+    home.pool.pin_replica(&volume_name("v"), pin).await.unwrap();
+}
+
+async fn point_content(pool: &Arc<Pool>, layer: LayerId) -> Vec<u8> {
+    all(&pool.open_layer(layer).await.unwrap()).await
+}
+
+async fn two() -> (Site, Site) {
+    let (home, to) = (Site::new(), Site::new());
+    drop(empty(&home.pool, "v", 8 * BLOCK).await);
+    to.way.lead(&home.pool);
+    (home, to)
+}
+
+#[tokio::test]
+async fn a_volume_to_which_nothing_was_written_has_a_replica_too() {
+    let (home, to) = two().await;
+    assert_eq!(pull(&home, &to, 1, 1).await.unwrap(), 0);
+    to.fill().await;
+    let replica = to.pool.replica(&volume_name("v")).await.unwrap();
+    let newest = replica.complete().expect("it is complete").clone();
+    pin(&home, newest.layer).await;
+    assert_eq!(pull(&home, &to, 1, 2).await.unwrap(), 0);
+    let again = to.pool.replica(&volume_name("v")).await.unwrap();
+    assert_eq!(again.points.len(), 1, "the same point, and newer: {again:?}");
+    assert_eq!((again.points[0].layer, again.points[0].taken_ms), (newest.layer, 2));
+}
+
+#[tokio::test]
+async fn a_point_that_is_not_complete_is_not_promoted_and_one_is_promoted_once() {
+    let (home, to) = two().await;
+    let device = session(&home.pool, "v").await;
+    device.write(0, bytes(1, 4096), false).await.unwrap();
+    to.way.away.store(true, Ordering::SeqCst);
+    pull(&home, &to, 1, 1).await.unwrap();
+    let v = volume_name("v");
+    let layer = to.pool.replica(&v).await.unwrap().points[0].layer;
+    let promote = PromoteReplica { layer, tenure: Tenure::first(Incarnation(9)) };
+    let refused = to.pool.promote(&v, promote).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    to.way.away.store(false, Ordering::SeqCst);
+    to.fill().await;
+    to.pool.promote(&v, promote).await.unwrap();
+    let other = PromoteReplica { tenure: Tenure::first(Incarnation(10)), ..promote };
+    to.pool.promote(&v, other).await.expect_err("it is the volume already");
+    to.pool.delete_volume(&v).await.unwrap();
+    let nothing: [String; 0] = [];
+    assert_eq!(to.files.names().unwrap().into_iter().collect::<Vec<_>>(), nothing);
+}
+
+#[tokio::test]
+async fn a_replica_of_a_deleted_volume_is_not_mixed_with_the_next_one_of_its_name() {
+    let (home, to) = two().await;
+    session(&home.pool, "v").await.write(0, bytes(1, 4096), false).await.unwrap();
+    pull(&home, &to, 1, 1).await.unwrap();
+    to.fill().await;
+    home.pool.delete_volume(&volume_name("v")).await.unwrap();
+    drop(empty(&home.pool, "v", 8 * BLOCK).await);
+    let refused = pull(&home, &to, 1, 2).await.unwrap_err();
+    assert!(refused.why.contains("an earlier volume"), "{refused}");
+    to.pool.drop_replica(&volume_name("v")).await.unwrap();
+    pull(&home, &to, 1, 3).await.unwrap();
+}
+
+/// Rounds, compaction at both, kills and power cuts at any time. Each complete point shows what the volume had
+/// when it was sealed; a round ships no more than what was written since the last complete one.
+async fn through_everything(seed: u64) {
+    let mut dice = Dice(seed);
+    let v = volume_name("v");
+    let (mut home, mut to) = two().await;
+    let mut now = vec![0_u8; place(8 * BLOCK)];
+    let mut points: std::collections::HashMap<LayerId, Vec<u8>> = Default::default();
+    // Bytes written in all, and how many of them each point has.
+    let (mut written, mut sealed) = (0, std::collections::HashMap::new());
+    let (mut newest, mut clock) = (None, 0);
+    for _ in 0..30 {
+        match dice.below(10) {
+            0..=3 => {
+                let (at, byte) = (dice.below(8) as u64, 1 + u8::try_from(dice.below(250)).unwrap());
+                let device = session(&home.pool, "v").await;
+                device.write(at * BLOCK, bytes(byte, place(BLOCK)), false).await.unwrap();
+                device.flush().await.unwrap();
+                now[place(at * BLOCK)..place((at + 1) * BLOCK)].fill(byte);
+                written += BLOCK;
+            }
+            4 | 5 => {
+                clock += 1;
+                let ships = pull(&home, &to, 2, clock).await.unwrap();
+                let most = newest.map_or(written, |newest| written - sealed[&newest]);
+                assert!(ships <= most, "{ships} bytes are shipped, and {most} were written");
+                let top = to.pool.replica(&v).await.unwrap().points[0].layer;
+                points.insert(top, now.clone());
+                sealed.insert(top, written);
+            }
+            6 => {
+                to.fill().await;
+                let replica = to.pool.replica(&v).await.unwrap();
+                if let Some(point) = replica.points.first() {
+                    pin(&home, point.layer).await;
+                    newest = Some(point.layer);
+                }
+            }
+            7 => {
+                let work = Arc::default();
+                home.pool.compact_volume(&v, work).await.unwrap();
+                to.pool.compact_replica(&v, Arc::default()).await.unwrap();
+            }
+            8 => {
+                *to.way.to.lock().unwrap() = None;
+                home = home.restart(Some(dice.below(1 << 30) as u64)).await;
+            }
+            _ => {
+                let cut = (dice.below(2) == 0).then(|| dice.below(1 << 30) as u64);
+                to = to.restart(cut).await;
+            }
+        }
+        to.way.lead(&home.pool);
+        let replica = to.pool.replica(&v).await.unwrap();
+        assert!(replica.points.len() <= 4, "{replica:?}");
+        assert!(newest.is_none() || replica.complete().is_some(), "a complete point stays");
+        for point in replica.points.iter().filter(|point| point.missing_bytes == 0) {
+            assert!(
+                point_content(&to.pool, point.layer).await == points[&point.layer],
+                "point {} shows something else",
+                point.layer
+            );
+        }
+    }
+    let Some(best) = to.pool.replica(&v).await.unwrap().complete().cloned() else { return };
+    let promote = PromoteReplica { layer: best.layer, tenure: Tenure::first(Incarnation(5)) };
+    to.pool.promote(&v, promote).await.unwrap();
+    to = to.restart(Some(seed)).await;
+    let home = to.pool.home(&v).await.unwrap().home;
+    assert_eq!(home, HomeState::Here { tenure: promote.tenure, missing_bytes: 0 });
+    assert!(all(&session(&to.pool, "v").await).await == points[&best.layer]);
+    assert!(to.pool.replica(&v).await.unwrap().points.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..Default::default() })]
+
+    #[test]
+    fn points_of_a_replica_stay_what_they_were_through_compaction_kills_and_power_cuts(
+        seed in any::<u64>()
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(through_everything(seed));
+    }
+}

@@ -1,0 +1,80 @@
+//! Replicas of volumes: a round of one, and the end of the volume at a home that was lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_model::home::VolumeHome;
+use perigee_model::replica::{
+    PromoteReplica, PullReplica, PulledReplica, SealReplica, SealedReplica, Supersede, Superseded,
+};
+use perigee_model::{Problem, VolumeName};
+
+use crate::exports::PoolExports;
+use crate::homes::client;
+
+/// So long the home may take to flush and seal the volume.
+const SEAL_MAX: Duration = Duration::from_secs(60);
+/// So long the maps of the layers that are lacking here may take to come from the home.
+const STAGE_MAX: Duration = Duration::from_secs(120);
+
+impl PoolExports {
+    /// Begins a round of a replica: when this returns, what it lacks is known, and comes in the background.
+    ///
+    /// # Errors
+    /// Unavailable when the home does not answer; as [`perigee_store::Pool::add_point`].
+    pub async fn pull_replica(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        ask: &PullReplica,
+    ) -> Result<PulledReplica, Problem> {
+        self.pool.begin_pull(volume, ask.keep).await?;
+        let path = format!("/v1/volumes/{volume}/replica/seal");
+        let seal = SealReplica { replica: ask.replica.clone() };
+        let home = client(&ask.from, SEAL_MAX)?;
+        let sealed: SealedReplica = home.post(&path, &seal).await?;
+        let added = self.pool.add_point(volume, ask, sealed);
+        let ships_bytes = tokio::time::timeout(STAGE_MAX, added).await.unwrap_or_else(|_| {
+            let (at, limit_s) = (&ask.from.nbd_addr, STAGE_MAX.as_secs());
+            let what = format!("can't make a replica of volume {volume}");
+            let why = format!("{at} did not tell what is in its layers in {limit_s} s");
+            Err(Problem::unavailable(what, why).next("it is tried again"))
+        })?;
+        Ok(PulledReplica { ships_bytes })
+    }
+
+    /// A point of the replica becomes the volume. Sessions here that were proxied to the lost home end: what they
+    /// would go on with is older than what they have seen.
+    ///
+    /// # Errors
+    /// As [`perigee_store::Pool::promote`].
+    pub async fn promote(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        ask: PromoteReplica,
+    ) -> Result<VolumeHome, Problem> {
+        let _turn = self.turns.moving(volume).await?;
+        let promoted = self.pool.promote(volume, ask).await?;
+        self.ahead.forget(volume);
+        for (switch, _) in self.proxies.sessions(volume) {
+            switch.hang_up();
+        }
+        self.proxies.moved_here(volume);
+        Ok(promoted)
+    }
+
+    /// The volume is here no more. Its sessions end: what they would go on with is older than what they have seen.
+    ///
+    /// # Errors
+    /// As [`perigee_store::Pool::supersede`].
+    pub async fn supersede(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        ask: &Supersede,
+    ) -> Result<Superseded, Problem> {
+        let _turn = self.turns.moving(volume).await?;
+        let superseded = self.pool.supersede(volume, ask).await?;
+        self.local.hang_up(volume);
+        self.attached(volume);
+        Ok(superseded)
+    }
+}
