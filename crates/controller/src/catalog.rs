@@ -13,9 +13,10 @@ use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
-use crate::{given_up, images, volume_moves};
+use crate::{given_up, images, replicas, volume_moves};
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
+    let replicas = replicas::list(cluster).await?;
     let jobs = cluster.unfinished_jobs();
     let mut volumes = BTreeMap::new();
     let hosts = cluster.hosts.up();
@@ -43,12 +44,27 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
             volumes.entry(record.name).or_insert(view);
         }
     }
+    for replica in replicas {
+        if let Some(volume) = volumes.get_mut(&replica.volume) {
+            volume.replicas.push(replica);
+        }
+    }
     Ok(volumes.into_values().collect())
 }
 
 pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolume, Problem> {
-    let record = find(cluster, name).await?;
-    Ok(view(cluster, name, &record.home, record.seen.as_ref(), &cluster.unfinished_jobs()))
+    let replicas = replicas::of_volume(cluster, name).await?;
+    let record = find(cluster, name).await.map_err(|problem| match replicas.first() {
+        Some(replica) if problem.kind == ProblemKind::NotFound => {
+            let why = format!("its home was removed, and {} has a replica", replica.host);
+            Problem::not_found(&problem.what, why)
+                .next(format!("to make the replica the volume: perigee volume promote {name}"))
+        }
+        _ => problem,
+    })?;
+    let jobs = cluster.unfinished_jobs();
+    let shown = view(cluster, name, &record.home, record.seen.as_ref(), &jobs);
+    Ok(ClusterVolume { replicas, ..shown })
 }
 
 fn view(
@@ -71,6 +87,7 @@ fn view(
             .map(|last| last.shown.clone())
             .filter(|shown| !shown.state.is_final()),
         leave_site: seen.map_or(LeaveSite::Allowed, |s| s.leave_site),
+        replicas: Vec::new(),
     }
 }
 
@@ -201,6 +218,13 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
     if let Some(last) = cluster.index.incomplete_move(name) {
         return Err(still_copied(&last.shown));
     }
+    if let Some(replica) = replicas::of_volume(cluster, name).await?.first() {
+        let why = format!("it has a replica at {}", replica.host);
+        return Err(Problem::conflict(format!("can't delete volume {name}"), why).next(format!(
+            "drop the replica first: perigee volume replicate {name} --to {} --stop",
+            replica.site
+        )));
+    }
     let record = find(cluster, name).await?;
     let home = reachable(cluster, &record.home)?;
     match home.volume.delete(&format!("/v1/volumes/{name}")).await {
@@ -255,7 +279,16 @@ pub fn reachable(cluster: &Cluster, host: &HostId) -> Result<Arc<HostLink>, Prob
 }
 
 pub async fn roomiest(cluster: &Cluster) -> Result<Arc<HostLink>, Problem> {
-    let hosts = cluster.hosts.up();
+    roomiest_of(cluster, |_| true).await
+}
+
+/// The host with the most free space, of some.
+pub async fn roomiest_of(
+    cluster: &Cluster,
+    is_wanted: impl Fn(&HostLink) -> bool,
+) -> Result<Arc<HostLink>, Problem> {
+    let mut hosts = cluster.hosts.up();
+    hosts.retain(|host| is_wanted(host));
     let asked = hosts.iter().map(|host| host.volume.get::<PoolInfo>("/v1/pool"));
     let pools = join_all(asked).await;
     hosts
@@ -265,7 +298,7 @@ pub async fn roomiest(cluster: &Cluster) -> Result<Arc<HostLink>, Problem> {
         .max_by_key(|(free_bytes, _)| *free_bytes)
         .map(|(_, host)| Arc::clone(host))
         .ok_or_else(|| {
-            Problem::unavailable("can't find a host", "no host is up")
+            Problem::unavailable("can't find a host", "no such host is up")
                 .next("see `perigee host list`")
         })
 }

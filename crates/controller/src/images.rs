@@ -16,6 +16,7 @@ use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName
 use crate::catalog::{self, or_silent, reachable};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, image_key};
+use crate::shadows;
 
 pub use imports::{import, settle_imports};
 pub use sources::replace_lost_sources;
@@ -255,6 +256,7 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
         return Err(Problem::unavailable(format!("can't delete image {name}"), why)
             .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
+    shadows::drop_all(cluster).await?;
     // The image with the most dependants comes first. If its deletion is refused, no copy has been deleted yet.
     found.sort_by_key(|found| std::cmp::Reverse(found.info.children));
     let mut hosts: Vec<HostId> = found.into_iter().map(|found| found.host).collect();

@@ -12,6 +12,11 @@
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
 //! | `volume_moves/VOLUME` | [`VolumeMoveRecord`] of its last move | the move's driver only |
 //! | `intents/volume_moves/VOLUME` | [`VolumeMoveIntent`] | the API, and drivers of jobs that end |
+//! | `replicas/VOLUME/SITE` | [`crate::replicas::ReplicaRecord`] | the replica's driver |
+//! | `intents/replicas/VOLUME/SITE` | [`crate::replicas::ReplicaIntent`] | the API |
+//! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
+//! | `superseded/HOST/VOLUME/INCARNATION` | what a lost home is to be told | the promotion |
+//! | `shadows/VOLUME/HOST/TENURE` | [`crate::shadows::Shadow`] | the move's driver, and who drops it |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |

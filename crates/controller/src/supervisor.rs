@@ -20,7 +20,10 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Timing, Wanted};
 use crate::records::job_intent_key;
-use crate::{cleaner, hosts, images, jobs, links, migration, scheduler, volume_moves, watching};
+use crate::{
+    cleaner, hosts, images, jobs, links, migration, replicas, scheduler, shadows, volume_moves,
+    watching,
+};
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -56,6 +59,7 @@ impl Supervisor {
         for record in cluster.index.unfinished_volume_moves() {
             cluster.drive_volume_move(&record.shown.volume);
         }
+        replicas::drive_all(&cluster).await?;
         let supervisor =
             Arc::new(Self { cluster, tasks: Mutex::default(), driven: Mutex::default() });
         supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
@@ -64,6 +68,8 @@ impl Supervisor {
         supervisor.keep_running("the measuring of links", links::run);
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
+        supervisor.keep_running("the promotion of replicas", replicas::run);
+        supervisor.keep_running("the shadows of volumes", shadows::run);
         supervisor.keep_running("the settling of imports", images::settle_imports);
         supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", jobs::collect_bundles);
@@ -81,6 +87,9 @@ impl Supervisor {
             }),
             Wanted::VolumeMove(volume) => self.keep(wanted, move || {
                 Box::pin(volume_moves::drive(Arc::clone(&cluster), volume.clone()))
+            }),
+            Wanted::Replica(volume, site) => self.keep(wanted, move || {
+                Box::pin(replicas::drive(Arc::clone(&cluster), volume.clone(), site.clone()))
             }),
         }
     }
@@ -161,7 +170,7 @@ impl Supervisor {
             Wanted::Job(id) => Ok(id.clone()),
             Wanted::Migration { vm, .. } => JobId::new(vm.as_str()),
             // It is logged above; the volume may belong to no job.
-            Wanted::VolumeMove(_) => return,
+            Wanted::VolumeMove(_) | Wanted::Replica(..) => return,
         };
         let Ok(job) = job else { return };
         let reason = format!(

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use crate::guest::LogStream;
 use crate::phases::Phases;
 use crate::plan::Estimate;
+use crate::replica::Replica;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
 use crate::volume::{BlockProbe, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
@@ -369,6 +370,9 @@ pub struct ClusterVolume {
     /// Whether it may leave its site, as last seen at its home.
     #[serde(default)]
     pub leave_site: LeaveSite,
+    /// Its replicas at other sites.
+    #[serde(default)]
+    pub replicas: Vec<Replica>,
 }
 
 /// A volume to be made.

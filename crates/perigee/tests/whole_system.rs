@@ -4,7 +4,10 @@
 
 mod system;
 
+use perigee_http::Client;
 use perigee_model::job::{ClusterVolume, JobState, MigrationState};
+use perigee_model::replica::Replica;
+use perigee_model::volume::ImageInfo;
 use perigee_model::volume_move::VolumesOnMove;
 
 use system::{ensure, kill_9, succeeded, until, with_system, writer_job};
@@ -340,4 +343,111 @@ fn volumes_follow_their_vm_and_leave_nothing_behind() {
         ensure!(data.home == system::host("home1"), "{data:?}");
         Ok(())
     });
+}
+
+/// Two rounds with daemons killed in between; then the home is silent, and later goes on where it was.
+#[test]
+fn a_volume_whose_home_is_lost_lives_on_as_its_replica() {
+    with_system(async |system| {
+        system.volume("data", "cloud1", 64 * MIB).await?;
+        write(&system, "cloud1", "write -P 1 0 16M")?;
+        let every = ["--to", "home", "--every", "10s", "--keep", "2"];
+        command(&system, &[&["volume", "replicate", "data"], &every[..]].concat())?;
+        replicated(&system).await?;
+        write(&system, "cloud1", "write -P 2 4M 1M")?;
+        for (daemon, at) in [("controller", None), ("volume", Some("cloud1"))] {
+            system.kill_daemon(daemon, at).await?;
+        }
+        let replica = replicated(&system).await?;
+        system.kill_daemon("volume", Some(replica.host.as_str())).await?;
+        let shipped = shipped_bytes(&system)?;
+        ensure!(shipped.contains(&(16 * MIB)) && shipped.contains(&MIB), "{shipped:?}");
+        eprintln!("{}", command(&system, &["volume", "info", "data"])?);
+        write(&system, "cloud1", "write -P 3 8M 64k")?;
+        signal(&system, "STOP")?;
+
+        let asked = system.perigee(&["volume", "promote", "data"]);
+        let text = String::from_utf8_lossy(&asked.stderr).into_owned();
+        ensure!(!asked.status.success() && text.contains("--yes"), "{text}");
+        eprintln!("{text}");
+        let promoted = system.perigee(&["volume", "promote", "data", "--yes"]);
+        eprintln!("{}{}", String::from_utf8_lossy(&promoted.stderr), out(&promoted));
+        ensure!(promoted.status.success(), "{promoted:?}");
+        let volume: ClusterVolume = system.get("/v1/volumes/data").await?;
+        ensure!(volume.home == replica.host && volume.replicas.is_empty(), "{volume:?}");
+        let at = volume.home.as_str();
+        for read in ["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 11M"] {
+            write(&system, at, read)?;
+        }
+        write(&system, at, "write -P 9 32M 64k")?;
+
+        signal(&system, "CONT")?;
+        let socket = system.host_file("cloud1", "volume-control.sock");
+        let patience = std::time::Duration::from_secs(30);
+        let old = Client::new(&format!("unix:{}", socket.display()), patience)?;
+        until("the old home to give the volume up", async || {
+            let images: Vec<ImageInfo> = old.get("/v1/images").await?;
+            let kept = |image: &ImageInfo| image.name.as_str().starts_with("data-lost-");
+            Ok(images.iter().any(kept).then_some(()))
+        })
+        .await?;
+        until("the volume to be found from its old home", async || {
+            write(&system, "cloud1", "read -P 9 32M 64k").map(Some)
+        })
+        .await?;
+        Ok(())
+    });
+}
+
+/// Waits until the replica has all that was written.
+async fn replicated(system: &system::System) -> system::Checked<Replica> {
+    let mut before = None;
+    until("a round of the replica", async || {
+        let volume: ClusterVolume = system.get("/v1/volumes/data").await?;
+        let replica = volume.replicas.into_iter().next();
+        let newest = replica.filter(|r| r.behind_bytes == Some(0) && r.missing_bytes.is_none());
+        let Some(newest) = newest else { return Ok(None) };
+        // What was seen before may be from before the last write.
+        let first = *before.get_or_insert(newest.complete_ms);
+        Ok((first != newest.complete_ms).then_some(newest))
+    })
+    .await
+}
+
+/// What each round had to ship, as the controller's log says.
+fn shipped_bytes(system: &system::System) -> system::Checked<Vec<u64>> {
+    let log = system.lab.dir().join("ctl/controller.log");
+    let text = std::fs::read_to_string(&log)
+        .map_err(|error| perigee_model::Problem::internal(log.display().to_string(), error))?;
+    let rounds = text.lines().filter_map(|line| line.split_once(" ships "));
+    Ok(rounds.filter_map(|(_, rest)| rest.split(' ').next()?.parse().ok()).collect())
+}
+
+fn out(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn command(system: &system::System, args: &[&str]) -> system::Checked<String> {
+    let output = system.perigee(args);
+    ensure!(output.status.success(), "{args:?}: {output:?}");
+    Ok(out(&output))
+}
+
+/// A command of qemu-io on the volume `data` through a host's volume server.
+fn write(system: &system::System, at: &str, what: &str) -> system::Checked<()> {
+    let output = system.qemu_io(at, "data", what);
+    let text = out(&output);
+    ensure!(system::succeeded(&output) && text.contains(" bytes at offset"), "{what}: {output:?}");
+    Ok(())
+}
+
+/// To the daemons of the host cloud1.
+fn signal(system: &system::System, name: &str) -> system::Checked<()> {
+    for daemon in ["volume", "agent"] {
+        let pid = system.lab.host_pid(&system::host("cloud1"), daemon)?;
+        let args = [format!("-{name}"), pid.to_string()];
+        let told = std::process::Command::new("kill").args(args).status().expect("kill runs");
+        ensure!(told.success(), "{daemon} gets no {name}");
+    }
+    Ok(())
 }

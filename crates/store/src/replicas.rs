@@ -48,6 +48,11 @@ impl Pool {
         let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
         volume
             .replace_stack(&what, move |stack| {
+                let rows = pool.catalog.chain(stack.head.layer.id).map_err(failed(&now))?;
+                if rows.iter().any(|row| row.held) {
+                    let why = "it, or what it stands on, may not leave its site";
+                    return Err(Problem::conflict(&now, why));
+                }
                 let below = stack.below.layers().next().map(|below| below.id);
                 let adds_nothing = pool.head_adds_nothing(stack).map_err(failed(&now))?;
                 let (new, top) = match below.filter(|_| adds_nothing) {

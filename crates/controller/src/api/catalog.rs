@@ -4,13 +4,14 @@ use axum::extract::State;
 use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
+use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
 use perigee_model::{ImageName, Problem, VolumeName};
 
 use super::{Name, Shared, json};
 use crate::leave_site::{self, Of};
-use crate::{catalog, images, volume_moves};
+use crate::{catalog, images, replicas as of_volumes, volume_moves};
 
 #[utoipa::path(get, path = "/images", tag = "images",
     responses((status = 200, body = Vec<ClusterImage>)))]
@@ -141,4 +142,52 @@ pub async fn cancel_volume_move(
     Name(volume): Name<VolumeName>,
 ) -> Reply<VolumeMove> {
     json(volume_moves::cancel(&cluster, &volume).await?)
+}
+
+/// The volume's replicas at other sites.
+#[utoipa::path(get, path = "/volumes/{volume}/replicas", tag = "volumes",
+    params(("volume" = String, Path)), responses((status = 200, body = Vec<Replica>)))]
+pub async fn replicas(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+) -> Reply<Vec<Replica>> {
+    json(of_volumes::of_volume(&cluster, &volume).await?)
+}
+
+/// Keeps a replica of a volume at another site, or changes how often it is made; the answer comes at once.
+#[utoipa::path(post, path = "/volumes/{volume}/replicas", tag = "volumes",
+    params(("volume" = String, Path)), request_body = ReplicateVolume,
+    responses((status = 200, body = Replica)))]
+pub async fn replicate_volume(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+    Json(ask): Json<ReplicateVolume>,
+) -> Reply<Replica> {
+    json(of_volumes::replicate(&cluster, &volume, &ask).await?)
+}
+
+/// Ends a replica. The answer comes at once; what it has is dropped in the background.
+#[utoipa::path(post, path = "/volumes/{volume}/replicas/stop", tag = "volumes",
+    params(("volume" = String, Path)), request_body = StopReplica,
+    responses((status = 200, body = Replica)))]
+pub async fn stop_replica(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+    Json(ask): Json<StopReplica>,
+) -> Reply<Replica> {
+    json(of_volumes::stop(&cluster, &volume, &ask.to).await?)
+}
+
+/// Makes the newest complete replica the volume, because the volume's home is lost. What was written since is lost.
+#[utoipa::path(post, path = "/volumes/{volume}/promote", tag = "volumes",
+    params(("volume" = String, Path)), request_body = PromoteVolume,
+    responses((status = 200, body = Promotion)))]
+pub async fn promote_volume(
+    State(cluster): Shared,
+    Name(volume): Name<VolumeName>,
+    Json(ask): Json<PromoteVolume>,
+) -> Reply<Promotion> {
+    // In a task of its own: a client that disconnects does not leave it in the middle.
+    let promoting = tokio::spawn(async move { of_volumes::promote(&cluster, &volume, ask).await });
+    json(promoting.await.map_err(|e| Problem::internal("can't promote a volume", e))??)
 }

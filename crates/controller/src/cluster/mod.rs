@@ -50,6 +50,8 @@ pub struct Timing {
     /// From the first time that a volume's new home could not take it until the move is called off. The
     /// volume may have left its old home: its clients wait, and they give up after a minute.
     pub take_patience: Duration,
+    /// How long a volume's old home keeps its layers after a move that is complete.
+    pub shadow: Duration,
 }
 
 impl Default for Timing {
@@ -61,6 +63,7 @@ impl Default for Timing {
             host_deadline: Duration::from_secs(30),
             boot_deadline: Duration::from_secs(300),
             take_patience: Duration::from_secs(20),
+            shadow: Duration::from_secs(3600),
         }
     }
 }
@@ -71,6 +74,7 @@ pub enum Wanted {
     Job(JobId),
     Migration { vm: VmId, number: u32 },
     VolumeMove(VolumeName),
+    Replica(VolumeName, SiteId),
 }
 
 pub struct Cluster {
@@ -214,6 +218,10 @@ impl Cluster {
 
     pub fn drive_volume_move(&self, volume: &VolumeName) {
         self.want(Wanted::VolumeMove(volume.clone()));
+    }
+
+    pub fn drive_replica(&self, volume: &VolumeName, site: &SiteId) {
+        self.want(Wanted::Replica(volume.clone(), site.clone()));
     }
 
     fn want(&self, wanted: Wanted) {

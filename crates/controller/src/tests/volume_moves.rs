@@ -596,3 +596,27 @@ async fn the_old_home_is_removed_and_what_was_not_copied_is_named() {
         assert!(ended.problem.contains("cloud1 was removed"), "{}", ended.problem);
     }
 }
+
+#[tokio::test]
+async fn what_a_move_left_behind_is_kept_for_a_while_and_goes_with_the_volume() {
+    let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    let shadow = std::time::Duration::from_secs(3600);
+    lab.start_controller(Timing { shadow, ..TIMING }).await;
+    for (to, from) in [(&lab.home, &lab.cloud), (&lab.cloud, &lab.home)] {
+        begin(&lab, &data_volume(), &to.id).await.expect("move");
+        wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+        assert!(from.inside().moves.departed.contains_key(&data_volume()), "it is a shadow");
+    }
+    wait_for("the shadow at the volume's home to be dropped", async || {
+        let left = lab.cluster.records.keys("shadows/").await.expect("keys");
+        (left.len() == 1).then_some(())
+    })
+    .await;
+    assert!(lab.home.inside().moves.departed.contains_key(&data_volume()), "its time is not over");
+    catalog::delete(&lab.cluster, &data_volume()).await.expect("deletion");
+    wait_for("the last shadow to go", async || {
+        lab.home.inside().moves.departed.is_empty().then_some(())
+    })
+    .await;
+}

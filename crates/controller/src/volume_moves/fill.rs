@@ -1,4 +1,4 @@
-//! The new home copies what is still at the old one; then the old one forgets the volume.
+//! The new home copies what is still at the old one; then the old one keeps a shadow of the volume.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use perigee_model::{Problem, ProblemKind};
 use super::{Run, Step};
 use crate::cluster::{Detachment, HostLink};
 use crate::records::{VolumeRecord, volume_key};
+use crate::shadows;
 
 impl Run<'_> {
     pub(super) async fn fill(&mut self) -> Result<Step, Problem> {
@@ -40,7 +41,11 @@ impl Run<'_> {
                 why,
             ));
         }
-        self.forget_at(&from).await?;
+        if is_deleted {
+            self.forget_at(&from).await?;
+        } else {
+            self.leave_shadow(&from).await?;
+        }
         self.end(VolumeMoveEvent::Filled, String::new()).await?;
         if is_deleted {
             super::request::forget(&self.cluster, &self.shown().volume).await?;
@@ -105,10 +110,24 @@ impl Run<'_> {
     async fn forget_at(&self, from: &Arc<HostLink>) -> Result<(), Problem> {
         let Some(before) = self.record.value.tenure else { return Ok(()) };
         let Tenure(tenure) = before.next();
-        let volume = &self.shown().volume;
         unless_gone(
             from.volume.delete(&format!("{}?tenure={tenure}", self.path("departed"))).await,
         )?;
+        self.detach_at(from).await
+    }
+
+    /// The old home keeps its layers for a while, if it has room.
+    async fn leave_shadow(&self, from: &Arc<HostLink>) -> Result<(), Problem> {
+        let Some(before) = self.record.value.tenure else { return Ok(()) };
+        if !shadows::has_room(&self.cluster, from).await {
+            return self.forget_at(from).await;
+        }
+        shadows::keep(&self.cluster, &self.shown().volume, &from.id, before.next()).await?;
+        self.detach_at(from).await
+    }
+
+    async fn detach_at(&self, from: &Arc<HostLink>) -> Result<(), Problem> {
+        let volume = &self.shown().volume;
         let Detachment::Held(_detaching) = self.cluster.index.begin_detachment(&from.id, volume)
         else {
             return Ok(());

@@ -22,7 +22,8 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
-pub use request::{call_off, cancel, forget, of_volume, request};
+pub use request::{call_off, cancel, forget, home_in_a_job, of_volume, request};
+pub use tell::attach_at;
 
 /// The new home stops its clients for a moment and asks the old one; then it answers.
 const TAKE_DEADLINE: Duration = Duration::from_secs(60);

@@ -107,6 +107,11 @@ pub(super) fn job_with(
     })
 }
 
+/// The home of a volume that an unfinished job has made for itself.
+pub fn home_in_a_job(cluster: &Cluster, volume: &VolumeName) -> Option<HostId> {
+    job_with(cluster, volume).map(|(_, disk)| disk.home)
+}
+
 /// Calls off the volume's move, unless the new home has taken the volume.
 ///
 /// # Errors

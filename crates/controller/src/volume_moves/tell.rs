@@ -2,10 +2,10 @@
 
 use perigee_model::volume::{Attach, Attachment};
 use perigee_model::volume_move::VolumeMoveEvent;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, VolumeName};
 
 use super::{Run, Step};
-use crate::cluster::HostLink;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, vm_of, volume_key};
 
 use perigee_model::job::HostState;
@@ -51,7 +51,9 @@ impl Run<'_> {
         let Some(to) = self.to() else { return Vec::new() };
         let mut hosts = self.cluster.hosts.all();
         hosts.retain(|host| host.id != to.id && !self.told.contains(&host.id));
-        let asked = hosts.iter().map(|host| self.tell(host, &to.addresses.nbd_addr));
+        let volume = &self.shown().volume;
+        let at = &to.addresses.nbd_addr;
+        let asked = hosts.iter().map(|host| attach_at(&self.cluster, host, volume, at));
         let told = futures_util::future::join_all(asked).await;
         let mut left = Vec::new();
         for (host, told) in hosts.into_iter().zip(told) {
@@ -65,25 +67,30 @@ impl Run<'_> {
         }
         left
     }
+}
 
-    async fn tell(&self, host: &HostLink, nbd_addr: &str) -> Result<(), Problem> {
-        let volume = &self.shown().volume;
-        let silent = || {
-            let why = self.cluster.hosts.silence(&host.id);
-            Problem::unavailable(format!("can't attach volume {volume} at {}", host.id), why)
-        };
-        if self.cluster.hosts.state(&host.id) == HostState::Unreachable {
-            return Err(silent());
-        }
-        let Some(_reattaching) = self.cluster.index.begin_reattachment(&host.id, volume) else {
-            return Err(silent());
-        };
-        let attached: Vec<Attachment> = host.volume.get("/v1/attachments").await?;
-        let is_old = |own: &Attachment| own.volume == *volume && own.nbd_addr != nbd_addr;
-        if attached.iter().any(is_old) {
-            let ask = Attach { nbd_addr: nbd_addr.to_owned() };
-            host.volume.put::<Attachment>(&format!("/v1/attachments/{volume}"), &ask).await?;
-        }
-        Ok(())
+/// Gives a host that has the volume attached the address of its home.
+pub async fn attach_at(
+    cluster: &Cluster,
+    host: &HostLink,
+    volume: &VolumeName,
+    nbd_addr: &str,
+) -> Result<(), Problem> {
+    let silent = || {
+        let why = cluster.hosts.silence(&host.id);
+        Problem::unavailable(format!("can't attach volume {volume} at {}", host.id), why)
+    };
+    if cluster.hosts.state(&host.id) == HostState::Unreachable {
+        return Err(silent());
     }
+    let Some(_reattaching) = cluster.index.begin_reattachment(&host.id, volume) else {
+        return Err(silent());
+    };
+    let attached: Vec<Attachment> = host.volume.get("/v1/attachments").await?;
+    let is_old = |own: &Attachment| own.volume == *volume && own.nbd_addr != nbd_addr;
+    if attached.iter().any(is_old) {
+        let ask = Attach { nbd_addr: nbd_addr.to_owned() };
+        host.volume.put::<Attachment>(&format!("/v1/attachments/{volume}"), &ask).await?;
+    }
+    Ok(())
 }

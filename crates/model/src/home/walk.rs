@@ -399,7 +399,7 @@ fn a_volume_has_one_head_at_most_loses_no_write_and_always_comes_to_rest() {
 /// Whatever message comes late, and whatever the server had begun.
 #[test]
 fn a_server_that_was_told_of_a_promotion_never_has_the_lost_volume_again() {
-    let walk = Walk::all();
+    let walk = Walk::all(World::start(), check, World::next, World::late);
     let mut tried = 0;
     // Each hundredth world, with all that can come after it at that server.
     for world in walk.worlds.iter().step_by(97) {

@@ -16,6 +16,7 @@ pub mod nbd_clients;
 pub mod planner;
 pub mod pool;
 pub mod remotes;
+mod replicas;
 pub mod soak;
 pub mod trace;
 pub mod vm;

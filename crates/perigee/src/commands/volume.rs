@@ -7,12 +7,13 @@ use clap::Subcommand;
 use perigee_http::Listen;
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::limits::NEW_VOLUMES;
+use perigee_model::replica::{PromoteVolume, ReplicateVolume};
 use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
     CachePolicy, CheckScope, Compacted, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
     VolumeSource,
 };
-use perigee_model::{HostId, ImageName, LeaveSite, Problem, TenantName, VolumeName};
+use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, TenantName, VolumeName};
 
 use crate::Context;
 use crate::commands::image::{LeaveSiteChange, PoolOption, info, list, server};
@@ -20,7 +21,9 @@ use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
-use crate::commands::{CONTROL_SOCKET, check, controller_client, moving_volumes, pool_server};
+use crate::commands::{
+    CONTROL_SOCKET, check, controller_client, moving_volumes, pool_server, replicas,
+};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -125,6 +128,42 @@ pub enum Verb {
         #[arg(long)]
         cancel: bool,
     },
+    /// Keep a replica of a volume at another site, made again and again while the volume is in use.
+    ///
+    /// Each round ships only what changed. `perigee volume info` shows how old a replica is; `perigee volume
+    /// promote` makes it the volume when the volume's home is lost.
+    Replicate {
+        /// The volume's name
+        name: VolumeName,
+        /// The site; a host there gets the replica
+        #[arg(long, value_name = "SITE")]
+        to: SiteId,
+        /// The time between two rounds
+        #[arg(long, value_name = "TIME", default_value = "15m", value_parser = perigee_model::units::parse_duration)]
+        every: u64,
+        /// How many points in time are kept
+        #[arg(long, value_name = "N", default_value_t = 3)]
+        keep: u32,
+        /// End the replica, and drop what it has
+        #[arg(long, conflicts_with_all = ["every", "keep"])]
+        stop: bool,
+    },
+    /// Make the newest replica of a volume the volume, because the volume's host is lost.
+    ///
+    /// What was written since the replica was made is lost. Says how much that is before it asks.
+    Promote {
+        /// The volume's name
+        name: VolumeName,
+        /// The host whose replica to take [default: the one with the newest]
+        #[arg(long)]
+        host: Option<HostId>,
+        /// Do it although the volume's host answers
+        #[arg(long)]
+        force: bool,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
     /// Delete a volume that is not in use
     #[command(visible_alias = "rm")]
     Delete {
@@ -187,6 +226,7 @@ const CLUSTER: &[Column<ClusterVolume>] = &[
     ("epoch", |v| v.epoch.to_string()),
     ("used by", |v| output::or_dash(v.used_by.as_ref())),
     ("leave site", |v| v.leave_site.to_string()),
+    ("replicas", |v| replicas::summary(&v.replicas)),
     ("moving", |v| v.moving.as_ref().map_or_else(|| "-".to_owned(), moving_volumes::summary)),
 ];
 
@@ -276,6 +316,20 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Move { name, host: None, .. } => {
             moving_volumes::cancel(&controller_client(context)?, &name, format).await
+        }
+        Verb::Replicate { name, to, every: every_s, keep, stop } => {
+            let client = controller_client(context)?;
+            match stop {
+                true => replicas::stop(&client, &name, to, format).await,
+                false => {
+                    let ask = ReplicateVolume { to, every_s, keep };
+                    replicas::replicate(&client, &name, &ask, format).await
+                }
+            }
+        }
+        Verb::Promote { name, host, force, yes } => {
+            let ask = PromoteVolume { host, force, dry_run: true };
+            replicas::promote(&controller_client(context)?, &name, ask, yes, format).await
         }
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await

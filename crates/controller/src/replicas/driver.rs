@@ -1,0 +1,299 @@
+//! The driver of a replica.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::home::{HomeState, ServerAddresses, VolumeHome};
+use perigee_model::replica::{
+    CHAIN_LAYERS_MAX, PinReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint,
+    VolumeReplica,
+};
+use perigee_model::units::format_duration;
+use perigee_model::volume::{Compacted, VolumeInfo};
+use perigee_model::{Problem, ProblemKind, SiteId, VolumeName};
+
+use super::{ReplicaIntent, ReplicaRecord, intent_key, record_key};
+use crate::catalog;
+use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::records::Owned;
+
+/// Between two tries; doubled each time up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// How far the replica is behind is asked this often.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
+/// A round of which nothing has come for so long is begun anew.
+const STALLED_MAX: Duration = Duration::from_secs(600);
+
+/// Makes the replica's rounds until it is not wanted any more.
+///
+/// # Errors
+/// When the store fails; whoever calls tries again.
+pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> Result<(), Problem> {
+    let key = intent_key(&volume, &site);
+    let mut intents = cluster.records.watch(&key);
+    let (mut rounds, mut pause) = (Rounds::default(), cluster.timing.poll);
+    loop {
+        let Some(intent) = cluster.records.read::<ReplicaIntent>(&key).await? else {
+            return Ok(());
+        };
+        let record = cluster.records.own::<ReplicaRecord>(&record_key(&volume, &site)).await?;
+        // It was promoted, or dropped, and the intent is about to go.
+        let Some(record) = record else { return cluster.records.remove(&key).await };
+        let mut run = Run { cluster: Arc::clone(&cluster), intent, record, rounds: &mut rounds };
+        let done = match run.intent.stop {
+            true => run.stop().await.map(|()| None),
+            false => run.step().await.map(Some),
+        };
+        let wait = match done {
+            Ok(None) => return Ok(()),
+            Ok(Some(wait)) => {
+                pause = cluster.timing.poll;
+                wait
+            }
+            Err(problem) => {
+                run.note(&problem).await?;
+                pause = (pause * 2).min(PAUSE_MAX);
+                pause
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            _ = intents.next() => {}
+        }
+    }
+}
+
+/// What the driver remembers while the controller runs.
+#[derive(Default)]
+struct Rounds {
+    /// When the last round began.
+    begun: Option<Instant>,
+    /// What was missing of it when that last changed.
+    missing: Option<(u64, Instant)>,
+}
+
+struct Run<'a> {
+    cluster: Arc<Cluster>,
+    intent: ReplicaIntent,
+    record: Owned<ReplicaRecord>,
+    rounds: &'a mut Rounds,
+}
+
+impl Run<'_> {
+    /// Returns how long nothing is to be done.
+    async fn step(&mut self) -> Result<Duration, Problem> {
+        let home = self.home().await?;
+        let host = self.cluster.hosts.get(&self.record.value.shown.host)?;
+        let replica: VolumeReplica = host.volume.get(&self.path("replica")).await?;
+        let pins: Vec<ReplicaPin> = home.volume.get(&self.path("replica/pins")).await?;
+        let of_replica = |pin: &&ReplicaPin| pin.replica == self.intent.site;
+        let pins: Vec<ReplicaPin> = pins.iter().filter(of_replica).cloned().collect();
+        let info: VolumeInfo =
+            home.volume.get(&format!("/v1/volumes/{}", self.intent.volume)).await?;
+        if let Some(newest) = replica.points.first().filter(|point| point.missing_bytes > 0)
+            && pins.iter().any(|pin| pin.filling && pin.layer == newest.layer)
+            && !self.is_stalled(newest.missing_bytes)
+        {
+            self.observe(&home, &replica, &pins, &info).await?;
+            return Ok(self.cluster.timing.figures);
+        }
+        let newest = replica.points.first().filter(|point| point.missing_bytes == 0);
+        if let Some(newest) = newest {
+            self.completed(&host, &home, newest, &pins, (&replica, &info)).await?;
+        }
+        let wait = self.until_due(newest);
+        if wait > Duration::ZERO {
+            let pins: Vec<ReplicaPin> = home.volume.get(&self.path("replica/pins")).await?;
+            let pins: Vec<ReplicaPin> =
+                pins.into_iter().filter(|pin| pin.replica == self.intent.site).collect();
+            self.observe(&home, &replica, &pins, &info).await?;
+            return Ok(wait.min(LOOK_EVERY));
+        }
+        self.begin_round(&host, &home).await?;
+        Ok(Duration::ZERO)
+    }
+
+    /// The volume's home, unless it may be changing.
+    async fn home(&self) -> Result<Arc<HostLink>, Problem> {
+        let volume = &self.intent.volume;
+        let home = catalog::settled_home(&self.cluster, volume).await?;
+        if self.cluster.index.incomplete_move(volume).is_some() {
+            let why = format!("{home} is still copying the volume from its last home");
+            return Err(Problem::unavailable(self.what(), why));
+        }
+        let home = catalog::reachable(&self.cluster, &home)?;
+        if home.addresses.site == self.intent.site {
+            let why = format!("the volume's home {} is at this site now", home.id);
+            return Err(Problem::conflict(self.what(), why).next(format!(
+                "to end it: perigee volume replicate {volume} --to {} --stop",
+                self.intent.site
+            )));
+        }
+        Ok(home)
+    }
+
+    fn is_stalled(&mut self, missing_bytes: u64) -> bool {
+        match self.rounds.missing {
+            Some((before, since)) if before == missing_bytes => since.elapsed() > STALLED_MAX,
+            _ => {
+                self.rounds.missing = Some((missing_bytes, Instant::now()));
+                false
+            }
+        }
+    }
+
+    /// The home keeps only this point's layer from now on, and long chains are merged.
+    async fn completed(
+        &self,
+        host: &HostLink,
+        home: &HostLink,
+        newest: &ReplicaPoint,
+        pins: &[ReplicaPin],
+        (replica, info): (&VolumeReplica, &VolumeInfo),
+    ) -> Result<(), Problem> {
+        let is_told = |pin: &ReplicaPin| pin.layer == newest.layer && !pin.filling;
+        if !matches!(pins, [pin] if is_told(pin)) {
+            let layer = Some(newest.layer);
+            let pin = PinReplica { replica: self.intent.site.clone(), layer };
+            home.volume.post::<()>(&self.path("replica/pins"), &pin).await?;
+            tracing::info!("volume {} has a replica at {}", self.intent.volume, host.id);
+        }
+        let layers = info.chain.len() as u64;
+        for (server, layers, path) in
+            [(home, layers, "compact"), (host, replica.layers, "replica/compact")]
+        {
+            if layers > CHAIN_LAYERS_MAX {
+                let path = self.path(path);
+                let done = server.volume_slow.post_long::<Compacted>(&path, &(), |_| {}).await;
+                // The next round tries it again.
+                if let Err(problem) = done {
+                    tracing::warn!("volume {} at {}: {problem}", self.intent.volume, server.id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first round is due at once; after a restart of the controller, the newest point tells when.
+    fn until_due(&self, newest: Option<&ReplicaPoint>) -> Duration {
+        let every = Duration::from_secs(self.intent.every_s);
+        let Some(newest) = newest else { return Duration::ZERO };
+        let age = self.rounds.begun.map_or_else(
+            || Duration::from_millis(now_ms().saturating_sub(newest.taken_ms)),
+            |begun| begun.elapsed(),
+        );
+        every.saturating_sub(age)
+    }
+
+    async fn begin_round(&mut self, host: &HostLink, home: &HostLink) -> Result<(), Problem> {
+        let ask = PullReplica {
+            from: ServerAddresses {
+                nbd_addr: home.addresses.nbd_addr.clone(),
+                control_url: home.addresses.volume_url.clone(),
+            },
+            replica: self.intent.site.clone(),
+            keep: self.intent.keep,
+            taken_ms: now_ms(),
+        };
+        let begun: PulledReplica = host.volume_slow.post(&self.path("replica/pull"), &ask).await?;
+        (self.rounds.begun, self.rounds.missing) = (Some(Instant::now()), None);
+        tracing::info!(
+            "a round of the replica of volume {} at {} ships {} bytes",
+            self.intent.volume,
+            host.id,
+            begun.ships_bytes
+        );
+        Ok(())
+    }
+
+    /// Keeps what is known in case that the home is lost.
+    async fn observe(
+        &mut self,
+        home: &HostLink,
+        replica: &VolumeReplica,
+        pins: &[ReplicaPin],
+        info: &VolumeInfo,
+    ) -> Result<(), Problem> {
+        let at_home: VolumeHome = home.volume.get(&self.path("home")).await?;
+        let complete = replica.complete();
+        let complete_pin =
+            complete.and_then(|point| pins.iter().find(|pin| pin.layer == point.layer));
+        let mut now = self.record.value.clone();
+        now.home = Some(home.id.clone());
+        now.in_use = Some(info.sessions > 0);
+        if let HomeState::Here { tenure, .. } = at_home.home {
+            now.tenure = Some(tenure);
+        }
+        let shown = &mut now.shown;
+        (shown.every_s, shown.keep) = (self.intent.every_s, self.intent.keep);
+        shown.complete_ms = complete.map(|point| point.taken_ms);
+        let points = replica.points.iter().filter(|point| point.missing_bytes == 0).count();
+        shown.points = u32::try_from(points).unwrap_or(u32::MAX);
+        shown.behind_bytes = complete_pin.map(|pin| pin.newer_bytes);
+        let missing = replica.points.first().map(|point| point.missing_bytes);
+        shown.missing_bytes = missing.filter(|bytes| *bytes > 0);
+        shown.problem.clear();
+        if now == self.record.value {
+            return Ok(());
+        }
+        self.record.value = now;
+        self.record.save().await
+    }
+
+    /// Drops what the replica has, and what the home keeps for it.
+    async fn stop(&mut self) -> Result<(), Problem> {
+        let Run { cluster, intent, .. } = self;
+        if let Ok(host) = cluster.hosts.get(&self.record.value.shown.host) {
+            host.volume.delete(&format!("/v1/volumes/{}/replica", intent.volume)).await?;
+        }
+        if let Ok(volume) = catalog::find(cluster, &intent.volume).await
+            && let Ok(home) = cluster.hosts.get(&volume.home)
+        {
+            let pin = PinReplica { replica: intent.site.clone(), layer: None };
+            let path = format!("/v1/volumes/{}/replica/pins", intent.volume);
+            home.volume.post::<()>(&path, &pin).await?;
+        }
+        forget(cluster, &intent.volume, &intent.site).await
+    }
+
+    async fn note(&mut self, problem: &Problem) -> Result<(), Problem> {
+        let key = record_key(&self.intent.volume, &self.intent.site);
+        // What the step changed and could not store has not happened.
+        let stored = self.cluster.records.own::<ReplicaRecord>(&key).await?;
+        let Some(stored) = stored else { return Ok(()) };
+        self.record = stored;
+        let mut text = format!("{}: {}", problem.what, problem.why);
+        if problem.kind == ProblemKind::NotFound && problem.what.starts_with("volume ") {
+            text = format!(
+                "the volume's home is gone; to make this replica the volume: perigee volume promote {}",
+                self.intent.volume
+            );
+        }
+        if self.record.value.shown.problem == text {
+            return Ok(());
+        }
+        tracing::warn!("{}: {text}", self.what());
+        self.record.value.shown.problem = text;
+        self.record.save().await
+    }
+
+    fn what(&self) -> String {
+        let every = format_duration(self.intent.every_s);
+        let ReplicaIntent { volume, site, .. } = &self.intent;
+        format!("can't replicate volume {volume} to {site} every {every}")
+    }
+
+    fn path(&self, verb: &str) -> String {
+        format!("/v1/volumes/{}/{verb}", self.intent.volume)
+    }
+}
+
+/// The replica is no more.
+pub(super) async fn forget(
+    cluster: &Cluster,
+    volume: &VolumeName,
+    site: &SiteId,
+) -> Result<(), Problem> {
+    cluster.records.remove(&record_key(volume, site)).await?;
+    cluster.records.remove(&intent_key(volume, site)).await
+}

@@ -1,0 +1,76 @@
+//! Replicas of volumes at other sites: one driver each, which alone writes the replica's record.
+//!
+//! A replica is wanted as long as its intent is in the store. The driver begins a round when one is due, looks at
+//! the replica until the round is complete, and then tells the volume's home, which keeps the layers that the
+//! replica stands on ([`perigee_model::replica`]). All of it can be asked for again: a controller or a volume
+//! server that ends in the middle goes on where it was.
+
+mod driver;
+mod lost;
+mod promote;
+mod request;
+
+pub use driver::drive;
+pub use lost::run;
+pub use promote::promote;
+pub use request::{list, of_volume, replicate, stop};
+
+use perigee_model::home::Tenure;
+use perigee_model::replica::Replica;
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Cluster;
+
+/// What people want of a replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaIntent {
+    pub volume: VolumeName,
+    pub site: SiteId,
+    pub every_s: u64,
+    pub keep: u32,
+    /// It is to be dropped.
+    pub stop: bool,
+}
+
+/// A replica as it was last seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaRecord {
+    /// As shown to people.
+    pub shown: Replica,
+    /// The volume's home when that last answered.
+    pub home: Option<HostId>,
+    /// The volume's tenure there.
+    pub tenure: Option<Tenure>,
+    /// Whether the volume had sessions there.
+    pub in_use: Option<bool>,
+}
+
+const INTENTS: &str = "intents/replicas/";
+
+fn intents_of(volume: &VolumeName) -> String {
+    format!("{INTENTS}{volume}/")
+}
+
+fn intent_key(volume: &VolumeName, site: &SiteId) -> String {
+    format!("{INTENTS}{volume}/{site}")
+}
+
+fn records_of(volume: &VolumeName) -> String {
+    format!("replicas/{volume}/")
+}
+
+fn record_key(volume: &VolumeName, site: &SiteId) -> String {
+    format!("replicas/{volume}/{site}")
+}
+
+/// Starts the drivers of all replicas, after a restart.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
+    for intent in cluster.records.list::<ReplicaIntent>(INTENTS).await? {
+        cluster.drive_replica(&intent.volume, &intent.site);
+    }
+    Ok(())
+}

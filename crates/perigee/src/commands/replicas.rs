@@ -1,0 +1,168 @@
+//! `perigee volume replicate` and `perigee volume promote`
+
+use std::io::{IsTerminal, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use perigee_http::Client;
+use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
+use perigee_model::units::format_duration;
+use perigee_model::{Problem, SiteId, VolumeName};
+
+use crate::output::{self, Column, Format};
+
+const REPLICA: &[Column<Replica>] = &[
+    ("volume", |r| r.volume.to_string()),
+    ("site", |r| r.site.to_string()),
+    ("host", |r| r.host.to_string()),
+    ("every", |r| format_duration(r.every_s)),
+    ("keeps", |r| r.keep.to_string()),
+    ("points", |r| r.points.to_string()),
+    ("state", state),
+];
+
+const PROMOTION: &[Column<Promotion>] = &[
+    ("volume", |p| p.volume.to_string()),
+    ("from", |p| p.from.to_string()),
+    ("to", |p| p.to.to_string()),
+    ("lost", lost),
+];
+
+/// A volume's replicas in one line.
+pub fn summary(replicas: &[Replica]) -> String {
+    match replicas {
+        [] => "-".to_owned(),
+        all => {
+            let one = |replica: &Replica| format!("{}: {}", replica.host, state(replica));
+            all.iter().map(one).collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+fn state(replica: &Replica) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let mut words = Vec::new();
+    match replica.age(now_ms) {
+        Some(age) => words.push(format!("{} old", format_duration(age.as_secs()))),
+        None => words.push("not complete yet".to_owned()),
+    }
+    if let Some(bytes) = replica.behind_bytes {
+        words.push(format!("{} behind", output::bytes(bytes)));
+    }
+    if let Some(bytes) = replica.missing_bytes {
+        words.push(format!("{} to ship", output::bytes(bytes)));
+    }
+    if replica.stopping {
+        words.push("being dropped".to_owned());
+    }
+    if !replica.problem.is_empty() {
+        words.push(replica.problem.clone());
+    }
+    words.join(", ")
+}
+
+/// # Errors
+/// As the controller says.
+pub async fn replicate(
+    client: &Client,
+    volume: &VolumeName,
+    ask: &ReplicateVolume,
+    format: Format,
+) -> Result<(), Problem> {
+    let replica: Replica = client.post(&format!("/v1/volumes/{volume}/replicas"), ask).await?;
+    output::one(format, &replica, REPLICA)
+}
+
+/// # Errors
+/// As the controller says.
+pub async fn stop(
+    client: &Client,
+    volume: &VolumeName,
+    to: SiteId,
+    format: Format,
+) -> Result<(), Problem> {
+    let path = format!("/v1/volumes/{volume}/replicas/stop");
+    let replica: Replica = client.post(&path, &StopReplica { to }).await?;
+    output::one(format, &replica, REPLICA)
+}
+
+/// What is given up with the lost home.
+fn lost(promotion: &Promotion) -> String {
+    let mut words = format!("what was written in the last {}", format_duration(promotion.age_s));
+    match promotion.behind_bytes {
+        Some(bytes) => words
+            .push_str(&format!(", at least {} when the host last answered", output::bytes(bytes))),
+        None => words.push_str("; how much that is is not known"),
+    }
+    match promotion.in_use {
+        Some(true) => words.push_str("; the volume was in use"),
+        Some(false) => words.push_str("; the volume was not in use"),
+        None => {}
+    }
+    words
+}
+
+/// Says what would be lost, asks, and does it.
+///
+/// # Errors
+/// As the controller says; `Invalid` if nobody can be asked and `yes` is not set.
+pub async fn promote(
+    client: &Client,
+    volume: &VolumeName,
+    ask: PromoteVolume,
+    yes: bool,
+    format: Format,
+) -> Result<(), Problem> {
+    let path = format!("/v1/volumes/{volume}/promote");
+    let would: Promotion = client.post(&path, &ask).await?;
+    eprintln!(
+        "volume {volume} will be the replica at {}; lost with {}: {}",
+        would.to,
+        would.from,
+        lost(&would)
+    );
+    if !yes {
+        confirm(volume)?;
+    }
+    let done: Promotion = client.post(&path, &PromoteVolume { dry_run: false, ..ask }).await?;
+    output::one(format, &done, PROMOTION)
+}
+
+fn confirm(volume: &VolumeName) -> Result<(), Problem> {
+    let what = format!("can't promote a replica of volume {volume}");
+    if !std::io::stdin().is_terminal() {
+        let why = "nobody can be asked: the input is not a terminal";
+        return Err(Problem::invalid(what, why).next("add --yes to do it without being asked"));
+    }
+    eprint!("Go on? [y/N] ");
+    let mut answer = String::new();
+    let asked = std::io::stderr().flush().and_then(|()| std::io::stdin().read_line(&mut answer));
+    asked.map_err(|error| Problem::internal(&what, error))?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Problem::conflict(what, "the answer was not yes")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_promotion_loses_is_told_as_far_as_it_is_known() {
+        let mut promotion: Promotion = serde_json::from_value(serde_json::json!({
+            "volume": "data", "from": "home1", "to": "cloud1", "taken_ms": 0, "age_s": 540,
+            "behind_bytes": 2 << 20, "in_use": true
+        }))
+        .expect("a promotion");
+        assert_eq!(
+            lost(&promotion),
+            "what was written in the last 9m, at least 2 MiB when the host last answered; the volume was in use"
+        );
+        (promotion.behind_bytes, promotion.in_use) = (None, None);
+        assert_eq!(
+            lost(&promotion),
+            "what was written in the last 9m; how much that is is not known"
+        );
+    }
+}
