@@ -66,6 +66,9 @@ struct Arguments {
     /// What the VM that is moved with its disk has written
     #[arg(long, default_value_t = 2048)]
     overlay_mib: u64,
+    /// Measure nothing: judge and draw what results.json has
+    #[arg(long)]
+    report_only: bool,
     /// Small data and one round trip, which only shows that it works
     #[arg(long)]
     quick: bool,
@@ -113,6 +116,11 @@ async fn main() -> Result<()> {
     let arguments = Arguments::parse().small();
     arguments.check()?;
     let mut results = Results::load(&arguments.out)?;
+    if arguments.report_only {
+        results.write(&arguments.out)?;
+        print(&results);
+        return Ok(());
+    }
     results.cpus = std::thread::available_parallelism()?.get();
     results.versions = versions(&arguments)?;
     let program = std::path::absolute(&arguments.program)?;

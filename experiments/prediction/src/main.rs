@@ -62,6 +62,9 @@ struct Arguments {
     /// The size of the tables; 1 is about 1 GB
     #[arg(long, default_value_t = 0.1)]
     scale_factor: f64,
+    /// Measure nothing: judge and draw what results.json has
+    #[arg(long)]
+    report_only: bool,
     /// Small data and few workloads, which only shows that it works
     #[arg(long)]
     quick: bool,
@@ -110,6 +113,12 @@ impl Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse().checked()?;
+    if arguments.report_only {
+        let mut results = Results::load(&arguments.out)?;
+        results.write(&arguments.out)?;
+        print(&results);
+        return Ok(());
+    }
     let mut results = Results { rounds: arguments.rounds, ..Results::default() };
     results.cpus = std::thread::available_parallelism()?.get();
     results.versions = versions(&arguments)?;
