@@ -51,7 +51,10 @@ pub async fn register(
 pub async fn monitor(cluster: Arc<Cluster>) {
     loop {
         let hosts = cluster.hosts.all();
-        let looks = hosts.iter().map(|host| observe(&cluster, &host.id));
+        let looks = hosts.iter().map(async |host| {
+            observe(&cluster, &host.id).await;
+            cluster.hosts.look_at_pool(&host.id).await;
+        });
         futures_util::future::join_all(looks).await;
         leave_site::tell_sites(&cluster).await;
         tokio::time::sleep(cluster.timing.monitor).await;

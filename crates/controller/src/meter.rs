@@ -41,7 +41,7 @@ pub struct Meter {
     pub at_command: Totals,
     /// The totals when the command had ended.
     pub at_exit: Option<Totals>,
-    /// The totals when the VM came to its present host or its command started there.
+    /// The totals when the VM came to its present host, its command started there, or its data came there.
     pub at_arrival: Totals,
     /// Unix time of that moment.
     pub arrived_ms: u64,
@@ -129,15 +129,19 @@ impl Meter {
     /// `at_home` says for each disk whether that host is its home. There the home's own last reading is the
     /// better start, because it also served the VM at the other host.
     pub fn arrived(&mut self, now_ms: u64, progress: f64, before: &[IoStats], at_home: &[bool]) {
-        self.at_arrival = self.totals.clone();
-        self.arrived_ms = now_ms;
-        self.progress_at_arrival = progress;
+        self.begin_account(now_ms, progress);
         self.last_vcpu_ms = 0;
         for (index, last) in self.last.iter_mut().enumerate() {
             let local = at_home.get(index).copied().unwrap_or(false);
             let start = before.get(index).copied();
             last.client = if local { last.home.or(start) } else { start };
         }
+    }
+
+    /// The time lost counts from here on. The VM stays where it is.
+    pub fn begin_account(&mut self, now_ms: u64, progress: f64) {
+        self.at_arrival = self.totals.clone();
+        (self.arrived_ms, self.progress_at_arrival) = (now_ms, progress);
     }
 
     /// A disk's volume has another home; `here`: the host where the VM is. Another host's counters begin

@@ -5,21 +5,21 @@ mod decisions;
 mod history;
 
 use perigee_model::job::{Access, JobSpec};
-use perigee_model::plan::Plan;
+use perigee_model::plan::{Plan, Way};
 use perigee_model::volume_move::VolumeMoveState;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, VolumeName};
 use perigee_planner::{
-    Cluster as Facts, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, PastRun, Refused,
-    Running, Snapshot, Traits, Verdict, VolumeFacts,
+    Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, PastRun,
+    Refused, Running, Snapshot, Traits, Verdict, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
 use crate::records::{JobRecord, Placement};
-use crate::{catalog, files, leave_site, links};
+use crate::{catalog, files, leave_site, links, replicas};
 
-pub use decisions::{asked_plan, decisions, record, record_submission, score};
+pub use decisions::{asked_plan, decisions, not_done, record, record_submission, score};
 use history::history;
 pub use history::{job_ended, wants_trace};
 
@@ -39,18 +39,15 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
     for volume in &spec.volumes {
         let record = catalog::find(cluster, &volume.volume).await?;
         catalog::reachable(cluster, &record.home)?;
-        volumes.push(VolumeFacts {
-            volume: volume.volume.clone(),
-            home: record.home,
-            allocated_bytes: record.seen.as_ref().map_or(0, |seen| seen.allocated_bytes),
-            stays: match record.seen {
-                Some(seen) if seen.leave_site.is_never() => {
-                    Some("its policy is leave-site: never".to_owned())
-                }
-                _ => (volume.access == Access::Read)
-                    .then(|| "the job only reads it, and others may too".to_owned()),
-            },
-        });
+        let bytes = record.seen.as_ref().map_or(0, |seen| seen.allocated_bytes);
+        let copy = CopyFacts {
+            bytes,
+            lacking: lacking(cluster, &volume.volume).await?,
+            held: record.seen.is_some_and(|seen| seen.leave_site.is_never()),
+            stays: (volume.access == Access::Read).then(|| READ_BY_OTHERS.to_owned()),
+        };
+        let (volume, home) = (volume.volume.clone(), record.home);
+        volumes.push(VolumeFacts { volume, home, allocated_bytes: bytes, copy });
     }
     let held = leave_site::held_of(cluster, spec).await?;
     let history = history(cluster, spec).await?;
@@ -82,8 +79,22 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
     })
 }
 
-/// Decides whether a running job's VM moves now.
-pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Verdict>, Problem> {
+/// Why the home of a volume that a job only reads does not move.
+const READ_BY_OTHERS: &str = "the job only reads it, and others may too";
+
+/// The hosts that have a complete replica of the volume, with what was written to the volume since.
+async fn lacking(cluster: &Cluster, volume: &VolumeName) -> Result<Vec<(HostId, u64)>, Problem> {
+    let replicas = replicas::of_volume(cluster, volume).await?;
+    let kept = replicas.into_iter().filter(|replica| !replica.stopping && replica.points > 0);
+    Ok(kept.filter_map(|replica| Some((replica.host, replica.behind_bytes?))).collect())
+}
+
+/// Decides whether a running job's VM moves now, or its data. What was refused a short time ago is left out.
+pub async fn consider(
+    cluster: &Cluster,
+    record: &JobRecord,
+    refused: Vec<(Way, String)>,
+) -> Result<Option<Verdict>, Problem> {
     let (Some(host), Some(placement)) = (&record.job.host, &record.placement) else {
         return Ok(None);
     };
@@ -103,13 +114,14 @@ pub async fn consider(cluster: &Cluster, record: &JobRecord) -> Result<Option<Ve
         host: host.clone(),
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
-        may_migrate: spec.may_migrate
-            && !placement.disks.iter().any(|disk| disk.leave_site.is_never()),
+        may_migrate: spec.may_migrate,
+        uses_held: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
+        refused,
         moves: record.moves,
         dirty_bytes_per_s,
         wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
         vcpu_s: seconds(here.vcpu_ms),
-        disks: disks_that_may_come(cluster, record, placement, &here),
+        disks: disks_that_may_come(cluster, record, placement, &here).await?,
     };
     Ok(Some(perigee_planner::consider(&running)))
 }
@@ -137,7 +149,7 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
                 client: stats.client,
                 at_home: stats.home,
                 far_requests: stats.far_requests,
-                copy_bytes: None,
+                copy: CopyFacts::default(),
                 outage_ns: stats.outage_ns,
             })
         })
@@ -146,24 +158,29 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
 
 /// The data volumes' counters, with what a copy to the VM's host would ship. A volume that others may read stays
 /// at its home, and so does one whose last move was called off.
-fn disks_that_may_come(
+async fn disks_that_may_come(
     cluster: &Cluster,
     record: &JobRecord,
     placement: &Placement,
     totals: &Totals,
-) -> Vec<DiskFacts> {
+) -> Result<Vec<DiskFacts>, Problem> {
     let mut facts = data_disks(placement, totals);
     let data = placement.disks.iter().filter(|disk| disk.data_of.is_some());
     for ((fact, disk), bytes) in facts.iter_mut().zip(data).zip(&placement.traits.data_bytes) {
-        let last = cluster.index.volume_move(&disk.volume);
-        let called_off = last.is_some_and(|last| {
+        let last = cluster.index.volume_move(&disk.volume).filter(|last| {
             last.shown.state == VolumeMoveState::CalledOff
                 && last.shown.started_ms >= record.meter.arrived_ms
         });
-        let stays = disk.read_only || disk.leave_site.is_never() || called_off;
-        fact.copy_bytes = (!stays).then_some(*bytes);
+        let called_off = last.map(|last| last.shown.problem.clone());
+        let read = disk.read_only.then(|| READ_BY_OTHERS.to_owned());
+        fact.copy = CopyFacts {
+            bytes: *bytes,
+            lacking: lacking(cluster, &fact.volume).await?,
+            held: disk.leave_site.is_never(),
+            stays: read.or(called_off),
+        };
     }
-    facts
+    Ok(facts)
 }
 
 fn requests(disk: &DiskFacts) -> f64 {
@@ -190,6 +207,7 @@ pub fn facts(cluster: &Cluster) -> Facts {
             cpu_model: report.cpu_model,
             boots: cluster.taught.boots(&host.id),
             local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
+            pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),
         });
     }
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());

@@ -114,7 +114,7 @@ pub struct JobRecord {
     pub ending: Option<Ending>,
     /// Number of the last migration that was taken into account.
     pub settled: u32,
-    /// Completed migrations among them.
+    /// Completed migrations among them, and data volumes that came to its VM.
     pub moves: u32,
     /// The host that the VM has moved away from, until the cleaner has a record of what is left there.
     pub left: Option<HostId>,

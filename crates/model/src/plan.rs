@@ -222,6 +222,9 @@ pub struct Decision {
     pub plan: Plan,
     /// The choice and its reason in one sentence.
     pub summary: String,
+    /// What of it was not carried out, and why; empty if nothing is known of that kind.
+    #[serde(default)]
+    pub outcome: String,
     /// Filled in when the job or the migration has ended.
     pub measured_s: Option<f64>,
     /// Where the whole job's time went; of a job that succeeded, once it has ended.
@@ -334,6 +337,7 @@ mod tests {
             trigger,
             plan: Plan { basis, options, figures, moves: false },
             summary: String::new(),
+            outcome: String::new(),
             measured_s,
             measured: measured_s.map(|_| Seconds::default()),
         }

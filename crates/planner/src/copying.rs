@@ -4,12 +4,12 @@
 //! while it is copied, those that need a block that is still missing wait for the old home, and share the link
 //! with the background.
 
-use perigee_model::HostId;
 use perigee_model::read_ahead::{FILL_BYTES_PER_S, FILL_PIECE_BLOCKS, FILL_PIECES_IN_FLIGHT};
 use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::{HostId, VolumeName};
 
-use crate::facts::Cluster;
+use crate::facts::{Cluster, CopyFacts};
 use crate::figures::Figures;
 use crate::moving::{MoveCost, SPEED_WHILE_COPIED};
 use crate::refused::Refused;
@@ -22,6 +22,44 @@ const PREPARE_ROUND_TRIPS: f64 = 8.0;
 
 const IN_FLIGHT_BYTES: f64 =
     (FILL_PIECE_BLOCKS * BLOCK_BYTES * FILL_PIECES_IN_FLIGHT as u64) as f64;
+
+/// A volume that would come to a host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Coming<'a> {
+    pub volume: &'a VolumeName,
+    pub home: &'a HostId,
+    pub copy: &'a CopyFacts,
+}
+
+/// Predicts how these volumes come to a host, and says why they can't; `None` if they can.
+///
+/// # Errors
+/// [`Refused`] if a link is not measured.
+pub(crate) fn copy_of(
+    cluster: &Cluster,
+    to: &HostId,
+    volumes: &[Coming],
+) -> Result<(MoveCost, Option<String>), Refused> {
+    let shipped: Vec<(&HostId, u64)> =
+        volumes.iter().map(|volume| (volume.home, volume.copy.bytes_to(to))).collect();
+    let needed_bytes = shipped.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+    let cost = copy_cost(cluster, to, &shipped)?;
+    let kept = volumes.iter().find_map(|volume| why_it_stays(cluster, to, volume));
+    let free_bytes = cluster.host(to)?.pool_free_bytes;
+    let no_room = free_bytes.filter(|free| *free < needed_bytes).map(|free| {
+        let (free, needed) = (format_bytes(free), format_bytes(needed_bytes));
+        format!("{to} has {free} of disk space free, and up to {needed} would come")
+    });
+    Ok((cost, kept.or(no_room)))
+}
+
+fn why_it_stays(cluster: &Cluster, to: &HostId, coming: &Coming) -> Option<String> {
+    let Coming { volume, home, copy } = coming;
+    let is_held = copy.held && !cluster.is_one_site(home, to);
+    let held = is_held.then(|| "its policy is leave-site: never".to_owned());
+    let why = held.or_else(|| copy.stays.clone())?;
+    Some(format!("volume {volume} stays at {home}: {why}"))
+}
 
 /// Predicts how the volumes of these homes come to a host, one after the other, each with at most these bytes.
 ///
@@ -77,5 +115,42 @@ mod tests {
         let both = copy_cost(&cluster(), &to, &[(&home, MIB), (&home, 3 * MIB)]).unwrap();
         assert_close(both.copy_s, 0.064);
         assert_close(both.pause_s, 0.164);
+    }
+
+    /// Of two volumes like this one: the cost of their copies to a host, and why they can't come.
+    fn two(cluster: &Cluster, to: &str, home: &str, copy: &CopyFacts) -> (MoveCost, String) {
+        let (volume, home) = (&volume_name("data"), &host_id(home));
+        let coming = Coming { volume, home, copy };
+        let (cost, why) = copy_of(cluster, &host_id(to), &[coming, coming]).unwrap();
+        (cost, why.unwrap_or_default())
+    }
+
+    #[test]
+    fn data_that_may_not_leave_their_site_come_to_hosts_of_it_only() {
+        let held = CopyFacts { bytes: MIB, held: true, ..CopyFacts::default() };
+        let (_, why) = two(&cluster(), "home1", "cloud1", &held);
+        assert_eq!(why, "volume data stays at cloud1: its policy is leave-site: never");
+        assert_eq!(two(&cluster(), "home1", "home2", &held).1, "");
+    }
+
+    #[test]
+    fn data_come_only_where_their_bytes_have_room() {
+        let mut cluster = cluster();
+        let copy = CopyFacts { bytes: 100 * MIB, ..CopyFacts::default() };
+        cluster.hosts[0].pool_free_bytes = Some(200 * MIB);
+        assert_eq!(two(&cluster, "home1", "cloud1", &copy).1, "");
+        cluster.hosts[0].pool_free_bytes = Some(199 * MIB);
+        assert_eq!(
+            two(&cluster, "home1", "cloud1", &copy).1,
+            "home1 has 199 MiB of disk space free, and up to 200 MiB would come"
+        );
+    }
+
+    #[test]
+    fn a_host_with_a_replica_is_sent_only_what_it_lacks() {
+        let lacking = vec![(host_id("home1"), 2 * MIB)];
+        let copy = CopyFacts { bytes: 100 * MIB, lacking, ..CopyFacts::default() };
+        assert_close(two(&cluster(), "home1", "cloud1", &copy).0.bytes, 4.0 * MIB as f64);
+        assert_close(two(&cluster(), "home2", "cloud1", &copy).0.bytes, 200.0 * MIB as f64);
     }
 }

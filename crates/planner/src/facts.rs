@@ -2,6 +2,7 @@
 
 use perigee_model::job::Start;
 use perigee_model::phases::Phases;
+use perigee_model::plan::Way;
 use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
@@ -36,6 +37,11 @@ pub struct Cluster {
 impl Cluster {
     pub(crate) fn host(&self, id: &HostId) -> Result<&HostFacts, Refused> {
         self.hosts.iter().find(|h| h.id == *id).ok_or_else(|| Refused::HostNotUp(id.clone()))
+    }
+
+    /// Whether both hosts are at one site. A host that is not up is at none.
+    pub(crate) fn is_one_site(&self, one: &HostId, other: &HostId) -> bool {
+        matches!((self.host(one), self.host(other)), (Ok(one), Ok(other)) if one.site == other.site)
     }
 
     pub(crate) fn link(&self, from: &HostId, to: &HostId) -> Result<&LinkFacts, Refused> {
@@ -76,6 +82,8 @@ pub struct HostFacts {
     pub boots: Vec<Boot>,
     /// Block reads at this host from an export whose home is this host.
     pub local_blocks: Option<BlockProbe>,
+    /// The bytes that are free on the disk of its volume server; `None` if that is not known.
+    pub pool_free_bytes: Option<u64>,
 }
 
 impl HostFacts {
@@ -161,8 +169,8 @@ pub struct JobFacts {
     pub start: Start,
     /// Whether the job file lets its VM move.
     pub may_migrate: bool,
-    /// It uses data that may not leave their site: its memory, which has some of them, is not sent over a link
-    /// that is not encrypted.
+    /// It uses data that may not leave their site: its memory, which has some of them, is not sent to another
+    /// site over a link that is not encrypted.
     pub uses_held: bool,
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeFacts>,
@@ -179,8 +187,28 @@ pub struct VolumeFacts {
     pub home: HostId,
     /// The bytes that it holds; 0 if that is not known yet.
     pub allocated_bytes: u64,
-    /// Why its home can't move to the VM's host while the job runs; `None` if it can.
+    /// How its home could move to the VM's host while the job runs.
+    pub copy: CopyFacts,
+}
+
+/// How a volume's home could move to the host of a VM that uses it.
+#[derive(Debug, Clone, Default)]
+pub struct CopyFacts {
+    /// The bytes that it would at most ship.
+    pub bytes: u64,
+    /// Hosts that have a part of it, with the bytes that they lack: those with a complete replica.
+    pub lacking: Vec<(HostId, u64)>,
+    /// It may not leave its site.
+    pub held: bool,
+    /// Why it stays wherever the VM is; `None` if it need not.
     pub stays: Option<String>,
+}
+
+impl CopyFacts {
+    pub(crate) fn bytes_to(&self, host: &HostId) -> u64 {
+        let lacked = self.lacking.iter().find(|(at, _)| at == host).map(|(_, bytes)| *bytes);
+        lacked.map_or(self.bytes, |lacked| lacked.min(self.bytes))
+    }
 }
 
 /// A job while its command runs.
@@ -209,7 +237,11 @@ pub struct Running {
     pub cpus: u32,
     /// Whether the job file lets the VM move.
     pub may_migrate: bool,
-    /// Live migrations of this job so far.
+    /// As [`JobFacts::uses_held`].
+    pub uses_held: bool,
+    /// Changes that were refused a short time ago, and why: they are not made now.
+    pub refused: Vec<(Way, String)>,
+    /// Live migrations of this job, and volumes that came to its VM, so far.
     pub moves: u32,
     /// How fast the VM changes its memory, measured by a migration of this job, or else of an earlier run.
     pub dirty_bytes_per_s: Option<u64>,
@@ -234,8 +266,8 @@ pub struct DiskFacts {
     pub at_home: IoStats,
     /// The requests of `client` while the home was another host, whether they were answered from memory or not.
     pub far_requests: u64,
-    /// The bytes that it would at most ship if its home moved to the VM's host now; `None` if it can't.
-    pub copy_bytes: Option<u64>,
+    /// How its home could move to the VM's host now.
+    pub copy: CopyFacts,
     /// Time in which requests to the home waited and none was answered, because the link or the home was down.
     pub outage_ns: u64,
 }

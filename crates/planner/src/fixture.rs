@@ -48,6 +48,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         cpu_model: "EPYC".to_owned(),
         boots: vec![booted_in(12.0)],
         local_blocks: Some(probe(LOCAL_US)),
+        pool_free_bytes: None,
     }
 }
 
@@ -93,10 +94,15 @@ pub(crate) fn job() -> JobFacts {
             volume: volume_name("data"),
             home: host_id("cloud1"),
             allocated_bytes: 256 * MIB,
-            stays: Some("others read it".to_owned()),
+            copy: CopyFacts { bytes: 256 * MIB, ..stays() },
         }],
         dirty_bytes_per_s: Some(0),
     }
+}
+
+/// Of a volume whose home can't move.
+fn stays() -> CopyFacts {
+    CopyFacts { stays: Some("others read it".to_owned()), ..CopyFacts::default() }
 }
 
 pub(crate) fn traits() -> Traits {
@@ -176,7 +182,7 @@ pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: b
     }
     let (volume, home, at_home) = (volume_name(name), host_id(home), at(LOCAL_US));
     let far_requests = if remote { reads } else { 0 };
-    DiskFacts { volume, home, client, at_home, far_requests, copy_bytes: None, outage_ns: 0 }
+    DiskFacts { volume, home, client, at_home, far_requests, copy: stays(), outage_ns: 0 }
 }
 
 #[track_caller]

@@ -117,9 +117,22 @@ fn boot_cpu_s(host: &HostFacts) -> BTreeMap<&str, f64> {
 
 /// How much longer computing takes beside the VMs at the host. If all of them compute, they share the CPUs;
 /// half of that effect is expected.
-pub(crate) fn load_factor(host: &HostFacts, vms: u32) -> Spread {
+fn load_factor(host: &HostFacts, vms: u32) -> Spread {
     let most = (f64::from(vms) / f64::from(host.cpus.max(1))).max(1.0);
     Spread::between(1.0, f64::midpoint(1.0, most), most)
+}
+
+/// The time that computing takes at this host beside so many VMs, relative to a host of mean speed that does
+/// nothing else.
+pub(crate) fn computing_factor(cluster: &Cluster, host: &HostFacts, vms: u32) -> Spread {
+    let (speed, _) = cpu_factor(cluster, &host.id);
+    speed.by(load_factor(host, vms))
+}
+
+/// How much longer computing that took `computed_s` at the one factor takes at the other. It is never negative: to
+/// compute faster is no reason to move.
+pub(crate) fn slower_s(computed_s: f64, here: Spread, there: Spread) -> f64 {
+    (computed_s * (there.expected / here.expected - 1.0)).max(0.0)
 }
 
 fn median(values: &mut [f64]) -> Option<f64> {

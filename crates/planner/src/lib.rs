@@ -31,8 +31,8 @@ mod spread;
 mod work;
 
 pub use facts::{
-    Boot, Cluster, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running, Snapshot,
-    VolumeFacts,
+    Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running,
+    Snapshot, VolumeFacts,
 };
 pub use moving::{MoveCost, move_cost};
 pub use network::{Path, lost_s};

@@ -346,7 +346,9 @@ impl Bench<'_> {
     /// What the planner did where it might.
     async fn what_happened(&self, job: &Job, placement: Placement) -> Result<Way> {
         let decided = self.cluster.decisions(&job.id).await?;
-        let changed = decided.iter().find(|decision| decision.trigger == Trigger::TimeLost);
+        // Of a change with an outcome at least a part was not made.
+        let mut changes = decided.iter().filter(|d| d.trigger == Trigger::TimeLost);
+        let changed = changes.find(|decision| decision.outcome.is_empty());
         Ok(match placement {
             Placement::Beside => Way::Beside,
             Placement::Remote => Way::Remote,

@@ -11,11 +11,14 @@ use perigee_http::Client;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
 use perigee_model::vm::{HostAddresses, HostReport, VmChanges, VmReport};
-use perigee_model::volume::ExportStats;
+use perigee_model::volume::{ExportStats, PoolInfo};
 use perigee_model::{HostId, Problem, VmId};
 
 use super::now_ms;
 use crate::records::{HostRecord, Records};
+
+/// A pool is asked for its free bytes this often: it reads its whole catalog for the answer.
+const POOL_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// The clients for one host. Each has its deadline.
 #[derive(Debug, Clone)]
@@ -59,6 +62,8 @@ pub struct Known {
     sites: Option<Arc<Vec<SiteAddress>>>,
     /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
+    /// When its pool was last asked for its free bytes, and the last answer.
+    pool: Option<(Instant, Option<u64>)>,
 }
 
 #[derive(Debug)]
@@ -93,6 +98,7 @@ impl Hosts {
             vms: BTreeMap::new(),
             sites: None,
             stats: None,
+            pool: None,
         };
         self.lock().insert(id, known);
     }
@@ -143,6 +149,28 @@ impl Hosts {
             known.heard = Instant::now();
             known.last_seen_ms = now_ms();
         }
+    }
+
+    /// Asks the host's pool for its free bytes, unless it was asked a short time ago.
+    pub async fn look_at_pool(&self, id: &HostId) {
+        let link = {
+            let mut hosts = self.lock();
+            let Some(known) = hosts.get_mut(id) else { return };
+            if known.pool.is_some_and(|(asked, _)| asked.elapsed() < POOL_AGE_MAX) {
+                return;
+            }
+            known.pool = Some((Instant::now(), known.pool.and_then(|(_, bytes)| bytes)));
+            Arc::clone(&known.link)
+        };
+        let answer = link.volume.get::<PoolInfo>("/v1/pool").await;
+        if let (Ok(pool), Some(known)) = (answer, self.lock().get_mut(id)) {
+            known.pool = Some((Instant::now(), Some(pool.free_bytes)));
+        }
+    }
+
+    /// The bytes that were free in the host's pool when it was last asked; `None` if it has not answered.
+    pub fn pool_free_bytes(&self, id: &HostId) -> Option<u64> {
+        self.lock().get(id)?.pool?.1
     }
 
     pub fn knows_sites(&self, id: &HostId, sites: &[SiteAddress]) -> bool {

@@ -50,6 +50,8 @@ pub struct Timing {
     /// From the first time that a volume's new home could not take it until the move is called off. The
     /// volume may have left its old home: its clients wait, and they give up after a minute.
     pub take_patience: Duration,
+    /// How long a volume that is to come to its VM may be refused until it is left where it is.
+    pub follow_patience: Duration,
     /// How long a volume's old home keeps its layers after a move that is complete.
     pub shadow: Duration,
 }
@@ -63,6 +65,7 @@ impl Default for Timing {
             host_deadline: Duration::from_secs(30),
             boot_deadline: Duration::from_secs(300),
             take_patience: Duration::from_secs(20),
+            follow_patience: Duration::from_secs(120),
             shadow: Duration::from_secs(3600),
         }
     }

@@ -11,6 +11,7 @@ use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
+use super::consider::RefusedChange;
 use super::samples::Samples;
 use crate::cluster::Cluster;
 use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, vm_of};
@@ -32,6 +33,10 @@ pub struct Run {
     pub figures_read: Option<Instant>,
     /// When the last check found the VM at work; `None` if it did not.
     pub seen_at_work: Option<Instant>,
+    /// The last refusal of each kind of change that the planner wanted.
+    pub refused: Vec<RefusedChange>,
+    /// Since when the next volume that is to come to the VM has been refused.
+    pub follow_refused: Option<Instant>,
     /// [`crate::cluster::Index::home_changes`] before the step.
     homes_at: u64,
 }
@@ -105,6 +110,8 @@ impl Run {
             samples: Samples::load(cluster, id).await?,
             figures_read: None,
             seen_at_work: None,
+            refused: Vec::new(),
+            follow_refused: None,
             homes_at: 0,
         }))
     }

@@ -5,20 +5,16 @@ use std::time::{Duration, Instant};
 
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
-use perigee_model::plan::{Trigger, Way};
 use perigee_model::vm::{Disk, HostReport, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
-use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
-use perigee_planner::Verdict;
 
 use super::driver::{Run, Step};
 use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
-use crate::planning;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
-use crate::{catalog, disks, leave_site, migration};
+use crate::{catalog, disks, leave_site};
 
 /// How much longer than the job's own timeout the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
@@ -29,9 +25,6 @@ const COLLECT_MS_MAX: u64 = 20 * 60 * 1000;
 /// How often the time that counts for these limits is stored. At most this much is lost when the controller
 /// stops.
 const COUNT_STORED_EVERY_MS: u64 = 10_000;
-
-/// How long the planner is not asked again after an aborted migration.
-const AFTER_ABORT: Duration = Duration::from_secs(30);
 
 /// Number of console lines that are shown with a lost VM.
 const CONSOLE_LINES: usize = 12;
@@ -96,7 +89,7 @@ impl Run {
         if !moving && matches!(report.status, VmStatus::Gone | VmStatus::Shutdown) {
             return self.lost(&ended(&report)).await;
         }
-        self.say(&trouble_of(&report)).await?;
+        self.say(&self.reason(&report)).await?;
         self.count(seen_before, !moving && report.status == VmStatus::Running).await?;
         if let Some(reason) = self.overdue(&report) {
             self.end(Ending::Failed, reason).await?;
@@ -109,6 +102,12 @@ impl Run {
             self.consider(moving).await?;
         }
         self.pause()
+    }
+
+    /// What people are to know of the running job: why its VM does not run, or does not get nearer to its data.
+    fn reason(&self, report: &VmReport) -> String {
+        let trouble = trouble_of(report);
+        if trouble.is_empty() { self.refusals() } else { trouble }
     }
 
     /// Records the boot of the VM's host. After a reboot the agent may not know at once that the VM is gone.
@@ -334,56 +333,6 @@ impl Run {
             vcpu_ms: self.record.value.meter.totals.vcpu_ms,
         });
         self.samples.store_sometimes(&self.cluster, &self.id).await
-    }
-
-    /// Asks the planner whether the VM moves now, and requests the migration if so.
-    async fn consider(&mut self, moving: bool) -> Result<(), Problem> {
-        let job = self.job();
-        if moving || !job.spec.may_migrate || job.state != JobState::Running {
-            return Ok(());
-        }
-        if !self.record.value.to_follow.is_empty() || self.homes_move()? {
-            return Ok(());
-        }
-        let since_abort = self.cluster.index.since_abort(&vm_of(&self.id));
-        if since_abort.is_some_and(|since| since < AFTER_ABORT) {
-            return Ok(());
-        }
-        let Some(Verdict::Move { way, to, reason, total_s, plan }) =
-            planning::consider(&self.cluster, &self.record.value).await?
-        else {
-            return Ok(());
-        };
-        if way == Way::Copy {
-            return self.bring_data(&to, plan, &reason).await;
-        }
-        self.record.save().await?;
-        if self.job().host.as_ref().is_some_and(|from| migration::is_busy(&self.cluster, from, &to))
-        {
-            // By the time of its turn the move may not pay any more.
-            tracing::info!(
-                "job {} stays where it is: another VM moves over the link to {to}",
-                self.id
-            );
-            return Ok(());
-        }
-        let wish = migration::Wish {
-            volumes: VolumesOnMove::Stay,
-            to: to.clone(),
-            reason: reason.clone(),
-            predicted_s: Some(total_s),
-            job_progress: super::progress(self.job()),
-        };
-        match migration::request(&self.cluster, &self.record.value, wish).await {
-            Ok(_) => {
-                let summary = format!("move to {to}: {reason}");
-                planning::record(&self.cluster, &self.id, Trigger::TimeLost, plan, summary).await
-            }
-            Err(problem) => {
-                tracing::info!("job {} stays where it is: {problem}", self.id);
-                Ok(())
-            }
-        }
     }
 
     /// The guest's outputs are on their disk: fetches them and ends the job.

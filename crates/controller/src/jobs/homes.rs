@@ -1,14 +1,16 @@
 //! The homes of a job's volumes: where they are when one has moved, and which are still to come to the VM.
 
-use perigee_model::plan::{Plan, Trigger};
-use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
-use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use std::time::Instant;
 
+use perigee_model::plan::Way;
+use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
+use perigee_model::{HostId, Problem, VolumeName};
+
+use super::consider::Change;
 use super::driver::Run;
-use crate::cluster::Cluster;
-use crate::planning;
+use crate::cluster::{Cluster, now_ms};
 use crate::records::{JobRecord, PlacedDisk, vm_of};
-use crate::volume_moves;
+use crate::{leave_site, planning, volume_moves};
 
 impl Run {
     /// Takes the moves of its volumes into account: each waits for this.
@@ -54,67 +56,97 @@ impl Run {
     }
 
     /// The planner's decision: the data volumes come to the VM's host.
-    pub(super) async fn bring_data(
-        &mut self,
-        host: &HostId,
-        plan: Plan,
-        reason: &str,
-    ) -> Result<(), Problem> {
+    pub(super) async fn bring_data(&mut self, host: &HostId) -> Result<Change, Problem> {
         let data = self.placement()?.disks.iter().filter(|d| d.data_of.is_some());
         let far = data.filter(|disk| disk.home != *host).map(|disk| disk.volume.clone());
         let far: Vec<VolumeName> = far.collect();
-        let Some(first) = far.first() else { return Ok(()) };
+        let Some(first) = far.first() else { return Ok(Change::NotNow) };
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));
         if let Err(problem) = volume_moves::request(&self.cluster, first, host, cause).await {
-            tracing::info!("the data of job {} stay where they are: {problem}", self.id);
-            return Ok(());
+            return Ok(Change::Refused(problem));
         }
-        let record = &mut self.record.value;
-        record.to_follow = far;
-        record.moves += 1;
+        self.record.value.to_follow = far;
         self.record.save().await?;
-        let summary = format!("copy the data to {host}: {reason}");
-        planning::record(&self.cluster, &self.id, Trigger::TimeLost, plan, summary).await
+        Ok(Change::Begun)
     }
 
     /// Brings the volumes that follow the VM to its host, one after the other.
     pub(super) async fn bring_volumes(&mut self) -> Result<(), Problem> {
-        let Some(volume) = self.record.value.to_follow.first().cloned() else { return Ok(()) };
+        let Some(volume) = self.record.value.to_follow.first().cloned() else {
+            self.follow_refused = None;
+            return Ok(());
+        };
         let Some(host) = self.job().host.clone() else { return Ok(()) };
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));
         if self.homes_move()? {
             return Ok(());
         }
-        let disks = &self.placement()?.disks;
-        let home = disks.iter().find(|disk| disk.volume == volume).map(|disk| &disk.home);
-        let is_there = home.is_none_or(|home| *home == host);
-        let is_held = disks.iter().any(|disk| disk.volume == volume && disk.leave_site.is_never());
-        if is_there || is_held || self.stays(&volume, &host, &cause) {
-            self.record.value.to_follow.remove(0);
-            return self.record.save().await;
+        let disk = self.placement()?.disks.iter().find(|disk| disk.volume == volume).cloned();
+        let Some(disk) = disk.filter(|disk| disk.home != host) else {
+            return self.came(&volume).await;
+        };
+        if leave_site::is_far_from_held(&self.cluster, std::slice::from_ref(&disk), &host) {
+            return self.leave_volume(&disk, "its policy is leave-site: never").await;
         }
-        match volume_moves::request(&self.cluster, &volume, &host, cause).await {
-            Ok(_) => Ok(()),
-            // Asked again with the next figures.
-            Err(problem)
-                if matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::Conflict) =>
-            {
-                tracing::debug!("job {}: {problem}", self.id);
-                Ok(())
-            }
-            Err(problem) => Err(problem),
+        if let Some(why) = self.called_off(&volume, &host, &cause) {
+            return self.leave_volume(&disk, &why).await;
         }
+        let asked = volume_moves::request(&self.cluster, &volume, &host, cause).await;
+        let Err(problem) = asked else {
+            self.follow_refused = None;
+            return Ok(());
+        };
+        let since = *self.follow_refused.get_or_insert_with(Instant::now);
+        let why = format!("{}: {}", problem.what, problem.why);
+        if since.elapsed() >= self.cluster.timing.follow_patience {
+            return self.leave_volume(&disk, &why).await;
+        }
+        // Asked again with the next figures.
+        self.refuse(Way::Copy, why);
+        Ok(())
     }
 
-    /// Whether its move to the VM's host was called off since the VM is there.
-    fn stays(&self, volume: &VolumeName, host: &HostId, cause: &VolumeMoveCause) -> bool {
-        self.cluster.index.volume_move(volume).is_some_and(|last| {
-            let shown = &last.shown;
-            let is_this = shown.cause == *cause && shown.to == *host;
-            is_this
-                && shown.state == VolumeMoveState::CalledOff
-                && shown.started_ms >= self.record.value.meter.arrived_ms
-        })
+    /// A volume that was to follow the VM is at its host.
+    async fn came(&mut self, volume: &VolumeName) -> Result<(), Problem> {
+        let disks = &self.placement()?.disks;
+        let is_data = disks.iter().any(|disk| disk.volume == *volume && disk.data_of.is_some());
+        let progress = super::progress(self.job()).unwrap_or_default();
+        self.follow_refused = None;
+        let record = &mut self.record.value;
+        if is_data {
+            // What was lost before has paid for the copy, and does not pay for another change.
+            record.meter.begin_account(now_ms(), progress);
+            record.moves += 1;
+        }
+        record.to_follow.retain(|other| other != volume);
+        self.record.save().await
+    }
+
+    /// A volume that was to follow the VM stays where it is.
+    async fn leave_volume(&mut self, disk: &PlacedDisk, why: &str) -> Result<(), Problem> {
+        let PlacedDisk { volume, home, .. } = disk;
+        let outcome = format!("volume {volume} stays at {home}: {why}");
+        planning::not_done(&self.cluster, &self.id, &outcome).await?;
+        self.refuse(Way::Copy, outcome);
+        self.follow_refused = None;
+        self.record.value.to_follow.retain(|other| other != volume);
+        self.record.save().await
+    }
+
+    /// Why its move to the VM's host was called off since the VM is there; `None` if it was not.
+    fn called_off(
+        &self,
+        volume: &VolumeName,
+        host: &HostId,
+        cause: &VolumeMoveCause,
+    ) -> Option<String> {
+        let last = self.cluster.index.volume_move(volume)?;
+        let shown = &last.shown;
+        let is_called_off = shown.cause == *cause
+            && shown.to == *host
+            && shown.state == VolumeMoveState::CalledOff
+            && shown.started_ms >= self.record.value.meter.arrived_ms;
+        is_called_off.then(|| shown.problem.clone())
     }
 
     /// Forgets the moves of the volumes that were only for this job.

@@ -10,6 +10,7 @@
 //! ```
 
 mod again;
+mod consider;
 mod driver;
 mod finish;
 mod follow;

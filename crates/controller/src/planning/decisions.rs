@@ -22,6 +22,7 @@ pub async fn record(
         trigger,
         plan,
         summary,
+        outcome: String::new(),
         measured_s: None,
         measured: None,
     };
@@ -30,6 +31,22 @@ pub async fn record(
         number += 1;
     }
     Ok(())
+}
+
+/// Adds to the job's last decision what of it was not carried out. Repeating this changes nothing.
+pub async fn not_done(cluster: &Cluster, job: &JobId, what: &str) -> Result<(), Problem> {
+    let keys = cluster.records.keys(&prefix(job)).await?;
+    let Some(last) = keys.into_iter().max() else { return Ok(()) };
+    let Some(mut decision) = cluster.records.own::<Decision>(&last).await? else { return Ok(()) };
+    let outcome = &mut decision.value.outcome;
+    if outcome.contains(what) {
+        return Ok(());
+    }
+    if !outcome.is_empty() {
+        outcome.push_str("; ");
+    }
+    outcome.push_str(what);
+    decision.save().await
 }
 
 /// Stores the decision with which a job begins. A driver that starts again does not store it twice.

@@ -23,8 +23,8 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, ImageSource, ImportImage, IoStats, Step,
-    VolumeHealth, VolumeInfo, VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, ImageSource, ImportImage, IoStats, PoolInfo,
+    Step, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -65,6 +65,8 @@ pub struct Inside {
     /// What it was asked to copy.
     pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
+    /// What its pool says; without it, the pool does not answer.
+    pub pool_free_bytes: Option<u64>,
     /// Imports are made and VMs are started, and the answers are lost.
     pub loses_answers: bool,
     /// Every import is refused.
@@ -232,6 +234,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/attachments/{volume}", put(attach).delete(detach))
         .route("/v1/traces/{name}", put(collect_trace).get(trace).delete(end_trace))
         .route("/v1/stats", get(stats))
+        .route("/v1/pool", get(pool))
         .route("/v1/probe", post(probe_blocks))
         .merge(homes::routes())
         .layer(from_fn_with_state(inside.clone(), unless_down))
@@ -753,6 +756,23 @@ async fn stats(State(inside): Shared) -> Reply<Vec<ExportStats>> {
     let inside = inside.lock().expect("lock");
     let stats = inside.volumes.iter();
     Ok(Json(stats.map(|(n, v)| ExportStats { volume: n.clone(), stats: v.stats }).collect()))
+}
+
+async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
+    let Some(free_bytes) = inside.lock().expect("lock").pool_free_bytes else {
+        return Err(Problem::unavailable("read the state of the pool", "it is busy").into());
+    };
+    Ok(Json(PoolInfo {
+        path: "/pool".to_owned(),
+        total_bytes: 1 << 40,
+        free_bytes,
+        images: 0,
+        volumes: 0,
+        format_version: 1,
+        data_bytes: 0,
+        shared_bytes: 0,
+        tenants: Vec::new(),
+    }))
 }
 
 async fn probe_blocks() -> Reply<BlockProbe> {

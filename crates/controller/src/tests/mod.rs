@@ -2,6 +2,7 @@
 //! controller stops in the middle or a host is away.
 
 mod api;
+mod copies;
 mod fake;
 mod faults;
 mod gone;
@@ -38,6 +39,7 @@ const TIMING: Timing = Timing {
     host_deadline: Duration::from_secs(2),
     boot_deadline: Duration::from_secs(60),
     take_patience: Duration::from_secs(60),
+    follow_patience: Duration::from_secs(1),
     shadow: Duration::ZERO,
 };
 

@@ -3,8 +3,7 @@
 
 use perigee_model::guest::GuestBody;
 use perigee_model::home::{Place, Tenure};
-use perigee_model::job::{Access, HostState, JobSpec, JobState, MigrationState};
-use perigee_model::plan::Way;
+use perigee_model::job::{Access, HostState, JobState, MigrationState};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
 
@@ -13,7 +12,7 @@ use super::migrations::switch;
 use super::{Lab, TIMING, data_volume, finish, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{VolumeRecord, volume_key};
-use crate::{catalog, hosts, jobs, migration, planning, vms, volume_moves};
+use crate::{catalog, hosts, jobs, migration, vms, volume_moves};
 
 const MISSING: u64 = 123 << 20;
 
@@ -51,7 +50,7 @@ async fn running(lab: &Lab) -> (JobId, VmId) {
     (id, vm)
 }
 
-async fn home_in_record(lab: &Lab, id: &JobId, volume: &str) -> HostId {
+pub async fn home_in_record(lab: &Lab, id: &JobId, volume: &str) -> HostId {
     let record = jobs::record(&lab.cluster, id).await.expect("record");
     let disks = record.placement.expect("placed").disks;
     disks.into_iter().find(|disk| disk.volume.as_str() == volume).expect("a disk").home
@@ -211,41 +210,6 @@ async fn volumes_that_follow_their_vm_leave_nothing_behind() {
     lab.wait_for_state(&id, JobState::Succeeded).await;
     lab.wait_for_clean_hosts().await;
     assert!(lab.cluster.records.keys("volume_moves/").await.expect("keys").is_empty());
-}
-
-/// The time lost is in the counters, so the test does not take that time.
-#[tokio::test]
-async fn the_data_of_a_job_that_loses_time_to_the_network_come_to_its_vm() {
-    let lab = Lab::up().await;
-    let id = lab.submit(JobSpec { may_migrate: true, ..spec(Access::Write) }).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
-    wait_for("the data to come", async || {
-        {
-            let mut home = lab.home.inside();
-            assert!(home.vms[&vm].asked.is_none(), "512 MiB of memory cost more than little data");
-            let io = &mut home.vms.get_mut(&vm).expect("VM").report.io[3];
-            io.reads += 1;
-            io.read_bytes += 8192;
-            io.network_requests += 1;
-            for ns in
-                [&mut io.read_ns, &mut io.busy_ns, &mut io.network_ns, &mut io.network_busy_ns]
-            {
-                *ns += 20_000_000;
-            }
-        }
-        (home_in_record(&lab, &id, "tpch").await == lab.home.id).then_some(())
-    })
-    .await;
-    let record = jobs::record(&lab.cluster, &id).await.expect("record");
-    assert_eq!(record.moves, 1, "the next change must save more");
-    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
-    let chosen = decisions.last().and_then(|decision| decision.plan.chosen()).expect("a decision");
-    assert_eq!((chosen.way, &chosen.end), (Way::Copy, &lab.home.id));
-    finish(&lab.home, &lab.home, &vm);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
 }
 
 #[tokio::test]

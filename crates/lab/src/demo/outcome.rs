@@ -387,6 +387,7 @@ pub(crate) mod tests {
                 moves: true,
             },
             summary: String::new(),
+            outcome: String::new(),
             measured_s: None,
             measured: None,
         }];

@@ -224,9 +224,13 @@ fn decisions(page: &mut String, run: &Run) {
         let measured = decision
             .measured_s
             .map_or_else(String::new, |s| format!("; measured afterwards: {s:.1} s"));
+        let but = match decision.outcome.as_str() {
+            "" => String::new(),
+            outcome => format!("; but {}", escape(outcome)),
+        };
         let _ = writeln!(
             page,
-            "<li>{after_s:.1} s after the VM's start: {}{measured}</li>",
+            "<li>{after_s:.1} s after the VM's start: {}{but}{measured}</li>",
             escape(&decision.summary)
         );
     }

@@ -352,6 +352,7 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
                 ("at_ms", |d| d.at_ms.to_string()),
                 ("trigger", |d| output::word(&d.trigger)),
                 ("summary", |d| d.summary.clone()),
+                ("outcome", |d| d.outcome.clone()),
                 ("measured_s", |d| d.measured_s.map_or_else(String::new, |s| s.to_string())),
             ],
         );
@@ -364,6 +365,9 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
             output::word(&decision.trigger),
             decision.summary
         ));
+        if !decision.outcome.is_empty() {
+            output::text(&format!("but {}", decision.outcome));
+        }
         print_plan(&decision.plan, Format::Table)?;
         print_measured(decision);
         output::text("");

@@ -1,5 +1,6 @@
 //! Simulated jobs with known times, and what is learned from their runs.
 
+use perigee_model::plan::Part;
 use proptest::prelude::*;
 
 use super::*;

@@ -1,21 +1,25 @@
 //! Ways that begin far from the data and change that while the job runs: the VM moves to the data, or the data to
 //! the VM.
 
-use perigee_model::HostId;
+use std::cmp::Ordering;
+
 use perigee_model::plan::{Basis, Seconds, Way};
 
 use super::{Candidate, Stay, whole_bytes};
-use crate::copying::copy_cost;
-use crate::facts::{Snapshot, VolumeFacts};
+use crate::copying::{Coming, copy_cost, copy_of};
+use crate::facts::Snapshot;
 use crate::figures::Figures;
+use crate::hosts::slower_s;
 use crate::learn::{Learned, Place};
 use crate::moving::{Dirty, MoveCost, move_cost_with};
 use crate::refused::Refused;
-use crate::running::moves_at_s;
+use crate::running::{is_clearly_less, moves_at_s};
 
 const MAY_NOT_MOVE: &str = "the job file says that it may not move";
-const HELD: &str =
-    "it uses data whose policy is leave-site: never, and a live migration is not encrypted";
+
+/// Why a VM does not move to another site.
+pub(crate) const HELD: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
+                               is not encrypted";
 
 /// `migrate` for its best two hosts, and `follow` for the same.
 pub(super) fn best_moves(
@@ -26,7 +30,7 @@ pub(super) fn best_moves(
 ) -> Vec<Candidate> {
     let starts = stays.iter().filter(|s| s.allowed && s.way == Way::Remote);
     let pairs = starts.flat_map(|start| {
-        let better = stays.iter().filter(|end| avoidable(learned, start, &end.place) > 0.0);
+        let better = stays.iter().filter(|end| may_pay(learned, start, &end.place));
         better.map(move |end| (start, end))
     });
     let mut refused = None;
@@ -34,8 +38,8 @@ pub(super) fn best_moves(
         let predicted = predict_move(snapshot, learned, start, end);
         predicted.map_err(|why| refused = Some((start, end, why))).ok()
     });
-    let best = moves.min_by(|a, b| total_s(&a.0).total_cmp(&total_s(&b.0)));
-    let Some((mut best, cost)) = best else {
+    let best = moves.min_by(|a, b| by_time(&a.0, &b.0));
+    let Some((best, cost)) = best else {
         // An impossible move is listed only if the hosts cannot exchange a VM at all.
         let Some((start, end, why @ Refused::ProcessorDiffers { .. })) = refused else {
             return Vec::new();
@@ -44,16 +48,12 @@ pub(super) fn best_moves(
         candidate.impossible = Some(why.to_string());
         return vec![candidate];
     };
-    if snapshot.job.uses_held {
-        best.impossible = Some(HELD.to_owned());
-    } else if snapshot.job.may_migrate {
+    if best.impossible.is_none() {
         cost.figures.into_iter().for_each(|figure| figures.measured(figure));
         let start = &best.option.start;
         figures.assumed(&format!(
             "after a move the job hardly reads its root disk, which stays at {start}"
         ));
-    } else {
-        best.impossible = Some(MAY_NOT_MOVE.to_owned());
     }
     let follow = following(snapshot, &best);
     std::iter::once(best).chain(follow).collect()
@@ -86,34 +86,31 @@ pub(super) fn best_copy(
 ) -> Option<Candidate> {
     let starts = stays.iter().filter(|s| s.allowed && s.way == Way::Remote);
     let copies = starts.filter_map(|start| predict_copy(snapshot, learned, start));
-    let (mut best, cost) = copies.min_by(|a, b| total_s(&a.0).total_cmp(&total_s(&b.0)))?;
-    let start = &best.option.start;
-    let kept = far_volumes(snapshot, start).find_map(|volume| {
-        let why = volume.stays.as_ref()?;
-        Some(format!("volume {} stays at {}: {why}", volume.volume, volume.home))
-    });
-    let forbidden = (!snapshot.job.may_migrate).then(|| MAY_NOT_MOVE.to_owned());
-    best.impossible = forbidden.or(kept);
+    let (best, cost) = copies.min_by(|a, b| by_time(&a.0, &b.0))?;
     if best.impossible.is_none() {
         cost.figures.into_iter().for_each(|figure| figures.measured(figure));
     }
     Some(best)
 }
 
-fn far_volumes<'a>(
-    snapshot: &'a Snapshot,
-    host: &'a HostId,
-) -> impl Iterator<Item = &'a VolumeFacts> {
-    snapshot.job.volumes.iter().filter(move |volume| volume.home != *host)
+/// What is possible comes first, and then what ends first.
+pub(super) fn by_time(a: &Candidate, b: &Candidate) -> Ordering {
+    let totals = a.option.predicted.total_s.total_cmp(&b.option.predicted.total_s);
+    a.impossible.is_some().cmp(&b.impossible.is_some()).then(totals)
 }
 
-fn total_s(candidate: &Candidate) -> f64 {
-    candidate.option.predicted.total_s
+/// How much a run at the one place loses that it would not lose at the other, as [`crate::consider`] counts it.
+fn saved_s(learned: &Learned, start: &Place, end: &Place) -> f64 {
+    let slower_s = slower_s(learned.computing_s(start), start.cpu_factor, end.cpu_factor);
+    learned.network_longer(start, end).expected - slower_s
 }
 
-/// How much more the network adds to the command at one place than at the other.
-fn avoidable(learned: &Learned, start: &Stay, end: &Place) -> f64 {
-    learned.network_longer(&start.place, end).expected
+/// Whether [`crate::consider`] might ever make the change.
+fn may_pay(learned: &Learned, start: &Stay, end: &Place) -> bool {
+    let lost_at =
+        |place: &Place| learned.network_longer(place, &Place::local(place.cpu_factor)).expected;
+    is_clearly_less(lost_at(end), lost_at(&start.place))
+        && saved_s(learned, &start.place, end) > 0.0
 }
 
 fn predict_move(
@@ -127,7 +124,10 @@ fn predict_move(
     let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, command_s);
     let memory_bytes = snapshot.job.memory_bytes;
     let cost = move_cost_with(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
-    let candidate = Candidate::new(Way::Migrate, start, &end.host);
+    let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
+    let is_one_site = snapshot.cluster.is_one_site(&start.host, &end.host);
+    let held = (snapshot.job.uses_held && !is_one_site).then(|| HELD.to_owned());
+    candidate.impossible = held.or_else(|| may_not_move(snapshot));
     Ok((changed(candidate, learned, start, &end.place, &cost), cost))
 }
 
@@ -137,15 +137,21 @@ fn predict_copy(
     learned: &Learned,
     start: &Stay,
 ) -> Option<(Candidate, MoveCost)> {
-    let volumes: Vec<(&HostId, u64)> =
-        far_volumes(snapshot, &start.host).map(|v| (&v.home, v.allocated_bytes)).collect();
-    let cost = copy_cost(&snapshot.cluster, &start.host, &volumes).ok()?;
+    let far = snapshot.job.volumes.iter().filter(|volume| volume.home != start.host);
+    let volumes: Vec<Coming> =
+        far.map(|v| Coming { volume: &v.volume, home: &v.home, copy: &v.copy }).collect();
     let local = Place::local(start.place.cpu_factor);
-    if avoidable(learned, start, &local) <= 0.0 {
+    if !may_pay(learned, start, &local) {
         return None;
     }
-    let candidate = Candidate::new(Way::Copy, start, &start.host);
+    let (cost, kept) = copy_of(&snapshot.cluster, &start.host, &volumes).ok()?;
+    let mut candidate = Candidate::new(Way::Copy, start, &start.host);
+    candidate.impossible = may_not_move(snapshot).or(kept);
     Some((changed(candidate, learned, start, &local, &cost), cost))
+}
+
+fn may_not_move(snapshot: &Snapshot) -> Option<String> {
+    (!snapshot.job.may_migrate).then(|| MAY_NOT_MOVE.to_owned())
 }
 
 /// The job runs as it starts until [`crate::consider`] would make the change, and then at the other place.
@@ -159,7 +165,8 @@ fn changed(
     let avoidable = learned.network_longer(&start.place, end);
     let known = (learned.basis == Basis::History).then_some(avoidable);
     let lost_before_s = moves_at_s(cost.job_s, known);
-    let share_before = (lost_before_s / avoidable.expected).min(1.0);
+    // `may_pay` has checked that something is saved.
+    let share_before = (lost_before_s / saved_s(learned, &start.place, end)).min(1.0);
     candidate.place = start.place.mixed(share_before, end);
     candidate.migration = cost.of_the_job();
     let (command, of_command) = learned.at(&candidate.place);

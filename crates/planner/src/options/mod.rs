@@ -209,10 +209,7 @@ fn choose(
     figures: Figures,
 ) -> Plan {
     // The sort is stable: of equal ways the one that was added first wins, and a migration is added last.
-    candidates.sort_by(|a, b| {
-        let totals = a.option.predicted.total_s.total_cmp(&b.option.predicted.total_s);
-        a.impossible.is_some().cmp(&b.impossible.is_some()).then(totals)
-    });
+    candidates.sort_by(changes::by_time);
     let reasons: Vec<String> = (0..candidates.len()).map(|i| reason(&candidates, i)).collect();
     let longer: Vec<Estimate> =
         candidates.iter().map(|c| c.longer(&candidates[0], learned).estimate()).collect();
@@ -287,7 +284,7 @@ fn whole_bytes(bytes: f64) -> u64 {
     bytes as u64
 }
 
-fn way_name(way: Way) -> &'static str {
+pub(crate) fn way_name(way: Way) -> &'static str {
     match way {
         Way::Remote => "remote",
         Way::Migrate => "migrate",
@@ -296,6 +293,8 @@ fn way_name(way: Way) -> &'static str {
         Way::Beside => "beside",
     }
 }
+
+pub(crate) use changes::HELD;
 
 mod changes;
 

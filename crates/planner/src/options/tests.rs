@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use perigee_model::plan::Basis;
 
 use super::*;
+use crate::facts::CopyFacts;
 use crate::fixture::*;
 
 fn snapshot(reads: f64) -> Snapshot {
@@ -78,11 +79,17 @@ fn a_job_that_loses_less_than_a_move_costs_stays_remote() {
     );
 }
 
+/// The data may come to the VM, and are so many.
+fn set_bytes(snapshot: &mut Snapshot, bytes: u64) {
+    let volume = &mut snapshot.job.volumes[0];
+    volume.allocated_bytes = bytes;
+    volume.copy = CopyFacts { bytes, ..CopyFacts::default() };
+}
+
 /// The data may come to the VM: 32 MiB of them.
 fn small_data(reads: f64) -> Snapshot {
     let mut snapshot = at_site_home(reads);
-    snapshot.job.volumes[0].stays = None;
-    snapshot.job.volumes[0].allocated_bytes = 32 * MIB;
+    set_bytes(&mut snapshot, 32 * MIB);
     snapshot
 }
 
@@ -104,7 +111,7 @@ fn data_that_are_small_beside_the_memory_come_to_the_vm() {
 #[test]
 fn data_that_are_larger_than_the_memory_stay() {
     let mut snapshot = small_data(2500.0);
-    snapshot.job.volumes[0].allocated_bytes = 2048 * MIB;
+    set_bytes(&mut snapshot, 2048 * MIB);
     let plan = plan(&snapshot).unwrap();
     assert_eq!(plan.options[0].way, Way::Migrate);
     let (migrate, follow) = (option(&plan, Way::Migrate), option(&plan, Way::Follow));
@@ -122,6 +129,50 @@ fn data_that_cannot_come_are_listed_with_the_reason() {
     let plan = plan(&snapshot).unwrap();
     assert_eq!(plan.options[0].way, Way::Remote);
     assert!(option(&plan, Way::Copy).reason.contains("may not move"));
+}
+
+#[test]
+fn data_that_may_not_leave_their_site_are_listed_as_staying_there() {
+    let mut snapshot = small_data(2500.0);
+    snapshot.job.uses_held = true;
+    snapshot.job.volumes[0].copy.held = true;
+    let far = plan(&snapshot).unwrap();
+    assert_eq!(far.options[0].way, Way::Remote);
+    for way in [Way::Copy, Way::Migrate, Way::Follow] {
+        let reason = &option(&far, way).reason;
+        assert!(reason.starts_with("not possible") && reason.contains("leave-site"), "{reason}");
+    }
+    snapshot.job.start = Start::Host(host_id("home1"));
+    snapshot.job.volumes[0].home = host_id("home2");
+    let near = plan(&snapshot).unwrap();
+    for way in [Way::Copy, Way::Migrate, Way::Follow] {
+        let reason = &option(&near, way).reason;
+        assert!(!reason.starts_with("not possible"), "within the site: {reason}");
+    }
+}
+
+#[test]
+fn data_that_have_no_room_at_the_vm_stay() {
+    let mut snapshot = small_data(2500.0);
+    snapshot.cluster.hosts[0].pool_free_bytes = Some(31 * MIB);
+    assert_eq!(option(&plan(&snapshot).unwrap(), Way::Copy).start.as_str(), "home2");
+    snapshot.cluster.hosts[1].pool_free_bytes = Some(31 * MIB);
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!(plan.options[0].way, Way::Migrate);
+    let reason = &option(&plan, Way::Copy).reason;
+    assert!(reason.contains("31 MiB of disk space free"), "{reason}");
+}
+
+#[test]
+fn no_move_is_listed_that_the_rule_for_running_vms_would_not_make() {
+    let mut snapshot = at_site_home(500.0);
+    assert!(plan(&snapshot).unwrap().options.iter().any(|option| option.way == Way::Migrate));
+    for (host, cpu_s) in snapshot.cluster.hosts.iter_mut().zip([2.0, 2.0, 6.0]) {
+        host.boots[0].cpu_s = cpu_s;
+    }
+    // It computes for 20 s, and loses 8.1 s to the network.
+    let plan = plan(&snapshot).unwrap();
+    assert!(plan.options.iter().all(|option| option.way != Way::Migrate), "{plan:?}");
 }
 
 #[test]
@@ -244,8 +295,7 @@ proptest! {
     ) {
         let mut snapshot = at_site_home(0.0);
         if let Some(bytes) = copied {
-            snapshot.job.volumes[0].stays = None;
-            snapshot.job.volumes[0].allocated_bytes = bytes;
+            set_bytes(&mut snapshot, bytes);
         }
         snapshot.job.dirty_bytes_per_s = dirty;
         for link in &mut snapshot.cluster.links {

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::facts::CopyFacts;
 use crate::fixture::*;
 
 /// Calculated by hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
@@ -19,6 +20,8 @@ fn reading(reads: u64, wall_s: f64) -> Running {
         memory_bytes: 512 * MIB,
         cpus: 1,
         may_migrate: true,
+        uses_held: false,
+        refused: Vec::new(),
         moves: 0,
         dirty_bytes_per_s: Some(0),
         wall_s,
@@ -63,7 +66,8 @@ fn a_move_comes_with_a_plan_and_a_reason_in_figures() {
          there costs 2.1 s"
     );
     assert_eq!(plan.basis, Basis::Running);
-    let [migrate, remote] = plan.options.as_slice() else { panic!("two options") };
+    let [migrate, remote, copy] = plan.options.as_slice() else { panic!("three options") };
+    assert_eq!(copy.reason, "not possible: volume data stays at cloud1: others read it");
     assert!(migrate.chosen && migrate.way == Way::Migrate && plan.moves);
     assert_close(remote.predicted.total_s, 20.0);
     assert_close(migrate.predicted.total_s, 20.0 - 8.1 + COST_S);
@@ -72,7 +76,7 @@ fn a_move_comes_with_a_plan_and_a_reason_in_figures() {
 /// The same, and its data may come to it: this many bytes.
 fn with_data(reads: u64, wall_s: f64, copy_bytes: u64) -> Running {
     let mut running = reading(reads, wall_s);
-    running.disks[0].copy_bytes = Some(copy_bytes);
+    running.disks[0].copy = CopyFacts { bytes: copy_bytes, ..CopyFacts::default() };
     running
 }
 
@@ -119,6 +123,36 @@ fn data_come_to_a_vm_that_no_other_host_can_take() {
 }
 
 #[test]
+fn after_a_refused_copy_the_vm_moves_at_the_price_of_that() {
+    let refused = |reads| {
+        let mut running = with_data(reads, 10.0, 64 * MIB);
+        running.refused.push((Way::Copy, "its home lets none go".to_owned()));
+        running
+    };
+    assert_eq!(way_of(&consider(&refused(127))), None);
+    let Verdict::Move { way: Way::Migrate, plan, .. } = consider(&refused(128)) else {
+        panic!("the price of the move is lost");
+    };
+    let copy = plan.options.iter().find(|option| option.way == Way::Copy).expect("it is listed");
+    assert_eq!(copy.reason, "not possible: its home lets none go");
+    let mut neither = refused(1000);
+    neither.refused.push((Way::Migrate, "the host is full".to_owned()));
+    let why = why_stay(&neither);
+    assert!(why.contains("copy is not possible: its home lets none go"), "{why}");
+    assert!(why.contains("migrate is not possible: the host is full"), "{why}");
+}
+
+#[test]
+fn a_vm_with_data_that_may_not_leave_their_site_does_not_leave_its_own() {
+    let mut running = reading(1000, 30.0);
+    running.uses_held = true;
+    let why = why_stay(&running);
+    assert!(why.contains("leave-site: never"), "{why}");
+    running.disks[0].home = host_id("home2");
+    assert_eq!(moved_to(&consider(&running)), Some("home2"));
+}
+
+#[test]
 fn computing_is_not_lost_to_the_network() {
     let mut running = reading(500, 20.0);
     running.vcpu_s = 18.5;
@@ -129,7 +163,7 @@ fn computing_is_not_lost_to_the_network() {
 fn a_job_that_reads_from_two_sites_equally_gains_nothing() {
     let mut running = reading(1000, 30.0);
     running.disks.push(disk("other", "home1", 1000, 1, false));
-    assert_eq!(why_stay(&running), "no host with room would lose less");
+    assert!(why_stay(&running).starts_with("no host with room would lose less"));
 }
 
 #[test]
@@ -139,14 +173,14 @@ fn a_host_as_far_away_gains_nothing_whatever_the_probes_differ() {
     for link in running.cluster.links.iter_mut().filter(|l| l.from.as_str() == "home2") {
         link.blocks = Some(probe(REMOTE_US * 9 / 10));
     }
-    assert_eq!(why_stay(&running), "no host with room would lose less");
+    assert!(why_stay(&running).starts_with("no host with room would lose less"));
 }
 
 #[test]
 fn it_stays_where_the_job_file_or_the_memory_says_so() {
     let mut running = reading(1000, 30.0);
     running.cluster.hosts[2].memory_free_bytes = 100 * MIB;
-    assert_eq!(why_stay(&running), "no host with room would lose less");
+    assert!(why_stay(&running).starts_with("no host with room would lose less"));
     let mut running = reading(1000, 30.0);
     running.may_migrate = false;
     assert_eq!(why_stay(&running), "the job file says that it may not move");
@@ -241,6 +275,17 @@ fn a_destination_where_others_compute_saves_less() {
     assert_eq!(moved_to(&consider(&running)), Some("cloud1"));
     running.cluster.hosts[2].running_vms = 7;
     assert_eq!(moved_to(&consider(&running)), None);
+}
+
+#[test]
+fn a_destination_that_computes_slower_saves_less() {
+    let mut running = reading(200, 10.0);
+    running.vcpu_s = 6.0;
+    assert_eq!(moved_to(&consider(&running)), Some("cloud1"));
+    for (host, cpu_s) in running.cluster.hosts.iter_mut().zip([2.0, 2.0, 6.0]) {
+        host.boots[0].cpu_s = cpu_s;
+    }
+    assert_eq!(moved_to(&consider(&running)), None, "its boots need three times the CPU time");
 }
 
 /// The loss by the rule for a job that loses this much with each step, and the best choice in hindsight. Each

@@ -1,0 +1,127 @@
+//! Asks the planner whether a running VM moves, or whether its data come to it, and requests that.
+
+use std::time::{Duration, Instant};
+
+use perigee_model::job::JobState;
+use perigee_model::plan::{Trigger, Way};
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{HostId, Problem};
+use perigee_planner::Verdict;
+
+use super::driver::Run;
+use crate::records::vm_of;
+use crate::{migration, planning};
+
+/// How long a change is not made again after it was refused, or after a migration was aborted.
+const AFTER_REFUSAL: Duration = Duration::from_secs(30);
+
+/// A change that the planner wanted and that was refused.
+#[derive(Debug)]
+pub struct RefusedChange {
+    way: Way,
+    at: Instant,
+    why: String,
+}
+
+/// What became of a change that the planner wants.
+pub(super) enum Change {
+    Begun,
+    /// It may be made a little later.
+    NotNow,
+    Refused(Problem),
+}
+
+impl Run {
+    /// If a change is refused, the next best one is made where that pays by itself.
+    pub(super) async fn consider(&mut self, moving: bool) -> Result<(), Problem> {
+        let job = self.job();
+        if moving || !job.spec.may_migrate || job.state != JobState::Running {
+            return Ok(());
+        }
+        if !self.record.value.to_follow.is_empty() || self.homes_move()? {
+            return Ok(());
+        }
+        loop {
+            let refused = self.refused_changes();
+            let considered = planning::consider(&self.cluster, &self.record.value, refused).await?;
+            let Some(Verdict::Move { way, to, reason, total_s, plan }) = considered else {
+                return Ok(());
+            };
+            let (change, what) = match way {
+                Way::Copy => (self.bring_data(&to).await?, "copy the data"),
+                _ => (self.move_vm(&to, &reason, total_s).await?, "move"),
+            };
+            match change {
+                Change::Begun => {
+                    let summary = format!("{what} to {to}: {reason}");
+                    let (cluster, job) = (&self.cluster, &self.id);
+                    return planning::record(cluster, job, Trigger::TimeLost, plan, summary).await;
+                }
+                Change::NotNow => return Ok(()),
+                Change::Refused(problem) => {
+                    self.refuse(way, format!("{}: {}", problem.what, problem.why));
+                }
+            }
+        }
+    }
+
+    async fn move_vm(
+        &mut self,
+        to: &HostId,
+        reason: &str,
+        total_s: f64,
+    ) -> Result<Change, Problem> {
+        self.record.save().await?;
+        if self.job().host.as_ref().is_some_and(|from| migration::is_busy(&self.cluster, from, to))
+        {
+            // By the time of its turn the move may not pay any more.
+            tracing::info!(
+                "job {} stays where it is: another VM moves over the link to {to}",
+                self.id
+            );
+            return Ok(Change::NotNow);
+        }
+        let wish = migration::Wish {
+            volumes: VolumesOnMove::Stay,
+            to: to.clone(),
+            reason: reason.to_owned(),
+            predicted_s: Some(total_s),
+            job_progress: super::progress(self.job()),
+        };
+        let asked = migration::request(&self.cluster, &self.record.value, wish).await;
+        Ok(asked.map_or_else(Change::Refused, |_| Change::Begun))
+    }
+
+    /// The change is off for a while.
+    pub(super) fn refuse(&mut self, way: Way, why: String) {
+        if !self.refused.iter().any(|refused| refused.why == why) {
+            tracing::info!("job {}: {why}", self.id);
+        }
+        self.refused.retain(|refused| refused.way != way);
+        self.refused.push(RefusedChange { way, at: Instant::now(), why });
+    }
+
+    fn refused_changes(&self) -> Vec<(Way, String)> {
+        let recent = self.refused.iter().filter(|refused| refused.at.elapsed() < AFTER_REFUSAL);
+        let mut all: Vec<(Way, String)> =
+            recent.map(|refused| (refused.way, refused.why.clone())).collect();
+        let vm = vm_of(&self.id);
+        let since_abort = self.cluster.index.since_abort(&vm);
+        if since_abort.is_some_and(|since| since < AFTER_REFUSAL) {
+            let last = self.cluster.index.migrations_of(&vm).pop();
+            let error = last.map(|last| last.migration.error.clone()).unwrap_or_default();
+            all.push((Way::Migrate, format!("its last migration was aborted: {error}")));
+        }
+        all
+    }
+
+    /// What was refused a short time ago, for people; empty if nothing was.
+    pub(super) fn refusals(&self) -> String {
+        let recent = self.refused.iter().filter(|refused| refused.at.elapsed() < AFTER_REFUSAL);
+        let words = recent.map(|refused| match refused.way {
+            Way::Copy => format!("its volumes do not come to it for now: {}", refused.why),
+            _ => format!("its VM does not move for now: {}", refused.why),
+        });
+        words.collect::<Vec<String>>().join("; ")
+    }
+}

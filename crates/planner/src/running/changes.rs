@@ -1,0 +1,200 @@
+//! The changes that a running VM could make, with what each would have saved and what it costs.
+
+use perigee_model::HostId;
+use perigee_model::plan::Way;
+
+use crate::copying::{Coming, copy_of};
+use crate::facts::{DiskFacts, HostFacts, Running};
+use crate::figures::Figures;
+use crate::hosts::{computing_factor, slower_s};
+use crate::learn::Learned;
+use crate::moving::{Dirty, MoveCost, move_cost_with};
+use crate::network::{io_s, not_computing_s};
+use crate::options::HELD;
+use crate::refused::Refused;
+use crate::running::is_clearly_less;
+use crate::spread::Spread;
+use crate::work::VolumeWork;
+
+/// In 9 of 10 cases the remaining work differs from the prediction by at most this share.
+const LEFT_ERROR: f64 = 0.24;
+/// The same if only the command's own progress predicts it.
+const PROGRESS_ERROR: (f64, f64) = (0.5, 2.0);
+/// Less progress than this is not used for predictions.
+const PROGRESS_LEAST: f64 = 0.05;
+
+/// A change with which the job would have lost less.
+pub(super) struct Better<'a> {
+    pub way: Way,
+    pub to: &'a HostId,
+    pub lost_there_s: f64,
+    pub saved_s: f64,
+    pub cost: MoveCost,
+    /// The predicted loss until the job's end if the VM stays; `None` if it is not known.
+    pub to_lose: Option<Spread>,
+    /// Why it can't be made now.
+    pub impossible: Option<String>,
+}
+
+impl Better<'_> {
+    /// What it would have saved, after its cost.
+    pub fn surplus_s(&self) -> f64 {
+        self.saved_s - self.cost.job_s
+    }
+
+    /// The greater, the better: first of all it has to be possible.
+    pub fn rank(&self) -> (bool, f64) {
+        (self.impossible.is_none(), self.surplus_s())
+    }
+}
+
+type Place<'a> = Result<Option<Better<'a>>, Refused>;
+
+/// The best move, which is an error if the prediction failed for every host, and the copy.
+pub(super) fn best(running: &Running, lost_s: f64) -> (Place<'_>, Option<Better<'_>>) {
+    let (cluster, traits) = (&running.cluster, &running.traits);
+    let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
+    let place = best_place(running, lost_s, learned.as_ref());
+    (place, copied(running, lost_s, learned.as_ref()))
+}
+
+/// Why a way was refused a short time ago.
+fn refused(running: &Running, way: Way) -> Option<String> {
+    running.refused.iter().find(|(of, _)| *of == way).map(|(_, why)| why.clone())
+}
+
+/// The data volumes come to the VM's host. `None` if none is elsewhere, or if a link is not measured.
+fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> Option<Better<'a>> {
+    let (cluster, to) = (&running.cluster, &running.host);
+    let far = running.disks.iter().filter(|disk| disk.home != *to);
+    let volumes: Vec<Coming> =
+        far.map(|d| Coming { volume: &d.volume, home: &d.home, copy: &d.copy }).collect();
+    if volumes.is_empty() || !is_clearly_less(0.0, lost_s) {
+        return None;
+    }
+    let (cost, impossible) = copy_of(cluster, to, &volumes).ok()?;
+    let impossible = impossible.or_else(|| refused(running, Way::Copy));
+    let here = cluster.host(to).ok()?;
+    let local = vec![to; running.disks.len()];
+    let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
+    let to_lose = by_history.or_else(|| to_lose_by_progress(running, lost_s));
+    let (lost_there_s, saved_s) = (0.0, lost_s);
+    Some(Better { way: Way::Copy, to, lost_there_s, saved_s, cost, to_lose, impossible })
+}
+
+/// The host with the largest saving after the cost of the move; one that is not possible only if there is no other.
+/// An error only if the prediction failed for every host.
+fn best_place<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> Place<'a> {
+    let mut best: Option<Better> = None;
+    let mut refused = None;
+    for host in &running.cluster.hosts {
+        if host.id == running.host || host.memory_free_bytes < running.memory_bytes {
+            continue;
+        }
+        match place(running, lost_s, host, learned) {
+            Ok(place) if !is_clearly_less(place.lost_there_s, lost_s) => {}
+            Ok(place) if best.as_ref().is_none_or(|best| place.rank() > best.rank()) => {
+                best = Some(place);
+            }
+            Ok(_) => {}
+            Err(why) => refused = Some(why),
+        }
+    }
+    match (best, refused) {
+        (None, Some(why)) => Err(why),
+        (best, _) => Ok(best),
+    }
+}
+
+fn place<'a>(
+    running: &'a Running,
+    lost_s: f64,
+    host: &'a HostFacts,
+    learned: Option<&Learned>,
+) -> Result<Better<'a>, Refused> {
+    let to = &host.id;
+    let mut figures = Figures::default();
+    let here_s = network_s(running, &running.host, &mut figures)?;
+    let there_s = network_s(running, to, &mut figures)?;
+    let bound_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    let lost_there_s =
+        if here_s > 0.0 { (lost_s * there_s / here_s).min(bound_s) } else { bound_s };
+    let data_bytes = running.disks.iter().map(data_bytes).sum();
+    let dirty = Dirty::new(running.dirty_bytes_per_s, data_bytes, running.wall_s);
+    let (cluster, from) = (&running.cluster, &running.host);
+    let mut cost = move_cost_with(cluster, from, to, running.memory_bytes, dirty)?;
+    for figure in figures.into_vec() {
+        if !cost.figures.contains(&figure) {
+            cost.figures.push(figure);
+        }
+    }
+    let saved_s = lost_s - lost_there_s - computing_longer_s(running, host)?;
+    let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
+    let by_history = learned.and_then(|learned| to_lose(running, host, &homes, learned));
+    let to_lose = by_history.or_else(|| to_lose_by_progress(running, saved_s));
+    let is_held = running.uses_held && !cluster.is_one_site(from, to);
+    let held = is_held.then(|| HELD.to_owned());
+    let impossible = held.or_else(|| refused(running, Way::Migrate));
+    Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, to_lose, impossible })
+}
+
+/// How much longer the computing since the arrival would have taken at the other host, beside the VMs that run
+/// there.
+fn computing_longer_s(running: &Running, there: &HostFacts) -> Result<f64, Refused> {
+    let cluster = &running.cluster;
+    let here = cluster.host(&running.host)?;
+    let factor_here = computing_factor(cluster, here, here.running_vms);
+    let factor_there = computing_factor(cluster, there, there.running_vms.saturating_add(1));
+    let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    Ok(slower_s(running.wall_s - waiting_s, factor_here, factor_there))
+}
+
+/// The time that will be lost here and not there until the job's end, predicted from earlier runs: the loss of
+/// a whole run, times the share of its requests that are still to come. If the command reports its progress,
+/// the range covers both shares.
+fn to_lose(
+    running: &Running,
+    there: &HostFacts,
+    homes_then: &[&HostId],
+    learned: &Learned,
+) -> Option<Spread> {
+    let cluster = &running.cluster;
+    let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
+    let place =
+        |host, homes: &[&HostId]| learned.place(cluster, host, homes, &mut Figures::default()).ok();
+    let here = place(cluster.host(&running.host).ok()?, &homes)?;
+    let whole = learned.network_longer(&here, &place(there, homes_then)?);
+    let by_requests = 1.0 - (running.requests / learned.requests.max(1.0)).min(1.0);
+    let by_progress = running.progress.map(|progress| (1.0 - progress).clamp(0.0, 1.0));
+    let other = by_progress.unwrap_or(by_requests);
+    let left = Spread::between(by_requests.min(other), by_requests, by_requests.max(other))
+        .plus(Spread::noise(LEFT_ERROR * by_requests));
+    Some(whole.by(left).at_least(0.0))
+}
+
+/// The same for a job without history: the remaining work costs as much as the work so far.
+fn to_lose_by_progress(running: &Running, saved_s: f64) -> Option<Spread> {
+    let progress = running.progress?;
+    let here = progress - running.progress_at_arrival;
+    if here < PROGRESS_LEAST {
+        return None;
+    }
+    let expected = (saved_s * (1.0 - progress) / here).max(0.0);
+    let (low, high) = PROGRESS_ERROR;
+    Some(Spread::between(expected * low, expected, expected * high))
+}
+
+/// The time that the network should add to this job's I/O at a host, according to the probes. Only the ratio of
+/// two hosts is used, so an error that the probes make at both has no effect.
+fn network_s(running: &Running, at: &HostId, figures: &mut Figures) -> Result<f64, Refused> {
+    let mut total_s = 0.0;
+    for disk in &running.disks {
+        let work = VolumeWork::learn(disk);
+        total_s += io_s(&running.cluster, at, &disk.home, &work, figures)? - work.home_s();
+    }
+    Ok(total_s.max(0.0))
+}
+
+fn data_bytes(disk: &DiskFacts) -> f64 {
+    (disk.client.read_bytes + disk.client.write_bytes) as f64
+}
