@@ -131,6 +131,10 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
         return Ok(record);
     }
     for host in cluster.hosts.up() {
+        // What a lost home still has is not the volume.
+        if replicas::is_superseded(cluster, &host.id, name).await? {
+            continue;
+        }
         if let Ok(info) = host.volume.get::<VolumeInfo>(&path).await {
             let record =
                 VolumeRecord { name: name.clone(), home: host.id.clone(), seen: Some(seen(&info)) };

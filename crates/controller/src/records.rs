@@ -15,7 +15,7 @@
 //! | `replicas/VOLUME/SITE` | [`crate::replicas::ReplicaRecord`] | the replica's driver |
 //! | `intents/replicas/VOLUME/SITE` | [`crate::replicas::ReplicaIntent`] | the API |
 //! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
-//! | `superseded/HOST/VOLUME/INCARNATION` | what a lost home is to be told | the promotion |
+//! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |
 //! | `shadows/VOLUME/HOST/TENURE` | [`crate::shadows::Shadow`] | the move's driver, and who drops it |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
@@ -278,6 +278,14 @@ pub struct VolumeMoveIntent {
     /// The number of the move that is to be called off.
     pub cancel: u32,
 }
+
+/// Whose promotion a record is; [`crate::replicas`] has the rest.
+#[derive(Debug, Clone, Deserialize)]
+pub struct PromotedVolume {
+    pub volume: VolumeName,
+}
+
+pub const PROMOTIONS: &str = "promotions/";
 
 pub fn volume_key(volume: &VolumeName) -> String {
     format!("volumes/{volume}")

@@ -77,13 +77,13 @@ async fn look(cluster: &Cluster) -> Result<(), Problem> {
 }
 
 async fn is_over(cluster: &Cluster, shadow: &Shadow, host: &HostLink) -> Result<bool, Problem> {
-    let age_ms = u128::from(now_ms().saturating_sub(shadow.since_ms));
-    if age_ms >= cluster.timing.shadow.as_millis() {
-        return Ok(true);
-    }
     // A move that is under way may be using it.
     if cluster.index.volume_move(&shadow.volume).is_some_and(|last| !last.shown.state.is_final()) {
         return Ok(false);
+    }
+    let age_ms = u128::from(now_ms().saturating_sub(shadow.since_ms));
+    if age_ms >= cluster.timing.shadow.as_millis() {
+        return Ok(true);
     }
     let record: Option<VolumeRecord> = cluster.records.read(&volume_key(&shadow.volume)).await?;
     let of_job = crate::volume_moves::home_in_a_job(cluster, &shadow.volume);

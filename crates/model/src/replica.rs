@@ -207,6 +207,12 @@ pub struct PromoteVolume {
     /// Only say what would be lost.
     #[serde(default)]
     pub dry_run: bool,
+    /// The point of the replica that is taken, as a dry run has named it [default: the newest complete one].
+    #[serde(default)]
+    pub layer: Option<LayerId>,
+    /// Call off a promotion that is not done, because its host does not answer. The volume stays what it was.
+    #[serde(default)]
+    pub cancel: bool,
 }
 
 /// What a promotion does, or would do.
@@ -218,6 +224,8 @@ pub struct Promotion {
     pub from: HostId,
     /// The new home.
     pub to: HostId,
+    /// The point of the replica there.
+    pub layer: LayerId,
     /// Everything that was written after this is lost; Unix time.
     pub taken_ms: u64,
     /// How long ago that is.

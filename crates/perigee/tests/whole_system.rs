@@ -5,7 +5,7 @@
 mod system;
 
 use perigee_http::Client;
-use perigee_model::job::{ClusterVolume, JobState, MigrationState};
+use perigee_model::job::{ClusterVolume, Host, HostState, JobState, MigrationState};
 use perigee_model::replica::Replica;
 use perigee_model::volume::ImageInfo;
 use perigee_model::volume_move::VolumesOnMove;
@@ -365,6 +365,15 @@ fn a_volume_whose_home_is_lost_lives_on_as_its_replica() {
         eprintln!("{}", command(&system, &["volume", "info", "data"])?);
         write(&system, "cloud1", "write -P 3 8M 64k")?;
         signal(&system, "STOP")?;
+        let slow = system.perigee(&["volume", "promote", "data", "--yes"]);
+        ensure!(!slow.status.success(), "a home that is silent for a moment: {slow:?}");
+        until("the home to count as lost", async || {
+            let hosts: Vec<Host> = system.get("/v1/hosts").await?;
+            let is_lost =
+                |host: &Host| host.id.as_str() == "cloud1" && host.state == HostState::Unreachable;
+            Ok(hosts.iter().any(is_lost).then_some(()))
+        })
+        .await?;
 
         let asked = system.perigee(&["volume", "promote", "data"]);
         let text = String::from_utf8_lossy(&asked.stderr).into_owned();

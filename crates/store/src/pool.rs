@@ -29,6 +29,7 @@ use super::head::{Head, HeadHome};
 use super::imports::Imports;
 use super::layer::{Layer, LayerError, live_name};
 use super::remote::{Connector, RemoteParent};
+use super::replicas::Pulls;
 use super::session::{OwnDevice, SealedDevice, SumsDevice};
 use super::volume::{Stack, Volume, io_problem};
 
@@ -77,6 +78,8 @@ pub struct Pool {
     pub(super) to_fill: Notify,
     /// Layers that were staged for a volume that may come here.
     pub(super) staged: Mutex<HashMap<VolumeName, Vec<LayerId>>>,
+    /// Rounds of replicas.
+    pub(super) pulls: Mutex<Pulls>,
     waiting: Arc<Waiting>,
     pub(super) imports: Arc<Imports>,
     /// Keeps other servers out.
@@ -198,6 +201,7 @@ impl Pool {
             sealed: Notify::new(),
             to_fill: Notify::new(),
             staged: Mutex::default(),
+            pulls: Mutex::default(),
             waiting: Arc::default(),
             imports: Arc::default(),
             _lock: locked.lock,

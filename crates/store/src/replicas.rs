@@ -8,8 +8,10 @@
 //! layers below while the replica copies them. A replica keeps its points' topmost layers. All others are merged
 //! by compaction, at each place for itself: only the newest common layer has to be the same at both.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use perigee_block::locking::lock;
 use perigee_model::home::{Place, Tenure, VolumeHome};
 use perigee_model::replica::{
     PinReplica, PromoteReplica, PullReplica, ReplicaPin, ReplicaPoint, SealReplica, SealedReplica,
@@ -25,6 +27,15 @@ use super::layer::live_name;
 use super::pool::Pool;
 use super::volume::Stack;
 use super::work::Work;
+
+/// The rounds of replicas that are made here, in memory only: a round ends with the server.
+#[derive(Default)]
+pub(super) struct Pulls {
+    /// The number of the last one.
+    last: u64,
+    /// The number of each replica's last one.
+    of: HashMap<VolumeName, u64>,
+}
 
 fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
     move |error| catalog::problem(what, &error)
@@ -46,7 +57,7 @@ impl Pool {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let volume = self.volume(name).await?;
         let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
-        volume
+        let guard = volume
             .replace_stack(&what, move |stack| {
                 let rows = pool.catalog.chain(stack.head.layer.id).map_err(failed(&now))?;
                 if rows.iter().any(|row| row.held) {
@@ -67,9 +78,14 @@ impl Pool {
                 Ok((new, (guard, pinned)))
             })
             .await
-            .and_then(|(_guard, pinned)| pinned.map_err(failed(&what)))?;
+            .and_then(|(guard, pinned)| pinned.map(|()| guard).map_err(failed(&what)))?;
         let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.sealed_replica(&what, &name)).await
+        blocking(move || {
+            // Nothing else is sealed before the chain is read.
+            let _guard = guard;
+            pool.sealed_replica(&what, &name)
+        })
+        .await
     }
 
     fn sealed_replica(&self, what: &str, name: &VolumeName) -> Result<SealedReplica, Problem> {
@@ -167,11 +183,16 @@ impl Pool {
         })
     }
 
-    /// Gives up a round that is not complete, and drops the oldest points beyond the number that is kept.
+    /// Gives up a round that is not complete, and drops the oldest points beyond the number that is kept. Returns
+    /// the number of the round, which it has until another one begins or the replica is no more.
     ///
     /// # Errors
     /// A conflict when the volume has its home here.
-    pub async fn begin_pull(self: &Arc<Self>, name: &VolumeName, keep: u32) -> Result<(), Problem> {
+    pub async fn begin_pull(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        keep: u32,
+    ) -> Result<u64, Problem> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, name) = (Arc::clone(self), name.clone());
         blocking(move || {
@@ -186,9 +207,19 @@ impl Pool {
                 points.iter().partition(|point| point.missing_bytes == 0);
             let surplus = complete.iter().skip(usize::try_from(keep.max(1)).unwrap_or(usize::MAX));
             let dropped: Vec<_> = given_up.iter().chain(surplus).map(|point| point.layer).collect();
-            pool.drop_points_now(&what, &name, &dropped)
+            pool.drop_points_now(&what, &name, &dropped)?;
+            let mut pulls = lock(&pool.pulls);
+            pulls.last += 1;
+            let number = pulls.last;
+            pulls.of.insert(name, number);
+            Ok(number)
         })
         .await
+    }
+
+    /// Whether a replica of this volume is made here.
+    pub fn is_pulled(&self, name: &VolumeName) -> bool {
+        lock(&self.pulls).of.contains_key(name)
     }
 
     fn drop_points_now(
@@ -207,11 +238,13 @@ impl Pool {
     /// blocks in the background. Returns how many bytes have to come.
     ///
     /// # Errors
-    /// As [`Self::stage_layers`]; a conflict when the replica is one of another volume with this name.
+    /// As [`Self::stage_layers`]; a conflict when the replica is one of another volume with this name, or when the
+    /// round is over: another one has begun, or the replica was dropped or promoted.
     pub async fn add_point(
         self: &Arc<Self>,
         name: &VolumeName,
         ask: &PullReplica,
+        round: u64,
         sealed: SealedReplica,
     ) -> Result<u64, Problem> {
         let what = format!("can't make a replica of volume {name}");
@@ -223,6 +256,12 @@ impl Pool {
         let (pool, name, taken_ms) = (Arc::clone(self), name.clone(), ask.taken_ms);
         blocking(move || {
             let _guard = guard;
+            if lock(&pool.pulls).of.get(&name) != Some(&round) {
+                pool.drop_staged(&name);
+                let why =
+                    "the replica was dropped or promoted meanwhile, or another round has begun";
+                return Err(Problem::conflict(&what, why));
+            }
             let Some(top) = sealed.chain.first().filter(|top| top.size_bytes <= sealed.size_bytes)
             else {
                 let why = "the home answered with layers that are not the volume's";
@@ -277,6 +316,7 @@ impl Pool {
             let what = format!("can't drop the replica of volume {name}");
             let points = pool.catalog.replica_points(&name).map_err(failed(&what))?;
             let tops: Vec<_> = points.iter().map(|point| point.layer).collect();
+            lock(&pool.pulls).of.remove(&name);
             pool.drop_points_now(&what, &name, &tops)
         })
         .await
@@ -343,6 +383,7 @@ impl Pool {
         }
         let promoted = self.catalog.promote(name, &point, tenure).map_err(failed(&what))?;
         let unneeded = promoted.map_err(|why| refused(&what, why))?;
+        lock(&self.pulls).of.remove(name);
         self.drop_copies(&unneeded);
         self.remove_layers(&unneeded);
         Ok(())

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use perigee_model::home::VolumeHome;
 use perigee_model::replica::{
-    PromoteReplica, PullReplica, PulledReplica, SealReplica, SealedReplica, Supersede, Superseded,
+    PinReplica, PromoteReplica, PullReplica, PulledReplica, SealReplica, SealedReplica, Supersede,
+    Superseded,
 };
 use perigee_model::{Problem, VolumeName};
 
@@ -27,19 +28,28 @@ impl PoolExports {
         volume: &VolumeName,
         ask: &PullReplica,
     ) -> Result<PulledReplica, Problem> {
-        self.pool.begin_pull(volume, ask.keep).await?;
+        let round = self.pool.begin_pull(volume, ask.keep).await?;
         let path = format!("/v1/volumes/{volume}/replica/seal");
         let seal = SealReplica { replica: ask.replica.clone() };
         let home = client(&ask.from, SEAL_MAX)?;
         let sealed: SealedReplica = home.post(&path, &seal).await?;
-        let added = self.pool.add_point(volume, ask, sealed);
+        let added = self.pool.add_point(volume, ask, round, sealed);
         let ships_bytes = tokio::time::timeout(STAGE_MAX, added).await.unwrap_or_else(|_| {
             let (at, limit_s) = (&ask.from.nbd_addr, STAGE_MAX.as_secs());
             let what = format!("can't make a replica of volume {volume}");
             let why = format!("{at} did not tell what is in its layers in {limit_s} s");
             Err(Problem::unavailable(what, why).next("it is tried again"))
-        })?;
-        Ok(PulledReplica { ships_bytes })
+        });
+        if ships_bytes.is_err() && !self.pool.is_pulled(volume) {
+            // The replica was dropped while the home sealed the volume for it: nobody else would tell the home.
+            let pin = PinReplica { replica: ask.replica.clone(), layer: None };
+            if let Err(problem) =
+                home.post::<()>(&format!("/v1/volumes/{volume}/replica/pins"), &pin).await
+            {
+                tracing::warn!("{}: {problem}", ask.from.control_url);
+            }
+        }
+        Ok(PulledReplica { ships_bytes: ships_bytes? })
     }
 
     /// A point of the replica becomes the volume. Sessions here that were proxied to the lost home end: what they

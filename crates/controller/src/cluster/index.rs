@@ -22,7 +22,9 @@ use tokio::sync::Notify;
 
 use holds::Held;
 
-use crate::records::{JobRecord, MigrationRecord, Records, VolumeMoveRecord};
+use crate::records::{
+    JobRecord, MigrationRecord, PROMOTIONS, PromotedVolume, Records, VolumeMoveRecord,
+};
 
 /// How many of the last completed migrations the planner learns from.
 const PAST_MOVES_MAX: usize = 50;
@@ -113,6 +115,9 @@ impl Index {
         migrations.iter().for_each(|record| index.put_migration(record));
         for record in records.list::<VolumeMoveRecord>("volume_moves/").await? {
             index.put_volume_move(&record);
+        }
+        for promoted in records.list::<PromotedVolume>(PROMOTIONS).await? {
+            index.keep_promotion(&promoted.volume);
         }
         Ok(index)
     }

@@ -10,7 +10,7 @@ use super::consider::Change;
 use super::driver::Run;
 use crate::cluster::{Cluster, now_ms};
 use crate::records::{JobRecord, PlacedDisk, vm_of};
-use crate::{leave_site, planning, volume_moves};
+use crate::{leave_site, planning, replicas, volume_moves};
 
 impl Run {
     /// Takes the moves of its volumes into account: each waits for this.
@@ -61,6 +61,13 @@ impl Run {
         let far = data.filter(|disk| disk.home != *host).map(|disk| disk.volume.clone());
         let far: Vec<VolumeName> = far.collect();
         let Some(first) = far.first() else { return Ok(Change::NotNow) };
+        for volume in &far {
+            if replicas::is_near(&self.cluster, volume, host).await? {
+                let what = format!("can't bring volume {volume} to {host}");
+                let why = "its replica is at that site, and no other site would have a copy of it";
+                return Ok(Change::Refused(Problem::conflict(what, why)));
+            }
+        }
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));
         if let Err(problem) = volume_moves::request(&self.cluster, first, host, cause).await {
             return Ok(Change::Refused(problem));

@@ -61,7 +61,9 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     let made = tokio::spawn(async move {
         let volumes = record.job.spec.volumes.iter().map(|volume| volume.volume.clone());
         let _submission = cluster.index.begin_submission(volumes.collect()).map_err(|name| {
-            let why = format!("volume {name} is being deleted");
+            let why = format!(
+                "volume {name} is being deleted, or a replica of it is becoming the volume"
+            );
             Problem::conflict(format!("can't submit job {id}"), why)
         })?;
         if !cluster.records.create(&job_key(&id), &record).await? {

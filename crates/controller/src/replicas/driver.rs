@@ -39,6 +39,11 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> R
         let record = cluster.records.own::<ReplicaRecord>(&record_key(&volume, &site)).await?;
         // It was promoted, or dropped, and the intent is about to go.
         let Some(record) = record else { return cluster.records.remove(&key).await };
+        // The point that becomes the volume stays, and so does the replica.
+        if cluster.index.is_promoted(&volume) {
+            tokio::time::sleep(cluster.timing.figures).await;
+            continue;
+        }
         let mut run = Run { cluster: Arc::clone(&cluster), intent, record, rounds: &mut rounds };
         let done = match run.intent.stop {
             true => run.stop().await.map(|()| None),
@@ -84,17 +89,26 @@ impl Run<'_> {
     async fn step(&mut self) -> Result<Duration, Problem> {
         let home = self.home().await?;
         let host = self.cluster.hosts.get(&self.record.value.shown.host)?;
-        let replica: VolumeReplica = host.volume.get(&self.path("replica")).await?;
+        let replica: Result<VolumeReplica, Problem> = host.volume.get(&self.path("replica")).await;
         let pins: Vec<ReplicaPin> = home.volume.get(&self.path("replica/pins")).await?;
         let of_replica = |pin: &&ReplicaPin| pin.replica == self.intent.site;
         let pins: Vec<ReplicaPin> = pins.iter().filter(of_replica).cloned().collect();
         let info: VolumeInfo =
             home.volume.get(&format!("/v1/volumes/{}", self.intent.volume)).await?;
+        // What is known of the home is told when it is lost: also while the replica's host is away.
+        let replica = match replica {
+            Ok(replica) => replica,
+            Err(problem) => {
+                self.observe(&home, None, &pins, &info).await?;
+                return Err(problem);
+            }
+        };
         if let Some(newest) = replica.points.first().filter(|point| point.missing_bytes > 0)
             && pins.iter().any(|pin| pin.filling && pin.layer == newest.layer)
             && !self.is_stalled(newest.missing_bytes)
         {
-            self.observe(&home, &replica, &pins, &info).await?;
+            self.observe(&home, Some(&replica), &pins, &info).await?;
+            self.is_well().await?;
             return Ok(self.cluster.timing.figures);
         }
         let newest = replica.points.first().filter(|point| point.missing_bytes == 0);
@@ -106,8 +120,13 @@ impl Run<'_> {
             let pins: Vec<ReplicaPin> = home.volume.get(&self.path("replica/pins")).await?;
             let pins: Vec<ReplicaPin> =
                 pins.into_iter().filter(|pin| pin.replica == self.intent.site).collect();
-            self.observe(&home, &replica, &pins, &info).await?;
+            self.observe(&home, Some(&replica), &pins, &info).await?;
+            self.is_well().await?;
             return Ok(wait.min(LOOK_EVERY));
+        }
+        self.observe(&home, Some(&replica), &pins, &info).await?;
+        if self.cluster.index.is_promoted(&self.intent.volume) {
+            return Ok(self.cluster.timing.figures);
         }
         self.begin_round(&host, &home).await?;
         Ok(Duration::ZERO)
@@ -206,18 +225,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Keeps what is known in case that the home is lost.
+    /// Keeps what is known in case that the home is lost. `None`: the replica's host does not answer.
     async fn observe(
         &mut self,
         home: &HostLink,
-        replica: &VolumeReplica,
+        replica: Option<&VolumeReplica>,
         pins: &[ReplicaPin],
         info: &VolumeInfo,
     ) -> Result<(), Problem> {
         let at_home: VolumeHome = home.volume.get(&self.path("home")).await?;
-        let complete = replica.complete();
-        let complete_pin =
-            complete.and_then(|point| pins.iter().find(|pin| pin.layer == point.layer));
         let mut now = self.record.value.clone();
         now.home = Some(home.id.clone());
         now.in_use = Some(info.sessions > 0);
@@ -226,17 +242,32 @@ impl Run<'_> {
         }
         let shown = &mut now.shown;
         (shown.every_s, shown.keep) = (self.intent.every_s, self.intent.keep);
-        shown.complete_ms = complete.map(|point| point.taken_ms);
-        let points = replica.points.iter().filter(|point| point.missing_bytes == 0).count();
-        shown.points = u32::try_from(points).unwrap_or(u32::MAX);
+        let complete_pin = match replica {
+            None => pins.iter().find(|pin| !pin.filling),
+            Some(replica) => {
+                let complete = replica.complete();
+                shown.complete_ms = complete.map(|point| point.taken_ms);
+                let points = replica.points.iter().filter(|point| point.missing_bytes == 0).count();
+                shown.points = u32::try_from(points).unwrap_or(u32::MAX);
+                let missing = replica.points.first().map(|point| point.missing_bytes);
+                shown.missing_bytes = missing.filter(|bytes| *bytes > 0);
+                complete.and_then(|point| pins.iter().find(|pin| pin.layer == point.layer))
+            }
+        };
         shown.behind_bytes = complete_pin.map(|pin| pin.newer_bytes);
-        let missing = replica.points.first().map(|point| point.missing_bytes);
-        shown.missing_bytes = missing.filter(|bytes| *bytes > 0);
-        shown.problem.clear();
         if now == self.record.value {
             return Ok(());
         }
         self.record.value = now;
+        self.record.save().await
+    }
+
+    /// The last step had no trouble.
+    async fn is_well(&mut self) -> Result<(), Problem> {
+        if self.record.value.shown.problem.is_empty() {
+            return Ok(());
+        }
+        self.record.value.shown.problem.clear();
         self.record.save().await
     }
 
@@ -252,6 +283,12 @@ impl Run<'_> {
             let pin = PinReplica { replica: intent.site.clone(), layer: None };
             let path = format!("/v1/volumes/{}/replica/pins", intent.volume);
             home.volume.post::<()>(&path, &pin).await?;
+        }
+        let key = intent_key(&intent.volume, &intent.site);
+        let intent_now: Option<ReplicaIntent> = cluster.records.read(&key).await?;
+        // A replica may have been asked for again meanwhile.
+        if intent_now.is_some_and(|now| !now.stop) {
+            return Ok(());
         }
         forget(cluster, &intent.volume, &intent.site).await
     }

@@ -1,64 +1,110 @@
-//! Homes that were lost, and are told that a replica has become the volume when they answer again.
+//! Hosts that have a volume no more, because a replica elsewhere has become it, or because a replica of theirs
+//! should have and the promotion was called off. They are told when they answer.
 
 use std::sync::Arc;
 
-use perigee_model::home::{ServerAddresses, Tenure};
+use perigee_model::home::{HomeState, ServerAddresses, Tenure, VolumeHome};
 use perigee_model::job::HostState;
 use perigee_model::replica::{Supersede, Superseded};
 use perigee_model::{HostId, Problem, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use super::promote;
-use crate::cluster::Cluster;
+use super::carry_out;
+use crate::cluster::{Cluster, HostLink};
 use crate::given_up;
+use crate::records::{VolumeRecord, volume_key};
 
 const PREFIX: &str = "superseded/";
 
-/// What a lost home is to be told. It is kept until the host has answered, also while the host is removed.
+/// What a host is to be told. It is kept until the host has answered, also while the host is removed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SupersededVolume {
     pub volume: VolumeName,
     pub host: HostId,
-    pub lost: Tenure,
+    /// The tenure there; `None` if the host never told it.
+    pub lost: Option<Tenure>,
+    /// The volume's tenure at its home.
     pub tenure: Tenure,
+    /// The home.
     pub to: HostId,
 }
 
 impl SupersededVolume {
     fn key(&self) -> String {
-        format!("{PREFIX}{}/{}/{}", self.host, self.volume, self.lost.incarnation())
+        format!("{}{}", prefix(&self.host, &self.volume), self.tenure.incarnation())
     }
+}
+
+fn prefix(host: &HostId, volume: &VolumeName) -> String {
+    format!("{PREFIX}{host}/{volume}/")
 }
 
 pub(super) async fn keep(cluster: &Cluster, what: &SupersededVolume) -> Result<(), Problem> {
     cluster.records.put(&what.key(), what).await
 }
 
+/// Whether what a host has of a volume is not the volume any more.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn is_superseded(
+    cluster: &Cluster,
+    host: &HostId,
+    volume: &VolumeName,
+) -> Result<bool, Problem> {
+    Ok(!cluster.records.keys(&prefix(host, volume)).await?.is_empty())
+}
+
 /// Tells the host. From its answer on it has the volume no more.
 pub(super) async fn tell(cluster: &Cluster, what: &SupersededVolume) -> Result<(), Problem> {
-    let SupersededVolume { volume, host, lost, tenure, to } = what;
-    let (link, to) = (cluster.hosts.get(host)?, cluster.hosts.get(to)?);
-    let addresses = ServerAddresses {
-        nbd_addr: to.addresses.nbd_addr.clone(),
-        control_url: to.addresses.volume_url.clone(),
+    let SupersededVolume { volume, host, tenure, .. } = what;
+    let link = cluster.hosts.get(host)?;
+    let home: VolumeHome = link.volume.get(&format!("/v1/volumes/{volume}/home")).await?;
+    let lost = match home.home {
+        HomeState::Here { tenure: here, .. } if here.incarnation() == tenure.incarnation() => None,
+        // It may have got it by another promotion, of which its record knows nothing.
+        HomeState::Here { tenure: here, .. } => Some(here),
+        _ => what.lost,
     };
-    let ask = Supersede { lost: *lost, tenure: *tenure, to: addresses };
-    let path = format!("/v1/volumes/{volume}/supersede");
-    let done: Superseded = link.volume.post(&path, &ask).await?;
-    if let Some(image) = done.image {
-        tracing::warn!("what {host} had of volume {volume} is image {image} there");
+    if let Some(lost) = lost {
+        let ask = Supersede { lost, tenure: *tenure, to: present_home(cluster, what).await? };
+        let path = format!("/v1/volumes/{volume}/supersede");
+        let done: Superseded = link.volume.post(&path, &ask).await?;
+        if let Some(image) = done.image {
+            tracing::warn!("what {host} had of volume {volume} is image {image} there");
+        }
+        given_up::found_again(cluster, host, volume).await?;
     }
-    given_up::found_again(cluster, host, volume).await?;
     cluster.records.remove(&what.key()).await
 }
 
-/// Tells lost homes that are back, and goes on with promotions. This runs until the controller ends.
+/// Where the volume is now. When it is nowhere, some other host will do: the lost one is not to have it.
+async fn present_home(
+    cluster: &Cluster,
+    what: &SupersededVolume,
+) -> Result<ServerAddresses, Problem> {
+    let record: Option<VolumeRecord> = cluster.records.read(&volume_key(&what.volume)).await?;
+    let known = [record.map(|record| record.home), Some(what.to.clone())];
+    let is_other = |link: &Arc<HostLink>| link.id != what.host;
+    let known = known.iter().flatten().filter_map(|id| cluster.hosts.get(id).ok()).find(is_other);
+    let other = || cluster.hosts.all().into_iter().find(is_other);
+    let home = known.or_else(other).ok_or_else(|| {
+        let why = "there is no other host";
+        Problem::not_found(format!("the home of volume {}", what.volume), why)
+    })?;
+    Ok(ServerAddresses {
+        nbd_addr: home.addresses.nbd_addr.clone(),
+        control_url: home.addresses.volume_url.clone(),
+    })
+}
+
+/// Tells hosts that are back, and goes on with promotions. This runs until the controller ends.
 pub async fn run(cluster: Arc<Cluster>) {
     loop {
         if let Err(problem) = tell_all(&cluster).await {
             tracing::warn!("can't tell hosts of promoted volumes: {problem}");
         }
-        if let Err(problem) = promote::resume(&cluster).await {
+        if let Err(problem) = carry_out::resume(&cluster).await {
             tracing::warn!("can't go on with promotions: {problem}");
         }
         tokio::time::sleep(cluster.timing.monitor).await;
@@ -69,7 +115,15 @@ async fn tell_all(cluster: &Cluster) -> Result<(), Problem> {
     for what in cluster.records.list::<SupersededVolume>(PREFIX).await? {
         if cluster.hosts.get(&what.host).is_err()
             || cluster.hosts.state(&what.host) == HostState::Unreachable
+            || cluster.index.is_changing_home(&what.volume)
+            || cluster.index.is_promoted(&what.volume)
         {
+            continue;
+        }
+        // It was told, and the volume has come to it since.
+        let home: Option<VolumeRecord> = cluster.records.read(&volume_key(&what.volume)).await?;
+        if home.is_some_and(|record| record.home == what.host) {
+            cluster.records.remove(&what.key()).await?;
             continue;
         }
         if let Err(problem) = tell(cluster, &what).await {

@@ -5,15 +5,16 @@
 //! replica stands on ([`perigee_model::replica`]). All of it can be asked for again: a controller or a volume
 //! server that ends in the middle goes on where it was.
 
+mod carry_out;
 mod driver;
 mod lost;
 mod promote;
 mod request;
 
 pub use driver::drive;
-pub use lost::run;
+pub use lost::{is_superseded, run};
 pub use promote::promote;
-pub use request::{list, of_volume, replicate, stop};
+pub use request::{is_near, list, of_volume, replicate, stop};
 
 use perigee_model::home::Tenure;
 use perigee_model::replica::Replica;

@@ -1,58 +1,42 @@
 //! A replica becomes the volume, because the volume's home is lost.
 //!
-//! The promotion is recorded before any host is asked, and goes on after a restart of the controller. The volume
-//! gets a new incarnation, so that no session of the lost one goes on with content that is older than what it
-//! has seen. The lost home is told as soon as it answers ([`super::lost`]).
+//! The promotion is recorded before any host is asked, and goes on after a restart of the controller
+//! ([`super::carry_out`]). The volume gets a new incarnation, so that no session of the lost one goes on with content
+//! that is older than what it has seen. The lost home is told as soon as it answers ([`super::lost`]).
 
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use perigee_model::home::{Tenure, VolumeHome};
-use perigee_model::replica::{PromoteReplica, PromoteVolume, Promotion, VolumeReplica};
-use perigee_model::{HostId, Incarnation, LayerId, Problem, ProblemKind, SiteId, VolumeName};
-use serde::{Deserialize, Serialize};
+use perigee_model::home::Tenure;
+use perigee_model::job::HostState;
+use perigee_model::replica::{PromoteVolume, Promotion, ReplicaPoint, VolumeReplica};
+use perigee_model::{HostId, Incarnation, Problem, VolumeName};
 use uuid::Uuid;
 
-use super::driver::forget;
-use super::lost::{self, SupersededVolume};
+use super::carry_out::{self, PromotionRecord, answers, key};
 use super::{ReplicaRecord, records_of};
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::cluster::{Cluster, now_ms};
 use crate::records::{VolumeRecord, volume_key};
-use crate::volume_moves;
 
-const PREFIX: &str = "promotions/";
-
-/// A promotion that is not over.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct PromotionRecord {
-    shown: Promotion,
-    site: SiteId,
-    layer: LayerId,
-    /// The volume's tenure at the lost home; `None` if that never told it.
-    lost: Option<Tenure>,
-    /// The first one of the new incarnation.
-    tenure: Tenure,
-    /// The lost home may answer.
-    forced: bool,
-}
-
-fn key(volume: &VolumeName) -> String {
-    format!("{PREFIX}{volume}")
-}
-
-/// Makes the newest complete point of a replica the volume, or only says what would be lost.
+/// Makes the newest complete point of a replica the volume, or only says what would be lost. A promotion that is
+/// recorded is gone on with.
 ///
 /// # Errors
 /// `NotFound` if there is no complete point; `Conflict` if the home answers and `force` is not set, or a job uses
-/// the volume; `Unavailable` if the replica's host does not answer.
+/// the volume; `Unavailable` if a host does not answer that has to.
 pub async fn promote(
     cluster: &Arc<Cluster>,
     volume: &VolumeName,
     ask: PromoteVolume,
 ) -> Result<Promotion, Problem> {
+    if ask.cancel {
+        return carry_out::cancel(cluster, volume).await;
+    }
     if let Some(begun) = cluster.records.read::<PromotionRecord>(&key(volume)).await? {
-        carry_out(cluster, &begun).await?;
-        return Ok(begun.shown);
+        return match ask.dry_run {
+            true => Ok(begun.shown),
+            false => carry_out::go_on(cluster, volume, Some(&ask)).await,
+        };
     }
     let record = choose(cluster, volume, &ask).await?;
     if !ask.force {
@@ -61,39 +45,42 @@ pub async fn promote(
     if ask.dry_run {
         return Ok(record.shown);
     }
-    let _promoting = hold(cluster, volume)?;
-    if !cluster.records.create(&key(volume), &record).await? {
-        let why = "it is being promoted already";
-        return Err(Problem::conflict(what(volume), why));
-    }
-    carry_out(cluster, &record).await?;
-    Ok(record.shown)
-}
-
-fn what(volume: &VolumeName) -> String {
-    format!("can't make a replica of volume {volume} the volume")
-}
-
-/// While a promotion is under way, no job that uses the volume begins, and it is neither moved nor deleted.
-fn hold<'a>(
-    cluster: &'a Cluster,
-    volume: &VolumeName,
-) -> Result<crate::cluster::Hold<'a>, Problem> {
-    cluster.index.begin_deletion(volume).map_err(|why| {
+    // While a promotion is recorded, no job that uses the volume begins, and it is neither moved nor deleted.
+    cluster.index.begin_promotion(volume).map_err(|why| {
         Problem::conflict(what(volume), why).next(
             "cancel the job or the move first: its disk can't go on with content that is older than what \
              it has seen",
         )
-    })
+    })?;
+    match cluster.records.create(&key(volume), &record).await {
+        Ok(true) => carry_out::go_on(cluster, volume, None).await,
+        Ok(false) => Err(Problem::conflict(what(volume), "it is being promoted already")),
+        Err(problem) => {
+            cluster.index.end_promotion(volume);
+            Err(problem)
+        }
+    }
 }
 
-/// The replica with the newest complete point.
-async fn choose(
+pub(super) fn what(volume: &VolumeName) -> String {
+    format!("can't make a replica of volume {volume} the volume")
+}
+
+/// A replica and the point of it that is taken.
+type Chosen<'a> = (&'a ReplicaRecord, ReplicaPoint);
+
+/// The replica with the newest complete point, or the one that was asked for.
+pub(super) async fn choose(
     cluster: &Cluster,
     volume: &VolumeName,
     ask: &PromoteVolume,
 ) -> Result<PromotionRecord, Problem> {
     let mut records: Vec<ReplicaRecord> = cluster.records.list(&records_of(volume)).await?;
+    let stored: Option<VolumeRecord> = cluster.records.read(&volume_key(volume)).await?;
+    let home = stored.map(|stored| stored.home);
+    // Replicas of what the volume was before an earlier promotion don't know its present home.
+    let at_home = records.iter().find(|record| home.is_some() && record.home == home);
+    let incarnation = at_home.and_then(|record| record.tenure).map(Tenure::incarnation);
     if let Some(host) = &ask.host {
         records.retain(|record| record.shown.host == *host);
     }
@@ -102,135 +89,109 @@ async fn choose(
             "`perigee volume replicate {volume} --to SITE` makes one, while the home is there"
         )));
     }
-    let asked = records.iter().map(|record| points(cluster, record));
-    let (mut newest, mut silent) = (None, None);
+    let asked = records.iter().map(|record| points(cluster, &record.shown.host, volume));
+    let (mut chosen, mut silent): (Option<Chosen<'_>>, Vec<_>) = (None, Vec::new());
     for (record, answer) in records.iter().zip(join_all(asked).await) {
-        match answer {
-            Ok(replica) => {
-                let Some(point) = replica.complete().cloned() else { continue };
-                let is_newer = newest.as_ref().is_none_or(
-                    |(_, best, _): &(_, perigee_model::replica::ReplicaPoint, _)| {
-                        point.taken_ms > best.taken_ms
-                    },
-                );
-                if is_newer {
-                    newest = Some((record, point, replica.tenure));
-                }
+        let replica = match answer {
+            Ok(replica) => replica,
+            Err(problem) => {
+                silent.push((record, problem));
+                continue;
             }
-            Err(problem) => silent = Some(problem),
+        };
+        let of = replica.tenure.map(Tenure::incarnation);
+        if ask.host.is_none() && incarnation.is_some() && of != incarnation {
+            continue;
+        }
+        let wanted = |point: &&ReplicaPoint| {
+            point.missing_bytes == 0 && ask.layer.is_none_or(|layer| point.layer == layer)
+        };
+        let Some(point) = replica.points.iter().find(wanted).cloned() else { continue };
+        if chosen.as_ref().is_none_or(|(_, best)| point.taken_ms > best.taken_ms) {
+            chosen = Some((record, point));
         }
     }
-    let Some((record, point, tenure)) = newest else {
-        let why = "none of its replicas was ever complete";
-        return Err(silent.unwrap_or_else(|| Problem::not_found(what(volume), why)));
+    let Some((record, point)) = chosen else {
+        let why = match ask.layer {
+            Some(layer) => format!("point {layer} of its replica is not there any more"),
+            None => "none of its replicas was ever complete".to_owned(),
+        };
+        let gone = || {
+            Problem::not_found(what(volume), why)
+                .next(format!("`perigee volume info {volume}` shows its replicas"))
+        };
+        return Err(silent.pop().map_or_else(gone, |(_, problem)| problem));
     };
-    let stored: Option<VolumeRecord> = cluster.records.read(&volume_key(volume)).await?;
-    let Some(from) = stored.map(|stored| stored.home).or_else(|| record.home.clone()) else {
+    let is_newer = |record: &ReplicaRecord| record.shown.complete_ms > Some(point.taken_ms);
+    if let Some((newer, _)) = silent.iter().find(|(silent, _)| is_newer(silent)) {
+        let (better, best) = (&newer.shown.host, &record.shown.host);
+        let why = format!("{better} has a newer replica than {best} and does not answer");
+        return Err(Problem::unavailable(what(volume), why).next(format!(
+            "bring {better} back; to take the older one: perigee volume promote {volume} --host {best}"
+        )));
+    }
+    let Some(from) = home.or_else(|| record.home.clone()) else {
         return Err(Problem::not_found(what(volume), "its home was never known"));
     };
-    let now_ms = now_ms();
+    Ok(recorded(volume, from, (record, point), ask.force))
+}
+
+fn recorded(
+    volume: &VolumeName,
+    from: HostId,
+    (record, point): Chosen<'_>,
+    forced: bool,
+) -> PromotionRecord {
     let shown = Promotion {
         volume: volume.clone(),
         to: record.shown.host.clone(),
+        layer: point.layer,
         taken_ms: point.taken_ms,
-        age_s: now_ms.saturating_sub(point.taken_ms) / 1000,
+        age_s: now_ms().saturating_sub(point.taken_ms) / 1000,
         behind_bytes: record.shown.behind_bytes,
         in_use: record.in_use,
         from,
     };
     // Incarnation 0 belongs to volumes that are older than incarnations.
     let incarnation = Incarnation(Uuid::new_v4().as_fields().0.max(1));
-    Ok(PromotionRecord {
+    PromotionRecord {
+        volume: volume.clone(),
         shown,
         site: record.shown.site.clone(),
         layer: point.layer,
-        lost: record.tenure.max(tenure),
+        lost: record.tenure,
         tenure: Tenure::first(incarnation),
-        forced: ask.force,
-    })
+        forced,
+        decided: false,
+    }
 }
 
-async fn points(cluster: &Cluster, record: &ReplicaRecord) -> Result<VolumeReplica, Problem> {
-    let host = cluster.hosts.get(&record.shown.host)?;
-    host.volume.get(&format!("/v1/volumes/{}/replica", record.shown.volume)).await
+/// What a host has of a volume's replica.
+pub(super) async fn points(
+    cluster: &Cluster,
+    host: &HostId,
+    volume: &VolumeName,
+) -> Result<VolumeReplica, Problem> {
+    let host = cluster.hosts.get(host)?;
+    host.volume.get(&format!("/v1/volumes/{volume}/replica")).await
 }
 
 /// # Errors
-/// `Conflict` while the home answers.
+/// `Conflict` while the home answers; `Unavailable` while it may only be slow.
 async fn check_is_lost(cluster: &Cluster, shown: &Promotion) -> Result<(), Problem> {
     let Promotion { volume, from, .. } = shown;
-    let Ok(home) = cluster.hosts.get(from) else { return Ok(()) };
-    match home.volume.get::<VolumeHome>(&format!("/v1/volumes/{volume}/home")).await {
-        Err(problem) if problem.kind == ProblemKind::Unavailable => Ok(()),
-        _ => {
-            let why = format!("its home {from} answers");
-            Err(Problem::conflict(what(volume), why).next(format!(
-                "to move it without any loss: perigee volume move {volume} HOST; to give up what was \
-                 written since the replica: --force"
-            )))
-        }
+    if answers(cluster, volume, from, false).await {
+        let why = format!("its home {from} answers");
+        return Err(Problem::conflict(what(volume), why).next(format!(
+            "to move it without any loss: perigee volume move {volume} HOST; to give up what was \
+             written since the replica: --force"
+        )));
     }
-}
-
-/// Each step can be done again.
-async fn carry_out(cluster: &Arc<Cluster>, record: &PromotionRecord) -> Result<(), Problem> {
-    let Promotion { volume, from, to, .. } = &record.shown;
-    let host = cluster.hosts.get(to)?;
-    if let Some(lost) = record.lost {
-        let superseded = SupersededVolume {
-            volume: volume.clone(),
-            host: from.clone(),
-            lost,
-            tenure: record.tenure,
-            to: to.clone(),
-        };
-        lost::keep(cluster, &superseded).await?;
-        // Where it answers, nothing is written there any more before the replica is the volume.
-        if record.forced
-            && let Err(problem) = lost::tell(cluster, &superseded).await
-        {
-            tracing::info!("volume {volume} at {from}: {problem}");
-        }
-    }
-    let ask = PromoteReplica { layer: record.layer, tenure: record.tenure };
-    let path = format!("/v1/volumes/{volume}/replica/promote");
-    host.volume.post::<VolumeHome>(&path, &ask).await?;
-    let at_home = |_: Option<VolumeRecord>| VolumeRecord {
-        name: volume.clone(),
-        home: to.clone(),
-        seen: None,
-    };
-    cluster.records.update(&volume_key(volume), at_home).await?;
-    volume_moves::forget(cluster, volume).await?;
-    forget(cluster, volume, &record.site).await?;
-    attach_others(cluster, volume, &host, from).await;
-    tracing::warn!("volume {volume} is at {to} now; what {from} had written since is lost");
-    cluster.records.remove(&key(volume)).await
-}
-
-/// A host that does not answer finds the volume when the lost home is back and tells it.
-async fn attach_others(
-    cluster: &Cluster,
-    volume: &VolumeName,
-    home: &Arc<HostLink>,
-    from: &HostId,
-) {
-    for host in cluster.hosts.up().iter().filter(|host| host.id != home.id && host.id != *from) {
-        let told = volume_moves::attach_at(cluster, host, volume, &home.addresses.nbd_addr).await;
-        if let Err(problem) = told {
-            tracing::warn!("volume {volume} at {}: {problem}", host.id);
-        }
-    }
-}
-
-/// Goes on with promotions that a controller has left in the middle, or that a host did not answer.
-pub(super) async fn resume(cluster: &Arc<Cluster>) -> Result<(), Problem> {
-    for record in cluster.records.list::<PromotionRecord>(PREFIX).await? {
-        // Whoever asked for it is at it.
-        let Ok(_promoting) = hold(cluster, &record.shown.volume) else { continue };
-        if let Err(problem) = carry_out(cluster, &record).await {
-            tracing::warn!("{}: {problem}", what(&record.shown.volume));
-        }
+    if cluster.hosts.get(from).is_ok() && cluster.hosts.state(from) == HostState::Up {
+        let why = format!("its home {from} may only be slow: {}", cluster.hosts.silence(from));
+        return Err(Problem::unavailable(what(volume), why).next(
+            "try again when `perigee host list` shows it as unreachable; if only its volume server is lost: --force",
+        ));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use perigee_model::limits::{REPLICA_EVERY_S, REPLICA_POINTS};
 use perigee_model::replica::{Replica, ReplicateVolume};
-use perigee_model::{Problem, SiteId, VolumeName};
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use super::{ReplicaIntent, ReplicaRecord, intent_key, intents_of, record_key, records_of};
 use crate::catalog;
@@ -146,4 +146,18 @@ async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Re
         }
     }
     Ok(all)
+}
+
+/// Whether the volume has a replica at the host's site. If it came there, one site would have all of it.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn is_near(
+    cluster: &Cluster,
+    volume: &VolumeName,
+    host: &HostId,
+) -> Result<bool, Problem> {
+    let Ok(host) = cluster.hosts.get(host) else { return Ok(false) };
+    let replicas = of_volume(cluster, volume).await?;
+    Ok(replicas.iter().any(|replica| replica.site == host.addresses.site))
 }

@@ -2,6 +2,8 @@
 
 #[path = "fake/homes.rs"]
 mod homes;
+#[path = "fake/replicas.rs"]
+pub mod replicas;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -93,6 +95,7 @@ pub struct Inside {
     pub trace: Vec<u8>,
     pub vms: BTreeMap<VmId, FakeVm>,
     pub moves: homes::Moves,
+    pub replicas: replicas::Replicas,
     revision: u64,
     /// What was last told of each VM, and with which number.
     told: BTreeMap<VmId, (u64, String)>,
@@ -141,11 +144,7 @@ impl FakeHost {
 
     /// A volume that no job of this controller made.
     pub fn make_volume(&self, name: &VolumeName) {
-        let new = CreateVolume::new(name.clone(), Some(1 << 20), VolumeSource::Empty);
-        let info = volume_info(&new);
-        let volume =
-            Volume { info, issued: 1, returned: 0, data: Vec::new(), stats: IoStats::default() };
-        self.inside().volumes.insert(name.clone(), volume);
+        self.inside().put_volume(name);
     }
 
     /// The guest of a VM says something.
@@ -237,6 +236,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/pool", get(pool))
         .route("/v1/probe", post(probe_blocks))
         .merge(homes::routes())
+        .merge(replicas::routes())
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
 }
@@ -407,6 +407,15 @@ async fn delete_vm(
 }
 
 impl Inside {
+    /// A volume with no data.
+    fn put_volume(&mut self, name: &VolumeName) {
+        let new = CreateVolume::new(name.clone(), Some(1 << 20), VolumeSource::Empty);
+        let info = volume_info(&new);
+        let volume =
+            Volume { info, issued: 1, returned: 0, data: Vec::new(), stats: IoStats::default() };
+        self.volumes.insert(name.clone(), volume);
+    }
+
     fn starts_of(&self, vm: &VmId) -> Starts {
         let here = self.vms.get(vm).map(|vm| vm.report.spec.start);
         Starts { here, ended: self.ended.get(vm).copied() }

@@ -12,6 +12,7 @@ mod jobs;
 mod lost;
 mod migrations;
 mod queue;
+mod replicas;
 mod volume_moves;
 
 use std::future::Future;

@@ -114,6 +114,11 @@ pub async fn promote(
     format: Format,
 ) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/promote");
+    if ask.cancel {
+        let promotion: Promotion = client.post(&path, &ask).await?;
+        eprintln!("volume {volume} stays at {}", promotion.from);
+        return Ok(());
+    }
     let would: Promotion = client.post(&path, &ask).await?;
     eprintln!(
         "volume {volume} will be the replica at {}; lost with {}: {}",
@@ -124,7 +129,10 @@ pub async fn promote(
     if !yes {
         confirm(volume)?;
     }
-    let done: Promotion = client.post(&path, &PromoteVolume { dry_run: false, ..ask }).await?;
+    // What was shown is what is done.
+    let (host, layer) = (Some(would.to), Some(would.layer));
+    let ask = PromoteVolume { dry_run: false, host, layer, ..ask };
+    let done: Promotion = client.post(&path, &ask).await?;
     output::one(format, &done, PROMOTION)
 }
 
@@ -151,7 +159,8 @@ mod tests {
     #[test]
     fn what_a_promotion_loses_is_told_as_far_as_it_is_known() {
         let mut promotion: Promotion = serde_json::from_value(serde_json::json!({
-            "volume": "data", "from": "home1", "to": "cloud1", "taken_ms": 0, "age_s": 540,
+            "volume": "data", "from": "home1", "to": "cloud1",
+            "layer": "00000000-0000-0000-0000-000000000000", "taken_ms": 0, "age_s": 540,
             "behind_bytes": 2 << 20, "in_use": true
         }))
         .expect("a promotion");

@@ -163,6 +163,9 @@ pub enum Verb {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+        /// Call off a promotion that is not done
+        #[arg(long, conflicts_with_all = ["host", "force", "yes"])]
+        cancel: bool,
     },
     /// Delete a volume that is not in use
     #[command(visible_alias = "rm")]
@@ -327,8 +330,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 }
             }
         }
-        Verb::Promote { name, host, force, yes } => {
-            let ask = PromoteVolume { host, force, dry_run: true };
+        Verb::Promote { name, host, force, yes, cancel } => {
+            let ask = PromoteVolume { host, force, dry_run: !cancel, layer: None, cancel };
             replicas::promote(&controller_client(context)?, &name, ask, yes, format).await
         }
         Verb::Delete { name, pool } => {

@@ -165,8 +165,13 @@ impl Catalog {
                        WHERE volume = ?1 AND replica = ?2 AND layer IS NOT ?3";
             let row = params![volume.as_str(), replica.as_str(), layer];
             tx.execute(sql, row)?;
-            let sql = "UPDATE replica_pins SET filling = 0
-                       WHERE volume = ?1 AND replica = ?2 AND layer = ?3";
+            // A volume that has moved has no pins yet at its new home.
+            let sql = "WITH RECURSIVE chain(id) AS (
+                           SELECT head FROM volumes WHERE name = ?1
+                           UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
+                       )
+                       INSERT INTO replica_pins SELECT ?1, ?2, ?3, 0 WHERE ?3 IN chain
+                       ON CONFLICT (volume, replica, layer) DO UPDATE SET filling = 0";
             tx.execute(sql, row).map(drop)
         })
     }
@@ -214,7 +219,7 @@ fn drop_points(
 
 fn points(tx: &rusqlite::Connection, volume: &VolumeName) -> Result<Vec<PointRow>> {
     let sql = "SELECT layer, tenure, taken_ms, size_bytes, tenant, cache FROM replicas
-               WHERE volume = ?1 ORDER BY taken_ms DESC, rowid DESC";
+               WHERE volume = ?1 ORDER BY rowid DESC";
     tx.prepare_cached(sql)?.query_map([volume.as_str()], point_row)?.collect()
 }
 

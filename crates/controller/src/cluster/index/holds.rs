@@ -3,7 +3,7 @@
 use perigee_model::{HostId, ImageName, VmId, VolumeName};
 use perigee_planner::queue::Demand;
 
-use super::{Index, demand_of};
+use super::{Index, Inner, demand_of};
 
 /// The work that a hold protects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +22,10 @@ pub(super) enum Held {
     VolumeMove(VolumeName),
     /// The attachment gets another address.
     Reattachment(HostId, VolumeName),
+    /// A replica is becoming the volume. It lasts as long as the promotion's record.
+    Promotion(VolumeName),
+    /// Somebody is at the promotion.
+    PromotionStep(VolumeName),
 }
 
 /// Exclusive work; it ends when this is dropped.
@@ -58,10 +62,12 @@ impl Index {
     /// Holds a job's volumes while the job is recorded.
     ///
     /// # Errors
-    /// The name of a volume that is being deleted.
+    /// The name of a volume that is being deleted or promoted.
     pub fn begin_submission(&self, volumes: Vec<VolumeName>) -> Result<Hold<'_>, VolumeName> {
         let mut inner = self.lock();
-        let deleted = |name: &&VolumeName| inner.held.contains(&Held::Deletion((*name).clone()));
+        let deleted = |name: &&VolumeName| {
+            inner.held.contains(&Held::Deletion((*name).clone())) || inner.is_promoted(name)
+        };
         if let Some(name) = volumes.iter().find(deleted) {
             return Err(name.clone());
         }
@@ -91,6 +97,9 @@ impl Index {
         if inner.is_changing_home(name) {
             return Err("it is being moved to another home".to_owned());
         }
+        if inner.is_promoted(name) {
+            return Err("a replica of it is becoming the volume".to_owned());
+        }
         let held = Held::Deletion(name.clone());
         if submitted || inner.held.contains(&held) {
             return Err(
@@ -100,6 +109,34 @@ impl Index {
         inner.held.push(held.clone());
         drop(inner);
         Ok(self.hold(held))
+    }
+
+    /// From here to [`Self::end_promotion`] no job that uses the volume begins, and it is neither moved nor deleted.
+    ///
+    /// # Errors
+    /// Why no replica may become the volume now, in plain words.
+    pub fn begin_promotion(&self, name: &VolumeName) -> Result<(), String> {
+        let _deletion = self.begin_deletion(name)?;
+        self.keep_promotion(name);
+        Ok(())
+    }
+
+    /// As [`Self::begin_promotion`], for one that is recorded.
+    pub fn keep_promotion(&self, name: &VolumeName) {
+        self.lock().held.push(Held::Promotion(name.clone()));
+    }
+
+    pub fn end_promotion(&self, name: &VolumeName) {
+        self.lock().held.retain(|held| *held != Held::Promotion(name.clone()));
+    }
+
+    pub fn is_promoted(&self, name: &VolumeName) -> bool {
+        self.lock().is_promoted(name)
+    }
+
+    /// Holds a promotion while it is worked on; `None` if another task holds it.
+    pub fn begin_promotion_step(&self, name: &VolumeName) -> Option<Hold<'_>> {
+        self.hold_alone(Held::PromotionStep(name.clone()))
     }
 
     /// Holds an attachment while it is removed.
@@ -195,5 +232,11 @@ impl Index {
 
     pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {
         self.lock().is_move_being_recorded(vm)
+    }
+}
+
+impl Inner {
+    pub(super) fn is_promoted(&self, name: &VolumeName) -> bool {
+        self.held.contains(&Held::Promotion(name.clone()))
     }
 }

@@ -94,6 +94,9 @@ impl Index {
         if inner.held.contains(&Held::Deletion(volume.clone())) {
             return Err("it is being deleted".to_owned());
         }
+        if inner.is_promoted(volume) {
+            return Err("a replica of it is becoming the volume".to_owned());
+        }
         for record in inner.jobs.values() {
             if let Some(why) = inner.why_it_stays(record, volume, home) {
                 return Err(why);

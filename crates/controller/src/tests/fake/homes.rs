@@ -51,7 +51,7 @@ pub fn routes() -> Router<std::sync::Arc<std::sync::Mutex<Inside>>> {
         .route("/v1/volumes/{volume}/departed", delete(forget))
 }
 
-fn refused(why: HomeRefused) -> Failure {
+pub fn refused(why: HomeRefused) -> Failure {
     match why {
         HomeRefused::NotHere => Problem::not_found("move the volume", why).into(),
         why => Problem::conflict("move the volume", why).into(),
@@ -69,7 +69,7 @@ impl Inside {
         }
     }
 
-    fn put_residence(&mut self, volume: &VolumeName, residence: Residence) {
+    pub fn put_residence(&mut self, volume: &VolumeName, residence: Residence) {
         self.moves.residences.insert(volume.clone(), residence);
     }
 
@@ -85,7 +85,7 @@ impl Inside {
         self.volumes.remove(volume);
     }
 
-    fn home_of(&self, volume: &VolumeName) -> Result<Json<VolumeHome>, Failure> {
+    pub fn home_of(&self, volume: &VolumeName) -> Result<Json<VolumeHome>, Failure> {
         if self.moves.loses_answers {
             return Err(Problem::unavailable("move the volume", "the answer is lost").into());
         }

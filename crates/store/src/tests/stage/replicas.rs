@@ -19,11 +19,13 @@ fn site() -> SiteId {
 /// As a volume server does it. Returns what is shipped.
 async fn pull(home: &Site, to: &Site, keep: u32, taken_ms: u64) -> Result<u64, Problem> {
     let v = volume_name("v");
-    to.pool.begin_pull(&v, keep).await?;
+    let round = to.pool.begin_pull(&v, keep).await?;
     let sealed = home.pool.seal_replica(&v, SealReplica { replica: site() }).await?;
     let control_url = "http://there".to_owned();
     let from = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url };
-    to.pool.add_point(&v, &PullReplica { from, replica: site(), keep, taken_ms }, sealed).await
+    to.pool
+        .add_point(&v, &PullReplica { from, replica: site(), keep, taken_ms }, round, sealed)
+        .await
 }
 
 async fn pin(home: &Site, layer: LayerId) {
@@ -90,6 +92,57 @@ async fn a_replica_of_a_deleted_volume_is_not_mixed_with_the_next_one_of_its_nam
     assert!(refused.why.contains("an earlier volume"), "{refused}");
     to.pool.drop_replica(&volume_name("v")).await.unwrap();
     pull(&home, &to, 1, 3).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_round_that_was_under_way_when_its_replica_was_dropped_or_promoted_leaves_nothing() {
+    for is_promoted in [false, true] {
+        let (home, to) = two().await;
+        let v = volume_name("v");
+        session(&home.pool, "v").await.write(0, bytes(1, 4096), false).await.unwrap();
+        pull(&home, &to, 1, 1).await.unwrap();
+        to.fill().await;
+        let point = to.pool.replica(&v).await.unwrap().points[0].clone();
+        session(&home.pool, "v").await.write(4096, bytes(2, 4096), false).await.unwrap();
+        let round = to.pool.begin_pull(&v, 1).await.unwrap();
+        let sealed = home.pool.seal_replica(&v, SealReplica { replica: site() }).await.unwrap();
+        match is_promoted {
+            true => {
+                let tenure = Tenure::first(Incarnation(9));
+                let promote = PromoteReplica { layer: point.layer, tenure };
+                drop(to.pool.promote(&v, promote).await.unwrap());
+            }
+            false => to.pool.drop_replica(&v).await.unwrap(),
+        }
+        let from =
+            ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+        let ask = PullReplica { from, replica: site(), keep: 1, taken_ms: 2 };
+        let late = to.pool.add_point(&v, &ask, round, sealed).await.unwrap_err();
+        assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
+        assert!(to.pool.replica(&v).await.unwrap().points.is_empty());
+        if is_promoted {
+            to.pool.delete_volume(&v).await.unwrap();
+        }
+        let left: Vec<String> = to.files.names().unwrap().into_iter().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_new_home_keeps_what_a_replica_stands_on_from_the_first_time_that_it_is_told() {
+    let (home, to) = two().await;
+    let v = volume_name("v");
+    session(&home.pool, "v").await.write(0, bytes(1, 4096), false).await.unwrap();
+    pull(&home, &to, 1, 1).await.unwrap();
+    let top = to.pool.replica(&v).await.unwrap().points[0].layer;
+    // The pins of a volume go with it when it moves.
+    let none = PinReplica { replica: site(), layer: None };
+    home.pool.pin_replica(&v, none).await.unwrap();
+    pin(&home, top).await;
+    let pins = home.pool.replica_pins(&v).await.unwrap();
+    assert_eq!(pins.iter().map(|pin| (pin.layer, pin.filling)).collect::<Vec<_>>(), [(top, false)]);
+    pin(&home, LayerId(uuid::Uuid::from_u128(7))).await;
+    assert!(home.pool.replica_pins(&v).await.unwrap().is_empty(), "it has no such layer");
 }
 
 /// Rounds, compaction at both, kills and power cuts at any time. Each complete point shows what the volume had

@@ -1,0 +1,204 @@
+//! A replica becomes the volume: what is lost, what comes back, and what can't be done.
+
+use std::time::Duration;
+
+use perigee_model::home::{Tenure, VolumeHome};
+use perigee_model::job::{Access, HostState};
+use perigee_model::replica::{PromoteReplica, PromoteVolume, Promotion, ReplicateVolume};
+use perigee_model::{Incarnation, Problem, ProblemKind, SiteId};
+
+use super::fake::FakeHost;
+use super::fake::replicas::point;
+use super::{Lab, data_volume, spec, wait_for};
+use crate::{catalog, jobs, replicas};
+
+/// The data volume at `cloud1` has a complete replica at `home1`.
+async fn replicated() -> Lab {
+    let lab = Lab::up().await;
+    lab.home.inside().pool_free_bytes = Some(1 << 40);
+    let ask = ReplicateVolume { to: SiteId::new("home").expect("name"), every_s: 3600, keep: 1 };
+    replicas::replicate(&lab.cluster, &data_volume(), &ask).await.expect("a replica");
+    wait_for("the first round", async || {
+        let shown = replicas::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        shown.first()?.behind_bytes
+    })
+    .await;
+    lab
+}
+
+async fn is_unreachable(lab: &Lab, host: &FakeHost) {
+    host.inside().down = true;
+    wait_for("the host to be unreachable", async || {
+        (lab.cluster.hosts.state(&host.id) == HostState::Unreachable).then_some(())
+    })
+    .await;
+}
+
+async fn promote(lab: &Lab, ask: PromoteVolume) -> Result<Promotion, Problem> {
+    replicas::promote(&lab.cluster, &data_volume(), ask).await
+}
+
+fn forced() -> PromoteVolume {
+    PromoteVolume { force: true, ..PromoteVolume::default() }
+}
+
+async fn is_over(lab: &Lab) {
+    wait_for("the promotion to be over", async || {
+        lab.cluster.records.keys("promotions/").await.expect("keys").is_empty().then_some(())
+    })
+    .await;
+}
+
+async fn home_of(lab: &Lab) -> String {
+    catalog::find(&lab.cluster, &data_volume()).await.expect("the volume").home.to_string()
+}
+
+#[tokio::test]
+async fn a_lost_volume_lives_on_as_its_replica_and_the_old_home_is_told() {
+    let lab = replicated().await;
+    let slow = promote(&lab, PromoteVolume::default()).await.expect_err("it answers");
+    assert_eq!(slow.kind, ProblemKind::Conflict, "{slow}");
+    lab.cloud.inside().down = true;
+    let silent = promote(&lab, PromoteVolume::default()).await.expect_err("it may be slow");
+    assert!(silent.kind == ProblemKind::Unavailable && silent.why.contains("slow"), "{silent}");
+    is_unreachable(&lab, &lab.cloud).await;
+    let done = promote(&lab, PromoteVolume::default()).await.expect("it is lost");
+    assert_eq!((done.from.as_str(), done.to.as_str()), ("cloud1", "home1"));
+    assert_eq!(home_of(&lab).await, "home1");
+    assert!(lab.home.has(&data_volume()).is_some());
+    lab.cloud.inside().down = false;
+    wait_for("the old home to give it up", async || {
+        lab.cloud.has(&data_volume()).is_none().then_some(())
+    })
+    .await;
+    assert_eq!(lab.cloud.inside().replicas.lost.len(), 1);
+    assert_eq!(home_of(&lab).await, "home1");
+}
+
+#[tokio::test]
+async fn a_home_that_is_back_before_the_promotion_is_done_goes_on_as_the_home() {
+    let mut lab = replicated().await;
+    lab.home.inside().replicas.promotes_none = true;
+    is_unreachable(&lab, &lab.cloud).await;
+    promote(&lab, PromoteVolume::default()).await.expect_err("nobody answers");
+    let refused = jobs::submit(&lab.cluster, spec(Access::Write)).await.expect_err("not now");
+    assert!(refused.why.contains("becoming"), "{refused}");
+    lab.restart_controller().await;
+    let refused = jobs::submit(&lab.cluster, spec(Access::Write)).await.expect_err("not now");
+    assert!(refused.why.contains("becoming"), "{refused}");
+    lab.cloud.inside().down = false;
+    is_over(&lab).await;
+    assert!(lab.cloud.has(&data_volume()).is_some() && lab.cloud.inside().replicas.lost.is_empty());
+    assert_eq!(home_of(&lab).await, "cloud1");
+    // A request that comes late finds that it was called off.
+    lab.home.inside().replicas.promotes_none = false;
+    let over = lab.home.inside().replicas.over.clone();
+    assert_eq!(over.len(), 1);
+    for (_, incarnation) in over {
+        let layer = lab.home.inside().replicas.points[0].layer;
+        let late = PromoteReplica { layer, tenure: Tenure::first(incarnation) };
+        let link = lab.cluster.hosts.get(&lab.home.id).expect("home1");
+        let path = format!("/v1/volumes/{}/replica/promote", data_volume());
+        link.volume.post::<VolumeHome>(&path, &late).await.expect_err("it is over");
+    }
+    lab.submit(spec(Access::Write)).await;
+}
+
+#[tokio::test]
+async fn a_promotion_whose_host_does_not_answer_can_be_called_off() {
+    let lab = replicated().await;
+    lab.home.inside().replicas.promotes_none = true;
+    is_unreachable(&lab, &lab.cloud).await;
+    promote(&lab, PromoteVolume::default()).await.expect_err("nobody answers");
+    let cancel = PromoteVolume { cancel: true, ..PromoteVolume::default() };
+    let called_off = promote(&lab, cancel.clone()).await.expect("it is not done");
+    assert_eq!(called_off.from.as_str(), "cloud1");
+    let twice = promote(&lab, cancel).await.expect_err("there is none");
+    assert_eq!(twice.kind, ProblemKind::Conflict, "{twice}");
+    // It can be begun again, with the same point.
+    lab.home.inside().replicas.promotes_none = false;
+    promote(&lab, PromoteVolume::default()).await.expect("it is lost");
+    assert_eq!(home_of(&lab).await, "home1");
+}
+
+#[tokio::test]
+async fn a_home_that_answers_gives_the_volume_up_before_the_replica_is_the_volume() {
+    let lab = replicated().await;
+    lab.cloud.inside().replicas.gives_none_up = true;
+    let problem = promote(&lab, forced()).await.expect_err("it has the volume");
+    assert!(problem.why.contains("did not give it up"), "{problem}");
+    assert!(lab.home.has(&data_volume()).is_none(), "two homes");
+    let cancel = PromoteVolume { cancel: true, ..PromoteVolume::default() };
+    wait_for("the answer that there is no way back", async || {
+        let refused = promote(&lab, cancel.clone()).await.expect_err("it may have been given up");
+        refused.why.contains("given the volume up").then_some(())
+    })
+    .await;
+    lab.cloud.inside().replicas.gives_none_up = false;
+    is_over(&lab).await;
+    assert!(lab.home.has(&data_volume()).is_some() && lab.cloud.has(&data_volume()).is_none());
+    assert_eq!(home_of(&lab).await, "home1");
+}
+
+#[tokio::test]
+async fn a_forced_promotion_to_a_silent_replica_is_not_done_at_some_later_time() {
+    let lab = replicated().await;
+    let shown = promote(&lab, PromoteVolume { dry_run: true, ..forced() }).await.expect("shown");
+    lab.home.inside().down = true;
+    let ask = PromoteVolume { host: Some(shown.to), layer: Some(shown.layer), ..forced() };
+    promote(&lab, ask).await.expect_err("the replica's host is away");
+    lab.home.inside().down = false;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(lab.cluster.records.keys("promotions/").await.expect("keys").is_empty());
+    assert!(lab.cloud.has(&data_volume()).is_some() && lab.home.has(&data_volume()).is_none());
+}
+
+#[tokio::test]
+async fn a_promotion_whose_point_is_gone_leaves_the_volume_where_it_was() {
+    let lab = replicated().await;
+    let shown = promote(&lab, PromoteVolume { dry_run: true, ..forced() }).await.expect("shown");
+    lab.home.inside().replicas.points = vec![point(3), point(2)];
+    let confirmed = PromoteVolume { layer: Some(shown.layer), ..forced() };
+    let gone = promote(&lab, confirmed).await.expect_err("another one was confirmed");
+    assert_eq!(gone.kind, ProblemKind::NotFound, "{gone}");
+    assert!(lab.cloud.has(&data_volume()).is_some());
+    promote(&lab, PromoteVolume { layer: Some(point(2).layer), ..forced() }).await.expect("it");
+    assert!(lab.home.has(&data_volume()).is_some() && lab.cloud.has(&data_volume()).is_none());
+}
+
+#[tokio::test]
+async fn no_round_drops_a_point_that_is_becoming_the_volume() {
+    let lab = replicated().await;
+    lab.home.inside().replicas.promotes_none = true;
+    let ask = ReplicateVolume { to: SiteId::new("home").expect("name"), every_s: 60, keep: 1 };
+    is_unreachable(&lab, &lab.cloud).await;
+    promote(&lab, PromoteVolume::default()).await.expect_err("nobody answers");
+    let before = lab.home.inside().replicas.pulls;
+    // A round would be due: the newest point is from long ago.
+    lab.home.inside().replicas.points = vec![point(5)];
+    replicas::replicate(&lab.cluster, &data_volume(), &ask).await.ok();
+    replicas::stop(&lab.cluster, &data_volume(), &ask.to).await.expect("wanted");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let (pulls, points) = {
+        let home = lab.home.inside();
+        (home.replicas.pulls, home.replicas.points.len())
+    };
+    assert_eq!((pulls, points), (before, 1), "rounds, and the points that are left");
+}
+
+#[tokio::test]
+async fn a_home_of_another_incarnation_gives_the_volume_up_too() {
+    let lab = replicated().await;
+    // It got the volume by a promotion of which the replica's record knows nothing.
+    let other = Tenure::first(Incarnation(9));
+    let here = perigee_model::home::Residence::here(other);
+    lab.cloud.inside().put_residence(&data_volume(), here);
+    is_unreachable(&lab, &lab.cloud).await;
+    promote(&lab, PromoteVolume::default()).await.expect("it is lost");
+    lab.cloud.inside().down = false;
+    wait_for("the old home to give it up", async || {
+        lab.cloud.has(&data_volume()).is_none().then_some(())
+    })
+    .await;
+    assert_eq!(lab.cloud.inside().replicas.lost, [other]);
+}
