@@ -76,7 +76,7 @@ async fn read_part(
 ) -> io::Result<Vec<u8>> {
     let ahead = ahead.map(|range| (Arc::clone(&file), range));
     let (done, result) = oneshot::channel();
-    if let Some(gathering) = reader.hand_in(Read { file, offset, length, done }) {
+    if let Some(gathering) = reader.hand_in(Read { file, offset, length, done: Some(done) }) {
         // The other requests of the batch run first and add their reads.
         tokio::task::yield_now().await;
         drop(gathering);
@@ -91,7 +91,15 @@ struct Read {
     file: Arc<dyn BlockFile>,
     offset: u64,
     length: usize,
-    done: oneshot::Sender<io::Result<Vec<u8>>>,
+    /// Taken when it is answered.
+    done: Option<oneshot::Sender<io::Result<Vec<u8>>>>,
+}
+
+impl Read {
+    fn answer(&mut self, result: io::Result<Vec<u8>>) {
+        // If the client has gone, nobody receives this.
+        let _gone = self.done.take().map(|done| done.send(result));
+    }
 }
 
 /// A read in flight.
@@ -105,7 +113,7 @@ struct Begun {
 /// One thread's ring. Tasks that have moved to other threads use it too.
 struct Reader {
     ring: Mutex<Ring>,
-    /// The runtime that handles the completions has ended.
+    /// The runtime that handles the completions has ended, or the ring has failed.
     abandoned: AtomicBool,
 }
 
@@ -119,6 +127,8 @@ struct Ring {
     queue: VecDeque<Read>,
     /// A task is about to submit the reads that were added.
     is_gathering: bool,
+    /// Why the kernel takes no more reads of this ring. Then nothing of it is used again.
+    failed: Option<io::ErrorKind>,
 }
 
 /// Submits the gathered reads when it is dropped, also if its task is cancelled.
@@ -129,6 +139,9 @@ impl Drop for Gathering {
         let mut ring = self.0.ring();
         ring.is_gathering = false;
         ring.submit();
+        if ring.failed.is_some() {
+            self.0.abandoned.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -173,6 +186,7 @@ impl Reader {
             free: (0..places).collect(),
             queue: VecDeque::new(),
             is_gathering: false,
+            failed: None,
         });
         let reader = Arc::new(Self { ring, abandoned: AtomicBool::new(false) });
         // SAFETY: the descriptor of an `OwnedFd` stays open and the same as long as the `OwnedFd` exists.
@@ -208,7 +222,10 @@ impl Taker {
 }
 
 impl Ring {
-    fn add(&mut self, read: Read) {
+    fn add(&mut self, mut read: Read) {
+        if let Some(why) = self.failed {
+            return read.answer(Err(why.into()));
+        }
         self.queue.push_back(read);
         self.begin();
     }
@@ -245,13 +262,25 @@ impl Ring {
 
     /// Submits the added reads to the kernel.
     fn submit(&mut self) {
-        loop {
+        while self.failed.is_none() {
             match self.ring.submit() {
                 Ok(_) => return,
                 Err(error) if is_transient(&error) => std::thread::yield_now(),
-                Err(error) => panic!("can't submit reads: {error}"),
+                Err(error) => self.fail(&error),
             }
         }
+    }
+
+    /// Answers all reads. The buffers stay, because the kernel may have some of the reads already.
+    fn fail(&mut self, error: &io::Error) {
+        tracing::error!(%error, "can't submit reads: they fail, and the next ones use another ring");
+        self.failed = Some(error.kind());
+        let in_flight = self.in_flight.iter_mut().flatten().map(|begun| &mut begun.read);
+        for read in self.queue.iter_mut().chain(in_flight) {
+            let again = error.raw_os_error().map(io::Error::from_raw_os_error);
+            read.answer(Err(again.unwrap_or_else(|| error.kind().into())));
+        }
+        self.queue.clear();
     }
 
     fn take_completed(&mut self) {
@@ -279,20 +308,23 @@ impl Ring {
             }
             Err(_) => Some(io::Error::from_raw_os_error(-result)).filter(|e| !is_transient(e)),
         };
-        if failed.is_none() && begun.filled < begun.buffer.len() {
+        if failed.is_none() && begun.filled < begun.buffer.len() && self.failed.is_none() {
             return self.push(place, begun);
         }
         self.free.push(place);
         self.in_flight_bytes -= begun.read.length;
-        // If the client has gone, nobody receives this.
-        let _gone = begun.read.done.send(failed.map_or(Ok(begun.buffer), Err));
+        begun.read.answer(failed.map_or(Ok(begun.buffer), Err));
         self.begin();
     }
 }
 
 impl Drop for Ring {
-    /// Waits for all completions, because the kernel may still write into the buffers.
+    /// Waits for all completions, because the kernel may still write into the buffers. Those of a ring that has
+    /// failed are never freed.
     fn drop(&mut self) {
+        if self.failed.is_some() {
+            return std::mem::forget(std::mem::take(&mut self.in_flight));
+        }
         while self.free.len() < self.in_flight.len() {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => self.take_completed(),
@@ -310,6 +342,8 @@ fn is_transient(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::ManuallyDrop;
+    use std::os::fd::FromRawFd;
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
@@ -379,6 +413,22 @@ mod tests {
         drop(first);
         let found = timeout(DEADLINE, second).await.expect("in time");
         assert_eq!(found.expect("all of it"), bytes);
+    }
+
+    #[tokio::test]
+    async fn reads_that_can_t_be_submitted_fail_and_later_ones_are_read() {
+        let (bytes, file) = file(5000);
+        assert_eq!(read(Arc::clone(&file), 0, 5000).await.expect("all of it"), bytes);
+        let Some(reader) = Reader::of_this_thread() else { return };
+        let null = std::fs::File::open("/dev/null").expect("a file");
+        let of_ring = reader.ring().ring.as_raw_fd();
+        // SAFETY: the ring owns the descriptor and closes it; this owner is never dropped.
+        let mut of_ring = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(of_ring) });
+        rustix::io::dup2(&null, &mut of_ring).expect("the descriptor is another file's now");
+        let failed = timeout(DEADLINE, read(Arc::clone(&file), 0, 5000)).await.expect("in time");
+        failed.expect_err("the kernel does not take it");
+        let found = timeout(DEADLINE, read(file, 0, 5000)).await.expect("in time");
+        assert_eq!(found.expect("another ring"), bytes);
     }
 
     /// Bytes that this process has caused to be read from devices.
