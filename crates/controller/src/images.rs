@@ -210,6 +210,10 @@ pub async fn ensure(
     }
     let (mut sources, silent) = look(cluster).await;
     sources.retain(|source| source.info.name == *name && source.info.layer == layer);
+    // Somebody else has made the copy meanwhile. It is no source of itself.
+    if let Some(made) = sources.iter().position(|source| source.host == at.id) {
+        return Ok(sources.swap_remove(made).info);
+    }
     // A complete image is preferred: a copy of a copy needs two hosts.
     let best = sources.iter().min_by_key(|source| missing_bytes(&source.info));
     let Some(best) = best else {

@@ -1,11 +1,11 @@
-//! A copy that still lacks blocks reads them from one host. If that host is gone or silent, the copy goes on from
-//! another host that has all of the same layer. The volume servers compare the layer's UUID when they connect, and
-//! the copy with the checksums when it is complete.
+//! A copy that still lacks blocks reads them from one host. If that host is gone or silent, or has the image no
+//! more, the copy goes on from another host that has all of the same layer. The volume servers compare the layer's
+//! UUID when they connect, and the copy with the checksums when it is complete.
 
 use std::sync::Arc;
 
-use perigee_model::Problem;
 use perigee_model::volume::ImageInfo;
+use perigee_model::{HostId, Problem};
 
 use super::{Found, copy, look};
 use crate::cluster::{Cluster, HostLink};
@@ -13,14 +13,23 @@ use crate::cluster::{Cluster, HostLink};
 /// The time between two looks, as a multiple of that of the monitor: 30 s.
 const MONITORED: u32 = 15;
 
+/// What all hosts told at one time.
+struct Look {
+    up: Vec<Arc<HostLink>>,
+    found: Vec<Found>,
+    silent: Vec<HostId>,
+}
+
 /// Runs until the controller ends.
 pub async fn replace_lost_sources(cluster: Arc<Cluster>) {
     loop {
         let up = cluster.hosts.up();
-        let (found, _) = look(&cluster).await;
-        for lost in found.iter().filter(|found| has_lost_source(&found.info, &up)) {
+        let (found, silent) = look(&cluster).await;
+        let look = Look { up, found, silent };
+        for lost in look.found.iter().filter(|found| look.has_lost_source(&found.host, &found.info))
+        {
             let (name, host) = (&lost.info.name, &lost.host);
-            if let Err(problem) = replace(&cluster, lost, &found).await {
+            if let Err(problem) = replace(&cluster, lost, &look).await {
                 tracing::warn!("the copy of image {name} at {host} has no source: {problem}");
             }
         }
@@ -28,32 +37,52 @@ pub async fn replace_lost_sources(cluster: Arc<Cluster>) {
     }
 }
 
-/// Whether it lacks blocks, and no host that is up has the address from which it gets them. An address that is no
-/// host's at all counts as gone too, because its host was removed.
-fn has_lost_source(image: &ImageInfo, up: &[Arc<HostLink>]) -> bool {
-    image
-        .remote
-        .as_ref()
-        .is_some_and(|remote| up.iter().all(|host| host.addresses.nbd_addr != remote.nbd_addr))
+impl Look {
+    /// Whether the image at this host lacks blocks, and no other host that is up and has the image is at the address
+    /// from which it gets them. An address that is no host's at all counts as gone too, because its host was
+    /// removed.
+    fn has_lost_source(&self, at: &HostId, image: &ImageInfo) -> bool {
+        let Some(remote) = &image.remote else { return false };
+        let mut up = self.up.iter();
+        let Some(source) = up.find(|host| host.addresses.nbd_addr == remote.nbd_addr) else {
+            return true;
+        };
+        // It was not made from an image, or the host did not tell which images it has.
+        if remote.export != format!("image:{}", image.name) || self.silent.contains(&source.id) {
+            return false;
+        }
+        let mut images = self.found.iter().filter(|found| found.host == source.id);
+        source.id == *at || !images.any(|found| is_same(&found.info, image))
+    }
 }
 
-async fn replace(cluster: &Cluster, lost: &Found, found: &[Found]) -> Result<(), Problem> {
+fn is_same(one: &ImageInfo, other: &ImageInfo) -> bool {
+    (&one.name, one.layer) == (&other.name, other.layer)
+}
+
+async fn replace(cluster: &Cluster, lost: &Found, look: &Look) -> Result<(), Problem> {
     let (name, layer) = (&lost.info.name, lost.info.layer);
     let to = cluster.hosts.get(&lost.host)?;
     // Two copies that lack blocks could wait for each other, so the source has all of them.
-    let mut sources: Vec<Arc<HostLink>> = found
+    let mut sources: Vec<Arc<HostLink>> = look
+        .found
         .iter()
-        .filter(|other| other.info.name == *name && other.info.layer == layer)
-        .filter(|other| other.info.remote.is_none())
+        .filter(|other| is_same(&other.info, &lost.info) && other.info.remote.is_none())
         .filter_map(|other| cluster.hosts.get(&other.host).ok())
         .collect();
     sources.sort_by_key(|source| source.addresses.site != to.addresses.site);
-    let Some(source) = sources.first() else { return Ok(()) };
-    // Somebody imports or deletes it at this moment.
-    let Some(_alone) = cluster.index.begin_import(name) else { return Ok(()) };
-    let now: ImageInfo = to.volume.get(&format!("/v1/images/{name}")).await?;
-    if now.layer == layer && has_lost_source(&now, &cluster.hosts.up()) {
-        copy(source, &to, name, layer).await?;
+    let mut tried = Ok(());
+    for source in sources {
+        // Somebody imports or deletes it at this moment.
+        let Some(_alone) = cluster.index.begin_import(name) else { return Ok(()) };
+        let now: ImageInfo = to.volume.get(&format!("/v1/images/{name}")).await?;
+        if now.layer != layer || !look.has_lost_source(&lost.host, &now) {
+            return Ok(());
+        }
+        tried = copy(&source, &to, name, layer).await.map(drop);
+        if tried.is_ok() {
+            break;
+        }
     }
-    Ok(())
+    tried
 }

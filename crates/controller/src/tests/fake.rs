@@ -64,6 +64,8 @@ pub struct Inside {
     pub images: BTreeMap<ImageName, ImageInfo>,
     /// How often its images were listed.
     pub lists_of_images: u32,
+    /// It can't copy from this address.
+    pub refuses_source: Option<String>,
     /// What it was asked to copy.
     pub copied: Vec<CopyImage>,
     pub no_new_volumes: bool,
@@ -579,7 +581,11 @@ async fn copy_image(
         keep: ask.keep,
         missing_bytes: 1000,
     };
+    let is_refused = inside.refuses_source.as_ref() == Some(&ask.nbd_addr);
     inside.copied.push(ask);
+    if is_refused {
+        return Err(Problem::unavailable("copy the image", "the other host is stuck").into());
+    }
     let info = ImageInfo { name: name.clone(), layer, remote: Some(remote), ..image() };
     inside.images.insert(name, info.clone());
     Ok(Json(info))

@@ -278,6 +278,37 @@ async fn a_copy_whose_source_host_was_removed_goes_on_from_another_host() {
 }
 
 #[tokio::test]
+async fn a_copy_whose_source_has_the_image_no_more_goes_on_from_another_host() {
+    let lab = Lab::up().await;
+    let third = copied_from_cloud(&lab).await;
+    lab.cloud.inside().images.clear();
+    wait_for_source(&lab, &third).await;
+}
+
+#[tokio::test]
+async fn a_copy_goes_on_from_the_next_host_where_the_first_one_is_refused() {
+    let lab = Lab::up().await;
+    let third = copied_from_cloud(&lab).await;
+    lab.home.inside().refuses_source = Some(third.addresses.nbd_addr.clone());
+    let fourth = FakeHost::start("home3", "home").await;
+    hosts::register(&lab.cluster, &fourth.id, fourth.addresses.clone()).await.expect("register");
+    lab.cloud.inside().down = true;
+    wait_for_source(&lab, &fourth).await;
+}
+
+#[tokio::test]
+async fn a_copy_that_reads_from_itself_goes_on_from_another_host() {
+    let lab = Lab::up().await;
+    let third = copied_from_cloud(&lab).await;
+    let mut itself = lab.home.inside().images[&name("debian")].clone();
+    let own = lab.home.addresses.nbd_addr.clone();
+    itself.remote.as_mut().expect("it lacks blocks").nbd_addr = own;
+    lab.home.inside().images.insert(name("debian"), itself);
+    lab.cloud.inside().images.clear();
+    wait_for_source(&lab, &third).await;
+}
+
+#[tokio::test]
 async fn a_copy_does_not_go_on_from_a_copy_that_lacks_blocks_or_is_another_layer() {
     let lab = Lab::up().await;
     let third = copied_from_cloud(&lab).await;
