@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::blocking;
 use super::blocks::BlockState;
-use super::catalog::{self, LayerRow, RemoteRow};
+use super::catalog::{self, LayerRow};
 use super::copy::LayerCopy;
 use super::fill::Pace;
 use super::head::Head;
@@ -29,12 +29,12 @@ fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
 impl Pool {
     /// Makes an image of a read-only export of another host. If the export is a sealed layer, the copy has
     /// the same layer id, and a repeated request succeeds: a copy that still lacks blocks gets them from the host
-    /// of the last request from then on. A layer that this pool has already, perhaps below a volume that came from
+    /// of the last request from then on, which must have all of them itself. A layer that this pool has already, perhaps below a volume that came from
     /// another host, only gets the name.
     ///
     /// # Errors
     /// A conflict when the name or the layer is taken; not found when the other host has no such export;
-    /// unavailable when it does not answer.
+    /// unavailable when it does not answer. A conflict when a copy is to go on from a host that lacks blocks too.
     pub async fn copy_image(
         self: &Arc<Self>,
         name: &ImageName,
@@ -55,6 +55,7 @@ impl Pool {
         }
         let layer = remote.is_layer.unwrap_or_else(|| LayerId(Uuid::new_v4()));
         let size_bytes = Self::layer_size(&what, remote.size_bytes)?;
+        self.check_next_source(&what, layer, &remote).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
         if !self.has_named(&what, name, layer).await? {
             let (pool, name) = (Arc::clone(self), name.clone());
@@ -80,28 +81,6 @@ impl Pool {
         }
         self.to_fill.notify_one();
         self.image_info(name).await
-    }
-
-    /// What a layer lacks comes from this export of the same layer from now on. Nothing changes for a layer that
-    /// lacks nothing, and for a copy of own blocks, which came with a volume from that volume's old home.
-    fn change_source(&self, what: &str, layer: LayerId, to: &RemoteRow) -> Result<(), Problem> {
-        let chain = self.catalog.chain(layer).map_err(failed(what))?;
-        let remote = chain.into_iter().next().and_then(|row| row.remote);
-        let Some(now) = remote.filter(|now| !now.own) else { return Ok(()) };
-        if (&now.nbd_addr, &now.export) == (&to.nbd_addr, &to.export) {
-            return Ok(());
-        }
-        if now.size_bytes != to.size_bytes {
-            let why = format!("it has {} bytes there, not {}", to.size_bytes, now.size_bytes);
-            return Err(Problem::conflict(what, why).next("check the image on the other host"));
-        }
-        // A server that is killed after this goes on from there.
-        self.catalog.set_source(layer, to).map_err(failed(what))?;
-        tracing::info!(%layer, from = now.nbd_addr, to = to.nbd_addr, "a copy has another source");
-        for remote in self.remotes_of(layer) {
-            remote.change_source(to);
-        }
-        Ok(())
     }
 
     /// Whether the pool has this image. A conflict if another layer has the name, or the layer another name, or a

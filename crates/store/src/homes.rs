@@ -9,14 +9,15 @@ use perigee_model::home::{
     CallOff, Depart, Departed, DepartedLayer, HomeRefused, HomeState, Residence, TakeVolume,
     Tenure, VolumeHome,
 };
-use perigee_model::limits::{DEPARTED_VOLUMES, VOLUME_BYTES};
-use perigee_model::volume::{BLOCK_BYTES, CachePolicy, Keep};
+use perigee_model::limits::DEPARTED_VOLUMES;
+use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{LayerId, LeaveSite, Problem, VolumeName};
 
 use super::blocking;
 use super::catalog::{self, Sealed};
 use super::layer::{self, live_name};
 use super::pool::Pool;
+use super::steps::MoveStep;
 use super::volume::{Stack, Volume, io_problem};
 
 /// So long a volume that departs waits for other hosts to give up what they have of it in memory. Who waits
@@ -71,12 +72,7 @@ impl Pool {
         work: impl FnOnce(&Arc<Self>, &VolumeName) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
-            work(&pool, &name)
-        })
-        .await
+        MoveStep { pool: Arc::clone(self), name: name.clone(), guard }.change(work).await
     }
 
     /// Whether this pool is the volume's home.
@@ -105,36 +101,8 @@ impl Pool {
         self.end_leases(&what, &volume).await
     }
 
-    /// Lets the volume go. When this returns nothing is written here any more, everything that was written is
-    /// durable, and its layers are kept until [`Self::forget_departed`].
-    ///
-    /// # Errors
-    /// As [`Residence::depart`]; a conflict for a volume that can't move; unavailable while another host has
-    /// blocks of it in memory ([`Self::prepare_departure`] ends that).
-    pub async fn depart(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        ask: &Depart,
-    ) -> Result<Departed, Problem> {
-        let what = format!("can't let volume {name} go to {}", ask.to.nbd_addr);
-        if self.may_depart(&what, name, ask).await? {
-            let volume = self.volume(name).await?;
-            let guard = Arc::clone(&self.changes).lock_owned().await;
-            let (pool, name, ask, now) =
-                (Arc::clone(self), name.clone(), ask.clone(), what.clone());
-            volume
-                .leave(&what, move |stack| {
-                    let _guard = guard;
-                    pool.depart_now(&now, &name, &ask, stack)
-                })
-                .await?;
-        }
-        let (pool, name, tenure) = (Arc::clone(self), name.clone(), ask.tenure.next());
-        blocking(move || pool.departed(&what, &name, tenure)).await
-    }
-
     /// Whether it is still to depart.
-    async fn may_depart(
+    pub(super) async fn may_depart(
         self: &Arc<Self>,
         what: &str,
         name: &VolumeName,
@@ -203,7 +171,7 @@ impl Pool {
 
     /// The caller ensures that nothing writes to the volume, and that its head is flushed. With an error comes
     /// whether the volume may be gone nevertheless.
-    fn depart_now(
+    pub(super) fn depart_now(
         &self,
         what: &str,
         name: &VolumeName,
@@ -251,7 +219,12 @@ impl Pool {
         Ok(head.is_untouched() && fits && rows[0].remote.is_none())
     }
 
-    fn departed(&self, what: &str, name: &VolumeName, tenure: Tenure) -> Result<Departed, Problem> {
+    pub(super) fn departed(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        tenure: Tenure,
+    ) -> Result<Departed, Problem> {
         let row = self
             .catalog
             .departed(name, tenure)
@@ -284,6 +257,7 @@ impl Pool {
         name: &VolumeName,
     ) -> Result<Vec<DepartedLayer>, Problem> {
         let what = format!("can't seal what volume {name} has");
+        self.flush_before_sealing(&what, name).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let volume = self.volume(name).await?;
         let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
@@ -337,7 +311,7 @@ impl Pool {
             .await
     }
 
-    fn may_arrive_now(
+    pub(super) fn may_arrive_now(
         &self,
         what: &str,
         name: &VolumeName,
@@ -355,31 +329,7 @@ impl Pool {
         Ok(decided.is_some())
     }
 
-    /// Becomes the home of a volume that departed from another server.
-    ///
-    /// # Errors
-    /// As [`Self::may_arrive`]; no space; invalid when the other server's answer is not of this move.
-    pub async fn arrive(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        take: &TakeVolume,
-        departed: Departed,
-    ) -> Result<VolumeHome, Problem> {
-        let take = take.clone();
-        self.change(name, move |pool, name| {
-            let what = format!("can't take volume {name}");
-            if pool.may_arrive_now(&what, name, take.tenure)? {
-                check_answer(&what, &take, &departed)?;
-                pool.arrive_now(&what, name, &take, &departed)?;
-                pool.drop_staged(name);
-                pool.to_fill.notify_one();
-            }
-            pool.home_now(name)
-        })
-        .await
-    }
-
-    fn arrive_now(
+    pub(super) fn arrive_now(
         &self,
         what: &str,
         name: &VolumeName,
@@ -411,24 +361,6 @@ impl Pool {
                 let home = HomeState::NotHere { refused: now.spent, had: now.had };
                 return Ok(VolumeHome { volume: name.clone(), home });
             }
-            pool.home_now(name)
-        })
-        .await
-    }
-
-    /// The volume is here again, after the other server has refused it.
-    ///
-    /// # Errors
-    /// As [`Residence::take_back`].
-    pub async fn return_home(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        CallOff { tenure }: CallOff,
-    ) -> Result<VolumeHome, Problem> {
-        self.change(name, move |pool, name| {
-            let what = format!("can't take volume {name} back");
-            let done = pool.catalog.take_back(name, tenure).map_err(failed(&what))?;
-            done.map_err(|why| refused(&what, why))?;
             pool.home_now(name)
         })
         .await
@@ -470,19 +402,4 @@ impl Pool {
             HomeState::Here { .. } | HomeState::NotHere { .. } => Ok(None),
         }
     }
-}
-
-/// Nothing of another server's answer is taken unseen.
-fn check_answer(what: &str, take: &TakeVolume, departed: &Departed) -> Result<(), Problem> {
-    let of_this_move = departed.tenure == take.tenure.next()
-        && departed.epochs.current.incarnation() == take.tenure.incarnation();
-    let is_size =
-        |bytes: &u64| bytes.is_multiple_of(BLOCK_BYTES) && VOLUME_BYTES.check(*bytes).is_ok();
-    let sizes = departed.chain.iter().map(|layer| layer.size_bytes);
-    let fits = departed.chain.first().is_none_or(|top| top.size_bytes <= departed.size_bytes);
-    if of_this_move && fits && sizes.chain([departed.size_bytes]).all(|bytes| is_size(&bytes)) {
-        return Ok(());
-    }
-    let why = format!("{} answered with something that is not of this move", take.from.control_url);
-    Err(Problem::internal(what, why).next("check that both hosts run the same version of perigee"))
 }

@@ -15,10 +15,11 @@
 //! | which layer answers a read | `chain` |
 //! | how a read waits for the disk | `cold` |
 //! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies`, `fill` |
+//! | from which host a copy goes on when its source is gone | `sources` |
 //! | copies of layers of a volume that comes from another host | `stage` |
 //! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
-//! | a volume gets another home, or comes from one | `homes`, `arrive` |
+//! | a volume gets another home, or comes from one | `homes`, `steps`, `arrive` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import`, `imports` |
 //! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
@@ -63,9 +64,11 @@ mod reservations;
 mod session;
 #[cfg(test)]
 mod sim;
+mod sources;
 mod space;
 mod sparse;
 mod stage;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod volume;
@@ -75,6 +78,7 @@ pub use clients::Grant;
 pub use held::Data;
 pub use pool::{Pool, PoolConfig};
 pub use remote::Connector;
+pub use steps::MoveStep;
 pub use volume::{Volume, io_problem};
 pub use work::{StopOnDrop, Work};
 

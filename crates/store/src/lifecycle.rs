@@ -83,6 +83,9 @@ impl Pool {
             }
             _ => None,
         };
+        if let VolumeSource::Volume(source) = &request.source {
+            self.flush_before_sealing(&what, source).await?;
+        }
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let sealed = match &request.source {
             VolumeSource::Volume(source) => {
@@ -226,6 +229,17 @@ impl Pool {
         catalog::problem(what, error)
     }
 
+    /// Flushes a volume whose head is to be sealed, before the caller takes the lock `changes`. So little is left to
+    /// flush while others wait for the lock.
+    pub(super) async fn flush_before_sealing(
+        self: &Arc<Self>,
+        what: &str,
+        name: &VolumeName,
+    ) -> Result<(), Problem> {
+        let volume = self.volume(name).await?;
+        volume.flush().await.map_err(|error| io_problem(what, &error))
+    }
+
     /// Puts an empty head on a flushed one, which is a sealed layer from then on. The caller ensures that
     /// nothing writes to the volume.
     pub(super) fn seal(
@@ -261,6 +275,7 @@ impl Pool {
         request: Snapshot,
     ) -> Result<ImageInfo, Problem> {
         let what = format!("can't snapshot volume {volume} as {}", request.image);
+        self.flush_before_sealing(&what, volume).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let opened = self.volume(volume).await?;
         let size_bytes = opened.size_bytes();
@@ -294,6 +309,7 @@ impl Pool {
     ) -> Result<VolumeInfo, Problem> {
         let what = format!("can't resize volume {name} to {}", format_bytes(request.size_bytes));
         let size_bytes = Self::layer_size(&what, request.size_bytes)?;
+        self.flush_before_sealing(&what, name).await?;
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let volume = self.volume(name).await?;
         let (pool, resized, now) = (Arc::clone(self), Arc::clone(&volume), what.clone());

@@ -23,6 +23,9 @@ use super::catalog::RemoteRow;
 /// The pause before the next attempt to reach a host that does not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
+/// A host that is reached may need this long for an answer: longer than it waits for another host in its turn.
+const ANSWER_MAX: Duration = Duration::from_secs(180);
+
 /// A layer's map is asked for in parts of this much of the layer; an answer of our server covers one.
 const MAP_PART_BYTES: u64 = 1 << 30;
 const MAP_PARTS_AT_ONCE: usize = 64;
@@ -124,7 +127,15 @@ impl RemoteParent {
         let mut sources = self.source.subscribe();
         loop {
             let source = Arc::clone(&sources.borrow_and_update());
-            let asked = async { request(self.device(&source).await?).await };
+            let asked = async {
+                let device = self.device(&source).await?;
+                let answer = tokio::time::timeout(ANSWER_MAX, request(device));
+                answer.await.unwrap_or_else(|_| {
+                    let (Source { nbd_addr, export, .. }, max_s) = (&*source, ANSWER_MAX.as_secs());
+                    let why = format!("{export} at {nbd_addr} did not answer in {max_s} s");
+                    Err(IoError::Unreachable(why))
+                })
+            };
             tokio::select! {
                 biased;
                 answer = asked => {
@@ -170,8 +181,10 @@ impl RemoteParent {
             return Some(format!("it now has {is} bytes, not {was}"));
         }
         match (self.row.is_layer, device.layer()) {
-            (Some(was), Some(is)) if was != is => Some(format!("it is now layer {is}, not {was}")),
-            _ => None,
+            (Some(was), Some(is)) if was == is => None,
+            (Some(was), Some(is)) => Some(format!("it is now layer {is}, not {was}")),
+            (Some(was), None) => Some(format!("it does not say that it is layer {was}")),
+            (None, _) => None,
         }
     }
 

@@ -4,6 +4,9 @@
 //! blocks on top of them ([`super::copy`]), so that only what this pool lacks is fetched. A layer of which the
 //! other host does not have everything itself becomes a whole copy, with nothing below it.
 //!
+//! A copy of own blocks that this pool has already may come from an earlier home of the volume, which may be gone.
+//! So it gets what it still lacks from the volume's present home, if that has these blocks.
+//!
 //! 1. For each lacking layer, the other host is asked what the layer has (the extents of export
 //!    `layer:UUID@own`), unless it has told this with the chain. No lock is held meanwhile.
 //! 2. The copy's files are made with a map of that, and are made durable.
@@ -16,12 +19,13 @@
 //! were staged, so these are dropped and staged anew ([`Pool::drop_stale`]).
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
 use perigee_block::locking::lock;
-use perigee_model::home::{DepartedLayer, OwnBlocks};
+use perigee_model::home::{DepartedLayer, OwnBlocks, TakeVolume};
 use perigee_model::volume::{BLOCK_BYTES, Keep};
 use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
 
@@ -74,16 +78,57 @@ impl Pool {
         nbd_addr: &str,
         chain: &[DepartedLayer],
     ) -> Result<u64, Problem> {
+        self.stage_while(volume, nbd_addr, chain, |_, _| Ok(true)).await
+    }
+
+    /// As [`Self::stage_layers`], for a volume that this server takes. Nothing is made for a volume that has come
+    /// already.
+    ///
+    /// # Errors
+    /// As [`Self::stage_layers`] and [`Self::may_arrive`]: nothing is made after this server has refused the volume.
+    pub async fn stage_arrival(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        take: &TakeVolume,
+        chain: &[DepartedLayer],
+    ) -> Result<u64, Problem> {
+        let (named, tenure) = (volume.clone(), take.tenure);
+        let may_arrive = move |pool: &Self, what: &str| pool.may_arrive_now(what, &named, tenure);
+        self.stage_while(volume, &take.from.nbd_addr, chain, may_arrive).await
+    }
+
+    /// Drops what was staged for a volume that does not come.
+    pub async fn forget_staged(self: &Arc<Self>, volume: &VolumeName) {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let (pool, volume) = (Arc::clone(self), volume.clone());
+        let Ok(()) = blocking(move || {
+            let _guard = guard;
+            pool.drop_staged(&volume);
+            Ok::<_, Infallible>(())
+        })
+        .await;
+    }
+
+    /// `wanted` says under the lock `changes` whether the layers are still wanted.
+    async fn stage_while(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        nbd_addr: &str,
+        chain: &[DepartedLayer],
+        wanted: impl FnOnce(&Self, &str) -> Result<bool, Problem> + Send + 'static,
+    ) -> Result<u64, Problem> {
         let what = format!("can't make copies of a volume's layers at {nbd_addr}");
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let (pool, now, all) = (Arc::clone(self), what.clone(), chain.to_vec());
         let named = volume.clone();
-        let lacking = blocking(move || {
+        let at = nbd_addr.to_owned();
+        let (lacking, elsewhere) = blocking(move || {
             let _guard = guard;
             pool.drop_stale(&now, &named, &all)?;
-            pool.lacking(&now, &all)
+            Ok::<_, Problem>((pool.lacking(&now, &all)?, pool.own_from_elsewhere(&now, &at, &all)?))
         })
         .await?;
+        self.continue_from(&what, elsewhere).await?;
         if lacking == 0 {
             return Ok(0);
         }
@@ -92,6 +137,9 @@ impl Pool {
         let (pool, volume, chain) = (Arc::clone(self), volume.clone(), chain.to_vec());
         blocking(move || {
             let _guard = guard;
+            if !wanted(&pool, &what)? {
+                return Ok(0);
+            }
             pool.make_staged(&what, &volume, &chain, told)
         })
         .await

@@ -48,7 +48,7 @@ impl PoolExports {
     /// Lets the volume go. Sessions here go on with its new home as soon as that is ready.
     ///
     /// # Errors
-    /// As [`perigee_store::Pool::depart`]; a conflict while iSCSI sessions are open.
+    /// As [`perigee_store::MoveStep::depart`]; a conflict while iSCSI sessions are open.
     pub async fn depart(
         self: &Arc<Self>,
         volume: &VolumeName,
@@ -65,9 +65,10 @@ impl PoolExports {
             let why = format!("{initiators} iSCSI sessions on it are open");
             return Err(Problem::conflict(what, why).next("log the initiators out first"));
         }
+        let step = self.pool.move_step(volume).await?;
         let (began, held) = (Instant::now(), self.local.hold(volume));
         let sessions = held.len();
-        let departed = self.pool.depart(volume, ask).await;
+        let departed = step.depart(ask).await;
         if departed.is_ok() {
             self.attached(volume);
         }
@@ -89,6 +90,19 @@ impl PoolExports {
     /// A conflict when the tenure was refused here or the old home does not let it go; unavailable when the
     /// old home has not answered. Then it is asked for again, or called off.
     pub async fn take(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        take: &TakeVolume,
+    ) -> Result<VolumeHome, Problem> {
+        let taken = self.take_or_leave(volume, take).await;
+        // After "unavailable" it is asked for again, and then what was staged is of use.
+        if taken.as_ref().is_err_and(|problem| problem.kind != ProblemKind::Unavailable) {
+            self.pool.forget_staged(volume).await;
+        }
+        taken
+    }
+
+    async fn take_or_leave(
         self: &Arc<Self>,
         volume: &VolumeName,
         take: &TakeVolume,
@@ -147,7 +161,7 @@ impl PoolExports {
         chain: &[DepartedLayer],
         max: Duration,
     ) -> Result<(), Problem> {
-        let staged = self.pool.stage_layers(volume, &take.from.nbd_addr, chain);
+        let staged = self.pool.stage_arrival(volume, take, chain);
         match tokio::time::timeout(max, staged).await {
             Ok(Err(problem))
                 if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::NoSpace) =>
@@ -172,13 +186,18 @@ impl PoolExports {
         volume: &VolumeName,
         take: &TakeVolume,
     ) -> Result<VolumeHome, Problem> {
+        // The move may have been called off meanwhile.
+        if !self.pool.may_arrive(volume, take.tenure).await? {
+            return self.pool.home(volume).await;
+        }
         let (asked, depart) = (Instant::now(), Depart { tenure: take.tenure, to: take.to.clone() });
         let path = format!("/v1/volumes/{volume}/depart");
         let departed = client(&take.from, DEPART_MAX)?.post::<Departed>(&path, &depart).await?;
         self.stage(volume, take, &departed.chain, STAGE_MAX).await?;
         let _turn = self.turns.moving(volume).await?;
+        let step = self.pool.move_step(volume).await?;
         let (began, held) = (Instant::now(), self.hold_proxied(volume));
-        let arrived = self.pool.arrive(volume, take, departed).await?;
+        let arrived = step.arrive(take, departed).await?;
         let sessions = held.len();
         self.proxies.moved_here(volume);
         let left = self.settle_here(volume, held).await;
@@ -191,13 +210,13 @@ impl PoolExports {
     /// The volume is here again, after the other server has refused it. Sessions that wait for it find it.
     ///
     /// # Errors
-    /// As [`perigee_store::Pool::return_home`].
+    /// As [`perigee_store::MoveStep::return_home`].
     pub async fn return_home(
         self: &Arc<Self>,
         volume: &VolumeName,
         call_off: CallOff,
     ) -> Result<VolumeHome, Problem> {
         let _turn = self.turns.moving(volume).await?;
-        self.pool.return_home(volume, call_off).await
+        self.pool.move_step(volume).await?.return_home(call_off).await
     }
 }

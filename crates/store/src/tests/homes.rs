@@ -97,13 +97,25 @@ impl Two {
     async fn depart(&self, from: usize) -> (TakeVolume, Departed) {
         let (tenure, to) = (self.tenure(from).await, addresses(1 - from));
         let ask = Depart { tenure, to: to.clone() };
-        let departed = self.pools[from].depart(&volume_name("v"), &ask).await.unwrap();
+        let departed = self.pools[from]
+            .move_step(&volume_name("v"))
+            .await
+            .unwrap()
+            .depart(&ask)
+            .await
+            .unwrap();
         (TakeVolume { from: addresses(from), to, tenure }, departed)
     }
 
     async fn carry(&self, from: usize) -> VolumeHome {
         let (take, departed) = self.depart(from).await;
-        self.pools[1 - from].arrive(&volume_name("v"), &take, departed).await.unwrap()
+        self.pools[1 - from]
+            .move_step(&volume_name("v"))
+            .await
+            .unwrap()
+            .arrive(&take, departed)
+            .await
+            .unwrap()
     }
 
     /// Completes what the volume lacks, and forgets it where it came from.
@@ -188,11 +200,17 @@ async fn an_arriving_volume_can_t_stand_on_what_another_volume_writes() {
     let (take, departed) = two.depart(0).await;
     let mut lie = departed.clone();
     lie.chain[0].layer = head;
-    let refused = two.pools[1].arrive(&volume_name("v"), &take, lie).await.unwrap_err();
+    let refused = two.pools[1]
+        .move_step(&volume_name("v"))
+        .await
+        .unwrap()
+        .arrive(&take, lie)
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     assert_eq!(two.files[1].names().unwrap(), files);
     assert_eq!(all(&other).await, expected);
-    two.pools[1].arrive(&volume_name("v"), &take, departed).await.unwrap();
+    two.pools[1].move_step(&volume_name("v")).await.unwrap().arrive(&take, departed).await.unwrap();
 }
 
 #[tokio::test]
@@ -202,21 +220,23 @@ async fn requests_of_a_move_can_be_repeated_and_come_late() {
     let v = volume_name("v");
     let (take, departed) = two.depart(0).await;
     let ask = Depart { tenure: take.tenure, to: addresses(1) };
-    assert_eq!(two.pools[0].depart(&v, &ask).await.unwrap(), departed);
+    assert_eq!(two.pools[0].move_step(&v).await.unwrap().depart(&ask).await.unwrap(), departed);
     let elsewhere = Depart { to: addresses(7), ..ask.clone() };
-    let refused = two.pools[0].depart(&v, &elsewhere).await.unwrap_err();
+    let refused = two.pools[0].move_step(&v).await.unwrap().depart(&elsewhere).await.unwrap_err();
     assert_eq!(refused.kind, ProblemKind::Conflict);
-    let arrived = two.pools[1].arrive(&v, &take, departed.clone()).await.unwrap();
+    let arrived =
+        two.pools[1].move_step(&v).await.unwrap().arrive(&take, departed.clone()).await.unwrap();
     let written = session(&two.pools[1], "v").await;
     written.write(0, bytes(2, BLOCK), false).await.unwrap();
-    let again = two.pools[1].arrive(&v, &take, departed.clone()).await.unwrap();
+    let again =
+        two.pools[1].move_step(&v).await.unwrap().arrive(&take, departed.clone()).await.unwrap();
     assert_eq!(again, arrived);
     assert_eq!(&all(&written).await[..BLOCK], bytes(2, BLOCK));
     two.complete(1).await;
     two.pools[0].forget_departed(&v, two.tenure(1).await).await.unwrap();
     drop(written);
     two.pools[1].delete_volume(&v).await.unwrap();
-    let late = two.pools[1].arrive(&v, &take, departed).await.unwrap_err();
+    let late = two.pools[1].move_step(&v).await.unwrap().arrive(&take, departed).await.unwrap_err();
     assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
     // It was deleted there, and is never taken back because of that.
     let had = take.tenure.next();
@@ -225,7 +245,7 @@ async fn requests_of_a_move_can_be_repeated_and_come_late() {
     assert_eq!(deleted.home, HomeState::NotHere { refused: had, had });
     two.pools[0].detach(&v).await.unwrap();
     of_blocks(&two.pools[0], BLOCKS).await;
-    let late = two.pools[0].depart(&v, &ask).await.unwrap_err();
+    let late = two.pools[0].move_step(&v).await.unwrap().depart(&ask).await.unwrap_err();
     assert_eq!(late.kind, ProblemKind::NotFound, "it is another volume: {late}");
 }
 
@@ -247,15 +267,15 @@ async fn a_move_that_is_called_off_leaves_everything_as_it_was() {
     let refused = two.pools[1].refuse_home(&v, off).await.unwrap();
     let never = HomeState::NotHere { refused: take.tenure.next(), had: Tenure(0) };
     assert_eq!(refused.home, never);
-    let late = two.pools[1].arrive(&v, &take, departed).await.unwrap_err();
+    let late = two.pools[1].move_step(&v).await.unwrap().arrive(&take, departed).await.unwrap_err();
     assert_eq!(late.kind, ProblemKind::Conflict);
     for _ in 0..2 {
-        let here = two.pools[0].return_home(&v, off).await.unwrap();
+        let here = two.pools[0].move_step(&v).await.unwrap().return_home(off).await.unwrap();
         let tenure = take.tenure.next().next();
         assert_eq!(here.home, HomeState::Here { tenure, missing_bytes: 0 });
     }
     let ask = Depart { tenure: take.tenure, to: addresses(1) };
-    assert!(two.pools[0].depart(&v, &ask).await.is_err(), "it comes late");
+    assert!(two.pools[0].move_step(&v).await.unwrap().depart(&ask).await.is_err(), "it comes late");
     assert_eq!(all(&session(&two.pools[0], "v").await).await, expected);
     let volume = two.pools[0].volume(&v).await.unwrap();
     assert_eq!(volume.epoch(), first);
@@ -275,7 +295,7 @@ async fn a_volume_to_which_nothing_was_written_moves_without_a_layer() {
     of_blocks(&two.pools[0], BLOCKS).await;
     let (take, departed) = two.depart(0).await;
     assert_eq!(departed.chain, []);
-    two.pools[1].arrive(&volume_name("v"), &take, departed).await.unwrap();
+    two.pools[1].move_step(&volume_name("v")).await.unwrap().arrive(&take, departed).await.unwrap();
     assert_eq!(all(&session(&two.pools[1], "v").await).await, vec![0; BLOCKS * BLOCK]);
     two.complete(1).await;
     two.carry(1).await;
@@ -290,7 +310,7 @@ async fn a_volume_that_can_t_move_is_refused_with_what_to_do() {
     let pool = &two.pools[0];
     let ask = Depart { tenure: two.tenure(0).await, to: addresses(1) };
     let refused = async || {
-        let problem = pool.depart(&v, &ask).await.unwrap_err();
+        let problem = pool.move_step(&v).await.unwrap().depart(&ask).await.unwrap_err();
         assert_eq!(problem.kind, ProblemKind::Conflict);
         assert!(!problem.next.is_empty());
         problem.why
@@ -306,8 +326,49 @@ async fn a_volume_that_can_t_move_is_refused_with_what_to_do() {
     pool.bind_client(&name, Some(binding)).await.unwrap();
     assert!(refused().await.contains("boots from it"));
     pool.bind_client(&name, None).await.unwrap();
-    pool.depart(&v, &ask).await.unwrap();
-    assert_eq!(pool.depart(&volume_name("w"), &ask).await.unwrap_err().kind, ProblemKind::NotFound);
+    pool.move_step(&v).await.unwrap().depart(&ask).await.unwrap();
+    assert_eq!(
+        pool.move_step(&volume_name("w")).await.unwrap().depart(&ask).await.unwrap_err().kind,
+        ProblemKind::NotFound
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_departs_while_another_one_is_flushed_to_be_sealed() {
+    let two = Two::new();
+    let pool = &two.pools[0];
+    of_blocks(pool, BLOCKS).await;
+    let other = empty(pool, "w", (BLOCKS * BLOCK) as u64).await;
+    other.write(0, bytes(1, BLOCK), false).await.unwrap();
+    let head = pool.catalog.volume(&volume_name("w")).unwrap().unwrap().head;
+    let ((go, wait), (begun, flushes)) =
+        (std::sync::mpsc::channel(), tokio::sync::oneshot::channel());
+    let hook = move || {
+        begun.send(()).unwrap();
+        wait.recv().unwrap();
+    };
+    let data = two.files[0].file(&crate::layer::data_name(head));
+    *data.on_sync.lock().unwrap() = Some(Box::new(hook));
+    let sealing = tokio::spawn({
+        let pool = Arc::clone(pool);
+        async move { pool.snapshot(&volume_name("w"), Snapshot { image: image_name("i") }).await }
+    });
+    flushes.await.unwrap();
+    two.depart(0).await;
+    go.send(()).unwrap();
+    sealing.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_of_a_move_does_not_wait_for_others_without_a_deadline() {
+    let two = Two::new();
+    let v = volume_name("v");
+    of_blocks(&two.pools[0], BLOCKS).await;
+    let held = two.pools[0].changes.lock().await;
+    let late = two.pools[0].move_step(&v).await.err().expect("somebody else changes something");
+    assert_eq!(late.kind, ProblemKind::Unavailable, "{late}");
+    drop(held);
+    two.depart(0).await;
 }
 
 #[tokio::test]
@@ -395,7 +456,7 @@ async fn run(steps: Vec<Step>, seed: u64) {
                 let (take, _) = two.depart(at).await;
                 let off = CallOff { tenure: take.tenure };
                 two.pools[1 - at].refuse_home(&v, off).await.unwrap();
-                two.pools[at].return_home(&v, off).await.unwrap();
+                two.pools[at].move_step(&v).await.unwrap().return_home(off).await.unwrap();
             }
             Step::Kill { which } => two.restart(which, 1).await,
         }

@@ -37,11 +37,15 @@ use super::sim::SimFiles;
 use super::{Connector, Pool, PoolConfig};
 
 /// The other host: a device of fixed bytes.
-struct FakeRemote(Vec<u8>);
+struct FakeRemote(Vec<u8>, Option<LayerId>);
 
 impl Device for FakeRemote {
     fn size_bytes(&self) -> u64 {
         self.0.len() as u64
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        self.1
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
@@ -168,7 +172,7 @@ fn layers_of(pool: &Arc<Pool>) -> Connector {
 
 /// Reaches a [`FakeRemote`] at `there:1`, and the layers of [`FAKE_OWN`].
 fn connector() -> Connector {
-    let other = reach(Arc::new(FakeRemote(remote_bytes())));
+    let other = reach(Arc::new(FakeRemote(remote_bytes(), None)));
     let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
         let own = FAKE_OWN.iter().find(|own| export == format!("layer:{}@own", own.layer));
         match own {
@@ -177,7 +181,8 @@ fn connector() -> Connector {
                 Box::pin(async { Ok(own) })
             }
             None if export == format!("layer:{}", FAKE_OWN[0].layer) => {
-                let whole: Arc<dyn Device> = Arc::new(FakeRemote(FakeOwn::shown()));
+                let whole: Arc<dyn Device> =
+                    Arc::new(FakeRemote(FakeOwn::shown(), Some(FAKE_OWN[0].layer)));
                 Box::pin(async { Ok(whole) })
             }
             None => (other.connect)(nbd_addr, export),

@@ -381,7 +381,7 @@ impl Device for Stalling {
 async fn a_raise_of_the_epoch_does_not_wait_for_another_host() {
     let dir = tempfile::tempdir().unwrap();
     let (asked, answers) = (Notify::new(), Semaphore::new(0));
-    let remote = Arc::new(Stalling { remote: FakeRemote(remote_bytes()), asked, answers });
+    let remote = Arc::new(Stalling { remote: FakeRemote(remote_bytes(), None), asked, answers });
     let connect = reach(Arc::clone(&remote) as _);
     let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };
     let pool = Pool::open(config).await.unwrap();

@@ -262,7 +262,14 @@ async fn a_session_that_a_take_did_not_see_finds_the_volume_here() {
     let take = TakeVolume { from: one.addresses.clone(), to, tenure };
     // It arrives, and nobody holds the session.
     let departed = departed.expect("a departure");
-    two.exports.pool.arrive(&data(), &take, departed).await.expect("its arrival");
+    two.exports
+        .pool
+        .move_step(&data())
+        .await
+        .unwrap()
+        .arrive(&take, departed)
+        .await
+        .expect("its arrival");
     write(&disk, 8).await;
     assert_eq!(read(&*two.open().await).await, 8);
 }

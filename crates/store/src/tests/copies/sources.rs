@@ -96,6 +96,32 @@ async fn a_read_that_waits_for_a_source_is_answered_by_the_next_one() {
     assert_eq!(two.homes[0].reads(), vec![0; BLOCKS]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_read_of_a_source_that_never_answers_fails() {
+    let two = Two::copied(Keep::Read).await;
+    let device = two.clone_it("c").await;
+    let _held = two.homes[0].gate.acquire_many(1000).await.unwrap();
+    let failed = read(&device, 1).await.unwrap_err();
+    assert!(failed.to_string().contains("did not answer in 180 s"), "{failed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_say_which_layer_it_has_is_not_read() {
+    let two = Two::copied(Keep::Read).await;
+    let mut nameless = Home::new();
+    Arc::get_mut(&mut nameless).unwrap().layer = None;
+    let Two { dir, files, pool, .. } = two;
+    drop(pool);
+    let mut connect = reach(nameless.clone());
+    connect.patience = Duration::from_millis(50);
+    let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };
+    let pool = Pool::open_with(config, Arc::clone(&files) as _, Uuid::from_u128(1)).unwrap();
+    let image = pool.open_image(&image_name("i")).await.unwrap();
+    let refused = read(&image, 1).await.unwrap_err();
+    assert!(refused.to_string().contains("does not say that it is layer"), "{refused}");
+    assert_eq!(nameless.reads(), vec![0; BLOCKS]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_server_goes_on_from_the_last_source() {
     let two = Two::copied(Keep::Read).await;

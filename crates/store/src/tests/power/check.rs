@@ -73,20 +73,20 @@ async fn look_at_departed(pool: &Arc<Pool>, expected: &Expected) {
         let HomeState::Departed { tenure, to } = home else { continue };
         let tenure = Tenure(tenure.0 - 1);
         let ask = Depart { tenure, to: to.clone() };
-        let departed = pool.depart(&volume, &ask).await.unwrap();
+        let departed = pool.move_step(&volume).await.unwrap().depart(&ask).await.unwrap();
         let dir = scratch_dir();
         let config =
             PoolConfig { private: None, dir: dir.path().to_owned(), connect: layers_of(pool) };
         let files = Arc::<SimFiles>::default();
         let other = Pool::open_with(config, files, Uuid::from_u128(1)).unwrap();
         let take = TakeVolume { from: to.clone(), to, tenure };
-        other.arrive(&volume, &take, departed).await.unwrap();
+        other.move_step(&volume).await.unwrap().arrive(&take, departed).await.unwrap();
         for (sector, now) in contents(name, &session(&other, name).await, twin).await {
             let allowed = twin.allowed(sector, expected.unsettled);
             assert!(allowed.contains(&now), "{name}: sector {sector} is not what departed");
         }
         other.settle_copies().await;
-        pool.return_home(&volume, CallOff { tenure }).await.unwrap();
+        pool.move_step(&volume).await.unwrap().return_home(CallOff { tenure }).await.unwrap();
     }
 }
 

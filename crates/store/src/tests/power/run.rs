@@ -421,9 +421,9 @@ impl World {
         let request = self.start(What::Flush { volume: name.to_owned() });
         let (nbd_addr, control_url) = ("there:1".to_owned(), "http://there:2".to_owned());
         let ask = Depart { tenure, to: ServerAddresses { nbd_addr, control_url } };
-        let departed = pool.depart(&volume, &ask).await.map(drop);
+        let departed = pool.move_step(&volume).await.unwrap().depart(&ask).await.map(drop);
         self.end(request, &departed);
-        pool.return_home(&volume, CallOff { tenure }).await.unwrap();
+        pool.move_step(&volume).await.unwrap().return_home(CallOff { tenure }).await.unwrap();
     }
 
     /// The volume is over the layers over which `zmoved` is.
@@ -445,7 +445,14 @@ impl World {
             leave_site: Default::default(),
         };
         let request = self.start(What::Arrive { name: name.clone(), content });
-        let result = self.pool().arrive(&volume_name(&name), &take, departed).await.map(drop);
+        let result = self
+            .pool()
+            .move_step(&volume_name(&name))
+            .await
+            .unwrap()
+            .arrive(&take, departed)
+            .await
+            .map(drop);
         self.end(request, &result);
         if fill {
             self.fill_own().await;

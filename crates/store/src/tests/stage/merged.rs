@@ -31,14 +31,14 @@ async fn depart(from: &Site) -> (TakeVolume, Departed) {
     let tenure = from.pool.catalog.tenure(&volume).unwrap().unwrap();
     let there = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url: String::new() };
     let ask = Depart { tenure, to: there.clone() };
-    let departed = from.pool.depart(&volume, &ask).await.unwrap();
+    let departed = from.pool.move_step(&volume).await.unwrap().depart(&ask).await.unwrap();
     (TakeVolume { from: there.clone(), to: there, tenure }, departed)
 }
 
 async fn arrive(site: &Site, (take, departed): (TakeVolume, Departed)) {
     let volume = volume_name("v");
     site.pool.stage_layers(&volume, "there:1", &departed.chain).await.unwrap();
-    site.pool.arrive(&volume, &take, departed).await.unwrap();
+    site.pool.move_step(&volume).await.unwrap().arrive(&take, departed).await.unwrap();
 }
 
 async fn compact(pool: &Arc<Pool>, name: &str) -> (u64, u64) {
@@ -94,6 +94,42 @@ async fn layers_that_are_merged_before_the_volume_departs_are_staged_anew() {
         let here = site.pool.catalog.layers().unwrap().len();
         assert_eq!(here, layers + 1, "the head stands on what departed, and nothing else is left");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_that_goes_on_after_it_was_refused_stages_nothing() {
+    let (from, _device) = three_layers().await;
+    let site = leading_to(&from);
+    let volume = volume_name("v");
+    let sealed = from.pool.seal_ahead(&volume).await.unwrap();
+    let tenure = from.pool.catalog.tenure(&volume).unwrap().unwrap();
+    let there = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url: String::new() };
+    let take = TakeVolume { from: there.clone(), to: there, tenure };
+    site.pool.stage_arrival(&volume, &take, &sealed[2..]).await.unwrap();
+    assert_eq!(site.pool.catalog.layers().unwrap().len(), 1);
+    site.pool.refuse_home(&volume, CallOff { tenure }).await.unwrap();
+    let late = site.pool.stage_arrival(&volume, &take, &sealed).await.unwrap_err();
+    assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
+    assert!(site.pool.catalog.layers().unwrap().is_empty());
+    assert!(site.files.disk().names().is_empty());
+    // The same layers for somebody who wants them, and then does not.
+    site.pool.stage_layers(&volume, "there:1", &sealed).await.unwrap();
+    site.pool.forget_staged(&volume).await;
+    assert!(site.pool.catalog.layers().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_an_earlier_move_has_left_goes_on_from_the_volume_s_present_home() {
+    let (from, device) = three_layers().await;
+    let site = leading_to(&from);
+    let (volume, content) = (volume_name("v"), all(&device).await);
+    let sealed = from.pool.seal_ahead(&volume).await.unwrap();
+    site.pool.stage_layers(&volume, "gone:1", &sealed).await.unwrap();
+    *site.way.gone.lock().unwrap() = Some("gone:1".to_owned());
+    arrive(&site, depart(&from).await).await;
+    assert!(all(&session(&site.pool, "v").await).await == content);
+    site.fill().await;
+    assert_eq!(site.pool.volume_info(&volume).await.unwrap().remote_bytes, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

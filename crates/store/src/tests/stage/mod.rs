@@ -34,10 +34,12 @@ struct Read {
     length_bytes: u32,
 }
 
-/// The way from one pool to another.
+/// The way from one pool to another, whatever the address.
 struct Way {
     to: Mutex<Option<Arc<Pool>>>,
     away: AtomicBool,
+    /// The host at this address is gone.
+    gone: Mutex<Option<String>>,
     reads: Mutex<Vec<Read>>,
     /// A read takes a permit and gives it back.
     gate: Semaphore,
@@ -50,10 +52,16 @@ impl Way {
         Arc::new(Self {
             to: Mutex::default(),
             away: AtomicBool::new(false),
+            gone: Mutex::default(),
             reads: Mutex::default(),
             gate: Semaphore::new(GATE as usize),
             damage: Mutex::default(),
         })
+    }
+
+    fn is_away(&self, nbd_addr: &str) -> bool {
+        let gone = self.gone.lock().unwrap();
+        self.away.load(Ordering::SeqCst) || gone.as_deref() == Some(nbd_addr)
     }
 
     fn lead(&self, pool: &Arc<Pool>) {
@@ -69,15 +77,15 @@ impl Way {
 
     fn connector(self: &Arc<Self>) -> Connector {
         let way = Arc::clone(self);
-        let connect = move |_: String, export: String| -> BoxFuture<'static, _> {
+        let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
             let way = Arc::clone(&way);
             Box::pin(async move {
                 let to = way.to.lock().unwrap().clone();
-                let (Some(pool), false) = (to, way.away.load(Ordering::SeqCst)) else {
+                let (Some(pool), false) = (to, way.is_away(&nbd_addr)) else {
                     return Err(Problem::unavailable("can't connect", "it is away"));
                 };
                 let device = open_export(&pool, &export).await?;
-                Ok(Arc::new(Far { device, way, export }) as Arc<dyn Device>)
+                Ok(Arc::new(Far { device, way, nbd_addr, export }) as Arc<dyn Device>)
             })
         };
         Connector { patience: Duration::from_millis(50), connect: Arc::new(connect) }
@@ -106,12 +114,13 @@ async fn open_export(pool: &Arc<Pool>, export: &str) -> Result<Arc<dyn Device>, 
 struct Far {
     device: Arc<dyn Device>,
     way: Arc<Way>,
+    nbd_addr: String,
     export: String,
 }
 
 impl Far {
     fn reachable(&self) -> Result<(), IoError> {
-        if self.way.away.load(Ordering::SeqCst) {
+        if self.way.is_away(&self.nbd_addr) {
             return Err(IoError::Unreachable("it is away".to_owned()));
         }
         Ok(())

@@ -254,6 +254,29 @@ async fn an_image_whose_layer_came_with_a_volume_only_gets_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_copy_does_not_go_on_from_itself_or_another_that_lacks_blocks() {
+    let (from, _) = two_layers().await;
+    let layer = sealed_chain(&from.pool, "v")[1].layer;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    let copy = async |from: &str| {
+        let (nbd_addr, keep) = (from.to_owned(), Keep::Read);
+        let request = CopyImage { nbd_addr, export: None, keep, layer: Some(layer) };
+        site.pool.copy_image(&image_name("below"), request).await
+    };
+    copy("there:1").await.unwrap();
+    // At this address is the copy itself.
+    site.way.lead(&site.pool);
+    let refused = copy("here:1").await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    let info = site.pool.image_info(&image_name("below")).await.unwrap();
+    assert_eq!(info.remote.unwrap().nbd_addr, "there:1");
+    site.way.lead(&from.pool);
+    let info = copy("complete:1").await.unwrap();
+    assert_eq!(info.remote.unwrap().nbd_addr, "complete:1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_is_away_or_has_another_layer_leaves_nothing_behind() {
     let (from, _) = two_layers().await;
     let site = Site::new();
@@ -287,7 +310,7 @@ async fn a_volume_that_departs_tells_what_was_written_last_so_that_nobody_has_to
     let tenure = from.pool.catalog.tenure(&volume).unwrap().unwrap();
     let there = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url: String::new() };
     let depart = Depart { tenure, to: there.clone() };
-    let departed = from.pool.depart(&volume, &depart).await.unwrap();
+    let departed = from.pool.move_step(&volume).await.unwrap().depart(&depart).await.unwrap();
     let own = |first, count, zero| OwnBlocks { first, count, zero };
     assert_eq!(departed.chain[0].own, Some(vec![own(7, 1, false), own(8, 1, true)]));
     assert_eq!(departed.chain[1..].iter().map(|l| l.layer).collect::<Vec<_>>(), ids(&sealed));
@@ -297,7 +320,7 @@ async fn a_volume_that_departs_tells_what_was_written_last_so_that_nobody_has_to
         .await
         .expect("nobody is asked");
     let take = TakeVolume { from: there.clone(), to: there, tenure };
-    site.pool.arrive(&volume, &take, departed).await.unwrap();
+    site.pool.move_step(&volume).await.unwrap().arrive(&take, departed).await.unwrap();
     let missing = site.pool.volume_info(&volume).await.unwrap().remote_bytes;
     assert_eq!(missing, BLOCK);
     site.way.away.store(false, Ordering::SeqCst);
