@@ -32,7 +32,7 @@ use perigee_model::states::MigrationEvent;
 use perigee_model::switchover::judge;
 use perigee_model::{Problem, VmId};
 
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::cluster::{Cluster, HostLink, Place, now_ms};
 use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_key};
 
 #[cfg(test)]
@@ -58,6 +58,7 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
             cluster: Arc::clone(&cluster),
             vm: vm.clone(),
             earlier: Duration::from_millis(record.value.watched_ms),
+            place: None,
             begun: Instant::now(),
             record,
             cancel: false,
@@ -93,6 +94,8 @@ struct Run {
     record: Owned<MigrationRecord>,
     /// A person cancelled it; the source is told.
     cancel: bool,
+    /// Its place in the queue of its link.
+    place: Option<Place>,
     begun: Instant,
     /// For how long earlier controllers watched it.
     earlier: Duration,
@@ -102,7 +105,7 @@ impl Run {
     /// Each phase can be repeated after a restart. An error before the source was asked ends the migration in
     /// [`Run::give_up`]. Afterwards only the reports of both agents end it.
     async fn phases(&mut self) -> Result<(), Problem> {
-        let _place = self.take_turn().await?;
+        self.place = Some(self.take_turn().await?);
         let mut waiting = None;
         if !self.record.value.asked_source {
             waiting = Some(self.prepare().await?);

@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use perigee_model::vm::LinkProbe;
-use perigee_model::{HostId, Problem, VmId};
+use perigee_model::job::HostState;
+use perigee_model::vm::{LinkProbe, VmReport, VmStatus};
+use perigee_model::{HostId, Problem, ProblemKind, VmId};
 
 use super::Run;
 use crate::cluster::{Cluster, Lane, Place};
@@ -32,21 +33,45 @@ impl Run {
             return Ok(self.cluster.lanes.resume(lane, id));
         }
         let place = self.cluster.lanes.enter(lane, id);
-        let deadline = tokio::time::Instant::now() + TURN_MAX;
+        let waiting_since = Instant::now();
         let mut ahead = place.ahead();
         while ahead > 0 {
             self.note_moves_ahead(ahead).await?;
-            let fewer = tokio::time::timeout_at(deadline, place.fewer_than(ahead));
-            ahead = fewer.await.map_err(|_| {
+            let fewer = place.fewer_than(ahead);
+            if let Ok(fewer) = tokio::time::timeout(self.cluster.timing.monitor, fewer).await {
+                ahead = fewer;
+                continue;
+            }
+            if waiting_since.elapsed() > TURN_MAX {
                 let minutes = TURN_MAX.as_secs() / 60;
                 let why = format!("{ahead} other moves over its link did not end in {minutes} min");
-                Problem::unavailable(format!("can't move VM {}", self.vm), why)
-            })?;
+                return Err(self.unavailable(why));
+            }
+            self.check_while_it_waits().await?;
         }
         self.note_moves_ahead(0).await?;
         // Its time begins with its turn.
         self.begun = Instant::now();
         Ok(place)
+    }
+
+    /// The job does not act on a dead VM or host while its migration is not over, so a migration that waits must
+    /// end then.
+    async fn check_while_it_waits(&self) -> Result<(), Problem> {
+        for host in [self.source()?, self.destination()?] {
+            if self.cluster.hosts.state(&host.id) != HostState::Up {
+                return Err(self.unavailable(format!("host {} does not answer", host.id)));
+            }
+        }
+        let ended = match self.source()?.agent.get::<VmReport>(&self.path()).await {
+            Ok(report) => matches!(report.status, VmStatus::Gone | VmStatus::Shutdown),
+            Err(problem) => problem.kind == ProblemKind::NotFound,
+        };
+        if ended { Err(self.unavailable("it has ended".to_owned())) } else { Ok(()) }
+    }
+
+    fn unavailable(&self, why: String) -> Problem {
+        Problem::unavailable(format!("can't move VM {}", self.vm), why)
     }
 
     async fn note_moves_ahead(&mut self, ahead: usize) -> Result<(), Problem> {

@@ -75,6 +75,10 @@ impl Told {
         own.is_some_and(|own| own.phase == MigrationPhase::Switching)
     }
 
+    fn is_known(&self) -> bool {
+        !matches!(self, Self::NotKnown | Self::Removed)
+    }
+
     fn revision(&self) -> u64 {
         match self {
             Self::Vm(report) => report.revision,
@@ -163,6 +167,7 @@ impl Run {
         let mut source = Ear::new(&migration.from, self.path(), self.cluster.timing.poll);
         let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
         let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
+        let mut heard = Instant::now();
         if let Some(report) = waiting {
             destination.told = Told::Vm(Box::new(report));
             calls_off = self.ask_source(&destination.told).await;
@@ -181,6 +186,12 @@ impl Run {
             }
             source.is_removed(&cluster);
             let is_lost = destination.is_removed(&cluster);
+            if source.told.is_known() && destination.told.is_known() {
+                heard = Instant::now();
+            } else if heard.elapsed() > cluster.timing.host_deadline {
+                // The next one may move; nobody knows when this one ends.
+                self.place = None;
+            }
             let id = self.record.value.migration.id.clone();
             match judge(&id, &source.told.seen(), &destination.told.seen()) {
                 Verdict::Completed => return self.arrived(&source.told, &mut destination).await,

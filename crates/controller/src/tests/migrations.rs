@@ -1,7 +1,7 @@
 //! Live migrations, and what interrupts them.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, HostState, Job, JobSpec, JobState, Link, MigrationState};
+use perigee_model::job::{Access, HostState, Job, JobSpec, JobState, Link, MigrationState, Start};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{LinkProbe, MigrationPhase, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId, VmStart};
@@ -503,4 +503,41 @@ async fn a_migration_leaves_a_part_of_the_link_to_vms_that_read_over_it() {
 
     let (lab, _, vm) = copying().await;
     assert_eq!(wait_for_order(&lab, &vm).await.max_bytes_per_s, None, "no other VM uses the link");
+}
+
+/// A job does not act on its dead VM while the VM moves, but this one only waits.
+#[tokio::test]
+async fn a_vm_that_ends_while_its_migration_waits_for_the_link_ends_its_job() {
+    let (lab, [(_, first), (second_id, second)]) = two_running().await;
+    for vm in [&first, &second] {
+        vms::move_to(&lab.cluster, vm, lab.cloud.id.clone(), Default::default())
+            .await
+            .expect("move");
+    }
+    wait_for_order(&lab, &first).await;
+    let waits = |job: &Job| job.migrations[0].moves_ahead == 1;
+    lab.wait_for_job(&second_id, "waiting for the link", waits).await;
+    lab.home.inside().vms.get_mut(&second).expect("VM").report.status = VmStatus::Gone;
+    let job = lab.wait_for_state(&second_id, JobState::Failed).await;
+    assert_eq!(job.migrations[0].state, MigrationState::Aborted);
+}
+
+#[tokio::test]
+async fn a_migration_whose_source_is_silent_leaves_the_link_to_the_next() {
+    let (lab, _, _) = copying_of(spec(Access::Read)).await;
+    let third = FakeHost::start("home2", "home").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let elsewhere = JobSpec {
+        memory_bytes: 64 << 20,
+        start: Start::Host(third.id.clone()),
+        ..spec(Access::Read)
+    };
+    let id = lab.submit(elsewhere).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&third, &vm).await;
+    third.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.home.inside().down = true;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
+    wait_for("the second source to be asked", async || third.inside().vms[&vm].asked.clone()).await;
 }
