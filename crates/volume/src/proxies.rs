@@ -98,11 +98,6 @@ impl Proxies {
         Some(Arc::clone(cached.entry(key).or_insert_with(new)))
     }
 
-    fn forget_cached(&self, volume: &VolumeName) {
-        let mut cached = locking::lock(&self.cached);
-        cached.retain(|(of, _), one| of != volume || is_needed(one));
-    }
-
     fn lock(&self) -> MutexGuard<'_, Open> {
         locking::lock(&self.open)
     }
@@ -175,9 +170,9 @@ impl Proxies {
         self.lock().detached.remove(volume);
     }
 
-    /// Removes the volume's figures, at once or when its last open session ends.
+    /// Removes the volume's figures, at once or when its last open session ends. Its blocks stay in memory: the
+    /// next job here that reads the volume may read them if the home says that they are still right.
     pub fn detached(&self, volume: &VolumeName) {
-        self.forget_cached(volume);
         let mut open = self.lock();
         if open.count(volume) > 0 {
             open.detached.insert(volume.clone());
@@ -272,8 +267,25 @@ mod tests {
         assert!(!keeps(), "a write of unknown fate may still come");
         tokio::time::sleep(DISTRUST).await;
         assert!(keeps());
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_is_attached_again_is_read_from_memory_if_nobody_wrote_it() {
+        let (proxies, which) = (Proxies::new(Arc::default(), 1 << 20), Epoch(1).incarnation());
+        let cached = || proxies.cached(&volume("data"), which).expect("room");
+        let reads = || cached().read(0, &mut [0; 4096]);
+        cached().enter();
+        cached().granted(Instant::now(), false);
+        cached().write(0, 4096).done(0, &[1; 4096]);
+        assert!(reads());
+        cached().leave();
         proxies.detached(&volume("data"));
-        assert!(proxies.cached.lock().expect("no holder panics").is_empty());
+        proxies.attached(&volume("data"));
+        assert!(!reads(), "the home was not asked yet");
+        cached().granted(Instant::now(), true);
+        assert!(reads());
+        cached().granted(Instant::now(), false);
+        assert!(!reads(), "somebody may have written");
     }
 
     #[test]
