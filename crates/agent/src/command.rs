@@ -184,6 +184,7 @@ mod tests {
             arrives_by: None,
             arrives_compressed: false,
             locks_memory: false,
+            hides_output: false,
         }
     }
 

@@ -194,7 +194,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("job.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let log = Arc::new(GuestLog::open(&dir.path().join("events.jsonl")).unwrap());
+        let log = Arc::new(GuestLog::open(&dir.path().join("events.jsonl"), false).unwrap());
         let me = Process::of_pid(std::process::id()).unwrap();
         let host = tokio::spawn({
             let log = log.clone();

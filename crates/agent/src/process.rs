@@ -17,9 +17,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use nix::libc;
-use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
+use perigee_http::memory;
 use perigee_model::Problem;
 
 use crate::command::MEM_LOCK;
@@ -252,16 +252,15 @@ pub fn detached(
 }
 
 /// QEMU gets this process's limits, and may then lock its memory; its core is not dumped.
-fn allow_locked_memory() -> Result<(), Problem> {
-    let unlimited = nix::sys::resource::RLIM_INFINITY;
-    let allowed = setrlimit(Resource::RLIMIT_MEMLOCK, unlimited, unlimited)
-        .and_then(|()| setrlimit(Resource::RLIMIT_CORE, 0, 0));
+fn allow_locked_memory(for_another_user: bool) -> Result<(), Problem> {
+    let allowed =
+        memory::allow_locked_memory(for_another_user).and_then(|()| memory::dump_no_core());
     allowed.map_err(|error| {
         let why = format!(
             "the VM has data that may not leave another site, so its memory must stay off this host's \
              disks, and the agent may not lock memory: {error}"
         );
-        Problem::unsupported("can't start QEMU", why).next("run the agent as root")
+        Problem::unsupported("can't start QEMU", why).next("run the agent as root, or without a limit of locked memory (`ulimit -l unlimited`)")
     })
 }
 
@@ -276,7 +275,7 @@ pub fn start(
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
     if arguments.windows(2).any(|pair| pair == MEM_LOCK) {
-        allow_locked_memory()?;
+        allow_locked_memory(user.is_some())?;
     }
     let mut child = detached(program, arguments, user).stderr(log).spawn().map_err(|e| {
         let what = format!("can't start {program}");

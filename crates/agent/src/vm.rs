@@ -215,9 +215,9 @@ impl Vm {
     }
 
     pub fn console(&self) -> Result<String, Problem> {
-        if self.spec.locks_memory {
+        if self.spec.locks_memory || self.spec.hides_output {
             let why =
-                "the VM has data that may not leave another site, so what it prints is in no file";
+                "the VM has data that may not leave their site, so what it prints is not shown";
             return Err(Problem::unsupported(
                 format!("can't read the console of {}", self.id()),
                 why,

@@ -52,7 +52,7 @@ impl Vms {
         let vms =
             Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()), unreadable });
         for (id, paths, spec) in found {
-            let log = GuestLog::open(&paths.events())?;
+            let log = GuestLog::open(&paths.events(), spec.hides_output)?;
             let record = Record::load(&paths);
             let (vm, requests) = Vm::new(spec, paths, log, status_of(&record), &host.changes);
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
@@ -132,7 +132,7 @@ impl Vms {
             }
             let paths = VmDir::new(&self.host.state, &spec.vm);
             paths.create(self.host.user.map(|user| user.uid))?;
-            let log = GuestLog::open(&paths.events())?;
+            let log = GuestLog::open(&paths.events(), spec.hides_output)?;
             let (vm, requests) =
                 Vm::new(spec.clone(), paths, log, VmStatus::Starting, &self.host.changes);
             all.insert(spec.vm.clone(), vm.clone());

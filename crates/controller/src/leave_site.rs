@@ -11,11 +11,13 @@ use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
 };
 use perigee_model::volume::{ImageInfo, VolumeInfo};
-use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName};
+use perigee_model::{
+    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName,
+};
 
-use crate::catalog;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, PlacedDisk, image_key};
+use crate::{catalog, replicas, shadows};
 
 /// What a policy is about.
 #[derive(Debug, Clone)]
@@ -30,6 +32,15 @@ impl Of {
             Self::Volume(volume) => format!("/v1/volumes/{volume}"),
             Self::Image(image) => format!("/v1/images/{image}"),
         }
+    }
+
+    /// What copies of it have: these layers, or what is kept under a volume's name.
+    fn find(&self, layers: &[LayerId]) -> FindLayers {
+        let volume = match self {
+            Self::Volume(volume) => Some(volume.clone()),
+            Self::Image(_) => None,
+        };
+        FindLayers { layers: layers.to_vec(), volume, leave_site: None }
     }
 }
 
@@ -122,6 +133,16 @@ pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
     site.is_some() && site_of(cluster, host).ok().as_ref() == site
 }
 
+/// Whether what the job prints stays with its VM: what it writes may not leave a site, and its VM or the
+/// controller is not at that site.
+pub fn hides_output(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
+    let site = |host: &HostId| site_of(cluster, host).ok();
+    let here = site(at).filter(|here| cluster.site.get() == Some(here));
+    let mut held =
+        disks.iter().filter(|disk| disk.role == DiskRole::Output && disk.leave_site.is_never());
+    held.any(|disk| here.is_none() || site(&disk.home) != here)
+}
+
 /// Whether a VM at this host uses held data of another site. A home that is not known any more counts as one.
 pub fn is_far_from_held(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
     let site = |host: &HostId| site_of(cluster, host).ok();
@@ -176,7 +197,7 @@ pub async fn held_of(cluster: &Cluster, spec: &JobSpec) -> Result<Held, Problem>
     }
     for volume in &spec.volumes {
         let record = catalog::find(cluster, &volume.volume).await?;
-        let is_held = record.seen.is_some_and(|seen| seen.leave_site.is_never());
+        let is_held = is_held_at(cluster, &record.home, &volume.volume).await?;
         if is_held {
             found.push((format!("volume {}", volume.volume), record.home));
             volumes.push(volume.volume.clone());
@@ -216,6 +237,17 @@ pub async fn held_of(cluster: &Cluster, spec: &JobSpec) -> Result<Held, Problem>
     Ok(Held { volumes, image_at, writes_at: held.map(|(_, home)| home) })
 }
 
+/// Asks the volume's home: what was known of the volume before may not be so any more.
+async fn is_held_at(
+    cluster: &Cluster,
+    home: &HostId,
+    volume: &VolumeName,
+) -> Result<bool, Problem> {
+    let home = cluster.hosts.get(home)?;
+    let info: VolumeInfo = home.volume.get(&format!("/v1/volumes/{volume}")).await?;
+    Ok(info.leave_site.is_never())
+}
+
 /// A host that has an image which is held; `None` for one that may leave.
 async fn image_held_at(cluster: &Cluster, image: &ImageName) -> Result<Option<HostId>, Problem> {
     let record = cluster.records.read::<ImageRecord>(&image_key(image)).await?;
@@ -253,17 +285,24 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
         return Err(copies(&what, &[format!("{of} at {} and {}", first.id, other.id)]));
     }
     let before = policy(first, of).await?;
+    if let (LeaveSite::Never, Of::Volume(volume)) = (ask.leave_site, of) {
+        shadows::drop_beyond(cluster, &site, volume).await?;
+        check_replicas(cluster, &what, volume, &site).await?;
+    }
     let set: LeaveSiteSet = first.volume.put(&path, &ask).await?;
-    let looked = look(cluster, first, &set.layers, ask.leave_site).await;
-    if let Err(problem) = looked {
-        if ask.leave_site == LeaveSite::Allowed {
-            tracing::warn!("{of} stays held at some hosts: {problem}");
-        } else {
-            if before == LeaveSite::Allowed {
-                undo(cluster, first, &set.layers).await;
-            }
-            return Err(Problem { what, ..problem });
+    let find = of.find(&set.layers);
+    let mut done = look(cluster, first, &find, ask.leave_site).await;
+    if (before, ask.leave_site) == (LeaveSite::Allowed, LeaveSite::Never) {
+        done = done.and_then(|()| check_jobs(cluster, of, &set.also));
+        if done.is_err() {
+            undo(cluster, first, &find).await;
         }
+    }
+    match done {
+        Err(problem) if ask.leave_site == LeaveSite::Allowed => {
+            tracing::warn!("{of} stays held at some hosts: {problem}");
+        }
+        done => done.map_err(|problem| Problem { what, ..problem })?,
     }
     if let Of::Image(image) = of {
         let change = |record: Option<ImageRecord>| {
@@ -302,6 +341,45 @@ async fn homes(cluster: &Cluster, of: &Of) -> Result<Vec<Arc<HostLink>>, Problem
     }
 }
 
+/// A replica at another site is a copy, whatever ids its layers have.
+async fn check_replicas(
+    cluster: &Cluster,
+    what: &str,
+    volume: &VolumeName,
+    site: &SiteId,
+) -> Result<(), Problem> {
+    let replicas = replicas::of_volume(cluster, volume).await?;
+    let Some(replica) = replicas.iter().find(|replica| replica.site != *site) else {
+        return Ok(());
+    };
+    let why = format!("it has a replica at {}, at site {}", replica.host, replica.site);
+    Err(Problem::conflict(what, why).next(format!(
+        "drop the replica first: perigee volume replicate {volume} --to {} --stop",
+        replica.site
+    )))
+}
+
+/// Refuses while a job uses the data, or something else that stands on them. What the policy asks of the job's
+/// VM is decided when the VM starts. A job that gets its host after this finds the data held.
+fn check_jobs(cluster: &Cluster, of: &Of, also: &[String]) -> Result<(), Problem> {
+    let of = of.to_string();
+    let is_held = |name: String| name == of || also.contains(&name);
+    let jobs = cluster.unfinished_jobs();
+    let user = jobs.iter().find(|record| {
+        let (job, placement) = (&record.job, record.placement.as_ref());
+        let is_placed = placement.is_some() || cluster.index.grant_of(&job.id).is_some();
+        let wanted = job.spec.volumes.iter().map(|volume| &volume.volume);
+        let placed = placement.iter().flat_map(|placement| &placement.disks);
+        let mut volumes = wanted.chain(placed.map(|disk| &disk.volume));
+        is_placed
+            && (is_held(format!("image {}", job.spec.image))
+                || volumes.any(|volume| is_held(format!("volume {volume}"))))
+    });
+    let Some(user) = user else { return Ok(()) };
+    let why = format!("job {} uses it, and was started while it could leave its site", user.job.id);
+    Err(Problem::conflict("can't hold it", why).next("wait for the job's end, or cancel it"))
+}
+
 fn copies(what: &str, copies: &[String]) -> Problem {
     let why = format!("there are copies at other sites: {}", copies.join("; "));
     Problem::conflict(what, why).next("delete them there first")
@@ -312,7 +390,7 @@ fn copies(what: &str, copies: &[String]) -> Problem {
 async fn look(
     cluster: &Cluster,
     home: &HostLink,
-    layers: &[LayerId],
+    find: &FindLayers,
     leave_site: LeaveSite,
 ) -> Result<(), Problem> {
     let what = "can't look for copies";
@@ -323,7 +401,7 @@ async fn look(
             continue;
         }
         let leave_site = is_near.then_some(leave_site);
-        let find = FindLayers { layers: layers.to_vec(), leave_site };
+        let find = FindLayers { leave_site, ..find.clone() };
         match host.volume.post::<FoundLayers>("/v1/layers/find", &find).await {
             Ok(found) if !is_near && !found.layers.is_empty() => {
                 let users = match &found.users[..] {
@@ -344,9 +422,8 @@ async fn look(
 }
 
 /// What was held for a moment may leave again.
-async fn undo(cluster: &Cluster, home: &HostLink, layers: &[LayerId]) {
-    let leave_site = Some(LeaveSite::Allowed);
-    let find = FindLayers { layers: layers.to_vec(), leave_site };
+async fn undo(cluster: &Cluster, home: &HostLink, find: &FindLayers) {
+    let find = FindLayers { leave_site: Some(LeaveSite::Allowed), ..find.clone() };
     let near = cluster.hosts.all().into_iter();
     for host in near.filter(|host| host.addresses.site == home.addresses.site) {
         if let Err(problem) = host.volume.post::<FoundLayers>("/v1/layers/find", &find).await {

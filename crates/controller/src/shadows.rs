@@ -7,7 +7,7 @@ use std::sync::Arc;
 use perigee_model::home::Tenure;
 use perigee_model::job::HostState;
 use perigee_model::volume::PoolInfo;
-use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, HostLink, now_ms};
@@ -113,6 +113,23 @@ async fn drop_at(cluster: &Cluster, shadow: &Shadow, host: &HostLink) -> Result<
         Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
         _ => cluster.records.remove(&shadow.key()).await,
     }
+}
+
+/// Drops the shadows that a volume has at other sites than this one, at the hosts that answer.
+pub async fn drop_beyond(
+    cluster: &Cluster,
+    site: &SiteId,
+    volume: &VolumeName,
+) -> Result<(), Problem> {
+    for shadow in cluster.records.list::<Shadow>(&prefix(volume)).await? {
+        if let Ok(host) = cluster.hosts.get(&shadow.host)
+            && host.addresses.site != *site
+            && cluster.hosts.state(&shadow.host) != HostState::Unreachable
+        {
+            drop_at(cluster, &shadow, &host).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Drops all shadows at the hosts that answer, because what is below them is to be deleted.

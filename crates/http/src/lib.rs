@@ -9,6 +9,7 @@ mod client;
 mod connections;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod memory;
 mod server;
 
 pub use client::Client;

@@ -70,6 +70,21 @@ pub struct GuestMessage {
     pub body: GuestBody,
 }
 
+impl GuestMessage {
+    /// The message without the command's own words.
+    #[must_use]
+    pub fn without_words(self) -> Self {
+        let body = match self.body {
+            GuestBody::Log { stream, .. } => GuestBody::Log { stream, line: String::new() },
+            GuestBody::Progress { done, total, .. } => {
+                GuestBody::Progress { done, total, label: String::new() }
+            }
+            body => body,
+        };
+        Self { body, ..self }
+    }
+}
+
 /// A message as the agent hands it on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GuestEvent {

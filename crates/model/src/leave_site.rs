@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{LayerId, SiteId};
+use crate::{LayerId, SiteId, VolumeName};
 
 /// Whether data may leave its site.
 #[derive(
@@ -92,6 +92,9 @@ pub struct LeaveSiteSet {
 pub struct FindLayers {
     /// Those that are looked for; at most [`crate::limits::FOUND_LAYERS`].
     pub layers: Vec<LayerId>,
+    /// What a replica has of this volume, and what it left there when it moved, is looked for as well.
+    #[serde(default)]
+    pub volume: Option<VolumeName>,
     /// What holds for those that are here from now on. `None`: nothing is changed.
     #[serde(default)]
     pub leave_site: Option<LeaveSite>,

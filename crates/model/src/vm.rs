@@ -118,6 +118,9 @@ pub struct VmSpec {
     /// Its memory is never written to a disk of its host: it has data that may not leave another site.
     #[serde(default)]
     pub locks_memory: bool,
+    /// What its job prints is kept nowhere: it may not leave a site, and the agent or the controller is not there.
+    #[serde(default)]
+    pub hides_output: bool,
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.

@@ -98,14 +98,11 @@ impl Pool {
         .await
     }
 
-    /// Marks the layer and those below it that only it needs. The caller holds the lock `changes`.
+    /// Marks the layer and those below it that nothing else needs. The points of a replica of this volume, and
+    /// what it left here when it moved, are nothing else: they are its data. The caller holds the lock `changes`.
     fn hold(&self, what: &str, of: &Data, top: LayerId) -> Result<LeaveSiteSet, Problem> {
         let rows = self.catalog.chain(top).map_err(failed(what))?;
-        let spaces = self.catalog.layer_spaces(Some(top)).map_err(failed(what))?;
-        let is_shared = |row: &LayerRow| {
-            row.id != top && spaces.get(&row.id).is_some_and(super::catalog::LayerSpace::is_shared)
-        };
-        let own = rows.iter().position(is_shared).unwrap_or(rows.len());
+        let own = self.own_part(of, &rows).map_err(failed(what))?;
         let layers: Vec<LayerId> = rows[..own].iter().map(|row| row.id).collect();
         self.catalog.set_held(&layers, true).map_err(failed(what))?;
         let also = self.users_but(what, &layers, of)?;
@@ -116,6 +113,20 @@ impl Pool {
         };
         may_leave.retain(|name| !also.contains(name));
         Ok(LeaveSiteSet { leave_site: LeaveSite::Never, layers, also, may_leave })
+    }
+
+    /// How many layers of the chain, from its top on, are of these data alone.
+    fn own_part(&self, of: &Data, rows: &[LayerRow]) -> rusqlite::Result<usize> {
+        let volume = match of {
+            Data::Volume(volume) => Some(volume),
+            Data::Image(_) | Data::Layer(_) => None,
+        };
+        for (index, pair) in rows.windows(2).enumerate() {
+            if self.catalog.has_other_users(pair[1].id, pair[0].id, volume)? {
+                return Ok(index + 1);
+            }
+        }
+        Ok(rows.len())
     }
 
     /// The caller holds the lock `changes`.
@@ -152,8 +163,9 @@ impl Pool {
         Ok(users.into_iter().take(NAMES_MAX).collect())
     }
 
-    /// Which of these layers are here, and what stands on them. If the request says so, they are held from now
-    /// on, or may leave: for the controller, which knows what their home says.
+    /// Which of these layers are here, with what is kept of the volume by its name: merged layers have other ids.
+    /// And what stands on them. If the request says so, all that is held from now on, or may leave: for the
+    /// controller, which knows what their home says.
     ///
     /// # Errors
     /// Invalid when it names too many; when the catalog can't be used.
@@ -164,10 +176,24 @@ impl Pool {
         let pool = Arc::clone(self);
         blocking(move || {
             let _guard = guard;
-            let layers = pool.catalog.present(&ask.layers).map_err(failed(what))?;
+            let mut layers = pool.catalog.present(&ask.layers).map_err(failed(what))?;
             if let Some(leave_site) = ask.leave_site {
                 let held = leave_site.is_never();
                 pool.catalog.set_held(&layers, held).map_err(failed(what))?;
+            }
+            if let Some(volume) = ask.volume {
+                let tops = pool.catalog.kept_of(&volume).map_err(failed(what))?;
+                let of = Data::Volume(volume);
+                for top in &tops {
+                    match ask.leave_site {
+                        Some(LeaveSite::Never) => drop(pool.hold(what, &of, *top)?),
+                        Some(LeaveSite::Allowed) => drop(pool.let_go(what, &of, *top, true)?),
+                        None => {}
+                    }
+                }
+                layers.extend(tops);
+                layers.sort();
+                layers.dedup();
             }
             let mut users = BTreeSet::new();
             for layer in &layers {

@@ -35,6 +35,7 @@ use perigee_store::{Data, Pool};
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
+use crate::memory;
 use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
@@ -225,7 +226,7 @@ impl PoolExports {
             }
             found => Export { held, ..found? },
         };
-        self.note_foreign(of, want, peer, &found.device).await?;
+        self.note_foreign(of, want, peer, held, &found.device).await?;
         Ok(found)
     }
 
@@ -240,7 +241,7 @@ impl PoolExports {
         let Some(data) = of.data() else { return Ok(sealed(device, false)) };
         let held = self.check_leaving(&data, Want::Copy, peer).await?;
         let export = sealed(device, held);
-        self.note_foreign(data, Want::Copy, peer, &export.device).await?;
+        self.note_foreign(data, Want::Copy, peer, held, &export.device).await?;
         Ok(export)
     }
 
@@ -345,6 +346,9 @@ impl PoolExports {
             Opened::Device(upstream) => upstream,
             Opened::Moved { nbd_addr } => return Ok(Err(nbd_addr)),
         };
+        if upstream.is_held() {
+            memory::keep_off_disks(&format!("can't open volume {volume}"))?;
+        }
         let cached = upstream.incarnation().and_then(|which| self.proxies.cached(volume, which));
         Ok(Ok(Arc::new(ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached))))
     }

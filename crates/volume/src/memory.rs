@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::resource::{Resource, setrlimit};
+use perigee_http::memory::{allow_locked_memory, dump_no_core};
 use perigee_model::Problem;
 
 /// Called before such blocks come. It is done once, and stays so.
@@ -13,15 +13,18 @@ use perigee_model::Problem;
 /// # Errors
 /// `Unsupported` when the kernel does not allow it.
 pub fn keep_off_disks(what: &str) -> Result<(), Problem> {
-    static DONE: OnceLock<nix::Result<()>> = OnceLock::new();
+    static DONE: OnceLock<Result<(), String>> = OnceLock::new();
     let done = DONE.get_or_init(|| {
+        // Under a limit the lock would succeed, and memory would be refused later.
+        allow_locked_memory(false).map_err(|error| error.to_string())?;
+        dump_no_core().map_err(|error| error.to_string())?;
         // Only what is touched takes memory.
         let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
         // SAFETY: mlockall takes no pointer, and changes nothing that the process can see in its memory.
-        Errno::result(unsafe { libc::mlockall(flags) })?;
-        setrlimit(Resource::RLIMIT_CORE, 0, 0)
+        let locked = Errno::result(unsafe { libc::mlockall(flags) });
+        locked.map(drop).map_err(|error| error.to_string())
     });
-    done.map_err(|error| {
+    done.as_ref().copied().map_err(|error| {
         let why = format!(
             "its policy is leave-site: never, and this host's memory can't be kept off its disks: {error}"
         );

@@ -12,7 +12,6 @@ use perigee_model::{Epoch, Problem, ProblemKind, VolumeName};
 use tokio::time::Instant;
 
 use crate::exports::PoolExports;
-use crate::memory;
 use crate::proxy::ProxySession;
 
 /// The most homes that are asked for one volume. Only homes that name each other in a circle need more.
@@ -104,9 +103,6 @@ impl PoolExports {
         }
         let home = device.upstream.home().cloned();
         let held = device.upstream.is_held();
-        if held {
-            memory::keep_off_disks(&format!("can't open volume {volume}"))?;
-        }
         Ok(Some(Export { device: switch, read_only, counters, home, held }))
     }
 

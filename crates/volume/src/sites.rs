@@ -55,6 +55,8 @@ struct Foreign {
     of: Data,
     want: Want,
     peer: Peer,
+    /// Whether the asker was told that the data are held.
+    held: bool,
     switch: Weak<Switch>,
 }
 
@@ -181,15 +183,21 @@ impl PoolExports {
         of: Data,
         want: Want,
         peer: Peer,
+        held: bool,
         switch: &Arc<Switch>,
     ) -> Result<(), Problem> {
         if self.sites.site_of(peer) == Place::Here {
             return Ok(());
         }
         let switch = Arc::downgrade(switch);
-        self.sites.enter(Foreign { of: of.clone(), want, peer, switch });
+        self.sites.enter(Foreign { of: of.clone(), want, peer, held, switch });
         // The policy may have changed since it was looked up.
-        self.check_leaving(&of, want, peer).await.map(drop)
+        if self.check_leaving(&of, want, peer).await? == held {
+            return Ok(());
+        }
+        let what = format!("can't open {of} from here");
+        let why = "whether it may leave its site was changed at this moment";
+        Err(Problem::unavailable(what, why).next("open it again"))
     }
 
     /// See [`perigee_store::Pool::set_leave_site`]. What askers from elsewhere have open and may not have any
@@ -217,7 +225,8 @@ impl PoolExports {
         self.close_foreign().await
     }
 
-    /// Closes what askers from elsewhere have open and may not have any more.
+    /// Closes what askers from elsewhere have open and may not have any more, and what they have open without
+    /// knowing that it is held: they may open that again.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -225,19 +234,18 @@ impl PoolExports {
         let open: Vec<_> = {
             let mut foreign = self.sites.lock();
             foreign.retain(|one| one.switch.strong_count() > 0);
-            let open = foreign
-                .iter()
-                .map(|one| (one.of.clone(), one.want, one.peer, Weak::clone(&one.switch)));
+            let open = foreign.iter().map(|one| {
+                (one.of.clone(), one.want, one.peer, one.held, Weak::clone(&one.switch))
+            });
             open.collect()
         };
-        for (of, want, peer, switch) in open {
+        for (of, want, peer, knows, switch) in open {
             let held = self.pool.leave_site(&of).await? == Some(LeaveSite::Never);
-            let Some(problem) = held.then(|| self.sites.check(&of, want, peer).err()).flatten()
-            else {
+            if !held || knows && self.sites.check(&of, want, peer).is_ok() {
                 continue;
-            };
+            }
             let Some(switch) = switch.upgrade() else { continue };
-            tracing::info!(%problem, "closing a connection");
+            tracing::info!(%of, ?peer, "closing a connection: the data are held");
             let size_bytes = switch.size_bytes();
             // A change that is under way ends soon, and the session is then opened anew or closed.
             match switch.hold() {

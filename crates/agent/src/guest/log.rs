@@ -42,6 +42,8 @@ struct Stored {
 #[derive(Debug)]
 pub struct GuestLog {
     inner: Mutex<Inner>,
+    /// The command's own words are not stored.
+    drops_words: bool,
     /// Notified of new messages.
     changed: OnceLock<Arc<Changed>>,
 }
@@ -59,7 +61,7 @@ struct Inner {
 }
 
 impl GuestLog {
-    pub fn open(path: &Path) -> Result<Self, Problem> {
+    pub fn open(path: &Path, drops_words: bool) -> Result<Self, Problem> {
         let fail =
             |e: std::io::Error| Problem::internal(format!("can't open {}", path.display()), e);
         let open = OpenOptions::new()
@@ -77,7 +79,7 @@ impl GuestLog {
             torn: true,
         };
         inner.scan().map_err(fail)?;
-        Ok(Self { inner: Mutex::new(inner), changed: OnceLock::new() })
+        Ok(Self { inner: Mutex::new(inner), drops_words, changed: OnceLock::new() })
     }
 
     /// From now on also reports new messages to `changed`.
@@ -109,6 +111,13 @@ impl GuestLog {
 
     /// Stores messages whose numbers continue after the last one. They are on disk when this returns.
     pub fn append(&self, messages: &[GuestMessage]) -> Result<(), Problem> {
+        let without_words: Vec<GuestMessage>;
+        let messages = if self.drops_words {
+            without_words = messages.iter().cloned().map(GuestMessage::without_words).collect();
+            &without_words
+        } else {
+            messages
+        };
         let mut inner = self.lock();
         inner
             .append(messages)
@@ -265,11 +274,11 @@ mod tests {
     fn messages_are_read_again_after_a_restart_from_any_number() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
-        let log = GuestLog::open(&path).unwrap();
+        let log = GuestLog::open(&path, false).unwrap();
         assert_eq!(log.last_seq(), 0);
         log.append(&[message(40, 3), message(41, 3)]).unwrap();
         log.append(&[message(42, 3)]).unwrap();
-        let log = GuestLog::open(&path).unwrap();
+        let log = GuestLog::open(&path, false).unwrap();
         assert_eq!(log.last_seq(), 42);
         assert_eq!(numbers(&log, 0), [40, 41, 42]);
         assert_eq!(numbers(&log, 40), [41, 42]);
@@ -281,20 +290,20 @@ mod tests {
     fn a_torn_line_is_cut_off_and_written_over() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
-        GuestLog::open(&path).unwrap().append(&[message(1, 50)]).unwrap();
+        GuestLog::open(&path, false).unwrap().append(&[message(1, 50)]).unwrap();
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"{\"seq\": 2, \"upti").unwrap();
-        let log = GuestLog::open(&path).unwrap();
+        let log = GuestLog::open(&path, false).unwrap();
         assert_eq!(log.last_seq(), 1);
         log.append(&[message(2, 1)]).unwrap();
-        assert_eq!(numbers(&GuestLog::open(&path).unwrap(), 0), [1, 2]);
+        assert_eq!(numbers(&GuestLog::open(&path, false).unwrap(), 0), [1, 2]);
     }
 
     #[test]
     fn what_the_controller_has_goes_and_a_full_log_takes_more_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
-        let log = GuestLog::open(&path).unwrap();
+        let log = GuestLog::open(&path, false).unwrap();
         let mut seq = 0;
         while !log.is_full() {
             let next = seq + 1..=seq + 20;
@@ -310,7 +319,7 @@ mod tests {
         assert!(std::fs::metadata(&path).unwrap().len() < 1 << 20);
         assert_eq!(numbers(&log, 0), [seq]);
         log.append(&[message(seq + 1, 3)]).unwrap();
-        let log = GuestLog::open(&path).unwrap();
+        let log = GuestLog::open(&path, false).unwrap();
         assert_eq!(numbers(&log, 0), [seq, seq + 1]);
         log.taken(u64::MAX).unwrap();
         assert_eq!(log.last_seq(), seq + 1, "its number is not forgotten");
@@ -326,8 +335,13 @@ mod tests {
         };
         let old = serde_json::to_string(&message(1, 1)).unwrap() + "\n";
         std::fs::write(&path, old + &line(2, now_ms() - 50_000) + &line(3, u64::MAX)).unwrap();
-        let ages: Vec<u64> =
-            GuestLog::open(&path).unwrap().after(0).unwrap().iter().map(|e| e.age_ms).collect();
+        let ages: Vec<u64> = GuestLog::open(&path, false)
+            .unwrap()
+            .after(0)
+            .unwrap()
+            .iter()
+            .map(|e| e.age_ms)
+            .collect();
         assert_eq!((ages[0], ages[2]), (0, 0), "not known, or by a clock that was set back");
         assert!((50_000..500_000).contains(&ages[1]), "{ages:?}");
     }
@@ -335,7 +349,7 @@ mod tests {
     #[test]
     fn a_long_log_is_answered_in_parts() {
         let dir = tempfile::tempdir().unwrap();
-        let log = GuestLog::open(&dir.path().join("events.jsonl")).unwrap();
+        let log = GuestLog::open(&dir.path().join("events.jsonl"), false).unwrap();
         let messages: Vec<_> = (1..=40).map(|seq| message(seq, 60_000)).collect();
         log.append(&messages).unwrap();
         let first = numbers(&log, 0);

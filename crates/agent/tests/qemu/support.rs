@@ -399,6 +399,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
         arrives_by: is_incoming.then(|| MigrationId::new("m-1").unwrap()),
         arrives_compressed: false,
         locks_memory: false,
+        hides_output: false,
     }
 }
 

@@ -20,6 +20,9 @@ use crate::records::{HostRecord, Records};
 /// A pool is asked for its free bytes this often: it reads its whole catalog for the answer.
 const POOL_AGE_MAX: Duration = Duration::from_secs(30);
 
+/// Volume servers are told the sites of the hosts so often, even if nothing has changed.
+const TELL_SITES_EVERY: Duration = Duration::from_secs(60);
+
 /// The clients for one host. Each has its deadline.
 #[derive(Debug, Clone)]
 pub struct HostLink {
@@ -59,7 +62,7 @@ pub struct Known {
     /// The last reports of its VMs. They are shown while it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
     /// The sites of the hosts, as its volume server was told them.
-    sites: Option<Arc<Vec<SiteAddress>>>,
+    sites: Option<(Instant, Arc<Vec<SiteAddress>>)>,
     /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
     /// When its pool was last asked for its free bytes, and the last answer.
@@ -173,14 +176,16 @@ impl Hosts {
         self.lock().get(id)?.pool?.1
     }
 
+    /// Whether its volume server was told the same not long ago. It may have a new pool since, and know nothing.
     pub fn knows_sites(&self, id: &HostId, sites: &[SiteAddress]) -> bool {
         let known = self.lock();
-        known.get(id).and_then(|known| known.sites.as_ref()).is_some_and(|told| **told == sites)
+        let told = known.get(id).and_then(|known| known.sites.as_ref());
+        told.is_some_and(|(at, told)| at.elapsed() < TELL_SITES_EVERY && **told == sites)
     }
 
     pub fn note_sites(&self, id: &HostId, sites: &Arc<Vec<SiteAddress>>) {
         if let Some(known) = self.lock().get_mut(id) {
-            known.sites = Some(Arc::clone(sites));
+            known.sites = Some((Instant::now(), Arc::clone(sites)));
         }
     }
 

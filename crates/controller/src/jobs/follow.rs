@@ -201,17 +201,25 @@ impl Run {
         up_to_seq: u64,
     ) -> Result<(), Problem> {
         while self.record.value.last_seq < up_to_seq {
+            let hides_output = self.hides_output(self.placement()?);
             let record = &mut self.record.value;
             let path = format!("/v1/vms/{}/events?after={}", vm_of(&self.id), record.last_seq);
             let events: Vec<GuestEvent> = host.agent.get(&path).await?;
             if events.is_empty() {
                 return Ok(());
             }
-            let lines = guest::apply(record, now_ms(), events);
+            let mut lines = guest::apply(record, now_ms(), events);
+            if hides_output {
+                log::hide(&record.log, &mut lines);
+            }
             log::store(&self.cluster, &self.id, &mut record.log, lines).await?;
             self.record.save().await?;
         }
         Ok(())
+    }
+
+    fn hides_output(&self, placement: &Placement) -> bool {
+        leave_site::hides_output(&self.cluster, &placement.disks, &placement.start)
     }
 
     /// A host that does not answer for a moment is asked again. One that is unreachable is shown as the reason.
@@ -377,6 +385,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
             &placement.disks,
             &placement.start,
         ),
+        hides_output: run.hides_output(placement),
     })
 }
 
@@ -432,6 +441,7 @@ mod tests {
             arrives_by: None,
             arrives_compressed: false,
             locks_memory: false,
+            hides_output: false,
         };
         let mut report = crate::tests::report(spec);
         (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));

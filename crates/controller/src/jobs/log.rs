@@ -61,6 +61,17 @@ pub async fn store(
     Ok(())
 }
 
+/// What a job prints may not come here: one line takes the place of all of them.
+pub fn hide(kept: &LogKept, lines: &mut Vec<LogLine>) {
+    lines.truncate(usize::from(kept.bytes == 0));
+    for line in lines {
+        line.line =
+            "perigee: what this job prints may not leave its site and is not kept: write it \
+                     to a file in /output, or say `writes: {leave-site: allowed}` in the job file"
+                .to_owned();
+    }
+}
+
 fn size_of(lines: &[LogLine]) -> u64 {
     lines.iter().map(|line| line.line.len() as u64 + LINE_BYTES).sum()
 }
@@ -123,6 +134,23 @@ mod tests {
     use super::*;
     use crate::cluster::Timing;
     use crate::supervisor::Supervisor;
+
+    #[test]
+    fn one_line_says_where_the_hidden_ones_go() {
+        let line = |seq| LogLine {
+            seq,
+            uptime_ms: 0,
+            stream: LogStream::Stdout,
+            line: "secret".to_owned(),
+        };
+        let mut lines = vec![line(1), line(2)];
+        hide(&LogKept::default(), &mut lines);
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].line.contains("/output") && !lines[0].line.contains("secret"));
+        let mut lines = vec![line(3)];
+        hide(&LogKept { bytes: 100, ..LogKept::default() }, &mut lines);
+        assert!(lines.is_empty());
+    }
 
     #[tokio::test]
     async fn a_log_without_end_keeps_its_last_part_and_is_read_in_pages() {

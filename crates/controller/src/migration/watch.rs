@@ -368,6 +368,7 @@ mod tests {
             arrives_by: None,
             arrives_compressed: false,
             locks_memory: false,
+            hides_output: false,
         };
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());

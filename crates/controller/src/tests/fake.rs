@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage};
+use perigee_model::leave_site::{FindLayers, FoundLayers, LeaveSiteSet, SetLeaveSite};
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, WriterEpochs, fate};
 use perigee_model::vm::{
@@ -90,6 +91,8 @@ pub struct Inside {
     /// KVM on such a processor; otherwise TCG.
     pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
+    /// What has layers here that somebody looks for.
+    pub copies: Vec<String>,
     pub attachments: BTreeMap<VolumeName, String>,
     /// By their names, the volumes that are traced.
     pub traces: BTreeMap<String, Vec<VolumeName>>,
@@ -229,6 +232,8 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
         .route("/v1/volumes/{volume}/data", put(write).get(read))
+        .route("/v1/volumes/{volume}/leave-site", put(set_leave_site))
+        .route("/v1/layers/find", post(find_layers))
         .route("/v1/volumes/{volume}/epoch/issue", post(issue))
         .route("/v1/volumes/{volume}/epoch", post(change_epoch))
         .route("/v1/attachments", get(attachments))
@@ -637,6 +642,30 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
     };
     inside.volumes.insert(new.name, volume);
     Ok(Json(info))
+}
+
+async fn set_leave_site(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Json(ask): Json<SetLeaveSite>,
+) -> Reply<LeaveSiteSet> {
+    let mut inside = inside.lock().expect("lock");
+    let info = &mut inside.volumes.get_mut(&name).ok_or_else(no_volume)?.info;
+    info.leave_site = ask.leave_site;
+    let (also, may_leave) = Default::default();
+    let layers = vec![LayerId(uuid::Uuid::nil())];
+    Ok(Json(LeaveSiteSet { leave_site: ask.leave_site, layers, also, may_leave }))
+}
+
+async fn find_layers(State(inside): Shared, Json(ask): Json<FindLayers>) -> Reply<FoundLayers> {
+    let mut inside = inside.lock().expect("lock");
+    let volume = ask.volume.and_then(|volume| inside.volumes.get_mut(&volume));
+    if let (Some(volume), Some(leave_site)) = (volume, ask.leave_site) {
+        volume.info.leave_site = leave_site;
+    }
+    let users = inside.copies.clone();
+    let layers = if users.is_empty() { Vec::new() } else { ask.layers };
+    Ok(Json(FoundLayers { layers, users }))
 }
 
 fn volume_info(new: &CreateVolume) -> VolumeInfo {

@@ -1,12 +1,14 @@
 //! Jobs and moves with a volume that may not leave its site. `tpch` is at `cloud1`, jobs start at `home1`.
 
-use perigee_model::guest::GuestBody;
+use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, JobSpec, JobState};
+use perigee_model::leave_site::SetLeaveSite;
 use perigee_model::plan::Way;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{DiskRole, LeaveSite, ProblemKind};
 
-use super::{Lab, data_volume, spec, vm_of};
+use super::{Lab, data_volume, finish, spec, vm_of};
+use crate::leave_site::{self, Of};
 use crate::{jobs, planning, vms, volume_moves};
 
 async fn held() -> Lab {
@@ -37,6 +39,55 @@ async fn what_a_job_writes_stays_at_the_site_of_held_data() {
         lab.home.inside().vms[&vm].report.spec.locks_memory,
         "its memory stays off the disks there"
     );
+    lab.home.say(&vm, GuestBody::Started);
+    let line = |line: &str| GuestBody::Log { stream: LogStream::Stdout, line: line.to_owned() };
+    lab.home.say(&vm, line("the secret"));
+    lab.home.say(&vm, line("and more"));
+    lab.home.say(&vm, GuestBody::Exited { code: 0 });
+    lab.wait_for_state(&id, JobState::Collecting).await;
+    let log = jobs::log(&lab.cluster, &id, 0, 10).await.expect("its log");
+    assert_eq!(log.len(), 1, "{log:?}");
+    assert!(log[0].line.contains("write it to a file in /output"), "{log:?}");
+    assert!(lab.home.inside().vms[&vm].report.spec.hides_output, "the agent is told");
+}
+
+#[tokio::test]
+async fn data_become_held_only_without_copies_elsewhere_and_while_no_job_uses_them() {
+    let lab = Lab::up().await;
+    let (of, name) = (Of::Volume(data_volume()), data_volume());
+    let set = async |leave_site| {
+        let ask = SetLeaveSite { leave_site, confirmed: true };
+        leave_site::set(&lab.cluster, &of, ask).await
+    };
+    let now = || lab.cloud.inside().volumes[&name].info.leave_site;
+    lab.home.inside().copies = vec!["the replica of volume tpch".to_owned()];
+    let refused = set(LeaveSite::Never).await.expect_err("there is a copy");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("the replica of volume tpch at home1"), "{refused}");
+    assert_eq!(now(), LeaveSite::Allowed, "it is as before");
+    lab.home.inside().copies.clear();
+
+    lab.home.inside().down = true;
+    let refused = set(LeaveSite::Never).await.expect_err("who knows what home1 has");
+    assert_eq!(refused.kind, ProblemKind::Unavailable, "{refused}");
+    assert_eq!(now(), LeaveSite::Allowed, "it is as before");
+    lab.home.inside().down = false;
+
+    let id = lab.submit(spec(Access::Read)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    let refused = set(LeaveSite::Never).await.expect_err("a VM elsewhere has it in its memory");
+    assert!(refused.why.contains(id.as_str()), "{refused}");
+    assert_eq!(now(), LeaveSite::Allowed, "it is as before");
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+
+    set(LeaveSite::Never).await.expect("nothing stands against it");
+    assert_eq!(now(), LeaveSite::Never);
+    set(LeaveSite::Never).await.expect("again");
+    set(LeaveSite::Allowed).await.expect("it is confirmed");
+    assert_eq!(now(), LeaveSite::Allowed);
 }
 
 #[tokio::test]
@@ -53,6 +104,7 @@ async fn a_job_file_may_let_what_it_writes_leave_and_a_free_volume_is_no_way_out
         lab.home.inside().vms[&vm].report.spec.locks_memory,
         "what it reads is held all the same"
     );
+    assert!(!lab.home.inside().vms[&vm].report.spec.hides_output, "what it prints may leave");
 }
 
 #[tokio::test]

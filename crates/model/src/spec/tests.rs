@@ -52,6 +52,7 @@ fn vm(disks: usize) -> VmSpec {
         arrives_by: None,
         arrives_compressed: false,
         locks_memory: false,
+        hides_output: false,
     }
 }
 

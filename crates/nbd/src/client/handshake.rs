@@ -47,8 +47,12 @@ impl ExportInfo {
         self.flags & flag != 0
     }
 
-    /// Whether it is the export that was there before, as far as the server says.
+    /// Whether it is the export that was there before, as far as the server says. One that is held now and was not
+    /// is another one: whoever opened it has to open it again.
     pub fn is_still(&self, before: &Self) -> bool {
+        if self.held && !before.held {
+            return false;
+        }
         match (self.incarnation, before.incarnation) {
             // The volume may have been enlarged in the meantime.
             (Some(is), Some(was)) => is == was && self.size_bytes >= before.size_bytes,

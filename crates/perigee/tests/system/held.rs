@@ -47,7 +47,8 @@ fn read_job(volume: &str) -> String {
         "name: read-{volume}\nimage: debian\nmemory: 256MiB\nplacement: {{host: cloud1, move: auto}}\n\
          volumes: [{{volume: {volume}, access: read}}]\n\
          command: |\n  set -eu\n  seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)\n  \
-         cp /data/text /output/text; cp /data/text /var/text; sync\n  echo copied $(wc -l < /var/text)\n  \
+         cp /data/text /output/text; cp /data/text /var/text; sync; tail -1 /var/text\n  \
+         echo \"$(wc -l < /var/text)/4000 $(tail -1 /var/text)\" > $PERIGEE_PROGRESS\n  \
          while [ \"$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)\" != S ]; do\n    \
          sleep 0.2\n  done\n"
     )
@@ -75,8 +76,7 @@ async fn marked_while_read(system: &System, volume: &str) -> Checked<Vec<String>
     until("the job to have copied the text", async || {
         let now = system.job(&job.id).await?;
         ensure!(!now.state.is_final(), "{:?}: {}", now.state, now.reason);
-        let log = system.log(&job.id).await?;
-        Ok(log.iter().any(|line| line == "copied 4000").then_some(()))
+        Ok(now.progress.is_some_and(|progress| progress.done == 4000).then_some(()))
     })
     .await?;
     let found = marked(&system.host_file("cloud1", ""));

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use perigee_model::leave_site::{SiteAddress, SiteMap};
-use perigee_model::{LayerId, SiteId};
+use perigee_model::{LayerId, SiteId, VolumeName};
 use rusqlite::{Transaction, params};
 
 use super::columns::{Parsed, parsed};
@@ -53,6 +53,38 @@ impl Catalog {
                 }
             })
         })
+    }
+
+    /// Whether an image or a volume has the layer in its chain, and not the layer `above` it. What departed from
+    /// here, and points of replicas, count only for a volume, and only if they are another volume's.
+    pub(crate) fn has_other_users(
+        &self,
+        layer: LayerId,
+        above: LayerId,
+        volume: Option<&VolumeName>,
+    ) -> Result<bool> {
+        let sql = "WITH RECURSIVE others(id) AS (
+                       SELECT ?1
+                       UNION SELECT l.id FROM layers l JOIN others ON l.parent = others.id
+                       WHERE l.id <> ?2
+                   )
+                   SELECT EXISTS (SELECT 1 FROM volumes WHERE head IN others)
+                       OR EXISTS (SELECT 1 FROM images WHERE layer IN others)
+                       OR EXISTS (SELECT 1 FROM departed WHERE top IN others AND volume <> ?3)
+                       OR EXISTS (SELECT 1 FROM replicas WHERE layer IN others AND volume <> ?3)";
+        let volume = volume.map(VolumeName::as_str);
+        let row = params![layer.to_string(), above.to_string(), volume];
+        // Nothing is unequal to NULL in SQL, so without a volume none of them counts.
+        self.lock().prepare_cached(sql)?.query_row(row, |row| row.get(0))
+    }
+
+    /// The topmost layers of what is kept here of a volume that has its home elsewhere.
+    pub(crate) fn kept_of(&self, volume: &VolumeName) -> Result<Vec<LayerId>> {
+        let sql = "SELECT top FROM departed WHERE volume = ?1 AND top IS NOT NULL
+                   UNION SELECT layer FROM replicas WHERE volume = ?1";
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(sql)?;
+        statement.query_map([volume.as_str()], |row| parsed(row, 0))?.collect()
     }
 
     /// Those of these layers that are here.

@@ -218,7 +218,7 @@ async fn a_policy_that_changes_counts_for_what_is_open_and_for_copies_within_the
     attach(&host, &home, "data").await;
     copy(&home, &host, "seen", None).await.expect("a copy");
     let layers = vec![image.layer];
-    let find = FindLayers { layers: layers.clone(), leave_site: None };
+    let find = FindLayers { layers: layers.clone(), volume: None, leave_site: None };
     let found: FoundLayers = host.control.post("/v1/layers/find", &find).await.expect("them");
     assert_eq!((found.layers, found.users), (layers, vec!["image seen".to_owned()]));
 
@@ -252,6 +252,26 @@ async fn carry_within_the_site(home: &Server, other: &Server) {
     assert_eq!(clone.leave_site, LeaveSite::Never);
     let refused = take(other, home, "clone").await.expect_err("a move to another site");
     assert!(is_refusal(&refused.to_string()), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_move_has_left_at_the_home_is_held_with_the_volume() {
+    let (home, other) = (Server::start().await, Server::start().await);
+    for server in [&home, &other] {
+        tell_sites(server, "home").await;
+    }
+    make_held(&home, "data", LeaveSite::Allowed).await;
+    take(&home, &other, "data").await.expect("a move");
+    let find =
+        FindLayers { layers: Vec::new(), volume: Some(volume_name("data")), leave_site: None };
+    let found: FoundLayers = home.control.post("/v1/layers/find", &find).await.expect("them");
+    assert_eq!(found.users, ["volume data, which departed,"], "it is found by its name");
+    take(&other, &home, "data").await.expect("and back");
+    let found: FoundLayers = home.control.post("/v1/layers/find", &find).await.expect("them");
+    assert_eq!(found.layers.len(), 1, "nobody has said yet that it is needed no longer");
+    let done = set(&home, "volumes/data", LeaveSite::Never, false).await.expect("it is held");
+    assert!(done.layers.contains(&found.layers[0]), "{done:?}");
+    assert!(done.may_leave.is_empty(), "{done:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
