@@ -432,13 +432,17 @@ async fn a_write_while_the_head_is_sealed_goes_into_the_new_head() {
     let (release, released) = mpsc::channel::<()>();
     let (started, mut has_started) = tokio::sync::mpsc::channel(1);
     let data = bench.file(data_name).await;
-    let (second, writer) = (Arc::clone(&data), Arc::clone(&bench.device));
-    // The flush that writers wait for is the second one, of what came during the first.
+    let (second, third) = (Arc::clone(&data), Arc::clone(&data));
+    let writer = Arc::clone(&bench.device);
+    // The flush that writers wait for is the third one, of what came during the second.
     *data.on_sync.lock().unwrap() = Some(Box::new(move || {
         assert!(matches!(writer.try_write(0, &[1; BLOCK]), Some(Ok(()))), "nobody waits yet");
         *second.on_sync.lock().unwrap() = Some(Box::new(move || {
-            started.try_send(()).unwrap();
-            released.recv_timeout(Duration::from_secs(120)).expect("released within 120 s");
+            assert!(matches!(writer.try_write(0, &[1; BLOCK]), Some(Ok(()))), "still nobody");
+            *third.on_sync.lock().unwrap() = Some(Box::new(move || {
+                started.try_send(()).unwrap();
+                released.recv_timeout(Duration::from_secs(120)).expect("released within 120 s");
+            }));
         }));
     }));
     let pool = Arc::clone(&bench.pool);
