@@ -18,7 +18,7 @@ pub const QEMU: &str = "qemu-system-x86_64";
 const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
 const MIB: u64 = 1 << 20;
 
-/// All of QEMU's memory stays in memory, or QEMU does not start.
+/// QEMU locks all of its memory, so that none of it is swapped. If it can't, it does not start.
 pub const MEM_LOCK: [&str; 2] = ["-overcommit", "mem-lock=on"];
 /// The last output of a console that is not written to a file.
 const CONSOLE_BYTES: u32 = 64 << 10;
@@ -86,7 +86,7 @@ pub fn arguments(
     add(&["-boot", "strict=on"]);
     add(&["-chardev", &socket("monitor", &dir.qmp()), "-mon", "chardev=monitor,mode=control"]);
     let console = escape(&dir.console());
-    // What a guest prints may be what it has read.
+    // A guest may print what it has read.
     add(&[
         "-chardev",
         &if locked {

@@ -132,7 +132,7 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
-    /// Whether the device is another host's, and that host says that its data may not leave its site.
+    /// Whether the device is at another host, and that host says that the data may not leave its site.
     fn is_held(&self) -> bool {
         false
     }

@@ -24,10 +24,10 @@ pub const CHECKSUMS_SUFFIX: &str = "@sums";
 /// layers below it.
 pub const OWN_SUFFIX: &str = "@own";
 
-/// The suffix of an export's description that says that its data may not leave its site.
+/// This suffix of an export's description says that the export's data may not leave its site.
 pub const HELD_SUFFIX: &str = " held";
 
-/// What another host's server is told of its session on a volume.
+/// What a volume's home says to another host's server about a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionHome {
     /// The volume server that has the volume.
@@ -76,7 +76,7 @@ pub struct Export {
     pub counters: Arc<Counters>,
     /// Where the volume is, if it is one.
     pub home: Option<SessionHome>,
-    /// Its data may not leave its site; a copy of them is held where it is, too.
+    /// Its data may not leave its site. A copy of it is held too, where the copy is.
     pub held: bool,
 }
 

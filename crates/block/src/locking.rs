@@ -1,4 +1,4 @@
-//! Locks on what must be whole: the state of layers, volumes and connections.
+//! Locks on state that must be consistent: that of layers, volumes and connections.
 //!
 //! A holder that panics may leave a half-made change behind, and nobody may use it after that. So the process ends
 //! when such a lock is wanted again. This costs no more than a kill: what was acknowledged is on the disk or in

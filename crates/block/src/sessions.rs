@@ -36,7 +36,7 @@ pub struct SessionKey {
 /// Separates the parts of a proxy's key. No export name contains it.
 const SEPARATOR: char = '#';
 
-/// One of a proxy's sessions on an export, as its home is told of it.
+/// One of a proxy's sessions on an export, as the proxy names it to the home.
 #[derive(Debug)]
 pub struct ProxyKey {
     session: String,

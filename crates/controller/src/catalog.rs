@@ -286,7 +286,7 @@ pub async fn roomiest(cluster: &Cluster) -> Result<Arc<HostLink>, Problem> {
     roomiest_of(cluster, |_| true).await
 }
 
-/// The host with the most free space, of some.
+/// The host with the most free space, among those that are wanted.
 pub async fn roomiest_of(
     cluster: &Cluster,
     is_wanted: impl Fn(&HostLink) -> bool,

@@ -168,7 +168,7 @@ async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(),
     ))
 }
 
-/// A host that has a copy already gets what it still lacks from this host from then on.
+/// If the host has a copy already, the copy gets what it still lacks from this source from now on.
 async fn copy(
     from: &HostLink,
     to: &HostLink,

@@ -1,4 +1,4 @@
-//! Data that may not leave their site ([`perigee_model::leave_site`]). The volume servers enforce it; the
+//! Data that may not leave its site ([`perigee_model::leave_site`]). The volume servers enforce it. The
 //! controller tells them the sites of the hosts, and asks for nothing that they would refuse.
 
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ pub async fn tell_sites(cluster: &Cluster) {
     join_all(asked).await;
 }
 
-/// The addresses of the hosts. One that hosts of two sites have is left out: it says nothing.
+/// The addresses of the hosts. An address that hosts of two sites share is left out.
 fn addresses(hosts: &[Arc<HostLink>]) -> Vec<SiteAddress> {
     let mut sites: BTreeMap<IpAddr, Option<SiteId>> = BTreeMap::new();
     for host in hosts {
@@ -98,7 +98,7 @@ fn site_of(cluster: &Cluster, host: &HostId) -> Result<SiteId, Problem> {
     Ok(cluster.hosts.get(host)?.addresses.site.clone())
 }
 
-/// Refuses to bring a volume that is held to another site. A home that does not answer refuses it by itself.
+/// Refuses to bring a held volume to another site. If its home does not answer now, the home itself refuses later.
 ///
 /// # Errors
 /// `Conflict`, which names the volume, its policy and the sites.
@@ -127,7 +127,7 @@ pub async fn check_move(
     }
 }
 
-/// Whether the controller is at the host's site, as it was told.
+/// Whether the controller is at the host's site, as its option `--site` says.
 pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
     let site = cluster.site.get();
     site.is_some() && site_of(cluster, host).ok().as_ref() == site
@@ -178,11 +178,11 @@ pub fn check_migration(
 /// What a job uses that may not leave its site.
 #[derive(Debug, Clone, Default)]
 pub struct Held {
-    /// Its data volumes that may not, by the names in the job file.
+    /// Its data volumes that may not leave, by the names in the job file.
     pub volumes: Vec<VolumeName>,
-    /// Its image may not: a host that has it.
+    /// A host that has its image, if the image may not leave.
     pub image_at: Option<HostId>,
-    /// What the job writes stays at this host, at the site of the data. `None`: it may be anywhere.
+    /// A host at the site of the data, where what the job writes stays. `None`: it may be anywhere.
     pub writes_at: Option<HostId>,
 }
 
@@ -264,13 +264,12 @@ async fn image_held_at(cluster: &Cluster, image: &ImageName) -> Result<Option<Ho
     Err(Problem::unavailable(format!("image {image}"), why).next("see `perigee host list`"))
 }
 
-/// Changes whether a volume or an image may leave its site. It is held at its home first; then copies are
-/// looked for, because a home that holds it lets no new ones be made.
+/// Changes whether a volume or an image may leave its site. Its home holds it first, so that no new copies are
+/// made. Then copies are looked for.
 ///
 /// # Errors
-/// `Conflict` when it becomes held and another site has a copy, or has it open in a way that is not allowed
-/// then; `Unavailable` when a host does not answer that may have one; `Invalid` when it is let go and that
-/// is not confirmed.
+/// `Conflict` when it is to be held and another site has a copy; `Unavailable` when a host that may have one
+/// does not answer; `Invalid` when it is released and that is not confirmed.
 pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveSiteSet, Problem> {
     let homes = homes(cluster, of).await?;
     let Some(first) = homes.first() else {
@@ -385,7 +384,7 @@ fn copies(what: &str, copies: &[String]) -> Problem {
     Problem::conflict(what, why).next("delete them there first")
 }
 
-/// Has the hosts of the home's site hold the layers or let them go; for those that are held, looks for
+/// Has the hosts of the home's site hold or release the layers. For layers that are held, also looks for
 /// copies at other sites.
 async fn look(
     cluster: &Cluster,

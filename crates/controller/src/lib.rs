@@ -52,8 +52,8 @@ pub struct Config {
     /// The directory of the store, bundles and outputs. It is created if it does not exist.
     pub state: PathBuf,
     pub listen: Vec<Listen>,
-    /// The site that the controller is at, if it is at one: only then it gets the outputs of jobs that may
-    /// not leave that site.
+    /// The controller's site, if it is at one. Outputs that may not leave their site come to the controller only if
+    /// it is at that site.
     pub site: Option<SiteId>,
 }
 

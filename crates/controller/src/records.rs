@@ -76,7 +76,7 @@ pub struct ImageRecord {
 }
 
 impl ImageRecord {
-    /// A name without a layer.
+    /// The record of a name that has no layer yet.
     pub fn new(name: ImageName) -> Self {
         Self { name, layer: None, import: None, leave_site: LeaveSite::Allowed }
     }

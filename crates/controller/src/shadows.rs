@@ -1,6 +1,6 @@
 //! Shadows: what a volume's old home keeps of it for a while after a move, so that moving back ships only what
-//! changed. A shadow is dropped when its time is over, when its host's pool has little room, when the volume is
-//! gone or back, and when somebody deletes an image that may be below it.
+//! changed. A shadow is deleted when its time is over, when its host's pool has little room, when the volume was
+//! deleted or has come back, and when somebody deletes an image that may be below it.
 
 use std::sync::Arc;
 

@@ -67,7 +67,7 @@ enum BodyError {
     Broken(#[from] axum::Error),
 }
 
-/// From where a request comes, as an extension of the request; `None` for a unix socket of this host.
+/// The address from which a request comes, as an extension of the request; `None` for a unix socket of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress(pub Option<IpAddr>);
 

@@ -308,7 +308,7 @@ impl<'a> Login<'a> {
         let claim = self.shared.sessions.claim(key, &self.stop).await;
         let claim = claim.ok_or(Refusal::UNAVAILABLE)?;
         let address = self.peer.parse::<SocketAddr>().map(|peer| peer.ip().to_canonical());
-        // An address that is not known is of no site.
+        // A peer without an address belongs to no site.
         let address = Some(address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()));
         let peer = Peer { address, encrypted: false };
         let opened = self.shared.exports.open(export, Opener::Client, peer).await;

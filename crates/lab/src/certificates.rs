@@ -1,4 +1,4 @@
-//! An authority for one lab, and certificates of it for the hosts.
+//! A certificate authority for one lab, and certificates that it issues to the hosts.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 use crate::definition::Definition;
 
-/// Makes `ca.pem`, and `HOST.pem` and `HOST.key` for each host. The authority's key is kept nowhere.
+/// Makes `ca.pem`, and `HOST.pem` and `HOST.key` for each host. The authority's key is not stored.
 ///
 /// # Errors
 /// When a file can't be written.

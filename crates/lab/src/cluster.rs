@@ -161,7 +161,7 @@ impl Cluster {
         Err(late(format!("can't cancel job {id}")))
     }
 
-    /// Asks for a VM's move, as soon as what was left of an earlier one is removed.
+    /// Asks for a VM's move. Waits before that until what an earlier move has left is removed.
     pub async fn ask_to_move(&self, vm: &VmId, wish: &MoveVm) -> Result<Migration, Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         loop {
@@ -178,7 +178,7 @@ impl Cluster {
         self.quick.get(&format!("/v1/vms/{vm}")).await
     }
 
-    /// Waits until a VM's move has ended, well or not.
+    /// Waits until a VM's move has succeeded or failed.
     pub async fn moved(&self, asked: &Migration) -> Result<Migration, Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {
@@ -197,8 +197,8 @@ impl Cluster {
         self.quick.post(&format!("/v1/volumes/{name}/move"), &ask).await
     }
 
-    /// Waits until all that comes after a VM has its home, and all of its data, at the VM's new host. The seed
-    /// stays where it is.
+    /// Waits until the volumes that come after a VM have their homes and all of their data at the VM's new host. The
+    /// seed stays where it is.
     pub async fn volumes_followed(&self, vm: &VmId, to: &HostId) -> Result<(), Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {
@@ -214,7 +214,7 @@ impl Cluster {
         Err(late(format!("can't complete the volumes of VM {vm} at {to}")))
     }
 
-    /// Waits until a volume's last move has ended, well or not.
+    /// Waits until a volume's last move has succeeded or failed.
     pub async fn volume_moved(&self, name: &VolumeName) -> Result<VolumeMove, Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {

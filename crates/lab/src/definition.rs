@@ -112,8 +112,8 @@ pub struct Definition {
     pub links: Vec<Link>,
     /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
-    /// The volume servers speak TLS with each other. Without it data that may not leave their site are not
-    /// read from other sites.
+    /// The volume servers speak TLS with each other. Without it no other site can read data that may not leave its
+    /// site.
     #[serde(default)]
     pub tls: bool,
 }

@@ -13,7 +13,7 @@
 //! | where are its sockets and logs | `state.rs` |
 //! | tables, queries and independent answers | `tpch/` |
 //! | what does `make demo` do | `demo/` |
-//! | how are jobs run and moved for a measurement | `cluster.rs` |
+//! | how does a measurement run and move jobs | `cluster.rs` |
 //! | how does a QEMU run without Perigee | `bare/` |
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |

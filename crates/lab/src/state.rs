@@ -45,7 +45,7 @@ impl LabDir {
         &self.0
     }
 
-    /// The authority of the lab, and a certificate of it for each host.
+    /// The lab's certificate authority, and a certificate for each host.
     pub fn certificates(&self) -> PathBuf {
         self.0.join("certificates")
     }

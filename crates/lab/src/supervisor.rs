@@ -195,7 +195,7 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
     if file.definition.tls {
         let pem = |name: &str| dir.certificates().join(name).display().to_string();
         let (cert, key) = (pem(&format!("{host}.pem")), pem(&format!("{host}.key")));
-        // Programs without a certificate are still served what they may have.
+        // `optional`: programs without a certificate still get what they may have.
         args.extend(words(&["--tls-cert", &cert, "--tls-key", &key, "--tls", "optional"]));
         args.extend(words(&["--remote-tls-ca", &pem("ca.pem")]));
     }

@@ -1,10 +1,10 @@
-//! A bounded map that gives up, when it is full, what was not read since it was last looked at (CLOCK). A host's
-//! read cache is one, and the planner's replay of it too.
+//! A bounded map. When it is full, it drops an entry that was not read lately (the CLOCK algorithm). A host's read
+//! cache and the planner's replay of that cache use it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// The map. Its bound is named at each [`Clock::place`].
+/// The map. Each call of [`Clock::place`] names the bound.
 #[derive(Debug)]
 pub struct Clock<K, V> {
     places: HashMap<K, usize>,
@@ -27,20 +27,20 @@ impl<K, V> Default for Clock<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Clock<K, V> {
-    /// The value of a key, which counts as read.
+    /// The value of a key. The key counts as read.
     pub fn read(&mut self, key: &K) -> Option<&V> {
         let slot = &mut self.slots[*self.places.get(key)?];
         slot.read = true;
         Some(&slot.value)
     }
 
-    /// The value of a key.
+    /// The value of a key. The key does not count as read.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.places.get(key).map(|place| &self.slots[*place].value)
     }
 
-    /// The place of a key's value, which the caller then sets: the key's own, a new one, or that of a key that
-    /// is given up. `None` if not even one fits.
+    /// The place of a key's value. The caller then sets the value. It is the key's own place, a new one, or that
+    /// of a key that is dropped. `None` if the bound is 0 and the map is empty.
     pub fn place(&mut self, key: K, slots_max: usize, new: impl FnOnce() -> V) -> Option<&mut V> {
         let place = match self.places.get(&key) {
             Some(place) => *place,
@@ -56,7 +56,7 @@ impl<K: Copy + Eq + Hash, V> Clock<K, V> {
         Some(&mut self.slots[place].value)
     }
 
-    /// Gives up a key.
+    /// Drops a key.
     pub fn remove(&mut self, key: &K) {
         if let Some(place) = self.places.remove(key) {
             self.slots[place].key = None;
@@ -69,7 +69,7 @@ impl<K: Copy + Eq + Hash, V> Clock<K, V> {
         self.slots.len()
     }
 
-    /// A slot to use again; what is in it goes.
+    /// Drops an entry, and returns its slot.
     fn free(&mut self) -> usize {
         loop {
             let place = self.hand;

@@ -64,7 +64,7 @@ impl Tenure {
         Self(self.0.saturating_add(1))
     }
 
-    /// The one before it.
+    /// The tenure before this one.
     #[must_use]
     pub fn before(self) -> Self {
         Self(self.0.saturating_sub(1))
@@ -189,8 +189,8 @@ pub enum HomeState {
     NotHere {
         /// The highest tenure that it refused or had; 0: it never heard of the volume.
         refused: Tenure,
-        /// The highest tenure that it had; 0: none that it knows of. A volume that it had in its latest tenure was
-        /// deleted there.
+        /// The highest tenure that began at this server; 0: none that it knows of. If it is the volume's latest tenure,
+        /// the volume was deleted there.
         #[serde(default)]
         had: Tenure,
     },

@@ -99,8 +99,8 @@ pub struct JobSpec {
     pub start: Start,
     /// Whether the planner may migrate the running VM.
     pub may_migrate: bool,
-    /// Whether what the job writes may leave the site of data that it uses and that may not. Its root disk and
-    /// its output are held at that site otherwise.
+    /// Whether what the job writes may leave the site of held data that it uses. If not, its root disk and its
+    /// output are held at that site.
     #[serde(default = "never")]
     pub writes: LeaveSite,
     /// The command is ended after so many seconds; `None`: never.
@@ -267,7 +267,7 @@ pub struct Migration {
     /// Whether the volumes that the VM writes come after it.
     #[serde(default)]
     pub volumes: VolumesOnMove,
-    /// The moves of other VMs over the same link that it waits for.
+    /// The number of other VMs' moves over the same link that it waits for.
     #[serde(default)]
     pub moves_ahead: u32,
     /// The link is thin, so the memory is compressed on its way. [`Self::bytes`] and the rates are those before
@@ -388,7 +388,7 @@ pub struct NewVolume {
     pub size_bytes: Option<u64>,
     /// What it starts with.
     pub source: VolumeSource,
-    /// Whether it may leave its site. It may not where its source may not, whatever is said here.
+    /// Whether it may leave its site. If its source may not, it may not either, whatever this says.
     #[serde(default)]
     pub leave_site: LeaveSite,
 }

@@ -1,9 +1,10 @@
-//! Whether data may leave the site that it is at. The volume server that has the data enforces it: it knows
-//! the site of who asks by the asker's address, and not by what the asker says.
+//! Whether data may leave the site where it is. The volume server that has the data enforces this. It finds the
+//! site of a client or a host by its address, and does not trust what the other side says. Data that may not
+//! leave its site is called *held*.
 //!
-//! Data that may not leave is read from other sites over encrypted links into memory, and in no other way:
-//! there is no copy of it, no replica, and its home does not move there. What is made from it, as a clone
-//! or a snapshot, may not leave either.
+//! Other sites read held data over encrypted links into memory, and in no other way: there is no copy and no
+//! replica of it, and its home does not move there. What is made from held data, for example a clone or a
+//! snapshot, is held too.
 
 use std::net::IpAddr;
 
@@ -21,7 +22,7 @@ pub enum LeaveSite {
     /// Copies may be made anywhere.
     #[default]
     Allowed,
-    /// Other sites may only read and write it in its place, over an encrypted link.
+    /// Other sites may only read and write it where it is, over an encrypted link.
     Never,
 }
 
@@ -31,13 +32,13 @@ impl LeaveSite {
         self == Self::Never
     }
 
-    /// What one who holds it, or does not, says.
+    /// The policy of data that is held, or that is not.
     pub fn held(held: bool) -> Self {
         if held { Self::Never } else { Self::Allowed }
     }
 }
 
-/// A text that names no [`LeaveSite`].
+/// A text that is not the name of a [`LeaveSite`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} does not say whether data may leave its site: use allowed or never")]
 pub struct BadLeaveSite(String);
@@ -66,9 +67,9 @@ impl std::fmt::Display for LeaveSite {
 /// Changes whether a volume or an image may leave its site, at its volume server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SetLeaveSite {
-    /// What holds from now on.
+    /// The policy from now on.
     pub leave_site: LeaveSite,
-    /// Confirms that data which was held may leave from now on. Needed for that, and for nothing else.
+    /// Confirms that data which was held may leave from now on. It is needed for that only.
     #[serde(default)]
     pub confirmed: bool,
 }
@@ -76,21 +77,21 @@ pub struct SetLeaveSite {
 /// What a change of [`LeaveSite`] did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeaveSiteSet {
-    /// What holds now.
+    /// The policy now.
     pub leave_site: LeaveSite,
     /// The layers that are marked now, or that are not marked any more.
     pub layers: Vec<LayerId>,
-    /// Volumes and images of this pool for which the same holds now, because they stand on these layers:
+    /// Volumes and images of this pool that have the same policy now, because they stand on these layers:
     /// `volume NAME`, `image NAME`.
     pub also: Vec<String>,
-    /// Volumes and images with data of it that may leave all the same, because that data is theirs too.
+    /// Volumes and images that share data with it and may still leave, because the shared data is not held.
     pub may_leave: Vec<String>,
 }
 
-/// Looks for layers at a volume server, and perhaps changes whether they may leave their site.
+/// Looks for layers at a volume server, and can change whether they may leave their site.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FindLayers {
-    /// Those that are looked for; at most [`crate::limits::FOUND_LAYERS`].
+    /// The layers to look for; at most [`crate::limits::FOUND_LAYERS`].
     pub layers: Vec<LayerId>,
     /// What a replica has of this volume, and what it left there when it moved, is looked for as well.
     #[serde(default)]
@@ -103,21 +104,21 @@ pub struct FindLayers {
 /// Layers that are at a volume server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FoundLayers {
-    /// Of those that were looked for.
+    /// Those that were found.
     pub layers: Vec<LayerId>,
-    /// What has them in its chain, as in [`LeaveSiteSet::also`].
+    /// The volumes and images that have them in their chains, named as in [`LeaveSiteSet::also`].
     pub users: Vec<String>,
 }
 
-/// The sites of the cluster's hosts, as the controller knows them. A volume server keeps the last one that
-/// it was told, also over a restart.
+/// The sites of the cluster's hosts, as the controller knows them. A volume server keeps the last map that
+/// it got, also over a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SiteMap {
     /// The site of the volume server.
     pub here: SiteId,
     /// The hosts' addresses; at most [`crate::limits::SITE_ADDRESSES`].
     pub hosts: Vec<SiteAddress>,
-    /// The site of who tells this, if it knows: its address counts too.
+    /// The site of the sender, if the sender knows it. Then the sender's address belongs to that site.
     #[serde(default)]
     pub teller: Option<SiteId>,
 }
@@ -125,10 +126,10 @@ pub struct SiteMap {
 /// An address of a host, and the host's site.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct SiteAddress {
-    /// From which it connects to others.
+    /// The address from which it connects to others.
     #[schema(value_type = String)]
     pub address: IpAddr,
-    /// Where it is.
+    /// The host's site.
     pub site: SiteId,
 }
 

@@ -13,15 +13,16 @@ use std::time::Duration;
 
 use crate::volume::BLOCK_BYTES;
 
-/// Raised when a job over a proxy takes clearly another time than before: what older runs over a network took
-/// then says nothing about the next one.
+/// This number is raised when a change of the proxy clearly changes the time that a job takes over it. Older runs
+/// over a network then say nothing about the next one.
 pub const PROXY_GENERATION: u32 = 1;
 
-/// Longer reads are not kept in memory: whoever reads so much at once waits for no round trip in between.
+/// Longer reads are not kept in memory: a reader of so much at once waits for only one round trip.
 pub const KEPT_READ_BYTES_MAX: u32 = 4 << 20;
-/// A change of more blocks than this forgets all that is in memory: it may be a discard of the whole volume.
+/// After a write or discard of more blocks than this, nothing stays in memory: it may be a discard of the whole
+/// volume.
 pub const REMOVED_BLOCKS_MAX: u64 = 1 << 14;
-/// A host's memory for blocks of other hosts' volumes, if nobody sets it otherwise.
+/// The default of a host's memory for blocks of other hosts' volumes.
 pub const READ_CACHE_BYTES: u64 = 512 << 20;
 /// What is fetched ahead comes in pieces of this size: a reader waits for one, and not for all.
 const PIECE_BLOCKS: u64 = 64;
@@ -42,12 +43,11 @@ pub fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     })
 }
 
-/// A copy is completed in the background with this many requests of this many blocks in flight, and at most at
-/// this rate if nobody sets it otherwise.
+/// A copy is completed in the background by requests of this many blocks.
 pub const FILL_PIECE_BLOCKS: u64 = 32;
-/// See [`FILL_PIECE_BLOCKS`].
+/// The number of these requests that are in flight at once.
 pub const FILL_PIECES_IN_FLIGHT: usize = 8;
-/// See [`FILL_PIECE_BLOCKS`].
+/// The default of the highest rate at which copies are completed.
 pub const FILL_BYTES_PER_S: u64 = 100 << 20;
 
 const STREAMS_MAX: usize = 8;

@@ -3,8 +3,8 @@
 //! One round: the home seals what the volume has ([`SealReplica`]), and the replica's volume server makes
 //! copies of the layers that it lacks ([`PullReplica`]). A replica keeps its last complete points. When the
 //! home is lost, a complete point becomes the volume ([`PromoteReplica`]), with a new incarnation. So no
-//! session, epoch or message of the lost volume fits it. The lost home, when it comes back, keeps what it
-//! has as an image and has the volume no more ([`Supersede`]).
+//! session, epoch or message of the lost volume fits it. When the lost home comes back, it keeps what it has as
+//! an image, and does not have the volume any more ([`Supersede`]).
 
 use std::time::Duration;
 
@@ -15,13 +15,14 @@ use crate::home::{DepartedLayer, ServerAddresses, Tenure};
 use crate::volume::CachePolicy;
 use crate::{HostId, ImageName, LayerId, SiteId, TenantName, VolumeName};
 
-/// With more sealed layers than this, the layers of a volume or of its replica that can be merged are merged.
+/// If a volume or its replica has more sealed layers than this, those that can be merged are merged.
 pub const CHAIN_LAYERS_MAX: u64 = 32;
 
-/// Seals what a volume has for a replica, at the volume's home.
+/// Seals what a volume has, at its home, for a replica.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealReplica {
-    /// Whose it is. The home keeps the layer that each replica has, so that the next round ships only what is newer.
+    /// The replica's site. The home keeps the layer that each replica has, so that the next round ships only what is
+    /// newer.
     pub replica: SiteId,
 }
 
@@ -34,25 +35,25 @@ pub struct SealedReplica {
     pub size_bytes: u64,
     /// The sealed layers, topmost first; at least one.
     pub chain: Vec<DepartedLayer>,
-    /// Whose space it counts as.
+    /// The tenant whose space it counts as.
     pub tenant: TenantName,
     /// How the volume's own layer is read and written.
     pub cache: CachePolicy,
 }
 
-/// Tells a volume's home that a replica has all of a layer, or that there is no such replica any more.
+/// Tells a volume's home that a replica has all of a layer, or that the replica does not exist any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinReplica {
-    /// Whose it is.
+    /// The replica's site.
     pub replica: SiteId,
-    /// Its newest complete point; `None`: the replica is no more.
+    /// Its newest complete point; `None`: the replica does not exist any more.
     pub layer: Option<LayerId>,
 }
 
 /// A layer that a volume's home keeps for a replica.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaPin {
-    /// Whose it is.
+    /// The replica's site.
     pub replica: SiteId,
     /// The layer.
     pub layer: LayerId,
@@ -68,11 +69,11 @@ pub struct ReplicaPin {
 pub struct PullReplica {
     /// The volume's home.
     pub from: ServerAddresses,
-    /// Whose replica it is.
+    /// The replica's site.
     pub replica: SiteId,
-    /// So many complete points are kept beside the new one, at least one.
+    /// How many complete points are kept beside the new one, at least one.
     pub keep: u32,
-    /// Now, by the clock of who asks; Unix time.
+    /// The present time by the controller's clock; Unix time.
     pub taken_ms: u64,
 }
 
@@ -90,7 +91,7 @@ pub struct ReplicaPoint {
     pub layer: LayerId,
     /// When the volume was sealed; Unix time.
     pub taken_ms: u64,
-    /// Bytes that are still to come; 0 when it is complete, compared with the home's checksums, and durable.
+    /// Bytes that are still missing; 0 when it is complete, compared with the home's checksums, and durable.
     pub missing_bytes: u64,
 }
 
@@ -103,7 +104,7 @@ pub struct VolumeReplica {
     pub tenure: Option<Tenure>,
     /// The newest first.
     pub points: Vec<ReplicaPoint>,
-    /// Layers below the newest point, with its own.
+    /// The number of layers of the newest point.
     pub layers: u64,
 }
 
@@ -128,7 +129,7 @@ pub struct PromoteReplica {
 pub struct Supersede {
     /// The volume's tenure at this server before.
     pub lost: Tenure,
-    /// The tenure of the volume that the replica became.
+    /// The tenure of the volume that the replica has become.
     pub tenure: Tenure,
     /// Where the volume is now.
     pub to: ServerAddresses,
@@ -148,7 +149,7 @@ pub struct ReplicateVolume {
     pub to: SiteId,
     /// Seconds between two rounds.
     pub every_s: u64,
-    /// So many complete points are kept.
+    /// How many complete points are kept.
     pub keep: u32,
 }
 
@@ -170,11 +171,11 @@ pub struct Replica {
     pub host: HostId,
     /// Seconds between two rounds.
     pub every_s: u64,
-    /// So many complete points are kept.
+    /// How many complete points are kept.
     pub keep: u32,
-    /// When the volume was as the newest complete point is; Unix time. `None`: no round is complete yet.
+    /// When the volume was sealed for the newest complete point; Unix time. `None`: no round is complete yet.
     pub complete_ms: Option<u64>,
-    /// Complete points.
+    /// The number of complete points.
     pub points: u32,
     /// What was written to the volume since the newest complete point; `None` while that is not known.
     pub behind_bytes: Option<u64>,
@@ -201,7 +202,7 @@ pub struct PromoteVolume {
     /// The host whose replica is taken [default: the one with the newest].
     #[serde(default)]
     pub host: Option<HostId>,
-    /// Also while the home answers.
+    /// Do it although the home answers.
     #[serde(default)]
     pub force: bool,
     /// Only say what would be lost.

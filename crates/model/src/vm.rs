@@ -115,7 +115,7 @@ pub struct VmSpec {
     /// That migration sends the memory compressed ([`MigrateOut::compressed`]).
     #[serde(default)]
     pub arrives_compressed: bool,
-    /// Its memory is never written to a disk of its host: it has data that may not leave another site.
+    /// QEMU's memory is never written to a disk of its host, because it has data that may not leave another site.
     #[serde(default)]
     pub locks_memory: bool,
     /// What its job prints is kept nowhere: it may not leave a site, and the agent or the controller is not there.

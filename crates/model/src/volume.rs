@@ -150,7 +150,7 @@ pub struct CreateVolume {
     /// A name for whoever made the volume. A deletion can require it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
-    /// Whether it may leave its site. It may not where its source may not, whatever is said here.
+    /// Whether it may leave its site. If its source may not, it may not either, whatever this says.
     #[serde(default)]
     pub leave_site: LeaveSite,
 }

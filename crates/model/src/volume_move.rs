@@ -137,7 +137,7 @@ pub struct VolumeMove {
     pub taken_ms: Option<u64>,
     /// When it was over; Unix time.
     pub ended_ms: Option<u64>,
-    /// What the new home has at most still to copy: the whole size counts until it is known which parts hold
+    /// The most that the new home still has to copy. The whole size counts until it is known which parts hold
     /// data. `None` while nothing is known.
     pub missing_bytes: Option<u64>,
     /// What it waits for, or why it was called off; empty when there is no trouble.

@@ -1,10 +1,10 @@
-//! Walks every world that a state machine can come into. The proofs of the machines use it.
+//! Walks every world (state of all parts together) that a state machine can reach. The proofs of the machines use it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Every world that can be reached, with the numbers of those that follow it. Messages that come late lead to
-/// worlds as well, but nobody may have to wait for one. So these are not among `next`.
+/// Every world that can be reached, with the numbers of the worlds that follow it. Late messages lead to worlds as
+/// well. But nobody may have to wait for such a message, so these worlds are not among `next`.
 pub(crate) struct Walk<World> {
     pub(crate) worlds: Vec<World>,
     numbers: HashMap<World, u32>,

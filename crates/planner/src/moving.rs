@@ -19,7 +19,7 @@ const ROUNDS_MAX: u32 = 30;
 /// CPUs with the threads that send them.
 pub(crate) const SPEED_WHILE_COPIED: f64 = 0.5;
 
-/// A predicted live migration, or move of volumes.
+/// A predicted live migration, or a predicted move of volumes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MoveCost {
     /// The sum of the three phases.

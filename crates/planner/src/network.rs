@@ -128,7 +128,7 @@ fn disk_network_s(disk: &DiskFacts) -> f64 {
     }
     let client_us = client.network_ns as f64 / client.network_requests as f64 / 1e3;
     let home_share = (mean_latency_us(&disk.at_home) / client_us).min(1.0);
-    // What is only read ahead delays nobody.
+    // A read-ahead alone delays nobody.
     let waited_ns = client.network_busy_ns.min(client.busy_ns);
     seconds(waited_ns.saturating_sub(disk.outage_ns)) * (1.0 - home_share)
 }

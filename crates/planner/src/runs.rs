@@ -115,7 +115,7 @@ pub struct PastRun {
     /// The result of replaying its block trace; `None` if it was not traced.
     #[serde(default)]
     pub replayed: Option<Replayed>,
-    /// [`PROXY_GENERATION`] of that time.
+    /// The [`PROXY_GENERATION`] at the time of the run.
     #[serde(default)]
     pub proxy_generation: u32,
 }
@@ -178,7 +178,7 @@ impl PastRun {
         .added_up()
     }
 
-    /// Whether it says what a job waits for over today's proxies. A local run always does.
+    /// Whether it still says what a job waits for. A run over an older proxy does not; a local run always does.
     pub(crate) fn is_of_today(&self) -> bool {
         self.round_trip_s() <= FAR_S || self.proxy_generation == PROXY_GENERATION
     }

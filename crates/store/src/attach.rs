@@ -46,8 +46,8 @@ impl Pool {
         .await
     }
 
-    /// An attached volume was found at another address than the one that was known. Nothing is recorded where
-    /// the volume was detached, has come here or was attached anew since.
+    /// Records that an attached volume was found at another address than the known one. Nothing is recorded if the
+    /// volume was detached, has come here, or was attached anew since.
     ///
     /// # Errors
     /// When the catalog can't be written.

@@ -4,8 +4,8 @@
 //!
 //! 1. The layers are compared with their checksums, so that damage is not sealed again.
 //! 2. The visible blocks are copied into a new layer's files, which are made durable.
-//! 3. One catalog transaction replaces the run by the new layer, unless a layer of the run was named or
-//!    cloned, or another host may be reading it, in the meantime.
+//! 3. One catalog transaction replaces the run by the new layer. It does not if a layer of the run was named or
+//!    cloned in the meantime, or if another host may be reading one.
 //! 4. Open volumes get the new chain while clients use them, and the files of the run are removed.
 //!
 //! A crash before 3 leaves the old chain and files that the next server removes; a crash after it
@@ -91,7 +91,7 @@ impl Pool {
         Ok(volume.ok_or_else(|| Problem::not_found(what, why))?.head)
     }
 
-    /// The runs below a layer from the top down, and how many layers the chain has with it.
+    /// The runs below a layer from the top down, and the number of layers in the chain, `top` included.
     pub(super) fn runs(&self, what: &str, top: LayerId) -> Result<(Vec<Run>, u64), Problem> {
         let failed = |error| catalog::problem(what, &error);
         let rows = self.catalog.chain(top).map_err(failed)?;

@@ -1,8 +1,8 @@
 //! Data that may not leave its site ([`LeaveSite::Never`]).
 //!
 //! A layer is marked, and what stands on it is held too: clones, snapshots, and what was written since. So
-//! every chain with a marked layer is held, whatever names it has. An image below a volume that is held is
-//! not marked: it has nothing of the volume.
+//! every chain with a marked layer is held, under all its names. An image below a held volume is
+//! not marked, because it has no data of the volume.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::blocking;
 use super::catalog::{self, LayerRow};
 use super::pool::Pool;
 
-/// As many names are told of what shares data.
+/// The most names in a list of what shares data.
 const NAMES_MAX: usize = 100;
 
 /// What a policy is about.
@@ -46,7 +46,7 @@ fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
 }
 
 impl Pool {
-    /// Whether these data may leave their site. `None`: they are not here.
+    /// Whether this data may leave its site. `None`: it is not here.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -74,10 +74,10 @@ impl Pool {
         top.map_or(Ok(false), |top| self.catalog.is_held(top).map_err(failed(what)))
     }
 
-    /// Changes whether data may leave their site. Copies that other hosts have are not looked for here.
+    /// Changes whether data may leave its site. This does not look for copies at other hosts.
     ///
     /// # Errors
-    /// Not found; invalid when data that were held are to be let go, and this is not confirmed.
+    /// Not found; invalid when held data is to be released and this is not confirmed.
     pub async fn set_leave_site(
         self: &Arc<Self>,
         of: &Data,
@@ -153,7 +153,7 @@ impl Pool {
         Ok(LeaveSiteSet { leave_site, layers, also, may_leave: Vec::new() })
     }
 
-    /// The volumes and images that stand on one of these layers, without the one that is asked about.
+    /// The volumes and images that stand on one of these layers, except for `but`.
     fn users_but(&self, what: &str, of: &[LayerId], but: &Data) -> Result<Vec<String>, Problem> {
         let mut users = BTreeSet::new();
         for layer in of {
@@ -205,7 +205,7 @@ impl Pool {
         .await
     }
 
-    /// The sites of the cluster's hosts, as they were told last. `None`: never.
+    /// The sites of the cluster's hosts, as this pool got them last. `None`: it never got them.
     ///
     /// # Errors
     /// When the catalog can't be read.

@@ -20,8 +20,8 @@ use super::pool::Pool;
 use super::steps::MoveStep;
 use super::volume::{Stack, Volume, io_problem};
 
-/// So long a volume that departs waits for other hosts to give up what they have of it in memory. Who waits
-/// for the volume asks again: the hosts are told meanwhile.
+/// How long a volume that departs waits for other hosts to drop what they have of it in memory. The new home then
+/// asks again. Meanwhile the hosts are told to drop it.
 const LEASES_END_MAX: Duration = Duration::from_secs(2);
 
 fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
@@ -65,7 +65,7 @@ impl Pool {
         Ok(VolumeHome { volume: name.clone(), home })
     }
 
-    /// Changes what the catalog has of a volume's home, while nobody else changes it.
+    /// Changes what the catalog has of a volume's home, under the lock `changes`.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -88,9 +88,9 @@ impl Pool {
         .await
     }
 
-    /// Does for a volume that is to depart what may take long: what is written now need not be flushed while
-    /// sessions are held, and other hosts give up what they have of it in memory. For some seconds none gets
-    /// a lease then. A volume that is not here may have departed already.
+    /// Does what may take long before a volume departs. It flushes the volume, so that little is left to flush while
+    /// sessions are held, and has other hosts drop what they have of it in memory. For some seconds after that no host
+    /// gets a lease. A volume that is not here may have departed already.
     ///
     /// # Errors
     /// The flush failed; unavailable while another host has blocks of it in memory.
@@ -192,7 +192,7 @@ impl Pool {
             Ok(Ok(unneeded)) => unneeded,
             Ok(Err(why)) => return Err((refused(what, why), false)),
             Err(error) => {
-                // It may be recorded and it may not. Whoever opens the volume next looks.
+                // It is not known whether this was recorded. The next one who opens the volume looks.
                 self.forget_volume(name);
                 return Err((catalog::problem(what, &error), true));
             }
@@ -274,7 +274,7 @@ impl Pool {
         let (pool, name) = (Arc::clone(self), name.clone());
         blocking(move || {
             let row = pool.catalog.volume(&name).map_err(failed(&what))?;
-            let row = row.ok_or_else(|| Problem::not_found(&what, "it is here no more"))?;
+            let row = row.ok_or_else(|| Problem::not_found(&what, "it is not here any more"))?;
             let head = pool.catalog.chain(row.head).map_err(failed(&what))?.swap_remove(0);
             let chain = head.parent.map(|top| pool.departed_chain(top));
             Ok(chain.transpose().map_err(failed(&what))?.unwrap_or_default())

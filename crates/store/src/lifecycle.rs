@@ -27,7 +27,7 @@ struct Base {
     size_bytes: u64,
     parent: Option<LayerId>,
     remote: Option<RemoteRow>,
-    /// What is made of it may not leave its site either. Known anyway of what stands on a layer.
+    /// What is made of it is held too. If it stands on a layer, that layer's mark says so, and this is false.
     held: bool,
 }
 

@@ -385,8 +385,8 @@ impl Pool {
         lock(&self.open).copies.values().map(Arc::clone).collect()
     }
 
-    /// The exports from which a layer gets what it lacks, where it is open. A copy has one, and so has each chain
-    /// over a layer of which nothing is kept.
+    /// The exports from which an open layer gets what it lacks. A copy has one, and each chain over a layer of which
+    /// nothing is kept has one.
     pub(super) fn remotes_of(&self, id: LayerId) -> Vec<Arc<RemoteParent>> {
         let open = lock(&self.open);
         let copy = open.copies.get(&id).map(|copy| Arc::clone(&copy.remote));

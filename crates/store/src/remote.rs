@@ -1,5 +1,5 @@
-//! A read-only export of another host, from which this pool's layers get what they don't have. The same layer may
-//! be at several hosts: if its host is gone, it goes on from another one.
+//! A read-only export of another host, from which this pool's layers get what they don't have. Several hosts may have
+//! the same layer: if one of them is gone, another one takes its place.
 
 use std::future::Future;
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub struct Connector {
 /// The connection is made when a read first needs it, so a volume can be opened while the other host does
 /// not answer.
 pub(super) struct RemoteParent {
-    /// What the export is. Where it is at first; [`Self::source`] says where it is now.
+    /// The export, and where it was at first. [`Self::source`] says where it is now.
     row: RemoteRow,
     connector: Connector,
     source: watch::Sender<Arc<Source>>,

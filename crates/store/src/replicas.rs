@@ -1,12 +1,12 @@
-//! Replicas of volumes: this pool keeps points of a volume that has its home elsewhere, or keeps for such
-//! replicas what they stand on.
+//! Replicas of volumes. This pool keeps points of a volume whose home is elsewhere, and keeps for replicas of its own
+//! volumes the layers that they stand on.
 //!
 //! A point is a sealed layer with everything below it. It is complete when nothing below it is a copy that
 //! still lacks blocks: a copy is complete only when it was compared with the home's checksums and is durable.
 //!
-//! **Chains stay short.** The home keeps, for each replica, only the newest layer that the replica has, and all
-//! layers below while the replica copies them. A replica keeps its points' topmost layers. All others are merged
-//! by compaction, at each place for itself: only the newest common layer has to be the same at both.
+//! **Chains stay short.** For each replica the home keeps only the newest layer that the replica has, and all
+//! layers below it while the replica copies them. A replica keeps the topmost layer of each point. Compaction merges
+//! all other layers, at each place on its own: only the newest common layer has to be the same at both.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Pool {
                     }
                 };
                 let pinned = pool.catalog.pin_filling(&named, &replica, top);
-                // The volume has its new layers even where the pin can't be stored.
+                // The volume has its new layers even if the pin can't be stored.
                 Ok((new, (guard, pinned)))
             })
             .await
@@ -89,7 +89,7 @@ impl Pool {
     }
 
     fn sealed_replica(&self, what: &str, name: &VolumeName) -> Result<SealedReplica, Problem> {
-        let gone = || Problem::not_found(what, "it is here no more");
+        let gone = || Problem::not_found(what, "it is not here any more");
         let row = self.catalog.volume(name).map_err(failed(what))?.ok_or_else(gone)?;
         let tenure = self.catalog.tenure(name).map_err(failed(what))?.ok_or_else(gone)?;
         let head = self.catalog.chain(row.head).map_err(failed(what))?.swap_remove(0);
@@ -235,7 +235,7 @@ impl Pool {
     }
 
     /// Makes copies of what the home has sealed, and records them as the replica's newest point. They get their
-    /// blocks in the background. Returns how many bytes have to come.
+    /// blocks in the background. Returns how many bytes have to be shipped.
     ///
     /// # Errors
     /// As [`Self::stage_layers`]; a conflict when the replica is one of another volume with this name, or when the
@@ -391,8 +391,8 @@ impl Pool {
 
     // --- at the home that was lost ---
 
-    /// The volume is here no more, because a replica became the volume while this server did not answer. What it
-    /// was stays as an image.
+    /// A replica became the volume while this server did not answer, so the volume is removed here. What it had stays
+    /// as an image.
     ///
     /// # Errors
     /// The flush failed; unavailable while other hosts have blocks of it in memory.
@@ -451,7 +451,7 @@ impl Pool {
         let sealed = Sealed { layer: layer.id, data_bytes: layer.data_bytes() };
         let done = self.catalog.supersede(name, ask.lost, &ask.to.nbd_addr, image, Some(sealed));
         self.forget_volume(name);
-        // It may be recorded and it may not. Whoever opens the volume next looks.
+        // It is not known whether this was recorded. The next one who opens the volume looks.
         done.map_err(|error| (failed(what)(error), true))?;
         layer.set_cache(CachePolicy::Shared);
         if let Err(error) = self.files.remove(&live_name(layer.id)) {
@@ -462,7 +462,7 @@ impl Pool {
     }
 }
 
-/// The image that has what a lost volume was at its home.
+/// The name of the image that keeps what a lost volume had at its home.
 fn lost_image(name: &VolumeName, lost: Tenure) -> ImageName {
     let which = lost.incarnation();
     ImageName::new(format!("{name}-lost-{which}"))

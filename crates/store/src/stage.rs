@@ -15,8 +15,8 @@
 //! Then the caller can put a head on the topmost layer. When the volume has come, or is refused, or a server
 //! starts, staged layers on which nothing stands are removed.
 //!
-//! Until the volume departs, the other host may merge its layers. Then it has the layers no more of which copies
-//! were staged, so these are dropped and staged anew ([`Pool::drop_stale`]).
+//! Until the volume departs, the other host may merge its layers. Then it does not have the layers any more whose
+//! copies were staged. These copies are dropped and staged anew ([`Pool::drop_stale`]).
 
 use std::collections::HashSet;
 use std::convert::Infallible;

@@ -117,7 +117,7 @@ impl<T: FromStr<Err = BadName>, S: Send + Sync> FromRequestParts<S> for Named<T>
     }
 }
 
-/// Who asks, by its address.
+/// The address from which a request comes.
 pub struct Asker(pub Peer);
 
 impl<S: Send + Sync> FromRequestParts<S> for Asker {
@@ -128,7 +128,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Asker {
             Some(ClientAddress(address)) => Ok(Self(Peer { address: *address, encrypted: false })),
             None => Err(Failure(Problem::internal(
                 format!("{} {}", parts.method, parts.uri.path()),
-                "it is not known who asks",
+                "the address of the client is not known",
             ))),
         }
     }

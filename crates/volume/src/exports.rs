@@ -216,7 +216,7 @@ impl PoolExports {
         let held = self.check_leaving(&of, want, peer).await?;
         let found = match self.local(volume, name, epoch, opener).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
-                // What is here by now came back between the two looks.
+                // What is here by now has come back in the meantime.
                 let is_known =
                     self.attachment(volume).await?.is_some() || self.pool.is_here(volume).await?;
                 if opener != Opener::Client || !is_known {

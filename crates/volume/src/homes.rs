@@ -3,15 +3,15 @@
 //! The new home (`take`) asks the old one to let the volume depart. The old home (`depart`) holds its own
 //! sessions meanwhile. When the volume has come, the new home holds its sessions too, which were proxied to the
 //! old one. Both give their sessions another device ([`crate::settle`]): a local one at the new home, a proxy at
-//! the old one, which waits for the new home to be ready. What was in flight at a volume that departed is asked
-//! of the new device.
+//! the old one, which waits for the new home to be ready. Requests that were in flight when the volume departed are
+//! sent to the new device.
 //!
-//! No step waits for another host without a deadline, and each can be asked for again. No session is held, and no
-//! [turn](crate::turns), while another host is asked: where two wait for each other, neither would come to an end
-//! before its deadline.
+//! Every wait for another host has a deadline, and each step can be asked for again. While another host is asked, no
+//! session is held and no [turn](crate::turns) is taken: two hosts that wait for each other would both wait until
+//! their deadlines.
 //!
-//! The log tells with each step how many sessions were held and for how long (`sessions`, `held_ms`), and at the
-//! new home how long after the question to the old one the sessions went on (`moved_ms`).
+//! The log says for each step how many sessions were held and for how long (`sessions`, `held_ms`). At the new home
+//! it also says how long after the question to the old one the sessions went on (`moved_ms`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,15 +27,15 @@ use tokio::time::Instant;
 
 use crate::exports::PoolExports;
 
-/// So long the old home may take to let a volume go.
+/// How long the old home may take to let a volume go.
 const DEPART_MAX: Duration = Duration::from_secs(5);
-/// So long the old home may take to flush the volume before, while the sessions go on.
+/// How long the old home may take to flush the volume before that, while the sessions go on.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
-/// So long the maps of the volume's layers may take to come from the old home, before the sessions are held.
+/// How long it may take to get the maps of the volume's layers from the old home, before the sessions are held.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
-/// So long the map of what was written since may take, while the volume is nowhere.
+/// How long it may take to get the map of what was written since, while the volume is nowhere.
 const STAGE_MAX: Duration = Duration::from_secs(5);
-/// So often the old home is asked in one request.
+/// How often the old home is asked within one request.
 const TRIES: u32 = 5;
 const TRIES_PAUSE: Duration = Duration::from_millis(300);
 
@@ -132,8 +132,8 @@ impl PoolExports {
         }
     }
 
-    /// Makes copies of what the volume has until now, while its sessions go on: then only the map of what is
-    /// written since has to come while they are held.
+    /// Makes copies of what the volume has now, while its sessions go on. Then only the map of what is written
+    /// after this has to come while they are held.
     async fn prepare(&self, volume: &VolumeName, take: &TakeVolume) -> Result<(), Problem> {
         let path = format!("/v1/volumes/{volume}/seal");
         let sealed = client(&take.from, PREPARE_MAX)?.post::<Vec<DepartedLayer>>(&path, &()).await;
@@ -152,7 +152,7 @@ impl PoolExports {
         }
     }
 
-    /// Makes copies of the layers that this host lacks. Where one can't be made of each, the volume comes
+    /// Makes copies of the layers that this host lacks. If a layer can't be copied on its own, the volume comes
     /// with one copy of everything.
     async fn stage(
         &self,
@@ -173,14 +173,16 @@ impl PoolExports {
             Err(_) => {
                 let what = format!("can't take volume {volume}");
                 let at = &take.from.nbd_addr;
-                let why = format!("{at} did not tell what is in its layers in {} s", max.as_secs());
+                let why =
+                    format!("{at} did not say within {} s what is in its layers", max.as_secs());
                 Err(Problem::unavailable(what, why).next("try again: the volume is kept there"))
             }
         }
     }
 
-    /// No session is held, and no turn, while the old home is asked: what its sessions here ask of it when it
-    /// has let the volume go waits in their connections, and is asked of the volume here when it has come.
+    /// While the old home is asked, no session is held and no turn is taken. Requests of sessions here that reach the
+    /// old home after it has let the volume go wait in their connections. They are sent to the volume here when it has
+    /// come.
     async fn try_take(
         self: &Arc<Self>,
         volume: &VolumeName,

@@ -1,5 +1,5 @@
-//! Keeps what this process has in memory off this host's disks: blocks of another site that may not leave it
-//! must not come into a swap file or a core dump.
+//! Keeps this process's memory off this host's disks. Blocks that may not leave another site must not get into a
+//! swap file or a core dump here.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use nix::libc;
 use perigee_http::memory::{allow_locked_memory, dump_no_core};
 use perigee_model::Problem;
 
-/// Called before such blocks come. It is done once, and stays so.
+/// To be called before such blocks come. Only the first call does something.
 ///
 /// # Errors
 /// `Unsupported` when the kernel does not allow it.

@@ -56,7 +56,7 @@ impl PoolExports {
         let deadline = Instant::now() + MOVE_MAX;
         loop {
             let opened = match self.proxied(volume, name).await {
-                // It is another site's, perhaps: what is got from there does not leave this host.
+                // The data may be another site's. What this host gets of it does not leave this host.
                 Ok(Some(export))
                     if export.held && peer.address.is_some_and(|at| !at.is_loopback()) =>
                 {

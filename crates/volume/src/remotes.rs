@@ -15,13 +15,13 @@ use perigee_store::Connector;
 /// What the server's options say.
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
-    /// With it other hosts are reached over TLS and in no other way.
+    /// If it is set, other hosts are reached over TLS only.
     pub tls: Option<RemoteTlsFiles>,
     /// How long a read of a layer waits for a host that is away.
     pub patience: Duration,
-    /// So much is fetched in a second for copies that are completed in the background.
+    /// The highest rate at which copies are completed in the background.
     pub fill_bytes_per_s: u64,
-    /// As much memory may be used for blocks of volumes that are proxied.
+    /// How much memory may be used for blocks of proxied volumes.
     pub cache_bytes: u64,
 }
 

@@ -13,13 +13,14 @@ use perigee_model::{Problem, VolumeName};
 use crate::exports::PoolExports;
 use crate::homes::client;
 
-/// So long the home may take to flush and seal the volume.
+/// How long the home may take to flush and seal the volume.
 const SEAL_MAX: Duration = Duration::from_secs(60);
-/// So long the maps of the layers that are lacking here may take to come from the home.
+/// How long it may take to get the maps of the layers that are lacking here from the home.
 const STAGE_MAX: Duration = Duration::from_secs(120);
 
 impl PoolExports {
-    /// Begins a round of a replica: when this returns, what it lacks is known, and comes in the background.
+    /// Begins a round of a replica. When this returns, what the replica lacks is known, and is fetched in the
+    /// background.
     ///
     /// # Errors
     /// Unavailable when the home does not answer; as [`perigee_store::Pool::add_point`].
@@ -37,7 +38,7 @@ impl PoolExports {
         let ships_bytes = tokio::time::timeout(STAGE_MAX, added).await.unwrap_or_else(|_| {
             let (at, limit_s) = (&ask.from.nbd_addr, STAGE_MAX.as_secs());
             let what = format!("can't make a replica of volume {volume}");
-            let why = format!("{at} did not tell what is in its layers in {limit_s} s");
+            let why = format!("{at} did not say within {limit_s} s what is in its layers");
             Err(Problem::unavailable(what, why).next("it is tried again"))
         });
         if ships_bytes.is_err() && !self.pool.is_pulled(volume) {
@@ -52,8 +53,8 @@ impl PoolExports {
         Ok(PulledReplica { ships_bytes: ships_bytes? })
     }
 
-    /// A point of the replica becomes the volume. Sessions here that were proxied to the lost home end: what they
-    /// would go on with is older than what they have seen.
+    /// A point of the replica becomes the volume. Sessions here that were proxied to the lost home end, because the
+    /// point is older than what they have seen.
     ///
     /// # Errors
     /// As [`perigee_store::Pool::promote`].
@@ -72,7 +73,8 @@ impl PoolExports {
         Ok(promoted)
     }
 
-    /// The volume is here no more. Its sessions end: what they would go on with is older than what they have seen.
+    /// A replica has become the volume, which is removed here. Its sessions end, because the replica is older than what
+    /// they have seen.
     ///
     /// # Errors
     /// As [`perigee_store::Pool::supersede`].

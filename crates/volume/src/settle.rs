@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::exports::{PoolExports, epoch_of};
 use crate::proxy::ProxySession;
 
-/// So long a session waits for its volume to be found again. Then its client has to connect again.
+/// How long a session waits until its volume is found again. After that its client has to connect again.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
 const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -79,7 +79,7 @@ pub struct HeldSession {
     export: String,
     switch: Arc<Switch>,
     held: Held,
-    /// The proxy that it had. Requests that did not end there are asked again.
+    /// The proxy that it had. Requests that did not end there are sent again.
     old: Option<Arc<ProxySession>>,
 }
 
@@ -99,8 +99,8 @@ impl HeldSession {
 }
 
 impl PoolExports {
-    /// Holds the sessions that have proxies, for a volume that is here now or comes here: nothing that they ask
-    /// of its old home is done there any more. The caller has a turn.
+    /// Holds the sessions that have proxies, for a volume that is here now or comes here. The old home does nothing of
+    /// what they ask any more. The caller has a turn.
     pub(crate) fn hold_proxied(&self, volume: &VolumeName) -> Vec<HeldSession> {
         self.ahead.forget(volume);
         let sessions = self.proxies.sessions(volume).into_iter();
@@ -130,7 +130,7 @@ impl PoolExports {
         }
     }
 
-    /// Gives the sessions the volume that is here. Those that do not find it here come back, but for those that
+    /// Gives the sessions the volume that is here. Returns those that do not find it here, except for those that
     /// nobody uses any more. The caller has a turn.
     pub(crate) async fn settle_here(
         &self,
@@ -155,7 +155,7 @@ impl PoolExports {
         left
     }
 
-    /// Gives the session a proxy. It comes back if it has to wait longer.
+    /// Gives the session a proxy. Returns the session if it has to wait longer.
     async fn settle_elsewhere(&self, volume: &VolumeName, one: HeldSession) -> Option<HeldSession> {
         match self.find_elsewhere(volume, &one).await {
             Ok((device, _turn)) => {

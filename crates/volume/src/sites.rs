@@ -1,8 +1,8 @@
-//! Which site an asker is at, and what it may have of data that may not leave this site.
+//! The site of a client or host, here called the asker, and what it may have of data that may not leave this site.
 //!
-//! The asker's address says where it is, and not what the asker tells. The controller tells each volume
-//! server the sites of the hosts' addresses; an address that nobody has told of is of no site, and gets
-//! nothing that is held.
+//! Only the asker's address decides its site, and nothing that the asker says. The controller tells each volume
+//! server the sites of the hosts' addresses. An address that is not among them belongs to no site, and gets no held
+//! data.
 //!
 //! | what | this site | another site |
 //! |---|---|---|
@@ -35,7 +35,7 @@ pub enum Want {
     Home,
     /// The volume's content, over HTTP.
     Content,
-    /// To read and write it.
+    /// To read and write it where it is.
     Session(Opener),
 }
 
@@ -46,7 +46,7 @@ enum Place {
     Here,
     /// At another one.
     Elsewhere(SiteId),
-    /// Nobody has told of its address.
+    /// Its address is not in the controller's list.
     Unknown(IpAddr),
 }
 
@@ -60,7 +60,7 @@ struct Foreign {
     switch: Weak<Switch>,
 }
 
-/// The sites of the hosts, and what askers from elsewhere have open.
+/// The sites of the hosts, and what askers from other sites have open.
 #[derive(Default)]
 pub struct Sites {
     /// `None`: not told yet.
@@ -83,7 +83,7 @@ impl Sites {
         *self.told.write().unwrap_or_else(PoisonError::into_inner) = told;
     }
 
-    /// The site of who asks. This is the only place that decides it.
+    /// The asker's site. This is the only place that decides it.
     fn site_of(&self, peer: Peer) -> Place {
         let Some(address) = peer.address else { return Place::Here };
         let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
@@ -157,10 +157,10 @@ fn what_to_do(want: Want) -> &'static str {
 }
 
 impl PoolExports {
-    /// Whether the data are held. They are looked up only for askers on the network.
+    /// Whether the data is held. It is looked up only for askers on the network.
     ///
     /// # Errors
-    /// A conflict when they are held and the asker may not have them.
+    /// A conflict when it is held and the asker may not have it.
     pub(crate) async fn check_leaving(
         &self,
         of: &Data,
@@ -177,7 +177,7 @@ impl PoolExports {
         Ok(held)
     }
 
-    /// Remembers what an asker from elsewhere has open, for the case that it may have it no more.
+    /// Remembers what an asker from another site has open. It is closed when the asker may not have it any more.
     pub(crate) async fn note_foreign(
         &self,
         of: Data,
@@ -200,8 +200,8 @@ impl PoolExports {
         Err(Problem::unavailable(what, why).next("open it again"))
     }
 
-    /// See [`perigee_store::Pool::set_leave_site`]. What askers from elsewhere have open and may not have any
-    /// more is closed when this returns.
+    /// See [`perigee_store::Pool::set_leave_site`]. When this returns, what askers from other sites have open and
+    /// may not have any more is closed.
     ///
     /// # Errors
     /// As there.
@@ -257,7 +257,7 @@ impl PoolExports {
     }
 }
 
-/// What a client has open that may have it no more: its next request ends the connection.
+/// The device of a client that may not have its data any more. The client's next request ends the connection.
 struct Withdrawn {
     size_bytes: u64,
 }

@@ -79,14 +79,14 @@ pub struct DiskMove {
 }
 
 impl DiskMove {
-    /// The share of the overlay that was at the destination when the guest ran there, at most: all that the WAN
-    /// had carried but the memory.
+    /// The largest share of the overlay that can have been at the destination when the guest ran there: all that the
+    /// WAN had carried, without the memory.
     pub fn share_there(&self) -> Option<f64> {
         let disk = self.wan_bytes_running?.saturating_sub(self.memory_bytes);
         (self.overlay_bytes > 0).then(|| (float(disk) / float(self.overlay_bytes)).min(1.0))
     }
 
-    /// All that the WAN carried but the memory.
+    /// All that the WAN carried, without the memory.
     pub fn disk_bytes(&self) -> Option<u64> {
         Some(self.wan_bytes_complete?.saturating_sub(self.memory_bytes))
     }

@@ -1,9 +1,10 @@
 //! Predicts jobs at one round trip from their runs at another one, runs them there, and compares.
 //!
 //! One lab is used for all of it, and its WAN is changed while it runs. The jobs of each round trip have a history of
-//! their own, because their command names the round trip. Predictions are asked for (`job plan`) before the job has
-//! ever run, when it has run beside its data, and when it has run in all placements; the last two for the other round
-//! trips. So the runs from which is learned are at the same time what the predictions of the others are compared with.
+//! their own, because their command names the round trip. Predictions are asked for (`job plan`) at three times: before
+//! the job has ever run, when it has run beside its data, and when it has run in all placements. The last two are for
+//! the other round trips. So the runs from which one prediction has learned are also those with which the predictions
+//! for that round trip are compared.
 
 mod report;
 mod results;
@@ -95,7 +96,7 @@ impl Arguments {
         Ok(self)
     }
 
-    /// All but beside the data, which comes first in any case.
+    /// The placements other than beside the data. Beside the data always comes first.
     fn placements(&self) -> Vec<Placement> {
         let wanted = |p: &Placement| self.placements.iter().any(|word| word == p.name());
         let away = Placement::ALL.into_iter().filter(|p| *p != Placement::Beside);
@@ -343,7 +344,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What the planner did where it might.
+    /// What happened in a run. In `auto` the planner's decision says it.
     async fn what_happened(&self, job: &Job, placement: Placement) -> Result<Way> {
         let decided = self.cluster.decisions(&job.id).await?;
         // Of a change with an outcome at least a part was not made.

@@ -63,9 +63,9 @@ pub enum Placement {
     Remote,
     /// Away from the data, and the planner may change that while the job runs.
     Auto,
-    /// Away from the data, and the VM moves to them as soon as the job runs.
+    /// Away from the data, and the VM moves to the data as soon as the job runs.
     Migrate,
-    /// Away from the data, and they move to the VM as soon as the job runs.
+    /// Away from the data, and the data moves to the VM as soon as the job runs.
     Copy,
 }
 
@@ -107,7 +107,7 @@ pub struct Run {
     pub workload: Workload,
     pub rtt_ms: u32,
     pub placement: Placement,
-    /// What happened: where the planner may change the placement, what it did.
+    /// What happened. If the planner was allowed to change the placement, this is what it did.
     pub way: Way,
     pub round: u32,
     /// From the VM's start to the command's end.
@@ -122,7 +122,7 @@ pub struct Compared {
     pub prediction: Prediction,
     /// The median of the runs.
     pub measured_s: f64,
-    /// Of what was expected, as a share of what was measured.
+    /// The error of the expected time, as a share of the measured one.
     pub error: f64,
     /// The rounds whose time was in the range, and all.
     pub in_range: usize,

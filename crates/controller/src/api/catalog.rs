@@ -86,8 +86,8 @@ pub async fn snapshot(
     json(images::snapshot(&cluster, &volume, &ask).await?)
 }
 
-/// Changes whether a volume may leave its site. Refused while other sites have copies; that it may leave from
-/// now on has to be confirmed.
+/// Changes whether a volume may leave its site. `never` is refused while other sites have copies; `allowed` has to
+/// be confirmed.
 #[utoipa::path(put, path = "/volumes/{volume}/leave-site", tag = "volumes",
     params(("volume" = String, Path)), request_body = SetLeaveSite,
     responses((status = 200, body = LeaveSiteSet)))]
@@ -166,7 +166,7 @@ pub async fn replicate_volume(
     json(of_volumes::replicate(&cluster, &volume, &ask).await?)
 }
 
-/// Ends a replica. The answer comes at once; what it has is dropped in the background.
+/// Ends a replica. The answer comes at once; the replica's data is dropped in the background.
 #[utoipa::path(post, path = "/volumes/{volume}/replicas/stop", tag = "volumes",
     params(("volume" = String, Path)), request_body = StopReplica,
     responses((status = 200, body = Replica)))]
@@ -178,7 +178,7 @@ pub async fn stop_replica(
     json(of_volumes::stop(&cluster, &volume, &ask.to).await?)
 }
 
-/// Makes the newest complete replica the volume, because the volume's home is lost. What was written since is lost.
+/// Makes the newest complete replica the volume, because the volume's home is lost. What was written since then is lost.
 #[utoipa::path(post, path = "/volumes/{volume}/promote", tag = "volumes",
     params(("volume" = String, Path)), request_body = PromoteVolume,
     responses((status = 200, body = Promotion)))]

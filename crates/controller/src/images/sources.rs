@@ -10,10 +10,10 @@ use perigee_model::{HostId, Problem};
 use super::{Found, copy, look};
 use crate::cluster::{Cluster, HostLink};
 
-/// The time between two looks, as a multiple of that of the monitor: 30 s.
+/// The time between two checks, as a multiple of the monitor's period: 30 s.
 const MONITORED: u32 = 15;
 
-/// What all hosts told at one time.
+/// The images and states of all hosts at one time.
 struct Look {
     up: Vec<Arc<HostLink>>,
     found: Vec<Found>,

@@ -141,7 +141,7 @@ impl Run {
 }
 
 impl Run {
-    /// The output may not leave its site, and the controller is not there: its volume stays.
+    /// Keeps the output's volume: the output may not leave its site, and the controller is at another one.
     async fn keep_output(&mut self) -> Result<(), Problem> {
         let placement = self.record.value.placement.as_mut();
         let disks = placement.into_iter().flat_map(|placement| &mut placement.disks);
@@ -151,7 +151,7 @@ impl Run {
         self.record.save().await
     }
 
-    /// Where the output is that did not come to the controller, in words.
+    /// Where the output is, in words, if it did not come to the controller.
     pub(super) fn kept_output(&self) -> Option<String> {
         let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
         let mut outputs = disks.filter(|disk| disk.role == DiskRole::Output && !disk.temporary);

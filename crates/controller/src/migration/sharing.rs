@@ -1,5 +1,5 @@
-//! How a migration shares its link: with other migrations, which wait for each other, and with the VMs that
-//! read over it.
+//! How a migration shares its link with other migrations, which wait for each other, and with VMs that use disks
+//! over it.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,17 @@ use crate::records::vm_of;
 /// The longest wait for other migrations over the link.
 const TURN_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// A migration gets at most this share of a link over which other VMs use their disks. At more, its packets
-/// would queue up before the link, and each of their requests would wait behind them.
+/// A migration gets at most this share of a link over which other VMs use their disks. With more, its packets
+/// would queue up before the link, and each request of these VMs would wait behind them.
 const SHARE_PERCENT: u64 = 80;
 
-/// Memory is compressed on links that are slower. One of 100 Mbit/s took 4.8 s for a guest of 256 MiB instead of
-/// 9.7 s (QEMU 7.2, zstd, two channels); without a limit compression took longer.
+/// Memory is compressed on links that are slower than this. On a link of 100 Mbit/s the migration of a guest of 256 MiB
+/// took 4.8 s instead of 9.7 s (QEMU 7.2, zstd, two channels). On a link without a limit, compression took longer.
 const THIN_BYTES_PER_S: u64 = 25 << 20;
 
 impl Run {
-    /// Waits until no other VM moves over the link. A migration whose source was asked is under way.
+    /// Waits until no other VM moves over the link. A migration whose source was asked already is under way, and does
+    /// not wait.
     pub(super) async fn take_turn(&mut self) -> Result<Place, Problem> {
         let migration = &self.record.value.migration;
         let lane = lane(&self.cluster, &migration.from, &migration.to);
@@ -84,12 +85,12 @@ impl Run {
     }
 }
 
-/// Whether another VM moves, or waits to move, from the one host to the other or over the same link.
+/// Whether another VM moves, or waits to move, over the link from one host to the other.
 pub fn is_busy(cluster: &Cluster, from: &HostId, to: &HostId) -> bool {
     cluster.lanes.len(&lane(cluster, from, to)) > 0
 }
 
-/// The queue of migrations from the one host to the other.
+/// The queue of migrations from one host to the other.
 fn lane(cluster: &Cluster, from: &HostId, to: &HostId) -> Lane {
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.to_string());
     match (site(from), site(to)) {

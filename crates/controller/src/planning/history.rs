@@ -28,7 +28,7 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let ended_ms = started_ms + milliseconds(measured_s);
     let succeeded = job.exit_code == Some(0);
     let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(running_ms));
-    // A run whose data came to its VM tells nothing about either place.
+    // A run whose data came to its VM says nothing about either placement.
     let data = || placement.disks.iter().zip(&record.meter.totals.disks);
     let data_came = data().any(|(disk, sums)| {
         disk.data_of.is_some() && disk.home == placement.start && sums.far_requests > 0

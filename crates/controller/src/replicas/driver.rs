@@ -17,17 +17,17 @@ use crate::catalog;
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::Owned;
 
-/// Between two tries; doubled each time up to this.
+/// The longest pause between two tries. The pause is doubled each time.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// How far the replica is behind is asked this often.
+/// How often the home is asked how far the replica is behind.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// A round of which nothing has come for so long is begun anew.
+/// A round is begun anew if nothing of it has come for this long.
 const STALLED_MAX: Duration = Duration::from_secs(600);
 
 /// Makes the replica's rounds until it is not wanted any more.
 ///
 /// # Errors
-/// When the store fails; whoever calls tries again.
+/// When the store fails; the caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> Result<(), Problem> {
     let key = intent_key(&volume, &site);
     let mut intents = cluster.records.watch(&key);
@@ -37,7 +37,7 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> R
             return Ok(());
         };
         let record = cluster.records.own::<ReplicaRecord>(&record_key(&volume, &site)).await?;
-        // It was promoted, or dropped, and the intent is about to go.
+        // The replica was promoted or dropped, and its intent is not needed any more.
         let Some(record) = record else { return cluster.records.remove(&key).await };
         // The point that becomes the volume stays, and so does the replica.
         if cluster.index.is_promoted(&volume) {
@@ -73,7 +73,7 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> R
 struct Rounds {
     /// When the last round began.
     begun: Option<Instant>,
-    /// What was missing of it when that last changed.
+    /// How many bytes of it were missing, and since when.
     missing: Option<(u64, Instant)>,
 }
 
@@ -85,7 +85,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Returns how long nothing is to be done.
+    /// Does what is due. Returns how long to wait until the next step.
     async fn step(&mut self) -> Result<Duration, Problem> {
         let home = self.home().await?;
         let host = self.cluster.hosts.get(&self.record.value.shown.host)?;
@@ -161,7 +161,7 @@ impl Run<'_> {
         }
     }
 
-    /// The home keeps only this point's layer from now on, and long chains are merged.
+    /// Tells the home to keep only this point's layer for the replica, and has long chains merged.
     async fn completed(
         &self,
         host: &HostLink,
@@ -193,7 +193,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The first round is due at once; after a restart of the controller, the newest point tells when.
+    /// How long until the next round is due. The first one is due at once. After a restart of the controller the age
+    /// of the newest point decides.
     fn until_due(&self, newest: Option<&ReplicaPoint>) -> Duration {
         let every = Duration::from_secs(self.intent.every_s);
         let Some(newest) = newest else { return Duration::ZERO };
@@ -295,7 +296,7 @@ impl Run<'_> {
 
     async fn note(&mut self, problem: &Problem) -> Result<(), Problem> {
         let key = record_key(&self.intent.volume, &self.intent.site);
-        // What the step changed and could not store has not happened.
+        // What the step changed but could not store does not count.
         let stored = self.cluster.records.own::<ReplicaRecord>(&key).await?;
         let Some(stored) = stored else { return Ok(()) };
         self.record = stored;
@@ -325,7 +326,7 @@ impl Run<'_> {
     }
 }
 
-/// The replica is no more.
+/// Removes the replica's records.
 pub(super) async fn forget(
     cluster: &Cluster,
     volume: &VolumeName,

@@ -1,9 +1,9 @@
 //! Replicas of volumes at other sites: one driver each, which alone writes the replica's record.
 //!
-//! A replica is wanted as long as its intent is in the store. The driver begins a round when one is due, looks at
-//! the replica until the round is complete, and then tells the volume's home, which keeps the layers that the
-//! replica stands on ([`perigee_model::replica`]). All of it can be asked for again: a controller or a volume
-//! server that ends in the middle goes on where it was.
+//! A replica is wanted as long as its intent is in the store. The driver begins a round when one is due, waits until
+//! the round is complete, and then tells the volume's home, which keeps the layers that the replica stands on
+//! ([`perigee_model::replica`]). Each request can be repeated, so a controller or a volume server that is killed in
+//! the middle goes on where it was.
 
 mod carry_out;
 mod driver;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
 
-/// What people want of a replica.
+/// What people asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaIntent {
     pub volume: VolumeName,

@@ -48,8 +48,8 @@ pub async fn promote(
     // While a promotion is recorded, no job that uses the volume begins, and it is neither moved nor deleted.
     cluster.index.begin_promotion(volume).map_err(|why| {
         Problem::conflict(what(volume), why).next(
-            "cancel the job or the move first: its disk can't go on with content that is older than what \
-             it has seen",
+            "cancel the job or the move first: a VM can't go on with content that is older than what it \
+             has seen",
         )
     })?;
     match cluster.records.create(&key(volume), &record).await {
@@ -152,7 +152,7 @@ fn recorded(
         in_use: record.in_use,
         from,
     };
-    // Incarnation 0 belongs to volumes that are older than incarnations.
+    // Volumes that were made before there were incarnations have incarnation 0.
     let incarnation = Incarnation(Uuid::new_v4().as_fields().0.max(1));
     PromotionRecord {
         volume: volume.clone(),

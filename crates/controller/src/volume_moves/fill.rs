@@ -116,7 +116,7 @@ impl Run<'_> {
         self.detach_at(from).await
     }
 
-    /// The old home keeps its layers for a while, if it has room.
+    /// The old home keeps its layers for a while if it has room. Otherwise they are deleted.
     async fn leave_shadow(&self, from: &Arc<HostLink>) -> Result<(), Problem> {
         let Some(before) = self.record.value.tenure else { return Ok(()) };
         if !shadows::has_room(&self.cluster, from).await {

@@ -43,7 +43,7 @@ enum Step {
 /// Drives a move to its end.
 ///
 /// # Errors
-/// When the store fails; whoever calls tries again.
+/// When the store fails; the caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Problem> {
     let intent_key = volume_move_intent_key(&volume);
     let mut intents = cluster.records.watch(&intent_key);

@@ -107,7 +107,7 @@ pub(super) fn job_with(
     })
 }
 
-/// The home of a volume that an unfinished job has made for itself.
+/// The home of a volume that was made for an unfinished job.
 pub fn home_in_a_job(cluster: &Cluster, volume: &VolumeName) -> Option<HostId> {
     job_with(cluster, volume).map(|(_, disk)| disk.home)
 }

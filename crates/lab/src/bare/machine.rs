@@ -1,4 +1,4 @@
-//! The command line of a QEMU of Perigee, for another QEMU.
+//! Takes the command line of a QEMU that Perigee runs, for another QEMU.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Of the QEMU that runs a VM of Perigee at a host, and its process.
+    /// The machine of the QEMU that runs a VM of Perigee at a host, and that QEMU's process.
     ///
     /// # Errors
     /// `NotFound` when no such QEMU runs.

@@ -1,4 +1,4 @@
-//! Bare QEMU that a script drives over QMP, for comparisons: without agent, controller and epochs.
+//! A bare QEMU that a script drives over QMP, for comparisons. It has no agent, no controller and no epochs.
 //!
 //! Its command line is that of Perigee's QEMU with the same guest, except for its paths and its disks.
 

@@ -12,8 +12,8 @@
 //!
 //! There is one head at most, because each tenure begins at one server only: the old home gives the next
 //! tenure to one server, durably and before that server hears of it; and it takes the volume back only
-//! after that server has refused the tenure, durably and for good. A server that had the volume in the tenure, and
-//! where it was deleted, has not refused it: the volume does not come back.
+//! after that server has refused the tenure, durably and for good. A server that had the volume in that tenure, and
+//! on which the volume was deleted, has not refused the tenure: the volume does not come back.
 
 use super::{ServerAddresses, Tenure};
 

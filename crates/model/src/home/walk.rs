@@ -396,7 +396,7 @@ fn a_volume_has_one_head_at_most_loses_no_write_and_always_comes_to_rest() {
     assert!(stuck.is_empty(), "{} worlds are stuck, one of them: {:?}", stuck.len(), stuck[0]);
 }
 
-/// Whatever message comes late, and whatever the server had begun.
+/// Checks this for each message that can come late, whatever the server had begun.
 #[test]
 fn a_server_that_was_told_of_a_promotion_never_has_the_lost_volume_again() {
     let walk = Walk::all(World::start(), check, World::next, World::late);

@@ -1,4 +1,4 @@
-//! Which orders to migrate a VM, and to cancel that, a source takes.
+//! Which orders a source takes to migrate a VM, and to cancel the migration.
 
 use super::Switchover;
 use crate::vm::{MigrationPhase, VmStatus};

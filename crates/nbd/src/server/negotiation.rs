@@ -337,7 +337,7 @@ impl<'a> Negotiation<'a> {
                 self.refuse(option, reply::ERR_PERIGEE_MOVED, &nbd_addr);
                 return Next::Option;
             }
-            // It may have come back between the two looks.
+            // It may have come back in the meantime.
             opened = self.open(&go.name).await;
         }
         let export = match opened {

@@ -16,7 +16,7 @@ pub enum Verb {
         /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
         #[arg(long, required = true, value_name = "ADDRESS")]
         listen: Vec<Listen>,
-        /// The site that the controller is at. Only then it gets outputs that may not leave that site
+        /// The controller's site. Outputs that may not leave their site come to the controller only if it is there
         #[arg(long)]
         site: Option<SiteId>,
     },

@@ -47,7 +47,7 @@ pub enum Verb {
         pool: PoolOption,
     },
     /// Copy an image of another host. The copy can be used at once: blocks that are still missing
-    /// are read from that host. Again with another host: the missing blocks are read from there
+    /// are read from that host. If it is copied again from another host, they are read from there from then on
     Copy {
         /// The image's name
         name: ImageName,
@@ -113,20 +113,20 @@ pub enum Verb {
     },
 }
 
-/// A change of whether data may leave their site.
+/// A change of whether data may leave its site.
 #[derive(Debug, clap::Args)]
 pub struct LeaveSiteChange {
-    /// `never`: other sites get no copy of it, and read it over encrypted links into memory. `allowed`: copies
+    /// `never`: other sites get no copy, and read it into memory only, over encrypted links. `allowed`: copies
     /// may be made anywhere
     #[arg(long)]
     leave_site: LeaveSite,
-    /// Confirm that what was held may be copied to any site
+    /// Confirm that what could not leave its site may be copied to any site from now on
     #[arg(long)]
     yes: bool,
 }
 
 impl LeaveSiteChange {
-    /// Makes the change, and says for what else it holds.
+    /// Makes the change, and says what else it applies to.
     pub async fn apply(self, context: &Context, pool: PoolOption, of: &str) -> Result<(), Problem> {
         let ask = SetLeaveSite { leave_site: self.leave_site, confirmed: self.yes };
         let path = format!("{of}/leave-site");
@@ -139,7 +139,7 @@ const CHANGED: &[Column<LeaveSiteSet>] = &[
     ("leave site", |set| set.leave_site.to_string()),
     ("layers", |set| set.layers.len().to_string()),
     ("also", |set| output::or_dash(some(&set.also).as_ref())),
-    ("with data of it, may leave", |set| output::or_dash(some(&set.may_leave).as_ref())),
+    ("shares data, may leave", |set| output::or_dash(some(&set.may_leave).as_ref())),
 ];
 
 fn some(names: &[String]) -> Option<String> {

@@ -86,7 +86,7 @@ pub async fn stop(
     output::one(format, &replica, REPLICA)
 }
 
-/// What is given up with the lost home.
+/// What is lost with the home, in words.
 fn lost(promotion: &Promotion) -> String {
     let mut words = format!("what was written in the last {}", format_duration(promotion.age_s));
     match promotion.behind_bytes {
@@ -102,7 +102,7 @@ fn lost(promotion: &Promotion) -> String {
     words
 }
 
-/// Says what would be lost, asks, and does it.
+/// Says what would be lost, asks whether to go on, and promotes.
 ///
 /// # Errors
 /// As the controller says; `Invalid` if nobody can be asked and `yes` is not set.
@@ -139,7 +139,7 @@ pub async fn promote(
 fn confirm(volume: &VolumeName) -> Result<(), Problem> {
     let what = format!("can't promote a replica of volume {volume}");
     if !std::io::stdin().is_terminal() {
-        let why = "nobody can be asked: the input is not a terminal";
+        let why = "it has to be confirmed, and the input is not a terminal";
         return Err(Problem::invalid(what, why).next("add --yes to do it without being asked"));
     }
     eprint!("Go on? [y/N] ");

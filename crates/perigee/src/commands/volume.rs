@@ -51,7 +51,7 @@ pub enum Verb {
         /// [default: shared]
         #[arg(long, requires = "pool")]
         cache: Option<CachePolicy>,
-        /// Whether it may leave its site: `never` or `allowed`. A clone of what may not leave may not either
+        /// Whether it may leave its site: `never` or `allowed`. If the image may not, it may not either
         #[arg(long, default_value_t)]
         leave_site: LeaveSite,
         #[command(flatten)]
@@ -128,33 +128,34 @@ pub enum Verb {
         #[arg(long)]
         cancel: bool,
     },
-    /// Keep a replica of a volume at another site, made again and again while the volume is in use.
+    /// Keep a replica of a volume at another site.
     ///
-    /// Each round ships only what changed. `perigee volume info` shows how old a replica is; `perigee volume
-    /// promote` makes it the volume when the volume's home is lost.
+    /// It is made in rounds while the volume is in use, and each round ships only what changed. `perigee volume
+    /// info` shows how old a replica is; `perigee volume promote` makes it the volume when the volume's home is
+    /// lost.
     Replicate {
         /// The volume's name
         name: VolumeName,
-        /// The site; a host there gets the replica
+        /// The site of the replica. The host with the most free space there gets it
         #[arg(long, value_name = "SITE")]
         to: SiteId,
         /// The time between two rounds
         #[arg(long, value_name = "TIME", default_value = "15m", value_parser = perigee_model::units::parse_duration)]
         every: u64,
-        /// How many points in time are kept
+        /// How many complete rounds are kept
         #[arg(long, value_name = "N", default_value_t = 3)]
         keep: u32,
         /// End the replica, and drop what it has
         #[arg(long, conflicts_with_all = ["every", "keep"])]
         stop: bool,
     },
-    /// Make the newest replica of a volume the volume, because the volume's host is lost.
+    /// Make a replica the volume, because the volume's host is lost.
     ///
-    /// What was written since the replica was made is lost. Says how much that is before it asks.
+    /// What was written since the replica was made is lost. The command says how much that is, and then asks.
     Promote {
         /// The volume's name
         name: VolumeName,
-        /// The host whose replica to take [default: the one with the newest]
+        /// The host whose replica becomes the volume [default: the host with the newest one]
         #[arg(long)]
         host: Option<HostId>,
         /// Do it although the volume's host answers

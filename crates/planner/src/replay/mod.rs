@@ -21,8 +21,8 @@
 //! maximum of latencies.
 //!
 //! Far from its data the VM's reads go through the proxy of its host, which reads ahead and keeps what was read.
-//! The replay walks that proxy's own decisions (`proxy.rs`): a block in memory takes its time at home, and what
-//! is on its way is waited for.
+//! The replay makes that proxy's own decisions (`proxy.rs`): a read from memory takes as long as at the home, and a
+//! read of what is on its way waits for it.
 //!
 //! The replay is for longer distances than that of the trace. For shorter ones the counters are better, because
 //! the trace does not show how long the reader would have waited for a window at home.
@@ -94,7 +94,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// To a disk whose home is another host.
+    /// The path to a disk whose home is another host.
     fn far(us_per_byte: f64) -> Self {
         Self { round_trip_us: PROBED_ROUND_TRIP_US, us_per_byte, through_proxy: true }
     }

@@ -1,6 +1,6 @@
-//! A replay's proxy: what the volume server of the VM's host does with the reads of a disk whose home is another
-//! host. What is fetched ahead and what is kept is decided by the code that runs there
-//! ([`perigee_model::read_ahead`], [`Clock`]); here are only the times.
+//! The proxy in a replay: what the volume server of the VM's host does with the reads of a disk whose home is another
+//! host. The same code as there decides what is fetched ahead and what is kept ([`perigee_model::read_ahead`],
+//! [`Clock`]). This file only adds the times.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,7 +26,7 @@ pub(super) struct Proxy {
     way: Way,
     streams: Streams,
     pace: Pace,
-    /// What is on its way, by its arrival (as [`ticks`]).
+    /// The fetches that are on their way, by the time of their arrival (as [`ticks`]).
     coming: BinaryHeap<Reverse<(u64, Coming)>>,
     came_bytes: u64,
     link_free_us: f64,
@@ -49,7 +49,7 @@ impl Proxy {
         Self { way, streams, pace, coming, came_bytes, link_free_us, sent_bytes }
     }
 
-    /// When a request is answered that comes at `at_us` and takes `own_us` at the home.
+    /// Returns when a request is answered that comes at `at_us` and takes `own_us` at the home.
     pub fn ask(&mut self, bytes: f64, at_us: f64, own_us: f64) -> f64 {
         self.sent_bytes += bytes;
         let mut answered_us = at_us + own_us + self.way.round_trip_us;
@@ -60,7 +60,7 @@ impl Proxy {
         answered_us
     }
 
-    /// The same for a read, with what is in memory. Its own time passes also then.
+    /// The same for a read, of which parts may be in memory. A read from memory takes `own_us` too.
     pub fn read(&mut self, memory: &mut Memory, read: &Request, at_us: f64, own_us: f64) -> f64 {
         if !self.way.through_proxy || read.length_bytes > KEPT_READ_BYTES_MAX {
             return self.ask(read.length_bytes.into(), at_us, own_us);
@@ -89,7 +89,7 @@ impl Proxy {
         now_us.max(at_us + own_us)
     }
 
-    /// A write; what it carried is in memory when it is answered.
+    /// The same for a write. Its data is in memory when it is answered.
     pub fn write(&mut self, memory: &mut Memory, write: &Request, at_us: f64, own_us: f64) -> f64 {
         let answered_us = self.ask(write.length_bytes.into(), at_us, own_us);
         let blocks = blocks_of(write.offset, write.length_bytes.into());
@@ -104,7 +104,8 @@ impl Proxy {
         answered_us
     }
 
-    /// The part of a piece that is neither in memory nor on its way; nothing if its beginning is on its way.
+    /// Fetches the part of a piece that is neither in memory nor on its way. If the piece's beginning is on its way,
+    /// nothing is fetched.
     fn fetch_ahead(
         &mut self,
         memory: &mut Memory,
@@ -138,7 +139,7 @@ impl Proxy {
         answered_us
     }
 
-    /// Tells the pace what has arrived.
+    /// Updates the link's rate by what has arrived.
     fn arrived_until(&mut self, now_us: f64) {
         while let Some(Reverse((at, coming))) = self.coming.peek().copied() {
             if at > ticks(now_us) {
@@ -152,7 +153,7 @@ impl Proxy {
     }
 }
 
-/// From the first block to the last one that is not in memory, up to one that is on its way.
+/// The range from the first block to the last one that is not in memory. It ends before a block that is on its way.
 fn missing(memory: &Memory, disk: u16, blocks: Range<u64>, now_us: f64) -> Range<u64> {
     let mut run = blocks.start..blocks.start + 1;
     for block in run.end..blocks.end {

@@ -1,4 +1,4 @@
-//! What may not leave its site: marked layers, and all that stands on them. And which sites hosts are at.
+//! What may not leave its site: marked layers and all that stands on them. Also the sites of the hosts.
 
 use std::collections::HashSet;
 
@@ -101,7 +101,7 @@ impl Catalog {
         Ok(present)
     }
 
-    /// `None`: nobody has told this pool yet.
+    /// `None`: this pool has not got them yet.
     pub(crate) fn sites(&self) -> Result<Option<SiteMap>> {
         let connection = self.lock();
         let here: Option<Parsed<SiteId>> =

@@ -36,7 +36,7 @@ pub(crate) struct DepartedRow {
     pub(crate) tenant: TenantName,
     pub(crate) cache: CachePolicy,
     pub(crate) owner: Option<OwnerName>,
-    /// The volume itself may not leave its site, whatever its layers may.
+    /// The volume's head was held itself, and not only layers below it.
     pub(crate) held: bool,
 }
 
@@ -332,7 +332,8 @@ fn set_tenure(tx: &Transaction<'_>, volume: &VolumeName, after: &Residence) -> R
     tx.execute(sql, params![volume.as_str(), signed(after.spent.0)?]).map(drop)
 }
 
-/// The tenures that are over here: up to which one none begins, and which one began. The latest are remembered.
+/// Records the tenures that are over here: none up to `spent` begins any more, and `had` is the last one that
+/// began. Only the latest rows are kept.
 pub(super) fn set_spent(tx: &Transaction<'_>, volume: &VolumeName, of: &Residence) -> Result<()> {
     let Residence { spent, had, .. } = of;
     let sql = "INSERT OR REPLACE INTO spent_tenures VALUES (?1, ?2, ?3, ?4)";

@@ -1,4 +1,4 @@
-//! Replicas of other homes' volumes, and the layers of volumes here that replicas elsewhere stand on.
+//! Replicas of volumes whose home is elsewhere, and the layers of this pool's volumes that replicas elsewhere stand on.
 
 use perigee_model::home::{HomeRefused, Tenure};
 use perigee_model::replica::SealedReplica;
@@ -74,7 +74,7 @@ impl Catalog {
     }
 
     /// A replica here becomes the volume, with a new incarnation and an empty head on the point. Its points are
-    /// no more. Returns the layers that are not needed any more.
+    /// removed. Returns the layers that are not needed any more.
     pub(crate) fn promote(
         &self,
         volume: &VolumeName,
@@ -103,8 +103,8 @@ impl Catalog {
         })
     }
 
-    /// A replica elsewhere has become the volume: the volume is here no more, and an image has what it was, with
-    /// its head sealed. The volume is attached to its new home. Returns `false` if it was not here.
+    /// A replica elsewhere has become the volume. The volume is removed here, an image keeps what it had (`sealed` is
+    /// its head), and the new home's address is attached. Returns `false` if the volume was not here.
     pub(crate) fn supersede(
         &self,
         volume: &VolumeName,
@@ -152,7 +152,7 @@ impl Catalog {
         })
     }
 
-    /// The replica has all of this layer, and the home keeps only this one for it; with `None`, none.
+    /// The replica has all of this layer, and the home keeps only this one for it. With `None` it keeps none.
     pub(crate) fn pin_complete(
         &self,
         volume: &VolumeName,
@@ -192,7 +192,7 @@ impl Catalog {
     }
 }
 
-/// The copies from this layer down get all that they lack, as far as they keep anything.
+/// The copies from this layer down fetch all that they lack. Those that keep nothing are left as they are.
 pub(super) fn complete_chain(tx: &Transaction<'_>, top: LayerId) -> Result<()> {
     let sql = "WITH RECURSIVE chain(id) AS (
                    SELECT ?1

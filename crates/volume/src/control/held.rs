@@ -1,4 +1,4 @@
-//! The part of the control API for data that may not leave their site: [`perigee_model::leave_site`].
+//! The part of the control API for data that may not leave its site: [`perigee_model::leave_site`].
 
 use std::sync::Arc;
 

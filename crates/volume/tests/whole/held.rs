@@ -1,4 +1,4 @@
-//! Data that may not leave their site: each way out of it, between servers whose connections come from an
+//! Data that may not leave its site: tries each way out of the site, between servers whose connections come from an
 //! address that the home knows as another site's.
 
 use std::path::Path;

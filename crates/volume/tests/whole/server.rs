@@ -19,7 +19,7 @@ const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
 /// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it.
 const CERTIFICATES_VARIABLE: &str = "PERIGEE_TEST_CERTIFICATES";
 pub const MIB: u64 = 1 << 20;
-/// So much of a server's log is printed where a test fails.
+/// How much of a server's log is printed when a test fails.
 const LOG_BYTES_MAX: usize = 256 << 10;
 
 /// Is the server when a test starts it so; it ends with the test that started it.
@@ -85,7 +85,7 @@ fn boot_id(pool: &Path) -> PathBuf {
     sockets(pool).join("boot-id")
 }
 
-/// What its server says. It is printed where a test fails.
+/// What its server says. It is printed when a test fails.
 fn log_file(pool: &Path) -> PathBuf {
     sockets(pool).join("log")
 }
