@@ -32,7 +32,7 @@ pub fn requests(input: &[u8]) {
         };
         let mut answer = Vec::new();
         tokio::join!(
-            converse(server, ClientAddress(None), router, Limits::default()),
+            converse(server, crate::ClientAddress(None), router, Limits::default()),
             talk,
             async {
                 drop(reader.read_to_end(&mut answer).await);
