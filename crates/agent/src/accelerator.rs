@@ -19,6 +19,7 @@ use crate::command::{QEMU, accelerator_arguments};
 use crate::files::{read_json, write_json};
 use crate::lines::next_line;
 use crate::process::{QemuUser, detached};
+use perigee_http::memory::LockedMemory;
 
 const KVM: &str = "/dev/kvm";
 /// Under KVM a kernel boots in less than 2 s.
@@ -156,7 +157,7 @@ async fn boot(
     arguments.extend(rest.split_whitespace().map(str::to_owned));
     arguments.push("console=ttyS0 panic=-1".to_owned());
     arguments.extend(["-kernel".to_owned(), kernel.display().to_string()]);
-    let mut child = detached(QEMU, &arguments, user)
+    let mut child = detached(QEMU, &arguments, user, LockedMemory::Unlimited)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)

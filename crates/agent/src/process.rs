@@ -19,7 +19,7 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
-use perigee_http::memory;
+use perigee_http::memory::{self, LockedMemory};
 use perigee_model::Problem;
 
 use crate::command::MEM_LOCK;
@@ -239,22 +239,29 @@ pub fn detached(
     program: &str,
     arguments: &[String],
     user: Option<QemuUser>,
+    locked_memory: LockedMemory,
 ) -> tokio::process::Command {
     let mut command = tokio::process::Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).current_dir("/");
-    if let Some(user) = user {
-        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    let ids = user.map(|user| (user.uid.as_raw(), user.gid.as_raw()));
+    let by_right = ids.filter(|_| locked_memory == LockedMemory::ByRight);
+    if let (Some((uid, gid)), None) = (ids, by_right) {
+        command.uid(uid).gid(gid);
     }
-    let new_session = || nix::unistd::setsid().map(drop).map_err(std::io::Error::from);
-    // SAFETY: between fork and exec the closure only calls setsid, which is async-signal-safe.
-    unsafe { command.pre_exec(new_session) };
+    let prepare = move || {
+        if let Some((uid, gid)) = by_right {
+            memory::pass_lock_right(uid, gid)?;
+        }
+        nix::unistd::setsid().map(drop).map_err(std::io::Error::from)
+    };
+    // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+    unsafe { command.pre_exec(prepare) };
     command
 }
 
 /// QEMU gets this process's limits, and may then lock its memory; its core is not dumped.
-fn allow_locked_memory(for_another_user: bool) -> Result<(), Problem> {
-    let allowed =
-        memory::allow_locked_memory(for_another_user).and_then(|()| memory::dump_no_core());
+fn allow_locked_memory() -> Result<LockedMemory, Problem> {
+    let allowed = memory::dump_no_core().and_then(|()| memory::allow_locked_memory());
     allowed.map_err(|error| {
         let why = format!(
             "the VM has data that may not leave another site, so its memory must stay off this host's \
@@ -274,16 +281,17 @@ pub fn start(
     let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
-    if arguments.windows(2).any(|pair| pair == MEM_LOCK) {
-        allow_locked_memory(user.is_some())?;
-    }
-    let mut child = detached(program, arguments, user).stderr(log).spawn().map_err(|e| {
-        let what = format!("can't start {program}");
-        match e.kind() {
-            ErrorKind::NotFound | ErrorKind::PermissionDenied => Problem::unsupported(what, e),
-            _ => Problem::internal(what, e),
-        }
-    })?;
+    // A QEMU that locks no memory needs no right for it.
+    let locks = arguments.windows(2).any(|pair| pair == MEM_LOCK);
+    let locked_memory = if locks { allow_locked_memory()? } else { LockedMemory::Unlimited };
+    let mut child =
+        detached(program, arguments, user, locked_memory).stderr(log).spawn().map_err(|e| {
+            let what = format!("can't start {program}");
+            match e.kind() {
+                ErrorKind::NotFound | ErrorKind::PermissionDenied => Problem::unsupported(what, e),
+                _ => Problem::internal(what, e),
+            }
+        })?;
     let process = child.id().and_then(Process::of_pid);
     tokio::spawn(async move {
         let status = child.wait().await;

@@ -2,21 +2,57 @@
 
 use std::io;
 
+use nix::errno::Errno;
+use nix::libc;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 /// The number of the capability `CAP_IPC_LOCK`.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Lets this process, and what it starts, lock any amount of memory. A program that gets another user needs the
-/// limit to be raised; this process may have the right to ignore it.
+/// What lets a process lock any amount of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockedMemory {
+    /// There is no limit, also for the programs that this process starts.
+    Unlimited,
+    /// There is a limit, which this process may ignore. A program that it starts as another user may not, unless it is
+    /// given `CAP_IPC_LOCK` ([`pass_lock_right`]).
+    ByRight,
+}
+
+/// Lets this process lock any amount of memory.
 ///
 /// # Errors
-/// When the kernel allows neither.
-pub fn allow_locked_memory(for_another_user: bool) -> io::Result<()> {
+/// When the kernel allows neither to raise the limit nor to ignore it.
+pub fn allow_locked_memory() -> io::Result<LockedMemory> {
     match setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
-        Err(error) if for_another_user || !ignores_limit()? => Err(error.into()),
-        _ => Ok(()),
+        Ok(()) => Ok(LockedMemory::Unlimited),
+        Err(_) if ignores_limit()? => Ok(LockedMemory::ByRight),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// Changes the user of the calling process, which keeps the right to lock memory over this and over an exec, and
+/// no other right. It is async-signal-safe: to be called between fork and exec, by root.
+///
+/// # Errors
+/// When a system call is refused.
+pub fn pass_lock_right(uid: libc::uid_t, gid: libc::gid_t) -> io::Result<()> {
+    // The layout of capget(2), version 3: two groups of 32 capabilities.
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let lock = 1_u32 << CAP_IPC_LOCK;
+    // Effective, permitted and inheritable, of the lower and of the higher group.
+    let rights: [u32; 6] = [lock, lock, lock, 0, 0, 0];
+    // SAFETY: the pointers are valid for the calls, which keep none of them.
+    unsafe {
+        Errno::result(libc::setgroups(0, std::ptr::null()))?;
+        Errno::result(libc::setgid(gid))?;
+        Errno::result(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
+        Errno::result(libc::setuid(uid))?;
+        Errno::result(libc::syscall(libc::SYS_capset, header.as_ptr(), rights.as_ptr()))?;
+        let raise = libc::PR_CAP_AMBIENT_RAISE;
+        Errno::result(libc::prctl(libc::PR_CAP_AMBIENT, raise, CAP_IPC_LOCK, 0, 0))?;
+    }
+    Ok(())
 }
 
 fn ignores_limit() -> io::Result<bool> {
@@ -39,6 +75,23 @@ pub fn dump_no_core() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// This is for a machine where root may not raise the limit.
+    #[test]
+    fn a_program_of_another_user_keeps_the_right_to_lock_memory_and_no_other() {
+        use std::os::unix::process::CommandExt;
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let mut command = std::process::Command::new("cat");
+        command.arg("/proc/self/status");
+        // SAFETY: it makes system calls only.
+        unsafe { command.pre_exec(|| pass_lock_right(65534, 65534)) };
+        let status = String::from_utf8(command.output().expect("cat").stdout).expect("text");
+        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+        assert!(status.contains("CapEff:\t0000000000004000"), "{status}");
+        assert!(status.contains("CapPrm:\t0000000000004000"), "{status}");
+    }
 
     #[test]
     fn what_is_started_dumps_no_memory_either() {

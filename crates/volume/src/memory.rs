@@ -16,7 +16,7 @@ pub fn keep_off_disks(what: &str) -> Result<(), Problem> {
     static DONE: OnceLock<Result<(), String>> = OnceLock::new();
     let done = DONE.get_or_init(|| {
         // Under a limit the lock would succeed, and memory would be refused later.
-        allow_locked_memory(false).map_err(|error| error.to_string())?;
+        allow_locked_memory().map_err(|error| error.to_string())?;
         dump_no_core().map_err(|error| error.to_string())?;
         // Only what is touched takes memory.
         let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
