@@ -63,7 +63,7 @@ impl MoveStep {
     /// durable, and its layers are kept until [`Pool::forget_departed`].
     ///
     /// # Errors
-    /// As [`Residence::depart`]; a conflict for a volume that can't move; unavailable while another host has
+    /// As [`perigee_model::home::Residence::depart`]; a conflict for a volume that can't move; unavailable while another host has
     /// blocks of it in memory ([`Pool::prepare_departure`] ends that).
     pub async fn depart(self, ask: &Depart) -> Result<Departed, Problem> {
         let Self { pool, name, guard } = self;
@@ -109,7 +109,7 @@ impl MoveStep {
     /// The volume is here again, after the other server has refused it.
     ///
     /// # Errors
-    /// As [`Residence::take_back`].
+    /// As [`perigee_model::home::Residence::take_back`].
     pub async fn return_home(self, CallOff { tenure }: CallOff) -> Result<VolumeHome, Problem> {
         self.change(move |pool, name| {
             let what = format!("can't take volume {name} back");
