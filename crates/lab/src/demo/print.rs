@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use perigee_model::plan::{Basis, Plan, Way};
+use perigee_model::plan::{Basis, Plan, Trigger, Way};
 use perigee_model::units;
 
 use super::outcome::{Outcome, RunName};
@@ -81,6 +81,11 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
         );
     }
     for run in &outcome.runs {
+        // A migration's reason stands in its own line below.
+        let chosen = run.decisions.iter().filter(|decision| decision.trigger == Trigger::TimeLost);
+        for decision in chosen.filter(|_| run.migrations.is_empty()) {
+            println!("  {}: {}", run.name.word(), decision.summary);
+        }
         for m in &run.migrations {
             println!("  {}: {} → {}: {}", run.name.word(), m.from, m.to, m.reason);
             for part in m.phases.parts() {
