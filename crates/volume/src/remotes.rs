@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use perigee_block::device::Device;
 use perigee_http::Listen;
 use perigee_model::Problem;
-use perigee_model::read_ahead::READ_CACHE_BYTES;
+use perigee_model::read_ahead::{FILL_BYTES_PER_S, READ_CACHE_BYTES};
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
 use perigee_store::Connector;
 
@@ -27,7 +27,7 @@ pub struct RemoteOptions {
 
 impl Default for RemoteOptions {
     fn default() -> Self {
-        let (patience, fill_bytes_per_s) = (Duration::from_secs(60), 100 << 20);
+        let (patience, fill_bytes_per_s) = (Duration::from_secs(60), FILL_BYTES_PER_S);
         Self { tls: None, patience, fill_bytes_per_s, cache_bytes: READ_CACHE_BYTES }
     }
 }
