@@ -2,6 +2,8 @@
 
 #[path = "fake/homes.rs"]
 mod homes;
+#[path = "fake/images.rs"]
+mod images;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
 
@@ -26,14 +28,17 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, ImageSource, ImportImage, IoStats, PoolInfo,
-    Step, VolumeHealth, VolumeInfo, VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, VolumeHealth, VolumeInfo,
+    VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
     VolumeName,
 };
 use tokio::task::JoinHandle;
+
+pub use images::image;
+use images::{copy_image, delete_image, images, import_image, one_image};
 
 /// In one answer: as a real agent, it does not give everything at once.
 const EVENTS_MAX: usize = 3;
@@ -514,95 +519,6 @@ async fn hang(inside: &Mutex<Inside>) {
 async fn probe_link(State(inside): Shared) -> Reply<LinkProbe> {
     hang(&inside).await;
     Ok(Json(LinkProbe { rtt_ms: 16.0, rate_bytes_per_s: 50 << 20 }))
-}
-
-pub fn image() -> ImageInfo {
-    ImageInfo {
-        name: ImageName::new("debian").expect("name"),
-        layer: LayerId(uuid::Uuid::nil()),
-        size_bytes: 1 << 30,
-        allocated_bytes: 300 << 20,
-        chain: Vec::new(),
-        children: 0,
-        remote: None,
-        leave_site: Default::default(),
-    }
-}
-
-async fn images(State(inside): Shared) -> Reply<Vec<ImageInfo>> {
-    let mut inside = inside.lock().expect("lock");
-    inside.lists_of_images += 1;
-    let children = inside.image_children;
-    Ok(Json(inside.images.values().map(|info| ImageInfo { children, ..info.clone() }).collect()))
-}
-
-async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<ImageInfo> {
-    let inside = inside.lock().expect("lock");
-    let info = inside.images.get(&name).cloned();
-    let info = info.ok_or_else(|| Problem::not_found("image", "there is none"))?;
-    Ok(Json(ImageInfo { children: inside.image_children, ..info }))
-}
-
-/// Takes its time, so that two at once meet.
-async fn import_image(
-    State(inside): Shared,
-    Json(new): Json<ImportImage>,
-) -> Result<String, Failure> {
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    while inside.lock().expect("lock").imports_hang {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    let layer = new.layer.expect("the controller names the layer");
-    let info = ImageInfo { name: new.name.clone(), layer, ..image() };
-    let mut inside = inside.lock().expect("lock");
-    inside.imports += 1;
-    if inside.refuses_imports {
-        return Err(Problem::not_found("import", "there is no such file").into());
-    }
-    let step = |step: Step<ImageInfo>| serde_json::to_string(&step).expect("JSON") + "\n";
-    if inside.has_silent_sources {
-        return Ok(step(Step::Failed(Problem::unavailable("import", "its source is silent"))));
-    }
-    if let Some(present) = inside.images.get(&new.name) {
-        assert_eq!(present.layer, layer, "an import that is asked for again has the same layer");
-    }
-    inside.images.insert(new.name, info.clone());
-    if inside.loses_answers {
-        return Err(Problem::unavailable("import", "the answer is lost").into());
-    }
-    Ok(step(Step::Done(info)))
-}
-
-async fn copy_image(
-    State(inside): Shared,
-    Path(name): Path<ImageName>,
-    Json(ask): Json<CopyImage>,
-) -> Reply<ImageInfo> {
-    let mut inside = inside.lock().expect("lock");
-    let layer = ask.layer.expect("the controller names the layer");
-    let remote = ImageSource {
-        nbd_addr: ask.nbd_addr.clone(),
-        export: format!("image:{name}"),
-        keep: ask.keep,
-        missing_bytes: 1000,
-    };
-    let is_refused = inside.refuses_source.as_ref() == Some(&ask.nbd_addr);
-    inside.copied.push(ask);
-    if is_refused {
-        return Err(Problem::unavailable("copy the image", "the other host is stuck").into());
-    }
-    let info = ImageInfo { name: name.clone(), layer, remote: Some(remote), ..image() };
-    inside.images.insert(name, info.clone());
-    Ok(Json(info))
-}
-
-async fn delete_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<()> {
-    let mut inside = inside.lock().expect("lock");
-    if inside.image_children > 0 {
-        return Err(Problem::conflict("delete the image", "a volume stands on it").into());
-    }
-    inside.images.remove(&name);
-    Ok(Json(()))
 }
 
 fn no_volume() -> Failure {
