@@ -65,14 +65,53 @@ pub(super) async fn go_on(
     ask: Option<&PromoteVolume>,
 ) -> Result<Promotion, Problem> {
     let (_step, record) = take(cluster, volume).await?;
+    with(cluster, record, ask).await
+}
+
+/// Records a promotion and carries it out. The task that resumes promotions does not get at it in between.
+///
+/// # Errors
+/// `Conflict` if one is recorded or something uses the volume; otherwise as [`go_on`].
+pub(super) async fn begin(
+    cluster: &Arc<Cluster>,
+    record: &PromotionRecord,
+) -> Result<Promotion, Problem> {
+    let volume = &record.volume;
+    let _step = step(cluster, volume)?;
+    // While a promotion is recorded, no job that uses the volume begins, and it is neither moved nor deleted.
+    cluster.index.begin_promotion(volume).map_err(|why| {
+        Problem::conflict(what(volume), why).next(
+            "cancel the job or the move first: a VM can't go on with content that is older than what it \
+             has seen",
+        )
+    })?;
+    match cluster.records.create(&key(volume), record).await {
+        Ok(true) => {}
+        Ok(false) => {
+            return Err(Problem::conflict(what(volume), "it is being promoted already"));
+        }
+        Err(problem) => {
+            cluster.index.end_promotion(volume);
+            return Err(problem);
+        }
+    }
+    with(cluster, recorded(cluster, volume).await?, None).await
+}
+
+async fn with(
+    cluster: &Arc<Cluster>,
+    record: Owned<PromotionRecord>,
+    ask: Option<&PromoteVolume>,
+) -> Result<Promotion, Problem> {
+    let volume = record.value.volume.clone();
     let mut run = Run { cluster, record };
     let Err(problem) = run.carry_out().await else { return Ok(run.record.value.shown) };
     let Some(ask) = ask.filter(|ask| run.is_to_choose(ask, &problem)) else { return Err(problem) };
     // It may have been called off.
-    if !cluster.index.is_promoted(volume) {
+    if !cluster.index.is_promoted(&volume) {
         return Err(problem);
     }
-    let anew = choose(cluster, volume, ask).await?;
+    let anew = choose(cluster, &volume, ask).await?;
     run.choose_anew(anew).await?;
     run.carry_out().await?;
     Ok(run.record.value.shown)
@@ -105,17 +144,30 @@ async fn take<'a>(
     cluster: &'a Cluster,
     volume: &VolumeName,
 ) -> Result<(crate::cluster::Hold<'a>, Owned<PromotionRecord>), Problem> {
-    let Some(step) = cluster.index.begin_promotion_step(volume) else {
+    let step = step(cluster, volume)?;
+    Ok((step, recorded(cluster, volume).await?))
+}
+
+fn step<'a>(
+    cluster: &'a Cluster,
+    volume: &VolumeName,
+) -> Result<crate::cluster::Hold<'a>, Problem> {
+    cluster.index.begin_promotion_step(volume).ok_or_else(|| {
         let why = "a promotion of it is under way";
-        return Err(Problem::conflict(what(volume), why).next("try again in some seconds"));
-    };
+        Problem::conflict(what(volume), why).next("try again in some seconds")
+    })
+}
+
+async fn recorded(
+    cluster: &Cluster,
+    volume: &VolumeName,
+) -> Result<Owned<PromotionRecord>, Problem> {
     let record = cluster.records.own::<PromotionRecord>(&key(volume)).await?;
-    let record = record.ok_or_else(|| {
+    record.ok_or_else(|| {
         let why = "no promotion of it is under way";
         Problem::conflict(what(volume), why)
             .next(format!("`perigee volume info {volume}` shows where it is"))
-    })?;
-    Ok((step, record))
+    })
 }
 
 struct Run<'a> {

@@ -45,21 +45,7 @@ pub async fn promote(
     if ask.dry_run {
         return Ok(record.shown);
     }
-    // While a promotion is recorded, no job that uses the volume begins, and it is neither moved nor deleted.
-    cluster.index.begin_promotion(volume).map_err(|why| {
-        Problem::conflict(what(volume), why).next(
-            "cancel the job or the move first: a VM can't go on with content that is older than what it \
-             has seen",
-        )
-    })?;
-    match cluster.records.create(&key(volume), &record).await {
-        Ok(true) => carry_out::go_on(cluster, volume, None).await,
-        Ok(false) => Err(Problem::conflict(what(volume), "it is being promoted already")),
-        Err(problem) => {
-            cluster.index.end_promotion(volume);
-            Err(problem)
-        }
-    }
+    carry_out::begin(cluster, &record).await
 }
 
 pub(super) fn what(volume: &VolumeName) -> String {

@@ -202,3 +202,19 @@ async fn a_home_of_another_incarnation_gives_the_volume_up_too() {
     .await;
     assert_eq!(lab.cloud.inside().replicas.lost, [other]);
 }
+
+#[tokio::test]
+async fn a_promotion_is_recorded_only_by_who_carries_it_out() {
+    let lab = replicated().await;
+    is_unreachable(&lab, &lab.cloud).await;
+    {
+        // Somebody else is at it, as the task that resumes promotions may be.
+        let _step =
+            lab.cluster.index.begin_promotion_step(&data_volume()).expect("nobody is at it");
+        let refused = promote(&lab, PromoteVolume::default()).await.expect_err("it is taken");
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+        assert!(lab.cluster.records.keys("promotions/").await.expect("keys").is_empty());
+        assert!(!lab.cluster.index.is_promoted(&data_volume()));
+    }
+    promote(&lab, PromoteVolume::default()).await.expect("it is lost");
+}
