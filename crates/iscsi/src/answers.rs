@@ -61,7 +61,7 @@ impl Answers {
             self.digests.put_tail(tail, data);
             self.output.commit(length);
         } else {
-            self.output.push(self.digests.encode(head, data).into(), Bytes::new());
+            self.output.push([self.digests.encode(head, data).into()]);
         }
     }
 
@@ -221,9 +221,9 @@ impl Answers {
             digests.put_head(&mut front, &place.head(first, residual));
             let mut tail = vec![0; digests.tail_bytes(size)];
             digests.put_tail(&mut tail, &data);
-            self.output.push(front.into(), data);
+            self.output.push([front.into(), data]);
             if !tail.is_empty() {
-                self.output.push(tail.into(), Bytes::new());
+                self.output.push([tail.into()]);
             }
             (offset, number) = (offset + size, number + 1);
         }

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 use tokio::io::AsyncWrite;
 
 use super::buffers::{BUFFER_BYTES, Buffer};
@@ -61,17 +61,15 @@ impl Output {
         self.end += length;
     }
 
-    /// Adds a reply. A payload that does not fit the buffer is sent without being copied.
-    pub fn push(&mut self, head: Bytes, payload: Bytes) {
-        let length = head.len() + payload.len();
+    /// Adds a reply in pieces. If it does not fit the buffer, it is sent without being copied.
+    pub fn push<const N: usize>(&mut self, pieces: [Bytes; N]) {
+        let length = pieces.iter().map(Bytes::len).sum();
         match self.room(length) {
-            Some(room) => {
-                let (front, back) = room.split_at_mut(head.len());
-                front.copy_from_slice(&head);
-                back.copy_from_slice(&payload);
+            Some(mut room) => {
+                pieces.iter().for_each(|piece| room.put_slice(piece));
                 self.commit(length);
             }
-            None => self.rest.extend([head, payload].into_iter().filter(|piece| !piece.is_empty())),
+            None => self.rest.extend(pieces.into_iter().filter(|piece| !piece.is_empty())),
         }
     }
 

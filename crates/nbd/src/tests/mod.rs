@@ -1,5 +1,6 @@
 //! Server and client against each other, over a device in memory.
 
+mod qemu;
 mod tls;
 
 use std::path::Path;
@@ -34,7 +35,7 @@ struct Memory {
     gate: Semaphore,
     incarnation: Option<Incarnation>,
     /// How many connections have opened it.
-    opened: AtomicUsize,
+    opened: Arc<AtomicUsize>,
 }
 
 impl Memory {
@@ -49,7 +50,7 @@ impl Memory {
 
     fn of(permits: usize, incarnation: Option<Incarnation>) -> Self {
         let (bytes, gate) = (Mutex::new(vec![0; SIZE_BYTES]), Semaphore::new(permits));
-        Self { bytes, gate, incarnation, opened: AtomicUsize::new(0) }
+        Self { bytes, gate, incarnation, opened: Arc::default() }
     }
 }
 
@@ -93,7 +94,14 @@ impl Device for Memory {
     }
 }
 
-struct One(Arc<Memory>);
+/// One export, and how many connections have opened it.
+struct One(Arc<dyn Device>, Arc<AtomicUsize>);
+
+impl One {
+    fn memory(memory: &Arc<Memory>) -> Arc<Self> {
+        Arc::new(Self(memory.clone(), memory.opened.clone()))
+    }
+}
 
 impl Exports for One {
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
@@ -108,7 +116,7 @@ impl Exports for One {
     ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(async move {
             if name == "data" {
-                self.0.opened.fetch_add(1, Ordering::SeqCst);
+                self.1.fetch_add(1, Ordering::SeqCst);
                 let device = Switch::new(self.0.clone());
                 Ok(Export {
                     device,
@@ -136,9 +144,12 @@ impl Running {
     }
 
     async fn start_with(memory: &Arc<Memory>, address: &Listen, options: ServerOptions) -> Self {
+        Self::serve(One::memory(memory), address, options).await
+    }
+
+    async fn serve(exports: Arc<One>, address: &Listen, options: ServerOptions) -> Self {
         let listener = Listener::bind(address).await.expect("a listener");
         let stop = CancellationToken::new();
-        let exports = Arc::new(One(memory.clone()));
         let server = Server::new(exports, options).expect("a server");
         let task = tokio::spawn(server.serve(vec![listener], stop.clone()));
         Self { stop, task }
@@ -490,7 +501,7 @@ async fn crowded(path: &Path, negotiation_max: Option<Duration>) -> (Running, St
         listeners.push(Listener::bind(&address).await.expect("a listener"));
     }
     let options = ServerOptions { clients_max: 2, ..ServerOptions::default() };
-    let mut server = Server::new(Arc::new(One(Memory::new(0))), options).expect("a server");
+    let mut server = Server::new(One::memory(&Memory::new(0)), options).expect("a server");
     if let Some(max) = negotiation_max {
         server.set_negotiation_max(max);
     }

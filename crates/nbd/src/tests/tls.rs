@@ -238,7 +238,7 @@ async fn certificates_that_do_not_fit_are_refused_at_the_start() {
     if let Some(files) = &mut options.tls {
         files.key = site.path("client-key.pem");
     }
-    let exports = Arc::new(One(Memory::new(0)));
+    let exports = One::memory(&Memory::new(0));
     let problem = Server::new(exports, options).err().expect("a refusal");
     assert_eq!(problem.kind, ProblemKind::Invalid);
     assert!(problem.to_string().contains("server-cert.pem"), "{problem}");
@@ -293,7 +293,7 @@ fn an_rsa_key_of_an_odd_size_is_refused_with_what_is_wrong_and_what_to_do() {
     let (cert, key) = (path("cert.pem"), path("key.pem"));
     let files = TlsFiles { cert: cert.clone(), key: key.clone(), ca: None, required: true };
     let options = ServerOptions { tls: Some(files), ..ServerOptions::default() };
-    let server = Server::new(Arc::new(One(Memory::new(0))), options).err();
+    let server = Server::new(One::memory(&Memory::new(0)), options).err();
     let files = RemoteTlsFiles { ca: cert.clone(), own: Some((cert, key)) };
     for refused in [server, ClientTls::load(&files).err()] {
         let said = refused.expect("a refusal").to_string();

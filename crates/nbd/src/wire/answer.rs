@@ -80,14 +80,34 @@ impl Dialect {
         }
     }
 
+    /// Bytes after the data in the reply to a read.
+    pub fn data_end_bytes(self) -> usize {
+        match self {
+            Self::Simple => 0,
+            Self::Structured | Self::Extended => self.done_bytes(),
+        }
+    }
+
     /// Writes the bytes before the data of a read. There are `data_head_bytes` of them.
     pub fn put_data_head(self, out: &mut impl BufMut, to: AnswerTo, length: usize) {
         match self {
             Self::Simple => put_simple_head(out, to, 0),
             Self::Structured | Self::Extended => {
-                self.put_chunk_head(out, chunk::OFFSET_DATA, to, 8 + length);
+                self.put_chunk_head_with(out, 0, chunk::OFFSET_DATA, to, 8 + length);
                 out.put_u64(to.offset);
             }
+        }
+    }
+
+    /// Writes the bytes after the data of a read. There are `data_end_bytes` of them.
+    ///
+    /// The end is a chunk of its own because of QEMU's client (7.1 and later). When a request there has its reply,
+    /// it needs once more the lock under which headers are received. A request that was sent later may have that
+    /// lock by then, and keep it until it receives a header. So a finished read would wait until a later one is
+    /// answered. The header of this chunk comes at once, and frees the lock.
+    pub fn put_data_end(self, out: &mut impl BufMut, to: AnswerTo) {
+        if self != Self::Simple {
+            self.put_done(out, to);
         }
     }
 
@@ -99,20 +119,21 @@ impl Dialect {
         }
     }
 
-    /// The head of a reply and the payload to send after it.
-    pub fn encode_answer(self, to: AnswerTo, answer: Answer) -> (Bytes, Bytes) {
-        let mut out = BytesMut::with_capacity(64);
+    /// The pieces of a reply, in the order in which they are sent: its head, its payload, and its end.
+    pub fn encode_answer(self, to: AnswerTo, answer: Answer) -> [Bytes; 3] {
+        let (mut out, mut end) = (BytesMut::with_capacity(64), BytesMut::new());
         let mut payload = Bytes::new();
         match answer {
             Answer::Data { data, .. } if !data.is_empty() => {
                 self.put_data_head(&mut out, to, data.len());
                 payload = data;
+                self.put_data_end(&mut end, to);
             }
             Answer::Done | Answer::Data { .. } => self.put_done(&mut out, to),
             Answer::Status(contexts) => self.put_status(&mut out, to, &contexts),
             Answer::Error(errno, text) => self.put_error(&mut out, to, errno, &text),
         }
-        (out.freeze(), payload)
+        [out.freeze(), payload, end.freeze()]
     }
 
     fn put_status(self, out: &mut BytesMut, to: AnswerTo, contexts: &[ContextRuns]) {

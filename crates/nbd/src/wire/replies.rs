@@ -149,7 +149,7 @@ mod tests {
         let second = ContextRuns { context: 2, ..first.clone() };
         for dialect in [Dialect::Structured, Dialect::Extended] {
             let answer = Answer::Status(vec![first.clone(), second.clone()]);
-            let (bytes, _) = dialect.encode_answer(TO, answer);
+            let [bytes, ..] = dialect.encode_answer(TO, answer);
             let (one, two) = bytes.split_at(bytes.len() / 2);
             assert_eq!(parse_one(one), (9, Chunk::Status(first.clone()), false));
             assert_eq!(parse_one(two), (9, Chunk::Status(second.clone()), true));
@@ -160,14 +160,14 @@ mod tests {
     fn an_error_carries_its_text() {
         for dialect in [Dialect::Structured, Dialect::Extended] {
             let answer = Answer::Error(Errno::NoSpace, "the pool is full".into());
-            let (head, _) = dialect.encode_answer(TO, answer);
+            let [head, ..] = dialect.encode_answer(TO, answer);
             let want = Chunk::Error { errno: Errno::NoSpace, message: "the pool is full".into() };
             assert_eq!(parse_one(&head), (9, want, true));
         }
     }
 
     #[test]
-    fn the_head_of_data_is_as_long_as_it_says() {
+    fn the_head_and_the_end_of_data_are_as_long_as_they_say() {
         for dialect in [Dialect::Simple, Dialect::Structured, Dialect::Extended] {
             let mut out = Vec::new();
             dialect.put_data_head(&mut out, TO, 512);
@@ -175,6 +175,9 @@ mod tests {
             out.clear();
             dialect.put_done(&mut out, TO);
             assert_eq!(out.len(), dialect.done_bytes());
+            out.clear();
+            dialect.put_data_end(&mut out, TO);
+            assert_eq!(out.len(), dialect.data_end_bytes());
         }
     }
 
@@ -183,7 +186,7 @@ mod tests {
         let mut out = Vec::new();
         Dialect::Extended.put_data_head(&mut out, TO, 512);
         let want = [
-            0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0x10, 0,
+            0x6e, 0x8a, 0x27, 0x8c, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0x10, 0,
             0, 0, 0, 0, 0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 0x10, 0,
         ];
         assert_eq!(out, want);

@@ -50,7 +50,7 @@ impl Exchange for Requests {
 
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         let reply = ready!(self.waiting.poll_next(cx))?;
-        self.output.push(reply.head, reply.payload);
+        self.output.push(reply.pieces);
         Poll::Ready(Ok(()))
     }
 
@@ -113,7 +113,8 @@ impl Requests {
     fn read(&mut self, to: AnswerTo, command: Command, length: usize, now: Instant) -> bool {
         let dialect = self.rules.dialect;
         let head_bytes = dialect.data_head_bytes();
-        let Some(room) = self.output.room(head_bytes + length) else {
+        let reply_bytes = head_bytes + length + dialect.data_end_bytes();
+        let Some(room) = self.output.room(reply_bytes) else {
             let begins = self.output.is_empty();
             if begins {
                 self.read_long(to, command, length, now);
@@ -121,10 +122,12 @@ impl Requests {
             return begins;
         };
         let (mut head, data) = room.split_at_mut(head_bytes);
+        let (data, mut end) = data.split_at_mut(length);
         match self.device.try_read(to.offset, data) {
             Some(Ok(())) => {
                 dialect.put_data_head(&mut head, to, length);
-                self.output.commit(head_bytes + length);
+                dialect.put_data_end(&mut end, to);
+                self.output.commit(reply_bytes);
             }
             Some(Err(error)) => self.answer(to, refusal(&error)),
             None => self.waiting.start(to, command, Bytes::new(), now),
@@ -186,7 +189,6 @@ impl Requests {
     }
 
     fn answer(&mut self, to: AnswerTo, answer: Answer) {
-        let (head, payload) = self.rules.dialect.encode_answer(to, answer);
-        self.output.push(head, payload);
+        self.output.push(self.rules.dialect.encode_answer(to, answer));
     }
 }

@@ -254,6 +254,7 @@ fn read_answers(dialect: Dialect, count: u64) -> Vec<u8> {
         let to = AnswerTo { cookie: i, offset: i * 8192 };
         dialect.put_data_head(&mut out, to, BLOCK.len());
         out.extend((to.offset..to.offset + 4096).map(pattern));
+        dialect.put_data_end(&mut out, to);
     }
     out
 }

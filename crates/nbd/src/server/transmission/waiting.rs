@@ -20,8 +20,8 @@ const REQUESTS_MAX: usize = 64;
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
 pub struct Reply {
-    pub head: Bytes,
-    pub payload: Bytes,
+    /// What is sent, in this order.
+    pub pieces: [Bytes; 3],
     /// The request's share of the payload in flight.
     share_bytes: usize,
 }
@@ -61,8 +61,7 @@ impl Waiting {
                 Err(IoError::Moved) => return None,
                 answer => answer.unwrap_or_else(|error| refusal(&error)),
             };
-            let (head, payload) = dialect.encode_answer(to, answer);
-            Some(Reply { head, payload, share_bytes })
+            Some(Reply { pieces: dialect.encode_answer(to, answer), share_bytes })
         });
     }
 
