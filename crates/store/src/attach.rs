@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use perigee_model::{Problem, VolumeName};
 
-use super::blocking;
+use super::catalog::failed;
 use super::pool::Pool;
 
 impl Pool {
@@ -13,11 +13,8 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn attachments(self: &Arc<Self>) -> Result<Vec<(VolumeName, String)>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
-            pool.catalog
-                .attachments()
-                .map_err(|error| Problem::internal("can't list the attachments", error))
+        self.run(move |pool| {
+            pool.catalog.attachments().map_err(failed("can't list the attachments"))
         })
         .await
     }
@@ -31,17 +28,13 @@ impl Pool {
         volume: &VolumeName,
         nbd_addr: &str,
     ) -> Result<(), Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, volume, nbd_addr) = (Arc::clone(self), volume.clone(), nbd_addr.to_owned());
-        blocking(move || {
-            let _guard = guard;
+        let (volume, nbd_addr) = (volume.clone(), nbd_addr.to_owned());
+        self.change(move |pool| {
             let what = format!("can't attach volume {volume}");
-            let here =
-                pool.catalog.volume(&volume).map_err(|error| Problem::internal(&what, error))?;
-            if here.is_some() {
+            if pool.catalog.volume(&volume).map_err(failed(&what))?.is_some() {
                 return Err(Problem::conflict(what, "this pool has a volume with that name"));
             }
-            pool.catalog.attach(&volume, &nbd_addr).map_err(|error| Problem::internal(what, error))
+            pool.catalog.attach(&volume, &nbd_addr).map_err(failed(&what))
         })
         .await
     }
@@ -57,12 +50,12 @@ impl Pool {
         known: &str,
         found: &str,
     ) -> Result<(), Problem> {
-        let (pool, volume) = (Arc::clone(self), volume.clone());
+        let volume = volume.clone();
         let (known, found) = (known.to_owned(), found.to_owned());
-        blocking(move || {
+        self.run(move |pool| {
             let what = format!("can't record where volume {volume} is");
             let done = pool.catalog.attach_where_found(&volume, &known, &found);
-            done.map_err(|error| Problem::internal(what, error))
+            done.map_err(failed(&what))
         })
         .await
     }
@@ -70,13 +63,12 @@ impl Pool {
     /// # Errors
     /// Not found when it is not attached.
     pub async fn detach(self: &Arc<Self>, volume: &VolumeName) -> Result<(), Problem> {
-        let (pool, volume) = (Arc::clone(self), volume.clone());
-        blocking(move || {
+        let volume = volume.clone();
+        self.run(move |pool| {
             let what = format!("can't detach volume {volume}");
-            match pool.catalog.detach(&volume) {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(Problem::not_found(what, "it is not attached")),
-                Err(error) => Err(Problem::internal(what, error)),
+            match pool.catalog.detach(&volume).map_err(failed(&what))? {
+                true => Ok(()),
+                false => Err(Problem::not_found(what, "it is not attached")),
             }
         })
         .await

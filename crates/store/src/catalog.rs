@@ -13,7 +13,7 @@ mod replicas;
 mod reservations;
 mod schema;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -161,6 +161,11 @@ pub(super) fn problem(what: &str, error: &rusqlite::Error) -> Problem {
     }
 }
 
+/// As [`problem`], for `map_err`.
+pub(super) fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
+    move |error| problem(what, &error)
+}
+
 /// Converts a catalog error to an I/O error.
 pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
     if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
@@ -175,6 +180,7 @@ impl Catalog {
         schema::close_to_others(path)?;
         let mut connection = Connection::open(path)?;
         schema::upgrade(&mut connection)?;
+        connection.execute_batch(schema::KEEPERS)?;
         Ok(Self { connection: Mutex::new(connection) })
     }
 
@@ -260,23 +266,16 @@ impl Catalog {
             SELECT l.id, l.parent, l.data_bytes, coalesce(r.size_bytes, 0),
                    l.poisoned IS NOT NULL,
                    (SELECT count(*) FROM (SELECT 1 FROM layers c WHERE c.parent = l.id LIMIT 2)),
-                   EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
-                       OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id)
-                       OR EXISTS (SELECT 1 FROM replicas p WHERE p.layer = l.id),
+                   EXISTS (SELECT 1 FROM keepers k WHERE k.layer = l.id AND k.what <> 'volume'),
                    coalesce(r.keep, 'never') <> 'never',
                    EXISTS (SELECT 1 FROM held h WHERE h.layer = l.id)
             FROM layers l LEFT JOIN remote_parents r ON r.layer = l.id";
-        const CHAIN: &str = "
-            WITH RECURSIVE chain(id) AS (
-                SELECT ?1
-                UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
-            )";
         let connection = self.lock();
         let space = |row: &Row<'_>| Ok((parsed(row, 0)?, layer_space(row)?));
         match top {
             None => connection.prepare(ALL)?.query_map([], space)?.collect(),
             Some(top) => connection
-                .prepare_cached(&format!("{CHAIN} {ALL} WHERE l.id IN chain"))?
+                .prepare_cached(&format!("{} {ALL} WHERE l.id IN chain", chain("SELECT ?1")))?
                 .query_map([top.to_string()], space)?
                 .collect(),
         }
@@ -352,22 +351,21 @@ impl Catalog {
     }
 
     fn names_above(&self, start: &str, layer: LayerId) -> Result<Vec<String>> {
-        self.lock()
-            .prepare(&format!(
-                "WITH RECURSIVE above(id) AS (
-                     {start}
-                     UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
-                 )
-                 SELECT 'volume ' || name FROM volumes WHERE head IN above
-                 UNION ALL SELECT 'volume ' || volume || ', which departed,'
-                 FROM departed WHERE top IN above
-                 UNION ALL SELECT DISTINCT 'the replica of volume ' || volume
-                 FROM replicas WHERE layer IN above
-                 UNION ALL SELECT 'image ' || name FROM images WHERE layer IN above
-                 ORDER BY 1"
-            ))?
-            .query_map([layer.to_string()], |row| row.get(0))?
-            .collect()
+        // DISTINCT or ORDER BY would make SQLite read all keepers, and not use their indices.
+        let sql = format!(
+            "{} SELECT CASE what
+                    WHEN 'volume' THEN 'volume ' || name
+                    WHEN 'image' THEN 'image ' || name
+                    WHEN 'departed' THEN 'volume ' || name || ', which departed,'
+                    WHEN 'replica' THEN 'the replica of volume ' || name
+                END
+                FROM keepers WHERE layer IN above",
+            above(start)
+        );
+        let connection = self.lock();
+        let mut statement = connection.prepare(&sql)?;
+        let names = statement.query_map([layer.to_string()], |row| row.get(0))?;
+        Ok(names.collect::<Result<BTreeSet<_>>>()?.into_iter().collect())
     }
 
     pub(super) fn add_image(&self, name: &ImageName, layer: &LayerRow) -> Result<()> {
@@ -417,18 +415,13 @@ impl Catalog {
                 return Ok(false);
             }
             let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
-                              EXISTS (SELECT 1 FROM images i WHERE i.layer = l.id)
-                                  OR EXISTS (SELECT 1 FROM departed d WHERE d.top = l.id)
-                                  OR EXISTS (SELECT 1 FROM replicas p WHERE p.layer = l.id)
-                                  OR EXISTS (SELECT 1 FROM replica_pins p WHERE p.layer = l.id),
-                              EXISTS (SELECT 1 FROM volumes v WHERE v.head = l.id)
+                              EXISTS (SELECT 1 FROM keepers k WHERE k.layer = l.id)
+                                  OR EXISTS (SELECT 1 FROM replica_pins p WHERE p.layer = l.id)
                        FROM layers l WHERE id = ?1";
             let mut statement = tx.prepare(sql)?;
             for (at, id) in run.iter().enumerate() {
                 let found = statement.query_row([id.to_string()], |row| {
-                    let free = unsigned(row, 1)? == 1
-                        && !row.get::<_, bool>(2)?
-                        && !row.get::<_, bool>(3)?;
+                    let free = unsigned(row, 1)? == 1 && !row.get::<_, bool>(2)?;
                     Ok((optional_parsed::<LayerId>(row, 0)?, free))
                 });
                 let next = run.get(at + 1).copied().or(by.parent);
@@ -484,6 +477,24 @@ impl Catalog {
         let sql = "UPDATE layers SET poisoned = ?2 WHERE id = ?1";
         self.lock().execute(sql, params![layer.to_string(), why]).map(drop)
     }
+}
+
+/// `above(id)`: the layers that `start` selects, and all layers above them.
+fn above(start: &str) -> String {
+    format!(
+        "WITH RECURSIVE above(id) AS (
+             {start} UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
+         )"
+    )
+}
+
+/// `chain(id)`: the layers that `start` selects, and all layers below them.
+fn chain(start: &str) -> String {
+    format!(
+        "WITH RECURSIVE chain(id) AS (
+             {start} UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
+         )"
+    )
 }
 
 fn volume_row(row: &Row<'_>) -> Result<VolumeRow> {
@@ -603,10 +614,7 @@ fn delete_unneeded(tx: &Transaction<'_>, top: LayerId) -> Result<Vec<LayerId>> {
     let mut delete = tx.prepare(
         "DELETE FROM layers
          WHERE id = ?1
-           AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)
-           AND NOT EXISTS (SELECT 1 FROM images WHERE layer = ?1)
-           AND NOT EXISTS (SELECT 1 FROM departed WHERE top = ?1)
-           AND NOT EXISTS (SELECT 1 FROM replicas WHERE layer = ?1)
+           AND NOT EXISTS (SELECT 1 FROM keepers WHERE layer = ?1)
            AND NOT EXISTS (SELECT 1 FROM layers above WHERE above.parent = ?1)
          RETURNING parent",
     )?;

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use perigee_model::volume::{BLOCK_BYTES, ByteRange, CheckReport, CheckScope, Fault, FaultKind};
 use perigee_model::{LayerId, Problem};
 
-use super::blocking;
 use super::blocks::PAGE_BLOCKS;
 use super::catalog::LayerRow;
 use super::checksums::{self, Compared, Finding};
@@ -38,8 +37,7 @@ impl Pool {
         scope: CheckScope,
         work: Arc<Work>,
     ) -> Result<CheckReport, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || pool.check_now(&scope, &work)).await
+        self.run(move |pool| pool.check_now(&scope, &work)).await
     }
 
     fn check_now(&self, scope: &CheckScope, work: &Work) -> Result<CheckReport, Problem> {

@@ -20,8 +20,7 @@ use perigee_model::client::{
 use perigee_model::volume::CachePolicy;
 use perigee_model::{ClientName, ImageName, Problem, TenantName, VolumeName};
 
-use super::blocking;
-use super::catalog::{self, ClientRow, CloneRow, LayerRow, NewVolume, SpentClone};
+use super::catalog::{self, ClientRow, CloneRow, LayerRow, NewVolume, SpentClone, failed};
 use super::pool::Pool;
 
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -37,10 +36,6 @@ pub struct Grant {
     pub chap: Option<Chap>,
     /// The CHAP user and secret of the target.
     pub target_chap: Option<Chap>,
-}
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
 }
 
 fn info(row: ClientRow) -> ClientInfo {
@@ -77,8 +72,7 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn clients(self: &Arc<Self>) -> Result<Vec<ClientInfo>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let rows = pool.catalog.clients().map_err(failed("can't list the clients"))?;
             Ok(rows.into_iter().map(info).collect())
         })
@@ -88,8 +82,8 @@ impl Pool {
     /// # Errors
     /// Not found.
     pub async fn client(self: &Arc<Self>, name: &ClientName) -> Result<ClientInfo, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.client_row(&format!("can't show client {name}"), &name).map(info))
+        let name = name.clone();
+        self.run(move |pool| pool.client_row(&format!("can't show client {name}"), &name).map(info))
             .await
     }
 
@@ -100,10 +94,7 @@ impl Pool {
     /// # Errors
     /// A conflict when another client has the name, the MAC address or the initiator name.
     pub async fn add_client(self: &Arc<Self>, new: NewClient) -> Result<ClientInfo, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let pool = Arc::clone(self);
-        blocking(move || {
-            let _guard = guard;
+        self.change(move |pool| {
             let what = format!("can't add client {}", new.name);
             check_chap(&what, &new)?;
             let row = ClientRow::new(new);
@@ -122,8 +113,8 @@ impl Pool {
     /// # Errors
     /// Not found.
     pub async fn remove_client(self: &Arc<Self>, name: &ClientName) -> Result<(), Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = format!("can't remove client {name}");
             match pool.catalog.remove_client(&name).map_err(failed(&what))? {
                 true => Ok(()),
@@ -145,8 +136,8 @@ impl Pool {
         name: &ClientName,
         binding: Option<Binding>,
     ) -> Result<ClientInfo, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = match &binding {
                 Some(Binding { service, .. }) => format!("can't bind client {name} to {service}"),
                 None => format!("can't unbind client {name}"),
@@ -191,13 +182,8 @@ impl Pool {
     /// Not found when no client has this card, or when the volume or image of its binding no longer
     /// exists; a conflict when the client has no binding.
     pub async fn boot(self: &Arc<Self>, mac: &MacAddress) -> Result<Boot, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, mac) = (Arc::clone(self), *mac);
-        let boot = blocking(move || {
-            let _guard = guard;
-            pool.boot_now(&mac)
-        })
-        .await?;
+        let mac = *mac;
+        let boot = self.change(move |pool| pool.boot_now(&mac)).await?;
         self.drop_spent_clones().await;
         Ok(boot)
     }
@@ -306,8 +292,7 @@ impl Pool {
     }
 
     pub(super) async fn drop_clones_spent_at(self: &Arc<Self>, now: Instant) {
-        let pool = Arc::clone(self);
-        let spent = match blocking(move || pool.catalog.spent_clones()).await {
+        let spent = match self.run(move |pool| pool.catalog.spent_clones()).await {
             Ok(spent) => spent,
             Err(error) => {
                 return tracing::error!(%error, "can't find the clones whose boot is over");
@@ -347,19 +332,14 @@ impl Pool {
         initiator: &InitiatorName,
     ) -> Result<Option<Grant>, Problem> {
         let what = format!("can't look up the rights of initiator {initiator}");
-        let (pool, initiator, now) = (Arc::clone(self), initiator.clone(), what.clone());
-        let found =
-            blocking(move || pool.catalog.client_of_initiator(&initiator).map_err(failed(&now)));
+        let (initiator, now) = (initiator.clone(), what.clone());
+        let found = self
+            .run(move |pool| pool.catalog.client_of_initiator(&initiator).map_err(failed(&now)));
         let Some(row) = found.await? else { return Ok(None) };
         let volumes = match (row.mac, &row.binding) {
             (None, Some(binding)) => {
-                let guard = Arc::clone(&self.changes).lock_owned().await;
-                let (pool, row, service) = (Arc::clone(self), row.clone(), binding.service.clone());
-                blocking(move || {
-                    let _guard = guard;
-                    pool.boot_by_login(&what, &row, &service)
-                })
-                .await?
+                let (row, service) = (row.clone(), binding.service.clone());
+                self.change(move |pool| pool.boot_by_login(&what, &row, &service)).await?
             }
             _ => row.volume.into_iter().collect(),
         };
@@ -391,9 +371,8 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn has_known_clients(self: &Arc<Self>) -> Result<bool, Problem> {
-        let pool = Arc::clone(self);
         let what = "can't find out whether the pool has clients";
-        blocking(move || pool.catalog.has_known_clients().map_err(failed(what))).await
+        self.run(move |pool| pool.catalog.has_known_clients().map_err(failed(what))).await
     }
 }
 

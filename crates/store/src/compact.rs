@@ -19,9 +19,8 @@ use perigee_model::volume::{BLOCK_BYTES, Compacted};
 use perigee_model::{LayerId, Problem, VolumeName};
 use uuid::Uuid;
 
-use super::blocking;
 use super::blocks::{BlockState, BlockStates, by_page, index, overlap};
-use super::catalog::{self, LayerRow};
+use super::catalog::{LayerRow, failed};
 use super::checksums::{self, Compared};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
@@ -51,8 +50,8 @@ impl Pool {
         work: Arc<Work>,
     ) -> Result<Compacted, Problem> {
         let what = format!("can't compact volume {name}");
-        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
-        let head = blocking(move || pool.head_of(&now, &named)).await?;
+        let (named, now) = (name.clone(), what.clone());
+        let head = self.run(move |pool| pool.head_of(&now, &named)).await?;
         self.compact_below(what, head, work).await
     }
 
@@ -63,22 +62,17 @@ impl Pool {
         top: LayerId,
         work: Arc<Work>,
     ) -> Result<Compacted, Problem> {
-        let (pool, now) = (Arc::clone(self), what.clone());
-        let (runs, layers) = blocking(move || pool.runs(&now, top)).await?;
+        let now = what.clone();
+        let (runs, layers) = self.run(move |pool| pool.runs(&now, top)).await?;
         let mut done = Compacted { layers_before: layers, layers_after: layers, copied_bytes: 0 };
         for run in runs {
             let merged = run.rows.len() as u64;
-            let (pool, now, work) = (Arc::clone(self), what.clone(), Arc::clone(&work));
-            let (row, run) = blocking(move || pool.merge(&now, run, &work)).await?;
+            let (now, work) = (what.clone(), Arc::clone(&work));
+            let (row, run) = self.run(move |pool| pool.merge(&now, run, &work)).await?;
             let copied_bytes = row.data_bytes.unwrap_or(0);
             // While this lock is held, no layer is sealed, cloned or named.
-            let guard = Arc::clone(&self.changes).lock_owned().await;
-            let (pool, now) = (Arc::clone(self), what.clone());
-            blocking(move || {
-                let _guard = guard;
-                pool.put_in_place(&now, &run, &row)
-            })
-            .await?;
+            let now = what.clone();
+            self.change(move |pool| pool.put_in_place(&now, &run, &row)).await?;
             done.layers_after -= merged - 1;
             done.copied_bytes += copied_bytes;
         }
@@ -86,18 +80,17 @@ impl Pool {
     }
 
     fn head_of(&self, what: &str, name: &VolumeName) -> Result<LayerId, Problem> {
-        let volume = self.catalog.volume(name).map_err(|error| catalog::problem(what, &error))?;
+        let volume = self.catalog.volume(name).map_err(failed(what))?;
         let why = "there is no such volume in this pool";
         Ok(volume.ok_or_else(|| Problem::not_found(what, why))?.head)
     }
 
     /// The runs below a layer from the top down, and the number of layers in the chain, `top` included.
     pub(super) fn runs(&self, what: &str, top: LayerId) -> Result<(Vec<Run>, u64), Problem> {
-        let failed = |error| catalog::problem(what, &error);
-        let rows = self.catalog.chain(top).map_err(failed)?;
-        let spaces = self.catalog.layer_spaces(Some(top)).map_err(failed)?;
+        let rows = self.catalog.chain(top).map_err(failed(what))?;
+        let spaces = self.catalog.layer_spaces(Some(top)).map_err(failed(what))?;
         // Copies that are not complete are not merged.
-        let kept = self.catalog.layers_kept_for_others().map_err(failed)?;
+        let kept = self.catalog.layers_kept_for_others().map_err(failed(what))?;
         let own = |row: &LayerRow| {
             !row.is_copy()
                 && !kept.contains(&row.id)

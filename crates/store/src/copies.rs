@@ -10,9 +10,8 @@ use perigee_model::volume::{BLOCK_BYTES, CopyImage, ImageInfo, Keep};
 use perigee_model::{ImageName, LayerId, Problem};
 use uuid::Uuid;
 
-use super::blocking;
 use super::blocks::BlockState;
-use super::catalog::{self, LayerRow};
+use super::catalog::{self, LayerRow, failed};
 use super::copy::LayerCopy;
 use super::fill::Pace;
 use super::head::Head;
@@ -21,10 +20,6 @@ use super::map::{MapFile, StoreError};
 use super::pool::Pool;
 use super::volume::io_problem;
 use super::work::Work;
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
-}
 
 impl Pool {
     /// Makes an image of a read-only export of another host. If the export is a sealed layer, the copy has
@@ -56,63 +51,45 @@ impl Pool {
         let layer = remote.is_layer.unwrap_or_else(|| LayerId(Uuid::new_v4()));
         let size_bytes = Self::layer_size(&what, remote.size_bytes)?;
         self.check_next_source(&what, layer, &remote).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        if !self.has_named(&what, name, layer).await? {
-            let (pool, name) = (Arc::clone(self), name.clone());
-            blocking(move || {
-                let _guard = guard;
-                if pool.catalog.has_layer(layer).map_err(failed(&what))? {
-                    return pool.catalog.name_layer(&name, layer).map_err(failed(&what));
-                }
-                let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
-                let row = LayerRow { remote: Some(remote), held, ..new };
-                layer::clear(&*pool.files, layer)
-                    .map_err(|error| io_problem(&what, &error.into()))?;
-                pool.catalog.add_image(&name, &row).map_err(failed(&what))
-            })
-            .await?;
-        } else {
-            let pool = Arc::clone(self);
-            blocking(move || {
-                let _guard = guard;
-                pool.change_source(&what, layer, &remote)
-            })
-            .await?;
-        }
+        let named = name.clone();
+        self.change(move |pool| {
+            if pool.has_named(&what, &named, layer)? {
+                return pool.change_source(&what, layer, &remote);
+            }
+            if pool.catalog.has_layer(layer).map_err(failed(&what))? {
+                return pool.catalog.name_layer(&named, layer).map_err(failed(&what));
+            }
+            let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
+            let row = LayerRow { remote: Some(remote), held, ..new };
+            layer::clear(&*pool.files, layer).map_err(|error| io_problem(&what, &error.into()))?;
+            pool.catalog.add_image(&named, &row).map_err(failed(&what))
+        })
+        .await?;
         self.to_fill.notify_one();
         self.image_info(name).await
     }
 
     /// Whether the pool has this image. A conflict if another layer has the name, or the layer another name, or a
     /// volume writes it.
-    async fn has_named(
-        self: &Arc<Self>,
-        what: &str,
-        name: &ImageName,
-        layer: LayerId,
-    ) -> Result<bool, Problem> {
-        let (pool, what, name) = (Arc::clone(self), what.to_owned(), name.clone());
-        blocking(move || {
-            let images = pool.catalog.images().map_err(failed(&what))?;
-            if let Some((other, _)) = images.iter().find(|(n, l)| *l == layer && *n != name) {
-                let why = format!("layer {layer} is image {other} here");
-                return Err(Problem::conflict(&what, why));
-            }
-            match images.iter().find(|(found, _)| *found == name) {
-                Some((_, found)) if *found == layer => Ok(true),
-                Some(_) => Err(Problem::conflict(&what, "an image with that name exists already")
-                    .next("delete it first, or choose another name")),
-                None => {
-                    let here = pool.catalog.has_layer(layer).map_err(failed(&what))?;
-                    if here && !pool.catalog.is_sealed(layer).map_err(failed(&what))? {
-                        let why = format!("a volume of this pool writes layer {layer}");
-                        return Err(Problem::conflict(what, why));
-                    }
-                    Ok(false)
+    fn has_named(&self, what: &str, name: &ImageName, layer: LayerId) -> Result<bool, Problem> {
+        let images = self.catalog.images().map_err(failed(what))?;
+        if let Some((other, _)) = images.iter().find(|(n, l)| *l == layer && n != name) {
+            let why = format!("layer {layer} is image {other} here");
+            return Err(Problem::conflict(what, why));
+        }
+        match images.iter().find(|(found, _)| found == name) {
+            Some((_, found)) if *found == layer => Ok(true),
+            Some(_) => Err(Problem::conflict(what, "an image with that name exists already")
+                .next("delete it first, or choose another name")),
+            None => {
+                let here = self.catalog.has_layer(layer).map_err(failed(what))?;
+                if here && !self.catalog.is_sealed(layer).map_err(failed(what))? {
+                    let why = format!("a volume of this pool writes layer {layer}");
+                    return Err(Problem::conflict(what, why));
                 }
+                Ok(false)
             }
-        })
-        .await
+        }
     }
 
     /// Changes what a copy keeps: [`Keep::All`] starts completing it, [`Keep::Read`] stops that.
@@ -137,8 +114,7 @@ impl Pool {
                 return Err(Problem::conflict(what, why));
             }
         }
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let copies = pool.copies_of(&info);
             if copies.iter().any(|copy| copy.is_own()) && keep != Keep::All {
                 let why = "it came with a volume from another host, and is always copied whole";
@@ -172,8 +148,7 @@ impl Pool {
         if info.remote.as_ref().is_some_and(|remote| remote.keep == Keep::Never) {
             return Err(Problem::conflict(what, "it does not keep the blocks that it reads"));
         }
-        let pool = Arc::clone(self);
-        for copy in blocking(move || Ok::<_, Problem>(pool.copies_of(&info))).await? {
+        for copy in self.run(move |pool| Ok::<_, Problem>(pool.copies_of(&info))).await? {
             let what = what.clone();
             let filled = self.fill(&copy, &work, &mut Pace::new(u64::MAX)).await;
             filled.map_err(|error| match error {
@@ -197,8 +172,8 @@ impl Pool {
     pub(super) async fn flush_copy(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
         let flushed = copy.head.flush().await;
         if matches!(flushed, Err(IoError::Poisoned(_))) {
-            let (pool, copy) = (Arc::clone(self), Arc::clone(copy));
-            let recorded = blocking(move || {
+            let copy = Arc::clone(copy);
+            let recorded = self.run(move |pool| {
                 let (layer, why) = (copy.layer().id, copy.head.poisoned().unwrap_or_default());
                 pool.catalog.poison(layer, why)
             });

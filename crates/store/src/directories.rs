@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use perigee_model::Problem;
 
-use super::catalog::{self, Catalog};
+use super::catalog::{Catalog, failed};
 use super::files::{BlockFile, DiskFiles, LayerFiles};
 
 pub(super) struct Directories {
@@ -37,14 +37,13 @@ impl Directories {
         catalog: &Catalog,
         private: Option<&Path>,
     ) -> Result<Self, Problem> {
-        let failed = |error| catalog::problem(what, &error);
-        let pool_id = catalog.pool_id().map_err(failed)?;
+        let pool_id = catalog.pool_id().map_err(failed(what))?;
         if let Some(directory) = private {
             add(what, catalog, directory, &pool_id)?;
         }
         let mut directories = vec![DiskFiles { dir: own }];
         let mut new_in = 0;
-        for directory in catalog.directories().map_err(failed)? {
+        for directory in catalog.directories().map_err(failed(what))? {
             let dir = dir_in(&directory, &pool_id);
             if !dir.is_dir() {
                 let why = format!("it has private data in {}, which does not exist", dir.display());
@@ -72,19 +71,18 @@ impl Directories {
 /// Adds a directory to the pool, durably. Nothing is created in a directory that the pool already has: if
 /// its subdirectory is missing, its disk is not mounted.
 fn add(what: &str, catalog: &Catalog, directory: &Path, pool_id: &str) -> Result<(), Problem> {
-    let failed = |error| catalog::problem(what, &error);
     let cannot = |error: io::Error| {
         Problem::invalid(what, format!("private data can't be in {}: {error}", directory.display()))
     };
     std::fs::create_dir_all(directory).map_err(cannot)?;
     let real = directory.canonicalize().map_err(cannot)?;
-    if catalog.directories().map_err(failed)?.contains(&real) {
+    if catalog.directories().map_err(failed(what))?.contains(&real) {
         return Ok(());
     }
     let made = std::fs::create_dir_all(dir_in(&real, pool_id))
         .and_then(|()| std::fs::File::open(&real)?.sync_all());
     made.map_err(cannot)?;
-    catalog.add_directory(&real).map_err(failed)
+    catalog.add_directory(&real).map_err(failed(what))
 }
 
 impl LayerFiles for Directories {

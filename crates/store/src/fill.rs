@@ -15,7 +15,6 @@ use perigee_model::read_ahead::{FILL_PIECE_BLOCKS, FILL_PIECES_IN_FLIGHT};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::time::Instant;
 
-use super::blocking;
 use super::blocks::{blocks_of, index};
 use super::catalog::{self, Sealed};
 use super::checksums;
@@ -66,8 +65,7 @@ impl Pool {
         // Damaged copies are not tried again in the background.
         let mut damaged = HashSet::new();
         loop {
-            let pool = Arc::clone(&self);
-            let copies = blocking(move || Ok::<_, Infallible>(pool.copies_to_fill())).await;
+            let copies = self.run(move |pool| Ok::<_, Infallible>(pool.copies_to_fill())).await;
             for copy in copies.unwrap_or_default() {
                 if !damaged.contains(&copy.layer().id)
                     && self.fill_in_background(&copy, &mut pace).await == Filled::Damaged
@@ -143,10 +141,8 @@ impl Pool {
 
     /// Turns a fully fetched copy into a sealed layer like any other.
     async fn complete(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, copy) = (Arc::clone(self), Arc::clone(copy));
-        blocking(move || {
-            let _guard = guard;
+        let copy = Arc::clone(copy);
+        self.change(move |pool| {
             if copy.is_closed() {
                 // It was deleted in the meantime, or another task has completed it.
                 return Ok(());

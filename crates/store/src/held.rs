@@ -13,8 +13,7 @@ use perigee_model::leave_site::{
 use perigee_model::limits::{FOUND_LAYERS, SITE_ADDRESSES};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
-use super::blocking;
-use super::catalog::{self, LayerRow};
+use super::catalog::{LayerRow, failed};
 use super::pool::Pool;
 
 /// The most names in a list of what shares data.
@@ -41,18 +40,14 @@ impl std::fmt::Display for Data {
     }
 }
 
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
-}
-
 impl Pool {
     /// Whether this data may leave its site. `None`: it is not here.
     ///
     /// # Errors
     /// When the catalog can't be read.
     pub async fn leave_site(self: &Arc<Self>, of: &Data) -> Result<Option<LeaveSite>, Problem> {
-        let (pool, of) = (Arc::clone(self), of.clone());
-        blocking(move || {
+        let of = of.clone();
+        self.run(move |pool| {
             let what = format!("can't find out whether {of} may leave its site");
             let Some(top) = pool.top_of(&what, &of)? else { return Ok(None) };
             pool.catalog.is_held(top).map(|held| Some(LeaveSite::held(held))).map_err(failed(&what))
@@ -83,10 +78,8 @@ impl Pool {
         of: &Data,
         ask: SetLeaveSite,
     ) -> Result<LeaveSiteSet, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, of) = (Arc::clone(self), of.clone());
-        blocking(move || {
-            let _guard = guard;
+        let of = of.clone();
+        self.change(move |pool| {
             let what = format!("can't change whether {of} may leave its site");
             let top = pool.top_of(&what, &of)?;
             let top = top.ok_or_else(|| Problem::not_found(&what, "it is not in this pool"))?;
@@ -172,10 +165,7 @@ impl Pool {
     pub async fn find_layers(self: &Arc<Self>, ask: FindLayers) -> Result<FoundLayers, Problem> {
         let what = "can't look for layers";
         FOUND_LAYERS.check(ask.layers.len()).map_err(|error| error.problem(what))?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let pool = Arc::clone(self);
-        blocking(move || {
-            let _guard = guard;
+        self.change(move |pool| {
             let mut layers = pool.catalog.present(&ask.layers).map_err(failed(what))?;
             if let Some(leave_site) = ask.leave_site {
                 let held = leave_site.is_never();
@@ -210,8 +200,8 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn sites(self: &Arc<Self>) -> Result<Option<SiteMap>, Problem> {
-        let (pool, what) = (Arc::clone(self), "can't read the sites of the hosts");
-        blocking(move || pool.catalog.sites().map_err(failed(what))).await
+        let what = "can't read the sites of the hosts";
+        self.run(move |pool| pool.catalog.sites().map_err(failed(what))).await
     }
 
     /// Keeps the sites of the cluster's hosts. They are durable when this returns.
@@ -221,7 +211,6 @@ impl Pool {
     pub async fn set_sites(self: &Arc<Self>, map: SiteMap) -> Result<(), Problem> {
         let what = "can't keep the sites of the hosts";
         SITE_ADDRESSES.check(map.hosts.len()).map_err(|error| error.problem(what))?;
-        let pool = Arc::clone(self);
-        blocking(move || pool.catalog.set_sites(&map).map_err(failed(what))).await
+        self.run(move |pool| pool.catalog.set_sites(&map).map_err(failed(what))).await
     }
 }

@@ -13,20 +13,14 @@ use perigee_model::limits::DEPARTED_VOLUMES;
 use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{LayerId, LeaveSite, Problem, VolumeName};
 
-use super::blocking;
-use super::catalog::{self, Sealed};
+use super::catalog::{self, Sealed, failed};
 use super::layer::{self, live_name};
 use super::pool::Pool;
-use super::steps::MoveStep;
 use super::volume::{Stack, Volume, io_problem};
 
 /// How long a volume that departs waits for other hosts to drop what they have of it in memory. The new home then
 /// asks again. Meanwhile the hosts are told to drop it.
 const LEASES_END_MAX: Duration = Duration::from_secs(2);
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
-}
 
 pub(super) fn refused(what: &str, why: HomeRefused) -> Problem {
     let problem = match &why {
@@ -49,8 +43,8 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn home(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeHome, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.home_now(&name)).await
+        let name = name.clone();
+        self.run(move |pool| pool.home_now(&name)).await
     }
 
     pub(super) fn home_now(&self, name: &VolumeName) -> Result<VolumeHome, Problem> {
@@ -65,23 +59,13 @@ impl Pool {
         Ok(VolumeHome { volume: name.clone(), home })
     }
 
-    /// Changes what the catalog has of a volume's home, under the lock `changes`.
-    async fn change<T: Send + 'static>(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        work: impl FnOnce(&Arc<Self>, &VolumeName) -> Result<T, Problem> + Send + 'static,
-    ) -> Result<T, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        MoveStep { pool: Arc::clone(self), name: name.clone(), guard }.change(work).await
-    }
-
     /// Whether this pool is the volume's home.
     ///
     /// # Errors
     /// When the catalog can't be read.
     pub async fn is_here(self: &Arc<Self>, name: &VolumeName) -> Result<bool, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = format!("can't say where the home of volume {name} is");
             Ok(pool.catalog.tenure(&name).map_err(failed(&what))?.is_some())
         })
@@ -108,9 +92,8 @@ impl Pool {
         name: &VolumeName,
         ask: &Depart,
     ) -> Result<bool, Problem> {
-        let (pool, name, what, ask) =
-            (Arc::clone(self), name.clone(), what.to_owned(), ask.clone());
-        blocking(move || {
+        let (name, what, ask) = (name.clone(), what.to_owned(), ask.clone());
+        self.run(move |pool| {
             let residence = pool.catalog.residence(&name, ask.tenure).map_err(failed(&what))?;
             let decided = residence.depart(ask.tenure, &ask.to);
             if decided.map_err(|why| refused(&what, why))?.is_none() {
@@ -194,7 +177,7 @@ impl Pool {
             Err(error) => {
                 // It is not known whether this was recorded. The next one who opens the volume looks.
                 self.forget_volume(name);
-                return Err((catalog::problem(what, &error), true));
+                return Err((failed(what)(error), true));
             }
         };
         self.forget_volume(name);
@@ -271,8 +254,8 @@ impl Pool {
                 Ok((Some(new), guard))
             })
             .await?;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let row = pool.catalog.volume(&name).map_err(failed(&what))?;
             let row = row.ok_or_else(|| Problem::not_found(&what, "it is not here any more"))?;
             let head = pool.catalog.chain(row.head).map_err(failed(&what))?.swap_remove(0);
@@ -306,9 +289,11 @@ impl Pool {
         name: &VolumeName,
         tenure: Tenure,
     ) -> Result<bool, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.may_arrive_now(&format!("can't take volume {name}"), &name, tenure))
-            .await
+        let name = name.clone();
+        self.run(move |pool| {
+            pool.may_arrive_now(&format!("can't take volume {name}"), &name, tenure)
+        })
+        .await
     }
 
     pub(super) fn may_arrive_now(
@@ -353,15 +338,16 @@ impl Pool {
         name: &VolumeName,
         CallOff { tenure }: CallOff,
     ) -> Result<VolumeHome, Problem> {
-        self.change(name, move |pool, name| {
+        let name = name.clone();
+        self.change(move |pool| {
             let what = format!("can't refuse volume {name}");
-            let now: Residence = pool.catalog.refuse_home(name, tenure).map_err(failed(&what))?;
+            let now: Residence = pool.catalog.refuse_home(&name, tenure).map_err(failed(&what))?;
             if now.has_refused(tenure) {
-                pool.drop_staged(name);
+                pool.drop_staged(&name);
                 let home = HomeState::NotHere { refused: now.spent, had: now.had };
-                return Ok(VolumeHome { volume: name.clone(), home });
+                return Ok(VolumeHome { volume: name, home });
             }
-            pool.home_now(name)
+            pool.home_now(&name)
         })
         .await
     }
@@ -376,9 +362,10 @@ impl Pool {
         name: &VolumeName,
         tenure: Tenure,
     ) -> Result<(), Problem> {
-        self.change(name, move |pool, name| {
+        let name = name.clone();
+        self.change(move |pool| {
             let what = format!("can't forget volume {name}, which departed");
-            let forgotten = pool.catalog.forget_departed(name, tenure);
+            let forgotten = pool.catalog.forget_departed(&name, tenure);
             let unneeded = forgotten.map_err(failed(&what))?;
             pool.drop_copies(&unneeded);
             pool.remove_layers(&unneeded);

@@ -20,9 +20,8 @@ use serde::Deserialize;
 use tokio::process::Command;
 use uuid::Uuid;
 
-use super::blocking;
 use super::blocks::{BlockState, BlockStates, index};
-use super::catalog::{self, LayerRow};
+use super::catalog::{LayerRow, failed};
 use super::checksums;
 use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
@@ -132,9 +131,9 @@ impl Pool {
 
         let guard = Arc::clone(&self.changes).lock_owned().await;
         if !self.is_imported(&what, &request.name, layer).await? {
-            let (pool, name, work) = (Arc::clone(self), request.name.clone(), Arc::clone(work));
+            let (name, work) = (request.name.clone(), Arc::clone(work));
             let held = request.leave_site.is_never();
-            blocking(move || {
+            self.run(move |pool| {
                 // Also when nobody waits any more: whoever deletes the image waits for this.
                 let (_importing, _guard) = (importing, guard);
                 pool.adopt(&what, &temp, size_bytes, (&name, layer, held), &work)
@@ -155,18 +154,15 @@ impl Pool {
         name: &ImageName,
         layer: LayerId,
     ) -> Result<bool, Problem> {
-        let (pool, what, name) = (Arc::clone(self), what.to_owned(), name.clone());
-        blocking(move || {
-            let failed = |error| catalog::problem(&what, &error);
-            match pool.catalog.image(&name).map_err(failed)? {
-                Some(found) if found == layer => Ok(true),
-                Some(_) => Err(Problem::conflict(&what, "an image with that name exists already")
-                    .next("delete it first, or choose another name")),
-                None if pool.catalog.has_layer(layer).map_err(failed)? => {
-                    Err(Problem::conflict(&what, format!("the pool has layer {layer} already")))
-                }
-                None => Ok(false),
+        let (what, name) = (what.to_owned(), name.clone());
+        self.run(move |pool| match pool.catalog.image(&name).map_err(failed(&what))? {
+            Some(found) if found == layer => Ok(true),
+            Some(_) => Err(Problem::conflict(&what, "an image with that name exists already")
+                .next("delete it first, or choose another name")),
+            None if pool.catalog.has_layer(layer).map_err(failed(&what))? => {
+                Err(Problem::conflict(&what, format!("the pool has layer {layer} already")))
             }
+            None => Ok(false),
         })
         .await
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use perigee_model::{LayerId, VolumeName};
 
-use super::blocking;
 use super::catalog::LayerRow;
 use super::checksums;
 use super::pool::Pool;
@@ -32,8 +31,7 @@ impl Pool {
     }
 
     async fn compact_deep_chains(self: &Arc<Self>) {
-        let pool = Arc::clone(self);
-        let deep = match blocking(move || pool.deep_chains()).await {
+        let deep = match self.run(move |pool| pool.deep_chains()).await {
             Ok(deep) => deep,
             Err(error) => return tracing::error!(%error, "can't find the deep chains"),
         };
@@ -68,9 +66,9 @@ impl Pool {
             if head || row.is_copy() || checksummed.contains(&id) {
                 continue;
             }
-            let (pool, work) = (Arc::clone(self), Arc::new(Work::gentle()));
+            let work = Arc::new(Work::gentle());
             let _stop = StopOnDrop(Arc::clone(&work));
-            let made = blocking(move || pool.make_checksums(&row, &work)).await;
+            let made = self.run(move |pool| pool.make_checksums(&row, &work)).await;
             match made {
                 Ok(()) => {
                     checksummed.insert(id);

@@ -15,8 +15,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{ImageName, LayerId, OwnerName, Problem, VolumeName};
 
-use super::blocking;
-use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed};
+use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed, failed};
 use super::head::Head;
 use super::layer::{self, live_name};
 use super::pool::Pool;
@@ -44,10 +43,6 @@ impl Base {
             owner: request.owner.clone(),
         }
     }
-}
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
 }
 
 impl Pool {
@@ -89,14 +84,13 @@ impl Pool {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         let sealed = match &request.source {
             VolumeSource::Volume(source) => {
-                let (pool, now, names) = (Arc::clone(self), what.clone(), request.names.clone());
-                blocking(move || pool.check_names_free(&now, &names)).await?;
+                let (now, names) = (what.clone(), request.names.clone());
+                self.run(move |pool| pool.check_names_free(&now, &names)).await?;
                 Some(self.volume_base(&what, source, request.size_bytes).await?)
             }
             _ => None,
         };
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let _guard = guard;
             pool.check_names_free(&what, &request.names)?;
             let base = match (&request.source, remote, sealed) {
@@ -185,8 +179,8 @@ impl Pool {
         let volume = self.volume(source).await?;
         // The size is checked before the source is changed. The volume can't be resized at the same time,
         // because the caller holds the lock `changes`.
-        let (pool, now, name) = (Arc::clone(self), what.to_owned(), source.clone());
-        let held = blocking(move || pool.is_volume_held(&now, &name)).await?;
+        let (now, name) = (what.to_owned(), source.clone());
+        let held = self.run(move |pool| pool.is_volume_held(&now, &name)).await?;
         let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None, held };
         head_size(what, &whole, size_bytes)?;
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
@@ -336,10 +330,8 @@ impl Pool {
     /// A conflict, with their names, when volumes or images depend on it.
     pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
         let was_imported = self.imports.stop(name).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        let name = name.clone();
+        self.change(move |pool| {
             let what = format!("can't delete image {name}");
             let Some(layer) = pool.catalog.image(&name).map_err(failed(&what))? else {
                 let why = "there is no such image in this pool";
@@ -377,11 +369,11 @@ impl Pool {
     ) -> Result<(), Problem> {
         let guard = Arc::clone(&self.changes).lock_owned().await;
         if let Some(owner) = owner {
-            let (pool, named) = (Arc::clone(self), name.clone());
-            blocking(move || pool.check_owner(&named, &owner)).await?;
+            let named = name.clone();
+            self.run(move |pool| pool.check_owner(&named, &owner)).await?;
         }
-        let (pool, closed) = (Arc::clone(self), name.clone());
-        let opened = blocking(move || pool.delete_closed(&closed)).await?;
+        let closed = name.clone();
+        let opened = self.run(move |pool| pool.delete_closed(&closed)).await?;
         let Some(volume) = opened else { return Ok(()) };
         let (pool, name) = (Arc::clone(self), name.clone());
         volume

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::blocking;
-use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow};
+use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow, failed};
 use super::chain::{Link, Sealed};
 use super::checksums;
 use super::copy::{LayerCopy, Waiting};
@@ -178,7 +178,7 @@ impl Pool {
 
     fn tidy(&self) -> Result<(), Problem> {
         let what = || format!("can't clean up the pool {}", self.dir.display());
-        self.catalog.drop_all_staged().map_err(|error| catalog::problem(&what(), &error))?;
+        self.catalog.drop_all_staged().map_err(failed(&what()))?;
         self.remove_leftovers().map_err(|error| Problem::internal(what(), error))
     }
 
@@ -208,6 +208,36 @@ impl Pool {
         }
     }
 
+    /// Runs work on the catalog or on files on another thread. See [`blocking`].
+    pub(super) async fn run<T, E>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Arc<Self>) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: Send + 'static,
+    {
+        let pool = Arc::clone(self);
+        blocking(move || work(&pool)).await
+    }
+
+    /// As [`Self::run`], under the lock `changes`.
+    pub(super) async fn change<T, E>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Arc<Self>) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: Send + 'static,
+    {
+        let guard = Arc::clone(&self.changes).lock_owned().await;
+        self.run(move |pool| {
+            let _guard = guard;
+            work(pool)
+        })
+        .await
+    }
+
     /// Removes files that a killed server has left unfinished, and live maps of sealed layers.
     fn remove_leftovers(&self) -> io::Result<()> {
         self.unneeded_files()?.iter().try_for_each(|name| self.files.remove(name))
@@ -234,8 +264,8 @@ impl Pool {
     /// # Errors
     /// Not found, or its layers can't be read.
     pub async fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.volume_now(&name)).await
+        let name = name.clone();
+        self.run(move |pool| pool.volume_now(&name)).await
     }
 
     pub(super) fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
@@ -270,9 +300,9 @@ impl Pool {
         let row = self
             .catalog
             .volume(name)
-            .map_err(|error| Problem::internal(what, error))?
+            .map_err(failed(what))?
             .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
-        let rows = self.catalog.chain(row.head).map_err(|error| Problem::internal(what, error))?;
+        let rows = self.catalog.chain(row.head).map_err(failed(what))?;
         let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
             .map_err(|error| Problem::internal(what, error))?
             .with_cache(row.cache);
@@ -291,7 +321,7 @@ impl Pool {
             .map_err(|error| Problem::internal(what, error))?;
         let stack = Stack { head: Arc::new(head), below };
         let catalog = Arc::clone(&self.catalog);
-        let holder = catalog.lease(name).map_err(|error| Problem::internal(what, error))?;
+        let holder = catalog.lease(name).map_err(failed(what))?;
         let lease = Lease::remembered(holder);
         let volume = Volume::new(name.clone(), row.epoch, stack, catalog, lease);
         let volume = Arc::new(volume);
@@ -455,8 +485,8 @@ impl Pool {
         epoch: Option<Epoch>,
         host: HostTag,
     ) -> Result<Arc<dyn Device>, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let volume = pool.volume_now(&name)?;
             if epoch.is_some_and(|epoch| epoch.incarnation() != volume.incarnation()) {
                 let what =
@@ -524,10 +554,9 @@ impl Pool {
     /// # Errors
     /// Not found, or its layers can't be read.
     pub async fn open_layer(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let what = format!("can't open layer {id}");
-            let is_sealed = pool.catalog.is_sealed(id).map_err(|e| catalog::problem(&what, &e))?;
+            let is_sealed = pool.catalog.is_sealed(id).map_err(failed(&what))?;
             if is_sealed {
                 Ok(Arc::new(pool.sealed_device(&what, id)?) as Arc<dyn Device>)
             } else {
@@ -543,8 +572,7 @@ impl Pool {
     /// Not found when there is no such sealed layer, or when a part of its content is at another host; its layers
     /// can't be read.
     pub async fn open_own(self: &Arc<Self>, id: LayerId) -> Result<Arc<dyn Device>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let what = format!("can't open the own blocks of layer {id}");
             let row = pool.row_with_own_blocks(&what, id)?;
             let device = pool.with_open(&what, |open| {
@@ -567,11 +595,10 @@ impl Pool {
 
     /// A sealed layer whose own blocks are all here.
     fn row_with_own_blocks(&self, what: &str, id: LayerId) -> Result<LayerRow, Problem> {
-        let failed = |error| catalog::problem(what, &error);
-        if !self.catalog.is_sealed(id).map_err(failed)? {
+        if !self.catalog.is_sealed(id).map_err(failed(what))? {
             return Err(Problem::not_found(what, "there is no such sealed layer in this pool"));
         }
-        let row = self.catalog.chain(id).map_err(failed)?.swap_remove(0);
+        let row = self.catalog.chain(id).map_err(failed(what))?.swap_remove(0);
         if row.remote.is_some() {
             let why = "a part of its content is still at another host";
             return Err(Problem::not_found(what, why));
@@ -589,8 +616,7 @@ impl Pool {
         id: LayerId,
         own: bool,
     ) -> Result<Arc<dyn Device>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let what = format!("can't open the checksums of layer {id}");
             let row = pool.row_with_own_blocks(&what, id)?;
             let fitting = own || row.parent.is_none();
@@ -615,8 +641,8 @@ impl Pool {
         self: &Arc<Self>,
         name: &ImageName,
     ) -> Result<Arc<dyn Device>, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || Ok(Arc::new(pool.image_now(&name)?) as Arc<dyn Device>)).await
+        let name = name.clone();
+        self.run(move |pool| Ok(Arc::new(pool.image_now(&name)?) as Arc<dyn Device>)).await
     }
 
     fn image_now(&self, name: &ImageName) -> Result<SealedDevice, Problem> {
@@ -624,14 +650,14 @@ impl Pool {
         let layer = self
             .catalog
             .image(name)
-            .map_err(|error| Problem::internal(&what, error))?
+            .map_err(failed(&what))?
             .ok_or_else(|| Problem::not_found(&what, "there is no such image in this pool"))?;
         self.sealed_device(&what, layer)
     }
 
     fn sealed_device(&self, what: &str, layer: LayerId) -> Result<SealedDevice, Problem> {
         self.with_open(what, |open| {
-            let rows = self.catalog.chain(layer).map_err(|error| Problem::internal(what, error))?;
+            let rows = self.catalog.chain(layer).map_err(failed(what))?;
             let layers =
                 self.sealed(open, &rows, None).map_err(|error| Problem::internal(what, error))?;
             Ok(SealedDevice { size_bytes: rows[0].size_bytes, layers })

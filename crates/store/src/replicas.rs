@@ -20,8 +20,7 @@ use perigee_model::replica::{
 use perigee_model::volume::{CachePolicy, Compacted, Keep};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
-use super::blocking;
-use super::catalog::{self, PointRow, Sealed};
+use super::catalog::{self, PointRow, Sealed, failed};
 use super::homes::refused;
 use super::layer::live_name;
 use super::pool::Pool;
@@ -35,10 +34,6 @@ pub(super) struct Pulls {
     last: u64,
     /// The number of each replica's last one.
     of: HashMap<VolumeName, u64>,
-}
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
 }
 
 impl Pool {
@@ -79,8 +74,8 @@ impl Pool {
             })
             .await
             .and_then(|(guard, pinned)| pinned.map(|()| guard).map_err(failed(&what)))?;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             // Nothing else is sealed before the chain is read.
             let _guard = guard;
             pool.sealed_replica(&what, &name)
@@ -110,8 +105,8 @@ impl Pool {
         name: &VolumeName,
         PinReplica { replica, layer }: PinReplica,
     ) -> Result<(), Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = format!("can't keep what the replica of volume {name} at {replica} needs");
             pool.catalog.pin_complete(&name, &replica, layer).map_err(failed(&what))
         })
@@ -126,8 +121,8 @@ impl Pool {
         self: &Arc<Self>,
         name: &VolumeName,
     ) -> Result<Vec<ReplicaPin>, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = format!("can't say what the replicas of volume {name} need");
             let row = pool.catalog.volume(&name).map_err(failed(&what))?;
             let row = row.ok_or_else(|| Problem::not_found(&what, "there is no such volume"))?;
@@ -158,8 +153,8 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn replica(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeReplica, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || pool.replica_now(&name)).await
+        let name = name.clone();
+        self.run(move |pool| pool.replica_now(&name)).await
     }
 
     fn replica_now(&self, name: &VolumeName) -> Result<VolumeReplica, Problem> {
@@ -193,10 +188,8 @@ impl Pool {
         name: &VolumeName,
         keep: u32,
     ) -> Result<u64, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        let name = name.clone();
+        self.change(move |pool| {
             let what = format!("can't make a replica of volume {name}");
             if pool.catalog.tenure(&name).map_err(failed(&what))?.is_some() {
                 let why = "the volume has its home in this pool";
@@ -248,14 +241,11 @@ impl Pool {
         sealed: SealedReplica,
     ) -> Result<u64, Problem> {
         let what = format!("can't make a replica of volume {name}");
-        let of_home = Arc::clone(self);
         let (named, tenure, now) = (name.clone(), sealed.tenure, what.clone());
-        blocking(move || of_home.check_replica_of(&now, &named, tenure)).await?;
+        self.run(move |pool| pool.check_replica_of(&now, &named, tenure)).await?;
         let ships_bytes = self.stage_layers(name, &ask.from.nbd_addr, &sealed.chain).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name, taken_ms) = (Arc::clone(self), name.clone(), ask.taken_ms);
-        blocking(move || {
-            let _guard = guard;
+        let (name, taken_ms) = (name.clone(), ask.taken_ms);
+        self.change(move |pool| {
             if lock(&pool.pulls).of.get(&name) != Some(&round) {
                 pool.drop_staged(&name);
                 let why =
@@ -309,10 +299,8 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be written.
     pub async fn drop_replica(self: &Arc<Self>, name: &VolumeName) -> Result<(), Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        let name = name.clone();
+        self.change(move |pool| {
             let what = format!("can't drop the replica of volume {name}");
             let points = pool.catalog.replica_points(&name).map_err(failed(&what))?;
             let tops: Vec<_> = points.iter().map(|point| point.layer).collect();
@@ -332,9 +320,9 @@ impl Pool {
         work: Arc<Work>,
     ) -> Result<Compacted, Problem> {
         let what = format!("can't compact the replica of volume {name}");
-        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
+        let (named, now) = (name.clone(), what.clone());
         let points =
-            blocking(move || pool.catalog.replica_points(&named).map_err(failed(&now))).await?;
+            self.run(move |pool| pool.catalog.replica_points(&named).map_err(failed(&now))).await?;
         match points.first() {
             Some(newest) => self.compact_below(what, newest.layer, work).await,
             None => Ok(Compacted { layers_before: 0, layers_after: 0, copied_bytes: 0 }),
@@ -350,10 +338,8 @@ impl Pool {
         name: &VolumeName,
         PromoteReplica { layer, tenure }: PromoteReplica,
     ) -> Result<VolumeHome, Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
-            let _guard = guard;
+        let name = name.clone();
+        self.change(move |pool| {
             pool.promote_now(&name, layer, tenure)?;
             pool.home_now(&name)
         })
@@ -403,12 +389,13 @@ impl Pool {
     ) -> Result<Superseded, Problem> {
         let what = format!("can't give up volume {name}, which is at {} now", ask.to.nbd_addr);
         let image = lost_image(name, ask.lost);
-        let (pool, named, now, lost) = (Arc::clone(self), name.clone(), what.clone(), ask.lost);
-        let is_here = blocking(move || {
-            let before = pool.catalog.residence(&named, lost).map_err(failed(&now))?;
-            Ok::<_, Problem>(matches!(before.place, Place::Here(_)))
-        })
-        .await?;
+        let (named, now, lost) = (name.clone(), what.clone(), ask.lost);
+        let is_here = self
+            .run(move |pool| {
+                let before = pool.catalog.residence(&named, lost).map_err(failed(&now))?;
+                Ok::<_, Problem>(matches!(before.place, Place::Here(_)))
+            })
+            .await?;
         if is_here {
             let volume = self.volume(name).await?;
             self.end_leases(&what, &volume).await?;
@@ -423,19 +410,18 @@ impl Pool {
                 })
                 .await?;
         } else {
-            let (pool, named, ask, now) =
-                (Arc::clone(self), name.clone(), ask.clone(), what.clone());
+            let (named, ask, now) = (name.clone(), ask.clone(), what.clone());
             let kept = image.clone();
-            blocking(move || {
+            self.run(move |pool| {
                 let to = &ask.to.nbd_addr;
                 let done = pool.catalog.supersede(&named, ask.lost, to, &kept, None);
                 done.map_err(failed(&now))
             })
             .await?;
         }
-        let (pool, kept) = (Arc::clone(self), image.clone());
+        let kept = image.clone();
         let is_kept =
-            blocking(move || pool.catalog.image(&kept).map_err(failed(&what))).await?.is_some();
+            self.run(move |pool| pool.catalog.image(&kept).map_err(failed(&what))).await?.is_some();
         Ok(Superseded { image: is_kept.then_some(image) })
     }
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use perigee_model::{Problem, VolumeName};
 
-use super::blocking;
-use super::catalog;
+use super::catalog::failed;
 use super::pool::Pool;
 
 impl Pool {
@@ -17,10 +16,10 @@ impl Pool {
         self: &Arc<Self>,
         volume: &VolumeName,
     ) -> Result<Option<String>, Problem> {
-        let (pool, volume) = (Arc::clone(self), volume.clone());
-        blocking(move || {
-            let what = || format!("can't read the reservations of volume {volume}");
-            pool.catalog.reservations(&volume).map_err(|error| catalog::problem(&what(), &error))
+        let volume = volume.clone();
+        self.run(move |pool| {
+            let what = format!("can't read the reservations of volume {volume}");
+            pool.catalog.reservations(&volume).map_err(failed(&what))
         })
         .await
     }
@@ -34,12 +33,10 @@ impl Pool {
         volume: &VolumeName,
         state: Option<String>,
     ) -> Result<(), Problem> {
-        let (pool, volume) = (Arc::clone(self), volume.clone());
-        blocking(move || {
-            let what = || format!("can't keep the reservations of volume {volume}");
-            pool.catalog
-                .keep_reservations(&volume, state.as_deref())
-                .map_err(|error| catalog::problem(&what(), &error))
+        let volume = volume.clone();
+        self.run(move |pool| {
+            let what = format!("can't keep the reservations of volume {volume}");
+            pool.catalog.keep_reservations(&volume, state.as_deref()).map_err(failed(&what))
         })
         .await
     }

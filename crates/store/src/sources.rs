@@ -11,16 +11,11 @@ use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
 use perigee_model::home::DepartedLayer;
 use perigee_model::{LayerId, Problem, ProblemKind};
 
-use super::blocking;
-use super::catalog::{self, RemoteRow};
+use super::catalog::{RemoteRow, failed};
 use super::pool::Pool;
 
 /// As many layers of one chain are asked about at once.
 const ASKED_AT_ONCE: usize = 8;
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
-}
 
 impl Pool {
     /// The copies of own blocks of these layers that this pool has and that get what they lack from another host
@@ -60,10 +55,8 @@ impl Pool {
         if found.is_empty() {
             return Ok(());
         }
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, what) = (Arc::clone(self), what.to_owned());
-        blocking(move || {
-            let _guard = guard;
+        let what = what.to_owned();
+        self.change(move |pool| {
             // A copy may have been completed or deleted meanwhile.
             let here = |layer| pool.catalog.has_layer(layer).map_err(failed(&what));
             for (layer, to) in found {
@@ -113,8 +106,8 @@ impl Pool {
         layer: LayerId,
         to: &RemoteRow,
     ) -> Result<(), Problem> {
-        let (pool, now, there) = (Arc::clone(self), what.to_owned(), to.clone());
-        let source = blocking(move || {
+        let (now, there) = (what.to_owned(), to.clone());
+        let source = self.run(move |pool| {
             if !pool.catalog.has_layer(layer).map_err(failed(&now))? {
                 return Ok(None);
             }

@@ -9,8 +9,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{ImageName, LayerId, LeaveSite, Problem, TenantName, VolumeName};
 
-use super::blocking;
-use super::catalog::{self, LayerSpace, NewVolume, VolumeRow};
+use super::catalog::{LayerSpace, NewVolume, VolumeRow, failed};
 use super::layer::data_name;
 use super::pool::Pool;
 
@@ -40,17 +39,15 @@ impl Pool {
     /// # Errors
     /// When the catalog or the filesystem can't be asked.
     pub async fn info(self: &Arc<Self>) -> Result<PoolInfo, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || pool.info_now()).await
+        self.run(move |pool| pool.info_now()).await
     }
 
     fn info_now(&self) -> Result<PoolInfo, Problem> {
         let what = "can't read the state of the pool";
-        let failed = |error| catalog::problem(what, &error);
         let disk = nix::sys::statvfs::statvfs(&self.dir)
             .map_err(|error| Problem::internal(what, error))?;
-        let spaces = self.catalog.layer_spaces(None).map_err(failed)?;
-        let volumes = self.catalog.volumes().map_err(failed)?;
+        let spaces = self.catalog.layer_spaces(None).map_err(failed(what))?;
+        let volumes = self.catalog.volumes().map_err(failed(what))?;
         let mut tenants = BTreeMap::<TenantName, TenantSpace>::new();
         let mut own_bytes = 0;
         for row in &volumes {
@@ -72,9 +69,9 @@ impl Pool {
             path: self.dir.display().to_string(),
             total_bytes: disk.blocks() * disk.fragment_size(),
             free_bytes: disk.blocks_available() * disk.fragment_size(),
-            images: self.catalog.image_names().map_err(failed)?.len() as u64,
+            images: self.catalog.image_names().map_err(failed(what))?.len() as u64,
             volumes: volumes.len() as u64,
-            format_version: self.catalog.format_version().map_err(failed)?,
+            format_version: self.catalog.format_version().map_err(failed(what))?,
             data_bytes,
             shared_bytes: data_bytes.saturating_sub(own_bytes),
             tenants: tenants.into_values().collect(),
@@ -86,11 +83,10 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn volumes(self: &Arc<Self>) -> Result<Vec<VolumeInfo>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
-            let failed = |error| catalog::problem("can't list the volumes", &error);
-            let rows = pool.catalog.volumes().map_err(failed)?;
-            let spaces = pool.catalog.layer_spaces(None).map_err(failed)?;
+        self.run(move |pool| {
+            let what = "can't list the volumes";
+            let rows = pool.catalog.volumes().map_err(failed(what))?;
+            let spaces = pool.catalog.layer_spaces(None).map_err(failed(what))?;
             Ok(rows.into_iter().map(|row| pool.describe(row, &spaces)).collect())
         })
         .await
@@ -99,15 +95,14 @@ impl Pool {
     /// # Errors
     /// Not found; or the catalog can't be read.
     pub async fn volume_info(self: &Arc<Self>, name: &VolumeName) -> Result<VolumeInfo, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = format!("can't describe volume {name}");
-            let failed = |error| catalog::problem(&what, &error);
             let row =
-                pool.catalog.volume(&name).map_err(failed)?.ok_or_else(|| {
+                pool.catalog.volume(&name).map_err(failed(&what))?.ok_or_else(|| {
                     Problem::not_found(&what, "there is no such volume in this pool")
                 })?;
-            let spaces = pool.catalog.layer_spaces(Some(row.head)).map_err(failed)?;
+            let spaces = pool.catalog.layer_spaces(Some(row.head)).map_err(failed(&what))?;
             Ok(pool.describe(row, &spaces))
         })
         .await
@@ -216,15 +211,14 @@ impl Pool {
     /// # Errors
     /// Not found; or the catalog can't be read.
     pub async fn image_info(self: &Arc<Self>, name: &ImageName) -> Result<ImageInfo, Problem> {
-        let (pool, name) = (Arc::clone(self), name.clone());
-        blocking(move || {
+        let name = name.clone();
+        self.run(move |pool| {
             let what = format!("can't describe image {name}");
-            let failed = |error| catalog::problem(&what, &error);
             let layer =
-                pool.catalog.image(&name).map_err(failed)?.ok_or_else(|| {
+                pool.catalog.image(&name).map_err(failed(&what))?.ok_or_else(|| {
                     Problem::not_found(&what, "there is no such image in this pool")
                 })?;
-            pool.describe_image(name.clone(), layer).map_err(failed)
+            pool.describe_image(name.clone(), layer).map_err(failed(&what))
         })
         .await
     }
@@ -256,14 +250,11 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageInfo>, Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let images = pool.catalog.images().map(|images| {
                 images.into_iter().map(|(name, layer)| pool.describe_image(name, layer)).collect()
             });
-            images
-                .and_then(|infos| infos)
-                .map_err(|error| catalog::problem("can't list the images", &error))
+            images.and_then(|infos| infos).map_err(failed("can't list the images"))
         })
         .await
     }
@@ -273,14 +264,13 @@ impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn names(self: &Arc<Self>) -> Result<(Vec<VolumeName>, Vec<ImageName>), Problem> {
-        let pool = Arc::clone(self);
-        blocking(move || {
+        self.run(move |pool| {
             let read = || -> rusqlite::Result<_> {
                 let mut volumes = pool.catalog.volume_names()?;
                 volumes.extend(pool.catalog.attachments()?.into_iter().map(|(name, _)| name));
                 Ok((volumes, pool.catalog.image_names()?))
             };
-            read().map_err(|error| catalog::problem("can't list the pool's names", &error))
+            read().map_err(failed("can't list the pool's names"))
         })
         .await
     }

@@ -29,9 +29,8 @@ use perigee_model::home::{DepartedLayer, OwnBlocks, TakeVolume};
 use perigee_model::volume::{BLOCK_BYTES, Keep};
 use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
 
-use super::blocking;
 use super::blocks::{BlockState, BlockStates};
-use super::catalog::{self, LayerRow, RemoteRow};
+use super::catalog::{LayerRow, RemoteRow, failed};
 use super::layer::{self, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
@@ -99,14 +98,13 @@ impl Pool {
 
     /// Drops what was staged for a volume that does not come.
     pub async fn forget_staged(self: &Arc<Self>, volume: &VolumeName) {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, volume) = (Arc::clone(self), volume.clone());
-        let Ok(()) = blocking(move || {
-            let _guard = guard;
-            pool.drop_staged(&volume);
-            Ok::<_, Infallible>(())
-        })
-        .await;
+        let volume = volume.clone();
+        let Ok(()) = self
+            .change(move |pool| {
+                pool.drop_staged(&volume);
+                Ok::<_, Infallible>(())
+            })
+            .await;
     }
 
     /// `wanted` says under the lock `changes` whether the layers are still wanted.
@@ -118,26 +116,26 @@ impl Pool {
         wanted: impl FnOnce(&Self, &str) -> Result<bool, Problem> + Send + 'static,
     ) -> Result<u64, Problem> {
         let what = format!("can't make copies of a volume's layers at {nbd_addr}");
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, now, all) = (Arc::clone(self), what.clone(), chain.to_vec());
+        let (now, all) = (what.clone(), chain.to_vec());
         let named = volume.clone();
         let at = nbd_addr.to_owned();
-        let (lacking, elsewhere) = blocking(move || {
-            let _guard = guard;
-            pool.drop_stale(&now, &named, &all)?;
-            Ok::<_, Problem>((pool.lacking(&now, &all)?, pool.own_from_elsewhere(&now, &at, &all)?))
-        })
-        .await?;
+        let (lacking, elsewhere) = self
+            .change(move |pool| {
+                pool.drop_stale(&now, &named, &all)?;
+                Ok::<_, Problem>((
+                    pool.lacking(&now, &all)?,
+                    pool.own_from_elsewhere(&now, &at, &all)?,
+                ))
+            })
+            .await?;
         self.continue_from(&what, elsewhere).await?;
         if lacking == 0 {
             return Ok(0);
         }
         let told = self.ask_all(&what, nbd_addr, &chain[..lacking]).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let (pool, volume, chain) = (Arc::clone(self), volume.clone(), chain.to_vec());
-        blocking(move || {
-            let _guard = guard;
-            if !wanted(&pool, &what)? {
+        let (volume, chain) = (volume.clone(), chain.to_vec());
+        self.change(move |pool| {
+            if !wanted(pool, &what)? {
                 return Ok(0);
             }
             pool.make_staged(&what, &volume, &chain, told)
@@ -153,13 +151,12 @@ impl Pool {
         volume: &VolumeName,
         chain: &[DepartedLayer],
     ) -> Result<(), Problem> {
-        let failed = |error| catalog::problem(what, &error);
         let there: HashSet<LayerId> = chain.iter().map(|layer| layer.layer).collect();
         for layer in chain {
-            if !self.catalog.has_layer(layer.layer).map_err(failed)? {
+            if !self.catalog.has_layer(layer.layer).map_err(failed(what))? {
                 continue;
             }
-            let here = self.catalog.chain(layer.layer).map_err(failed)?;
+            let here = self.catalog.chain(layer.layer).map_err(failed(what))?;
             let is_own = |row: &LayerRow| row.remote.as_ref().is_some_and(|remote| remote.own);
             if here.iter().any(|row| is_own(row) && !there.contains(&row.id)) {
                 self.drop_staged(volume);
@@ -202,12 +199,11 @@ impl Pool {
 
     /// Whether the layer is here, and is what the other host says.
     pub(super) fn has_staged(&self, what: &str, layer: &DepartedLayer) -> Result<bool, Problem> {
-        let failed = |error| catalog::problem(what, &error);
-        if !self.catalog.has_layer(layer.layer).map_err(failed)? {
+        if !self.catalog.has_layer(layer.layer).map_err(failed(what))? {
             return Ok(false);
         }
-        let here = &self.catalog.chain(layer.layer).map_err(failed)?[0];
-        let is_sealed = self.catalog.is_sealed(layer.layer).map_err(failed)?;
+        let here = &self.catalog.chain(layer.layer).map_err(failed(what))?[0];
+        let is_sealed = self.catalog.is_sealed(layer.layer).map_err(failed(what))?;
         if is_sealed && here.size_bytes == layer.size_bytes {
             return Ok(true);
         }

@@ -9,8 +9,7 @@ use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Problem, VolumeName};
 use tokio::sync::OwnedMutexGuard;
 
-use super::blocking;
-use super::catalog;
+use super::catalog::failed;
 use super::homes::refused;
 use super::pool::Pool;
 
@@ -23,10 +22,6 @@ pub struct MoveStep {
     pub(super) pool: Arc<Pool>,
     pub(super) name: VolumeName,
     pub(super) guard: OwnedMutexGuard<()>,
-}
-
-fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| catalog::problem(what, &error)
 }
 
 impl Pool {
@@ -52,9 +47,10 @@ impl MoveStep {
         self,
         work: impl FnOnce(&Arc<Pool>, &VolumeName) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        blocking(move || {
-            let Self { pool, name, guard: _guard } = self;
-            work(&pool, &name)
+        let Self { pool, name, guard } = self;
+        pool.run(move |pool| {
+            let _guard = guard;
+            work(pool, &name)
         })
         .await
     }
@@ -80,7 +76,7 @@ impl MoveStep {
                 .await?;
         }
         let tenure = ask.tenure.next();
-        blocking(move || pool.departed(&what, &name, tenure)).await
+        pool.run(move |pool| pool.departed(&what, &name, tenure)).await
     }
 
     /// Becomes the home of a volume that departed from another server.

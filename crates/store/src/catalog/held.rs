@@ -7,7 +7,7 @@ use perigee_model::{LayerId, SiteId, VolumeName};
 use rusqlite::{Transaction, params};
 
 use super::columns::{Parsed, parsed};
-use super::{Catalog, Result};
+use super::{Catalog, Result, chain};
 
 pub(super) fn mark(tx: &Transaction<'_>, layer: LayerId) -> Result<()> {
     let sql = "INSERT INTO held VALUES (?1) ON CONFLICT DO NOTHING";
@@ -34,12 +34,9 @@ pub(super) fn mark_present(tx: &Transaction<'_>, layer: LayerId) -> Result<()> {
 impl Catalog {
     /// Whether the layer, or one below it, is marked.
     pub(crate) fn is_held(&self, top: LayerId) -> Result<bool> {
-        let sql = "WITH RECURSIVE chain(id) AS (
-                       SELECT ?1
-                       UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
-                   )
-                   SELECT EXISTS (SELECT 1 FROM held WHERE layer IN chain)";
-        self.lock().prepare_cached(sql)?.query_row([top.to_string()], |row| row.get(0))
+        let chain = chain("SELECT ?1");
+        let sql = format!("{chain} SELECT EXISTS (SELECT 1 FROM held WHERE layer IN chain)");
+        self.lock().prepare_cached(&sql)?.query_row([top.to_string()], |row| row.get(0))
     }
 
     /// Marks all these layers, or removes their marks, in one transaction.
@@ -68,10 +65,8 @@ impl Catalog {
                        UNION SELECT l.id FROM layers l JOIN others ON l.parent = others.id
                        WHERE l.id <> ?2
                    )
-                   SELECT EXISTS (SELECT 1 FROM volumes WHERE head IN others)
-                       OR EXISTS (SELECT 1 FROM images WHERE layer IN others)
-                       OR EXISTS (SELECT 1 FROM departed WHERE top IN others AND volume <> ?3)
-                       OR EXISTS (SELECT 1 FROM replicas WHERE layer IN others AND volume <> ?3)";
+                   SELECT EXISTS (SELECT 1 FROM keepers WHERE layer IN others
+                                  AND (what IN ('volume', 'image') OR name <> ?3))";
         let volume = volume.map(VolumeName::as_str);
         let row = params![layer.to_string(), above.to_string(), volume];
         // Nothing is unequal to NULL in SQL, so without a volume none of them counts.
@@ -80,8 +75,8 @@ impl Catalog {
 
     /// The topmost layers of what is kept here of a volume that has its home elsewhere.
     pub(crate) fn kept_of(&self, volume: &VolumeName) -> Result<Vec<LayerId>> {
-        let sql = "SELECT top FROM departed WHERE volume = ?1 AND top IS NOT NULL
-                   UNION SELECT layer FROM replicas WHERE volume = ?1";
+        let sql = "SELECT DISTINCT layer FROM keepers
+                   WHERE what IN ('departed', 'replica') AND name = ?1 ORDER BY 1";
         let connection = self.lock();
         let mut statement = connection.prepare_cached(sql)?;
         statement.query_map([volume.as_str()], |row| parsed(row, 0))?.collect()

@@ -15,8 +15,8 @@ use super::columns::{layer_bytes, optional_parsed, parsed, signed, unsigned};
 use super::epochs::{returned_max, set_returned_max};
 use super::replicas::complete_chain;
 use super::{
-    Catalog, LayerRow, NewVolume, Result, Sealed, delete_unneeded, held, insert_layer,
-    insert_volume,
+    Catalog, LayerRow, NewVolume, Result, Sealed, above, chain, delete_unneeded, held,
+    insert_layer, insert_volume,
 };
 
 /// As many tenures that are over are remembered; then the oldest are forgotten. They matter only against
@@ -103,13 +103,12 @@ impl Catalog {
     /// The layers that stay as they are for other hosts: those of volumes that departed, those that replicas are
     /// copying, and the newest one that each replica has.
     pub(crate) fn layers_kept_for_others(&self) -> Result<HashSet<LayerId>> {
-        let sql = "WITH RECURSIVE chain(id) AS (
-                       SELECT top FROM departed WHERE top IS NOT NULL
-                       UNION SELECT layer FROM replica_pins WHERE filling
-                       UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
-                   )
-                   SELECT id FROM chain UNION SELECT layer FROM replica_pins";
-        self.lock().prepare_cached(sql)?.query_map([], |row| parsed(row, 0))?.collect()
+        let chain = chain(
+            "SELECT top FROM departed WHERE top IS NOT NULL
+             UNION SELECT layer FROM replica_pins WHERE filling",
+        );
+        let sql = format!("{chain} SELECT id FROM chain UNION SELECT layer FROM replica_pins");
+        self.lock().prepare_cached(&sql)?.query_map([], |row| parsed(row, 0))?.collect()
     }
 
     /// Whether a machine boots from the volume or may do so.
@@ -254,13 +253,12 @@ impl Catalog {
 
 /// Whether another host may be reading the layer: a volume that departed stands on it, or what a replica is copying.
 pub(super) fn is_read_elsewhere(tx: &Transaction<'_>, layer: Option<LayerId>) -> Result<bool> {
-    let sql = "WITH RECURSIVE above(id) AS (
-                   SELECT ?1
-                   UNION SELECT l.id FROM layers l JOIN above ON l.parent = above.id
-               )
-               SELECT EXISTS (SELECT 1 FROM departed WHERE top IN above)
-                   OR EXISTS (SELECT 1 FROM replica_pins WHERE filling AND layer IN above)";
-    tx.query_row(sql, [layer.map(|layer| layer.to_string())], |row| row.get(0))
+    let above = above("SELECT ?1");
+    let sql = format!(
+        "{above} SELECT EXISTS (SELECT 1 FROM departed WHERE top IN above)
+                     OR EXISTS (SELECT 1 FROM replica_pins WHERE filling AND layer IN above)"
+    );
+    tx.query_row(&sql, [layer.map(|layer| layer.to_string())], |row| row.get(0))
 }
 
 pub(super) fn tenure_here(

@@ -9,7 +9,7 @@ use rusqlite::{Row, Transaction, params};
 
 use super::columns::{layer_bytes, parsed, signed, unsigned};
 use super::homes::{decided, put_here, residence, set_spent, tenure_here};
-use super::{Catalog, LayerRow, NewVolume, Result, Sealed, delete_unneeded, insert_image};
+use super::{Catalog, LayerRow, NewVolume, Result, Sealed, chain, delete_unneeded, insert_image};
 
 /// What a replica has of a volume at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,13 +166,12 @@ impl Catalog {
             let row = params![volume.as_str(), replica.as_str(), layer];
             tx.execute(sql, row)?;
             // A volume that has moved has no pins yet at its new home.
-            let sql = "WITH RECURSIVE chain(id) AS (
-                           SELECT head FROM volumes WHERE name = ?1
-                           UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
-                       )
-                       INSERT INTO replica_pins SELECT ?1, ?2, ?3, 0 WHERE ?3 IN chain
-                       ON CONFLICT (volume, replica, layer) DO UPDATE SET filling = 0";
-            tx.execute(sql, row).map(drop)
+            let chain = chain("SELECT head FROM volumes WHERE name = ?1");
+            let sql = format!(
+                "{chain} INSERT INTO replica_pins SELECT ?1, ?2, ?3, 0 WHERE ?3 IN chain
+                 ON CONFLICT (volume, replica, layer) DO UPDATE SET filling = 0"
+            );
+            tx.execute(&sql, row).map(drop)
         })
     }
 
@@ -194,12 +193,11 @@ impl Catalog {
 
 /// The copies from this layer down fetch all that they lack. Those that keep nothing are left as they are.
 pub(super) fn complete_chain(tx: &Transaction<'_>, top: LayerId) -> Result<()> {
-    let sql = "WITH RECURSIVE chain(id) AS (
-                   SELECT ?1
-                   UNION SELECT parent FROM layers JOIN chain USING (id) WHERE parent IS NOT NULL
-               )
-               UPDATE remote_parents SET keep = ?2 WHERE layer IN chain AND keep <> 'never'";
-    tx.execute(sql, params![top.to_string(), Keep::All.to_string()]).map(drop)
+    let chain = chain("SELECT ?1");
+    let sql = format!(
+        "{chain} UPDATE remote_parents SET keep = ?2 WHERE layer IN chain AND keep <> 'never'"
+    );
+    tx.execute(&sql, params![top.to_string(), Keep::All.to_string()]).map(drop)
 }
 
 fn drop_points(

@@ -176,6 +176,15 @@ CREATE INDEX replica_pins_by_layer ON replica_pins(layer);
 ",
 ];
 
+/// What keeps a layer and all layers below it. Each connection makes this view for itself, so it is no part of the
+/// format.
+pub(super) const KEEPERS: &str = "
+CREATE TEMP VIEW keepers (layer, what, name) AS
+    SELECT head, 'volume', name FROM volumes
+    UNION ALL SELECT layer, 'image', name FROM images
+    UNION ALL SELECT top, 'departed', volume FROM departed WHERE top IS NOT NULL
+    UNION ALL SELECT layer, 'replica', volume FROM replicas";
+
 /// The reason why a catalog can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
