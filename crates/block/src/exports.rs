@@ -23,6 +23,10 @@ pub const CHECKSUMS_SUFFIX: &str = "@sums";
 /// The suffix that turns the name of a sealed layer's export into that of what the layer itself has, without the
 /// layers below it.
 pub const OWN_SUFFIX: &str = "@own";
+/// At the end of an export's name: the ids of the sealed layers below a volume's head, 16 bytes each, topmost first.
+pub const LAYERS_SUFFIX: &str = "@layers";
+/// In an export's name between a volume and a layer: what the volume has above the layer.
+pub const SINCE_INFIX: &str = "@since:";
 
 /// This suffix of an export's description says that the export's data may not leave its site.
 pub const HELD_SUFFIX: &str = " held";

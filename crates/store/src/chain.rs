@@ -306,6 +306,50 @@ impl<'a> Chain<'a> {
         })
     }
 
+    /// How many blocks from the start on show what this sealed layer shows, except where a layer above has a block
+    /// itself. `None` if the layer is not below the head.
+    pub(super) fn blocks_since(&self, layer: LayerId) -> Option<u64> {
+        let depth = self.below.layers().position(|below| below.id == layer)?;
+        let above = self.below.layers().take(depth + 1).map(|below| below.blocks());
+        self.head.map(Layer::blocks).into_iter().chain(above).min()
+    }
+
+    /// The extents of what the layers above this one have. The rest is a hole that is not known to be zeros.
+    pub(super) fn extents_since(
+        &self,
+        layer: LayerId,
+        offset: u64,
+        length_bytes: u64,
+    ) -> Vec<Extent> {
+        let request = offset..offset + length_bytes;
+        let blocks = blocks_of(offset, length_bytes);
+        let mut runs: Vec<(Range<u64>, bool)> = match self.head {
+            Some(head) => {
+                let runs = head.states.runs(blocks);
+                runs.map(|(run, state)| (run, state != BlockState::Absent)).collect()
+            }
+            None => vec![(blocks, false)],
+        };
+        for link in self.below.links.iter().take_while(|link| link.layer.id != layer) {
+            let look = |(run, is_there)| match is_there {
+                true => vec![(run, true)],
+                false => link
+                    .has(run)
+                    .into_iter()
+                    .map(|(run, has)| (run, !matches!(has, Has::Nothing)))
+                    .collect(),
+            };
+            runs = runs.into_iter().flat_map(look).collect();
+        }
+        let mut extents = Vec::new();
+        for (run, is_there) in runs {
+            let span = overlap(&(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES), &request);
+            let length_bytes = span.end - span.start;
+            join(&mut extents, Extent { length_bytes, hole: !is_there, zero: false });
+        }
+        extents
+    }
+
     fn is_head(&self, layer: &Layer) -> bool {
         self.head.is_some_and(|head| std::ptr::eq(head, layer))
     }

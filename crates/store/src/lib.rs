@@ -17,6 +17,7 @@
 //! | exports of other hosts below the local layers, and copies of them | `remote`, `copy`, `copies`, `fill` |
 //! | from which host a copy goes on when its source is gone | `sources` |
 //! | copies of layers of a volume that comes from another host | `stage` |
+//! | which blocks of another host's volume are here | `common` |
 //! | which layers, images and volumes exist | `catalog` |
 //! | which directory has a layer's files | `directories` |
 //! | a volume gets another home, or comes from one | `homes`, `steps`, `arrive` |
@@ -36,6 +37,7 @@ mod checksums;
 mod clients;
 mod closing;
 mod cold;
+mod common;
 mod compact;
 mod copies;
 mod copy;
@@ -75,6 +77,7 @@ mod volume;
 mod work;
 
 pub use clients::Grant;
+pub use common::Common;
 pub use held::Data;
 pub use pool::{Pool, PoolConfig};
 pub use remote::Connector;

@@ -368,6 +368,8 @@ macro_rules! read_only {
     };
 }
 
+pub(super) use read_only;
+
 /// A sealed layer with its chain, read-only. Its size never changes.
 pub(super) struct SealedDevice {
     pub(super) size_bytes: u64,

@@ -40,7 +40,7 @@ use super::volume::io_problem;
 /// As many layers of one chain are asked about at once.
 const ASKED_AT_ONCE: usize = 8;
 /// A volume with more layers has to be compacted first.
-const CHAIN_MAX: usize = 4096;
+pub(super) const CHAIN_MAX: usize = 4096;
 
 /// A chain tells what a layer has in at most so many parts.
 const OWN_BLOCKS_MAX: usize = 4096;

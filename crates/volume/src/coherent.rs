@@ -12,6 +12,10 @@
 //!    and the results of earlier reads are not kept.
 //! 4. A write whose result is not known may still reach the home. Nothing is kept until that is no longer
 //!    possible ([`DISTRUST`]).
+//! 5. Blocks that the volume has in [`Common`] with layers of this host's pool are read from there under the same
+//!    rules: only with the lease, and not after others may have written. A block that this host writes is no longer
+//!    common before the write is sent, also if the write was sent while the home told what is common
+//!    ([`CachedVolume::learn`]).
 //!
 //! All sessions of this host on a volume share one [`CachedVolume`].
 
@@ -20,9 +24,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use perigee_block::device::IoError;
 use perigee_block::lease::LEASE_USE_MAX;
 use perigee_block::locking::lock;
+use perigee_model::LayerId;
 use perigee_model::read_ahead::{REMOVED_BLOCKS_MAX, blocks_of};
+use perigee_store::Common;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
@@ -40,7 +47,14 @@ pub struct CachedVolume {
     pub wanted: Notify,
     /// Held by the session that asks for the lease.
     pub asking: tokio::sync::Mutex<()>,
+    /// Held by the session that asks what is common.
+    pub learning: tokio::sync::Mutex<()>,
+    /// What is common is not known, and can be asked for now.
+    pub unlearned: Notify,
 }
+
+/// More writes than this while the home tells what is common make it begin anew.
+const LEARN_WRITES_MAX: usize = 1 << 16;
 
 struct State {
     content: Content,
@@ -55,6 +69,18 @@ struct State {
     sessions: u64,
     /// The number of the last request about the lease.
     number: u64,
+    /// Complete while the content is this one.
+    common: Option<Arc<Common>>,
+    learning: Option<Learning>,
+    /// What is common is to be asked for as soon as this host has the lease.
+    unlearned: bool,
+}
+
+/// The home is telling what is common.
+struct Learning {
+    number: u64,
+    /// What this host has written meanwhile, and what was in flight before.
+    written: Vec<Range<u64>>,
 }
 
 struct InFlight {
@@ -101,6 +127,26 @@ impl State {
         trusted && self.until.is_some_and(|until| now < until)
     }
 
+    fn note_write(&mut self, blocks: &Range<u64>) {
+        if let Some(common) = &self.common {
+            common.note_write(blocks);
+        }
+        if let Some(learning) = &mut self.learning {
+            learning.written.push(blocks.clone());
+        }
+        self.learning.take_if(|learning| learning.written.len() > LEARN_WRITES_MAX);
+    }
+
+    /// Others may have written.
+    fn forget_all(&mut self) {
+        self.content = new_content();
+        self.forget_common();
+    }
+
+    fn forget_common(&mut self) {
+        (self.common, self.learning, self.unlearned) = (None, None, true);
+    }
+
     fn add(&mut self, blocks: Range<u64>, writes: bool, overlapped: bool) -> u64 {
         self.next += 1;
         let content = self.content;
@@ -123,12 +169,22 @@ impl State {
 impl CachedVolume {
     pub fn new(cache: Arc<ReadCache>) -> Self {
         let (until, distrusted_until, used) = Default::default();
-        let (in_flight, next, sessions, number) = Default::default();
-        let content = new_content();
-        let state =
-            State { content, until, distrusted_until, used, in_flight, next, sessions, number };
-        let (filled, wanted, asking) = Default::default();
-        Self { cache, state: Mutex::new(state), filled, wanted, asking }
+        let (in_flight, next, sessions, number, common, learning) = Default::default();
+        let state = State {
+            content: new_content(),
+            until,
+            distrusted_until,
+            used,
+            in_flight,
+            next,
+            sessions,
+            number,
+            common,
+            learning,
+            unlearned: true,
+        };
+        let (filled, wanted, asking, learning, unlearned) = Default::default();
+        Self { cache, state: Mutex::new(state), filled, wanted, asking, learning, unlearned }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -150,6 +206,8 @@ impl CachedVolume {
             return None;
         }
         state.until = None;
+        // Files of layers that were deleted meanwhile are not kept open.
+        state.forget_common();
         Some(state.next_number())
     }
 
@@ -202,6 +260,7 @@ impl CachedVolume {
     pub fn write(self: &Arc<Self>, offset: u64, length_bytes: u64) -> Transfer {
         let blocks = blocks_of(offset, length_bytes);
         let mut state = self.lock();
+        state.note_write(&blocks);
         if blocks.end - blocks.start > REMOVED_BLOCKS_MAX {
             state.content = new_content();
         } else {
@@ -222,9 +281,55 @@ impl CachedVolume {
     pub fn granted(&self, asked: Instant, still: bool) {
         let mut state = self.lock();
         if !still {
-            state.content = new_content();
+            state.forget_all();
         }
         state.until = Some(asked + LEASE_USE_MAX);
+        if state.unlearned {
+            self.unlearned.notify_one();
+        }
+    }
+
+    /// Begins to ask the home what is common. Returns the question's number, and the layer that is known to be
+    /// common now. `None` without a lease.
+    pub fn learn(&self) -> Option<(u64, Option<LayerId>)> {
+        let mut state = self.lock();
+        if !state.usable() {
+            return None;
+        }
+        state.next += 1;
+        state.unlearned = false;
+        let number = state.next;
+        let written = state.in_flight.values().filter(|one| one.writes);
+        let written = written.map(|one| one.blocks.clone()).collect();
+        state.learning = Some(Learning { number, written });
+        Some((number, state.common.as_ref().map(|common| common.layer())))
+    }
+
+    /// Records what the home has told. It is not used if others may have written since it was asked. Returns whether
+    /// it is used.
+    pub fn learned(&self, number: u64, common: Option<Common>) -> bool {
+        let mut state = self.lock();
+        let Some(asked) = state.learning.take_if(|asked| asked.number == number) else {
+            return false;
+        };
+        let Some(common) = common else { return false };
+        asked.written.iter().for_each(|blocks| common.note_write(blocks));
+        state.common = Some(Arc::new(common));
+        true
+    }
+
+    /// What may be read from the layers of this host's pool now.
+    pub fn common(&self) -> Option<Arc<Common>> {
+        let state = self.lock();
+        state.common.as_ref().filter(|_| state.usable()).map(Arc::clone)
+    }
+
+    /// A layer of this host's pool can't be read.
+    pub fn forget_common(&self, error: &IoError) {
+        if let Some(common) = self.lock().common.take() {
+            let layer = common.layer();
+            tracing::warn!(%layer, %error, "a layer can't be read here, and is read from the volume's home");
+        }
     }
 
     /// Records that the lease is not used any more. `recalled` is true if somebody else is about to write.
@@ -232,7 +337,7 @@ impl CachedVolume {
         let mut state = self.lock();
         state.until = None;
         if recalled {
-            state.content = new_content();
+            state.forget_all();
         }
     }
 

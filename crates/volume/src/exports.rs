@@ -9,6 +9,8 @@
 //! | `layer:UUID@own` | only what the layer itself has, for a host that has the layers below it; never listed |
 //! | `image:NAME@sums`, `layer:UUID@sums` | the checksums of a layer without layers below it, for a host that copies it; never listed |
 //! | `layer:UUID@own@sums` | the checksums of any layer, for a host that copies what it has itself; never listed |
+//! | `VOLUME@layers` | the ids of the sealed layers below a volume, for a host that may have some of them; never listed |
+//! | `VOLUME@since:UUID` | which blocks a volume has above one of them; only extents; never listed |
 //!
 //! A volume that is not in this pool but attached is proxied. The same export name is sent to its home, so the home
 //! enforces the epoch.
@@ -21,7 +23,8 @@ use std::sync::{Arc, Weak};
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{
-    CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, OWN_SUFFIX, Opener, Peer, SessionHome,
+    CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, Opener, Peer,
+    SINCE_INFIX, SessionHome,
 };
 use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
@@ -35,6 +38,7 @@ use perigee_store::{Data, Pool};
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
+use crate::common;
 use crate::memory;
 use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
@@ -60,6 +64,10 @@ enum Wanted {
     Own(LayerId),
     /// The checksums of an image or a layer.
     Checksums(Box<Self>),
+    /// The sealed layers below a volume.
+    Layers(VolumeName),
+    /// What a volume has above one of them.
+    Since(VolumeName, LayerId),
 }
 
 impl Wanted {
@@ -78,6 +86,12 @@ impl Wanted {
                 None => layer.parse().ok().map(Self::Layer),
             };
         }
+        if let Some(volume) = text.strip_suffix(LAYERS_SUFFIX) {
+            return volume.parse().ok().map(Self::Layers);
+        }
+        if let Some((volume, layer)) = text.split_once(SINCE_INFIX) {
+            return Some(Self::Since(volume.parse().ok()?, layer.parse().ok()?));
+        }
         match text.split_once('@') {
             Some((volume, epoch)) => {
                 Some(Self::Volume(volume.parse().ok()?, Some(Epoch(epoch.parse().ok()?))))
@@ -91,7 +105,9 @@ impl Wanted {
     /// What a policy is about.
     fn data(&self) -> Option<Data> {
         match self {
-            Self::Volume(volume, _) => Some(Data::Volume(volume.clone())),
+            Self::Volume(volume, _) | Self::Layers(volume) | Self::Since(volume, _) => {
+                Some(Data::Volume(volume.clone()))
+            }
             Self::Image(image) => Some(Data::Image(image.clone())),
             Self::Layer(layer) | Self::Own(layer) => Some(Data::Layer(*layer)),
             Self::Checksums(of) => of.data(),
@@ -236,6 +252,8 @@ impl PoolExports {
             Wanted::Layer(layer) => self.pool.open_layer(*layer).await?,
             Wanted::Own(layer) => self.pool.open_own(*layer).await?,
             Wanted::Checksums(of) => self.checksums(name, of).await?,
+            Wanted::Layers(volume) => self.pool.open_layers_of(volume).await?,
+            Wanted::Since(volume, layer) => self.pool.open_since(volume, *layer).await?,
             Wanted::Volume(..) => return Err(unknown(name, &[])),
         };
         let Some(data) = of.data() else { return Ok(sealed(device, false)) };
@@ -250,7 +268,9 @@ impl PoolExports {
             Wanted::Layer(layer) => Some((*layer, false)),
             Wanted::Own(layer) => Some((*layer, true)),
             Wanted::Image(image) => Some((self.pool.image_info(image).await?.layer, false)),
-            Wanted::Volume(..) | Wanted::Checksums(_) => None,
+            Wanted::Volume(..) | Wanted::Checksums(_) | Wanted::Layers(_) | Wanted::Since(..) => {
+                None
+            }
         };
         match layer {
             Some((layer, own)) => self.pool.open_checksums(layer, own).await,
@@ -350,7 +370,14 @@ impl PoolExports {
             memory::keep_off_disks(&format!("can't open volume {volume}"))?;
         }
         let cached = upstream.incarnation().and_then(|which| self.proxies.cached(volume, which));
-        Ok(Ok(Arc::new(ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached))))
+        let learning = cached.clone().filter(|_| !upstream.is_held()).map(|cached| {
+            common::keep(Arc::clone(&self.pool), volume.clone(), nbd_addr.clone(), cached)
+        });
+        let session = ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached);
+        if let Some(learning) = learning {
+            session.run_while_open(learning);
+        }
+        Ok(Ok(Arc::new(session)))
     }
 
     /// Makes a key that no open session of an export has.
@@ -479,6 +506,9 @@ mod tests {
         assert_eq!(Wanted::parse(&format!("layer:{layer}@own")), Some(own()));
         let sums = Some(Wanted::Checksums(Box::new(own())));
         assert_eq!(Wanted::parse(&format!("layer:{layer}@own@sums")), sums);
+        assert_eq!(Wanted::parse("data@layers"), Some(Wanted::Layers(volume("data"))));
+        let since = Some(Wanted::Since(volume("data"), layer));
+        assert_eq!(Wanted::parse(&format!("data@since:{layer}")), since);
         for bad in [
             "",
             "data@",
@@ -490,6 +520,8 @@ mod tests {
             "image:debian@own",
             "data@own",
             "data@sums",
+            "data@since:7",
+            "data@1@layers",
             "other:data",
             "../data",
         ] {

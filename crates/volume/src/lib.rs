@@ -27,6 +27,7 @@
 mod ahead;
 mod cache;
 mod coherent;
+mod common;
 mod control;
 mod exports;
 mod homes;

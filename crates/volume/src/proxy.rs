@@ -1,7 +1,7 @@
 //! How a client's session on an attached volume handles requests.
 //!
 //! Writes and flushes are sent to the volume's home, and are answered when the home has answered. Reads are answered
-//! from memory if [`crate::coherent`] allows it. Blocks that will probably be read next are fetched ahead
+//! from memory, or from layers of this host's pool that the volume stands on, if [`crate::coherent`] allows it. Blocks that will probably be read next are fetched ahead
 //! ([`perigee_model::read_ahead`]).
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, try_join_all};
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish, RENEW_AFTER};
 use perigee_block::locking;
@@ -19,6 +19,7 @@ use perigee_model::Incarnation;
 use perigee_model::read_ahead::{KEPT_READ_BYTES_MAX, Pace, Streams, blocks_of, pieces};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_nbd::NbdDevice;
+use perigee_store::Common;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::coherent::{CachedVolume, Plan, Transfer};
@@ -42,6 +43,7 @@ pub struct ProxySession {
     pub key: Arc<ProxyKey>,
     pub slot: Arc<ProxySlot>,
     requests: Arc<Requests>,
+    ended: CancellationToken,
     _ended: DropGuard,
 }
 
@@ -67,8 +69,14 @@ impl ProxySession {
                 drop(number);
             });
         }
-        let _ended = ended.drop_guard();
-        Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, _ended }
+        let _ended = ended.clone().drop_guard();
+        Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, ended, _ended }
+    }
+
+    /// Runs a task until the session ends.
+    pub fn run_while_open(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let ended = self.ended.clone();
+        tokio::spawn(async move { ended.run_until_cancelled(task).await });
     }
 
     /// Fails all unanswered requests now. They are then sent to another device.
@@ -100,19 +108,73 @@ impl Requests {
 
     fn try_read(self: &Arc<Self>, offset: u64, buffer: &mut [u8]) -> bool {
         let Some(cached) = &self.cached else { return false };
-        let found = cached.read(offset, buffer);
-        if found {
-            self.look_ahead(cached, offset, buffer.len() as u64);
+        let length_bytes = buffer.len() as u64;
+        if cached.read(offset, buffer) {
+            self.look_ahead(cached, offset, length_bytes);
+            return true;
         }
-        found
+        let common = cached.common().filter(|common| common.has(&blocks_of(offset, length_bytes)));
+        let found = common.and_then(|common| common.device().try_read(offset, buffer));
+        if !matches!(found, Some(Ok(()))) {
+            return false;
+        }
+        self.look_ahead(cached, offset, length_bytes);
+        true
     }
 
     pub async fn read(self: &Arc<Self>, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
-        match &self.cached {
-            Some(cached) if length_bytes <= KEPT_READ_BYTES_MAX => {
-                self.read_kept(cached, offset, length_bytes).await
+        let Some(cached) = &self.cached else {
+            return self.upstream.read(offset, length_bytes).await;
+        };
+        match cached.common() {
+            Some(common) => self.read_mixed(cached, &common, offset, length_bytes).await,
+            None => self.read_there(cached, offset, length_bytes, true).await,
+        }
+    }
+
+    /// Reads each part of a request where it is.
+    async fn read_mixed(
+        self: &Arc<Self>,
+        cached: &Arc<CachedVolume>,
+        common: &Arc<Common>,
+        offset: u64,
+        length_bytes: u32,
+    ) -> Result<Bytes, IoError> {
+        self.look_ahead(cached, offset, length_bytes.into());
+        let end = offset + u64::from(length_bytes);
+        let runs = common.runs(&blocks_of(offset, length_bytes.into()));
+        let parts = runs.into_iter().map(|(run, is_here)| {
+            let start = offset.max(run.start * BLOCK_BYTES);
+            let length = end.min(run.end * BLOCK_BYTES) - start;
+            (start, u32::try_from(length).unwrap_or(u32::MAX), is_here)
+        });
+        let mut read = try_join_all(parts.map(async |(start, length_bytes, is_here)| {
+            if is_here {
+                match common.device().read(start, length_bytes).await {
+                    Ok(data) => return Ok(data),
+                    Err(error) => cached.forget_common(&error),
+                }
             }
-            _ => self.upstream.read(offset, length_bytes).await,
+            self.read_there(cached, start, length_bytes, false).await
+        }))
+        .await?;
+        if let [_] = &read[..] {
+            return Ok(read.swap_remove(0));
+        }
+        Ok(read.concat().into())
+    }
+
+    /// Reads from memory or from the home. `is_new`: the request was not noted for reading ahead.
+    async fn read_there(
+        self: &Arc<Self>,
+        cached: &Arc<CachedVolume>,
+        offset: u64,
+        length_bytes: u32,
+        is_new: bool,
+    ) -> Result<Bytes, IoError> {
+        match length_bytes <= KEPT_READ_BYTES_MAX {
+            true => self.read_kept(cached, offset, length_bytes, !is_new).await,
+            false => self.upstream.read(offset, length_bytes).await,
         }
     }
 
@@ -121,10 +183,10 @@ impl Requests {
         cached: &Arc<CachedVolume>,
         offset: u64,
         length_bytes: u32,
+        mut noted: bool,
     ) -> Result<Bytes, IoError> {
         let blocks = blocks_of(offset, length_bytes.into());
         let mut buffer = BytesMut::zeroed(length_bytes as usize);
-        let mut noted = false;
         for _ in 0..WAITS_MAX {
             if cached.read(offset, &mut buffer) {
                 return Ok(buffer.freeze());
@@ -180,8 +242,15 @@ impl Requests {
             ahead.0.note(offset, length_bytes, pipe_bytes)
         };
         let end = self.upstream.size_bytes().div_ceil(BLOCK_BYTES);
+        let common = cached.common().filter(|_| !ranges.is_empty());
         for piece in ranges.iter().flat_map(pieces).filter(|piece| piece.start < end) {
-            self.fetch_ahead(cached, &(piece.start..piece.end.min(end)));
+            let piece = piece.start..piece.end.min(end);
+            let Some(common) = &common else {
+                self.fetch_ahead(cached, &piece);
+                continue;
+            };
+            let there = common.runs(&piece).into_iter().filter(|(_, is_here)| !is_here);
+            there.for_each(|(run, _)| self.fetch_ahead(cached, &run));
         }
     }
 

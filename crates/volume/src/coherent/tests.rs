@@ -245,8 +245,65 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
     prop::collection::vec(client, 1..6)
 }
 
+/// A layer at each host that shows what the volume had at first.
+struct AtFirst;
+
+impl Device for AtFirst {
+    fn size_bytes(&self) -> u64 {
+        BLOCKS as u64 * BLOCK_BYTES
+    }
+
+    fn read(&self, _: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async move { Ok(vec![0; length_bytes as usize].into()) })
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+/// Asks again and again what is common. The home tells it block by block.
+async fn learn(home: Arc<Home>, cached: Arc<CachedVolume>, delays_ms: Vec<u64>) {
+    let mut delays_ms = delays_ms.into_iter().cycle();
+    let mut pass = async || {
+        tokio::time::sleep(Duration::from_millis(delays_ms.next().unwrap_or(1))).await;
+    };
+    let _turn = cached.learning.lock().await;
+    loop {
+        if let Some((number, _)) = cached.learn() {
+            pass().await;
+            let mut changed = Vec::new();
+            for block in 0..BLOCKS {
+                if home.values.lock().expect("no holder panics")[block] != 0 {
+                    changed.push(block as u64..block as u64 + 1);
+                }
+                pass().await;
+            }
+            let layer = LayerId(uuid::Uuid::from_u128(7));
+            let common = Common::new(layer, Arc::new(AtFirst), BLOCKS as u64, &changed);
+            cached.learned(number, Some(common));
+        }
+        let again = Duration::from_millis(700);
+        let _late = tokio::time::timeout(again, cached.unlearned.notified()).await;
+    }
+}
+
 struct Scene {
     home: Arc<Home>,
+    /// Whether the hosts have a layer on which the volume stands.
+    replica: bool,
     history: Mutex<History>,
     hosts: Vec<Arc<CachedVolume>>,
     stale: AtomicBool,
@@ -259,6 +316,7 @@ impl Scene {
     }
 
     async fn client(self: Arc<Self>, number: u64, client: Client) {
+        let to_learn = client.delays_ms.clone();
         let (delays_ms, unheard) = (Mutex::new(client.delays_ms), Mutex::new(client.unheard));
         let from = Instant::now() + Duration::from_millis(client.lost_ms.0);
         let lost = (from, from + Duration::from_millis(client.lost_ms.1));
@@ -277,7 +335,12 @@ impl Scene {
         let cached = (client.host != NO_HOST).then(|| self.hosts[host].clone());
         let ended = CancellationToken::new();
         if let Some(cached) = cached.clone() {
-            tokio::spawn(hold_lease(upstream.clone(), cached, ended.clone()));
+            tokio::spawn(hold_lease(upstream.clone(), cached.clone(), ended.clone()));
+            if self.replica {
+                let learning = learn(Arc::clone(&self.home), cached, to_learn);
+                let ended = ended.clone();
+                tokio::spawn(async move { ended.run_until_cancelled(learning).await });
+            }
         }
         let requests = Arc::new(Requests::new(upstream, cached));
         for (step, action) in client.actions.into_iter().enumerate() {
@@ -326,6 +389,10 @@ impl Scene {
 
 /// How many reads were answered from memory.
 async fn case(clients: Vec<Client>, remembered: Option<HostTag>) -> u64 {
+    case_with(clients, remembered, false).await
+}
+
+async fn case_with(clients: Vec<Client>, remembered: Option<HostTag>, replica: bool) -> u64 {
     let home = Arc::new(Home {
         values: Mutex::default(),
         lease: Lease::remembered(remembered),
@@ -336,7 +403,7 @@ async fn case(clients: Vec<Client>, remembered: Option<HostTag>) -> u64 {
         (0..4).map(|_| Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))))).collect();
     let (history, stale) = Default::default();
     let kept = Arc::new(AtomicU64::new(0));
-    let scene = Arc::new(Scene { home, history, hosts, stale, kept });
+    let scene = Arc::new(Scene { home, replica, history, hosts, stale, kept });
     let running: Vec<_> = (1..)
         .zip(clients)
         .map(|(number, client)| tokio::spawn(scene.clone().client(number, client)))
@@ -367,6 +434,39 @@ proptest! {
     fn no_read_is_ever_stale(clients in clients(), remembered in prop::option::of(1_u64..4)) {
         run(case(clients, remembered));
     }
+
+    #[test]
+    fn no_read_from_a_replica_is_ever_stale(
+        clients in clients(),
+        remembered in prop::option::of(1_u64..4),
+    ) {
+        run(case_with(clients, remembered, true));
+    }
+}
+
+#[test]
+fn a_host_with_a_replica_reads_there_what_has_not_changed() {
+    let write = Action::Write { first: 1, blocks: 1, fails: false };
+    let reads = vec![Action::Rest(100), read(), Action::Rest(1000), write, read(), read()];
+    let kept = run(case_with(vec![quiet(1, reads.clone())], None, true));
+    assert_eq!(kept, 3, "what it wrote is in memory, and the rest is in the replica");
+    let cached = Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))));
+    let common = || Common::new(LayerId(uuid::Uuid::nil()), Arc::new(AtFirst), 6, &[]);
+    assert!(cached.learn().is_none(), "it has no lease");
+    run(async {
+        cached.granted(Instant::now(), false);
+        let (number, _) = cached.learn().expect("it has the lease");
+        let written = cached.write(BLOCK_BYTES, BLOCK_BYTES);
+        assert!(cached.learned(number, Some(common())));
+        written.done(BLOCK_BYTES, &[1; 4096]);
+        let known = cached.common().expect("it is known");
+        assert!(known.has(&(0..1)) && !known.has(&(1..2)), "written while the home told it");
+        let (number, _) = cached.learn().expect("it has the lease");
+        cached.granted(Instant::now(), false);
+        assert!(!cached.learned(number, Some(common())), "others may have written since");
+        assert!(cached.common().is_none());
+        0
+    });
 }
 
 /// Reads and writes in turn, at rest in between.

@@ -5,7 +5,7 @@ use perigee_model::replica::{
     PinReplica, PromoteReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint, Supersede,
     Superseded, VolumeReplica,
 };
-use perigee_model::volume::{Attach, Attachment, CheckReport, CheckScope, VolumeInfo};
+use perigee_model::volume::{Attach, Attachment, CheckReport, CheckScope, ExportStats, VolumeInfo};
 use perigee_model::{Incarnation, ProblemKind, SiteId};
 
 use crate::homes::Disk;
@@ -191,4 +191,45 @@ async fn chains_stay_short_and_points_that_are_not_kept_are_dropped() {
     }
     check_pool(&one).await;
     check_pool(&two).await;
+}
+
+/// The bytes that came over the network for the volume's sessions here.
+async fn network_bytes(at: &Server) -> u64 {
+    let all: Vec<ExportStats> = at.control.get("/v1/stats").await.expect("figures");
+    let of_volume = all.iter().find(|stats| stats.volume.as_str() == "data");
+    of_volume.map_or(0, |stats| stats.stats.network_bytes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_with_a_replica_reads_there_what_has_not_changed_and_the_rest_at_the_home() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let epoch = one.create("data", 64 * MIB).await.epoch;
+    let export = format!("data@{epoch}");
+    assert_io(&one.qemu_io(&export, &["write -P 1 0 32M", "flush"]));
+    pull(&one, &two, 1).await;
+    completed(&one, &two).await;
+    assert_io(&one.qemu_io(&export, &["write -P 2 4M 1M", "discard 8M 1M", "flush"]));
+    let attach = Attach { nbd_addr: one.nbd_addr.clone() };
+    let _: Attachment = two.control.put("/v1/attachments/data", &attach).await.expect("it");
+    let all = ["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 3M", "read -P 0 8M 1M"];
+    let all = [&["read 40M 4k", "sleep 300"], &all[..], &["read -P 1 9M 7M"]].concat();
+    until("reads from the replica", async || {
+        let before = network_bytes(&two).await;
+        assert_io(&two.qemu_io(&export, &all));
+        let came_bytes = network_bytes(&two).await - before;
+        assert!(came_bytes > MIB, "{came_bytes} bytes: what has changed is at the home only");
+        came_bytes < 4 * MIB
+    })
+    .await;
+    // What either host writes is read at both.
+    assert_io(&two.qemu_io(&export, &["sleep 300", "write -P 3 12M 64k", "read -P 3 12M 64k"]));
+    assert_io(&one.qemu_io(&export, &["read -P 3 12M 64k", "write -P 4 13M 64k"]));
+    let both = ["sleep 300", "read -P 3 12M 64k", "read -P 4 13M 64k", "read -P 1 14M 1M"];
+    assert_io(&two.qemu_io(&export, &both));
+    // The replica is dropped under an open session.
+    let mut disk = Disk::open(&two, epoch);
+    disk.tell("read -P 1 14M 1M").await;
+    let _: () = two.control.delete("/v1/volumes/data/replica").await.expect("it is dropped");
+    disk.tell("read -P 1 10M 1M").await;
+    disk.tell("read -P 4 13M 64k").await;
 }

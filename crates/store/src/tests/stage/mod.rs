@@ -2,11 +2,13 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `common` | what another host's volume has in common with the layers here |
 //! | `merged` | the other host merges layers of the volume |
 //! | `rules` | one rule each |
 //! | `random` | random chains, beside a plain array |
 //! | `replicas` | replicas of volumes, through kills and power cuts |
 
+mod common;
 mod merged;
 mod random;
 mod replicas;
@@ -15,7 +17,9 @@ mod rules;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use perigee_block::exports::{CHECKSUMS_SUFFIX, LAYER_PREFIX, OWN_SUFFIX};
+use perigee_block::exports::{
+    CHECKSUMS_SUFFIX, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, SINCE_INFIX,
+};
 use perigee_model::volume::Snapshot;
 use tokio::sync::Semaphore;
 
@@ -94,6 +98,12 @@ impl Way {
 
 /// As `PoolExports` of the volume server does.
 async fn open_export(pool: &Arc<Pool>, export: &str) -> Result<Arc<dyn Device>, Problem> {
+    if let Some(volume) = export.strip_suffix(LAYERS_SUFFIX) {
+        return pool.open_layers_of(&volume_name(volume)).await;
+    }
+    if let Some((volume, layer)) = export.split_once(SINCE_INFIX) {
+        return pool.open_since(&volume_name(volume), layer.parse().unwrap()).await;
+    }
     let (rest, sums) = export.strip_suffix(CHECKSUMS_SUFFIX).map_or((export, false), |r| (r, true));
     let (rest, own) = rest.strip_suffix(OWN_SUFFIX).map_or((rest, false), |r| (r, true));
     if let (Some(image), false) = (rest.strip_prefix("image:"), sums) {

@@ -17,7 +17,7 @@ fn site() -> SiteId {
 }
 
 /// As a volume server does it. Returns what is shipped.
-async fn pull(home: &Site, to: &Site, keep: u32, taken_ms: u64) -> Result<u64, Problem> {
+pub(super) async fn pull(home: &Site, to: &Site, keep: u32, taken_ms: u64) -> Result<u64, Problem> {
     let v = volume_name("v");
     let round = to.pool.begin_pull(&v, keep).await?;
     let sealed = home.pool.seal_replica(&v, SealReplica { replica: site() }).await?;
@@ -28,7 +28,7 @@ async fn pull(home: &Site, to: &Site, keep: u32, taken_ms: u64) -> Result<u64, P
         .await
 }
 
-async fn pin(home: &Site, layer: LayerId) {
+pub(super) async fn pin(home: &Site, layer: LayerId) {
     let pin = PinReplica { replica: site(), layer: Some(layer) };
     home.pool.pin_replica(&volume_name("v"), pin).await.unwrap();
 }
@@ -37,7 +37,7 @@ async fn point_content(pool: &Arc<Pool>, layer: LayerId) -> Vec<u8> {
     all(&pool.open_layer(layer).await.unwrap()).await
 }
 
-async fn two() -> (Site, Site) {
+pub(super) async fn two() -> (Site, Site) {
     let (home, to) = (Site::new(), Site::new());
     drop(empty(&home.pool, "v", 8 * BLOCK).await);
     to.way.lead(&home.pool);
@@ -198,6 +198,7 @@ async fn through_everything(seed: u64) {
             }
         }
         to.way.lead(&home.pool);
+        super::common::check(&home, &to, "v").await;
         let replica = to.pool.replica(&v).await.unwrap();
         assert!(replica.points.len() <= 4, "{replica:?}");
         assert!(newest.is_none() || replica.complete().is_some(), "a complete point stays");

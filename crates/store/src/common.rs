@@ -1,0 +1,248 @@
+//! What a volume of another host has in common with the layers of this pool. Only the difference has to be read from
+//! the volume's home.
+//!
+//! The home tells which sealed layers are below the volume's head ([`Pool::open_layers_of`]), and which blocks the
+//! volume has above one of them ([`Pool::open_since`]). A sealed layer shows the same bytes on every host that has all
+//! of it: the last complete point of a replica, an image, or what a move has left. So every block that the volume does
+//! not have above the topmost layer that is here can be read here.
+//!
+//! Blocks that are written later have to be told to [`Common::note_write`]. Who else may write, and when this has to
+//! be asked again, is decided by who uses it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use perigee_block::device::{Device, Extent, IoError, Zeroing};
+use perigee_block::exports::{LAYERS_SUFFIX, SINCE_INFIX};
+use perigee_model::volume::{BLOCK_BYTES, Keep};
+use perigee_model::{LayerId, Problem, VolumeName};
+use uuid::Uuid;
+
+use super::blocks::{BlockState, BlockStates, index, overlap};
+use super::catalog::{self, LayerRow, RemoteRow};
+use super::pool::Pool;
+use super::remote::RemoteParent;
+use super::session::read_only;
+use super::stage::CHAIN_MAX;
+use super::volume::{Volume, io_problem};
+use super::{blocking, check_range};
+
+/// The bytes of a layer's id in the export of a volume's layers.
+const ID_BYTES: usize = 16;
+
+/// A layer of this pool on which a volume of another host stands, and the blocks that the volume has above it.
+pub struct Common {
+    layer: LayerId,
+    here: Arc<dyn Device>,
+    /// Blocks that are not absent have to be read from the home.
+    changed: BlockStates,
+}
+
+impl Common {
+    /// The first `blocks` blocks of `here` are the volume's, but for those in `changed`.
+    pub fn new(layer: LayerId, here: Arc<dyn Device>, blocks: u64, changed: &[Range<u64>]) -> Self {
+        let common = Self { layer, here, changed: BlockStates::new(blocks) };
+        changed.iter().for_each(|run| common.note_write(run));
+        common
+    }
+
+    /// The layer of this pool.
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// Shows what the volume had when the layer was sealed.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.here
+    }
+
+    /// The bytes that have to be read from the home, of the part that the layer covers.
+    pub fn changed_bytes(&self) -> u64 {
+        self.changed.remote_bytes() + self.changed.known_bytes()
+    }
+
+    /// From now on these blocks are read from the home.
+    pub fn note_write(&self, blocks: &Range<u64>) {
+        let within = overlap(blocks, &(0..self.changed.blocks()));
+        if !within.is_empty() {
+            self.changed.set(within, BlockState::Remote);
+        }
+    }
+
+    /// Splits a range of blocks, and says which runs can be read here.
+    pub fn runs(&self, blocks: &Range<u64>) -> Vec<(Range<u64>, bool)> {
+        let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
+        let mut add = |run: Range<u64>, is_here| match runs.last_mut() {
+            _ if run.is_empty() => {}
+            Some((last, same)) if *same == is_here => last.end = run.end,
+            _ => runs.push((run, is_here)),
+        };
+        let within = overlap(blocks, &(0..self.changed.blocks()));
+        for (run, state) in self.changed.runs(within.clone()) {
+            add(run, state == BlockState::Absent);
+        }
+        add(within.end.max(blocks.start)..blocks.end, false);
+        runs
+    }
+
+    /// Whether all these blocks can be read here.
+    pub fn has(&self, blocks: &Range<u64>) -> bool {
+        blocks.end <= self.changed.blocks() && self.changed.all_are(blocks, BlockState::Absent)
+    }
+}
+
+impl Pool {
+    /// The ids of the sealed layers below a volume's head, topmost first, as the content of an export.
+    ///
+    /// # Errors
+    /// Not found when the volume is not here or stands on no layer.
+    pub async fn open_layers_of(
+        self: &Arc<Self>,
+        name: &VolumeName,
+    ) -> Result<Arc<dyn Device>, Problem> {
+        let what = format!("can't say on which layers volume {name} stands");
+        let volume = self.volume(name).await?;
+        let stack = volume.stack();
+        let layers = stack.below.layers().take(CHAIN_MAX);
+        let ids: Vec<u8> = layers.flat_map(|layer| *layer.id.0.as_bytes()).collect();
+        match ids.is_empty() {
+            true => Err(Problem::not_found(what, "it stands on none")),
+            false => Ok(Arc::new(InMemory(ids.into()))),
+        }
+    }
+
+    /// Which blocks a volume has above one of its sealed layers, as the extents of an export. A block that it does
+    /// not have there is a hole that is not known to be zeros. The export ends where the layer or one above it ends.
+    ///
+    /// # Errors
+    /// Not found when the volume is not here or does not stand on the layer.
+    pub async fn open_since(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        layer: LayerId,
+    ) -> Result<Arc<dyn Device>, Problem> {
+        let volume = self.volume(name).await?;
+        let Some(blocks) = volume.stack().chain().blocks_since(layer).filter(|end| *end > 0) else {
+            let what = format!("can't say what volume {name} has above layer {layer}");
+            return Err(Problem::not_found(what, "it does not stand on that layer"));
+        };
+        Ok(Arc::new(Since { volume, layer, size_bytes: blocks * BLOCK_BYTES }))
+    }
+
+    /// Finds what a volume at this address has in common with this pool. `None` if that is nothing, or still the
+    /// layer `known`.
+    ///
+    /// # Errors
+    /// When the home does not answer, or does not tell this.
+    pub async fn common_with(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+        nbd_addr: &str,
+        known: Option<LayerId>,
+    ) -> Result<Option<Common>, Problem> {
+        let what = format!("can't compare volume {volume} at {nbd_addr} with the layers here");
+        let export = format!("{volume}{LAYERS_SUFFIX}");
+        let told = (self.connect.connect)(nbd_addr.to_owned(), export).await?;
+        let length = u32::try_from(told.size_bytes().min((CHAIN_MAX * ID_BYTES) as u64));
+        let ids = told.read(0, length.unwrap_or(u32::MAX)).await;
+        let ids = ids.map_err(|error| io_problem(&what, &error))?;
+        let ids = ids.as_chunks::<ID_BYTES>().0.iter().map(|id| LayerId(Uuid::from_bytes(*id)));
+        let ids: Vec<LayerId> = ids.collect();
+        let (pool, now) = (Arc::clone(self), what.clone());
+        let found = blocking(move || pool.topmost_here(&now, &ids)).await?;
+        let Some(layer) = found.filter(|layer| Some(*layer) != known) else { return Ok(None) };
+        let here = self.open_layer(layer).await?;
+        let export = format!("{volume}{SINCE_INFIX}{layer}");
+        let since = (self.connect.connect)(nbd_addr.to_owned(), export.clone()).await?;
+        let size_bytes = since.size_bytes();
+        if size_bytes > here.size_bytes() || !size_bytes.is_multiple_of(BLOCK_BYTES) {
+            let why = format!("it answers for {size_bytes} bytes of a layer that has less");
+            return Err(Problem::internal(what, why)
+                .next("check that both hosts run the same version of perigee"));
+        }
+        let (nbd_addr, keep) = (nbd_addr.to_owned(), Keep::Never);
+        // As of a layer's own blocks: what is no hole is there.
+        let row = RemoteRow { nbd_addr, export, size_bytes, keep, is_layer: None, own: true };
+        let remote = RemoteParent::connected(row, &self.connect, since)
+            .map_err(|why| Problem::conflict(&what, why))?;
+        let changed = remote.own_states().await.map_err(|error| io_problem(&what, &error))?;
+        Ok(Some(Common { layer, here, changed }))
+    }
+
+    /// The topmost of these layers of which this pool has everything.
+    fn topmost_here(&self, what: &str, layers: &[LayerId]) -> Result<Option<LayerId>, Problem> {
+        let failed = |error| catalog::problem(what, &error);
+        let is_whole = |row: &LayerRow| row.remote.is_none() && row.poisoned.is_none();
+        for layer in layers {
+            if self.catalog.has_layer(*layer).map_err(failed)?
+                && self.catalog.is_sealed(*layer).map_err(failed)?
+                && self.catalog.chain(*layer).map_err(failed)?.iter().all(is_whole)
+            {
+                return Ok(Some(*layer));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// See [`Pool::open_layers_of`].
+struct InMemory(Bytes);
+
+impl Device for InMemory {
+    fn size_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async move {
+            check_range(self.size_bytes(), offset, length_bytes.into())?;
+            Ok(self.0.slice(index(offset)..index(offset + u64::from(length_bytes))))
+        })
+    }
+
+    read_only!();
+
+    fn extents(&self, _: u64, length: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move { Ok(vec![Extent { length_bytes: length, hole: false, zero: false }]) })
+    }
+}
+
+/// See [`Pool::open_since`].
+struct Since {
+    volume: Arc<Volume>,
+    layer: LayerId,
+    size_bytes: u64,
+}
+
+impl Device for Since {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, _: u64, _: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async { Err(IoError::Invalid("this export has extents only".to_owned())) })
+    }
+
+    read_only!();
+
+    fn extents(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+    ) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move {
+            self.volume.check_here()?;
+            let stack = self.volume.stack();
+            // The volume may have become smaller, or its layers merged.
+            let end = stack.chain().blocks_since(self.layer).unwrap_or(0);
+            if end * BLOCK_BYTES < self.size_bytes {
+                let why = format!("the volume does not stand on layer {} any more", self.layer);
+                return Err(IoError::Invalid(why));
+            }
+            check_range(self.size_bytes, offset, length_bytes)?;
+            Ok(stack.chain().extents_since(self.layer, offset, length_bytes))
+        })
+    }
+}
