@@ -4,20 +4,20 @@
 mod decisions;
 mod history;
 
-use perigee_model::job::{Access, JobSpec};
+use perigee_model::job::{Access, JobSpec, Migration};
 use perigee_model::plan::{Plan, Way};
 use perigee_model::volume_move::VolumeMoveState;
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::{HostId, Problem, VmId, VolumeName};
 use perigee_planner::{
-    Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, PastRun,
-    Refused, Running, Snapshot, Traits, Verdict, VolumeFacts,
+    Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, PastMove,
+    PastRun, Refused, Running, Snapshot, Traits, Verdict, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
 use crate::records::{JobRecord, Placement};
-use crate::{catalog, files, leave_site, links, replicas};
+use crate::{catalog, files, leave_site, links, migration, replicas};
 
 pub use decisions::{asked_plan, decisions, not_done, record, record_submission, score};
 use history::history;
@@ -105,7 +105,7 @@ pub async fn consider(
     let since_command = record.meter.totals.since(&record.meter.at_command);
     let requests = data_disks(placement, &since_command).iter().map(requests).sum();
     let running = Running {
-        cluster: facts(cluster),
+        cluster: facts_for(cluster, record.job.vm.as_ref()),
         traits: placement.traits.clone(),
         history: history.runs.clone(),
         progress: crate::jobs::progress(&record.job),
@@ -126,14 +126,13 @@ pub async fn consider(
     Ok(Some(perigee_planner::consider(&running)))
 }
 
-/// Predicts how long a migration takes; `None` if the link is not measured.
-pub fn move_cost_s(cluster: &Cluster, record: &JobRecord, to: &HostId) -> Option<f64> {
+/// Predicts a migration, and chooses how the memory is sent; `None` if the link is not measured.
+pub fn move_cost(cluster: &Cluster, record: &JobRecord, to: &HostId) -> Option<MoveCost> {
     let from = record.job.host.as_ref()?;
     let dirty = last_dirty_rate(cluster, record);
-    let facts = facts(cluster);
+    let facts = facts_for(cluster, record.job.vm.as_ref());
     let memory_bytes = record.job.spec.memory_bytes;
-    let cost = perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty);
-    cost.ok().map(|cost| cost.total_s)
+    perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty).ok()
 }
 
 /// The data volumes' counters, by the names in the job file. The VM's own disks are left out. The boot and the
@@ -189,6 +188,12 @@ fn requests(disk: &DiskFacts) -> f64 {
 
 /// The hosts that are up, and the measurements between them. All of it is in memory.
 pub fn facts(cluster: &Cluster) -> Facts {
+    facts_for(cluster, None)
+}
+
+/// The same for decisions about one VM. What it uses of the links itself does not keep its own migration from using
+/// them up.
+fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
     let mut hosts = Vec::new();
     for host in cluster.hosts.up() {
@@ -211,10 +216,12 @@ pub fn facts(cluster: &Cluster) -> Facts {
         });
     }
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let used_lanes = migration::used_lanes(cluster, vm);
     let links = links::list(cluster).into_iter().filter_map(|link| {
         Some(LinkFacts {
             from_site: site(&link.from)?,
             to_site: site(&link.to)?,
+            moves: migration::for_moves(cluster, &used_lanes, &link.to, &link.from),
             from: link.from,
             to: link.to,
             probe: link.probe,
@@ -253,6 +260,8 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
             memory_bytes: record.plan.as_ref()?.spec.memory_bytes,
             rate_bytes_per_s: link.rate_bytes_per_s,
             rtt_ms: link.rtt_ms,
+            max_bytes_per_s: record.migration.max_bytes_per_s,
+            compressed: record.migration.compressed,
             phases: record.migration.phases.clone(),
         })
     });
@@ -262,7 +271,16 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
 /// The dirty rate that the last migration of the job's VM measured.
 fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Option<u64> {
     let moves = cluster.index.migrations_of(record.job.vm.as_ref()?);
-    moves.iter().rev().map(|m| m.migration.dirty_bytes_per_s).find(|rate| *rate > 0)
+    moves.iter().rev().map(|m| dirty_rate(&m.migration)).find(|rate| *rate > 0)
+}
+
+/// A VM that was slowed down showed in its first rounds how fast it changes its memory.
+fn dirty_rate(migration: &Migration) -> u64 {
+    let rounds = migration.phases.rounds.iter().map(|round| round.dirty_bytes_per_s);
+    match migration.throttle_percent {
+        Some(_) => rounds.max().unwrap_or(0),
+        None => migration.dirty_bytes_per_s,
+    }
 }
 
 fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {

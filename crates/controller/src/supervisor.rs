@@ -53,6 +53,7 @@ impl Supervisor {
                 cluster.drive_job(id);
             }
         }
+        migration::queue_all(&cluster);
         for record in cluster.unfinished_migrations() {
             cluster.drive_migration(&record);
         }

@@ -118,17 +118,16 @@ pub async fn move_to(
             .next("`perigee vm list` shows the VMs"));
     };
     cluster.hosts.get(&to)?;
-    let predicted_s = planning::move_cost_s(cluster, &record, &to);
+    let cost = planning::move_cost(cluster, &record, &to);
     let wish = migration::Wish {
         to: to.clone(),
         reason: "asked".to_owned(),
-        predicted_s,
         job_progress: jobs::progress(&record.job),
         volumes,
     };
     let moved = migration::request(cluster, &record, wish).await?;
     let summary = format!("move from {} to {to}, as requested by a user", moved.from);
-    let plan = planning::asked_plan();
+    let plan = planning::asked_plan(cost.map(|cost| cost.figures).unwrap_or_default());
     planning::record(cluster, &record.job.id, Trigger::Asked, plan, summary).await?;
     Ok(moved)
 }

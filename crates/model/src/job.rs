@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::guest::LogStream;
-use crate::phases::Phases;
+use crate::phases::{Phases, copy_left_s};
 use crate::plan::Estimate;
 use crate::replica::Replica;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
@@ -238,10 +238,19 @@ pub struct Migration {
     pub started_ms: u64,
     /// When it completed or was aborted; Unix time.
     pub ended_ms: Option<u64>,
-    /// What the planner said it would take, where the planner asked for it.
+    /// What the planner said that preparation, copying and pause would take; `None` if the link was not measured.
     pub predicted_total_ms: Option<u64>,
-    /// Preparation, copying and pause together, as far as it has come.
+    /// How long the planner said that it would wait for other VMs' moves over the same link.
+    #[serde(default)]
+    pub predicted_wait_ms: Option<u64>,
+    /// How long it waited for them.
+    #[serde(default)]
+    pub waited_ms: u64,
+    /// Preparation, copying and pause together, as far as it has come; without the wait.
     pub total_ms: u64,
+    /// How long it still takes, with the wait for other moves; `None` when it is over, and while that is not known.
+    #[serde(default)]
+    pub left_ms: Option<u64>,
     /// How long the guest stood still: QEMU's figure, and the time until the destination's agent
     /// let it run.
     pub downtime_ms: u64,
@@ -274,6 +283,37 @@ pub struct Migration {
     /// compression.
     #[serde(default)]
     pub compressed: bool,
+    /// The VM would change its memory faster than it can be sent. So its vCPUs are stopped for this part of the
+    /// time while it is copied.
+    #[serde(default)]
+    pub throttle_percent: Option<u8>,
+    /// Why the memory is sent in this way, with the times of the other ways.
+    #[serde(default)]
+    pub mode_reason: String,
+    /// What it may use of the link, because other VMs use their disks over it.
+    #[serde(default)]
+    pub max_bytes_per_s: Option<u64>,
+}
+
+impl Migration {
+    /// How long it still takes once no other move is before it; `None` when it is over, or if that is not known.
+    pub fn left_from_its_turn_ms(&self, now_ms: u64) -> Option<u64> {
+        if self.state.is_final() {
+            return None;
+        }
+        if self.state == MigrationState::Copying && self.rate_bytes_per_s > 0 {
+            let (left, rate) = (self.remaining_bytes, self.rate_bytes_per_s);
+            return copy_left_s(left, rate, self.dirty_bytes_per_s).map(whole_ms);
+        }
+        let begun_ms = self.started_ms + self.waited_ms;
+        let passed_ms = if self.moves_ahead > 0 { 0 } else { now_ms.saturating_sub(begun_ms) };
+        self.predicted_total_ms.map(|whole_ms| whole_ms.saturating_sub(passed_ms))
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn whole_ms(seconds: f64) -> u64 {
+    (seconds * 1e3) as u64
 }
 
 /// One line of a job's log.

@@ -231,9 +231,13 @@ pub struct MigrateOut {
     /// ([`VmSpec::arrives_compressed`]). QEMU 7.2 counts the bytes before compression.
     #[serde(default)]
     pub compressed: bool,
-    /// The most memory that QEMU may send in a second; `None`: no limit but the link's.
+    /// The most memory that QEMU may send in a second, before compression; `None`: no limit but the link's.
     #[serde(default)]
     pub max_bytes_per_s: Option<u64>,
+    /// For which part of the time QEMU stops the vCPUs at first, when the guest changes its memory so fast that
+    /// copying does not end; `None`: QEMU begins with little.
+    #[serde(default)]
+    pub throttle_percent: Option<u8>,
 }
 
 /// One outgoing migration as its source sees it.

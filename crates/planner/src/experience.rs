@@ -2,12 +2,14 @@
 //!
 //! From each move it takes what does not depend on the VM and the link: the time of the preparation and of the
 //! pause without their round trips and bytes, and the time that QEMU needs to scan a byte of memory. It uses
-//! the link as it was measured then, because a later measurement says nothing about an old move.
+//! the link as it was measured then, because a later measurement says nothing about an old move. A compressed move
+//! shows how much faster its memory went than the link's rate, and nothing about scanning.
 
 use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
 
 use crate::facts::PastMove;
 use crate::figures::Figures;
+use crate::modes::Compression;
 
 /// Round trips before the first byte, counted in the protocol: issue the epochs (1), attach the disks (2),
 /// define the VM at the destination and get its address (3), ask the source to send (1), connect (1).
@@ -29,6 +31,7 @@ pub(crate) struct Experience {
     pub scan_s_per_byte: f64,
     /// The pause without its round trips and without the rest of the memory.
     pub pause_s: f64,
+    pub compression: Compression,
 }
 
 impl Experience {
@@ -38,7 +41,8 @@ impl Experience {
         let prepare_s = mean(usable.iter().filter_map(|m| Some(prepare_s(m, m.phases.prepare?))));
         let first = || usable.iter().filter_map(|m| Some((m, first_round(&m.phases)?)));
         let share_sent = mean(first().map(|(m, round)| round.bytes as f64 / m.memory_bytes as f64));
-        let scan_s_per_byte = mean(first().map(|(m, round)| scan_s_per_byte(m, round)));
+        let plain = first().filter(|(m, _)| !m.compressed);
+        let scan_s_per_byte = mean(plain.map(|(m, round)| scan_s_per_byte(m, round)));
         let pause_s = mean(usable.iter().filter_map(|m| Some(pause_s(m, m.phases.pause?))));
         match (prepare_s, share_sent) {
             (None, None) => {
@@ -51,8 +55,28 @@ impl Experience {
             share_sent: share_sent.unwrap_or(1.0).min(1.0),
             scan_s_per_byte: scan_s_per_byte.unwrap_or(0.0),
             pause_s: pause_s.unwrap_or(0.0),
+            compression: compression(moves),
         }
     }
+}
+
+/// What compression has done for the rate of earlier moves. If none was compressed, it is assumed.
+pub fn compression(moves: &[PastMove]) -> Compression {
+    let compressed = || moves.iter().filter(|m| m.compressed && m.rate_bytes_per_s > 0);
+    let rate = |m: &PastMove| {
+        let ms = m.phases.copy_ms();
+        (ms > 0).then(|| m.phases.copied_bytes() as f64 * 1e3 / ms as f64)
+    };
+    let assumed = Compression::default();
+    let gain = mean(compressed().filter_map(|m| Some(rate(m)? / link_rate(m))));
+    let fastest = compressed().filter_map(rate).fold(assumed.rate_max_bytes_per_s, f64::max);
+    Compression { gain: gain.unwrap_or(assumed.gain), rate_max_bytes_per_s: fastest }
+}
+
+/// What a move might use of its link.
+fn link_rate(past: &PastMove) -> f64 {
+    let rate = past.rate_bytes_per_s;
+    past.max_bytes_per_s.map_or(rate, |most| most.clamp(1, rate)) as f64
 }
 
 fn words(count: usize, prepare: Option<f64>, share: Option<f64>, pause: Option<f64>) -> String {
@@ -78,7 +102,7 @@ fn first_round(phases: &Phases) -> Option<CopyRound> {
 }
 
 fn scan_s_per_byte(past: &PastMove, round: CopyRound) -> f64 {
-    let bytes_s = round.bytes as f64 / past.rate_bytes_per_s as f64;
+    let bytes_s = round.bytes as f64 / link_rate(past);
     (round.duration_ms as f64 / 1e3 - bytes_s).max(0.0) / past.memory_bytes as f64
 }
 
@@ -136,6 +160,7 @@ mod tests {
                     remainder_bytes: 64 * MIB,
                 }),
             },
+            ..PastMove::default()
         }
     }
 
@@ -159,6 +184,18 @@ mod tests {
         assert_close(learned.prepare_s, 1.0);
         assert_close(learned.share_sent, 1.0);
         assert_close(learned.pause_s, 0.0);
+    }
+
+    #[test]
+    fn a_compressed_move_teaches_its_gain_and_nothing_about_scanning() {
+        let mut compressed = PastMove { compressed: true, ..past() };
+        // 522 MiB in 6.1 s, of a link that it shared.
+        compressed.max_bytes_per_s = Some(64 * MIB);
+        let learned = Experience::of(&[compressed], &mut Figures::default());
+        assert_close(learned.scan_s_per_byte, 0.0);
+        assert_close(learned.share_sent, 0.5);
+        assert_close(learned.compression.gain, 522.0 / 6.1 / 64.0);
+        assert_close(learned.compression.rate_max_bytes_per_s, 522.0 / 6.1 * MIB as f64);
     }
 
     #[test]

@@ -137,16 +137,33 @@ pub struct LinkFacts {
     pub probe: LinkProbe,
     /// Block reads over the link; `None` if they were not measured.
     pub blocks: Option<BlockProbe>,
+    /// How a migration from `to` to `from` shares the link.
+    pub moves: LinkForMoves,
+}
+
+/// How a migration shares its link with others.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LinkForMoves {
+    /// The time until the migrations before it have ended.
+    pub wait_s: f64,
+    /// What it may use of the link, if VMs use their disks over it.
+    pub max_bytes_per_s: Option<u64>,
 }
 
 impl LinkFacts {
+    /// The rate at which a migration from `to` to `from` uses the link. Above 0.
+    pub(crate) fn rate_for_moves(&self) -> f64 {
+        let rate = self.probe.rate_bytes_per_s;
+        self.moves.max_bytes_per_s.map_or(rate, |most| most.clamp(1, rate)) as f64
+    }
+
     fn is_measured(&self) -> bool {
         self.probe.rtt_ms.is_finite() && self.probe.rtt_ms >= 0.0 && self.probe.rate_bytes_per_s > 0
     }
 }
 
 /// A completed live migration.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct PastMove {
     /// The VM's memory.
     pub memory_bytes: u64,
@@ -154,6 +171,10 @@ pub struct PastMove {
     pub rate_bytes_per_s: u64,
     /// The RTT of the link before that move; at least 0.
     pub rtt_ms: f64,
+    /// What it might use of the link, if other VMs used their disks over it.
+    pub max_bytes_per_s: Option<u64>,
+    /// Its memory was compressed. Then its phases have the bytes before compression.
+    pub compressed: bool,
     /// How long its phases took.
     pub phases: Phases,
 }

@@ -19,6 +19,7 @@ mod figures;
 mod fixture;
 mod hosts;
 mod learn;
+mod modes;
 mod moving;
 mod network;
 mod options;
@@ -30,10 +31,12 @@ mod runs;
 mod spread;
 mod work;
 
+pub use experience::compression;
 pub use facts::{
-    Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, PastMove, Running,
-    Snapshot, VolumeFacts,
+    Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, PastMove,
+    Running, Snapshot, VolumeFacts,
 };
+pub use modes::{Compression, Mode};
 pub use moving::{MoveCost, move_cost};
 pub use network::{Path, lost_s};
 pub use options::plan;

@@ -1,19 +1,14 @@
 //! Predicts what a live migration costs.
 
 use perigee_model::HostId;
-use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
 use perigee_model::units::{format_bytes, format_seconds};
 
 use crate::experience::{Experience, PAUSE_ROUND_TRIPS, PREPARE_ROUND_TRIPS};
 use crate::facts::Cluster;
 use crate::figures::Figures;
+use crate::modes::{self, Memory, Mode};
 use crate::refused::Refused;
 use crate::spread::Spread;
-
-/// QEMU pauses the VM when the rest can be sent within this time.
-const DOWNTIME_LIMIT_S: f64 = DOWNTIME_LIMIT_FIRST_MS as f64 / 1e3;
-
-const ROUNDS_MAX: u32 = 30;
 
 /// The relative speed of a VM while its memory is copied: it waits for pages that are scanned, and shares the
 /// CPUs with the threads that send them.
@@ -22,8 +17,10 @@ pub(crate) const SPEED_WHILE_COPIED: f64 = 0.5;
 /// A predicted live migration, or a predicted move of volumes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MoveCost {
-    /// The sum of the three phases.
+    /// The sum of the three phases, from the migration's turn on.
     pub total_s: f64,
+    /// The time until the migrations before it on the same link have ended. The job runs meanwhile as before.
+    pub wait_s: f64,
     /// Time until the first byte of memory is sent.
     pub prepare_s: f64,
     /// Time for all rounds and for scanning the memory. It includes the last round, although that is sent in
@@ -34,8 +31,10 @@ pub struct MoveCost {
     /// The time that the job loses: the pause, and its slower work while its memory is copied. It is at least
     /// the pause and at most `total_s`.
     pub job_s: f64,
-    /// Bytes that are sent, including pages that are sent again.
+    /// Bytes that are sent, including pages that are sent again; before compression.
     pub bytes: f64,
+    /// How the memory is sent.
+    pub mode: Mode,
     /// The measurements and assumptions behind it, in plain words, as in
     /// [`perigee_model::plan::Plan::figures`].
     pub figures: Vec<String>,
@@ -69,14 +68,13 @@ impl Dirty {
 
 /// Predicts a live migration of a VM with this much memory, of which `dirty_bytes_per_s` change.
 ///
-/// Pre-copy sends all pages, then repeatedly those that changed in the meantime, until the rest fits into the
-/// pause (Clark et al., Live Migration of Virtual Machines, NSDI 2005). With memory `V`, link rate `R`, dirty
-/// rate `D` and `r = D / R` the rounds take `V/R`, `r V/R`, `r² V/R` …, a geometric series. Added to it are the
-/// round trips, and the further time that earlier moves took in each phase: for the preparation (starting
-/// QEMU), for scanning the memory in the first round, and for the pause.
+/// The rounds of the copying are those of [`modes`]. Added to them are the round trips, and the further time that
+/// earlier moves took in each phase: for the preparation (starting QEMU), for scanning the memory in the first
+/// round, and for the pause. Migrations over one link take turns, and one that VMs use for their disks is not used
+/// up.
 ///
 /// # Errors
-/// [`Refused`] if the link is not measured, or if the memory changes faster than the link carries it.
+/// [`Refused`] if the link is not measured, or if the memory changes faster than it can be sent in any mode.
 pub fn move_cost(
     cluster: &Cluster,
     from: &HostId,
@@ -99,11 +97,17 @@ pub(crate) fn move_cost_with(
     // The destination has probed the direction from the source to the destination.
     let link = cluster.link(to, from)?;
     figures.link(link, cluster.probe_request_bytes);
-    let rate = link.probe.rate_bytes_per_s as f64;
+    let rate = link.rate_for_moves();
+    if let Some(most) = link.moves.max_bytes_per_s {
+        let most = whole_bytes(most as f64);
+        figures.measured(format!("other VMs use this link: a move gets {most}/s"));
+    }
+    let wait_s = link.moves.wait_s;
+    if wait_s > 0.0 {
+        let wait = format_seconds(wait_s);
+        figures.measured(format!("moves before it over this link take {wait} more"));
+    }
     let dirty_rate = match dirty {
-        Dirty::Measured(dirty_rate) if dirty_rate >= rate => {
-            return Err(would_not_converge(from, to, dirty_rate, rate));
-        }
         Dirty::Measured(dirty_rate) => {
             figures.measured(format!("memory changes at {}/s", whole_bytes(dirty_rate)));
             dirty_rate
@@ -116,13 +120,20 @@ pub(crate) fn move_cost_with(
         }
     };
     let experience = Experience::of(&cluster.past_moves, &mut figures);
-    let first_bytes = memory_bytes as f64 * experience.share_sent;
-    let bytes = precopy_bytes(first_bytes, rate, dirty_rate);
+    let memory = Memory {
+        first_bytes: memory_bytes as f64 * experience.share_sent,
+        scan_s: memory_bytes as f64 * experience.scan_s_per_byte,
+        dirty_bytes_per_s: dirty_rate,
+    };
+    // The last round is sent in the pause. The sum does not depend on which one that is.
+    let Some(copying) = modes::choose(memory, rate, experience.compression) else {
+        return Err(would_not_converge(from, to, dirty_rate, rate));
+    };
+    let (bytes, copy_s) = (copying.bytes, copying.copy_s);
+    figures.measured(copying.mode.why.clone());
     figures.assumed("the job works at half of its speed while its memory is copied");
     let rtt_s = link.probe.rtt_ms / 1e3;
     let prepare_s = PREPARE_ROUND_TRIPS * rtt_s + experience.prepare_s;
-    // The last round is sent in the pause. The sum does not depend on which one that is.
-    let copy_s = bytes / rate + memory_bytes as f64 * experience.scan_s_per_byte;
     let pause_s = PAUSE_ROUND_TRIPS * rtt_s + experience.pause_s;
     figures.measured(format!(
         "a move from {from} to {to}: {} to prepare, {} to copy {}, {} of pause beside that",
@@ -132,22 +143,9 @@ pub(crate) fn move_cost_with(
         format_seconds(pause_s)
     ));
     let total_s = prepare_s + copy_s + pause_s;
-    let job_s = pause_s + copy_s * (1.0 - SPEED_WHILE_COPIED);
-    let figures = figures.into_vec();
-    Ok(MoveCost { total_s, prepare_s, copy_s, pause_s, job_s, bytes, figures })
-}
-
-fn precopy_bytes(first_bytes: f64, rate: f64, dirty_rate: f64) -> f64 {
-    let mut round_bytes = first_bytes;
-    let mut sent = first_bytes;
-    for _ in 0..ROUNDS_MAX {
-        round_bytes *= dirty_rate / rate;
-        sent += round_bytes;
-        if round_bytes <= rate * DOWNTIME_LIMIT_S {
-            break;
-        }
-    }
-    sent
+    let job_s = pause_s + copying.lost_s;
+    let (mode, figures) = (copying.mode, figures.into_vec());
+    Ok(MoveCost { total_s, wait_s, prepare_s, copy_s, pause_s, job_s, bytes, mode, figures })
 }
 
 fn would_not_converge(from: &HostId, to: &HostId, dirty_rate: f64, rate: f64) -> Refused {
@@ -160,7 +158,7 @@ fn would_not_converge(from: &HostId, to: &HostId, dirty_rate: f64, rate: f64) ->
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-fn whole_bytes(bytes: f64) -> String {
+pub(crate) fn whole_bytes(bytes: f64) -> String {
     format_bytes(bytes as u64)
 }
 
@@ -169,8 +167,8 @@ mod tests {
     use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
 
     use super::*;
-    use crate::PastMove;
     use crate::fixture::*;
+    use crate::{LinkForMoves, PastMove};
 
     const ROUND_TRIPS_S: f64 = 12.0 * 0.016;
 
@@ -193,9 +191,51 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_changes_faster_than_the_link_is_a_refusal() {
-        let refused = cost(&cluster(), 128 * MIB).unwrap_err();
-        assert!(refused.to_string().contains("128 MiB/s of its memory"), "{refused}");
+    fn memory_that_changes_faster_than_a_slowed_vm_can_send_it_is_a_refusal() {
+        let slowed = cost(&cluster(), 128 * MIB).unwrap();
+        assert_eq!(slowed.mode.throttle_percent, Some(50));
+        let refused = cost(&cluster(), 128 * 1024 * MIB).unwrap_err();
+        assert!(refused.to_string().contains("128 GiB/s of its memory"), "{refused}");
+    }
+
+    #[test]
+    fn moves_take_turns_and_leave_a_part_of_the_link_to_others() {
+        let mut shared = cluster();
+        for link in &mut shared.links {
+            link.moves = LinkForMoves { wait_s: 7.0, max_bytes_per_s: Some(WAN_BYTES_PER_S / 2) };
+        }
+        let cost = cost(&shared, 0).unwrap();
+        assert_close(cost.wait_s, 7.0);
+        assert_close(cost.total_s, 8.0 + ROUND_TRIPS_S);
+        assert!(cost.figures.iter().any(|f| f.contains("take 7.0 s more")), "{:?}", cost.figures);
+    }
+
+    #[test]
+    fn a_thin_link_is_predicted_with_the_gain_of_earlier_compressed_moves() {
+        let mut thin = cluster();
+        for link in &mut thin.links {
+            link.probe.rate_bytes_per_s = 8 * MIB;
+        }
+        thin.past_moves = vec![PastMove {
+            compressed: true,
+            // 96 MiB in 4 s over a link of 8 MiB/s.
+            rate_bytes_per_s: 8 * MIB,
+            memory_bytes: 128 * MIB,
+            phases: Phases {
+                rounds: vec![CopyRound {
+                    first: 1,
+                    last: 1,
+                    duration_ms: 4000,
+                    bytes: 96 * MIB,
+                    dirty_bytes_per_s: 0,
+                }],
+                ..Phases::default()
+            },
+            ..PastMove::default()
+        }];
+        let cost = cost(&thin, 0).unwrap();
+        assert!(cost.mode.compressed, "{}", cost.mode.why);
+        assert_close(cost.copy_s, 512.0 * 0.75 / 24.0);
     }
 
     #[test]
@@ -212,12 +252,12 @@ mod tests {
             memory_bytes: 1024 * MIB,
             // A link of 1 GiB/s without delay: 0.5 s for the bytes, 1.5 s for scanning 1 GiB.
             rate_bytes_per_s: 1024 * MIB,
-            rtt_ms: 0.0,
             phases: Phases {
                 prepare: Some(Prepare { qemu_ms: 700, ..Prepare::default() }),
                 rounds: vec![round],
                 pause: Some(Pause { device_us: 30_000, ..Pause::default() }),
             },
+            ..PastMove::default()
         }];
         let cost = cost(&cluster, 0).unwrap();
         assert_close(cost.prepare_s, 0.7 + 8.0 * 0.016);

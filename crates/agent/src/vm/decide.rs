@@ -173,6 +173,7 @@ mod tests {
             downtime_limit_ms: 300,
             compressed: false,
             max_bytes_per_s: None,
+            throttle_percent: None,
         }
     }
 

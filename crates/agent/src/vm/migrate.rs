@@ -142,9 +142,16 @@ impl Migration {
     /// stored, raised or switched, so an order that came too late ends without harm.
     async fn begin(&mut self) -> Result<(), Stop> {
         let begun = Instant::now();
-        let MigrateOut { uri, downtime_limit_ms, compressed, max_bytes_per_s, .. } =
-            self.order.clone();
-        let begin = Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s };
+        let MigrateOut {
+            uri,
+            downtime_limit_ms,
+            compressed,
+            max_bytes_per_s,
+            throttle_percent,
+            ..
+        } = self.order.clone();
+        let begin =
+            Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent };
         self.wish(begin).await?;
         self.record.report.phase = MigrationPhase::Copying;
         let begin_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -7,6 +7,8 @@
 mod connection;
 mod ending;
 mod orders;
+#[cfg(test)]
+mod tests;
 mod wishes;
 
 use std::sync::Arc;
@@ -136,11 +138,34 @@ impl Owner {
         if self.vm.observed(|seen| seen.process.is_some()) {
             self.reconnect_soon().await;
         }
-        if let Some(record) = record
-            && !record.report.phase.is_final()
-            && let Some(order) = record.order.clone()
-        {
+        if let Some(record) = record {
+            self.continue_migration(record);
+        }
+    }
+
+    fn continue_migration(&mut self, record: Record) {
+        if record.report.phase.is_final() {
+            return;
+        }
+        if let Some(order) = record.order.clone() {
             self.migration = Some(migrate::spawn(self.vm.clone(), record, order, true));
+        }
+    }
+
+    /// A migration's task that has ended before its migration has panicked. The migration continues from its record,
+    /// as after a restart of the agent.
+    fn continue_after_panic(&mut self) {
+        if self.migration.is_some() || !self.is_migrating() {
+            return;
+        }
+        match Record::load(&self.vm.dir) {
+            Ok(Some(record)) => {
+                tracing::error!(vm = %self.vm.id(), "the task of its migration has ended: it is started again");
+                self.vm.observed(|seen| seen.switchover = Some(record.switchover));
+                self.continue_migration(record);
+            }
+            Ok(None) => {}
+            Err(problem) => self.trouble(format!("its migration does not continue: {problem}")),
         }
     }
 
@@ -308,6 +333,7 @@ impl Owner {
         if self.vm.observed(|seen| seen.is_searched) {
             self.find_process();
         }
+        self.continue_after_panic();
         if !self.look_at_process() {
             return;
         }

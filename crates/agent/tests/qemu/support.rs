@@ -375,6 +375,7 @@ pub fn order(migration: &str, number: u32, uri: String, there: &Agent, home: &Ho
         downtime_limit_ms: 300,
         compressed: false,
         max_bytes_per_s: None,
+        throttle_percent: None,
     }
 }
 

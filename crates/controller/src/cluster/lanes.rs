@@ -27,46 +27,53 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Queues a migration. It leaves the queue when the returned value is dropped.
-    pub fn enter(&self, lane: Lane, id: MigrationId) -> Place {
-        self.queues.send_modify(|queues| queues.entry(lane.clone()).or_default().push(id.clone()));
-        Place { lanes: self.clone(), lane, id }
+    /// Queues a migration. One that is in a queue already keeps its place.
+    pub fn enter(&self, lane: &Lane, id: &MigrationId) {
+        self.insert(lane, id, usize::MAX);
     }
 
     /// Puts a migration that is under way already before those that wait, for example after a restart.
-    pub fn resume(&self, lane: Lane, id: MigrationId) -> Place {
-        self.queues
-            .send_modify(|queues| queues.entry(lane.clone()).or_default().insert(0, id.clone()));
-        Place { lanes: self.clone(), lane, id }
+    pub fn resume(&self, lane: &Lane, id: &MigrationId) {
+        self.insert(lane, id, 0);
     }
 
-    /// The migrations that move or wait there.
-    pub fn len(&self, lane: &Lane) -> usize {
-        self.queues.borrow().get(lane).map_or(0, Vec::len)
-    }
-}
-
-/// A migration's place in the queue of its link.
-#[derive(Debug)]
-pub struct Place {
-    lanes: Lanes,
-    lane: Lane,
-    id: MigrationId,
-}
-
-impl Place {
-    /// The migrations before it; 0 when it is its turn.
-    pub fn ahead(&self) -> usize {
-        ahead(&self.lanes.queues.borrow(), &self.lane, &self.id)
+    fn insert(&self, lane: &Lane, id: &MigrationId, at: usize) {
+        self.queues.send_if_modified(|queues| {
+            let queue = queues.entry(lane.clone()).or_default();
+            let is_new = !queue.contains(id);
+            if is_new {
+                queue.insert(at.min(queue.len()), id.clone());
+            }
+            is_new
+        });
     }
 
-    /// Waits until fewer than `ahead` migrations are before it, and returns how many are left.
-    pub async fn fewer_than(&self, ahead_before: usize) -> usize {
-        let mut queues = self.lanes.queues.subscribe();
-        let fewer = |queues: &Queues| ahead(queues, &self.lane, &self.id) < ahead_before;
-        match queues.wait_for(fewer).await {
-            Ok(queues) => ahead(&queues, &self.lane, &self.id),
-            // The sender lives as long as this place.
+    /// The migration is over, or nobody knows when it will be: the next one may move.
+    pub fn leave(&self, id: &MigrationId) {
+        self.queues.send_if_modified(|queues| {
+            let before: usize = queues.values().map(Vec::len).sum();
+            queues.values_mut().for_each(|queue| queue.retain(|other| other != id));
+            queues.retain(|_, queue| !queue.is_empty());
+            queues.values().map(Vec::len).sum::<usize>() < before
+        });
+    }
+
+    /// The migrations that move or wait there, in their order.
+    pub fn queue(&self, lane: &Lane) -> Vec<MigrationId> {
+        self.queues.borrow().get(lane).cloned().unwrap_or_default()
+    }
+
+    /// The migrations before this one; 0 when it is its turn.
+    pub fn ahead(&self, lane: &Lane, id: &MigrationId) -> usize {
+        ahead(&self.queues.borrow(), lane, id)
+    }
+
+    /// Waits until fewer than `most` migrations are before this one, and returns how many are left.
+    pub async fn fewer_than(&self, most: usize, lane: &Lane, id: &MigrationId) -> usize {
+        let mut queues = self.queues.subscribe();
+        match queues.wait_for(|queues| ahead(queues, lane, id) < most).await {
+            Ok(queues) => ahead(&queues, lane, id),
+            // The sender lives as long as `self`.
             Err(_) => 0,
         }
     }
@@ -75,20 +82,6 @@ impl Place {
 fn ahead(queues: &Queues, lane: &Lane, id: &MigrationId) -> usize {
     let queue = queues.get(lane).map_or(&[][..], Vec::as_slice);
     queue.iter().position(|other| other == id).unwrap_or(0)
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.lanes.queues.send_modify(|queues| {
-            let Some(queue) = queues.get_mut(&self.lane) else { return };
-            if let Some(at) = queue.iter().position(|id| *id == self.id) {
-                queue.remove(at);
-            }
-            if queue.is_empty() {
-                queues.remove(&self.lane);
-            }
-        });
-    }
 }
 
 #[cfg(test)]
@@ -103,39 +96,52 @@ mod tests {
         ("home".to_owned(), "cloud".to_owned())
     }
 
+    fn ahead(lanes: &Lanes) -> [usize; 3] {
+        [1, 2, 3].map(|number| lanes.ahead(&lane(), &id(number)))
+    }
+
+    fn three() -> Lanes {
+        let lanes = Lanes::default();
+        (1..=3).for_each(|number| lanes.enter(&lane(), &id(number)));
+        lanes
+    }
+
     #[tokio::test]
     async fn migrations_over_one_link_move_in_the_order_of_their_requests() {
-        let lanes = Lanes::default();
-        let first = lanes.enter(lane(), id(1));
-        let second = lanes.enter(lane(), id(2));
-        let third = lanes.enter(lane(), id(3));
-        assert_eq!((first.ahead(), second.ahead(), third.ahead()), (0, 1, 2));
-        drop(first);
-        assert_eq!((second.ahead(), third.fewer_than(2).await), (0, 1));
-        drop(second);
-        assert_eq!(third.fewer_than(1).await, 0);
-        drop(third);
-        assert_eq!(lanes.len(&lane()), 0);
+        let lanes = three();
+        assert_eq!(ahead(&lanes), [0, 1, 2]);
+        lanes.leave(&id(1));
+        assert_eq!(lanes.ahead(&lane(), &id(2)), 0);
+        assert_eq!(lanes.fewer_than(2, &lane(), &id(3)).await, 1);
+        lanes.leave(&id(2));
+        assert_eq!(lanes.fewer_than(1, &lane(), &id(3)).await, 0);
+        lanes.leave(&id(3));
         assert!(lanes.queues.borrow().is_empty());
     }
 
     #[tokio::test]
     async fn a_migration_that_gives_up_leaves_the_queue_and_other_links_are_free() {
-        let lanes = Lanes::default();
-        let _first = lanes.enter(lane(), id(1));
-        let second = lanes.enter(lane(), id(2));
-        let third = lanes.enter(lane(), id(3));
-        let back = lanes.enter(("cloud".to_owned(), "home".to_owned()), id(4));
-        assert_eq!(back.ahead(), 0);
-        drop(second);
-        assert_eq!(third.fewer_than(2).await, 1);
+        let lanes = three();
+        let back = ("cloud".to_owned(), "home".to_owned());
+        lanes.enter(&back, &id(4));
+        assert_eq!(lanes.ahead(&back, &id(4)), 0);
+        lanes.leave(&id(2));
+        assert_eq!(lanes.fewer_than(2, &lane(), &id(3)).await, 1);
     }
 
-    #[tokio::test]
-    async fn a_migration_that_is_under_way_waits_for_none() {
+    #[test]
+    fn a_migration_that_is_under_way_waits_for_none() {
         let lanes = Lanes::default();
-        let waiting = lanes.enter(lane(), id(1));
-        let under_way = lanes.resume(lane(), id(2));
-        assert_eq!((under_way.ahead(), waiting.ahead()), (0, 1));
+        lanes.enter(&lane(), &id(1));
+        lanes.resume(&lane(), &id(2));
+        assert_eq!(lanes.queue(&lane()), [id(2), id(1)]);
+    }
+
+    #[test]
+    fn a_migration_whose_driver_begins_again_keeps_its_place() {
+        let lanes = three();
+        lanes.enter(&lane(), &id(2));
+        lanes.resume(&lane(), &id(3));
+        assert_eq!(ahead(&lanes), [0, 1, 2]);
     }
 }

@@ -29,7 +29,7 @@ pub use capacity::{Counters, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known, state_of};
 pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, demand_of};
-pub use lanes::{Lane, Lanes, Place};
+pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use taught::Taught;
 use wakes::Wakes;

@@ -44,12 +44,12 @@ impl Run {
         loop {
             let refused = self.refused_changes();
             let considered = planning::consider(&self.cluster, &self.record.value, refused).await?;
-            let Some(Verdict::Move { way, to, reason, total_s, plan }) = considered else {
+            let Some(Verdict::Move { way, to, reason, plan, .. }) = considered else {
                 return Ok(());
             };
             let (change, what) = match way {
                 Way::Copy => (self.bring_data(&to).await?, "copy the data"),
-                _ => (self.move_vm(&to, &reason, total_s).await?, "move"),
+                _ => (self.move_vm(&to, &reason).await?, "move"),
             };
             match change {
                 Change::Begun => {
@@ -65,12 +65,7 @@ impl Run {
         }
     }
 
-    async fn move_vm(
-        &mut self,
-        to: &HostId,
-        reason: &str,
-        total_s: f64,
-    ) -> Result<Change, Problem> {
+    async fn move_vm(&mut self, to: &HostId, reason: &str) -> Result<Change, Problem> {
         self.record.save().await?;
         if self.job().host.as_ref().is_some_and(|from| migration::is_busy(&self.cluster, from, to))
         {
@@ -85,7 +80,6 @@ impl Run {
             volumes: VolumesOnMove::Stay,
             to: to.clone(),
             reason: reason.to_owned(),
-            predicted_s: Some(total_s),
             job_progress: super::progress(self.job()),
         };
         let asked = migration::request(&self.cluster, &self.record.value, wish).await;

@@ -30,15 +30,15 @@ use perigee_model::job::MigrationState;
 use perigee_model::states::MigrationEvent;
 #[cfg(doc)]
 use perigee_model::switchover::judge;
-use perigee_model::{Problem, VmId};
+use perigee_model::{MigrationId, Problem, VmId};
 
-use crate::cluster::{Cluster, HostLink, Place, now_ms};
+use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_key};
 
 #[cfg(test)]
 pub(crate) use request::new_record;
 pub use request::{Wish, cancel, of_vm, request};
-pub use sharing::is_busy;
+pub use sharing::{for_moves, is_busy, queue_all, used_lanes};
 
 /// The reason of a migration that a person cancelled.
 const CANCELLED: &str = "cancelled";
@@ -52,18 +52,19 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
     let mut intents = cluster.records.watch(&intent_key);
     loop {
         let Some(record) = cluster.own_migration(&vm, number).await? else {
+            cluster.lanes.leave(&name_of(&vm, number)?);
             return Ok(());
         };
         let mut run = Run {
             cluster: Arc::clone(&cluster),
             vm: vm.clone(),
             earlier: Duration::from_millis(record.value.watched_ms),
-            place: None,
             begun: Instant::now(),
             record,
             cancel: false,
         };
         if run.state().is_final() {
+            run.leave_queue();
             return Ok(());
         }
         let intent: Option<MigrationIntent> = cluster.records.read(&intent_key).await?;
@@ -88,14 +89,17 @@ pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), P
     }
 }
 
+fn name_of(vm: &VmId, number: u32) -> Result<MigrationId, Problem> {
+    MigrationId::new(format!("{vm}-m{number}"))
+        .map_err(|e| Problem::internal("can't name a migration", e))
+}
+
 struct Run {
     cluster: Arc<Cluster>,
     vm: VmId,
     record: Owned<MigrationRecord>,
     /// A person cancelled it; the source is told.
     cancel: bool,
-    /// Its place in the queue of its link.
-    place: Option<Place>,
     begun: Instant,
     /// For how long earlier controllers watched it.
     earlier: Duration,
@@ -105,7 +109,7 @@ impl Run {
     /// Each phase can be repeated after a restart. An error before the source was asked ends the migration in
     /// [`Run::give_up`]. Afterwards only the reports of both agents end it.
     async fn phases(&mut self) -> Result<(), Problem> {
-        self.place = Some(self.take_turn().await?);
+        self.take_turn().await?;
         let mut waiting = None;
         if !self.record.value.asked_source {
             waiting = Some(self.prepare().await?);
@@ -140,6 +144,7 @@ impl Run {
         self.advance_to(MigrationState::Completed)?;
         self.record.value.migration.ended_ms = Some(now_ms());
         self.record.save().await?;
+        self.leave_queue();
         let migration = &self.record.value.migration;
         tracing::info!(
             "VM {} moved from {} to {} in {} ms",
@@ -164,6 +169,8 @@ impl Run {
         migration.state = migration.state.next(MigrationEvent::GivenUp)?;
         migration.error = why;
         migration.ended_ms = Some(now_ms());
-        self.record.save().await
+        self.record.save().await?;
+        self.leave_queue();
+        Ok(())
     }
 }

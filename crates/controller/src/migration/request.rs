@@ -6,10 +6,11 @@ use perigee_model::job::{Migration, MigrationState};
 use perigee_model::phases::Phases;
 use perigee_model::vm::LinkProbe;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, MigrationId, Problem, VmId, VmStart};
+use perigee_model::{HostId, Problem, VmId, VmStart};
+use perigee_planner::MoveCost;
 use perigee_planner::queue::Demand;
 
-use super::sharing;
+use super::{name_of, sharing};
 use crate::cleaner;
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::records::{
@@ -23,7 +24,6 @@ use crate::{catalog, leave_site, links, planning};
 pub struct Wish {
     pub to: HostId,
     pub reason: String,
-    pub predicted_s: Option<f64>,
     pub job_progress: Option<f64>,
     /// Whether the volumes that the VM writes come after it.
     pub volumes: VolumesOnMove,
@@ -74,7 +74,8 @@ pub async fn request(
     };
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let link = links::toward(cluster, &from, &wish.to);
-    let record = new_record(&vm, start_of(job, number), from, wish, link)?;
+    let cost = planning::move_cost(cluster, job, &wish.to);
+    let record = new_record(&vm, start_of(job, number), from, wish, link, cost)?;
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
@@ -101,12 +102,17 @@ pub(crate) fn new_record(
     from: HostId,
     wish: Wish,
     link: Option<LinkProbe>,
+    cost: Option<MoveCost>,
 ) -> Result<MigrationRecord, Problem> {
     let number = start.migration;
-    let id = MigrationId::new(format!("{vm}-m{number}"))
-        .map_err(|e| Problem::internal("can't name a migration", e))?;
+    let milliseconds = |seconds: fn(&MoveCost) -> f64| {
+        cost.as_ref().map(|cost| planning::milliseconds(seconds(cost)))
+    };
+    let (predicted_total_ms, predicted_wait_ms) =
+        (milliseconds(|cost| cost.total_s), milliseconds(|cost| cost.wait_s));
+    let mode = cost.map(|cost| cost.mode).unwrap_or_default();
     let migration = Migration {
-        id,
+        id: name_of(vm, number)?,
         vm: vm.clone(),
         from,
         to: wish.to,
@@ -115,12 +121,18 @@ pub(crate) fn new_record(
         error: String::new(),
         started_ms: now_ms(),
         ended_ms: None,
-        predicted_total_ms: wish.predicted_s.map(planning::milliseconds),
+        predicted_total_ms,
+        predicted_wait_ms,
+        waited_ms: 0,
         total_ms: 0,
+        left_ms: None,
         downtime_ms: 0,
         bytes: 0,
         job_progress: wish.job_progress,
-        compressed: sharing::is_thin(link.as_ref()),
+        compressed: mode.compressed,
+        throttle_percent: mode.throttle_percent,
+        mode_reason: mode.why,
+        max_bytes_per_s: None,
         link,
         phases: Phases::default(),
         remaining_bytes: 0,
@@ -162,5 +174,9 @@ pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> 
 /// The VM's migrations, the oldest first.
 pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Vec<Migration>, Problem> {
     let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
-    Ok(all.into_iter().map(|record| record.migration).collect())
+    let shown = |record: MigrationRecord| {
+        let left_ms = sharing::left_ms(cluster, &record.migration);
+        Migration { left_ms, ..record.migration }
+    };
+    Ok(all.into_iter().map(shown).collect())
 }

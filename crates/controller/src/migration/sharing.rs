@@ -1,16 +1,18 @@
 //! How a migration shares its link with other migrations, which wait for each other, and with VMs that use disks
 //! over it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use perigee_model::job::HostState;
-use perigee_model::vm::{LinkProbe, VmReport, VmStatus};
-use perigee_model::{HostId, Problem, ProblemKind, VmId};
+use perigee_model::job::{HostState, Migration};
+use perigee_model::vm::{VmReport, VmStatus};
+use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
+use perigee_planner::LinkForMoves;
 
 use super::Run;
-use crate::cluster::{Cluster, Lane, Place};
-use crate::links;
+use crate::cluster::{Cluster, Lane, now_ms};
 use crate::records::vm_of;
+use crate::{links, planning};
 
 /// The longest wait for other migrations over the link.
 const TURN_MAX: Duration = Duration::from_secs(60 * 60);
@@ -19,26 +21,22 @@ const TURN_MAX: Duration = Duration::from_secs(60 * 60);
 /// would queue up before the link, and each request of these VMs would wait behind them.
 const SHARE_PERCENT: u64 = 80;
 
-/// Memory is compressed on links that are slower than this. On a link of 100 Mbit/s the migration of a guest of 256 MiB
-/// took 4.8 s instead of 9.7 s (QEMU 7.2, zstd, two channels). On a link without a limit, compression took longer.
-const THIN_BYTES_PER_S: u64 = 25 << 20;
-
 impl Run {
     /// Waits until no other VM moves over the link. A migration whose source was asked already is under way, and does
     /// not wait.
-    pub(super) async fn take_turn(&mut self) -> Result<Place, Problem> {
+    pub(super) async fn take_turn(&mut self) -> Result<(), Problem> {
         let migration = &self.record.value.migration;
-        let lane = lane(&self.cluster, &migration.from, &migration.to);
-        let id = migration.id.clone();
+        let (lane, id) = (lane_of(&self.cluster, migration), migration.id.clone());
         if self.record.value.asked_source {
-            return Ok(self.cluster.lanes.resume(lane, id));
+            self.cluster.lanes.resume(&lane, &id);
+            return Ok(());
         }
-        let place = self.cluster.lanes.enter(lane, id);
+        self.cluster.lanes.enter(&lane, &id);
         let waiting_since = Instant::now();
-        let mut ahead = place.ahead();
+        let mut ahead = self.cluster.lanes.ahead(&lane, &id);
         while ahead > 0 {
             self.note_moves_ahead(ahead).await?;
-            let fewer = place.fewer_than(ahead);
+            let fewer = self.cluster.lanes.fewer_than(ahead, &lane, &id);
             if let Ok(fewer) = tokio::time::timeout(self.cluster.timing.monitor, fewer).await {
                 ahead = fewer;
                 continue;
@@ -53,7 +51,25 @@ impl Run {
         self.note_moves_ahead(0).await?;
         // Its time begins with its turn.
         self.begun = Instant::now();
-        Ok(place)
+        Ok(())
+    }
+
+    pub(super) fn leave_queue(&self) {
+        self.cluster.lanes.leave(&self.record.value.migration.id);
+    }
+
+    /// Notes what this migration may use of its link, and returns the same in bytes before compression.
+    pub(super) fn limit_rate(&mut self) -> Option<u64> {
+        let migration = &mut self.record.value.migration;
+        let lanes = used_lanes(&self.cluster, Some(&self.vm));
+        let most = max_bytes_per_s(&self.cluster, &lanes, &migration.from, &migration.to);
+        migration.max_bytes_per_s = most;
+        if !migration.compressed {
+            return most;
+        }
+        // QEMU 7.2 counts the bytes before compression.
+        let gain = perigee_planner::compression(&planning::past_moves(&self.cluster)).gain;
+        most.map(|most| times(most, gain))
     }
 
     /// The job does not act on a dead VM or host while its migration is not over, so a migration that waits must
@@ -80,14 +96,78 @@ impl Run {
         if self.record.value.migration.moves_ahead == ahead {
             return Ok(());
         }
-        self.record.value.migration.moves_ahead = ahead;
+        let migration = &mut self.record.value.migration;
+        migration.moves_ahead = ahead;
+        if ahead == 0 {
+            migration.waited_ms = now_ms().saturating_sub(migration.started_ms);
+        }
         self.record.save().await
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a rate; the cast saturates"
+)]
+fn times(rate: u64, gain: f64) -> u64 {
+    (rate as f64 * gain) as u64
+}
+
+/// Queues the migrations that an earlier controller has left: first those that are under way. Their drivers keep
+/// these places, in whatever order they start.
+pub fn queue_all(cluster: &Cluster) {
+    let mut all = cluster.unfinished_migrations();
+    all.sort_by_key(|record| (!record.asked_source, record.migration.started_ms));
+    for record in all {
+        cluster.lanes.enter(&lane_of(cluster, &record.migration), &record.migration.id);
     }
 }
 
 /// Whether another VM moves, or waits to move, over the link from one host to the other.
 pub fn is_busy(cluster: &Cluster, from: &HostId, to: &HostId) -> bool {
-    cluster.lanes.len(&lane(cluster, from, to)) > 0
+    !cluster.lanes.queue(&lane(cluster, from, to)).is_empty()
+}
+
+/// How long a migration still takes, with the wait for those before it; `None` when it is over or that is not known.
+pub(super) fn left_ms(cluster: &Cluster, migration: &Migration) -> Option<u64> {
+    let own_ms = migration.left_from_its_turn_ms(now_ms())?;
+    let queue = cluster.lanes.queue(&lane_of(cluster, migration));
+    let before = queue.iter().take_while(|id| **id != migration.id);
+    let is_queued = queue.contains(&migration.id);
+    let wait_ms = if is_queued { left_of_all_ms(cluster, before)? } else { 0 };
+    Some(own_ms + wait_ms)
+}
+
+/// How long these migrations take, one after another; `None` if that is not known.
+fn left_of_all_ms<'a>(
+    cluster: &Cluster,
+    ids: impl Iterator<Item = &'a MigrationId>,
+) -> Option<u64> {
+    let all = cluster.unfinished_migrations();
+    let of = |id: &MigrationId| all.iter().find(|record| record.migration.id == *id);
+    // One that has just ended takes no time.
+    ids.filter_map(of).map(|record| record.migration.left_from_its_turn_ms(now_ms())).sum()
+}
+
+/// How a migration from one host to the other shares the link. `used` are the lanes that VMs use for their disks.
+pub fn for_moves(
+    cluster: &Cluster,
+    used: &BTreeSet<Lane>,
+    from: &HostId,
+    to: &HostId,
+) -> LinkForMoves {
+    let queue = cluster.lanes.queue(&lane(cluster, from, to));
+    let wait_ms = left_of_all_ms(cluster, queue.iter()).unwrap_or(0);
+    LinkForMoves {
+        wait_s: planning::seconds(wait_ms),
+        max_bytes_per_s: max_bytes_per_s(cluster, used, from, to),
+    }
+}
+
+fn lane_of(cluster: &Cluster, migration: &Migration) -> Lane {
+    lane(cluster, &migration.from, &migration.to)
 }
 
 /// The queue of migrations from one host to the other.
@@ -99,39 +179,38 @@ fn lane(cluster: &Cluster, from: &HostId, to: &HostId) -> Lane {
     }
 }
 
-/// Whether memory is compressed on this link.
-pub(super) fn is_thin(link: Option<&LinkProbe>) -> bool {
-    link.is_some_and(|link| (1..THIN_BYTES_PER_S).contains(&link.rate_bytes_per_s))
+/// The links over which running VMs use their disks, whatever the direction; without those of one VM.
+pub fn used_lanes(cluster: &Cluster, except: Option<&VmId>) -> BTreeSet<Lane> {
+    let mut used = BTreeSet::new();
+    for job in cluster.unfinished_jobs() {
+        let Some(host) = job.job.host.as_ref().filter(|_| job.vm_started) else { continue };
+        if except == Some(&vm_of(&job.job.id)) {
+            continue;
+        }
+        let disks = job.placement.iter().flat_map(|placement| &placement.disks);
+        let far = disks.filter(|disk| disk.home != *host);
+        used.extend(far.map(|disk| unordered(lane(cluster, &disk.home, host))));
+    }
+    used
 }
 
-/// The most memory that the VM's migration may send in a second, if other VMs use disks over this link.
-pub(super) fn max_bytes_per_s(
+/// The most that a migration may use of this link, if VMs use their disks over it.
+fn max_bytes_per_s(
     cluster: &Cluster,
-    vm: &VmId,
+    used: &BTreeSet<Lane>,
     from: &HostId,
     to: &HostId,
 ) -> Option<u64> {
-    let ends = unordered(lane(cluster, from, to));
-    let mut others = cluster.unfinished_jobs().into_iter().filter(|job| vm_of(&job.job.id) != *vm);
-    let shared = others.any(|job| {
-        let Some(host) = job.job.host.as_ref().filter(|_| job.vm_started) else { return false };
-        let homes = job.placement.iter().flat_map(|placement| &placement.disks);
-        homes
-            .into_iter()
-            .any(|disk| disk.home != *host && unordered(lane(cluster, &disk.home, host)) == ends)
-    });
-    if !shared {
+    let lane = lane(cluster, from, to);
+    if !used.contains(&unordered(lane.clone())) {
         return None;
     }
     // The probe has one connection, so earlier migrations may have seen more.
     let probed = links::toward(cluster, from, to).map_or(0, |link| link.rate_bytes_per_s);
     let seen = cluster.index.past_moves().into_iter().filter_map(|record| {
         let moved = &record.migration;
-        (lane(cluster, &moved.from, &moved.to) == lane(cluster, from, to) && !moved.compressed)
-            .then_some(moved)?;
-        let bytes: u64 = moved.phases.rounds.iter().map(|round| round.bytes).sum();
-        let ms: u64 = moved.phases.rounds.iter().map(|round| round.duration_ms).sum();
-        (bytes * 1000).checked_div(ms)
+        (lane_of(cluster, moved) == lane && !moved.compressed).then_some(())?;
+        (moved.phases.copied_bytes() * 1000).checked_div(moved.phases.copy_ms())
     });
     let rate = seen.chain([probed]).max().filter(|rate| *rate > 0)?;
     Some(rate / 100 * SHARE_PERCENT)

@@ -17,7 +17,6 @@ use perigee_model::vm::{
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 
-use super::sharing::max_bytes_per_s;
 use super::{CANCELLED, Run};
 use crate::cluster::Cluster;
 
@@ -190,7 +189,7 @@ impl Run {
                 heard = Instant::now();
             } else if heard.elapsed() > cluster.timing.host_deadline {
                 // The next one may move; nobody knows when this one ends.
-                self.place = None;
+                self.leave_queue();
             }
             let id = self.record.value.migration.id.clone();
             match judge(&id, &source.told.seen(), &destination.told.seen()) {
@@ -234,10 +233,10 @@ impl Run {
 
     /// Asks the source to send the VM, and returns the reason if it refuses. If no answer comes, it is asked
     /// again. A conflict may mean this same migration, which is not in its report yet; its next report decides.
-    async fn ask_source(&self, destination: &Told) -> Option<String> {
+    async fn ask_source(&mut self, destination: &Told) -> Option<String> {
         let Told::Vm(report) = destination else { return None };
+        let max_bytes_per_s = self.limit_rate();
         let migration = &self.record.value.migration;
-        let (from, to) = (&migration.from, &migration.to);
         let ask = MigrateOut {
             migration: migration.id.clone(),
             number: self.record.value.number,
@@ -246,7 +245,8 @@ impl Run {
             epochs: self.planned().ok()?.raises.clone(),
             downtime_limit_ms: u64::from(DOWNTIME_LIMIT_FIRST_MS),
             compressed: migration.compressed,
-            max_bytes_per_s: max_bytes_per_s(&self.cluster, &self.vm, from, to),
+            max_bytes_per_s,
+            throttle_percent: migration.throttle_percent,
         };
         let path = format!("{}/migrate", self.path());
         match self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await {

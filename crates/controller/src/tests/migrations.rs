@@ -340,7 +340,6 @@ async fn a_vm_does_not_move_back_to_what_it_left_and_is_not_removed_yet() {
     let wish = migration::Wish {
         to: lab.cloud.id.clone(),
         reason: "back".into(),
-        predicted_s: None,
         job_progress: None,
         volumes: Default::default(),
     };
@@ -388,7 +387,6 @@ async fn a_move_whose_request_is_dropped_has_a_driver() {
     let wish = migration::Wish {
         to: lab.cloud.id.clone(),
         reason: "asked".into(),
-        predicted_s: None,
         job_progress: None,
         volumes: Default::default(),
     };
@@ -418,13 +416,12 @@ async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
     let wish = migration::Wish {
         to: lab.cloud.id.clone(),
         reason: "asked".into(),
-        predicted_s: None,
         job_progress: None,
         volumes: Default::default(),
     };
     let start = VmStart::default().by_migration(1);
     let record =
-        migration::new_record(&vm, start, lab.home.id.clone(), wish, None).expect("record");
+        migration::new_record(&vm, start, lab.home.id.clone(), wish, None, None).expect("record");
     let key = crate::records::migration_key(&vm, 1);
     assert!(lab.cluster.records.create(&key, &record).await.expect("create"));
     jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
@@ -473,6 +470,52 @@ async fn vms_move_one_after_another_over_one_link() {
     switch(&lab, &second);
     let job = lab.wait_for_job(&second_id, "the second one at cloud1", arrived).await;
     assert_eq!(job.migrations[0].moves_ahead, 0);
+}
+
+/// The drivers of both begin again at once, and that of the waiting one may be the first.
+#[tokio::test]
+async fn a_migration_that_waits_does_not_begin_beside_one_under_way_after_a_restart() {
+    let (mut lab, [(first_id, first), (_, second)]) = two_running().await;
+    for vm in [&second, &first] {
+        vms::move_to(&lab.cluster, vm, lab.cloud.id.clone(), Default::default())
+            .await
+            .expect("move");
+    }
+    wait_for_order(&lab, &second).await;
+    let waits = |job: &Job| job.migrations[0].moves_ahead == 1;
+    lab.wait_for_job(&first_id, "waiting for the link", waits).await;
+    lab.restart_controller().await;
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    lab.wait_for_job(&first_id, "still waiting for the link", waits).await;
+    assert!(lab.home.inside().vms[&first].asked.is_none());
+    switch(&lab, &second);
+    wait_for_order(&lab, &first).await;
+    switch(&lab, &first);
+    let arrived = |job: &Job| job.migrations[0].state == MigrationState::Completed;
+    let job = lab.wait_for_job(&first_id, "at cloud1", arrived).await;
+    assert!(job.migrations[0].waited_ms > 0);
+}
+
+#[tokio::test]
+async fn a_migration_tells_its_time_left_with_the_wait_for_others() {
+    let (lab, [(_, first), (second_id, second)]) = two_running().await;
+    links::probe_all(&lab.cluster).await.expect("probe");
+    for vm in [&first, &second] {
+        vms::move_to(&lab.cluster, vm, lab.cloud.id.clone(), Default::default())
+            .await
+            .expect("move");
+    }
+    wait_for_order(&lab, &first).await;
+    let waits = |job: &Job| job.migrations[0].moves_ahead == 1;
+    lab.wait_for_job(&second_id, "waiting for the link", waits).await;
+    let of = async |vm| migration::of_vm(&lab.cluster, vm).await.expect("moves").remove(0);
+    let waiting = of(&second).await;
+    assert!(waiting.predicted_wait_ms.is_some() && !waiting.mode_reason.is_empty());
+    assert!(waiting.left_ms >= waiting.predicted_total_ms);
+    switch(&lab, &first);
+    wait_for_order(&lab, &second).await;
+    assert!(of(&second).await.left_ms <= waiting.predicted_total_ms);
+    assert_eq!(of(&first).await.left_ms, None);
 }
 
 #[tokio::test]

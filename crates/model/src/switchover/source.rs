@@ -121,6 +121,8 @@ pub enum Wish {
         compressed: bool,
         /// As in [`crate::vm::MigrateOut`].
         max_bytes_per_s: Option<u64>,
+        /// As in [`crate::vm::MigrateOut`].
+        throttle_percent: Option<u8>,
     },
     /// The VM may be paused for so long to be sent the rest.
     AllowPause {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use perigee_http::Client;
 use perigee_model::job::{Migration, MigrationState, MoveVm};
-use perigee_model::phases::{Part, copy_left_s};
+use perigee_model::phases::Part;
 use perigee_model::units::format_seconds;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{MigrationId, Problem, VmId};
@@ -46,10 +46,23 @@ pub fn summary(m: &Migration) -> String {
         m.downtime_ms,
         copied(m)
     );
+    if m.waited_ms > 0 {
+        line = format!("{line}; it waited {} for its link", format_ms(m.waited_ms));
+    }
+    if !m.state.is_final() {
+        line = format!("{line}; {}", state_words(m));
+    }
+    if !m.mode_reason.is_empty() {
+        line = format!("{line}; {}", m.mode_reason);
+    }
     if !m.error.is_empty() {
         line = format!("{line}; {}", m.error);
     }
     line
+}
+
+fn format_ms(ms: u64) -> String {
+    format_seconds(Duration::from_millis(ms).as_secs_f64())
 }
 
 /// A migration's phases, one per line: the name, the duration, and a note such as the bytes copied.
@@ -145,30 +158,28 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
     }
 }
 
-/// The state; while memory is being copied, also the estimated time left.
+/// The state and the estimated time left, with the wait for other moves.
 fn state_words(migration: &Migration) -> String {
-    let state = output::word(&migration.state);
-    if migration.moves_ahead > 0 {
-        let ahead = match migration.moves_ahead {
-            1 => "1 other move".to_owned(),
-            several => format!("{several} other moves"),
-        };
-        return format!("{state}, waits for {ahead} over the same link");
-    }
-    if migration.state != MigrationState::Copying || migration.rate_bytes_per_s == 0 {
-        return state;
-    }
-    let (remaining, rate, dirty) =
-        (migration.remaining_bytes, migration.rate_bytes_per_s, migration.dirty_bytes_per_s);
-    match copy_left_s(remaining, rate, dirty) {
-        Some(left_s) => {
-            format!("{state}, {} left, about {}", output::bytes(remaining), format_seconds(left_s))
+    let mut words = output::word(&migration.state);
+    match migration.moves_ahead {
+        0 => {}
+        1 => words.push_str(", waits for 1 other move over the same link"),
+        several => {
+            words.push_str(&format!(", waits for {several} other moves over the same link"));
         }
-        None => format!(
-            "{state}, {} left; the guest changes its memory as fast as it is sent",
-            output::bytes(remaining)
-        ),
     }
+    let is_copying = migration.state == MigrationState::Copying && migration.rate_bytes_per_s > 0;
+    if is_copying {
+        words.push_str(&format!(", {} to send", output::bytes(migration.remaining_bytes)));
+    }
+    match migration.left_ms {
+        Some(left_ms) => words.push_str(&format!(", about {} left", format_ms(left_ms))),
+        None if is_copying => {
+            words.push_str("; the guest changes its memory as fast as it is sent");
+        }
+        None => {}
+    }
+    words
 }
 
 #[cfg(test)]
@@ -191,15 +202,17 @@ mod tests {
         let mut migration = migration();
         assert_eq!(state_words(&migration), "copying");
         (migration.remaining_bytes, migration.rate_bytes_per_s) = (100 << 20, 50 << 20);
-        assert_eq!(state_words(&migration), "copying, 100 MiB left, about 2.0 s");
-        migration.dirty_bytes_per_s = 60 << 20;
+        migration.left_ms = Some(2000);
+        assert_eq!(state_words(&migration), "copying, 100 MiB to send, about 2.0 s left");
+        migration.left_ms = None;
         assert!(state_words(&migration).contains("as fast as it is sent"));
     }
 
     #[test]
     fn a_migration_that_waits_for_its_link_says_so() {
-        let waiting = Migration { state: MigrationState::Preparing, moves_ahead: 2, ..migration() };
-        let words = "preparing, waits for 2 other moves over the same link";
+        let state = MigrationState::Preparing;
+        let waiting = Migration { state, moves_ahead: 2, left_ms: Some(70_000), ..migration() };
+        let words = "preparing, waits for 2 other moves over the same link, about 70 s left";
         assert_eq!(state_words(&waiting), words);
     }
 

@@ -20,9 +20,7 @@ impl Owner {
         }
         let qmp = self.vm.observed(|seen| seen.qmp.clone()).ok_or(QmpError::Closed)?;
         let done = match wish {
-            Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s } => {
-                return begin(&qmp, &uri, downtime_limit_ms, compressed, max_bytes_per_s).await;
-            }
+            begin @ Wish::Begin { .. } => return begin_to_send(&qmp, begin).await,
             Wish::AllowPause { downtime_limit_ms } => {
                 let limit = json!({"downtime-limit": downtime_limit_ms});
                 qmp.execute("migrate-set-parameters", limit).await
@@ -38,13 +36,17 @@ impl Owner {
     }
 }
 
-async fn begin(
-    qmp: &Qmp,
-    uri: &str,
-    downtime_limit_ms: u64,
-    compressed: bool,
-    max_bytes_per_s: Option<u64>,
-) -> Result<(), QmpError> {
+/// How much QEMU slows a VM down at first without another order; its own setting.
+const THROTTLE_PERCENT: u8 = 20;
+
+/// `auto-converge` is always on: with it QEMU slows the VM down where copying would not end, also if nobody has
+/// expected that.
+async fn begin_to_send(qmp: &Qmp, begin: Wish) -> Result<(), QmpError> {
+    let Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent } =
+        begin
+    else {
+        return Ok(());
+    };
     let on = |name: &str| json!({"capability": name, "state": true});
     let capabilities =
         ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
@@ -54,6 +56,7 @@ async fn begin(
         "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
         // In bytes per second; without this QEMU's limit is 128 MiB/s.
         "max-bandwidth": max_bytes_per_s.unwrap_or(1 << 40),
+        "cpu-throttle-initial": throttle_percent.unwrap_or(THROTTLE_PERCENT).clamp(1, 99),
     });
     qmp.execute("migrate-set-parameters", parameters).await?;
     qmp.execute("migrate", json!({"uri": uri})).await.map(drop)

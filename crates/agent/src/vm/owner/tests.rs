@@ -1,0 +1,102 @@
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+use perigee_http::Listen;
+use perigee_model::vm::{MigrateOut, MigrationPhase, VmSpec};
+use perigee_model::{HostId, MigrationId, SiteId, VmId, VmStart};
+
+use super::*;
+use crate::Config;
+use crate::changes::Changes;
+use crate::files::VmDir;
+use crate::guest::GuestLog;
+use crate::process::Process;
+
+/// A process that stands for a QEMU without a monitor.
+struct Qemu(Child);
+
+impl Qemu {
+    fn start() -> Self {
+        Self(std::process::Command::new("sleep").arg("600").spawn().unwrap())
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
+    let config = Config {
+        host: HostId::new("a").unwrap(),
+        site: SiteId::new("here").unwrap(),
+        listen: vec![Listen::Tcp("127.0.0.1:1".into())],
+        state: dir.to_path_buf(),
+        volume_socket: dir.join("volume.sock"),
+        volume_control: "http://127.0.0.1:1".into(),
+        volume_url: "http://127.0.0.1:1".into(),
+        nbd_addr: "127.0.0.1:1".into(),
+        agent_url: "http://127.0.0.1:1".into(),
+        controller: None,
+        probe_kernel: Some(PathBuf::from("/dev/null")),
+        boot_id: dir.join("boot-id"),
+    };
+    let spec = VmSpec {
+        vm: VmId::new("vm-1").unwrap(),
+        start: VmStart::default(),
+        cpus: 1,
+        memory_bytes: 64 << 20,
+        disks: Vec::new(),
+        arrives_by: None,
+        arrives_compressed: false,
+        locks_memory: false,
+        hides_output: false,
+    };
+    let vm_dir = VmDir::new(&config.state, &spec.vm);
+    std::fs::create_dir_all(vm_dir.run()).unwrap();
+    let log = GuestLog::open(&vm_dir.events(), false).unwrap();
+    let changes = Arc::new(Changes::new());
+    let (vm, requests) = Vm::new(spec, vm_dir, log, VmStatus::Running, &changes);
+    vm.observed(|seen| seen.process = Some(Process::of_pid(qemu.0.id()).unwrap()));
+    Owner::new(Arc::new(Host::find_out(&config).await.unwrap()), vm, requests)
+}
+
+fn order() -> MigrateOut {
+    MigrateOut {
+        migration: MigrationId::new("m-1").unwrap(),
+        number: 1,
+        uri: "tcp:127.0.0.1:1".into(),
+        destination_agent_url: "http://127.0.0.1:2".into(),
+        epochs: Vec::new(),
+        downtime_limit_ms: 100,
+        compressed: false,
+        max_bytes_per_s: None,
+        throttle_percent: None,
+    }
+}
+
+#[tokio::test]
+async fn a_migration_whose_task_has_panicked_continues() {
+    let dir = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
+        .tempdir()
+        .unwrap();
+    let qemu = Qemu::start();
+    let mut owner = owner(dir.path(), &qemu).await;
+    owner.migrate(order()).unwrap();
+    // A task that is aborted ends as one that panics.
+    owner.migration.as_ref().unwrap().task.abort();
+    assert!(next_wish(&mut owner.migration).await.is_none());
+    owner.migration = None;
+    owner.on_tick().await;
+    assert!(owner.migration.is_some());
+    assert!(
+        owner
+            .vm
+            .observed(|seen| seen.migration.clone())
+            .is_some_and(|m| m.phase == MigrationPhase::Setup)
+    );
+    owner.migration.take().unwrap().task.abort();
+}
