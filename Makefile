@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.1
 ROUNDS ?= 5
 
-.PHONY: setup build image demo test soak fuzz lint bench experiments clean
+.PHONY: setup build image demo test faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -26,6 +26,13 @@ demo: setup
 ## All tests: unit, property, and the whole system with QEMU
 test: setup
 	scripts/test
+
+## Each fault in each phase of each placement, some 200 cells and some hours: out/faults/report.html. Cells that have
+## a result there are not run again; ONLY=copy,filling runs these again
+faults: setup
+	cargo build --release --locked --package perigee
+	image=$$(scripts/golden-image) && \
+	target/release/perigee lab run faults $(if $(ONLY),--only $(ONLY),--missing) --image $$image --out out/faults
 
 ## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio; and
 ## a lab in which daemons are killed and the WAN is cut while jobs and moves go on, for SOAK_LENGTH

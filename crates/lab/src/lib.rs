@@ -18,6 +18,7 @@
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | what does `perigee lab run soak` do | `soak/` |
+//! | what does `perigee lab run faults` do | `faults/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs clean up after a signal | `interrupt.rs` |
 
@@ -29,6 +30,7 @@ pub mod definition;
 pub mod demo;
 pub mod diskless;
 mod down;
+pub mod faults;
 mod images;
 pub mod interrupt;
 pub mod lab_file;

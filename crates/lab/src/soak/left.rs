@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use perigee_http::Client;
 use perigee_model::job::{ClusterVolume, Vm};
 use perigee_model::volume::{Attachment, VolumeInfo};
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, VolumeName};
 
 use crate::command::run;
 use crate::up::Lab;
@@ -45,6 +45,35 @@ async fn look(lab: &Lab) -> Result<Vec<String>, Problem> {
         left.extend(extra.map(|volume| format!("volume {} on {host}", volume.name)));
         let attached: Vec<Attachment> = server.get("/v1/attachments").await?;
         left.extend(attached.iter().map(|a| format!("attachment {} on {host}", a.volume)));
+        left.extend(directories(&home.join("agent/vms"))?.map(|vm| format!("{vm} on {host}")));
+        left.extend(qemus(lab, host).await?);
+    }
+    Ok(left)
+}
+
+/// What the other hosts have of a VM that runs.
+///
+/// # Errors
+/// A daemon does not answer.
+pub async fn elsewhere(lab: &Lab, vm: &Vm) -> Result<Vec<String>, Problem> {
+    let mut left = Vec::new();
+    let is_own = |name: &VolumeName| vm.volumes.iter().any(|own| own.volume == *name);
+    let others = lab.definition.hosts().filter(|(_, host)| **host != vm.host);
+    for (_, host) in others {
+        let home = lab.lab_dir().host(host);
+        let control = home.join("volume-control.sock");
+        let server = Client::new(&format!("unix:{}", control.display()), QUICK)?;
+        let volumes: Vec<VolumeInfo> = server.get("/v1/volumes").await?;
+        let not_at_home = |volume: &&VolumeInfo| {
+            !vm.volumes.iter().any(|own| own.volume == volume.name && own.home == *host)
+        };
+        let own = volumes.iter().filter(|volume| is_own(&volume.name));
+        left.extend(
+            own.filter(not_at_home).map(|volume| format!("volume {} on {host}", volume.name)),
+        );
+        let attached: Vec<Attachment> = server.get("/v1/attachments").await?;
+        let own = attached.iter().filter(|attached| is_own(&attached.volume));
+        left.extend(own.map(|attached| format!("attachment {} on {host}", attached.volume)));
         left.extend(directories(&home.join("agent/vms"))?.map(|vm| format!("{vm} on {host}")));
         left.extend(qemus(lab, host).await?);
     }

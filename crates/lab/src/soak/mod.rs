@@ -8,7 +8,7 @@
 
 mod breaks;
 mod jobs;
-mod left;
+pub(crate) mod left;
 mod outcome;
 mod stall;
 

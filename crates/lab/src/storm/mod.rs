@@ -250,7 +250,7 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
-async fn versions() -> Result<BTreeMap<String, String>, Problem> {
+pub(crate) async fn versions() -> Result<BTreeMap<String, String>, Problem> {
     let qemu = command::run("qemu-system-x86_64", &["--version"]).await?;
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let pairs = [

@@ -12,6 +12,7 @@ use perigee_model::client::Over;
 
 use crate::Context;
 use crate::commands::client::over;
+use crate::commands::faults::{self, FaultsOptions};
 use crate::commands::soak::{self, SoakOptions};
 use crate::commands::wan;
 use crate::output::{self, Column, Format};
@@ -92,6 +93,9 @@ pub enum Experiment {
     /// Run jobs and moves while daemons are killed and the WAN is cut. Every job must end with the
     /// right answer, and nothing may be left behind
     Soak(SoakOptions),
+    /// Let one fault come in each phase of each placement of a job's data, and look what becomes of the data, the
+    /// move, and what it leaves behind
+    Faults(FaultsOptions),
 }
 
 #[derive(Debug, clap::Args)]
@@ -262,6 +266,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Run { experiment: Some(Experiment::Soak(options)), .. } => {
             return soak::run(options, context, &steps).await;
+        }
+        Verb::Run { experiment: Some(Experiment::Faults(options)), .. } => {
+            return faults::run(options, context, &steps).await;
         }
         Verb::Run { experiment: None, shape, command } => {
             let (definition, options) = shape.lab()?;

@@ -5,6 +5,7 @@ pub mod boot;
 pub mod check;
 pub mod client;
 pub mod controller;
+mod faults;
 pub mod host;
 pub mod image;
 pub mod iscsi_clients;
