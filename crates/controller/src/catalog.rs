@@ -11,7 +11,7 @@ use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 
-use crate::cluster::{Cluster, HostLink};
+use crate::cluster::{Cluster, Detachment, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
 use crate::{given_up, images, replicas, volume_moves};
 
@@ -235,6 +235,7 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
         Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
         _ => {
             cluster.records.remove(&volume_key(name)).await?;
+            detach_everywhere(cluster, name).await;
             match cluster.index.volume_move(name) {
                 // Its driver sees that the volume is gone, and deletes the rest.
                 Some(last) if !last.shown.state.is_final() => Ok(()),
@@ -242,6 +243,27 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
             }
         }
     }
+}
+
+/// Clients may have had the volume open at its earlier homes and at other hosts, and what they needed is still attached
+/// there. A host that is silent now keeps its attachment.
+async fn detach_everywhere(cluster: &Cluster, name: &VolumeName) {
+    let hosts = cluster.hosts.up();
+    let detached = hosts.iter().map(async |host| {
+        let Detachment::Held(_detaching) = cluster.index.begin_detachment(&host.id, name) else {
+            return;
+        };
+        match host.volume.delete(&format!("/v1/attachments/{name}")).await {
+            Err(problem) if problem.kind != ProblemKind::NotFound => {
+                tracing::warn!(
+                    "volume {name} was deleted, and {} still has it attached: {problem}",
+                    host.id
+                );
+            }
+            _ => {}
+        }
+    });
+    join_all(detached).await;
 }
 
 fn still_copied(moved: &VolumeMove) -> Problem {

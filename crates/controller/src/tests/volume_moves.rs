@@ -415,6 +415,18 @@ async fn a_volume_is_not_deleted_while_its_clones_may_need_what_is_not_copied() 
     assert!(catalog::volumes(&lab.cluster).await.expect("volumes").is_empty());
 }
 
+/// A client at the old home had it open when the move ended, so it stayed attached there.
+#[tokio::test]
+async fn a_volume_that_was_deleted_is_attached_nowhere_any_more() {
+    let lab = Lab::up().await;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    let address = "10.0.0.1:10809".to_owned();
+    lab.cloud.inside().attachments.insert(data_volume(), address);
+    catalog::delete(&lab.cluster, &data_volume()).await.expect("deleted");
+    assert!(lab.cloud.inside().attachments.is_empty());
+}
+
 /// The new home says in some way that it has not the volume; the old one keeps what it has.
 async fn keeps_what_is_not_copied(lab: &Lab, said: &str) {
     wait_for("the move to say what it waits for", async || {
