@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::signal::Signal;
 use perigee_model::{HostId, Problem};
 
+use super::ground::LOOK_EVERY;
 use crate::command::run;
 use crate::process::{Process, wait_until};
 use crate::up::Lab;
@@ -60,10 +61,22 @@ pub fn fail(lab: &Lab, host: &HostId) -> Result<(), Problem> {
 /// The disk works again, and the volume server is started anew.
 pub async fn heal(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     without_server(lab, host, async || {
-        run("umount", &[&pool(lab, host).to_string_lossy()]).await?;
+        unmount(lab, host).await?;
         mount(lab, host).await
     })
     .await
+}
+
+/// A killed program has files open until its last thread has ended.
+async fn unmount(lab: &Lab, host: &HostId) -> Result<(), Problem> {
+    let pool = pool(lab, host);
+    let end = Instant::now() + END_MAX;
+    loop {
+        match run("umount", &[&pool.to_string_lossy()]).await {
+            Err(_) if Instant::now() < end => tokio::time::sleep(LOOK_EVERY).await,
+            done => return done.map(drop),
+        }
+    }
 }
 
 async fn mount(lab: &Lab, host: &HostId) -> Result<(), Problem> {

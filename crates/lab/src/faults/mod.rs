@@ -124,6 +124,8 @@ impl Run<'_> {
 
     async fn volume_cell(&mut self, ground: &Ground<'_>, cell: Cell) -> Result<(), Problem> {
         for left in (0..TRIES).rev() {
+            // A server that does not come back after one cell says nothing of the next ones.
+            ground.is_ready().await?;
             let (began, step) = (Instant::now(), self.steps.begin(cell.to_string()));
             self.number += 1;
             let ran = volumes::run(ground, cell, self.number).await;
