@@ -1,6 +1,7 @@
 //! A lab for one test, and what the tests do with it.
 
 mod held;
+mod links;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
