@@ -5,12 +5,12 @@ mod decisions;
 mod history;
 
 use perigee_model::job::{Access, JobSpec, Migration};
-use perigee_model::plan::{Plan, Way};
+use perigee_model::plan::Plan;
 use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{HostId, Problem, VmId, VolumeName};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, PastMove,
-    PastRun, Refused, Running, Snapshot, Traits, Verdict, VolumeFacts,
+    PastRun, Refused, RefusedWay, Running, Snapshot, Traits, Verdict, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
@@ -28,6 +28,7 @@ pub use history::{job_ended, wants_trace};
 pub struct Prepared {
     pub job: JobFacts,
     pub history: Vec<PastRun>,
+    pub others: Vec<PastRun>,
 }
 
 /// Collects the facts about a job: its volumes and its earlier runs.
@@ -61,7 +62,8 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         volumes,
         dirty_bytes_per_s: history.dirty_bytes_per_s,
     };
-    Ok(Prepared { job, history: history.runs.clone() })
+    let others = cluster.taught.others(&history::history_key(spec));
+    Ok(Prepared { job, history: history.runs.clone(), others })
 }
 
 /// Plans a job that has not started. Links that the plan needs are measured first.
@@ -69,10 +71,10 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
 /// # Errors
 /// `NotFound` for an unknown volume, `Unavailable` when nothing can take the job now.
 pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
-    let Prepared { job, history } = prepare(cluster, spec).await?;
+    let Prepared { job, history, others } = prepare(cluster, spec).await?;
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
-    let snapshot = Snapshot { cluster: facts(cluster), job, history };
+    let snapshot = Snapshot { cluster: facts(cluster), job, history, others };
     perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
         (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
         (refused, _) => refused.into(),
@@ -93,7 +95,7 @@ async fn lacking(cluster: &Cluster, volume: &VolumeName) -> Result<Vec<(HostId, 
 pub async fn consider(
     cluster: &Cluster,
     record: &JobRecord,
-    refused: Vec<(Way, String)>,
+    refused: Vec<RefusedWay>,
 ) -> Result<Option<Verdict>, Problem> {
     let (Some(host), Some(placement)) = (&record.job.host, &record.placement) else {
         return Ok(None);

@@ -144,8 +144,9 @@ impl Scheduler {
         for host in &mut facts.hosts {
             host.takes_jobs = hosts.contains(&host.id);
         }
-        let (traits, history) = (job.traits.clone(), self.history(&record.job.id));
-        let snapshot = Snapshot { cluster: std::mem::take(facts), job, history };
+        let traits = job.traits.clone();
+        let (history, others) = self.runs(&record.job.id);
+        let snapshot = Snapshot { cluster: std::mem::take(facts), job, history, others };
         let planned = perigee_planner::plan(&snapshot);
         *facts = snapshot.cluster;
         let plan = planned.map_err(|refused| refused.to_string())?;
@@ -192,9 +193,10 @@ impl Scheduler {
         }
     }
 
-    fn history(&self, job: &JobId) -> Vec<PastRun> {
+    /// The earlier runs of such jobs, and of others.
+    fn runs(&self, job: &JobId) -> (Vec<PastRun>, Vec<PastRun>) {
         let known = self.known.get(job).and_then(|known| known.facts.as_ref().ok());
-        known.map(|facts| facts.history.clone()).unwrap_or_default()
+        known.map(|facts| (facts.history.clone(), facts.others.clone())).unwrap_or_default()
     }
 
     /// Requests missing measurements. After some time the job is planned without them.

@@ -19,6 +19,8 @@ pub struct Snapshot {
     pub job: JobFacts,
     /// Earlier runs of jobs with its image and command, the newest last; none for a new job.
     pub history: Vec<PastRun>,
+    /// The newest run of each of some other kinds of jobs. They show what jobs of this cluster are like.
+    pub others: Vec<PastRun>,
 }
 
 /// The hosts that are up, and the measurements between them.
@@ -260,8 +262,8 @@ pub struct Running {
     pub may_migrate: bool,
     /// As [`JobFacts::uses_held`].
     pub uses_held: bool,
-    /// Changes that were refused a short time ago, and why: they are not made now.
-    pub refused: Vec<(Way, String)>,
+    /// Changes that were refused a short time ago: they are not made now.
+    pub refused: Vec<RefusedWay>,
     /// Live migrations of this job, and volumes that came to its VM, so far.
     pub moves: u32,
     /// How fast the VM changes its memory, measured by a migration of this job, or else of an earlier run.
@@ -272,6 +274,17 @@ pub struct Running {
     pub vcpu_s: f64,
     /// Its data volumes, without the root disk.
     pub disks: Vec<DiskFacts>,
+}
+
+/// A change that was refused a short time ago.
+#[derive(Debug, Clone)]
+pub struct RefusedWay {
+    /// [`Way::Migrate`] or [`Way::Copy`].
+    pub way: Way,
+    /// The host to which the VM or its data would have come. The same change to another host is not refused.
+    pub to: HostId,
+    /// Why, in plain words.
+    pub why: String,
 }
 
 /// One disk of a VM: the differences of its volume's counters over a period.

@@ -154,6 +154,7 @@ pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
             rate_bytes_per_s: remote.then_some(WAN_BYTES_PER_S),
         }],
         replayed: None,
+        distance_changed: false,
         proxy_generation: PROXY_GENERATION,
     }
 }

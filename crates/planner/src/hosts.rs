@@ -14,7 +14,10 @@ const REPEATED: f64 = 0.24;
 /// With at least this many boots at a host, the boots of other hosts are not considered.
 const BOOTS_ENOUGH: usize = 3;
 /// A boot at one host may take this much less or more time at another with the same accelerator.
-const ELSEWHERE: (f64, f64) = (0.5, 2.0);
+const ELSEWHERE: (f64, f64) = (WARM, 2.0);
+/// The first boot of an image takes long, because none of it is in memory: a later one took as little as this share of
+/// its time.
+const WARM: f64 = 0.25;
 /// The assumed seconds of a boot if none was measured anywhere: low, expected, high.
 const UNKNOWN_BOOT_KVM_S: (f64, f64, f64) = (1.0, 5.0, 40.0);
 const UNKNOWN_BOOT_TCG_S: (f64, f64, f64) = (3.0, 12.0, 120.0);
@@ -40,9 +43,12 @@ pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unkno
     }
     if let Some(median_s) = median(&mut here) {
         let repeated = REPEATED * (1.0 + 1.0 / here.len() as f64).sqrt();
-        let spread = Spread::relative(median_s, repeated);
+        let spread = Spread::repeated(median_s, repeated);
         let (least_s, most_s) = (here[0], here[here.len() - 1]);
-        let low_s = least_s.min(spread.low());
+        let mut low_s = least_s.min(spread.low());
+        if here.len() < BOOTS_ENOUGH {
+            low_s = low_s.min(median_s * WARM);
+        }
         return (Spread::between(low_s, median_s, most_s.max(spread.high())), None);
     }
     let unknown = |why| Some(Unknown { part: Part::Boot, why });

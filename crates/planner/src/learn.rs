@@ -26,6 +26,7 @@ use crate::network::path;
 use crate::refused::Refused;
 use crate::runs::{PastRun, Traits};
 use crate::spread::Spread;
+use one_pass::Seen;
 
 mod fit;
 mod one_pass;
@@ -41,6 +42,8 @@ pub(crate) struct Learned {
     /// The command's seconds at a round trip of `mean_round_trip_s`, without the time for its bytes.
     mean: Spread,
     mean_round_trip_s: f64,
+    /// The share of a place's seconds for bytes that the command waits for.
+    bytes: Spread,
     /// `D` in the module's documentation.
     pub round_trips: Spread,
     cpu: Spread,
@@ -110,10 +113,10 @@ impl Learned {
     /// # Errors
     /// [`Refused`] if there are no runs and a volume's home is not up.
     pub fn of(snapshot: &Snapshot, figures: &mut Figures) -> Result<Self, Refused> {
-        let Snapshot { cluster, job, history } = snapshot;
+        let Snapshot { cluster, job, history, others } = snapshot;
         match Self::from_history(cluster, &job.traits, history, figures) {
             Some(learned) => Ok(learned),
-            None => one_pass::one_pass(cluster, job, figures),
+            None => one_pass::one_pass(cluster, job, Seen { history, others }, figures),
         }
     }
 
@@ -159,12 +162,14 @@ impl Learned {
         let farther_s = place.round_trip_s - self.mean_round_trip_s;
         let cpu_s = self.computing_s(place);
         let least_s = cpu_s.max(place.links_s);
-        let total = self
-            .mean
-            .plus(self.round_trips.times(farther_s))
-            .plus(self.slower(place))
-            .plus(Spread::exactly(place.bytes_s));
-        let total = total.plus(Spread::noise(total.expected.abs() * self.repeated));
+        let total = [
+            self.round_trips.times(farther_s),
+            self.slower(place),
+            self.bytes.times(place.bytes_s),
+        ];
+        let total = total.into_iter().fold(self.mean, |sum, part| self.sum(sum, part));
+        let noise = Spread { expected: 0.0, ..Spread::repeated(total.expected, self.repeated) };
+        let total = self.sum(total, noise);
         let expected_s = total.expected.max(least_s);
         let total = Spread { expected: expected_s, ..total }.at_least(0.0);
         let network_s = self.round_trips.expected * place.round_trip_s + place.bytes_s;
@@ -178,6 +183,14 @@ impl Learned {
             ..Seconds::default()
         };
         (seconds.added_up(), total)
+    }
+
+    /// What is only assumed may all be wrong in the same direction: a job that computes little reads little.
+    fn sum(&self, one: Spread, other: Spread) -> Spread {
+        match self.basis {
+            Basis::OnePass => one.together(other),
+            _ => one.plus(other),
+        }
     }
 
     /// The seconds that the command computes at a place.

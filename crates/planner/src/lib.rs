@@ -34,7 +34,7 @@ mod work;
 pub use experience::compression;
 pub use facts::{
     Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, PastMove,
-    Running, Snapshot, VolumeFacts,
+    RefusedWay, Running, Snapshot, VolumeFacts,
 };
 pub use modes::{Compression, Mode};
 pub use moving::{MoveCost, move_cost};

@@ -74,6 +74,8 @@ pub struct Measured {
     pub volumes: Vec<MeasuredVolume>,
     /// The result of replaying its block trace.
     pub replayed: Option<Replayed>,
+    /// As in [`PastRun`].
+    pub distance_changed: bool,
 }
 
 /// A data volume of a finished run.
@@ -115,6 +117,10 @@ pub struct PastRun {
     /// The result of replaying its block trace; `None` if it was not traced.
     #[serde(default)]
     pub replayed: Option<Replayed>,
+    /// The distance to its data changed while it ran: they came to its VM or left it, or the VM left them. So the run
+    /// does not say what any one distance costs.
+    #[serde(default)]
+    pub distance_changed: bool,
     /// The [`PROXY_GENERATION`] at the time of the run.
     #[serde(default)]
     pub proxy_generation: u32,
@@ -160,6 +166,7 @@ impl PastRun {
             network_s,
             volumes: run.volumes.iter().map(VolumeRun::learn).collect(),
             replayed: run.replayed,
+            distance_changed: run.distance_changed,
             proxy_generation: PROXY_GENERATION,
         }
     }
@@ -178,15 +185,27 @@ impl PastRun {
         .added_up()
     }
 
-    /// Whether it still says what a job waits for. A run over an older proxy does not; a local run always does.
-    pub(crate) fn is_of_today(&self) -> bool {
-        self.round_trip_s() <= FAR_S || self.proxy_generation == PROXY_GENERATION
+    /// Whether it says how long the command takes at one distance. A run over an older proxy does not, and a run
+    /// during which the distance changed does not either.
+    pub(crate) fn is_at_one_distance(&self) -> bool {
+        let is_of_today = self.round_trip_s() <= FAR_S || self.proxy_generation == PROXY_GENERATION;
+        is_of_today && !self.distance_changed
+    }
+
+    /// The dependent round trips that this run shows by itself: by the time lost to the network, or by the replay
+    /// of its trace. `None` if it shows none: it was local and not traced.
+    pub(crate) fn round_trips_seen(&self) -> Option<f64> {
+        let round_trip_s = self.round_trip_s();
+        if round_trip_s > FAR_S {
+            return Some((self.network_s - self.bytes_s()).max(0.0) / round_trip_s);
+        }
+        self.replayed.map(|replayed| replayed.round_trips)
     }
 
     /// Whether a block trace of another run would show something new: this run was not far from its data and
     /// was not traced.
     pub fn leaves_depth_unknown(&self) -> bool {
-        self.round_trip_s() <= FAR_S && self.replayed.is_none()
+        self.distance_changed || self.round_trip_s() <= FAR_S && self.replayed.is_none()
     }
 
     pub(crate) fn bytes(&self) -> f64 {
@@ -303,6 +322,7 @@ mod tests {
                 rate_bytes_per_s: None,
             }],
             replayed: None,
+            distance_changed: false,
         }
     }
 

@@ -15,6 +15,12 @@ pub const BOOTS: &str = "vm_boots/";
 /// The most histories in memory. Beyond this the cache is emptied and read again from the store.
 const HISTORIES_MAX: usize = 1000;
 
+/// The prefix of the records of the last runs of one kind of job.
+pub const RUNS: &str = "runs/";
+
+/// The most other kinds of jobs that show what a new one may be like.
+const OTHERS_MAX: usize = 32;
+
 /// What jobs with one image and command have taught.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct History {
@@ -46,6 +52,11 @@ impl Taught {
                 taught.set_boots(&host, boots);
             }
         }
+        for key in records.keys(RUNS).await?.into_iter().take(OTHERS_MAX) {
+            if let Some(history) = records.read(&key).await? {
+                taught.set_history(&key, Arc::new(history));
+            }
+        }
         Ok(taught)
     }
 
@@ -64,6 +75,13 @@ impl Taught {
     /// `None` if it was not read yet.
     pub fn history(&self, key: &str) -> Option<Arc<History>> {
         self.lock().histories.get(key).cloned()
+    }
+
+    /// The newest run of each other kind of job that is in memory, [`OTHERS_MAX`] at most.
+    pub fn others(&self, key: &str) -> Vec<PastRun> {
+        let inner = self.lock();
+        let others = inner.histories.iter().filter(|(other, _)| *other != key);
+        others.filter_map(|(_, history)| history.runs.last().cloned()).take(OTHERS_MAX).collect()
     }
 
     pub fn set_history(&self, key: &str, history: Arc<History>) {

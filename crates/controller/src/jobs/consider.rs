@@ -6,7 +6,7 @@ use perigee_model::job::JobState;
 use perigee_model::plan::{Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem};
-use perigee_planner::Verdict;
+use perigee_planner::{RefusedWay, Verdict};
 
 use super::driver::Run;
 use crate::records::vm_of;
@@ -19,6 +19,7 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct RefusedChange {
     way: Way,
+    to: HostId,
     at: Instant,
     why: String,
 }
@@ -59,7 +60,7 @@ impl Run {
                 }
                 Change::NotNow => return Ok(()),
                 Change::Refused(problem) => {
-                    self.refuse(way, format!("{}: {}", problem.what, problem.why));
+                    self.refuse(way, to, format!("{}: {}", problem.what, problem.why));
                 }
             }
         }
@@ -86,25 +87,32 @@ impl Run {
         Ok(asked.map_or_else(Change::Refused, |_| Change::Begun))
     }
 
-    /// The change is off for a while.
-    pub(super) fn refuse(&mut self, way: Way, why: String) {
+    /// The change to that host is off for a while.
+    pub(super) fn refuse(&mut self, way: Way, to: HostId, why: String) {
         if !self.refused.iter().any(|refused| refused.why == why) {
             tracing::info!("job {}: {why}", self.id);
         }
-        self.refused.retain(|refused| refused.way != way);
-        self.refused.push(RefusedChange { way, at: Instant::now(), why });
+        self.refused.retain(|refused| (refused.way, &refused.to) != (way, &to));
+        self.refused.push(RefusedChange { way, to, at: Instant::now(), why });
     }
 
-    fn refused_changes(&self) -> Vec<(Way, String)> {
+    fn refused_changes(&self) -> Vec<RefusedWay> {
         let recent = self.refused.iter().filter(|refused| refused.at.elapsed() < AFTER_REFUSAL);
-        let mut all: Vec<(Way, String)> =
-            recent.map(|refused| (refused.way, refused.why.clone())).collect();
+        let mut all: Vec<RefusedWay> = recent
+            .map(|RefusedChange { way, to, why, .. }| RefusedWay {
+                way: *way,
+                to: to.clone(),
+                why: why.clone(),
+            })
+            .collect();
         let vm = vm_of(&self.id);
         let since_abort = self.cluster.index.since_abort(&vm);
         if since_abort.is_some_and(|since| since < AFTER_REFUSAL) {
-            let last = self.cluster.index.migrations_of(&vm).pop();
-            let error = last.map(|last| last.migration.error.clone()).unwrap_or_default();
-            all.push((Way::Migrate, format!("its last migration was aborted: {error}")));
+            all.extend(self.cluster.index.migrations_of(&vm).pop().map(|last| RefusedWay {
+                way: Way::Migrate,
+                to: last.migration.to.clone(),
+                why: format!("its last migration was aborted: {}", last.migration.error),
+            }));
         }
         all
     }
@@ -114,7 +122,7 @@ impl Run {
         let recent = self.refused.iter().filter(|refused| refused.at.elapsed() < AFTER_REFUSAL);
         let words = recent.map(|refused| match refused.way {
             Way::Copy => format!("its volumes do not come to it for now: {}", refused.why),
-            _ => format!("its VM does not move for now: {}", refused.why),
+            _ => format!("its VM does not move to {} for now: {}", refused.to, refused.why),
         });
         words.collect::<Vec<String>>().join("; ")
     }

@@ -23,6 +23,7 @@ impl Run {
             if let Some(home) = self.cluster.index.moved_from(&disk.volume, &disk.home) {
                 record.meter.home_moved(index, here.as_ref() == Some(&home));
                 disk.home = home;
+                disk.home_changed = true;
                 changed = true;
             }
         }
@@ -109,7 +110,7 @@ impl Run {
             return self.leave_volume(&disk, &why).await;
         }
         // Asked again with the next figures.
-        self.refuse(Way::Copy, why);
+        self.refuse(Way::Copy, host, why);
         Ok(())
     }
 
@@ -134,7 +135,9 @@ impl Run {
         let PlacedDisk { volume, home, .. } = disk;
         let outcome = format!("volume {volume} stays at {home}: {why}");
         planning::not_done(&self.cluster, &self.id, &outcome).await?;
-        self.refuse(Way::Copy, outcome);
+        if let Some(host) = self.job().host.clone() {
+            self.refuse(Way::Copy, host, outcome);
+        }
         self.follow_refused = None;
         self.record.value.to_follow.retain(|other| other != volume);
         self.record.save().await

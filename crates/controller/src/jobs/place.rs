@@ -51,6 +51,7 @@ fn disks(
             }
             _ => held.writes_at.as_ref().unwrap_or(start).clone(),
         },
+        home_changed: false,
         epoch: None,
         read_only: role == DiskRole::Seed,
         temporary: true,
@@ -68,6 +69,7 @@ fn disks(
             volume: if clone { own_volume(job, restarts, role) } else { volume.volume.clone() },
             data_of: Some(volume.volume.clone()),
             home: home.clone(),
+            home_changed: false,
             epoch: None,
             read_only: volume.access == Access::Read,
             temporary: clone,

@@ -10,7 +10,7 @@ use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
 use super::decisions::prefix;
 use super::{data_disks, digest, facts, last_dirty_rate, milliseconds, seconds};
 use crate::cluster::Cluster;
-use crate::cluster::taught::{BOOTS, History};
+use crate::cluster::taught::{BOOTS, History, RUNS};
 use crate::records::{JobRecord, Placement, Traced};
 
 /// Number of boots that are kept for each host.
@@ -28,12 +28,7 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let ended_ms = started_ms + milliseconds(measured_s);
     let succeeded = job.exit_code == Some(0);
     let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(running_ms));
-    // A run whose data came to its VM says nothing about either placement.
-    let data = || placement.disks.iter().zip(&record.meter.totals.disks);
-    let data_came = data().any(|(disk, sums)| {
-        disk.data_of.is_some() && disk.home == placement.start && sums.far_requests > 0
-    });
-    let newest = (succeeded && is_sharp && !data_came).then(|| {
+    let newest = (succeeded && is_sharp).then(|| {
         let measured = measured(cluster, record, placement, ended_ms);
         (PastRun::learn(&measured), measured.paused_s)
     });
@@ -54,12 +49,7 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     };
     keep_boot(cluster, &placement.start, &boot).await?;
     let Some((newest, _)) = newest else {
-        let why = if data_came {
-            "its VM was beside its data for a part of it"
-        } else {
-            "its counters were read too late"
-        };
-        tracing::info!("job {} teaches nothing: {why}", job.id);
+        tracing::info!("job {} teaches nothing: its counters were read too late", job.id);
         return Ok(());
     };
     let dirty = last_dirty_rate(cluster, record);
@@ -120,11 +110,27 @@ fn measured(
         vcpu_s: seconds(work.vcpu_ms),
         cpus: job.spec.cpus,
         volumes: disks.into_iter().map(volume).collect(),
+        distance_changed: distance_changed(record, placement),
         replayed: match record.traced {
             Traced::Replayed(replayed) => Some(replayed),
             Traced::NotYet | Traced::Not | Traced::Since { .. } => None,
         },
     }
+}
+
+/// Whether the distance to the data changed while the job ran, so that its times belong to no one distance. A VM that
+/// moved to its data has one distance for a known share of its requests, and none for the rest.
+fn distance_changed(record: &JobRecord, placement: &Placement) -> bool {
+    let disks = placement.disks.iter().zip(&record.meter.totals.disks);
+    let mut data = disks.filter(|(disk, _)| disk.data_of.is_some());
+    let host = record.job.host.as_ref();
+    data.any(|(disk, sums)| {
+        let left_its_data = disk.home == placement.start && sums.far_requests > 0;
+        let far_at_both = record.moves > 0
+            && disk.home != placement.start
+            && host.is_some_and(|host| *host != disk.home);
+        disk.home_changed || left_its_data || far_at_both
+    })
 }
 
 /// Whether a block trace of the job would show something new: for how many round trips it would wait if it ran
@@ -153,8 +159,8 @@ pub(super) async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<His
 
 /// Jobs with the same image and command share a history. Their other differences are in their
 /// [`perigee_planner::Traits`].
-fn history_key(spec: &JobSpec) -> String {
-    format!("runs/{}", digest(&serde_json::json!([spec.image, spec.command])))
+pub(super) fn history_key(spec: &JobSpec) -> String {
+    format!("{RUNS}{}", digest(&serde_json::json!([spec.image, spec.command])))
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {

@@ -91,7 +91,7 @@ fn samples<'a>(
 ) -> Vec<Sample<'a>> {
     let mut age_share = 1.0;
     let mut samples = Vec::new();
-    for run in history.iter().rev().filter(|run| run.is_of_today()) {
+    for run in history.iter().rev().filter(|run| run.is_at_one_distance()) {
         let factor = cpu_factor(cluster, &run.host).0.expected;
         let cpu_s = run.cpu_s / factor;
         let bytes_s = run.bytes_s() * on_links.waited;
@@ -148,6 +148,7 @@ fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Le
     };
     Learned {
         basis: Basis::History,
+        bytes: Spread::exactly(1.0),
         mean: Spread::exactly(command_s).plus(Spread::noise(mean_distance_s)),
         mean_round_trip_s,
         round_trips,

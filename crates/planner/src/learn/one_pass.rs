@@ -1,4 +1,9 @@
-//! What is assumed of a job of which no run is known.
+//! What is assumed of a job of which no run is usable.
+//!
+//! The other jobs of this cluster, and earlier runs of this one that were not at one distance, say what a job here is
+//! like: how long it computes, and how often it waits for its data. An unknown job is one more of them. So each such
+//! figure is a mean of logarithms, and its range is that in which the next job is in 9 of 10 cases. A guess counts as
+//! one job more. With each job that has run here, the guess counts less and the range gets narrower.
 
 use perigee_model::plan::{Basis, Part, Unknown};
 use perigee_model::units::format_bytes;
@@ -6,26 +11,58 @@ use perigee_model::units::format_bytes;
 use super::{Learned, REPEATED, VolumeLearned};
 use crate::facts::{Cluster, JobFacts};
 use crate::figures::Figures;
+use crate::hosts::cpu_factor;
 use crate::refused::Refused;
+use crate::runs::PastRun;
 use crate::spread::Spread;
 
 /// Linux's default read-ahead: the assumed request size of a job about which nothing is known.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 /// Such a job may read its data in pages of 8 KiB instead, or only an eighth of it.
 const ONE_PASS_FACTOR: f64 = 8.0;
-/// The assumed seconds of computing of such a job: low, expected, high.
-const UNKNOWN_CPU_S: (f64, f64, f64) = (0.1, 5.0, 300.0);
+/// The assumed seconds of computing of such a job.
+const COMPUTED_S: Guess = Guess { low: 0.1, expected: 5.0, high: 300.0 };
+/// The assumed dependent round trips for each of its reads. The proxy reads ahead, so that a scan waits for one of 8
+/// reads or fewer; random reads of pages wait for each of them.
+const ROUND_TRIPS: Guess = Guess { low: 1.0 / 512.0, expected: 1.0 / 8.0, high: 8.0 };
+/// The share of the time for its bytes that it waits for: none if it reads other blocks, twice if it reads all of them
+/// again.
+const BYTES: (f64, f64, f64) = (0.0, 1.0, 2.0);
+
+/// A run of another kind of job counts as this many guesses, and one of the same kind as so many.
+const OTHER_JOB: f64 = 0.3;
+const SAME_JOB: f64 = 8.0;
+/// 9 of 10 values are within so many standard deviations.
+const NINE_OF_TEN: f64 = 1.645;
+
+/// Runs that say what a job of this cluster is like.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen<'a> {
+    pub history: &'a [PastRun],
+    pub others: &'a [PastRun],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Guess {
+    low: f64,
+    expected: f64,
+    high: f64,
+}
 
 /// A job about which nothing is known is assumed to read its volumes' data once.
 pub(super) fn one_pass(
     cluster: &Cluster,
     job: &JobFacts,
+    seen: Seen,
     figures: &mut Figures,
 ) -> Result<Learned, Refused> {
-    figures.assumed("one pass over the data, 128 KiB at a time, one request in flight");
+    figures.assumed(
+        "one pass over the data, 128 KiB at a time, and a wait for the network at one of 8 reads",
+    );
+    let none = seen.words();
     let mut local_s = 0.0;
     let mut volumes = Vec::new();
-    let mut unknown = vec![Unknown { part: Part::Cpu, why: "no such job has run".to_owned() }];
+    let mut unknown = vec![Unknown { part: Part::Cpu, why: none.clone() }];
     for volume in &job.volumes {
         figures.measured(format!(
             "volume {} at {} holds {}",
@@ -34,7 +71,7 @@ pub(super) fn one_pass(
             format_bytes(volume.allocated_bytes)
         ));
         let home = cluster.host(&volume.home)?;
-        let reads = volume.allocated_bytes.div_ceil(READ_AHEAD_BYTES) as f64;
+        let reads = whole_reads(volume.allocated_bytes);
         match home.local_blocks {
             Some(blocks) => local_s += reads * blocks.latency_median_us as f64 / 1e6,
             None => {
@@ -46,21 +83,29 @@ pub(super) fn one_pass(
     }
     let reads: f64 = volumes.iter().map(|(reads, _)| reads).sum();
     if reads > 0.0 {
-        let why = "no such job has run: how it reads its data is not known".to_owned();
+        let why = format!("how it reads its data is not known: {none}");
         unknown.push(Unknown { part: Part::Network, why });
     }
-    let (low_s, cpu_s, high_s) = UNKNOWN_CPU_S;
-    let cpu = Spread::between(low_s, cpu_s, high_s);
+    let cpu = seen.like_them(job, COMPUTED_S, |run| {
+        let factor = cpu_factor(cluster, &run.host).0.expected;
+        Some(run.cpu_s / factor)
+    });
+    let round_trips = seen.like_them(job, ROUND_TRIPS, |run| {
+        let reads = whole_reads(run.traits.data_bytes.iter().sum());
+        Some(run.round_trips_seen()? / reads).filter(|_| reads > 0.0)
+    });
     let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
     let share = |(of_volume, bytes)| {
         let share = if reads > 0.0 { of_volume / reads } else { 0.0 };
         VolumeLearned { share, bytes, waited_bytes: bytes, sent_bytes: bytes }
     };
+    let (least, expected, most) = BYTES;
     Ok(Learned {
         basis: Basis::OnePass,
-        mean: cpu.plus(local),
+        mean: cpu.together(local),
         mean_round_trip_s: 0.0,
-        round_trips: Spread::between(reads / ONE_PASS_FACTOR, reads, reads * ONE_PASS_FACTOR),
+        bytes: Spread::between(least, expected, most),
+        round_trips: round_trips.times(reads),
         cpu,
         local_share: 1.0,
         volumes: volumes.into_iter().map(share).collect(),
@@ -68,4 +113,55 @@ pub(super) fn one_pass(
         repeated: REPEATED,
         unknown,
     })
+}
+
+fn whole_reads(bytes: u64) -> f64 {
+    bytes.div_ceil(READ_AHEAD_BYTES) as f64
+}
+
+impl Seen<'_> {
+    fn words(&self) -> String {
+        let why = match self.history.len() {
+            0 => "no such job has run",
+            _ => "the distance to its data changed while such jobs ran",
+        };
+        match self.history.len() + self.others.len() {
+            0 => why.to_owned(),
+            1 => format!("{why}; its range is that of 1 run and a guess"),
+            runs => format!("{why}; its range is that of {runs} runs and a guess"),
+        }
+    }
+
+    /// The range of a figure over the runs that show it, and over the guess.
+    fn like_them(
+        &self,
+        job: &JobFacts,
+        guess: Guess,
+        figure: impl Fn(&PastRun) -> Option<f64>,
+    ) -> Spread {
+        let same =
+            self.history.iter().map(|run| (SAME_JOB * job.traits.relation(&run.traits), run));
+        let others = self.others.iter().map(|run| (OTHER_JOB, run));
+        let shown: Vec<(f64, f64)> = same
+            .chain(others)
+            .filter_map(|(weight, run)| {
+                // What is too small to be measured counts as the least that is guessed.
+                Some((weight, figure(run)?.max(guess.low).ln()))
+            })
+            .collect();
+        if shown.is_empty() {
+            return Spread::between(guess.low, guess.expected, guess.high);
+        }
+        let guessed = guess.expected.ln();
+        let weights: f64 = 1.0 + shown.iter().map(|(weight, _)| weight).sum::<f64>();
+        let sum: f64 = shown.iter().map(|(weight, value)| weight * value).sum();
+        let mean = (guessed + sum) / weights;
+        let widest = (guess.high / guess.expected).max(guess.expected / guess.low).ln();
+        let squares: f64 =
+            shown.iter().map(|(weight, value)| weight * (value - mean).powi(2)).sum();
+        let variance = ((widest / NINE_OF_TEN).powi(2) + squares) / weights;
+        // The mean itself is uncertain too.
+        let distance = NINE_OF_TEN * (variance * (1.0 + 1.0 / weights)).sqrt();
+        Spread::between((mean - distance).exp(), mean.exp(), (mean + distance).exp())
+    }
 }

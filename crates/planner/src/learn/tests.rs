@@ -37,7 +37,7 @@ fn one_remote_run_and_its_counters_tell_every_distance() {
     }
     let width = |s| at(&learned, s).distance() / at(&learned, s).expected;
     assert!(width(0.016) < width(0.0), "what was seen is known best");
-    assert!(width(0.016) < 0.36);
+    assert!(width(0.016) < 0.42);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_local_run_does_not_know_the_depth_and_says_so() {
     assert!(remote.low() < truth_s(0.016, 1500.0) && remote.high() > truth_s(0.016, 12_000.0));
     assert_eq!(learned.unknown[0].part, Part::Network);
     let local = at(&learned, 0.0);
-    assert!(local.distance() < 0.35 * local.expected, "where it ran, that is of no matter");
+    assert!(local.distance() < 0.42 * local.expected, "where it ran, that is of no matter");
 }
 
 #[test]
@@ -176,6 +176,58 @@ fn the_truth_is_in_the_range_nine_times_of_ten() {
     // Measured here: 90.6 % are in the range; the median error is 11.6 %, of which 7 % are the run's own noise.
     assert!((0.87..0.97).contains(&held), "{held}");
     assert!(median < 0.125, "{median}");
+}
+
+/// A simulated job: it computes, waits and holds data as jobs do, from a tenth of the mean to ten times it.
+fn some_job(seed: &mut u64) -> (PastRun, f64) {
+    let mut factor = || 10f64.powf(2.0 * noise(seed) - 1.0);
+    let (cpu_s, round_trips) = (2.0 * factor(), 300.0 * factor());
+    let mut run = past_run(0.016, round_trips);
+    run.traits.data_bytes = vec![256 * MIB];
+    run.wall_s += cpu_s - run.cpu_s - 1.0;
+    run.cpu_s = cpu_s;
+    (run, cpu_s + round_trips * (0.008 + LOCAL_US as f64 / 1e6))
+}
+
+/// Jobs that have never run are predicted on clusters where no other job has run, or a few, or many.
+#[test]
+fn the_truth_of_a_first_run_is_in_the_range_nine_times_of_ten() {
+    let mut seed = 88_172_645_463_325_252;
+    let mut widths = Vec::new();
+    for others in [0, 3, 20] {
+        let (mut inside, mut width) = (0, 0.0);
+        for _ in 0..300 {
+            let others: Vec<PastRun> = (0..others).map(|_| some_job(&mut seed).0).collect();
+            let (_, truth_s) = some_job(&mut seed);
+            let snapshot = Snapshot { cluster: cluster(), job: job(), history: vec![], others };
+            let learned = Learned::of(&snapshot, &mut Figures::default()).expect("a guess");
+            let predicted = at(&learned, 0.008).estimate();
+            inside += usize::from(predicted.holds(truth_s));
+            width += predicted.high_s / 300.0;
+        }
+        let held = inside as f64 / 300.0;
+        assert!(held >= 0.9, "{held} of the jobs after {} others", widths.len());
+        widths.push(width);
+    }
+    assert!(widths[0] > widths[1] && widths[0] > 4.0 * widths[2], "{widths:?}");
+}
+
+/// A run whose data moved was slow far from them and fast beside them, which says nothing about either distance.
+#[test]
+fn a_run_whose_data_moved_teaches_no_distance() {
+    let moved = PastRun { distance_changed: true, ..past_run(0.016, 9000.0) };
+    let own = past_run(0.0, 2500.0);
+    let (with, without) = (learned(&[own.clone(), moved.clone()]), learned(&[own]));
+    assert_close(with.round_trips.expected, without.round_trips.expected);
+    assert_close(at(&with, 0.016).expected, at(&without, 0.016).expected);
+    let mut snapshot =
+        Snapshot { cluster: cluster(), job: job(), history: vec![moved], others: vec![] };
+    let near = Learned::of(&snapshot, &mut Figures::default()).expect("a guess");
+    snapshot.history.clear();
+    let none = Learned::of(&snapshot, &mut Figures::default()).expect("a guess");
+    assert_eq!(near.basis, Basis::OnePass);
+    assert!(near.cpu.high() < none.cpu.high() / 2.0, "how long it computes is known");
+    assert!((near.cpu.expected / 20.0 - 1.0).abs() < 0.3, "{:?}", near.cpu);
 }
 
 proptest! {

@@ -173,7 +173,7 @@ fn changed(
     let boot_s = start.boot.expected;
     let migration_s = cost.job_s;
     candidate.option.predicted = Seconds { boot_s, migration_s, ..command }.added_up();
-    candidate.option.total = start.boot.plus(of_command).plus(candidate.migration).estimate();
+    candidate.option.total = start.boot.together(of_command).plus(candidate.migration).estimate();
     candidate.option.shipped_bytes = Some(whole_bytes(candidate.place.sent_bytes + cost.bytes));
     candidate
 }

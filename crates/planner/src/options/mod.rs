@@ -141,7 +141,7 @@ fn stay(
         place,
         boot,
         seconds: Seconds { boot_s: boot.expected, ..command }.added_up(),
-        total: boot.plus(of_command),
+        total: boot.together(of_command),
         rtt_ms,
         unknown,
     })
@@ -298,5 +298,7 @@ pub(crate) use changes::HELD;
 
 mod changes;
 
+#[cfg(test)]
+mod recorded;
 #[cfg(test)]
 mod tests;

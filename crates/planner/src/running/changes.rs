@@ -58,9 +58,10 @@ pub(super) fn best(running: &Running, lost_s: f64) -> (Place<'_>, Option<Better<
     (place, copied(running, lost_s, learned.as_ref()))
 }
 
-/// Why a way was refused a short time ago.
-fn refused(running: &Running, way: Way) -> Option<String> {
-    running.refused.iter().find(|(of, _)| *of == way).map(|(_, why)| why.clone())
+/// Why a change was refused a short time ago.
+fn refused(running: &Running, way: Way, to: &HostId) -> Option<String> {
+    let mut all = running.refused.iter();
+    all.find(|refused| refused.way == way && refused.to == *to).map(|refused| refused.why.clone())
 }
 
 /// The data volumes come to the VM's host. `None` if none is elsewhere, or if a link is not measured.
@@ -73,7 +74,7 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
         return None;
     }
     let (cost, impossible) = copy_of(cluster, to, &volumes).ok()?;
-    let impossible = impossible.or_else(|| refused(running, Way::Copy));
+    let impossible = impossible.or_else(|| refused(running, Way::Copy, to));
     let here = cluster.host(to).ok()?;
     let local = vec![to; running.disks.len()];
     let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
@@ -134,7 +135,7 @@ fn place<'a>(
     let to_lose = by_history.or_else(|| to_lose_by_progress(running, saved_s));
     let is_held = running.uses_held && !cluster.is_one_site(from, to);
     let held = is_held.then(|| HELD.to_owned());
-    let impossible = held.or_else(|| refused(running, Way::Migrate));
+    let impossible = held.or_else(|| refused(running, Way::Migrate, to));
     Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, to_lose, impossible })
 }
 

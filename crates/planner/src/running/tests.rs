@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::CopyFacts;
+use crate::facts::{CopyFacts, RefusedWay};
 use crate::fixture::*;
 
 /// Calculated by hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
@@ -122,11 +122,36 @@ fn data_come_to_a_vm_that_no_other_host_can_take() {
     assert_eq!(way_of(&consider(&running)), None, "one of its volumes cannot come");
 }
 
+fn refused_way(way: Way, to: &str, why: &str) -> RefusedWay {
+    RefusedWay { way, to: host_id(to), why: why.to_owned() }
+}
+
+#[test]
+fn what_one_host_refuses_another_may_take() {
+    let mut running = reading(128, 10.0);
+    let mut second = running.cluster.hosts[2].clone();
+    second.id = host_id("cloud2");
+    running.cluster.hosts.push(second);
+    let mut near = running.cluster.link(&host_id("home1"), &host_id("home2")).unwrap().clone();
+    (near.from, near.to) = (host_id("cloud2"), host_id("cloud1"));
+    (near.from_site, near.to_site) =
+        (running.cluster.hosts[2].site.clone(), running.cluster.hosts[2].site.clone());
+    running.cluster.links.push(near);
+    assert_eq!(moved_to(&consider(&running)), Some("cloud1"));
+    running.refused.push(refused_way(Way::Migrate, "cloud1", "its disk is full"));
+    let to = consider(&running);
+    assert_eq!(moved_to(&to), None, "reads from another host of that site cost a little: {to:?}");
+    let mut running = Running { disks: reading(140, 10.0).disks, ..running };
+    assert_eq!(moved_to(&consider(&running)), Some("cloud2"));
+    running.refused.push(refused_way(Way::Migrate, "cloud2", "its disk is full too"));
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
 #[test]
 fn after_a_refused_copy_the_vm_moves_at_the_price_of_that() {
     let refused = |reads| {
         let mut running = with_data(reads, 10.0, 64 * MIB);
-        running.refused.push((Way::Copy, "its home lets none go".to_owned()));
+        running.refused.push(refused_way(Way::Copy, "home1", "its home lets none go"));
         running
     };
     assert_eq!(way_of(&consider(&refused(127))), None);
@@ -136,7 +161,7 @@ fn after_a_refused_copy_the_vm_moves_at_the_price_of_that() {
     let copy = plan.options.iter().find(|option| option.way == Way::Copy).expect("it is listed");
     assert_eq!(copy.reason, "not possible: its home lets none go");
     let mut neither = refused(1000);
-    neither.refused.push((Way::Migrate, "the host is full".to_owned()));
+    neither.refused.push(refused_way(Way::Migrate, "cloud1", "the host is full"));
     let why = why_stay(&neither);
     assert!(why.contains("copy is not possible: its home lets none go"), "{why}");
     assert!(why.contains("migrate is not possible: the host is full"), "{why}");
