@@ -12,6 +12,7 @@ use perigee_model::trace::{TRACE_MAGIC, TraceClient, TraceRecord};
 use perigee_model::volume::CollectTrace;
 use perigee_model::{JobId, Problem, VolumeName};
 
+use crate::held_back::Windows;
 use crate::recording::request_of;
 use crate::trace::{Ended, Span};
 
@@ -28,6 +29,7 @@ pub struct Collections(Mutex<Vec<(JobId, Arc<Collection>)>>);
 /// ended since. It has [`BYTES_MAX`] bytes at most.
 struct Collection {
     started: Instant,
+    windows: Windows,
     /// `None` when it was too long, or has ended.
     bytes: Mutex<Option<Vec<u8>>>,
 }
@@ -35,6 +37,7 @@ struct Collection {
 /// Puts one volume's requests into a trace.
 pub(crate) struct Collector {
     client: u16,
+    holds_back: bool,
     collection: Arc<Collection>,
 }
 
@@ -56,7 +59,8 @@ impl Collections {
             TraceRecord::Client(TraceClient { number, at_ns: 0, name }).encode(&mut bytes);
         }
         let bytes = Mutex::new(Some(bytes));
-        let collection = Arc::new(Collection { started: Instant::now(), bytes });
+        let started = Instant::now();
+        let collection = Arc::new(Collection { started, windows: Windows::new(started), bytes });
         self.end(name);
         let mut all = lock(&self.0);
         if all.len() >= COLLECTIONS_MAX {
@@ -64,8 +68,12 @@ impl Collections {
             *lock(&oldest.bytes) = None;
         }
         all.push((name.clone(), Arc::clone(&collection)));
-        let collector = |client| Collector { client, collection: Arc::clone(&collection) };
-        Ok((0..).zip(&ask.volumes).map(|(n, volume)| (volume.clone(), collector(n))).collect())
+        let collector = |client, volume: &VolumeName| {
+            let holds_back = ask.hold_back.contains(volume);
+            let collection = Arc::clone(&collection);
+            (volume.clone(), Collector { client, holds_back, collection })
+        };
+        Ok((0..).zip(&ask.volumes).map(|(n, volume)| collector(n, volume)).collect())
     }
 
     /// What was collected so far.
@@ -103,9 +111,20 @@ impl Collector {
         lock(&self.collection.bytes).is_some()
     }
 
+    /// Whether a read that arrives now would be held back.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.holds_back && self.is_wanted() && self.collection.windows.is_due(now)
+    }
+
+    /// As [`Self::is_due`], for a read that arrives now and waits for its answer.
+    pub fn hold(&self, now: Instant) -> bool {
+        self.holds_back && self.is_wanted() && self.collection.windows.hold(now)
+    }
+
     /// Adds a request that has ended. The whole trace is given up when it becomes longer than
     /// [`BYTES_MAX`]; nothing is added to one that was given up or has ended.
     pub fn collect(&self, span: &Span, ended: &Ended) {
+        self.collection.windows.count();
         let mut bytes = lock(&self.collection.bytes);
         let Some(kept) = &mut *bytes else { return };
         let request = request_of(self.client, self.collection.started, span, ended);
@@ -141,7 +160,8 @@ mod tests {
     }
 
     fn ask(volumes: &[&str]) -> CollectTrace {
-        CollectTrace { volumes: volumes.iter().map(|volume| volume.parse().unwrap()).collect() }
+        let volumes = volumes.iter().map(|volume| volume.parse().unwrap()).collect();
+        CollectTrace { volumes, hold_back: Vec::new() }
     }
 
     fn job(name: &str) -> JobId {

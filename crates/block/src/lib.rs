@@ -20,6 +20,7 @@ pub mod device;
 pub mod exports;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod held_back;
 pub mod lease;
 pub mod locking;
 pub mod logins;

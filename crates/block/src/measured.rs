@@ -14,6 +14,7 @@ use futures_util::future::BoxFuture;
 use perigee_model::{Incarnation, LayerId};
 
 use crate::device::{Device, Extent, IoError, OriginRun, Zeroing};
+use crate::held_back::HELD_BACK;
 use crate::lease::{LeaseAnswer, LeaseAsk};
 use crate::stats::{BatchCounts, Counters, Kind};
 use crate::switch::Switch;
@@ -109,6 +110,10 @@ impl Measured {
         length: usize,
         work: impl FnOnce(&dyn Device) -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
+        if self.counters.tracing.is_due(Instant::now()) {
+            // It is held back, so somebody has to wait for it.
+            return None;
+        }
         let asked = Asked::new("read", offset, length as u64);
         let result = self.at_once(asked, || self.device.at_once(work));
         if let Some(Ok(())) = result {
@@ -153,6 +158,10 @@ impl Measured {
             timer.carried(asked.payload_bytes + read_bytes(value));
         }
         drop(timer);
+        if matches!(asked.kind, Some(Kind::Read)) && self.counters.tracing.holds(since) {
+            span.held.store(true, Ordering::Relaxed);
+            tokio::time::sleep(HELD_BACK).await;
+        }
         self.counters.tracing.end(&span, asked.ended(false, &result), 1);
         result
     }
@@ -268,7 +277,11 @@ impl Device for Measured {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use perigee_model::Epoch;
+    use perigee_model::trace::{HELD_BACK_US, TraceRecord, read_trace};
+    use perigee_model::volume::CollectTrace;
 
     use super::*;
 
@@ -324,6 +337,40 @@ mod tests {
         device.end_batch(begun);
         let stats = counters.snapshot();
         assert_eq!((stats.reads, stats.read_bytes, stats.writes), (2, 1024, 0));
+    }
+
+    /// Whether an answer of a traced volume is held back, in this time at most.
+    async fn is_held(hold_back: bool, at_most: Duration) -> bool {
+        let table = crate::stats::StatsTable::default();
+        let (name, volume) = ("job".parse().unwrap(), "a".parse().unwrap());
+        let hold_back = if hold_back { vec!["a".parse().unwrap()] } else { vec![] };
+        let ask = CollectTrace { volumes: vec!["a".parse().unwrap()], hold_back };
+        table.collect_trace(&name, &ask).unwrap();
+        let device = Measured::new(Switch::new(Arc::new(Half)), table.of(&volume));
+        let begun = Instant::now();
+        while begun.elapsed() < at_most {
+            for _ in 0..200 {
+                if device.try_read(0, &mut [0; 512]).is_none() {
+                    device.read(0, 512).await.expect("bytes");
+                }
+            }
+            let records = read_trace(&table.collections.get(&name).unwrap()).unwrap();
+            let mut requests = records.iter().filter_map(|record| match record {
+                TraceRecord::Request(request) => Some(request),
+                TraceRecord::Client(_) => None,
+            });
+            if let Some(held) = requests.find(|request| request.served.held) {
+                assert!(held.duration_us >= HELD_BACK_US && !held.served.at_once);
+                return true;
+            }
+        }
+        false
+    }
+
+    #[tokio::test]
+    async fn a_few_answers_are_held_back_where_that_is_asked_for() {
+        assert!(is_held(true, Duration::from_secs(60)).await);
+        assert!(!is_held(false, Duration::from_millis(300)).await);
     }
 
     #[tokio::test]

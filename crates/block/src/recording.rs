@@ -58,7 +58,11 @@ impl Recorder {
 
 /// A request as a trace has it that began at `started`.
 pub fn request_of(client: u16, started: Instant, span: &Span, ended: &Ended) -> TraceRequest {
-    let mut served = Served { at_once: ended.at_once, ..Served::default() };
+    let mut served = Served {
+        at_once: ended.at_once,
+        held: span.held.load(Ordering::Relaxed),
+        ..Served::default()
+    };
     for (stage, _) in span.stages() {
         match stage {
             Stage::SourceRead => served.source = true,

@@ -8,7 +8,7 @@
 //! answered at once, and all if a client follows the trace.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -75,6 +75,8 @@ impl Stage {
 pub struct Span {
     /// The moment when the request was read from its socket, or when its work began.
     pub(crate) since: Instant,
+    /// Its answer was held back ([`crate::held_back`]).
+    pub(crate) held: AtomicBool,
     stages_ns: [AtomicU64; STAGES.len()],
 }
 
@@ -98,7 +100,7 @@ pub(crate) fn queued_since() -> Option<Instant> {
 impl Span {
     /// A request that began at `since`, with no time in any stage yet.
     pub fn new(since: Instant) -> Arc<Self> {
-        Arc::new(Self { since, stages_ns: Default::default() })
+        Arc::new(Self { since, held: AtomicBool::new(false), stages_ns: Default::default() })
     }
 
     /// Runs work whose measurements go to this span.
@@ -260,6 +262,24 @@ impl Tracing {
     /// Every request from now on goes to this collector too, until its trace is taken.
     pub(crate) fn collect(&self, collector: Collector) {
         self.change(|followers| followers.collectors.push(collector));
+    }
+
+    /// Whether a read that arrives now would be held back.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.any_collector(|collector| collector.is_due(now))
+    }
+
+    /// Whether the answer to a read that arrives now is held back.
+    pub(crate) fn holds(&self, now: Instant) -> bool {
+        self.any_collector(|collector| collector.hold(now))
+    }
+
+    fn any_collector(&self, is: impl Fn(&Collector) -> bool) -> bool {
+        if !self.is_followed() {
+            return false;
+        }
+        let followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
+        followers.collectors.iter().any(is)
     }
 
     fn change(&self, change: impl FnOnce(&mut Followers)) {

@@ -23,6 +23,10 @@ const RECORD_BYTES: usize = 28;
 /// A client's name is that of its volume.
 const NAME_BYTES_MAX: usize = 255;
 
+/// How long an answer is held back whose [`Served::held`] is set, in microseconds beside its own time: the round trip of
+/// a WAN, at which a replay counts dependent round trips.
+pub const HELD_BACK_US: u32 = 16_000;
+
 /// What a client asked for, whichever protocol it speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
@@ -69,11 +73,13 @@ pub struct Served {
     pub private: bool,
     /// From another host.
     pub remote: bool,
+    /// Its answer was held back by [`HELD_BACK_US`], to see what the client does meanwhile.
+    pub held: bool,
 }
 
 impl Served {
     fn bits(self) -> u8 {
-        [self.at_once, self.source, self.private, self.remote]
+        [self.at_once, self.source, self.private, self.remote, self.held]
             .into_iter()
             .rev()
             .fold(0, |bits, bit| bits << 1 | u8::from(bit))
@@ -81,7 +87,7 @@ impl Served {
 
     fn from_bits(bits: u8) -> Self {
         let has = |bit: u8| bits >> bit & 1 == 1;
-        Self { at_once: has(0), source: has(1), private: has(2), remote: has(3) }
+        Self { at_once: has(0), source: has(1), private: has(2), remote: has(3), held: has(4) }
     }
 }
 
@@ -92,6 +98,7 @@ impl fmt::Display for Served {
             (self.source, "source"),
             (self.private, "private"),
             (self.remote, "remote"),
+            (self.held, "held"),
         ];
         let words: Vec<_> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         f.write_str(&words.join(","))
@@ -243,7 +250,7 @@ mod tests {
             duration_us: u32::MAX,
             client: 7,
             operation: Operation::Zero,
-            served: Served { at_once: true, private: true, ..Served::default() },
+            served: Served { private: true, held: true, ..Served::default() },
         };
         vec![TraceRecord::Client(client), TraceRecord::Request(request)]
     }

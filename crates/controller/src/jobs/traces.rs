@@ -4,7 +4,7 @@
 //! job.
 
 use perigee_model::job::JobState;
-use perigee_model::trace::{BadTrace, Operation, TraceRecord, read_trace};
+use perigee_model::trace::{BadTrace, HELD_BACK_US, Operation, TraceRecord, read_trace};
 use perigee_model::volume::CollectTrace;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::replay::{Kind, Replay, Replayed, Request};
@@ -29,7 +29,10 @@ impl Run {
         if planning::wants_trace(&self.cluster, &self.record.value).await? {
             let disks = &self.placement()?.disks;
             let volumes = disks.iter().map(|disk| disk.volume.clone()).collect();
-            match host.volume.put::<()>(&path(&self.id), &CollectTrace { volumes }).await {
+            let data = disks.iter().filter(|disk| disk.data_of.is_some());
+            let hold_back = data.map(|disk| disk.volume.clone()).collect();
+            let ask = CollectTrace { volumes, hold_back };
+            match host.volume.put::<()>(&path(&self.id), &ask).await {
                 Ok(()) => traced = Traced::Since { at_ms: now_ms() },
                 Err(problem) => tracing::debug!("job {} is not traced: {problem}", self.id),
             }
@@ -111,6 +114,7 @@ fn request(record: &TraceRecord) -> Option<Request> {
         length_bytes: traced.length_bytes,
         at_us,
         answered_us: at_us + f64::from(traced.duration_us),
+        held_us: if traced.served.held { f64::from(HELD_BACK_US) } else { 0.0 },
     })
 }
 

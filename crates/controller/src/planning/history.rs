@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::{Decision, Seconds, Trigger};
+use perigee_model::trace::HELD_BACK_US;
 use perigee_model::{HostId, Problem};
+use perigee_planner::replay::Replayed;
 use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
 
 use super::decisions::prefix;
@@ -36,6 +38,9 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     for key in cluster.records.keys(&prefix(&job.id)).await? {
         if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
             measure(&mut decision.value, ended_ms, measured_s, parts);
+            if decision.value.trigger == Trigger::Submitted {
+                decision.value.plan.figures.extend(held_back(record));
+            }
             decision.save().await?;
         }
     }
@@ -63,6 +68,18 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let kept = cluster.records.update(&key, keep).await?;
     cluster.taught.set_history(&key, Arc::new(kept));
     Ok(())
+}
+
+/// That the volume server has delayed the job a little, to learn how many reads it keeps in flight.
+fn held_back(record: &JobRecord) -> Option<String> {
+    let Traced::Replayed(Replayed { depth: Some(depth), held, requests, .. }) = record.traced
+    else {
+        return None;
+    };
+    Some(format!(
+        "while it ran, {held} of its {requests} requests were held back by {} ms: it keeps {depth:.0} reads in flight",
+        HELD_BACK_US / 1000
+    ))
 }
 
 /// The prediction at submission covers the whole job. A later one covers the rest of it.

@@ -86,6 +86,10 @@ pub struct StartTrace {
 pub struct CollectTrace {
     /// The volumes to trace. A volume's position in this list is its client number in the trace.
     pub volumes: Vec<VolumeName>,
+    /// Those of them from which a few answers to reads are held back in short windows
+    /// ([`crate::trace::HELD_BACK_US`]), to see how many reads are in flight together.
+    #[serde(default)]
+    pub hold_back: Vec<VolumeName>,
 }
 
 /// The result of a trace.

@@ -263,8 +263,12 @@ fn bytes_that_are_read_ahead_or_kept_are_not_waited_for() {
     let mut run = past_run(0.0, 1000.0);
     run.volumes[0].bytes = 400.0 * MIB as f64;
     let mib = MIB as f64;
-    run.replayed =
-        Some(Replayed { round_trips: 100.0, waited_bytes: 32.0 * mib, sent_bytes: 256.0 * mib });
+    run.replayed = Some(Replayed {
+        round_trips: 100.0,
+        waited_bytes: 32.0 * mib,
+        sent_bytes: 256.0 * mib,
+        ..Replayed::default()
+    });
     let learned = learned(&[run]);
     let (host, homes) = (cluster().hosts[0].clone(), [&host_id("cloud1")]);
     let place = learned.place(&cluster(), &host, &homes, &mut Figures::default()).unwrap();

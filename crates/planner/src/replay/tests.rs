@@ -61,7 +61,8 @@ impl Disk {
         let uneven = (offset / 4096 % 7) as f64 / 7.0;
         let own_us = self.service_us * (0.5 + uneven);
         let answered_us = at_us + own_us + self.round_trip_us;
-        let mut request = Request { disk: DATA, kind, offset, length_bytes, at_us, answered_us };
+        let (disk, held_us) = (DATA, 0.0);
+        let mut request = Request { disk, kind, offset, length_bytes, at_us, answered_us, held_us };
         if let Some((proxy, memory)) = &mut self.proxy {
             request.answered_us = match kind {
                 Kind::Read => proxy.read(memory, &request, at_us, own_us),
@@ -377,6 +378,7 @@ fn any_requests() -> impl Strategy<Value = Vec<Request>> {
                 length_bytes: length * 65_536,
                 at_us: now_us,
                 answered_us: now_us + took_us,
+                held_us: 0.0,
             }
         };
         requests.into_iter().map(request).collect()
