@@ -45,8 +45,12 @@ pub fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
 
 /// A copy is completed in the background by requests of this many blocks.
 pub const FILL_PIECE_BLOCKS: u64 = 32;
-/// The number of these requests that are in flight at once.
-pub const FILL_PIECES_IN_FLIGHT: usize = 8;
+/// The number of these requests that are in flight at once: as many as the link carries in two round trips.
+pub fn fill_pieces_in_flight(pace: &Pace, round_trip: Duration) -> usize {
+    let pieces = pace.pipe_bytes(round_trip) / (FILL_PIECE_BLOCKS * BLOCK_BYTES);
+    usize::try_from(pieces).unwrap_or(usize::MAX).max(1)
+}
+
 /// The default of the highest rate at which copies are completed.
 pub const FILL_BYTES_PER_S: u64 = 100 << 20;
 

@@ -4,9 +4,8 @@
 //! while it is copied, those that need a block that is still missing wait for the old home, and share the link
 //! with the background.
 
-use perigee_model::read_ahead::{FILL_BYTES_PER_S, FILL_PIECE_BLOCKS, FILL_PIECES_IN_FLIGHT};
+use perigee_model::read_ahead::{AHEAD_BYTES_MAX, FILL_BYTES_PER_S};
 use perigee_model::units::{format_bytes, format_seconds};
-use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{HostId, VolumeName};
 
 use crate::facts::{Cluster, CopyFacts};
@@ -19,9 +18,6 @@ const SWITCH_ROUND_TRIPS: f64 = 2.0;
 const SWITCH_S: f64 = 0.05;
 /// Round trips before the switch: the old home seals and tells what it has.
 const PREPARE_ROUND_TRIPS: f64 = 8.0;
-
-const IN_FLIGHT_BYTES: f64 =
-    (FILL_PIECE_BLOCKS * BLOCK_BYTES * FILL_PIECES_IN_FLIGHT as u64) as f64;
 
 /// A volume that would come to a host.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +72,7 @@ pub(crate) fn copy_cost(
         let link = cluster.link(to, home)?;
         figures.link(link, cluster.probe_request_bytes);
         let rtt_s = link.probe.rtt_ms / 1e3;
-        let by_window = if rtt_s > 0.0 { IN_FLIGHT_BYTES / rtt_s } else { f64::INFINITY };
+        let by_window = if rtt_s > 0.0 { AHEAD_BYTES_MAX as f64 / rtt_s } else { f64::INFINITY };
         let link_rate = link.probe.rate_bytes_per_s as f64;
         let rate = link_rate.min(by_window).min(FILL_BYTES_PER_S as f64);
         let copy_s = *copy_bytes as f64 / rate;
@@ -103,17 +99,19 @@ mod tests {
     use crate::fixture::*;
 
     #[test]
-    fn a_copy_takes_its_bytes_at_the_rate_of_its_window() {
+    fn a_copy_takes_its_bytes_at_the_rate_of_the_link_up_to_that_of_copies() {
         let (to, home) = (host_id("home1"), host_id("cloud1"));
         let cost = copy_cost(&cluster(), &to, &[(&home, 256 * MIB)]).unwrap();
-        // 1 MiB in flight at 16 ms are 62.5 MiB/s.
-        assert_close(cost.copy_s, 4.096);
+        assert_close(cost.copy_s, 2.56);
         assert_close(cost.pause_s, 0.082);
-        assert_close(cost.job_s, 0.082 + 2.048);
+        assert_close(cost.job_s, 0.082 + 1.28);
+        let mut thin = cluster();
+        thin.links.iter_mut().for_each(|link| link.probe.rate_bytes_per_s = 10 * MIB);
+        assert_close(copy_cost(&thin, &to, &[(&home, 256 * MIB)]).unwrap().copy_s, 25.6);
         let near = copy_cost(&cluster(), &to, &[(&host_id("home2"), 256 * MIB)]).unwrap();
         assert_close(near.copy_s, 2.56);
         let both = copy_cost(&cluster(), &to, &[(&home, MIB), (&home, 3 * MIB)]).unwrap();
-        assert_close(both.copy_s, 0.064);
+        assert_close(both.copy_s, 0.04);
         assert_close(both.pause_s, 0.164);
     }
 

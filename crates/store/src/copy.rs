@@ -105,6 +105,8 @@ pub(super) struct LayerCopy {
     complained: AtomicBool,
     /// The latest work of completing the copy in the background.
     filling: Mutex<Arc<Work>>,
+    /// Why it could not be completed the last time.
+    failed: Mutex<Option<String>>,
 }
 
 /// The task that writes fetched bytes to the copy.
@@ -118,8 +120,19 @@ impl LayerCopy {
     pub(super) fn new(head: Head, remote: Arc<RemoteParent>, waiting: Arc<Waiting>) -> Self {
         let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
         let (head, missed) = (Arc::new(head), AtomicU64::new(NOWHERE));
-        let (closed, complete, complained, filling) = Default::default();
-        Self { head, remote, waiting, missed, closed, complete, unwritten, complained, filling }
+        let (closed, complete, complained, filling, failed) = Default::default();
+        Self {
+            head,
+            remote,
+            waiting,
+            missed,
+            closed,
+            complete,
+            unwritten,
+            complained,
+            filling,
+            failed,
+        }
     }
 
     /// Whether it has the layer's own blocks only.
@@ -312,6 +325,15 @@ impl LayerCopy {
         let work = Arc::<Work>::default();
         *lock(&self.filling) = Arc::clone(&work);
         work
+    }
+
+    /// Records why the copy could not be completed now; `None` if it could.
+    pub(super) fn filled(&self, failed: Option<String>) {
+        *lock(&self.failed) = failed;
+    }
+
+    pub(super) fn why_not_filled(&self) -> Option<String> {
+        lock(&self.failed).clone()
     }
 
     pub(super) fn stop_filling(&self) {

@@ -5,13 +5,15 @@ use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use futures_util::stream::FuturesUnordered;
 use perigee_block::device::IoError;
-use perigee_model::read_ahead::{FILL_PIECE_BLOCKS, FILL_PIECES_IN_FLIGHT};
+use perigee_block::locking::lock;
+use perigee_model::read_ahead::{self, FILL_PIECE_BLOCKS, fill_pieces_in_flight};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::time::Instant;
 
@@ -57,6 +59,34 @@ impl Pace {
     }
 }
 
+/// Finds out how much may be in flight on the link to the other host, so that its round trips don't limit the rate
+/// and readers still don't wait behind a long queue.
+#[derive(Default)]
+struct Flow {
+    link: Mutex<read_ahead::Pace>,
+    /// The number of bytes that have come.
+    came_bytes: AtomicU64,
+}
+
+impl Flow {
+    fn pieces_in_flight(&self, copy: &LayerCopy) -> usize {
+        fill_pieces_in_flight(&lock(&self.link), copy.remote.round_trip())
+    }
+
+    /// Notes how long a fetch takes.
+    async fn measured<T>(
+        &self,
+        bytes: u64,
+        fetch: impl Future<Output = Result<T, IoError>>,
+    ) -> Result<T, IoError> {
+        let (asked, before) = (Instant::now(), self.came_bytes.load(Ordering::Relaxed));
+        let fetched = fetch.await?;
+        let came_bytes = self.came_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes - before;
+        lock(&self.link).note(came_bytes, asked.elapsed());
+        Ok(fetched)
+    }
+}
+
 impl Pool {
     /// Completes the copies that keep everything, one after the other and at most at this rate, and makes the
     /// fetched blocks of the other copies durable. It runs until the future is dropped.
@@ -98,9 +128,13 @@ impl Pool {
         if !wanted.is_ok_and(|wanted| wanted.contains(&layer)) {
             return Filled::AsFarAsItGoes;
         }
-        let Err(error) = self.fill(copy, &work, pace).await else { return Filled::AsFarAsItGoes };
+        let Err(error) = self.fill(copy, &work, pace).await else {
+            copy.filled(None);
+            return Filled::AsFarAsItGoes;
+        };
         let kind = if let IoError::Io(error) = &error { Some(error.kind()) } else { None };
         if kind != Some(ErrorKind::Interrupted) {
+            copy.filled(Some(error.to_string()));
             tracing::warn!(%layer, %error, "can't complete a copy now; trying again later");
         }
         if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
@@ -125,9 +159,10 @@ impl Pool {
         copy.head.check_writable()?;
         let mut unfilled = Unfilled::new(copy.layer().blocks() * BLOCK_BYTES);
         work.expect(unfilled.size_bytes);
-        let (mut from, mut fetched_bytes) = (0, 0);
+        let (mut from, mut fetched_bytes, flow) = (0, 0, Flow::default());
         while let Some(window) = unfilled.next(from) {
-            let visited = fill_window(copy, &mut unfilled, window, from, (work, pace)).await?;
+            let limits = (&flow, &mut *pace);
+            let visited = fill_window(copy, &mut unfilled, (window, from), work, limits).await?;
             (from, fetched_bytes) = (visited.next, fetched_bytes + visited.fetched_bytes);
             if fetched_bytes >= FLUSH_BYTES {
                 self.flush_copy(copy).await?;
@@ -248,9 +283,9 @@ struct Visited {
 async fn fill_window(
     copy: &Arc<LayerCopy>,
     unfilled: &mut Unfilled,
-    window: usize,
-    from: u64,
-    (work, pace): (&Work, &mut Pace),
+    (window, from): (usize, u64),
+    work: &Work,
+    (flow, pace): (&Flow, &mut Pace),
 ) -> Result<Visited, IoError> {
     let window_bytes = unfilled.bytes(window);
     let mut pieces = missing_pieces(copy, window_bytes.clone()).await?;
@@ -259,7 +294,7 @@ async fn fill_window(
     let mut fetches = FuturesUnordered::new();
     let (mut started, mut left_early) = (false, false);
     loop {
-        while fetches.len() < FILL_PIECES_IN_FLIGHT && !left_early {
+        while fetches.len() < flow.pieces_in_flight(copy) && !left_early {
             // Each visit fetches something, however often readers miss blocks elsewhere.
             match copy.take_missed().filter(|_| started) {
                 Some(missed) if Unfilled::window_of(missed) == window => {
@@ -272,7 +307,8 @@ async fn fill_window(
                 _ => {}
             }
             let Some(blocks) = pieces.pop_front() else { break };
-            fetches.push(fetch_piece(copy, blocks.clone(), pace.after(length_bytes(&blocks))));
+            let at = pace.after(length_bytes(&blocks));
+            fetches.push(fetch_piece(copy, blocks, flow, at));
             started = true;
         }
         let Some(bytes) = fetches.try_next().await? else { break };
@@ -316,12 +352,13 @@ fn begin_at(pieces: &mut VecDeque<Range<u64>>, block: u64) {
 async fn fetch_piece(
     copy: &Arc<LayerCopy>,
     blocks: Range<u64>,
+    flow: &Flow,
     at: Instant,
 ) -> Result<u64, IoError> {
     tokio::time::sleep_until(at).await;
     copy.readers_first().await;
     let fetched_bytes = length_bytes(&blocks);
-    if let (_, Some(keeping)) = copy.fetch(blocks).await? {
+    if let (_, Some(keeping)) = flow.measured(fetched_bytes, copy.fetch(blocks)).await? {
         keeping.await.map_err(std::io::Error::other)??;
     }
     Ok(fetched_bytes)

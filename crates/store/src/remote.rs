@@ -230,6 +230,11 @@ impl RemoteParent {
         Ok(states)
     }
 
+    /// The least time that the other host takes to answer, as far as is known.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.source().device.get().map_or(Duration::ZERO, |device| device.round_trip())
+    }
+
     /// Reads a range. The part beyond the export's end is zeros.
     pub(super) async fn read(&self, span: &Range<u64>) -> Result<Bytes, IoError> {
         let span = overlap(span, &(0..self.row.size_bytes));

@@ -227,11 +227,13 @@ impl Pool {
         let rows = self.catalog.chain(layer)?;
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);
-        let remote = rows.iter().find_map(|row| row.remote.clone()).map(|remote| ImageSource {
+        let source = rows.iter().find_map(|row| Some((row.id, row.remote.clone()?)));
+        let remote = source.map(|(id, remote)| ImageSource {
             nbd_addr: remote.nbd_addr,
             export: remote.export,
             keep: remote.keep,
             missing_bytes: space.remote_bytes,
+            failed: self.layer_copy(id).and_then(|copy| copy.why_not_filled()),
         });
         Ok(ImageInfo {
             remote,

@@ -40,6 +40,9 @@ pub struct ImageSource {
     /// Bytes that are not here. Some of them may turn out to be empty at the source; these are never
     /// fetched.
     pub missing_bytes: u64,
+    /// Why the background could not fetch the rest when it last tried; it tries again.
+    #[serde(default)]
+    pub failed: Option<String>,
 }
 
 /// Which blocks a copy keeps of those that it reads from the other host.

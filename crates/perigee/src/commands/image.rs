@@ -170,7 +170,11 @@ const LOCAL: &[Column<ImageInfo>] = &[
     ("layers", |i| i.chain.len().to_string()),
     ("children", |i| i.children.to_string()),
     ("missing", |i| {
-        output::or_dash(i.remote.as_ref().map(|r| output::bytes(r.missing_bytes)).as_ref())
+        let missing = i.remote.as_ref().map(|remote| {
+            let bytes = output::bytes(remote.missing_bytes);
+            remote.failed.as_ref().map_or(bytes.clone(), |why| format!("{bytes}: {why}"))
+        });
+        output::or_dash(missing.as_ref())
     }),
     ("keeps", |i| output::or_dash(i.remote.as_ref().map(|r| &r.keep))),
     ("leave site", |i| i.leave_site.to_string()),

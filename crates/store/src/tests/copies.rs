@@ -2,6 +2,7 @@
 //! the other host goes away.
 
 mod sources;
+mod troubles;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

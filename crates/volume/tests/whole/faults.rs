@@ -1,9 +1,13 @@
 //! What a server that was stopped or killed, or a full disk, leaves behind.
 
-use perigee_model::volume::{CreateVolume, EpochIssued, Resize, VolumeInfo, VolumeSource};
-use perigee_model::{Problem, ProblemKind, VolumeName};
+use perigee_model::volume::{
+    CopyImage, CreateVolume, EpochIssued, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
+    VolumeSource,
+};
+use perigee_model::{ImageName, Problem, ProblemKind, VolumeName};
 
-use crate::server::{MIB, Server, assert_io, run, said};
+use crate::homes::{ask, attach, carry, take};
+use crate::server::{MIB, Server, assert_io, run, said, until};
 use crate::small::Small;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,4 +120,58 @@ async fn a_disk_that_fails_under_the_catalog_is_a_clean_error_and_loses_nothing(
     assert_eq!((&after[0].chain, after[0].size_bytes), (&before.chain, before.size_bytes));
     assert_io(&server.qemu_io("data", &["read -P 1 0 1M", "write -P 2 1M 1M", "flush"]));
     server.create("empty", MIB).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_fails_at_the_home_is_an_error_elsewhere_only_until_it_is_right_again() {
+    let Some(small) = Small::mount_ext4() else {
+        return eprintln!("skipped: only root with loop devices can mount a small ext4");
+    };
+    let mut home = Server::start_in(small.path.join("pool")).await;
+    let host = Server::start().await;
+    let epoch = home.create("data", 16 * MIB).await.epoch;
+    let export = format!("data@{epoch}");
+    assert_io(&home.qemu_io(&export, &["write -P 1 0 4M", "flush"]));
+    let golden = ImageName::new("golden").expect("a name");
+    let snapshot = Snapshot { image: golden };
+    let _: ImageInfo =
+        home.control.post("/v1/volumes/data/snapshot", &snapshot).await.expect("an image");
+    assert_io(&home.qemu_io(&export, &["write -P 2 4M 1M", "flush"]));
+    let nbd_addr = home.nbd_addr.clone();
+    let copy = CopyImage { nbd_addr, export: None, keep: Keep::Read, layer: None };
+    let _: ImageInfo =
+        host.control.post("/v1/images/golden/copy", &copy).await.expect("a copy of it");
+    host.clone_image("clone", "golden").await;
+    assert_io(&host.qemu_io("clone", &["read -P 1 0 64k", "write -P 3 8M 64k", "flush"]));
+    attach(&host, &home).await;
+    let ask = ask(&home, &host).await;
+
+    small.pull_the_cable();
+    for (export, read) in [(export.as_str(), "read 4M 4k"), ("clone", "read 1M 4k")] {
+        let failed = said(&host.qemu_io(export, &[read]));
+        assert!(failed.contains("Input/output error"), "{export}: {failed}");
+    }
+    let path = "/v1/images/golden/keep";
+    let _: ImageInfo = host.control.put(path, &Keep::All).await.expect("that it begins");
+    until("the background to say why it can't", async || {
+        let remote = image(&host).await.remote.expect("the disk is away");
+        remote.failed.is_some_and(|why| why.contains("Input/output error"))
+    })
+    .await;
+    let refused = take(&host, &ask).await.expect_err("a home that can't seal gives nothing away");
+    assert!(!refused.why.is_empty(), "{refused}");
+    assert_io(&host.qemu_io("clone", &["read -P 3 8M 64k", "write -P 4 9M 64k", "flush"]));
+
+    home.kill();
+    small.plug_it_in_again();
+    home.start_process().await;
+    assert_io(&host.qemu_io(&export, &["read -P 2 4M 1M", "write -P 5 6M 64k", "flush"]));
+    assert_io(&host.qemu_io("clone", &["read -P 1 1M 64k", "read -P 4 9M 64k"]));
+    until("the background to go on", async || image(&host).await.remote.is_none()).await;
+    carry(&home, &host).await;
+    assert_io(&host.qemu_io(&export, &["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 5 6M 64k"]));
+}
+
+async fn image(host: &Server) -> ImageInfo {
+    host.control.get("/v1/images/golden").await.expect("the image")
 }

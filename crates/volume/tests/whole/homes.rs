@@ -36,22 +36,22 @@ async fn tenure(server: &Server) -> Tenure {
     }
 }
 
-async fn attach(server: &Server, home: &Server) {
+pub async fn attach(server: &Server, home: &Server) {
     let attach = Attach { nbd_addr: home.nbd_addr.clone() };
     let _: Attachment =
         server.control.put("/v1/attachments/data", &attach).await.expect("an attachment");
 }
 
-async fn take(to: &Server, ask: &TakeVolume) -> Result<VolumeHome, Problem> {
+pub async fn take(to: &Server, ask: &TakeVolume) -> Result<VolumeHome, Problem> {
     to.control.post("/v1/volumes/data/take", ask).await
 }
 
-async fn ask(from: &Server, to: &Server) -> TakeVolume {
+pub async fn ask(from: &Server, to: &Server) -> TakeVolume {
     TakeVolume { from: addresses(from), to: addresses(to), tenure: tenure(from).await }
 }
 
 /// As the controller does it.
-async fn carry(from: &Server, to: &Server) {
+pub async fn carry(from: &Server, to: &Server) {
     let (ask, began) = (ask(from, to).await, Instant::now());
     until("the volume to be taken", async || match take(to, &ask).await {
         Ok(_) => true,

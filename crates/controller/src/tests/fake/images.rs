@@ -78,6 +78,7 @@ pub async fn copy_image(
         export: format!("image:{name}"),
         keep: ask.keep,
         missing_bytes: 1000,
+        failed: None,
     };
     let is_refused = inside.refuses_source.as_ref() == Some(&ask.nbd_addr);
     inside.copied.push(ask);

@@ -1,0 +1,147 @@
+//! What the background does with the link, and when the other host's disk fails.
+
+use perigee_model::read_ahead::FILL_BYTES_PER_S;
+use tokio::time::Instant;
+
+use super::*;
+
+const ROUND_TRIP: Duration = Duration::from_millis(16);
+
+/// Another host with a large image, behind a link with a rate and a round trip.
+struct Far {
+    size_bytes: u64,
+    bytes_per_s: u64,
+    /// The link is in use until then.
+    busy_until: Mutex<Instant>,
+    /// The disk there fails.
+    broken: AtomicBool,
+}
+
+impl Far {
+    fn new(size_bytes: u64, bytes_per_s: u64) -> Arc<Self> {
+        let (busy_until, broken) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        Arc::new(Self { size_bytes, bytes_per_s, busy_until, broken })
+    }
+
+    fn pool(self: &Arc<Self>, dir: &tempfile::TempDir) -> Arc<Pool> {
+        let (dir, connect) = (dir.path().to_owned(), reach(self.clone()));
+        let config = PoolConfig { private: None, dir, connect };
+        Pool::open_with(config, Arc::new(SimFiles::default()), Uuid::from_u128(1)).unwrap()
+    }
+
+    /// What an answer of so many bytes waits for.
+    fn arrives(&self, bytes: u64) -> Instant {
+        let mut busy_until = self.busy_until.lock().unwrap();
+        let micros = bytes * 1_000_000 / self.bytes_per_s;
+        *busy_until = Instant::now().max(*busy_until) + Duration::from_micros(micros);
+        *busy_until + ROUND_TRIP
+    }
+}
+
+impl Device for Far {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn layer(&self) -> Option<LayerId> {
+        Some(LayerId(Uuid::from_u128(77)))
+    }
+
+    fn read(&self, _: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(async move {
+            tokio::time::sleep_until(self.arrives(length_bytes.into())).await;
+            if self.broken.load(Ordering::SeqCst) {
+                return Err(std::io::Error::from_raw_os_error(nix::libc::EIO).into());
+            }
+            Ok(bytes(7, length_bytes as usize))
+        })
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Err(IoError::ReadOnly) })
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn extents(&self, _: u64, length_bytes: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(async move { Ok(vec![Extent { length_bytes, hole: false, zero: false }]) })
+    }
+
+    fn round_trip(&self) -> Duration {
+        ROUND_TRIP
+    }
+}
+
+async fn copy_in(pool: &Arc<Pool>) {
+    let (nbd_addr, export, layer) = ("there:1".to_owned(), None, None);
+    let request = CopyImage { nbd_addr, export, keep: Keep::All, layer };
+    pool.copy_image(&image_name("i"), request).await.unwrap();
+}
+
+/// Waits until the background has completed the image, and returns the time that this took.
+async fn completed(pool: &Arc<Pool>) -> Duration {
+    let began = Instant::now();
+    loop {
+        let info = pool.image_info(&image_name("i")).await.unwrap();
+        if info.remote.is_none() {
+            return began.elapsed();
+        }
+        assert!(began.elapsed() < Duration::from_secs(600), "{info:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The clock stands still while anything works, so this measures the waits only.
+#[tokio::test(start_paused = true)]
+async fn round_trips_do_not_keep_the_background_from_the_link_s_rate() {
+    const SIZE_BYTES: u64 = 48 << 20;
+    // The second link is thinner than the background's limit.
+    for bytes_per_s in [125_000_000, 12_500_000] {
+        let (dir, far) = (tempfile::tempdir().unwrap(), Far::new(SIZE_BYTES, bytes_per_s));
+        let pool = far.pool(&dir);
+        copy_in(&pool).await;
+        let background = tokio::spawn(Arc::clone(&pool).fill_copies(FILL_BYTES_PER_S));
+        let took = completed(&pool).await;
+        background.abort();
+        let rate = FILL_BYTES_PER_S.min(bytes_per_s);
+        let best = Duration::from_micros(SIZE_BYTES * 1_000_000 / rate);
+        assert!(took < best * 13 / 10, "{took:?} at {bytes_per_s} bytes/s; the best is {best:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_fails_at_the_other_host_poisons_nothing_and_the_background_goes_on_later() {
+    let (dir, far) = (tempfile::tempdir().unwrap(), Far::new(4 << 20, 125_000_000));
+    let pool = far.pool(&dir);
+    copy_in(&pool).await;
+    pool.create_volume(create("c", None, VolumeSource::Image(image_name("i")))).await.unwrap();
+    let device = session(&pool, "c").await;
+    device.write(0, bytes(1, 4096), true).await.unwrap();
+    far.broken.store(true, Ordering::SeqCst);
+    let background = tokio::spawn(Arc::clone(&pool).fill_copies(FILL_BYTES_PER_S));
+    let failed = device.read(1 << 20, 4096).await;
+    let Err(IoError::Io(error)) = failed else { panic!("{failed:?}") };
+    assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
+    let why = loop {
+        let info = pool.image_info(&image_name("i")).await.unwrap();
+        if let Some(why) = info.remote.expect("it can't be complete").failed {
+            break why;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    assert!(why.contains("Input/output error"), "{why}");
+    assert_eq!(device.read(0, 4096).await.unwrap(), bytes(1, 4096), "what is here is served");
+    device.write(4096, bytes(2, 4096), true).await.expect("writes go on");
+    far.broken.store(false, Ordering::SeqCst);
+    assert_eq!(device.read(1 << 20, 4096).await.unwrap(), bytes(7, 4096));
+    completed(&pool).await;
+    background.abort();
+    far.broken.store(true, Ordering::SeqCst);
+    assert_eq!(device.read(3 << 20, 4096).await.unwrap(), bytes(7, 4096), "nobody is asked");
+}
