@@ -103,6 +103,7 @@ pub struct Counters {
     /// Requests to another host on behalf of the volume.
     network: Class,
     network_busy: Busy,
+    network_saved_bytes: AtomicU64,
     fenced: AtomicU64,
     /// The stages of the volume's requests, and who follows them.
     pub tracing: Tracing,
@@ -170,8 +171,14 @@ impl Counters {
             network_ns: get(&self.network.latency_ns),
             network_busy_ns: self.network_busy.total_ns(),
             network_bytes: get(&self.network.bytes),
+            network_saved_bytes: get(&self.network_saved_bytes),
             fenced: get(&self.fenced),
         }
+    }
+
+    /// Counts bytes that compression has kept off the network.
+    pub fn saved(&self, bytes: u64) {
+        self.network_saved_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Counts a change that was refused because another writer has the volume.

@@ -217,6 +217,7 @@ macro_rules! each_counter {
             network_ns: $a.network_ns.$op($b.network_ns),
             network_busy_ns: $a.network_busy_ns.$op($b.network_busy_ns),
             network_bytes: $a.network_bytes.$op($b.network_bytes),
+            network_saved_bytes: $a.network_saved_bytes.$op($b.network_saved_bytes),
             fenced: $a.fenced.$op($b.fenced),
         }
     };

@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod clock;
+pub mod compression;
 pub mod disk_role;
 pub mod guest;
 pub mod home;

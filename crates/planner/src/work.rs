@@ -9,6 +9,7 @@ pub(crate) struct VolumeWork {
     pub reads: f64,
     pub writes: f64,
     pub flushes: f64,
+    /// What it moves over a network, so without what compression keeps off it.
     pub bytes: f64,
     /// The sum of the requests' latencies, and the time with at least one in flight, as measured at the VM.
     /// Their ratio over all runs is the queue depth. A run at a slow disk shows how many requests the job keeps
@@ -36,14 +37,32 @@ impl VolumeWork {
 
     pub(crate) fn learn(disk: &DiskFacts) -> Self {
         let client = &disk.client;
+        let saved_bytes = client.network_saved_bytes as f64;
         Self {
             reads: client.reads as f64,
             writes: client.writes as f64,
             flushes: client.flushes as f64,
-            bytes: (client.read_bytes + client.write_bytes) as f64,
+            bytes: ((client.read_bytes + client.write_bytes) as f64 - saved_bytes).max(0.0),
             latencies_s: latencies_s(client),
             busy_s: seconds(client.busy_ns),
             home_latency_us: mean_latency_us(&disk.at_home),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::disk;
+
+    #[test]
+    fn bytes_that_compression_kept_off_the_network_do_not_count() {
+        let mut disk = disk("data", "home1", 1000, 1, true);
+        let all = VolumeWork::learn(&disk).bytes;
+        disk.client.network_saved_bytes = disk.client.network_bytes / 4;
+        assert_eq!(VolumeWork::learn(&disk).bytes, all * 0.75);
+        // What was read ahead was compressed, too.
+        disk.client.network_saved_bytes = disk.client.network_bytes * 2;
+        assert_eq!(VolumeWork::learn(&disk).bytes, 0.0);
     }
 }

@@ -38,8 +38,11 @@ pub struct IoStats {
     pub network_ns: u64,
     /// Time in which at least one of them was in flight.
     pub network_busy_ns: u64,
-    /// Data that crossed the network for them.
+    /// Data that they carried, before compression.
     pub network_bytes: u64,
+    /// The part of it that compression kept off the network.
+    #[serde(default)]
+    pub network_saved_bytes: u64,
     /// Writes refused because the session's epoch was not the volume's.
     pub fenced: u64,
 }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::{self, Way};
 use super::{NbdDevice, RemoteExport};
-use crate::wire::{self, encode_option_reply, option, reply};
+use crate::wire::{self, Chunk, encode_option_reply, option, reply};
 
 /// The deadline of a run. A run normally ends much sooner, because the server closes the connection at the end.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -78,6 +78,9 @@ async fn ask(device: &NbdDevice) {
 /// handshake. In the second case they are sent unchanged or are made into replies that look valid.
 pub fn client(input: &[u8]) {
     let Some((how, rest)) = input.split_first() else { return };
+    if how & 16 != 0 {
+        return compressed(rest);
+    }
     if how & 1 != 0 {
         return listen(rest);
     }
@@ -114,6 +117,17 @@ pub fn client(input: &[u8]) {
     listen(&said);
 }
 
+/// The content of a chunk of compressed data, as the answer to a read of at most this much.
+fn compressed(input: &[u8]) {
+    const READ_BYTES_MAX: u32 = 1 << 20;
+    if let Ok(Chunk::Compressed(found)) = Chunk::compressed(Bytes::copy_from_slice(input))
+        && found.length_bytes <= READ_BYTES_MAX
+        && let Ok(data) = found.decompress()
+    {
+        assert_eq!(data.len(), found.length_bytes as usize, "as its head says");
+    }
+}
+
 fn greeting() -> Vec<u8> {
     let flags = 3_u16.to_be_bytes();
     [&wire::MAGIC.to_be_bytes()[..], &wire::OPTION_MAGIC.to_be_bytes(), &flags].concat()
@@ -128,7 +142,7 @@ fn replies(said: &mut Vec<u8>, input: &[u8], extended: bool) {
             said.extend(u32::from(bytes[2] & 31).to_be_bytes());
             said.extend(cookie.to_be_bytes());
         } else {
-            let kind = [0, 1, 2, 5, 6, 0x8001, 0x8002, 0x8003][usize::from(bytes[2] & 7)];
+            let kind = [0, 1, 2, 5, 6, 0x8001, 0x8002, 0x5045][usize::from(bytes[2] & 7)];
             let length = u64::from(u16::from_be_bytes([bytes[3], bytes[4]]));
             let magic: u32 = if extended { 0x6e8a_278c } else { 0x668e_33ef };
             said.extend(magic.to_be_bytes());

@@ -14,8 +14,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::super::wire::{
-    self, CONTEXT_ALLOCATION, Dialect, FramingError, GoOption, MetaContextOption, OptionReplyHead,
-    PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info, option, reply,
+    self, CONTEXT_ALLOCATION, CONTEXT_COMPRESSION, Dialect, FramingError, GoOption,
+    MetaContextOption, OptionReplyHead, PAYLOAD_BYTES_MAX, export_flag, handshake_flag, info,
+    option, reply,
 };
 use super::tls::ClientTls;
 
@@ -40,6 +41,8 @@ pub struct ExportInfo {
     pub round_trip: Duration,
     /// The format of this connection's requests and replies.
     pub dialect: Dialect,
+    /// Whether the server compresses reads.
+    pub compression: bool,
 }
 
 impl ExportInfo {
@@ -220,13 +223,19 @@ async fn choose(
     } else {
         Dialect::Simple
     };
-    let mut allocation = false;
+    let (mut allocation, mut compression) = (false, false);
     if dialect != Dialect::Simple {
-        let contexts =
-            MetaContextOption { name: name.clone(), queries: vec![CONTEXT_ALLOCATION.into()] };
-        allocation = ask(stream, option::SET_META_CONTEXT, &contexts.encode())
-            .await?
-            .is_ok_and(|infos| infos.len() == 1);
+        let mut queries = vec![CONTEXT_ALLOCATION.into()];
+        // On one host there is no link to spare.
+        let far = matches!(way.address, Listen::Tcp(_));
+        queries.extend(far.then(|| CONTEXT_COMPRESSION.into()));
+        let contexts = MetaContextOption { name: name.clone(), queries };
+        let chosen = ask(stream, option::SET_META_CONTEXT, &contexts.encode()).await?;
+        let has = |context: &str| {
+            let chosen = chosen.as_ref().ok().into_iter().flatten();
+            chosen.filter_map(|info| info.get(4..)).any(|name| name == context.as_bytes())
+        };
+        (allocation, compression) = (has(CONTEXT_ALLOCATION), has(CONTEXT_COMPRESSION));
     }
     if let Some(told) = session {
         match ask(stream, option::PERIGEE_SESSION, &told).await? {
@@ -239,7 +248,10 @@ async fn choose(
     infos.extend(way.session.is_some().then_some(info::PERIGEE_HOME));
     let go = GoOption { name: name.clone(), infos };
     match ask(stream, option::GO, &go.encode()).await? {
-        Ok(infos) => Ok(ExportInfo { round_trip, ..export_info(infos, allocation, dialect)? }),
+        Ok(infos) => {
+            let info = export_info(infos, allocation, dialect)?;
+            Ok(ExportInfo { round_trip, compression, ..info })
+        }
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
         Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
         Err((reply::ERR_PERIGEE_MOVED, nbd_addr)) => Err(HandshakeError::Moved(nbd_addr)),
@@ -295,6 +307,7 @@ fn export_info(
         held,
         round_trip,
         dialect,
+        compression: false,
     })
 }
 

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use perigee_block::locking;
+use perigee_block::stats::Counters;
 use perigee_http::Listen;
+use perigee_model::compression::Compression;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufWriter};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -51,11 +53,50 @@ pub struct Shared {
     pub dropped: CancellationToken,
     /// All unanswered requests fail now.
     pub recalled: CancellationToken,
+    /// Which reads are compressed.
+    pub compression: Mutex<Compression>,
+    pub counters: Arc<Counters>,
     /// The volume's new address, if the server says that it has moved. It is sent each time the server says so.
     pub moved: watch::Sender<Option<String>>,
 }
 
 impl Shared {
+    /// Whether the next read of this length is to be compressed.
+    pub fn compresses(&self, read_bytes: u32) -> bool {
+        locking::lock(&self.compression).wants(read_bytes)
+    }
+
+    /// Decompresses a chunk that came in this time, if it is compressed.
+    fn decompressed(
+        &self,
+        cookie: u64,
+        chunk: Chunk,
+        elapsed: Duration,
+    ) -> Result<Chunk, FramingError> {
+        let compression = || locking::lock(&self.compression);
+        match chunk {
+            Chunk::Compressed(found) => {
+                lock(self).check_compressed(cookie, &found)?;
+                let begun = Instant::now();
+                let data = found.decompress()?;
+                let (bytes, compressed_bytes) = (data.len() as u64, found.data.len() as u64);
+                let work = found.work + begun.elapsed();
+                compression().note_arrival(compressed_bytes, elapsed);
+                compression().note_compressed(bytes, compressed_bytes, work);
+                self.counters.saved(bytes.saturating_sub(compressed_bytes));
+                Ok(Chunk::Data { offset: found.offset, data })
+            }
+            Chunk::Data { offset, data } => {
+                compression().note_arrival(data.len() as u64, elapsed);
+                if lock(self).may_be_compressed(cookie) {
+                    compression().note_incompressible(data.len() as u64);
+                }
+                Ok(Chunk::Data { offset, data })
+            }
+            chunk => Ok(chunk),
+        }
+    }
+
     /// Records the server to which the session is connected from now on.
     pub fn connected(&self, way: &Way, info: &ExportInfo) {
         if self.durability.connected(info.home.as_ref()) {
@@ -132,7 +173,7 @@ impl Link {
     ) -> Result<(), Lost> {
         let (mut connections, mut joining) = (JoinSet::new(), JoinSet::new());
         let (frames, first) = mpsc::unbounded_channel();
-        self.table().connect(frames);
+        self.table().connect(frames, self.info.compression);
         let begin = |connections: &mut JoinSet<_>, stream, dialect, frames, lane| {
             let shared = Arc::clone(&self.shared);
             let connection = Connection { shared, dialect, lane, silence_max };
@@ -158,7 +199,7 @@ impl Link {
                         if info.is_still(&self.info) && info.home == self.info.home =>
                     {
                         let (frames, receiver) = mpsc::unbounded_channel();
-                        let lane = self.table().join(frames);
+                        let lane = self.table().join(frames, info.compression);
                         begin(&mut connections, stream, info.dialect, receiver, lane);
                     }
                     Ok(Err(error)) => {
@@ -344,8 +385,11 @@ async fn receive<R: AsyncRead + Unpin>(
                 lock(shared).simple(cookie, error, data)?;
             }
             ReplyHead::Chunk { cookie, kind, done, length_bytes } => {
+                let begun = Instant::now();
                 let data = read_bytes(&mut reader, length_bytes as usize, heard).await?;
-                lock(shared).chunk(cookie, Chunk::parse(kind, data)?, done)?;
+                let chunk = Chunk::parse(kind, data)?;
+                let chunk = shared.decompressed(cookie, chunk, begun.elapsed())?;
+                lock(shared).chunk(cookie, chunk, done)?;
             }
         }
     }

@@ -151,7 +151,17 @@ impl NbdDevice {
         let table = Mutex::new(PendingTable::new(Arc::clone(&durability)));
         let (hung_up, dropped, recalled) = Default::default();
         let moved = watch::Sender::new(None);
-        let shared = Arc::new(Shared { table, durability, hung_up, dropped, recalled, moved });
+        let counters = remote.counters.clone().unwrap_or_default();
+        let shared = Arc::new(Shared {
+            table,
+            durability,
+            hung_up,
+            dropped,
+            recalled,
+            compression: Mutex::default(),
+            counters: Arc::clone(&counters),
+            moved,
+        });
         shared.connected(&way, &info);
         let link = Link {
             way,
@@ -163,7 +173,6 @@ impl NbdDevice {
         };
         tokio::spawn(link.run(stream, opening));
         let _dropped = shared.dropped.clone().drop_guard();
-        let counters = remote.counters.clone().unwrap_or_default();
         let round_trip_ns = AtomicU64::new(nanoseconds(info.round_trip));
         Self { info, shared, _dropped, counters, round_trip_ns }
     }
@@ -191,6 +200,13 @@ impl NbdDevice {
     /// Ends the connection: all unanswered requests fail now.
     pub fn recall(&self) {
         self.shared.recalled.cancel();
+    }
+
+    /// From now on the link seems to be thin.
+    #[cfg(test)]
+    pub fn seem_thin(&self) {
+        let mut compression = perigee_block::locking::lock(&self.shared.compression);
+        compression.note_arrival(1 << 20, Duration::from_secs(1000));
     }
 
     pub fn read_only(&self) -> bool {
@@ -257,6 +273,11 @@ impl NbdDevice {
         if fua { self.shared.durability.check() } else { Ok(()) }
     }
 
+    fn read_flags(&self, length_bytes: u32) -> u16 {
+        let compressed = self.info.compression && self.shared.compresses(length_bytes);
+        if compressed { command_flag::PERIGEE_COMPRESS } else { 0 }
+    }
+
     async fn read_all(&self, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
         let mut parts = BytesMut::new();
         let mut done = 0;
@@ -264,7 +285,7 @@ impl NbdDevice {
             let length = (length_bytes - done).min(self.info.request_bytes_max);
             let at = offset + u64::from(done);
             let Answer::Data { data, .. } =
-                self.ask(command::READ, 0, at, length, Bytes::new()).await?
+                self.ask(command::READ, self.read_flags(length), at, length, Bytes::new()).await?
             else {
                 return Err(IoError::from(std::io::Error::other("a read without data")));
             };

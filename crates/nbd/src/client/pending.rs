@@ -9,7 +9,7 @@ use perigee_block::device::IoError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::wire::{
-    Answer, Chunk, ContextRuns, Errno, FramingError, Request, command, command_flag,
+    Answer, Chunk, Compressed, ContextRuns, Errno, FramingError, Request, command, command_flag,
 };
 use super::durability::Durability;
 
@@ -37,6 +37,8 @@ pub type Frame = (Request, Bytes);
 struct Lane {
     frames: mpsc::UnboundedSender<Frame>,
     load_bytes: u64,
+    /// The server at its other end compresses reads.
+    compresses: bool,
 }
 
 /// The cost of a request besides its data, as a number of bytes.
@@ -110,9 +112,9 @@ impl PendingTable {
 
     /// Adds the first of new connections. All unanswered requests for which somebody still waits are sent on it,
     /// in their original order. Parts of replies that have arrived are dropped.
-    pub fn connect(&mut self, frames: mpsc::UnboundedSender<Frame>) {
+    pub fn connect(&mut self, frames: mpsc::UnboundedSender<Frame>, compresses: bool) {
         self.pending.retain(|_, p| !p.outgoing.reply.is_closed());
-        let mut lane = Lane { frames, load_bytes: 0 };
+        let mut lane = Lane { frames, load_bytes: 0, compresses };
         for pending in self.pending.values_mut() {
             pending.gathered = Gathered::default();
             pending.lane = 0;
@@ -122,8 +124,8 @@ impl PendingTable {
     }
 
     /// Adds one more connection and returns its number.
-    pub fn join(&mut self, frames: mpsc::UnboundedSender<Frame>) -> usize {
-        self.lanes.push(Lane { frames, load_bytes: 0 });
+    pub fn join(&mut self, frames: mpsc::UnboundedSender<Frame>, compresses: bool) -> usize {
+        self.lanes.push(Lane { frames, load_bytes: 0, compresses });
         self.lanes.len() - 1
     }
 
@@ -189,6 +191,21 @@ impl PendingTable {
         Ok(())
     }
 
+    /// Whether a request is a read that may be answered compressed.
+    pub fn may_be_compressed(&self, cookie: u64) -> bool {
+        let pending = self.pending.get(&cookie);
+        pending.is_some_and(|p| p.outgoing.request.flags & command_flag::PERIGEE_COMPRESS != 0)
+    }
+
+    /// Checks compressed data before memory is allocated for what they become.
+    pub fn check_compressed(&self, cookie: u64, data: &Compressed) -> Result<(), FramingError> {
+        let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
+        if !self.may_be_compressed(cookie) {
+            return Err(FramingError::Malformed("compressed data that were not asked for"));
+        }
+        pending.place(data.offset, data.length_bytes as usize).map(drop)
+    }
+
     /// Handles one chunk of a structured reply. `done` is set for the last one.
     pub fn chunk(&mut self, cookie: u64, chunk: Chunk, done: bool) -> Result<(), FramingError> {
         let pending = self.pending.get_mut(&cookie).ok_or(UNKNOWN_COOKIE)?;
@@ -242,7 +259,11 @@ impl Lane {
     fn take(&mut self, pending: &Pending) {
         self.load_bytes += pending.cost_bytes();
         // If the connection was just lost, the request is sent on the next one.
-        let _lost = self.frames.send((pending.outgoing.request, pending.outgoing.payload.clone()));
+        let mut request = pending.outgoing.request;
+        if !self.compresses {
+            request.flags &= !command_flag::PERIGEE_COMPRESS;
+        }
+        let _lost = self.frames.send((request, pending.outgoing.payload.clone()));
     }
 }
 
@@ -301,6 +322,11 @@ impl Pending {
                 self.gathered.parts_bytes += u64::from(length_bytes);
                 // New memory is zeros already, and chunks of one reply never overlap.
                 self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
+            }
+            Chunk::Compressed(_) => {
+                return Err(FramingError::Malformed(
+                    "compressed data that nobody has decompressed",
+                ));
             }
             Chunk::Status(runs) => {
                 // Only one context was negotiated. Accepting others would allow the server to fill the memory.
@@ -379,6 +405,43 @@ mod tests {
     }
 
     #[test]
+    fn compressed_data_are_refused_where_they_were_not_asked_for_or_are_too_long() {
+        let mut table = PendingTable::default();
+        let (cookie, _receiver) = ask(&mut table, command::READ, 4096, 4096);
+        let found = |offset, length_bytes| Compressed {
+            offset,
+            length_bytes,
+            work: Duration::ZERO,
+            data: Bytes::new(),
+        };
+        assert!(table.check_compressed(cookie, &found(4096, 4096)).is_err(), "nobody asked");
+        let request = &mut table.pending.get_mut(&cookie).expect("it waits").outgoing.request;
+        request.flags = command_flag::PERIGEE_COMPRESS;
+        table.check_compressed(cookie, &found(4096, 4096)).expect("it was asked for");
+        for (offset, length_bytes) in [(4096, 4097), (4095, 4096), (4097, 4096), (0, u32::MAX)] {
+            let checked = table.check_compressed(cookie, &found(offset, length_bytes));
+            assert!(checked.is_err(), "{length_bytes} at {offset}");
+        }
+        let (cookie, _receiver) = ask(&mut table, command::FLUSH, 0, 0);
+        assert!(table.check_compressed(cookie, &found(0, 0)).is_err());
+    }
+
+    #[test]
+    fn a_server_that_does_not_compress_is_not_asked_to() {
+        let (mut table, (frames, mut sent)) = (PendingTable::default(), mpsc::unbounded_channel());
+        let (reply, _answer) = oneshot::channel();
+        let flags = command_flag::PERIGEE_COMPRESS;
+        let request =
+            Request { flags, command: command::READ, cookie: 0, offset: 0, length_bytes: 4096 };
+        table.insert(Outgoing { request, payload: Bytes::new(), reply }, Instant::now());
+        table.connect(frames, false);
+        assert_eq!(sent.try_recv().expect("a request").0.flags, 0);
+        let (frames, mut sent) = mpsc::unbounded_channel();
+        table.connect(frames, true);
+        assert_eq!(sent.try_recv().expect("again, elsewhere").0.flags, flags);
+    }
+
+    #[test]
     fn a_read_that_lacks_data_is_a_framing_error() {
         let mut table = PendingTable::default();
         let (cookie, _receiver) = ask(&mut table, command::READ, 0, 8);
@@ -406,7 +469,7 @@ mod tests {
         drop(abandoned);
         table.simple(first, None, Bytes::new()).expect("an answer");
         let (frames, mut sent) = mpsc::unbounded_channel();
-        table.connect(frames);
+        table.connect(frames, false);
         let again = [(); 2].map(|()| sent.try_recv().expect("a request").0.cookie);
         assert_eq!(again, [third, fourth]);
         assert!(sent.try_recv().is_err(), "that was all");
@@ -432,9 +495,9 @@ mod tests {
         for number in 0..2 {
             let (frames, receiver) = mpsc::unbounded_channel();
             if number == 0 {
-                table.connect(frames)
+                table.connect(frames, false)
             } else {
-                assert_eq!(table.join(frames), number)
+                assert_eq!(table.join(frames, false), number)
             }
             sent.push(receiver);
         }

@@ -15,12 +15,33 @@ const CACHE_BYTES_MAX: u64 = 64 << 20;
 /// A valid request: its range is within the export, and it is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    Read { offset: u64, length_bytes: u32 },
-    Write { offset: u64, fua: bool },
+    /// `compressed` allows it, and does not require it.
+    Read {
+        offset: u64,
+        length_bytes: u32,
+        compressed: bool,
+    },
+    Write {
+        offset: u64,
+        fua: bool,
+    },
     Flush,
-    Zero { offset: u64, length_bytes: u64, how: Zeroing, fua: bool },
-    Status { offset: u64, length_bytes: u64, only_one: bool, contexts: Contexts },
-    Cache { offset: u64, length_bytes: u64 },
+    Zero {
+        offset: u64,
+        length_bytes: u64,
+        how: Zeroing,
+        fua: bool,
+    },
+    Status {
+        offset: u64,
+        length_bytes: u64,
+        only_one: bool,
+        contexts: Contexts,
+    },
+    Cache {
+        offset: u64,
+        length_bytes: u64,
+    },
     Lease(LeaseAsk),
 }
 
@@ -53,7 +74,8 @@ pub fn check(request: &Request, rules: &Rules, size_bytes: u64) -> Result<Comman
             check_range(request, size_bytes, Errno::Invalid)?;
             match u32::try_from(length_bytes) {
                 Ok(length_bytes) if length_bytes <= PAYLOAD_BYTES_MAX => {
-                    Ok(Command::Read { offset, length_bytes })
+                    let compressed = request.flags & command_flag::PERIGEE_COMPRESS != 0;
+                    Ok(Command::Read { offset, length_bytes, compressed })
                 }
                 _ => {
                     let message = format!("a read of {length_bytes} bytes is too long");
@@ -103,7 +125,11 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
     // The protocol requires that FUA is accepted and ignored for commands where it means nothing.
     let allowed = command_flag::FUA
         | match request.command {
-            command::READ if rules.dialect != Dialect::Simple => command_flag::DF,
+            command::READ if rules.dialect != Dialect::Simple => {
+                let compress =
+                    if rules.contexts.compression { command_flag::PERIGEE_COMPRESS } else { 0 };
+                command_flag::DF | compress
+            }
             command::WRITE if rules.dialect == Dialect::Extended => command_flag::PAYLOAD_LEN,
             command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
             command::BLOCK_STATUS => command_flag::REQ_ONE,
@@ -172,7 +198,7 @@ mod tests {
         let read = request(command::READ, 0, (1 << 20) - 512, 512);
         assert_eq!(
             check(&read, &rules(), SIZE_BYTES),
-            Ok(Command::Read { offset: (1 << 20) - 512, length_bytes: 512 })
+            Ok(Command::Read { offset: (1 << 20) - 512, length_bytes: 512, compressed: false })
         );
     }
 

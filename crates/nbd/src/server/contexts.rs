@@ -7,12 +7,14 @@
 
 use perigee_block::device::{Device, IoError, Origin, OriginRun};
 
-use super::super::wire::{ContextRuns, Dialect, Run};
+use super::super::wire::{CONTEXT_COMPRESSION, ContextRuns, Dialect, Run};
 
 const ALLOCATION_ID: u32 = 1;
 const ORIGIN_ID: u32 = 2;
 const ALLOCATION: &str = "base:allocation";
 const ORIGIN: &str = "perigee:origin";
+/// Has no runs. See [`CONTEXT_COMPRESSION`].
+const COMPRESSION_ID: u32 = 3;
 
 /// The most runs of one context in one reply.
 const RUNS_MAX: usize = 1 << 16;
@@ -28,6 +30,8 @@ const EXTENDED_RANGE_BYTES_MAX: u64 = 1 << 40;
 pub struct Contexts {
     allocation: bool,
     origin: bool,
+    /// Reads may be answered compressed.
+    pub compression: bool,
 }
 
 impl Contexts {
@@ -39,21 +43,29 @@ impl Contexts {
         Self {
             allocation: everything || asked(ALLOCATION) || listing && asked("base:"),
             origin: everything || asked(ORIGIN) || asked("perigee:"),
+            compression: !listing && asked(CONTEXT_COMPRESSION),
         }
     }
 
+    /// What the server answers to the negotiation.
+    pub fn chosen(self) -> impl Iterator<Item = (u32, &'static str)> {
+        let compression = self.compression.then_some((COMPRESSION_ID, CONTEXT_COMPRESSION));
+        self.iter().chain(compression)
+    }
+
+    /// The contexts that have runs.
     pub fn iter(self) -> impl Iterator<Item = (u32, &'static str)> {
         let allocation = self.allocation.then_some((ALLOCATION_ID, ALLOCATION));
         allocation.into_iter().chain(self.origin.then_some((ORIGIN_ID, ORIGIN)))
     }
 
     pub fn is_empty(self) -> bool {
-        self == Self::default()
+        !self.allocation && !self.origin
     }
 
     #[cfg(test)]
     pub fn all() -> Self {
-        Self { allocation: true, origin: true }
+        Self { allocation: true, origin: true, compression: false }
     }
 }
 

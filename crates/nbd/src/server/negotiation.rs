@@ -270,7 +270,7 @@ impl<'a> Negotiation<'a> {
         }
         let listing = option == option::LIST_META_CONTEXT;
         let chosen = Contexts::matching(&asked.queries, listing);
-        for (id, name) in chosen.iter() {
+        for (id, name) in chosen.chosen() {
             let mut data = BytesMut::new();
             data.put_u32(if listing { 0 } else { id });
             data.put_slice(name.as_bytes());

@@ -4,8 +4,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use perigee_block::device::Extent;
 
 use super::{
-    CHUNK_DONE, CHUNK_MAGIC, Dialect, EXTENDED_CHUNK_MAGIC, Errno, SIMPLE_REPLY_MAGIC, STATE_HOLE,
-    STATE_ZERO, chunk, length_u32,
+    CHUNK_DONE, CHUNK_MAGIC, COMPRESSED_HEAD_BYTES, Dialect, EXTENDED_CHUNK_MAGIC, Errno,
+    SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO, chunk, length_u32,
 };
 
 /// The longest text of an error.
@@ -17,6 +17,14 @@ pub enum Answer {
     Done,
     Data {
         offset: u64,
+        data: Bytes,
+    },
+    /// The compressed data of a read.
+    Compressed {
+        offset: u64,
+        /// Before compression.
+        length_bytes: u32,
+        work_us: u32,
         data: Bytes,
     },
     /// One for each context that the client chose; at least one.
@@ -126,6 +134,15 @@ impl Dialect {
         match answer {
             Answer::Data { data, .. } if !data.is_empty() => {
                 self.put_data_head(&mut out, to, data.len());
+                payload = data;
+                self.put_data_end(&mut end, to);
+            }
+            Answer::Compressed { offset, length_bytes, work_us, data } => {
+                let length = COMPRESSED_HEAD_BYTES as usize + data.len();
+                self.put_chunk_head_with(&mut out, 0, chunk::PERIGEE_COMPRESSED, to, length);
+                out.put_u64(offset);
+                out.put_u32(length_bytes);
+                out.put_u32(work_us);
                 payload = data;
                 self.put_data_end(&mut end, to);
             }

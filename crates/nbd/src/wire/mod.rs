@@ -23,7 +23,7 @@ pub use options::{
     GoOption, MetaContextOption, OptionHead, OptionReplyHead, encode_option, encode_option_reply,
     put_string, take_string,
 };
-pub use replies::{Chunk, ReplyHead};
+pub use replies::{Chunk, Compressed, ReplyHead};
 pub use request::Request;
 
 pub const MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -40,6 +40,8 @@ pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 pub const STRING_BYTES_MAX: u32 = 4096;
 /// Longest description of the extents of one `BLOCK_STATUS` that a client takes.
 const STATUS_BYTES_MAX: u32 = 16 << 20;
+/// What stands before the compressed bytes in their chunk.
+const COMPRESSED_HEAD_BYTES: u32 = 16;
 
 /// The format of requests and replies that the handshake has negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,6 +149,9 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     pub const FAST_ZERO: u16 = 1 << 4;
     pub const PAYLOAD_LEN: u16 = 1 << 5;
+    /// A flag of Perigee's own, for a read: its data may be sent compressed. A client sets it only if the server
+    /// has chosen [`super::CONTEXT_COMPRESSION`].
+    pub const PERIGEE_COMPRESS: u16 = 1 << 15;
 }
 
 const CHUNK_DONE: u16 = 1;
@@ -159,6 +164,9 @@ mod chunk {
     pub const BLOCK_STATUS_EXT: u16 = 6;
     pub const ERROR: u16 = (1 << 15) + 1;
     pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
+    /// A chunk of Perigee's own: the compressed data of a read that allowed it. Its offset, the number of bytes
+    /// before compression, the microseconds that the server has spent on it, and one block of LZ4.
+    pub const PERIGEE_COMPRESSED: u16 = 0x5045;
 }
 
 /// Flags of `base:allocation`.
@@ -166,6 +174,9 @@ const STATE_HOLE: u64 = 1;
 const STATE_ZERO: u64 = 2;
 
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
+/// Is no context of `BLOCK_STATUS`. A client that queries it, and gets it, may ask for compressed reads. It is negotiated
+/// like a context because that needs no round trip of its own.
+pub const CONTEXT_COMPRESSION: &str = "perigee:compression";
 
 /// The bytes are not NBD, or exceed one of its limits. The connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

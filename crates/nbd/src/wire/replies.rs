@@ -1,10 +1,13 @@
 //! Parses a server's replies for the client.
 
-use bytes::{Buf, Bytes};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
-    CHUNK_DONE, CHUNK_MAGIC, ContextRuns, EXTENDED_CHUNK_MAGIC, Errno, FramingError,
-    OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX, Run, SIMPLE_REPLY_MAGIC, STATUS_BYTES_MAX, bound, chunk,
+    CHUNK_DONE, CHUNK_MAGIC, COMPRESSED_HEAD_BYTES, ContextRuns, EXTENDED_CHUNK_MAGIC, Errno,
+    FramingError, OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX, Run, SIMPLE_REPLY_MAGIC, STATUS_BYTES_MAX,
+    bound, chunk,
 };
 
 /// The head of what a server sends in transmission.
@@ -52,6 +55,7 @@ impl ReplyHead {
                 };
                 let max_bytes = match kind {
                     chunk::OFFSET_DATA => PAYLOAD_BYTES_MAX + 8,
+                    chunk::PERIGEE_COMPRESSED => PAYLOAD_BYTES_MAX + COMPRESSED_HEAD_BYTES,
                     chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => STATUS_BYTES_MAX,
                     _ => OPTION_BYTES_MAX,
                 };
@@ -69,8 +73,33 @@ pub enum Chunk {
     Nothing,
     Data { offset: u64, data: Bytes },
     Zeros { offset: u64, length_bytes: u32 },
+    Compressed(Compressed),
     Status(ContextRuns),
     Error { errno: Errno, message: String },
+}
+
+/// The compressed data of a read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compressed {
+    pub offset: u64,
+    /// Before compression.
+    pub length_bytes: u32,
+    /// The time that the server has spent on it.
+    pub work: Duration,
+    pub data: Bytes,
+}
+
+impl Compressed {
+    /// The data, which are as long as the head says. The caller has checked that length, because memory is allocated
+    /// for it.
+    pub fn decompress(&self) -> Result<Bytes, FramingError> {
+        let length = self.length_bytes as usize;
+        let mut data = BytesMut::zeroed(length);
+        match lz4_flex::block::decompress_into(&self.data, &mut data) {
+            Ok(found) if found == length => Ok(data.freeze()),
+            _ => Err(FramingError::Malformed("compressed data that are not what their head says")),
+        }
+    }
 }
 
 impl Chunk {
@@ -85,6 +114,7 @@ impl Chunk {
                 offset: data.try_get_u64().map_err(|_| SHORT)?,
                 length_bytes: data.try_get_u32().map_err(|_| SHORT)?,
             }),
+            chunk::PERIGEE_COMPRESSED => Self::compressed(data),
             chunk::BLOCK_STATUS => parse_runs(data, false),
             chunk::BLOCK_STATUS_EXT => parse_runs(data, true),
             chunk::ERROR | chunk::ERROR_OFFSET => {
@@ -102,6 +132,19 @@ impl Chunk {
             }
             _ => Err(FramingError::Malformed("a reply has a chunk of an unknown kind")),
         }
+    }
+}
+
+impl Chunk {
+    /// The content of a chunk of compressed data.
+    pub fn compressed(mut data: Bytes) -> Result<Self, FramingError> {
+        const SHORT: FramingError = FramingError::Malformed("compressed data end in their head");
+        Ok(Self::Compressed(Compressed {
+            offset: data.try_get_u64().map_err(|_| SHORT)?,
+            length_bytes: data.try_get_u32().map_err(|_| SHORT)?,
+            work: Duration::from_micros(data.try_get_u32().map_err(|_| SHORT)?.into()),
+            data,
+        }))
     }
 }
 
@@ -192,6 +235,36 @@ mod tests {
         assert_eq!(out, want);
     }
 
+    #[test]
+    fn compressed_data_survive_a_reply() {
+        let content = b"compress".repeat(512);
+        let packed = Bytes::from(lz4_flex::block::compress(&content));
+        for dialect in [Dialect::Structured, Dialect::Extended] {
+            let answer = Answer::Compressed {
+                offset: 8192,
+                length_bytes: 4096,
+                work_us: 7,
+                data: packed.clone(),
+            };
+            let pieces = dialect.encode_answer(TO, answer);
+            let (cookie, chunk, done) = parse_one(&pieces[..2].concat());
+            let Chunk::Compressed(found) = chunk else { panic!("{chunk:?}") };
+            assert_eq!((cookie, done, found.offset), (9, false, 8192));
+            assert_eq!(found.work, Duration::from_micros(7));
+            assert_eq!(found.decompress().expect("the data"), content);
+        }
+    }
+
+    #[test]
+    fn compressed_data_of_another_length_than_their_head_says_are_refused() {
+        let packed = Bytes::from(lz4_flex::block::compress(&[7; 8192]));
+        for length_bytes in [0, 4096, 8191, 8193] {
+            let (offset, work, data) = (0, Duration::ZERO, packed.clone());
+            let found = Compressed { offset, length_bytes, work, data };
+            assert!(found.decompress().is_err(), "{length_bytes}");
+        }
+    }
+
     /// The cookie, the content, and whether it is the reply's last chunk.
     fn parse_one(bytes: &[u8]) -> (u64, Chunk, bool) {
         let head: [u8; 16] = bytes[..16].try_into().expect("16 bytes");
@@ -213,6 +286,10 @@ mod tests {
             kind in any::<u16>(),
         ) {
             drop(Chunk::parse(kind & 0x8007, Bytes::from(data.clone())));
+            if let Ok(Chunk::Compressed(mut found)) = Chunk::compressed(Bytes::from(data.clone())) {
+                found.length_bytes %= 1 << 16;
+                drop(found.decompress());
+            }
             if let Some(head) = data.first_chunk() {
                 drop(ReplyHead::parse(head, &data[ReplyHead::BYTES..]));
             }

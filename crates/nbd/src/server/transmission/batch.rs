@@ -92,6 +92,11 @@ impl Requests {
                 self.done(to);
                 0
             }
+            Ok(command @ Command::Read { compressed: true, .. }) => {
+                self.input.skip(frame);
+                self.waiting.start(to, command, Bytes::new(), now);
+                0
+            }
             Ok(command @ Command::Read { length_bytes, .. }) => {
                 if !self.read(to, command, length_bytes as usize, now) {
                     return Taken::Full;
