@@ -7,22 +7,23 @@
 //! ```
 //!
 //! All of this is measured: the link by the bytes that arrive, the ratio by what was compressed, and the work by the
-//! time that it took, which grows when the CPUs are busy. While it does not pay, a few reads try it again.
+//! time that it took, which grows when the CPUs are busy. While it does not pay, but might on this link with other data
+//! or idle CPUs, a few reads try it again.
 
 use std::time::Duration;
 
 /// The time that is saved on the link is at least so many times the time of the work: VMs need the CPUs too.
 const GAIN_MIN: f64 = 2.0;
-/// Compression is tried if data with this ratio would pay.
+/// Compression is tried if it would pay with this ratio and [`WORK_S_PER_BYTE`].
 const RATIO_HOPED: f64 = 0.25;
 /// One of this many reads tries it.
 const TRIED_ONE_OF: u32 = 32;
-/// What the work is expected to take before it is measured.
+/// What the work takes on idle CPUs.
 const WORK_S_PER_BYTE: f64 = 5e-9;
 /// With fewer bytes, nothing is known yet.
 const KNOWN_BYTES: f64 = 64.0 * 1024.0;
 /// What came longer ago counts less and less.
-const REMEMBERED_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
+const REMEMBERED_BYTES: f64 = 2.0 * 1024.0 * 1024.0;
 /// Shorter reads cost as much with compression.
 const READ_BYTES_MIN: u32 = 4096;
 
@@ -79,12 +80,12 @@ impl Compression {
         let Some(link_s) = self.link_s.known().filter(|_| read_bytes >= READ_BYTES_MIN) else {
             return false;
         };
+        let pays = |ratio: f64, work_s: f64| (1.0 - ratio) * link_s > GAIN_MIN * work_s;
         let work_s = self.work_s.known().unwrap_or(WORK_S_PER_BYTE);
-        let pays = |ratio: f64| (1.0 - ratio) * link_s > GAIN_MIN * work_s;
-        if self.compressed_bytes.known().is_some_and(pays) {
+        if self.compressed_bytes.known().is_some_and(|ratio| pays(ratio, work_s)) {
             return true;
         }
-        if !pays(RATIO_HOPED) {
+        if !pays(RATIO_HOPED, WORK_S_PER_BYTE) {
             return false;
         }
         self.untried += 1;
@@ -138,8 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn busy_cpus_end_it() {
-        assert_eq!(wanted(&mut after_reads(12e6, 50, 1e-7)), 0);
+    fn busy_cpus_end_it_until_they_are_idle_again() {
+        let mut known = after_reads(12e6, 50, 1e-7);
+        assert_eq!(wanted(&mut known), 10, "it is tried now and then");
+        for _ in 0..100 {
+            known.note_compressed(READ.into(), u64::from(READ) / 2, Duration::from_micros(600));
+        }
+        assert_eq!(wanted(&mut known), 320);
     }
 
     #[test]
