@@ -14,6 +14,7 @@
 //! | tables, queries and independent answers | `tpch/` |
 //! | what does `make demo` do | `demo/` |
 //! | how does a measurement run and move jobs | `cluster.rs` |
+//! | what do the experiments share | `measuring.rs` |
 //! | how does a QEMU run without Perigee | `bare/` |
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |
@@ -34,6 +35,7 @@ pub mod faults;
 mod images;
 pub mod interrupt;
 pub mod lab_file;
+pub mod measuring;
 pub mod net;
 mod netns;
 mod process;

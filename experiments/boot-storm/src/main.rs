@@ -24,12 +24,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use perigee_lab::interrupt;
+use perigee_lab::measuring::{self, median};
 use perigee_model::trace::Operation;
 use perigee_model::volume::BLOCK_BYTES;
 
 use extents::Placement;
-use machine::{Group, LoopDisk, run};
-use outcome::{Allocation, Boot, Cache, Case, Layout, Responses, Results, median, mib};
+use machine::{Group, LoopDisk};
+use outcome::{Allocation, Boot, Cache, Case, Layout, Responses, Results, mib};
 use script::Script;
 use servers::{Places, Running, Server};
 
@@ -155,7 +156,10 @@ fn measure(arguments: &RunArgs) -> Result<()> {
         begin: Instant::now(),
     };
     let mut results = Results {
-        versions: versions(&measure.perigee),
+        versions: measuring::versions(
+            measuring::version_of(&measure.perigee),
+            &[("qemu-nbd", "qemu-nbd"), ("tgt", "tgtd")],
+        ),
         clients: measure.clients,
         boot: boot_of(&measure.script),
         ..Results::default()
@@ -173,24 +177,6 @@ fn boot_of(script: &Script) -> Boot {
         read_mib: blocks(Operation::Read),
         written_mib: blocks(Operation::Write),
     }
-}
-
-fn versions(perigee: &Path) -> std::collections::BTreeMap<String, String> {
-    let perigee = perigee.to_string_lossy();
-    let asked: [(&str, &str, &[&str]); 5] = [
-        ("perigee", &perigee, &["--version"]),
-        ("perigee commit", "git", &["describe", "--always", "--dirty"]),
-        ("qemu-nbd", "qemu-nbd", &["--version"]),
-        ("tgt", "tgtd", &["--version"]),
-        ("Linux", "uname", &["-r"]),
-    ];
-    asked
-        .into_iter()
-        .filter_map(|(name, program, arguments)| {
-            let text = run(program, arguments).ok()?;
-            Some((name.to_owned(), text.lines().next()?.to_owned()))
-        })
-        .collect()
 }
 
 impl Measure<'_> {
@@ -358,7 +344,7 @@ impl Measure<'_> {
         drop(group);
         places.remove_disks(server, self.clients)?;
         let responses = Responses::of(&storm);
-        let mut up_s: Vec<f64> = storm.up.iter().map(std::time::Duration::as_secs_f64).collect();
+        let up_s: Vec<f64> = storm.up.iter().map(std::time::Duration::as_secs_f64).collect();
         let case = Case {
             server,
             round,
@@ -368,7 +354,7 @@ impl Measure<'_> {
             memory_max_mib,
             reads_per_s_max,
             last_up_s: up_s.last().copied().context("a client that is up")?,
-            median_up_s: median(&mut up_s).unwrap_or_default(),
+            median_up_s: median(up_s.iter().copied()).unwrap_or_default(),
             mean_response_ms: responses.mean_ms,
             p99_response_ms: responses.p99_ms,
             server_cpu_s,
@@ -444,7 +430,7 @@ fn print_table(results: &Results) {
         let of = |value: fn(&Case) -> f64| {
             let is_it = |case: &&Case| case.server == server && case.pace.total_cmp(&pace).is_eq();
             let cases = results.peers.iter().filter(is_it);
-            median(&mut cases.map(value).collect::<Vec<_>>()).unwrap_or_default()
+            median(cases.map(value)).unwrap_or_default()
         };
         println!(
             "  pace {pace:<4} {:<34} up {:6.2} s  CPU {:6.2} s  read {:8.1} MiB  peak {:6.1} MiB  response {:6.2} ms",

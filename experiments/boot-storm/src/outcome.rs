@@ -115,11 +115,6 @@ pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-pub fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
 /// The mean and the 99th percentile of the response times, and the mean in each half second.
 pub struct Responses {
     pub mean_ms: f64,

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
+use perigee_lab::measuring::median;
 use perigee_lab::report::page::{self, figure, row};
 use perigee_lab::report::plots::{Bar, Trace, bars, traces};
 use perigee_lab::report::svg::escape;
 
-use crate::outcome::{Allocation, Case, Layout, Results, median};
+use crate::outcome::{Allocation, Case, Layout, Results};
 use crate::paper;
 use crate::servers::Server;
 
@@ -49,7 +50,7 @@ fn peers(page: &mut String, results: &Results) {
         let found = |server: Server| {
             let is_it = |case: &&Case| case.server == server && case.pace.total_cmp(&pace).is_eq();
             let cases = results.peers.iter().filter(is_it);
-            median(&mut cases.map(value).collect::<Vec<_>>())
+            median(cases.map(value))
         };
         let bar = |server: Server| {
             let value = found(server)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use perigee_lab::measuring::median;
 use perigee_model::volume::{BLOCK_BYTES, VolumeSource};
 
 use crate::goals::{ATTACH_RATIO, CHAIN_RATIO, SIZE_RATIO};
@@ -202,7 +203,7 @@ fn summary(results: &Results) -> Vec<Figure> {
     let attach = |at: Option<f64>| {
         let of_ours = |f: &&Figure| f.name == ATTACH && f.server == "perigee" && f.at == at;
         let values: Vec<f64> = results.figures.iter().filter(of_ours).map(|f| f.value).collect();
-        crate::stats::median(&values)
+        median(values)
     };
     let of = |ours: Option<f64>, theirs: Option<f64>| ratio(ours?, theirs?);
     let ratios = [

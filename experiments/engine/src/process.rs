@@ -220,12 +220,6 @@ pub fn pin_this_thread(cpu: usize) -> io::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(0), &cpus)?)
 }
 
-/// The first line of a program's output, for its version.
-pub fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(|line| line.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

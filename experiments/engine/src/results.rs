@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use perigee_lab::measuring::median;
 use serde::{Deserialize, Serialize};
 
 use crate::goals::Goal;
@@ -93,7 +94,7 @@ impl Results {
             .filter(|m| m.server == server && m.generator == "own" && m.at == at)
             .filter_map(column)
             .collect();
-        crate::stats::median(&values)
+        median(values)
     }
 
     pub fn figure(&self, name: &str, server: &str) -> Option<f64> {

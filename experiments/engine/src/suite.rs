@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use perigee_lab::interrupt;
+use perigee_lab::{interrupt, measuring};
 
 use crate::curves::Curves;
 use crate::figures::Figures;
 use crate::fio;
 use crate::goals::{Goal, judge};
 use crate::measure::warm_all;
-use crate::process::first_line;
 use crate::report;
 use crate::results::{IOPS, Results};
 use crate::rounds::{self, Plan};
@@ -122,23 +121,8 @@ fn keep(out: &Path, results: &mut Results) -> Result<()> {
 }
 
 fn versions(perigee: &Path) -> BTreeMap<String, String> {
-    let perigee = perigee.display().to_string();
-    let programs: [(&str, &str, &[&str]); 6] = [
-        ("perigee", &perigee, &["--version"]),
-        ("perigee commit", "git", &["describe", "--always", "--dirty"]),
-        ("qemu-nbd", "qemu-nbd", &["--version"]),
-        ("qemu-storage-daemon", "qemu-storage-daemon", &["--version"]),
-        ("nbdkit", "nbdkit", &["--version"]),
-        ("fio", "fio", &["--version"]),
-    ];
-    let mut versions: BTreeMap<String, String> = programs
-        .iter()
-        .filter_map(|(name, program, arguments)| {
-            Some(((*name).to_owned(), first_line(program, arguments)?))
-        })
-        .collect();
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    versions.insert("Linux".into(), kernel.trim().to_owned());
+    let programs = ["qemu-nbd", "qemu-storage-daemon", "nbdkit", "fio"].map(|name| (name, name));
+    let mut versions = measuring::versions(measuring::version_of(perigee), &programs);
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     versions.insert("CPUs".into(), cpus.to_string());
     versions

@@ -10,15 +10,14 @@ mod perigee;
 mod report;
 mod results;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use perigee_lab::measuring::{self, QEMU, VERSION};
 use perigee_lab::{Definition, Lab, LabId, Options, Steps, import_everywhere, with_lab};
 use perigee_model::job::NewImage;
 use perigee_model::{HostId, ImageName, Problem};
@@ -78,7 +77,7 @@ async fn main() -> Result<()> {
     let mut results = Results::load(&arguments.out, &rtts_ms)?;
     (results.setting, results.goals) = (SETTING.to_owned(), GOALS.to_owned());
     results.cpus = std::thread::available_parallelism()?.get();
-    results.versions = versions()?;
+    results.versions = measuring::versions(VERSION, &[QEMU]);
     for rtt_ms in rtts_ms {
         let mut definition = Definition::default_demo(LabId::random(), rtt_ms);
         definition.probe_kernel = Some(arguments.image.join("vmlinuz"));
@@ -124,7 +123,7 @@ async fn measure(
                 [System::Perigee, System::Bare]
             };
             for system in order {
-                let load_1min = load_1min()?;
+                let load_1min = measuring::load_1min()?;
                 let measured = move_one(&perigee, &mut bare, system, hosts).await?;
                 eprintln!(
                     "{rtt_ms} ms, {}, round {round}: {system:?} {:.0} ms, QEMU {} ms, pause {} ms",
@@ -193,23 +192,6 @@ impl Drop for Stopped {
         // It may have ended already.
         let _ = kill(self.0, Signal::SIGCONT);
     }
-}
-
-fn load_1min() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/loadavg")?;
-    Ok(text.split(' ').next().context("the load")?.parse()?)
-}
-
-fn versions() -> Result<BTreeMap<String, String>> {
-    let qemu = Command::new("qemu-system-x86_64").arg("--version").output()?;
-    let qemu = String::from_utf8_lossy(&qemu.stdout);
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let pairs = [
-        ("perigee", env!("CARGO_PKG_VERSION")),
-        ("qemu", qemu.lines().next().unwrap_or_default()),
-        ("host kernel", kernel.trim()),
-    ];
-    Ok(pairs.into_iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
 }
 
 #[expect(clippy::print_stdout, reason = "the medians are what it is for")]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use perigee_lab::measuring::median;
 use perigee_model::phases::Phases;
 use serde::{Deserialize, Serialize};
 
@@ -137,7 +138,7 @@ impl Results {
 }
 
 fn medians(all: &[&Measurement]) -> Option<Medians> {
-    let of = |value: fn(&Measured) -> f64| median(all.iter().map(|m| value(&m.measured)).collect());
+    let of = |value: fn(&Measured) -> f64| median(all.iter().map(|m| value(&m.measured)));
     Some(Medians {
         whole_ms: of(|m| m.whole_ms)?,
         qemu_total_ms: of(|m| float(m.qemu_total_ms))?,
@@ -149,13 +150,6 @@ fn medians(all: &[&Measurement]) -> Option<Medians> {
 #[expect(clippy::cast_precision_loss, reason = "milliseconds and bytes of one migration")]
 fn float(value: u64) -> f64 {
     value as f64
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = *values.get((values.len() - 1) / 2)?;
-    Some(f64::midpoint(lower, upper))
 }
 
 #[cfg(test)]
@@ -195,11 +189,5 @@ pub mod tests {
         assert!((compared.bare.whole_ms - 2002.0).abs() < 1e-9);
         assert!(!compared.whole_goal_met && compared.pause_goal_met);
         assert!((compared.pause_longer_ms - 30.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_median_of_an_even_number_is_between_the_middle_two() {
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(Vec::new()), None);
     }
 }

@@ -165,8 +165,3 @@ impl<'a> Bench<'a> {
         self.steps.begin(what)
     }
 }
-
-pub fn load_1min() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/loadavg")?;
-    Ok(text.split(' ').next().context("the load")?.parse()?)
-}

@@ -1,17 +1,9 @@
 //! The goals, and whether the measurements meet them. What was not measured is neither met nor missed.
 
-use serde::{Deserialize, Serialize};
+use perigee_lab::measuring::{Goal, median};
 
 use crate::case::{Way, Work};
-use crate::results::{Direction, DiskMove, Results, System, float, median};
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Goal {
-    pub goal: String,
-    /// `None`: not measured.
-    pub met: Option<bool>,
-    pub measured: String,
-}
+use crate::results::{Direction, DiskMove, Results, System, float};
 
 pub fn judge(results: &Results) -> Vec<Goal> {
     let mut goals: Vec<Goal> =
@@ -65,7 +57,7 @@ fn times(results: &Results, rtt_ms: u32) -> Vec<Goal> {
 }
 
 fn pauses(moves: &[&DiskMove]) -> Option<f64> {
-    median(moves.iter().map(|m| m.pause_ms).collect())
+    median(moves.iter().map(|m| m.pause_ms))
 }
 
 fn pause(results: &Results) -> Goal {
@@ -86,7 +78,7 @@ fn pause(results: &Results) -> Goal {
 
 fn share_there(results: &Results) -> Goal {
     let moves = results.disk_moves_of(System::Perigee, Direction::There, true);
-    let share = median(moves.iter().filter_map(|m| m.share_there()).collect());
+    let share = median(moves.iter().filter_map(|m| m.share_there()));
     Goal {
         goal: "The VM runs at its destination before a tenth of its disk is there".to_owned(),
         met: share.map(|share| share < 0.1),
@@ -101,8 +93,8 @@ fn back(results: &Results) -> Goal {
         .iter()
         .filter_map(|m| Some((float(m.disk_bytes()?), float(m.written_since_bytes?))))
         .collect();
-    let shipped = median(found.iter().map(|(shipped, _)| *shipped).collect());
-    let written = median(found.iter().map(|(_, written)| *written).collect());
+    let shipped = median(found.iter().map(|(shipped, _)| *shipped));
+    let written = median(found.iter().map(|(_, written)| *written));
     let mib = f64::from(1 << 20);
     Goal {
         goal: "Moving back within an hour ships at most what has changed plus 1 %".to_owned(),

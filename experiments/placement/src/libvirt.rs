@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use perigee_lab::bare::{Running, wait_for_console};
+use perigee_lab::measuring::load_1min;
 use perigee_model::HostId;
 
-use crate::bench::{Bench, load_1min};
+use crate::bench::Bench;
 use crate::case::BEGUN;
 use crate::mirror::make_disks;
 use crate::moves::{FILL_DEADLINE, command};

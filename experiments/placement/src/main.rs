@@ -15,16 +15,15 @@ mod plain;
 mod report;
 mod results;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perigee_lab::bare::Machine;
-use perigee_lab::wan::{Change, LinkSettings, Rate};
-use perigee_lab::{Definition, Lab, LabId, Options, SiteDef, Steps, with_lab};
-use perigee_model::{HostId, Problem, SiteId, VolumeName};
+use perigee_lab::measuring::{self, QEMU, VERSION};
+use perigee_lab::wan::{Change, Rate};
+use perigee_lab::{Lab, Options, Steps, with_lab};
+use perigee_model::{Problem, VolumeName};
 
 use bench::{Bench, Data, MEMORY_BYTES};
 use case::{Way, Work};
@@ -122,7 +121,8 @@ async fn main() -> Result<()> {
         return Ok(());
     }
     results.cpus = std::thread::available_parallelism()?.get();
-    results.versions = versions(&arguments)?;
+    let perigee = format!("{VERSION}, commit {}", arguments.revision);
+    results.versions = measuring::versions(perigee, &[QEMU, ("qemu-nbd", "qemu-nbd")]);
     let program = std::path::absolute(&arguments.program)?;
     let options = Options { program, ..Options::new()? };
     let steps = Steps::default();
@@ -130,21 +130,9 @@ async fn main() -> Result<()> {
         let measured = measure(&lab, &arguments, &options, &steps, &mut results).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
-    with_lab(definition(&arguments)?, &options, &steps, work).await?;
+    with_lab(measuring::two_sites(&arguments.image), &options, &steps, work).await?;
     print(&results);
     Ok(())
-}
-
-/// Two sites with one host each.
-fn definition(arguments: &Arguments) -> Result<Definition> {
-    let site = |name: &str, host: &str| -> Result<SiteDef> {
-        Ok(SiteDef { name: SiteId::new(name)?, hosts: vec![HostId::new(host)?] })
-    };
-    let sites = vec![site("home", "home1")?, site("cloud", "cloud1")?];
-    let settings = LinkSettings::of_rtt_us(0);
-    let mut definition = Definition::new(LabId::random(), sites, settings);
-    definition.probe_kernel = Some(arguments.image.join("vmlinuz"));
-    Ok(definition)
 }
 
 async fn measure(
@@ -303,22 +291,6 @@ fn not_measured() -> Vec<String> {
         missing.push("libvirt's --copy-storage-inc: libvirt is not installed here.".to_owned());
     }
     missing
-}
-
-fn versions(arguments: &Arguments) -> Result<BTreeMap<String, String>> {
-    let first_line = |program: &str| -> Result<String> {
-        let output = Command::new(program).arg("--version").output().context(program.to_owned())?;
-        Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
-    };
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let perigee = format!("{}, commit {}", env!("CARGO_PKG_VERSION"), arguments.revision);
-    let pairs = [
-        ("perigee", perigee),
-        ("qemu", first_line("qemu-system-x86_64")?),
-        ("qemu-nbd", first_line("qemu-nbd")?),
-        ("host kernel", kernel.trim().to_owned()),
-    ];
-    Ok(pairs.into_iter().map(|(name, version)| (name.to_owned(), version)).collect())
 }
 
 #[expect(clippy::print_stdout, reason = "the figures are what it is for")]

@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use perigee_lab::bare::{Machine, Qemu, event_us, seed_disk, wait_for_console};
+use perigee_lab::measuring::load_1min;
 use perigee_model::HostId;
 use perigee_model::guest::Seed;
 use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
 use serde_json::json;
 
-use crate::bench::{Bench, OUTPUT_BYTES, load_1min};
+use crate::bench::{Bench, OUTPUT_BYTES};
 use crate::case::BEGUN;
 use crate::moves::{FILL_DEADLINE, ROOT_BYTES, command};
 use crate::plain::run;

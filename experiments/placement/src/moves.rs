@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use perigee_lab::bare::{Machine, wait_for_console};
+use perigee_lab::measuring::load_1min;
 use perigee_model::job::{JobSpec, JobState, MigrationState, MoveVm, Sample};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, VmId};
 
-use crate::bench::{Bench, load_1min};
+use crate::bench::Bench;
 use crate::case::BEGUN;
 use crate::results::{Direction, DiskMove, System, float};
 

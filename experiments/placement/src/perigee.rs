@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use perigee_lab::bare::Machine;
+use perigee_lab::measuring::load_1min;
 use perigee_model::job::{Job, JobSpec, JobState, MigrationState, MoveVm};
 use perigee_model::volume_move::{VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, VolumeName};
 
-use crate::bench::{Bench, load_1min};
+use crate::bench::Bench;
 use crate::case::{Way, Work};
 use crate::results::{Copied, Moved, Run, float};
 

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use perigee_http::{Client, Method};
 use perigee_lab::bare::{Machine, Qemu, Running, SEED_BYTES, seed_disk, wait_for_console};
+use perigee_lab::measuring::load_1min;
 use perigee_model::DiskRole;
 use perigee_model::guest::{Mount, Seed};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, MOUNT, OUTPUT_BYTES, load_1min};
+use crate::bench::{Bench, MOUNT, OUTPUT_BYTES};
 use crate::case::{BEGUN, DONE, Way, Work};
 use crate::perigee::said;
 use crate::results::Run;

@@ -39,21 +39,7 @@ pub fn html(results: &Results) -> String {
 }
 
 fn goals(page: &mut String, results: &Results) {
-    page.push_str("<h2>Goals</h2>\n<ul>\n");
-    for goal in &results.goals {
-        let (class, word) = match goal.met {
-            Some(true) => ("", "Met"),
-            Some(false) => (" class=\"fault\"", "Missed"),
-            None => (" class=\"soft\"", "Not measured"),
-        };
-        let _ = writeln!(
-            page,
-            "<li{class}>{word}: {}: {}.</li>",
-            escape(&goal.goal),
-            escape(&goal.measured)
-        );
-    }
-    page.push_str("</ul>\n");
+    page::goals(page, &results.goals);
     for what in &results.not_measured {
         let _ = writeln!(page, "<p class=\"soft\">Not measured: {}</p>", escape(what));
     }

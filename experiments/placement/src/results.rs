@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use perigee_lab::measuring::{Goal, median};
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Way, Work};
-use crate::goals::{self, Goal};
+use crate::goals;
 
 /// One run of the job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -171,7 +172,7 @@ impl Results {
         way: Way,
         figure: impl Fn(&Run) -> Option<f64>,
     ) -> Option<f64> {
-        median(self.of(work, rtt_ms, way).into_iter().filter_map(figure).collect())
+        median(self.of(work, rtt_ms, way).into_iter().filter_map(figure))
     }
 
     pub fn work_s(&self, work: Work, rtt_ms: u32, way: Way) -> Option<f64> {
@@ -206,13 +207,6 @@ impl Results {
 #[expect(clippy::cast_precision_loss, reason = "milliseconds and bytes of one run")]
 pub fn float(value: u64) -> f64 {
     value as f64
-}
-
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = *values.get((values.len() - 1) / 2)?;
-    Some(f64::midpoint(lower, upper))
 }
 
 #[cfg(test)]
@@ -274,11 +268,5 @@ pub mod tests {
     fn goals_are_met_missed_or_not_measured() {
         let met: Vec<Option<bool>> = results().goals.iter().map(|goal| goal.met).collect();
         assert_eq!(met, [Some(false), Some(true), None, Some(true), Some(true), Some(true)]);
-    }
-
-    #[test]
-    fn an_even_number_of_rounds_has_its_median_between_the_middle_two() {
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(Vec::new()), None);
     }
 }

@@ -10,22 +10,21 @@ mod report;
 mod results;
 mod workload;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perigee_lab::cluster::Cluster;
 use perigee_lab::demo::{self, Stage, Tables, query_bundle};
-use perigee_lab::wan::{self, Change, LinkSettings};
-use perigee_lab::{Definition, Lab, LabId, Options, SiteDef, Steps, with_lab};
+use perigee_lab::measuring::{self, QEMU, VERSION};
+use perigee_lab::wan::{self, Change};
+use perigee_lab::{Lab, Options, Steps, with_lab};
 use perigee_model::job::{
     Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, MoveVm, Restart, Start,
 };
 use perigee_model::plan::{Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, Problem, SiteId, VolumeName};
+use perigee_model::{HostId, Problem, VolumeName};
 
 use results::{Learned, Placement, Prediction, Question, Results, Run};
 use workload::{Workload, files_script};
@@ -122,13 +121,8 @@ async fn main() -> Result<()> {
     }
     let mut results = Results { rounds: arguments.rounds, ..Results::default() };
     results.cpus = std::thread::available_parallelism()?.get();
-    results.versions = versions(&arguments)?;
-    let site = |name: &str, host: &str| -> Result<SiteDef> {
-        Ok(SiteDef { name: SiteId::new(name)?, hosts: vec![HostId::new(host)?] })
-    };
-    let sites = vec![site("home", "home1")?, site("cloud", "cloud1")?];
-    let mut definition = Definition::new(LabId::random(), sites, LinkSettings::of_rtt_us(0));
-    definition.probe_kernel = Some(arguments.image.join("vmlinuz"));
+    let perigee = format!("{VERSION}, commit {}", arguments.revision);
+    results.versions = measuring::versions(perigee, &[QEMU]);
     let program = std::path::absolute(&arguments.program)?;
     let options = Options { program, ..Options::new()? };
     let steps = Steps::default();
@@ -136,7 +130,7 @@ async fn main() -> Result<()> {
         let measured = measure(&lab, &arguments, &steps, &mut results).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
-    with_lab(definition, &options, &steps, work).await?;
+    with_lab(measuring::two_sites(&arguments.image), &options, &steps, work).await?;
     print(&results);
     Ok(())
 }
@@ -311,8 +305,7 @@ impl Bench<'_> {
         let mut step = self.steps.begin(words);
         let at = if placement == Placement::Beside { &self.stage.near } else { &self.near };
         let job = self.job(workload, rtt_ms, Start::Host(at.clone()));
-        let load = std::fs::read_to_string("/proc/loadavg")?;
-        let load_1min = load.split(' ').next().context("the load")?.parse()?;
+        let load_1min = measuring::load_1min()?;
         let spec = JobSpec { may_migrate: placement == Placement::Auto, ..job };
         let job = self.cluster.submit(&spec).await?;
         if matches!(placement, Placement::Migrate | Placement::Copy) {
@@ -360,19 +353,6 @@ impl Bench<'_> {
             }
         })
     }
-}
-
-fn versions(arguments: &Arguments) -> Result<BTreeMap<String, String>> {
-    let qemu = Command::new("qemu-system-x86_64").arg("--version").output()?;
-    let qemu = String::from_utf8_lossy(&qemu.stdout);
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let perigee = format!("{}, commit {}", env!("CARGO_PKG_VERSION"), arguments.revision);
-    let pairs = [
-        ("perigee", perigee.as_str()),
-        ("qemu", qemu.lines().next().unwrap_or_default()),
-        ("host kernel", kernel.trim()),
-    ];
-    Ok(pairs.into_iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
 }
 
 #[expect(clippy::print_stdout, reason = "the figures are what it is for")]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use perigee_lab::measuring::Goal;
 use perigee_lab::report::page::{self, figure, row};
 use perigee_lab::report::plots::{Bar, bars};
 use perigee_lab::report::svg::escape;
@@ -31,7 +32,8 @@ pub fn html(results: &Results) -> String {
         escape(&rtts.join(" and ")),
         results.rounds
     );
-    goals(&mut page, results);
+    page::goals(&mut page, &goals(results));
+    choices(&mut page, results);
     scores(&mut page, results);
     for learned in Learned::ALL {
         errors(&mut page, results, learned);
@@ -56,43 +58,42 @@ pub fn score_words(score: &Score) -> String {
     )
 }
 
-fn goal(page: &mut String, met: bool, text: &str) {
-    let (class, word) = if met { ("", "Met") } else { (" class=\"fault\"", "Missed") };
-    let _ = writeln!(page, "<li{class}>{word}: {}.</li>", escape(text));
-}
-
-fn goals(page: &mut String, results: &Results) {
-    page.push_str("<h2>Goals</h2>\n<ul>\n");
+/// The goals of which something was measured.
+fn goals(results: &Results) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let mut judge = |goal: String, met: bool, measured: String| {
+        goals.push(Goal { goal, met: Some(met), measured });
+    };
     let seen = results.scores.get(&format!("from {}", Learned::All.words()));
     if let Some((score, error)) = seen.and_then(|score| Some((score, score.median_error?))) {
-        let text = format!(
-            "the median error for jobs that were seen before is below 10 %: {} of {} predictions",
-            percent(error),
-            score.predictions
+        judge(
+            "the median error for jobs that were seen before is below 10 %".to_owned(),
+            error < ERROR_GOAL,
+            format!("{} of {} predictions", percent(error), score.predictions),
         );
-        goal(page, error < ERROR_GOAL, &text);
     }
     for learned in [Learned::All, Learned::Nothing] {
         let score = results.scores.get(&format!("from {}", learned.words()));
         if let Some(held) = score.and_then(|score| score.in_range) {
-            let text = format!(
-                "the truth is in the stated range 9 times of 10, from {}: {}",
-                learned.words(),
-                percent(held)
-            );
-            goal(page, held >= IN_RANGE_GOAL, &text);
+            let words = learned.words();
+            let goal = format!("the truth is in the stated range 9 times of 10, from {words}");
+            judge(goal, held >= IN_RANGE_GOAL, percent(held));
         }
     }
     for choices in results.choices.iter().filter(|c| c.learned == Learned::All) {
-        let text = format!(
-            "the chosen option is the best or within 10 % of it in 95 % of the cases, when {}: {} of {}",
-            choices.question.words(),
-            choices.good,
-            choices.plans
+        judge(
+            format!(
+                "the chosen option is the best or within 10 % of it in 95 % of the cases, when {}",
+                choices.question.words()
+            ),
+            count(choices.good) >= count(choices.plans) * GOOD_GOAL,
+            format!("{} of {}", choices.good, choices.plans),
         );
-        goal(page, count(choices.good) >= count(choices.plans) * GOOD_GOAL, &text);
     }
-    page.push_str("</ul>\n");
+    goals
+}
+
+fn choices(page: &mut String, results: &Results) {
     for choices in &results.choices {
         let _ = writeln!(
             page,

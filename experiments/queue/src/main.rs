@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
+use perigee_lab::measuring::load_1min;
 
 use load::{Case, Results};
 
@@ -45,8 +46,7 @@ async fn main() -> Result<()> {
         let config = perigee_controller::Config { state, listen: vec![listen], site: None };
         return Ok(perigee_controller::run(config).await?);
     }
-    let load = fs::read_to_string("/proc/loadavg")?;
-    let load_1min = load.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
+    let load_1min = load_1min()?;
     // Pairs of hosts and jobs. First the hosts grow, then the jobs.
     let sizes: &[(usize, usize)] = if options.quick {
         &[(2, 12), (4, 12)]

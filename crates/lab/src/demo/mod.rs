@@ -14,9 +14,9 @@ use perigee_model::{ImageName, Problem, SiteId, VolumeName, units};
 use sha2::{Digest, Sha256};
 
 use crate::cluster::Cluster;
-use crate::command;
 use crate::definition::Definition;
 use crate::down::remains;
+use crate::measuring::{self, QEMU, VERSION};
 use crate::progress::Steps;
 use crate::tpch::{self, Answer};
 use crate::up::{self, Lab, with_lab};
@@ -83,7 +83,8 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     let bundle = cluster.upload(&bundle).await?;
     let mut answers_checked = true;
     let mut runs = Vec::new();
-    let mut versions = versions().await?;
+    let mut versions = measuring::versions(VERSION, &[QEMU]);
+    versions.insert("sqlite".to_owned(), tpch::sqlite_version().to_owned());
     for name in ORDER {
         let (run, output) = query(&cluster, &stage, name, &bundle, steps).await?;
         let answers = output.get("answers.txt").map_or("", String::as_str);
@@ -247,19 +248,6 @@ async fn query(
     let run = Run::new(name, &job, evidence)?;
     step.done(&format!("{:.1} s from the VM's start", run.measured_s));
     Ok((run, output))
-}
-
-async fn versions() -> Result<BTreeMap<String, String>, Problem> {
-    let qemu = command::run("qemu-system-x86_64", &["--version"]).await?;
-    let first_line = qemu.lines().next().unwrap_or_default().to_owned();
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let pairs = [
-        ("perigee", env!("CARGO_PKG_VERSION").to_owned()),
-        ("qemu", first_line),
-        ("host_kernel", kernel.trim().to_owned()),
-        ("sqlite", tpch::sqlite_version().to_owned()),
-    ];
-    Ok(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
 fn write_results(outcome: &Outcome, out: &Path) -> Result<(), Problem> {

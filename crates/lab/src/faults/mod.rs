@@ -26,8 +26,8 @@ use std::time::Instant;
 use perigee_model::Problem;
 
 use crate::definition::{Definition, LabId};
+use crate::measuring::{self, QEMU, VERSION};
 use crate::progress::Steps;
-use crate::storm::versions;
 use crate::up::{self, Lab, with_lab};
 use crate::wan::{LinkSettings, Rate};
 use ground::Ground;
@@ -72,7 +72,7 @@ pub async fn faults(options: &Options, steps: &Steps) -> Result<Vec<CellResult>,
     if cells.is_empty() {
         return Ok(Vec::new());
     }
-    outcome.versions = versions().await?;
+    outcome.versions = measuring::versions(VERSION, &[QEMU]);
     let settings = link(VOLUMES_BITS_PER_S);
     let mut sites = Definition::default_sites();
     // The old host and the new one, so that it is known which host a replica is at.

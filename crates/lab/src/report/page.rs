@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::svg::escape;
+use crate::measuring::Goal;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -29,6 +30,25 @@ pub fn end(page: &mut String, versions: &BTreeMap<String, String>) {
     }
     page.push_str("</ul>\n");
     page.push_str(END);
+}
+
+/// The goals of an experiment, and whether they are met.
+pub fn goals(page: &mut String, goals: &[Goal]) {
+    page.push_str("<h2>Goals</h2>\n<ul>\n");
+    for goal in goals {
+        let (class, word) = match goal.met {
+            Some(true) => ("", "Met"),
+            Some(false) => (" class=\"fault\"", "Missed"),
+            None => (" class=\"soft\"", "Not measured"),
+        };
+        let _ = writeln!(
+            page,
+            "<li{class}>{word}: {}: {}.</li>",
+            escape(&goal.goal),
+            escape(&goal.measured)
+        );
+    }
+    page.push_str("</ul>\n");
 }
 
 /// A chart with its title and caption.

@@ -7,7 +7,6 @@ mod outcome;
 mod report;
 mod servers;
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,6 +19,7 @@ use tokio::process::Child;
 use crate::command;
 use crate::definition::LabId;
 use crate::diskless::{MACHINES_MAX, Network};
+use crate::measuring::{self, QEMU, VERSION};
 use crate::process::Process;
 use crate::progress::{Step, Steps};
 use crate::state::LabDir;
@@ -178,7 +178,7 @@ async fn tell(options: &Options, dir: &Path, steps: &Steps) -> Result<Outcome, P
     outcome.over = options.over;
     outcome.memory_mib = options.memory_mib;
     outcome.page_cache_bytes = servers.page_cache_bytes().await?;
-    outcome.versions = versions().await?;
+    outcome.versions = measuring::versions(VERSION, &[QEMU]);
     keep(options, &outcome, &bytes)?;
     Ok(outcome)
 }
@@ -248,17 +248,6 @@ fn not_up(machine: &Machine, why: &str) -> Problem {
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
-}
-
-pub(crate) async fn versions() -> Result<BTreeMap<String, String>, Problem> {
-    let qemu = command::run("qemu-system-x86_64", &["--version"]).await?;
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let pairs = [
-        ("perigee", env!("CARGO_PKG_VERSION")),
-        ("qemu", qemu.lines().next().unwrap_or_default()),
-        ("host_kernel", kernel.trim()),
-    ];
-    Ok(pairs.into_iter().map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
 }
 
 fn keep(options: &Options, outcome: &Outcome, trace: &[u8]) -> Result<(), Problem> {

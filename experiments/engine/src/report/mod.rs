@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use perigee_lab::measuring::median;
 use perigee_lab::report::page::{self, figure, row};
 use perigee_lab::report::plots::{Bar, Line, bars, curve};
 use perigee_lab::report::svg::escape;
@@ -9,7 +10,6 @@ use perigee_lab::report::svg::escape;
 use crate::curves::{ATTACH, CHAIN, CLIENTS, SIZE_READ, SIZE_WRITE, VOLUMES};
 use crate::goals::OPEN_TIME;
 use crate::results::{CPU, Figure, IOPS, IOPS_WITH_FLUSH, Measurement, P99_US, Results};
-use crate::stats::median;
 use crate::workloads::{WORKLOADS, Workload};
 
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
@@ -160,7 +160,7 @@ fn draw(page: &mut String, points: Vec<(String, f64, f64)>, title: &str, axes: (
     places.sort_by(f64::total_cmp);
     let value = |server: &str, place: f64| {
         let here = points.iter().filter(|(s, p, _)| s == server && *p == place);
-        median(&here.map(|(.., value)| *value).collect::<Vec<_>>())
+        median(here.map(|(.., value)| *value))
     };
     let lines: Vec<Line> = servers
         .into_iter()
@@ -204,7 +204,7 @@ fn fio(page: &mut String, results: &Results) {
         }
         seen.push(case);
         let same = by_fio.iter().filter(|o| (&o.workload, &o.transport, &o.server) == case);
-        let fio = median(&same.map(|m| m.iops).collect::<Vec<_>>());
+        let fio = median(same.map(|m| m.iops));
         let own = results.median(&m.workload, &m.transport, &m.server, IOPS);
         let thousands = |iops: Option<f64>| {
             iops.map_or_else(|| "–".to_owned(), |iops| format!("{:.1}", iops / 1000.0))
