@@ -1,6 +1,6 @@
 //! Printing: one value or a list, as a table, JSON, YAML or CSV.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
@@ -109,6 +109,17 @@ fn print_csv<T>(rows: &[T], columns: &[Column<T>]) -> Result<(), Problem> {
     }
     put(&writer.into_inner().map_err(|e| Problem::internal("can't print CSV", e))?);
     Ok(())
+}
+
+/// A progress bar on stderr, which is hidden if that is not a terminal. `fields` follow the bar.
+pub fn progress_bar(prefix: &impl ToString, fields: &str) -> ProgressBar {
+    let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    let template = format!("{{prefix}} [{{elapsed}}] {{bar:30}} {fields}");
+    if let Ok(style) = ProgressStyle::with_template(&template) {
+        bar.set_style(style);
+    }
+    bar.set_prefix(prefix.to_string());
+    bar
 }
 
 /// Runs long work and shows its progress on a terminal, in a line that is removed at the end.

@@ -45,6 +45,9 @@ use changes::Better;
 
 mod changes;
 
+/// Why a job without `move: auto` is left where it is.
+pub(crate) const MAY_NOT_MOVE: &str = "the job file says that it may not move";
+
 /// How many times its cost a move must save if the VM was moved before.
 pub const AFTER_A_MOVE: f64 = 2.0;
 
@@ -102,7 +105,7 @@ pub fn consider(running: &Running) -> Verdict {
     let lost_s = lost_s(&running.disks, running.wall_s, running.vcpu_s, running.cpus);
     let stay = |reason: String, cost_s| Verdict::Stay { reason, lost_s, cost_s };
     if !running.may_migrate {
-        return stay("the job file says that it may not move".to_owned(), None);
+        return stay(MAY_NOT_MOVE.to_owned(), None);
     }
     let changes = match best_first(running, lost_s) {
         Ok(changes) => changes,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_http::Client;
+use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
 use perigee_model::vm::{HostAddresses, HostReport, VmChanges, VmReport};
@@ -49,6 +50,14 @@ impl HostLink {
             id,
             addresses,
         })
+    }
+
+    /// Where other hosts reach its volume server.
+    pub fn volume_server(&self) -> ServerAddresses {
+        ServerAddresses {
+            nbd_addr: self.addresses.nbd_addr.clone(),
+            control_url: self.addresses.volume_url.clone(),
+        }
     }
 }
 

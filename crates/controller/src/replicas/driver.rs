@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::home::{HomeState, ServerAddresses, VolumeHome};
+use perigee_model::home::{HomeState, VolumeHome};
 use perigee_model::replica::{
     CHAIN_LAYERS_MAX, PinReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint,
     VolumeReplica,
@@ -207,10 +207,7 @@ impl Run<'_> {
 
     async fn begin_round(&mut self, host: &HostLink, home: &HostLink) -> Result<(), Problem> {
         let ask = PullReplica {
-            from: ServerAddresses {
-                nbd_addr: home.addresses.nbd_addr.clone(),
-                control_url: home.addresses.volume_url.clone(),
-            },
+            from: home.volume_server(),
             replica: self.intent.site.clone(),
             keep: self.intent.keep,
             taken_ms: now_ms(),

@@ -92,10 +92,7 @@ async fn present_home(
         let why = "there is no other host";
         Problem::not_found(format!("the home of volume {}", what.volume), why)
     })?;
-    Ok(ServerAddresses {
-        nbd_addr: home.addresses.nbd_addr.clone(),
-        control_url: home.addresses.volume_url.clone(),
-    })
+    Ok(home.volume_server())
 }
 
 /// Tells hosts that are back, and goes on with promotions. This runs until the controller ends.

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::home::{CallOff, HomeState, ServerAddresses, TakeVolume, Tenure, VolumeHome};
+use perigee_model::home::{CallOff, HomeState, TakeVolume, Tenure, VolumeHome};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveEvent, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
@@ -120,7 +120,7 @@ impl Run<'_> {
             return self.give_up(format!("host {} was removed", self.shown().from)).await;
         };
         let Some(tenure) = self.record.value.tenure else { return self.learn_tenure(&from).await };
-        let ask = TakeVolume { from: addresses(&from), to: addresses(&to), tenure };
+        let ask = TakeVolume { from: from.volume_server(), to: to.volume_server(), tenure };
         let path = self.path("take");
         let asked = to.volume_slow.post::<VolumeHome>(&path, &ask);
         let patience = self.cluster.timing.take_patience;
@@ -325,12 +325,5 @@ fn in_words(problem: &Problem) -> String {
     match problem.next.is_empty() {
         true => format!("{}: {}", problem.what, problem.why),
         false => format!("{}: {}; {}", problem.what, problem.why, problem.next),
-    }
-}
-
-fn addresses(host: &HostLink) -> ServerAddresses {
-    ServerAddresses {
-        nbd_addr: host.addresses.nbd_addr.clone(),
-        control_url: host.addresses.volume_url.clone(),
     }
 }

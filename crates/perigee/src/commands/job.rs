@@ -1,13 +1,11 @@
 //! `perigee job`
 
 use std::fs::File;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use indicatif::{ProgressBar, ProgressStyle};
 use perigee_http::{Client, Method};
 use perigee_model::guest::LogStream;
 use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine};
@@ -284,13 +282,7 @@ fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
 
 /// Shows a job's state and progress until the job has ended.
 async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
-    let bar =
-        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    bar.set_style(
-        ProgressStyle::with_template("{prefix} [{elapsed}] {bar:30} {pos}/{len} {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    bar.set_prefix(id.to_string());
+    let bar = output::progress_bar(id, "{pos}/{len} {msg}");
     let mut said = String::new();
     loop {
         let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;

@@ -1,9 +1,7 @@
 //! `perigee vm move`: starts a live migration, shows its progress, or cancels it.
 
-use std::io::IsTerminal;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use perigee_http::Client;
 use perigee_model::job::{Migration, MigrationState, MoveVm};
 use perigee_model::phases::Part;
@@ -128,13 +126,7 @@ fn is_there(ended: &Migration) -> Result<(), Problem> {
 }
 
 async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration, Problem> {
-    let bar =
-        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    let template = "{prefix} [{elapsed}] {bar:30} {msg}";
-    bar.set_style(
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    bar.set_prefix(id.to_string());
+    let bar = output::progress_bar(id, "{msg}");
     let mut said = None;
     loop {
         let all: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;

@@ -1,9 +1,7 @@
 //! `perigee volume move`: starts a volume's move, shows its progress, or cancels it.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use perigee_http::Client;
 use perigee_model::job::{Vm, VmVolume};
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveState};
@@ -147,13 +145,7 @@ fn is_there(ended: &VolumeMove) -> Result<(), Problem> {
 }
 
 async fn watch(client: &Client, asked: &VolumeMove) -> Result<VolumeMove, Problem> {
-    let bar =
-        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    let template = "{prefix} [{elapsed}] {bar:30} {msg}";
-    bar.set_style(
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    bar.set_prefix(asked.volume.to_string());
+    let bar = output::progress_bar(&asked.volume, "{msg}");
     let (mut said, mut most_bytes) = (None, 0);
     loop {
         let now: VolumeMove = match client.get(&format!("/v1/volumes/{}/move", asked.volume)).await

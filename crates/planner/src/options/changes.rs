@@ -13,9 +13,7 @@ use crate::hosts::slower_s;
 use crate::learn::{Learned, Place};
 use crate::moving::{Dirty, MoveCost, move_cost_with};
 use crate::refused::Refused;
-use crate::running::{is_clearly_less, moves_at_s};
-
-const MAY_NOT_MOVE: &str = "the job file says that it may not move";
+use crate::running::{MAY_NOT_MOVE, is_clearly_less, moves_at_s};
 
 /// Why a VM does not move to another site.
 pub(crate) const HELD: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
