@@ -11,6 +11,7 @@ mod results;
 mod workload;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -20,7 +21,8 @@ use perigee_lab::measuring::{self, QEMU, VERSION};
 use perigee_lab::wan::{self, Change};
 use perigee_lab::{Lab, Options, Steps, with_lab};
 use perigee_model::job::{
-    Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, MoveVm, Restart, Start,
+    Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, MigrationState, MoveVm, Restart,
+    Start,
 };
 use perigee_model::plan::{Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
@@ -50,14 +52,15 @@ struct Arguments {
     /// Round-trip times in ms, at least two; the whole grid is 0,1,2,4,8,16
     #[arg(long, value_delimiter = ',', default_value = "4,16")]
     rtts: Vec<u32>,
-    /// Runs of each case; three show how far one run is from the next
+    /// Runs of each case; three show how far one run is from the next, and take three times as long (`minutes` in
+    /// results.json)
     #[arg(long, default_value_t = 1)]
     rounds: u32,
     /// Only these workloads: tpch, scan, think, depth8, mix, writer, merge
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// How each job is run beside `beside`: remote, auto, migrate, copy
-    #[arg(long, value_delimiter = ',', default_value = "remote,auto")]
+    /// How each job is run beside `beside`: remote, auto, migrate, copy, follow
+    #[arg(long, value_delimiter = ',', default_value = "remote,auto,copy,follow")]
     placements: Vec<String>,
     /// The size of the tables; 1 is about 1 GB
     #[arg(long, default_value_t = 0.1)]
@@ -152,6 +155,7 @@ async fn measure(
     steps: &Steps,
     results: &mut Results,
 ) -> Result<()> {
+    let begun = Instant::now();
     let bench = prepare(lab, arguments, steps).await?;
     let workloads = arguments.workloads();
     for rtt_ms in &arguments.rtts {
@@ -166,6 +170,7 @@ async fn measure(
                     for placement in &placements {
                         let run = bench.run(*workload, *rtt_ms, *placement, round).await?;
                         results.runs.push(run);
+                        results.minutes = begun.elapsed().as_secs() / 60;
                         results.write(&arguments.out)?;
                     }
                 }
@@ -308,7 +313,7 @@ impl Bench<'_> {
         let load_1min = measuring::load_1min()?;
         let spec = JobSpec { may_migrate: placement == Placement::Auto, ..job };
         let job = self.cluster.submit(&spec).await?;
-        if matches!(placement, Placement::Migrate | Placement::Copy) {
+        if matches!(placement, Placement::Migrate | Placement::Copy | Placement::Follow) {
             let running = self.cluster.wait(&job.id, JobState::Running, &mut step).await?;
             self.change(&running, placement).await?;
         }
@@ -324,8 +329,10 @@ impl Bench<'_> {
     /// Moves the VM to its data, or its data to the VM.
     async fn change(&self, running: &Job, placement: Placement) -> Result<()> {
         let vm = running.vm.clone().context("a running job has a VM")?;
-        if placement == Placement::Migrate {
-            let wish = MoveVm { host: self.stage.near.clone(), volumes: VolumesOnMove::Stay };
+        if placement != Placement::Copy {
+            let follow = placement == Placement::Follow;
+            let volumes = if follow { VolumesOnMove::Follow } else { VolumesOnMove::Stay };
+            let wish = MoveVm { host: self.stage.near.clone(), volumes };
             self.cluster.ask_to_move(&vm, &wish).await?;
             return Ok(());
         }
@@ -343,10 +350,14 @@ impl Bench<'_> {
         // Of a change with an outcome at least a part was not made.
         let mut changes = decided.iter().filter(|d| d.trigger == Trigger::TimeLost);
         let changed = changes.find(|decision| decision.outcome.is_empty());
+        let moved = job.migrations.iter().any(|m| m.state == MigrationState::Completed);
         Ok(match placement {
             Placement::Beside => Way::Beside,
             Placement::Remote => Way::Remote,
+            // A job that ended before its VM was at the destination was remote.
+            Placement::Migrate | Placement::Follow if !moved => Way::Remote,
             Placement::Migrate => Way::Migrate,
+            Placement::Follow => Way::Follow,
             Placement::Copy => Way::Copy,
             Placement::Auto => {
                 changed.and_then(|d| d.plan.chosen()).map_or(Way::Remote, |option| option.way)

@@ -67,10 +67,13 @@ pub enum Placement {
     Migrate,
     /// Away from the data, and the data moves to the VM as soon as the job runs.
     Copy,
+    /// As `migrate`, and root and output disk come after the VM.
+    Follow,
 }
 
 impl Placement {
-    pub const ALL: [Self; 5] = [Self::Beside, Self::Remote, Self::Auto, Self::Migrate, Self::Copy];
+    pub const ALL: [Self; 6] =
+        [Self::Beside, Self::Remote, Self::Auto, Self::Migrate, Self::Copy, Self::Follow];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -79,6 +82,7 @@ impl Placement {
             Self::Auto => "auto",
             Self::Migrate => "migrate",
             Self::Copy => "copy",
+            Self::Follow => "follow",
         }
     }
 }
@@ -157,6 +161,9 @@ pub struct Results {
     pub rounds: u32,
     pub versions: BTreeMap<String, String>,
     pub setting: String,
+    /// How long all of it took.
+    #[serde(default)]
+    pub minutes: u64,
     pub scores: BTreeMap<String, Score>,
     pub choices: Vec<Choices>,
     /// Of runs beside the data, which do not depend on the round trip: how far single runs are from their mean.
@@ -235,7 +242,7 @@ impl Results {
             add(format!("from {from}: held out"), &|p| {
                 p.learned == learned && p.workload.is_held_out()
             });
-            for way in [Way::Remote, Way::Migrate, Way::Copy, Way::Beside] {
+            for way in [Way::Remote, Way::Migrate, Way::Follow, Way::Copy, Way::Beside] {
                 add(format!("from {from}: {}", way_name(way)), &|p| {
                     p.learned == learned && p.way == way
                 });
@@ -266,7 +273,7 @@ impl Results {
     /// A plan whose chosen way was not measured at that round trip is not judged.
     fn judge(&self, chosen: &Prediction, choices: &mut Choices) {
         let (workload, rtt_ms) = (chosen.workload, chosen.rtt_ms);
-        let ways = [Way::Beside, Way::Remote, Way::Migrate, Way::Copy];
+        let ways = [Way::Beside, Way::Remote, Way::Migrate, Way::Follow, Way::Copy];
         let possible = ways
             .into_iter()
             .filter(|way| chosen.question == Question::Anywhere || *way != Way::Beside);
