@@ -104,6 +104,7 @@ pub struct Counters {
     network: Class,
     network_busy: Busy,
     network_saved_bytes: AtomicU64,
+    replica_reads: AtomicU64,
     fenced: AtomicU64,
     /// The stages of the volume's requests, and who follows them.
     pub tracing: Tracing,
@@ -172,6 +173,7 @@ impl Counters {
             network_busy_ns: self.network_busy.total_ns(),
             network_bytes: get(&self.network.bytes),
             network_saved_bytes: get(&self.network_saved_bytes),
+            replica_reads: get(&self.replica_reads),
             fenced: get(&self.fenced),
         }
     }
@@ -179,6 +181,11 @@ impl Counters {
     /// Counts bytes that compression has kept off the network.
     pub fn saved(&self, bytes: u64) {
         self.network_saved_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a read of another host's volume that was answered from a layer here.
+    pub fn read_from_replica(&self) {
+        self.replica_reads.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a change that was refused because another writer has the volume.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
 use perigee_model::volume::{CopyImage, ImageInfo, Keep, Snapshot};
-use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName};
 
 use crate::catalog::{self, or_silent, reachable};
 use crate::cluster::{Cluster, HostLink};
@@ -233,6 +233,28 @@ pub async fn ensure(
             .next("use it at a host of its site"));
     }
     copy(&from, at, name, layer).await
+}
+
+/// Makes sure that each host of a site that is up has a copy, which gets its blocks in the background.
+///
+/// # Errors
+/// `Unavailable` if no host of the site is up; as [`ensure`].
+pub async fn replicate(
+    cluster: &Cluster,
+    name: &ImageName,
+    to: &SiteId,
+) -> Result<ClusterImage, Problem> {
+    let up = cluster.hosts.up();
+    let hosts: Vec<_> = up.iter().filter(|host| host.addresses.site == *to).collect();
+    if hosts.is_empty() {
+        let what = format!("can't copy image {name} to site {to}");
+        return Err(Problem::unavailable(what, "no host of that site is up")
+            .next("see `perigee host list`"));
+    }
+    for host in hosts {
+        ensure(cluster, host, name).await?;
+    }
+    image(cluster, name).await
 }
 
 /// Deletes an image from all hosts. Then its name is free.

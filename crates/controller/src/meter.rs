@@ -70,7 +70,7 @@ struct LastSeen {
 pub struct Reading {
     pub client: Option<IoStats>,
     pub home: Option<IoStats>,
-    /// Whether the home is another host than the VM's.
+    /// Whether the home is another host than the VM's. What a replica there answers is not far.
     pub far: bool,
 }
 
@@ -96,7 +96,8 @@ impl Meter {
                 let added = minus(total.client, before);
                 total.outage_ns += last.outage_ns(added);
                 if now.far {
-                    total.far_requests += added.reads + added.writes + added.flushes;
+                    let requests = added.reads + added.writes + added.flushes;
+                    total.far_requests += requests.saturating_sub(added.replica_reads);
                 }
             }
             if let Some(home) = now.home {
@@ -218,6 +219,7 @@ macro_rules! each_counter {
             network_busy_ns: $a.network_busy_ns.$op($b.network_busy_ns),
             network_bytes: $a.network_bytes.$op($b.network_bytes),
             network_saved_bytes: $a.network_saved_bytes.$op($b.network_saved_bytes),
+            replica_reads: $a.replica_reads.$op($b.replica_reads),
             fenced: $a.fenced.$op($b.fenced),
         }
     };

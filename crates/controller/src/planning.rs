@@ -44,6 +44,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         let copy = CopyFacts {
             bytes,
             lacking: lacking(cluster, &volume.volume).await?,
+            keeps_replica: volume.access != Access::Clone,
             held: record.seen.is_some_and(|seen| seen.leave_site.is_never()),
             stays: (volume.access == Access::Read).then(|| READ_BY_OTHERS.to_owned()),
         };
@@ -177,6 +178,7 @@ async fn disks_that_may_come(
         fact.copy = CopyFacts {
             bytes: *bytes,
             lacking: lacking(cluster, &fact.volume).await?,
+            keeps_replica: !disk.temporary,
             held: disk.leave_site.is_never(),
             stays: read.or(called_off),
         };

@@ -9,9 +9,10 @@ use perigee_model::job::{
     NewImage, NewVolume, Sample, Vm, VmVolume,
 };
 use perigee_model::plan::{Decision, Plan};
+use perigee_model::replica::{Replica, ReplicateVolume};
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{MoveVolume, VolumeMove};
-use perigee_model::{HostId, ImageName, JobId, Problem, VmId, VolumeName};
+use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 
 use crate::images::import_everywhere;
 use crate::progress::Step;
@@ -26,6 +27,8 @@ const JOB_DEADLINE: Duration = Duration::from_secs(1200);
 /// For a move of a VM or a volume.
 const MOVE_DEADLINE: Duration = Duration::from_secs(600);
 const LOOK_AT_MOVE_EVERY: Duration = Duration::from_millis(20);
+/// No second round of a replica begins while something is measured.
+const REPLICATE_EVERY_S: u64 = 3600;
 
 #[derive(Debug, Clone)]
 pub struct Cluster {
@@ -193,8 +196,27 @@ impl Cluster {
     }
 
     pub async fn move_volume(&self, name: &VolumeName, to: &HostId) -> Result<VolumeMove, Problem> {
-        let ask = MoveVolume { to: to.clone() };
+        let ask = MoveVolume { to: to.clone(), confirmed: false };
         self.quick.post(&format!("/v1/volumes/{name}/move"), &ask).await
+    }
+
+    /// Makes a replica of a volume at a site, and waits until it has all that the volume has.
+    pub async fn replicate(&self, name: &VolumeName, to: &SiteId) -> Result<(), Problem> {
+        let ask = ReplicateVolume { to: to.clone(), every_s: REPLICATE_EVERY_S, keep: 1 };
+        let path = format!("/v1/volumes/{name}/replicas");
+        let _begun: Replica = self.quick.post(&path, &ask).await?;
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        while tokio::time::Instant::now() < end {
+            let volume: ClusterVolume = self.quick.get(&format!("/v1/volumes/{name}")).await?;
+            let is_complete = |replica: &Replica| {
+                replica.site == *to && replica.points > 0 && replica.behind_bytes == Some(0)
+            };
+            if volume.replicas.iter().any(is_complete) {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
+        }
+        Err(late(format!("can't complete the replica of volume {name} at {to}")))
     }
 
     /// Waits until the volumes that come after a VM have their homes and all of their data at the VM's new host. The

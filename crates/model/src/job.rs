@@ -471,6 +471,13 @@ pub struct NewImage {
     pub leave_site: LeaveSite,
 }
 
+/// Asks for copies of an image at a site.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReplicateImage {
+    /// Each of its hosts that is up gets one.
+    pub to: SiteId,
+}
+
 /// A VM as the API shows it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Vm {

@@ -19,6 +19,8 @@ pub enum Way {
     Follow,
     /// The VM stays where it starts, and its data volumes come there while it runs.
     Copy,
+    /// The VM starts at a host with replicas of its data, and reads only what has changed since from their homes.
+    Replica,
     /// The VM starts beside its data.
     Beside,
 }

@@ -150,6 +150,9 @@ pub struct VolumeMove {
 pub struct MoveVolume {
     /// The new home.
     pub to: HostId,
+    /// Move it although its replica is at the new home's site, and no other site has a copy of it then.
+    #[serde(default)]
+    pub confirmed: bool,
 }
 
 /// What becomes of a VM's volumes when it moves.

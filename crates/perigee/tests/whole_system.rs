@@ -5,7 +5,9 @@
 mod system;
 
 use perigee_http::Client;
-use perigee_model::job::{ClusterVolume, Host, HostState, JobState, MigrationState};
+use perigee_lab::wan;
+use perigee_model::job::{ClusterVolume, Host, HostState, JobState, MigrationState, Sample};
+use perigee_model::plan::{Decision, Way};
 use perigee_model::replica::Replica;
 use perigee_model::volume::ImageInfo;
 use perigee_model::volume_move::VolumesOnMove;
@@ -406,6 +408,66 @@ fn a_volume_whose_home_is_lost_lives_on_as_its_replica() {
         .await?;
         Ok(())
     });
+}
+
+/// Of 32 MiB and a small file that was written later, only the latter comes over the WAN.
+#[test]
+fn a_job_at_a_replica_s_host_reads_there_what_has_not_changed_and_finds_the_newest_content() {
+    with_system(async |system| {
+        system.volume("data", "cloud1", 64 * MIB).await?;
+        let run = async |name: &str, place: &str, command: &str| {
+            let yaml = format!(
+                "name: {name}\nimage: debian\nmemory: 256MiB\nvolumes: [{{volume: data, mount: /data}}]\n\
+                 placement: {{{place}, move: never}}\ncommand: {command}"
+            );
+            let job = system.submit(&yaml).await?;
+            let job = system.ended(&job.id).await?;
+            ensure!(job.state == JobState::Succeeded, "{name}: {:?}: {}", job.state, job.reason);
+            Ok(job)
+        };
+        let sums = "cd /data; sha256sum big new";
+        let first = "dd if=/dev/urandom of=/data/big bs=1M count=32 && echo old > /data/new";
+        run("writes", "host: cloud1", first).await?;
+        let replicate = ["volume", "replicate", "data", "--to", "home", "--every", "1h"];
+        command(&system, &replicate)?;
+        until("the replica to be complete", async || {
+            let volume: ClusterVolume = system.get("/v1/volumes/data").await?;
+            let is_complete = |r: &Replica| r.points > 0 && r.behind_bytes == Some(0);
+            Ok(volume.replicas.iter().any(is_complete).then_some(()))
+        })
+        .await?;
+        let more = format!("echo newest > /data/new; sync; {sums}");
+        let changes = run("changes", "host: cloud1", &more).await?;
+        until("what has changed to be known", async || {
+            let volume: ClusterVolume = system.get("/v1/volumes/data").await?;
+            let is_behind = |r: &Replica| r.behind_bytes.is_some_and(|bytes| bytes > 0);
+            Ok(volume.replicas.iter().any(is_behind).then_some(()))
+        })
+        .await?;
+
+        let before = wan_bytes(&system)?;
+        let reads = run("reads", "site: home", sums).await?;
+        let carried_bytes = wan_bytes(&system)? - before;
+        let (expected, found) = (system.log(&changes.id).await?, system.log(&reads.id).await?);
+        ensure!(expected.len() == 2 && expected == found, "{expected:?}, and here {found:?}");
+        let decisions: Vec<Decision> =
+            system.get(&format!("/v1/jobs/{}/decisions", reads.id)).await?;
+        let chosen = decisions.first().and_then(|decision| decision.plan.chosen()).cloned();
+        ensure!(chosen.as_ref().is_some_and(|c| c.way == Way::Replica), "{decisions:?}");
+        let samples: Vec<Sample> = system.get(&format!("/v1/jobs/{}/samples", reads.id)).await?;
+        let io = samples.last().map(|sample| sample.io).unwrap_or_default();
+        eprintln!("{}", command(&system, &["job", "explain", reads.id.as_str()])?);
+        eprintln!("{carried_bytes} bytes over the WAN; the job's I/O: {io:?}");
+        ensure!(io.replica_reads > 0 && io.network_bytes < 16 * MIB, "{io:?}");
+        ensure!(carried_bytes < 24 * MIB, "{carried_bytes} bytes came over the WAN");
+        Ok(())
+    });
+}
+
+/// What the lab's WAN has carried in both directions.
+fn wan_bytes(system: &system::System) -> system::Checked<u64> {
+    let links = wan::counts(&system.lab)?;
+    Ok(links.iter().flat_map(|link| &link.counts).map(|count| count.carried_bytes).sum())
 }
 
 /// Waits until the replica has all that was written.

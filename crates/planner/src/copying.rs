@@ -13,6 +13,10 @@ use crate::figures::Figures;
 use crate::moving::{MoveCost, SPEED_WHILE_COPIED};
 use crate::refused::Refused;
 
+/// Why a volume does not move to the site of its replica.
+const REPLICA_THERE: &str =
+    "its replica is at that site, and no other site would have a copy of it";
+
 /// The switch holds the volume's requests at most for two round trips and this time.
 const SWITCH_ROUND_TRIPS: f64 = 2.0;
 const SWITCH_S: f64 = 0.05;
@@ -53,7 +57,9 @@ fn why_it_stays(cluster: &Cluster, to: &HostId, coming: &Coming) -> Option<Strin
     let Coming { volume, home, copy } = coming;
     let is_held = copy.held && !cluster.is_one_site(home, to);
     let held = is_held.then(|| "its policy is leave-site: never".to_owned());
-    let why = held.or_else(|| copy.stays.clone())?;
+    let is_near = || copy.lacking.iter().any(|(at, _)| cluster.is_one_site(at, to));
+    let replica = (copy.keeps_replica && is_near()).then(|| REPLICA_THERE.to_owned());
+    let why = held.or_else(|| copy.stays.clone()).or(replica)?;
     Some(format!("volume {volume} stays at {home}: {why}"))
 }
 
@@ -150,5 +156,9 @@ mod tests {
         let copy = CopyFacts { bytes: 100 * MIB, lacking, ..CopyFacts::default() };
         assert_close(two(&cluster(), "home1", "cloud1", &copy).0.bytes, 4.0 * MIB as f64);
         assert_close(two(&cluster(), "home2", "cloud1", &copy).0.bytes, 200.0 * MIB as f64);
+        assert_eq!(two(&cluster(), "home1", "cloud1", &copy).1, "");
+        let replicated = CopyFacts { keeps_replica: true, ..copy };
+        let (_, why) = two(&cluster(), "home2", "cloud1", &replicated);
+        assert!(why.contains("its replica is at that site"), "{why}");
     }
 }

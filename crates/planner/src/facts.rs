@@ -221,6 +221,8 @@ pub struct CopyFacts {
     pub bytes: u64,
     /// Hosts that have a part of it, with the bytes that they lack: those with a complete replica.
     pub lacking: Vec<(HostId, u64)>,
+    /// It does not come to a site with its replica: no other site would have a copy of it.
+    pub keeps_replica: bool,
     /// It may not leave its site.
     pub held: bool,
     /// Why it stays wherever the VM is; `None` if it need not.
@@ -228,6 +230,11 @@ pub struct CopyFacts {
 }
 
 impl CopyFacts {
+    /// The share of its data that a VM at this host would read from its home: 1 without a replica there.
+    pub(crate) fn far_share(&self, host: &HostId) -> f64 {
+        if self.bytes == 0 { 1.0 } else { self.bytes_to(host) as f64 / self.bytes as f64 }
+    }
+
     pub(crate) fn bytes_to(&self, host: &HostId) -> u64 {
         let lacked = self.lacking.iter().find(|(at, _)| at == host).map(|(_, bytes)| *bytes);
         lacked.map_or(self.bytes, |lacked| lacked.min(self.bytes))

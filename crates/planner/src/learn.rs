@@ -70,6 +70,21 @@ pub(crate) struct VolumeLearned {
     pub sent_bytes: f64,
 }
 
+/// Where a job's reads of one volume are answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub home: &'a HostId,
+    /// The share of them that its home answers. A replica at the job's host answers the others.
+    pub far_share: f64,
+}
+
+impl<'a> Source<'a> {
+    /// Without a replica.
+    pub fn home(home: &'a HostId) -> Self {
+        Self { home, far_share: 1.0 }
+    }
+}
+
 /// The properties of a host where the command may run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
@@ -130,7 +145,7 @@ impl Learned {
         fit::fit(cluster, traits, history, figures)
     }
 
-    /// A host as a place for this job, with its volumes at these homes.
+    /// A host as a place for this job, with its volumes there.
     ///
     /// # Errors
     /// [`Refused`] if a link is not measured.
@@ -138,18 +153,18 @@ impl Learned {
         &self,
         cluster: &Cluster,
         host: &HostFacts,
-        homes: &[&HostId],
+        sources: &[Source],
         figures: &mut Figures,
     ) -> Result<Place, Refused> {
         let vms = host.running_vms.saturating_add(1);
         let mut place = Place::local(computing_factor(cluster, host, vms));
-        for (home, volume) in homes.iter().zip(&self.volumes) {
+        for (Source { home, far_share }, volume) in sources.iter().zip(&self.volumes) {
             if let Some(path) = path(cluster, &host.id, home, figures)? {
                 let rate = path.rate_bytes_per_s.max(1) as f64;
-                place.round_trip_s += volume.share * path.round_trip_s;
-                place.bytes_s += volume.waited_bytes / rate;
-                place.links_s += volume.sent_bytes / rate;
-                place.sent_bytes += volume.sent_bytes;
+                place.round_trip_s += far_share * volume.share * path.round_trip_s;
+                place.bytes_s += far_share * volume.waited_bytes / rate;
+                place.links_s += far_share * volume.sent_bytes / rate;
+                place.sent_bytes += far_share * volume.sent_bytes;
             }
         }
         Ok(place)

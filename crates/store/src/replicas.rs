@@ -24,7 +24,7 @@ use super::catalog::{self, PointRow, Sealed, failed};
 use super::homes::refused;
 use super::layer::live_name;
 use super::pool::Pool;
-use super::volume::Stack;
+use super::volume::{Stack, Unflushed};
 use super::work::Work;
 
 /// The rounds of replicas that are made here, in memory only: a round ends with the server.
@@ -49,7 +49,8 @@ impl Pool {
         SealReplica { replica }: SealReplica,
     ) -> Result<SealedReplica, Problem> {
         let what = format!("can't seal what volume {name} has for its replica at {replica}");
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        self.flush_before_sealing(&what, name).await?;
+        let guard = self.wait_for_changes(&what).await?;
         let volume = self.volume(name).await?;
         let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
         let guard = volume
@@ -338,8 +339,11 @@ impl Pool {
         name: &VolumeName,
         PromoteReplica { layer, tenure }: PromoteReplica,
     ) -> Result<VolumeHome, Problem> {
+        let what = format!("can't make the replica of volume {name} the volume");
+        let guard = self.wait_for_changes(&what).await?;
         let name = name.clone();
-        self.change(move |pool| {
+        self.run(move |pool| {
+            let _guard = guard;
             pool.promote_now(&name, layer, tenure)?;
             pool.home_now(&name)
         })
@@ -378,10 +382,10 @@ impl Pool {
     // --- at the home that was lost ---
 
     /// A replica became the volume while this server did not answer, so the volume is removed here. What it had stays
-    /// as an image.
+    /// as an image, also if its disk fails to write it.
     ///
     /// # Errors
-    /// The flush failed; unavailable while other hosts have blocks of it in memory.
+    /// No space for its last writes; unavailable while other hosts have blocks of it in memory.
     pub async fn supersede(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -399,12 +403,12 @@ impl Pool {
         if is_here {
             let volume = self.volume(name).await?;
             self.end_leases(&what, &volume).await?;
-            let guard = Arc::clone(&self.changes).lock_owned().await;
+            let guard = self.wait_for_changes(&what).await?;
             let (pool, named, ask, now) =
                 (Arc::clone(self), name.clone(), ask.clone(), what.clone());
             let kept = image.clone();
             volume
-                .leave(&what, move |stack| {
+                .leave(&what, Unflushed::Kept, move |stack| {
                     let _guard = guard;
                     pool.supersede_now(&now, &named, &ask, &kept, stack)
                 })

@@ -12,8 +12,9 @@ use tokio::sync::OwnedMutexGuard;
 use super::catalog::failed;
 use super::homes::refused;
 use super::pool::Pool;
+use super::volume::Unflushed;
 
-/// So long a step of a move waits for others who change what the pool has.
+/// So long a step of a move or of a replica waits for others who change what the pool has.
 const OTHERS_MAX: Duration = Duration::from_secs(2);
 
 /// A step of a volume's move. While it exists nobody else changes what the pool has. So it is begun before the
@@ -30,14 +31,21 @@ impl Pool {
     /// # Errors
     /// Unavailable while others change what the pool has.
     pub async fn move_step(self: &Arc<Self>, name: &VolumeName) -> Result<MoveStep, Problem> {
+        let guard = self.wait_for_changes(&format!("can't move volume {name} now")).await?;
+        Ok(MoveStep { pool: Arc::clone(self), name: name.clone(), guard })
+    }
+
+    /// Waits a short time until nobody else changes what the pool has.
+    pub(super) async fn wait_for_changes(
+        &self,
+        what: &str,
+    ) -> Result<OwnedMutexGuard<()>, Problem> {
         let changes = Arc::clone(&self.changes).lock_owned();
-        let guard = tokio::time::timeout(OTHERS_MAX, changes).await.map_err(|_| {
+        tokio::time::timeout(OTHERS_MAX, changes).await.map_err(|_| {
             let waited_s = OTHERS_MAX.as_secs();
             let why = format!("other volumes or images were being changed for {waited_s} s");
-            Problem::unavailable(format!("can't move volume {name} now"), why)
-                .next("try again in a moment")
-        })?;
-        Ok(MoveStep { pool: Arc::clone(self), name: name.clone(), guard })
+            Problem::unavailable(what, why).next("try again in a moment")
+        })
     }
 }
 
@@ -69,7 +77,7 @@ impl MoveStep {
             let (pool, name, ask, now) =
                 (Arc::clone(&pool), name.clone(), ask.clone(), what.clone());
             volume
-                .leave(&what, move |stack| {
+                .leave(&what, Unflushed::Refused, move |stack| {
                     let _guard = guard;
                     pool.depart_now(&now, &name, &ask, stack)
                 })

@@ -23,6 +23,25 @@ use super::chain::{Chain, Sealed};
 use super::head::Head;
 use super::session::Session;
 
+/// What becomes of a volume that leaves, and of which a flush has failed: some of its last writes may be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unflushed {
+    /// It stays.
+    Refused,
+    /// It leaves. Another state of it is the volume already.
+    Kept,
+}
+
+impl Unflushed {
+    /// Whether the volume stays because of the result of a flush.
+    fn check(self, what: &str, flushed: Result<(), IoError>) -> Result<(), Problem> {
+        match flushed {
+            Err(IoError::Poisoned(_)) if self == Self::Kept => Ok(()),
+            flushed => flushed.map_err(|error| io_problem(what, &error)),
+        }
+    }
+}
+
 /// The layers of a volume at one moment. A snapshot replaces the whole stack.
 #[derive(Clone)]
 pub(super) struct Stack {
@@ -279,9 +298,10 @@ impl Volume {
     pub(super) async fn leave(
         self: &Arc<Self>,
         what: &str,
+        unflushed: Unflushed,
         depart: impl FnOnce(&Stack) -> Result<(), (Problem, bool)> + Send + 'static,
     ) -> Result<(), Problem> {
-        self.flush().await.map_err(|error| io_problem(what, &error))?;
+        unflushed.check(what, self.flush().await)?;
         let gate = Arc::clone(&self.gate).write_owned().await;
         let (volume, what) = (Arc::clone(self), what.to_owned());
         blocking(move || {
@@ -292,10 +312,11 @@ impl Volume {
                 return Err(Problem::unavailable(what, why).next("ask again: the host is told"));
             }
             let stack = volume.stack();
-            stack.head.flush_now().map_err(|error| {
+            let flushed = stack.head.flush_now();
+            if flushed.is_err() {
                 volume.record_poison(&stack.head);
-                io_problem(&what, &error)
-            })?;
+            }
+            unflushed.check(&what, flushed)?;
             let (left, gone) = match depart(&stack) {
                 Ok(()) => (Ok(()), true),
                 Err((problem, gone)) => (Err(problem), gone),

@@ -373,7 +373,8 @@ impl PoolExports {
         let learning = cached.clone().filter(|_| !upstream.is_held()).map(|cached| {
             common::keep(Arc::clone(&self.pool), volume.clone(), nbd_addr.clone(), cached)
         });
-        let session = ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached);
+        let counters = self.stats.of(volume);
+        let session = ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached, counters);
         if let Some(learning) = learning {
             session.run_while_open(learning);
         }

@@ -15,6 +15,7 @@ use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish, RENEW_AFTER};
 use perigee_block::locking;
 use perigee_block::sessions::ProxyKey;
+use perigee_block::stats::Counters;
 use perigee_model::Incarnation;
 use perigee_model::read_ahead::{KEPT_READ_BYTES_MAX, Pace, Streams, blocks_of, pieces};
 use perigee_model::volume::BLOCK_BYTES;
@@ -55,9 +56,10 @@ impl ProxySession {
         upstream: NbdDevice,
         (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
         cached: Option<Arc<CachedVolume>>,
+        counters: Arc<Counters>,
     ) -> Self {
         let upstream = Arc::new(upstream);
-        let requests = Arc::new(Requests::new(upstream.clone(), cached.clone()));
+        let requests = Arc::new(Requests::new(upstream.clone(), cached.clone(), counters));
         let ended = CancellationToken::new();
         if let Some(cached) = cached {
             let holding = hold_lease(upstream.clone(), cached, ended.clone());
@@ -90,6 +92,7 @@ impl ProxySession {
 pub struct Requests {
     upstream: Arc<dyn Device>,
     cached: Option<Arc<CachedVolume>>,
+    counters: Arc<Counters>,
     ahead: Mutex<(Streams, Pace)>,
     /// The number of bytes that reads have fetched.
     came_bytes: AtomicU64,
@@ -97,9 +100,13 @@ pub struct Requests {
 }
 
 impl Requests {
-    pub fn new(upstream: Arc<dyn Device>, cached: Option<Arc<CachedVolume>>) -> Self {
+    pub fn new(
+        upstream: Arc<dyn Device>,
+        cached: Option<Arc<CachedVolume>>,
+        counters: Arc<Counters>,
+    ) -> Self {
         let (ahead, came_bytes, recalled) = Default::default();
-        Self { upstream, cached, ahead, came_bytes, recalled }
+        Self { upstream, cached, counters, ahead, came_bytes, recalled }
     }
 
     fn ahead(&self) -> MutexGuard<'_, (Streams, Pace)> {
@@ -118,6 +125,7 @@ impl Requests {
         if !matches!(found, Some(Ok(()))) {
             return false;
         }
+        self.counters.read_from_replica();
         self.look_ahead(cached, offset, length_bytes);
         true
     }
@@ -143,6 +151,9 @@ impl Requests {
         self.look_ahead(cached, offset, length_bytes.into());
         let end = offset + u64::from(length_bytes);
         let runs = common.runs(&blocks_of(offset, length_bytes.into()));
+        if runs.iter().all(|(_, is_here)| *is_here) {
+            self.counters.read_from_replica();
+        }
         let parts = runs.into_iter().map(|(run, is_here)| {
             let start = offset.max(run.start * BLOCK_BYTES);
             let length = end.min(run.end * BLOCK_BYTES) - start;

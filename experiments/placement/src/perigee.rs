@@ -30,6 +30,11 @@ pub async fn run(
     let mut step = bench.step(format!("{rtt_ms} ms, {}: {}", work.name(), way.words()));
     let at = if way == Way::Local { &bench.far } else { &bench.near };
     let spec = spec(bench, work, at, volume);
+    if way == Way::Replica {
+        let sites = &bench.lab.definition.sites;
+        let near = sites.iter().find(|site| site.hosts.contains(&bench.near));
+        bench.cluster.replicate(volume, &near.context("the near host has a site")?.name).await?;
+    }
     let load_1min = load_1min()?;
     let before = bench.wan_bytes();
     let job = bench.cluster.submit(&spec).await?;
@@ -45,8 +50,8 @@ pub async fn run(
             bench.cluster.ask_to_move(&vm, &wish).await?;
         }
         Way::Copy => drop(bench.cluster.move_volume(volume, &bench.near).await?),
-        Way::Local | Way::Remote | Way::Again => {}
-        Way::Iscsi | Way::Nbd | Way::Replica => bail!("{} is not run by Perigee here", way.words()),
+        Way::Local | Way::Remote | Way::Again | Way::Replica => {}
+        Way::Iscsi | Way::Nbd => bail!("{} is not run by Perigee here", way.words()),
     }
     let job = bench.cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
     let mut run = figures(bench, &job, work).await?;

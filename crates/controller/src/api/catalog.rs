@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use perigee_http::{Json, Reply};
-use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume};
+use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
 use perigee_model::volume::Snapshot;
@@ -111,6 +111,18 @@ pub async fn set_image_leave_site(
     json(leave_site::set(&cluster, &Of::Image(image), ask).await?)
 }
 
+/// Copies an image to all hosts of a site. The copies can be used at once, and get their blocks in the background.
+#[utoipa::path(post, path = "/images/{image}/replicate", tag = "images",
+    params(("image" = String, Path)), request_body = ReplicateImage,
+    responses((status = 200, body = ClusterImage)))]
+pub async fn replicate_image(
+    State(cluster): Shared,
+    Name(image): Name<ImageName>,
+    Json(ask): Json<ReplicateImage>,
+) -> Reply<ClusterImage> {
+    json(images::replicate(&cluster, &image, &ask.to).await?)
+}
+
 /// Moves a volume to another home, also while it is in use; the answer comes at once. The volume is used at
 /// its new home as soon as that has taken it; what it holds is copied in the background.
 #[utoipa::path(post, path = "/volumes/{volume}/move", tag = "volumes",
@@ -121,6 +133,9 @@ pub async fn move_volume(
     Name(volume): Name<VolumeName>,
     Json(ask): Json<MoveVolume>,
 ) -> Reply<VolumeMove> {
+    if !ask.confirmed {
+        of_volumes::check_far(&cluster, &volume, &ask.to).await?;
+    }
     json(volume_moves::request(&cluster, &volume, &ask.to, VolumeMoveCause::Asked).await?)
 }
 
@@ -142,16 +157,6 @@ pub async fn cancel_volume_move(
     Name(volume): Name<VolumeName>,
 ) -> Reply<VolumeMove> {
     json(volume_moves::cancel(&cluster, &volume).await?)
-}
-
-/// The volume's replicas at other sites.
-#[utoipa::path(get, path = "/volumes/{volume}/replicas", tag = "volumes",
-    params(("volume" = String, Path)), responses((status = 200, body = Vec<Replica>)))]
-pub async fn replicas(
-    State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
-) -> Reply<Vec<Replica>> {
-    json(of_volumes::of_volume(&cluster, &volume).await?)
 }
 
 /// Keeps a replica of a volume at another site, or changes how often it is made; the answer comes at once.

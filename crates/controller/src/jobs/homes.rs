@@ -63,10 +63,8 @@ impl Run {
         let far: Vec<VolumeName> = far.collect();
         let Some(first) = far.first() else { return Ok(Change::NotNow) };
         for volume in &far {
-            if replicas::is_near(&self.cluster, volume, host).await? {
-                let what = format!("can't bring volume {volume} to {host}");
-                let why = "its replica is at that site, and no other site would have a copy of it";
-                return Ok(Change::Refused(Problem::conflict(what, why)));
+            if let Err(problem) = replicas::check_far(&self.cluster, volume, host).await {
+                return Ok(Change::Refused(problem));
             }
         }
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));

@@ -8,7 +8,7 @@ use perigee_model::replica::{
     CHAIN_LAYERS_MAX, PinReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint,
     VolumeReplica,
 };
-use perigee_model::units::format_duration;
+use perigee_model::units::{format_bytes, format_duration};
 use perigee_model::volume::{Compacted, VolumeInfo};
 use perigee_model::{Problem, ProblemKind, SiteId, VolumeName};
 
@@ -21,7 +21,7 @@ use crate::records::Owned;
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How often the home is asked how far the replica is behind.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// A round is begun anew if nothing of it has come for this long.
+/// If nothing of a round has come for this long, the replica says so.
 const STALLED_MAX: Duration = Duration::from_secs(600);
 
 /// Makes the replica's rounds until it is not wanted any more.
@@ -105,9 +105,15 @@ impl Run<'_> {
         };
         if let Some(newest) = replica.points.first().filter(|point| point.missing_bytes > 0)
             && pins.iter().any(|pin| pin.filling && pin.layer == newest.layer)
-            && !self.is_stalled(newest.missing_bytes)
         {
             self.observe(&home, Some(&replica), &pins, &info).await?;
+            // The round goes on as soon as it can. A new one would ship again what has come.
+            if self.is_stalled(newest.missing_bytes) {
+                let (minutes, bytes) = (STALLED_MAX.as_secs() / 60, newest.missing_bytes);
+                let missing = format_bytes(bytes);
+                let why = format!("nothing has come for {minutes} minutes; {missing} are missing");
+                return Err(Problem::unavailable(self.what(), why));
+            }
             self.is_well().await?;
             return Ok(self.cluster.timing.figures);
         }
@@ -135,7 +141,15 @@ impl Run<'_> {
     /// The volume's home, unless it may be changing.
     async fn home(&self) -> Result<Arc<HostLink>, Problem> {
         let volume = &self.intent.volume;
-        let home = catalog::settled_home(&self.cluster, volume).await?;
+        let home = catalog::settled_home(&self.cluster, volume).await;
+        let home = home.map_err(|problem| match problem.kind {
+            ProblemKind::NotFound => {
+                let promote = format!("perigee volume promote {volume}");
+                Problem::not_found(self.what(), "the volume's home is gone")
+                    .next(format!("to make this replica the volume: {promote}"))
+            }
+            _ => problem,
+        })?;
         if self.cluster.index.incomplete_move(volume).is_some() {
             let why = format!("{home} is still copying the volume from its last home");
             return Err(Problem::unavailable(self.what(), why));
@@ -297,12 +311,13 @@ impl Run<'_> {
         let stored = self.cluster.records.own::<ReplicaRecord>(&key).await?;
         let Some(stored) = stored else { return Ok(()) };
         self.record = stored;
-        let mut text = format!("{}: {}", problem.what, problem.why);
-        if problem.kind == ProblemKind::NotFound && problem.what.starts_with("volume ") {
-            text = format!(
-                "the volume's home is gone; to make this replica the volume: perigee volume promote {}",
-                self.intent.volume
-            );
+        // What the replica can't do is clear where its problem is shown.
+        let mut text = match problem.what == self.what() {
+            true => problem.why.clone(),
+            false => format!("{}: {}", problem.what, problem.why),
+        };
+        if !problem.next.is_empty() {
+            text = format!("{text}; {}", problem.next);
         }
         if self.record.value.shown.problem == text {
             return Ok(());

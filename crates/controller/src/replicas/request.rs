@@ -148,16 +148,25 @@ async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Re
     Ok(all)
 }
 
-/// Whether the volume has a replica at the host's site. If it came there, one site would have all of it.
+/// Refuses a move of the volume to a site with its replica: one site would have both.
 ///
 /// # Errors
-/// If the store can't be read.
-pub async fn is_near(
+/// `Conflict` if there is one; if the store can't be read.
+pub async fn check_far(
     cluster: &Cluster,
     volume: &VolumeName,
     host: &HostId,
-) -> Result<bool, Problem> {
-    let Ok(host) = cluster.hosts.get(host) else { return Ok(false) };
+) -> Result<(), Problem> {
+    let Ok(host) = cluster.hosts.get(host) else { return Ok(()) };
     let replicas = of_volume(cluster, volume).await?;
-    Ok(replicas.iter().any(|replica| replica.site == host.addresses.site))
+    let Some(near) = replicas.iter().find(|replica| replica.site == host.addresses.site) else {
+        return Ok(());
+    };
+    let what = format!("can't move volume {volume} to {}", host.id);
+    let why = format!("its replica is at {}, and no other site would have a copy of it", near.site);
+    Err(Problem::conflict(what, why).next(format!(
+        "keep a replica at another site first, and end this one (perigee volume replicate {volume} --to {} --stop); \
+         or move it anyway (perigee volume move {volume} {} --yes)",
+        near.site, host.id
+    )))
 }

@@ -2,7 +2,7 @@
 
 use perigee_model::job::{Access, HostState, JobSpec, JobState, NewImage};
 use perigee_model::volume::{ImageInfo, ImageSource, Keep};
-use perigee_model::{ImageName, LayerId, ProblemKind};
+use perigee_model::{ImageName, LayerId, ProblemKind, SiteId};
 
 use super::fake::{FakeHost, image};
 use super::{Lab, spec, vm_of, wait_for};
@@ -326,4 +326,20 @@ async fn a_copy_does_not_go_on_from_a_copy_that_lacks_blocks_or_is_another_layer
     for host in [&lab.home, &third] {
         assert_eq!(host.inside().copied.len(), 0);
     }
+}
+
+#[tokio::test]
+async fn an_image_is_copied_to_the_hosts_of_a_site() {
+    let lab = Lab::up().await;
+    lab.home.inside().images.clear();
+    lab.cloud.inside().images.insert(image().name, image());
+    let site = lab.home.addresses.site.clone();
+    for _ in 0..2 {
+        let copied = images::replicate(&lab.cluster, &image().name, &site).await.expect("copies");
+        assert_eq!(copied.hosts.len(), 2, "{copied:?}");
+        assert_eq!(lab.home.inside().copied.len(), 1);
+    }
+    let nowhere = SiteId::new("nowhere").expect("a name");
+    let refused = images::replicate(&lab.cluster, &image().name, &nowhere).await;
+    assert_eq!(refused.expect_err("no such site").kind, ProblemKind::Unavailable);
 }

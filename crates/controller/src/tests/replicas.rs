@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use perigee_model::home::{Tenure, VolumeHome};
 use perigee_model::job::{Access, HostState};
+use perigee_model::plan::Way;
 use perigee_model::replica::{PromoteReplica, PromoteVolume, Promotion, ReplicateVolume};
 use perigee_model::{Incarnation, Problem, ProblemKind, SiteId};
 
 use super::fake::FakeHost;
 use super::fake::replicas::point;
 use super::{Lab, data_volume, spec, wait_for};
-use crate::{catalog, jobs, replicas};
+use crate::{catalog, jobs, planning, replicas};
 
 /// The data volume at `cloud1` has a complete replica at `home1`.
 async fn replicated() -> Lab {
@@ -217,4 +218,19 @@ async fn a_promotion_is_recorded_only_by_who_carries_it_out() {
         assert!(!lab.cluster.index.is_promoted(&data_volume()));
     }
     promote(&lab, PromoteVolume::default()).await.expect("it is lost");
+}
+
+#[tokio::test]
+async fn a_job_is_planned_at_a_replica_and_a_volume_does_not_come_to_its_replica_s_site_unasked() {
+    let lab = replicated().await;
+    let spec = spec(Access::Read);
+    let plan = planning::plan(&lab.cluster, &spec).await.expect("a plan");
+    let replica = plan.options.iter().find(|option| option.way == Way::Replica);
+    let replica = replica.expect("home1 has a replica");
+    assert_eq!((replica.start.as_str(), replica.end.as_str()), ("home1", "home1"));
+    assert!(!plan.options.iter().any(|option| option.way == Way::Remote), "{plan:?}");
+    let near = replicas::check_far(&lab.cluster, &data_volume(), &lab.home.id).await;
+    let near = near.expect_err("one site would have both");
+    assert!(near.kind == ProblemKind::Conflict && near.next.contains("--yes"), "{near}");
+    replicas::check_far(&lab.cluster, &data_volume(), &lab.cloud.id).await.expect("its own site");
 }

@@ -14,6 +14,7 @@ pub fn way_word(way: Way) -> &'static str {
         Way::Migrate => "migrate",
         Way::Follow => "follow",
         Way::Copy => "copy",
+        Way::Replica => "replica",
         Way::Beside => "beside",
     }
 }

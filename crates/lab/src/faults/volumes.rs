@@ -167,7 +167,7 @@ async fn begin_move(
     phase: Phase,
 ) -> Result<bool, Problem> {
     let path = format!("/v1/volumes/{name}/move");
-    let ask = MoveVolume { to: to.clone() };
+    let ask = MoveVolume { to: to.clone(), confirmed: false };
     let mut now: VolumeMove = ground.controller.post(&path, &ask).await?;
     let end = Instant::now() + MOVE_MAX;
     while Instant::now() < end {

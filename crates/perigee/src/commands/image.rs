@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use perigee_model::job::{ClusterImage, NewImage};
+use perigee_model::job::{ClusterImage, NewImage, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::volume::{CheckScope, CopyImage, ImageInfo, ImportImage, Keep};
-use perigee_model::{HostId, ImageName, LeaveSite, Problem};
+use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -64,6 +64,15 @@ pub enum Verb {
         /// The pool's directory
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
+    },
+    /// Copy an image to all hosts of a site. An import does this for all sites; hosts that were down then, and
+    /// snapshots, get their copies with this, or when a job first needs them
+    Replicate {
+        /// The image's name
+        name: ImageName,
+        /// The site
+        #[arg(long, value_name = "SITE")]
+        to: SiteId,
     },
     /// Fetch all missing blocks of a copy now, without a rate limit
     Fill {
@@ -215,6 +224,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let path = format!("/v1/images/{name}/copy");
             let image: ImageInfo = pool_server(&pool).await?.post(&path, &body).await?;
             output::one(format, &image, LOCAL)
+        }
+        Verb::Replicate { name, to } => {
+            let path = format!("/v1/images/{name}/replicate");
+            let client = controller_client(context)?;
+            let image: ClusterImage = client.post(&path, &ReplicateImage { to }).await?;
+            output::one(format, &image, CLUSTER)
         }
         Verb::Fill { name, pool } => {
             let path = format!("/v1/images/{name}/fill");

@@ -55,11 +55,10 @@ pub fn of_vm(volume: &VmVolume) -> String {
 pub async fn begin(
     client: &Client,
     volume: &VolumeName,
-    to: HostId,
+    ask: &MoveVolume,
     format: Format,
 ) -> Result<(), Problem> {
-    let asked: VolumeMove =
-        client.post(&format!("/v1/volumes/{volume}/move"), &MoveVolume { to }).await?;
+    let asked: VolumeMove = client.post(&format!("/v1/volumes/{volume}/move"), ask).await?;
     let ended = tokio::select! {
         ended = watch(client, &asked) => ended?,
         _ = tokio::signal::ctrl_c() => {

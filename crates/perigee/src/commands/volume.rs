@@ -13,6 +13,7 @@ use perigee_model::volume::{
     CachePolicy, CheckScope, Compacted, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
     VolumeSource,
 };
+use perigee_model::volume_move::MoveVolume;
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, TenantName, VolumeName};
 
 use crate::Context;
@@ -127,6 +128,9 @@ pub enum Verb {
         /// Cancel the move; the volume stays at its host
         #[arg(long)]
         cancel: bool,
+        /// Move it although its replica is at the new host's site
+        #[arg(long)]
+        yes: bool,
     },
     /// Keep a replica of a volume at another site.
     ///
@@ -315,8 +319,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Info { name, pool } => {
             info(context, pool, &format!("/v1/volumes/{name}"), LOCAL, CLUSTER).await
         }
-        Verb::Move { name, host: Some(host), .. } => {
-            moving_volumes::begin(&controller_client(context)?, &name, host, format).await
+        Verb::Move { name, host: Some(to), yes: confirmed, .. } => {
+            let ask = MoveVolume { to, confirmed };
+            moving_volumes::begin(&controller_client(context)?, &name, &ask, format).await
         }
         Verb::Move { name, host: None, .. } => {
             moving_volumes::cancel(&controller_client(context)?, &name, format).await

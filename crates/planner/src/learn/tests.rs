@@ -100,13 +100,14 @@ fn bytes_over_a_thin_link_are_a_bound() {
     run.volumes[0].bytes = 128.0 * MIB as f64;
     run.wall_s += 1.0;
     let learned = learned(&[run]);
-    let homes = [&host_id("cloud1")];
+    let home = host_id("cloud1");
+    let sources = [Source::home(&home)];
     let mut cluster = cluster();
     for link in &mut cluster.links {
         link.probe.rate_bytes_per_s = MIB;
     }
     let host = cluster.hosts[0].clone();
-    let place = learned.place(&cluster, &host, &homes, &mut Figures::default()).unwrap();
+    let place = learned.place(&cluster, &host, &sources, &mut Figures::default()).unwrap();
     let (seconds, total) = learned.at(&place);
     assert!(seconds.network_s >= 128.0 && total.expected >= 128.0);
 }
@@ -270,8 +271,9 @@ fn bytes_that_are_read_ahead_or_kept_are_not_waited_for() {
         ..Replayed::default()
     });
     let learned = learned(&[run]);
-    let (host, homes) = (cluster().hosts[0].clone(), [&host_id("cloud1")]);
-    let place = learned.place(&cluster(), &host, &homes, &mut Figures::default()).unwrap();
+    let (host, home) = (cluster().hosts[0].clone(), host_id("cloud1"));
+    let sources = [Source::home(&home)];
+    let place = learned.place(&cluster(), &host, &sources, &mut Figures::default()).unwrap();
     assert_close(place.bytes_s, 0.25);
     assert_close(place.links_s, 2.0);
 }

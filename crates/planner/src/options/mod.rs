@@ -7,10 +7,10 @@ use perigee_model::job::Start;
 use perigee_model::plan::{Estimate, Part, Plan, PlanOption, Seconds, Unknown, Way};
 use perigee_model::units::{format_bytes, format_seconds};
 
-use crate::facts::{HostFacts, Snapshot};
+use crate::facts::{HostFacts, Snapshot, VolumeFacts};
 use crate::figures::Figures;
 use crate::hosts::{boot, cpu_factor};
-use crate::learn::{Learned, Place};
+use crate::learn::{Learned, Place, Source};
 use crate::refused::Refused;
 use crate::spread::Spread;
 
@@ -33,8 +33,10 @@ pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
     }
     let learned = Learned::of(snapshot, &mut figures)?;
     let stays = stays(snapshot, &learned, &mut figures)?;
-    let mut candidates: Vec<Candidate> =
-        [Way::Beside, Way::Remote].into_iter().filter_map(|way| best_stay(&stays, way)).collect();
+    let mut candidates: Vec<Candidate> = [Way::Beside, Way::Replica, Way::Remote]
+        .into_iter()
+        .filter_map(|way| best_stay(&stays, way))
+        .collect();
     candidates.extend(changes::best_moves(snapshot, &learned, &stays, &mut figures));
     candidates.extend(changes::best_copy(snapshot, &learned, &stays, &mut figures));
     let default_start = stays.iter().find(|s| s.allowed).map(|s| s.host.clone());
@@ -114,6 +116,14 @@ fn is_allowed(start: &Start, host: &HostFacts) -> bool {
     }
 }
 
+/// A job may read what was written last this many times more often than the rest.
+const CHANGED_READ_MORE: f64 = 8.0;
+
+fn sources(volumes: &[VolumeFacts], far_share: impl Fn(&VolumeFacts) -> f64) -> Vec<Source<'_>> {
+    let source = |volume| Source { far_share: far_share(volume), home: &volume.home };
+    volumes.iter().map(source).collect()
+}
+
 fn stay(
     snapshot: &Snapshot,
     learned: &Learned,
@@ -126,18 +136,37 @@ fn stay(
     for home in homes.iter().filter(|home| **home != &host.id) {
         rtt_ms = rtt_ms.max(cluster.link(&host.id, home)?.probe.rtt_ms);
     }
-    let place = learned.place(cluster, host, &homes, figures)?;
+    let volumes = &snapshot.job.volumes;
+    let share = |volume: &VolumeFacts| volume.copy.far_share(&host.id);
+    let has_replica = volumes.iter().any(|volume| volume.home != host.id && share(volume) < 1.0);
+    let place = learned.place(cluster, host, &sources(volumes, share), figures)?;
     let (boot, boot_unknown) = boot(cluster, host);
-    let (command, of_command) = learned.at(&place);
+    let (command, mut of_command) = learned.at(&place);
     let is_remote = place.round_trip_s > 0.0;
     let mut unknown: Vec<Unknown> = boot_unknown.into_iter().collect();
+    if has_replica && is_remote {
+        figures.assumed("a job reads what has changed since a replica as often as the rest");
+        let why = "how much it reads of what has changed since the replica is not known".to_owned();
+        unknown.push(Unknown { part: Part::Network, why });
+        let mut if_it_reads = |times: f64| {
+            let share = |volume: &VolumeFacts| (times * share(volume)).min(1.0);
+            let place = learned.place(cluster, host, &sources(volumes, share), figures)?;
+            Ok::<_, Refused>(learned.at(&place).1.expected - of_command.expected)
+        };
+        let (less, more) = (if_it_reads(0.0)?, if_it_reads(CHANGED_READ_MORE)?);
+        of_command = of_command.plus(Spread::between(less, 0.0, more));
+    }
     unknown.extend(cpu_factor(cluster, &host.id).1);
     unknown
         .extend(learned.unknown.iter().filter(|u| is_remote || u.part != Part::Network).cloned());
     Ok(Stay {
         host: host.id.clone(),
         allowed: may_start(&snapshot.job.start, host),
-        way: if homes.iter().all(|home| **home == host.id) { Way::Beside } else { Way::Remote },
+        way: match homes.iter().all(|home| **home == host.id) {
+            true => Way::Beside,
+            false if has_replica => Way::Replica,
+            false => Way::Remote,
+        },
         place,
         boot,
         seconds: Seconds { boot_s: boot.expected, ..command }.added_up(),
@@ -223,7 +252,7 @@ fn choose(
         best.chosen = true;
         moves = match best.way {
             Way::Migrate | Way::Follow | Way::Copy => true,
-            Way::Beside => default_start.is_some_and(|start| start != best.start),
+            Way::Beside | Way::Replica => default_start.is_some_and(|start| start != best.start),
             Way::Remote => false,
         };
     }
@@ -256,7 +285,7 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
     let why = if predicted.migration_s > 0.0 {
         let what = if this.option.way == Way::Copy { "copy" } else { "move" };
         format!("{waiting} costs {} to {what}", format_seconds(predicted.migration_s))
-    } else if other_s.migration_s > 0.0 && this.option.way == Way::Remote {
+    } else if other_s.migration_s > 0.0 && matches!(this.option.way, Way::Remote | Way::Replica) {
         let (cost, saved) = (other_s.migration_s, (-less_s).max(0.0));
         let what = if other.option.way == Way::Copy { "copy" } else { "move" };
         format!("a {what} costs {} and saves {}", format_seconds(cost), format_seconds(saved))
@@ -290,6 +319,7 @@ pub(crate) fn way_name(way: Way) -> &'static str {
         Way::Migrate => "migrate",
         Way::Follow => "follow",
         Way::Copy => "copy",
+        Way::Replica => "replica",
         Way::Beside => "beside",
     }
 }

@@ -94,6 +94,32 @@ fn small_data(reads: f64) -> Snapshot {
 }
 
 #[test]
+fn a_host_with_a_replica_reads_only_the_difference_remotely() {
+    let mut snapshot = at_site_home(2500.0);
+    snapshot.job.may_migrate = false;
+    let volume = &mut snapshot.job.volumes[0];
+    volume.copy.lacking = vec![(host_id("home2"), 32 * MIB)];
+    let plan = plan(&snapshot).unwrap();
+    let best = &plan.options[0];
+    assert_eq!((best.way, best.start.as_str()), (Way::Replica, "home2"));
+    assert!(best.chosen && plan.moves, "it would start at home1 otherwise");
+    let remote = option(&plan, Way::Remote);
+    assert_eq!(remote.start.as_str(), "home1");
+    assert_close(best.predicted.network_s, remote.predicted.network_s / 8.0);
+    assert_eq!(best.shipped_bytes.map(|b| b * 8), remote.shipped_bytes);
+    assert!(best.reason.contains("instead of"), "{}", best.reason);
+    // It may read nothing of what has changed, or hardly anything else.
+    assert!(best.total.low_s < best.total.expected_s - best.predicted.network_s);
+    assert!(best.total.high_s > remote.total.expected_s, "{:?}", best.total);
+    assert!(best.unknown.iter().any(|unknown| unknown.why.contains("since the replica")));
+    // A replica that has everything.
+    snapshot.job.volumes[0].copy.lacking = vec![(host_id("home2"), 0)];
+    let plan = super::plan(&snapshot).unwrap();
+    assert_close(plan.options[0].predicted.network_s, 0.0);
+    assert!(plan.options[0].unknown.is_empty(), "{:?}", plan.options[0].unknown);
+}
+
+#[test]
 fn data_that_are_small_beside_the_memory_come_to_the_vm() {
     let plan = plan(&small_data(2500.0)).unwrap();
     let best = &plan.options[0];

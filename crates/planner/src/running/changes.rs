@@ -7,7 +7,7 @@ use crate::copying::{Coming, copy_of};
 use crate::facts::{DiskFacts, HostFacts, Running};
 use crate::figures::Figures;
 use crate::hosts::{computing_factor, slower_s};
-use crate::learn::Learned;
+use crate::learn::{Learned, Source};
 use crate::moving::{Dirty, MoveCost, move_cost_with};
 use crate::network::{io_s, not_computing_s};
 use crate::options::HELD;
@@ -76,7 +76,7 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
     let (cost, impossible) = copy_of(cluster, to, &volumes).ok()?;
     let impossible = impossible.or_else(|| refused(running, Way::Copy, to));
     let here = cluster.host(to).ok()?;
-    let local = vec![to; running.disks.len()];
+    let local = vec![Source::home(to); running.disks.len()];
     let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
     let to_lose = by_history.or_else(|| to_lose_by_progress(running, lost_s));
     let (lost_there_s, saved_s) = (0.0, lost_s);
@@ -130,7 +130,7 @@ fn place<'a>(
         }
     }
     let saved_s = lost_s - lost_there_s - computing_longer_s(running, host)?;
-    let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
+    let homes: Vec<Source> = running.disks.iter().map(|disk| Source::home(&disk.home)).collect();
     let by_history = learned.and_then(|learned| to_lose(running, host, &homes, learned));
     let to_lose = by_history.or_else(|| to_lose_by_progress(running, saved_s));
     let is_held = running.uses_held && !cluster.is_one_site(from, to);
@@ -156,15 +156,20 @@ fn computing_longer_s(running: &Running, there: &HostFacts) -> Result<f64, Refus
 fn to_lose(
     running: &Running,
     there: &HostFacts,
-    homes_then: &[&HostId],
+    sources_then: &[Source],
     learned: &Learned,
 ) -> Option<Spread> {
     let cluster = &running.cluster;
-    let homes: Vec<&HostId> = running.disks.iter().map(|disk| &disk.home).collect();
-    let place =
-        |host, homes: &[&HostId]| learned.place(cluster, host, homes, &mut Figures::default()).ok();
-    let here = place(cluster.host(&running.host).ok()?, &homes)?;
-    let whole = learned.network_longer(&here, &place(there, homes_then)?);
+    let place = |host, sources: &[Source]| {
+        learned.place(cluster, host, sources, &mut Figures::default()).ok()
+    };
+    let here = cluster.host(&running.host).ok()?;
+    let sources: Vec<Source> = running
+        .disks
+        .iter()
+        .map(|DiskFacts { home, copy, .. }| Source { home, far_share: copy.far_share(&here.id) })
+        .collect();
+    let whole = learned.network_longer(&place(here, &sources)?, &place(there, sources_then)?);
     let by_requests = 1.0 - (running.requests / learned.requests.max(1.0)).min(1.0);
     let by_progress = running.progress.map(|progress| (1.0 - progress).clamp(0.0, 1.0));
     let other = by_progress.unwrap_or(by_requests);

@@ -342,7 +342,7 @@ impl Scene {
                 tokio::spawn(async move { ended.run_until_cancelled(learning).await });
             }
         }
-        let requests = Arc::new(Requests::new(upstream, cached));
+        let requests = Arc::new(Requests::new(upstream, cached, Arc::default()));
         for (step, action) in client.actions.into_iter().enumerate() {
             let value = (number << 32) | (step as u64 + 1);
             self.act(&requests, action, value).await;

@@ -5,7 +5,9 @@ use perigee_model::replica::{
     PinReplica, PromoteReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint, Supersede,
     Superseded, VolumeReplica,
 };
-use perigee_model::volume::{Attach, Attachment, CheckReport, CheckScope, ExportStats, VolumeInfo};
+use perigee_model::volume::{
+    Attach, Attachment, CheckReport, CheckScope, ExportStats, IoStats, VolumeInfo,
+};
 use perigee_model::{Incarnation, ProblemKind, SiteId};
 
 use crate::homes::Disk;
@@ -193,11 +195,15 @@ async fn chains_stay_short_and_points_that_are_not_kept_are_dropped() {
     check_pool(&two).await;
 }
 
-/// The bytes that came over the network for the volume's sessions here.
-async fn network_bytes(at: &Server) -> u64 {
+async fn figures(at: &Server) -> IoStats {
     let all: Vec<ExportStats> = at.control.get("/v1/stats").await.expect("figures");
     let of_volume = all.iter().find(|stats| stats.volume.as_str() == "data");
-    of_volume.map_or(0, |stats| stats.stats.network_bytes)
+    of_volume.map(|of_volume| of_volume.stats).unwrap_or_default()
+}
+
+/// The bytes that came over the network for the volume's sessions here.
+async fn network_bytes(at: &Server) -> u64 {
+    figures(at).await.network_bytes
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,6 +227,8 @@ async fn a_host_with_a_replica_reads_there_what_has_not_changed_and_the_rest_at_
         came_bytes < 4 * MIB
     })
     .await;
+    let IoStats { reads, replica_reads, .. } = figures(&two).await;
+    assert!(replica_reads > 0 && replica_reads < reads, "{replica_reads} of {reads}");
     // What either host writes is read at both.
     assert_io(&two.qemu_io(&export, &["sleep 300", "write -P 3 12M 64k", "read -P 3 12M 64k"]));
     assert_io(&one.qemu_io(&export, &["read -P 3 12M 64k", "write -P 4 13M 64k"]));

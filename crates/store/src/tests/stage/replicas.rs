@@ -1,12 +1,13 @@
 //! Replicas: what a round ships, what each point shows, and what is kept through kills and power cuts.
 
 use perigee_model::home::{HomeState, ServerAddresses, Tenure};
-use perigee_model::replica::{PinReplica, PromoteReplica, PullReplica, SealReplica};
+use perigee_model::replica::{PinReplica, PromoteReplica, PullReplica, SealReplica, Supersede};
 use perigee_model::{Incarnation, ProblemKind, SiteId};
 use proptest::prelude::*;
 
 use super::*;
 use crate::files::LayerFiles;
+use crate::layer::data_name;
 
 fn place(at: u64) -> usize {
     usize::try_from(at).unwrap()
@@ -143,6 +144,43 @@ async fn a_new_home_keeps_what_a_replica_stands_on_from_the_first_time_that_it_i
     assert_eq!(pins.iter().map(|pin| (pin.layer, pin.filling)).collect::<Vec<_>>(), [(top, false)]);
     pin(&home, LayerId(uuid::Uuid::from_u128(7))).await;
     assert!(home.pool.replica_pins(&v).await.unwrap().is_empty(), "it has no such layer");
+}
+
+#[tokio::test]
+async fn a_lost_home_whose_disk_fails_gives_its_volume_up_and_keeps_what_it_can_read() {
+    let (home, _) = two().await;
+    let v = volume_name("v");
+    let device = session(&home.pool, "v").await;
+    device.write(0, bytes(1, 4096), true).await.unwrap();
+    let head = home.pool.volume(&v).await.unwrap().stack().head.layer.id;
+    home.files.file(&data_name(head)).fail_sync.store(true, Ordering::SeqCst);
+    device.write(4096, bytes(2, 4096), false).await.unwrap();
+    device.flush().await.unwrap_err();
+    let HomeState::Here { tenure: lost, .. } = home.pool.home(&v).await.unwrap().home else {
+        panic!("it is here");
+    };
+    let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+    let ask = Supersede { lost, tenure: Tenure::first(Incarnation(9)), to };
+    for _ in 0..2 {
+        let image = home.pool.supersede(&v, &ask).await.unwrap().image.expect("it is kept");
+        assert_eq!(all(&home.pool.open_image(&image).await.unwrap()).await[..4096], [1; 4096]);
+    }
+    assert!(home.pool.volume(&v).await.is_err(), "it is not here any more");
+}
+
+#[tokio::test]
+async fn a_promotion_does_not_wait_for_others_for_ever() {
+    tokio::time::pause();
+    let (home, to) = two().await;
+    let v = volume_name("v");
+    let _others = Arc::clone(&to.pool.changes).lock_owned().await;
+    let _others_at_home = Arc::clone(&home.pool.changes).lock_owned().await;
+    let layer = LayerId(uuid::Uuid::nil());
+    let promote = PromoteReplica { layer, tenure: Tenure::first(Incarnation(9)) };
+    let busy = to.pool.promote(&v, promote).await.unwrap_err();
+    assert_eq!(busy.kind, ProblemKind::Unavailable, "{busy}");
+    let seal = home.pool.seal_replica(&v, SealReplica { replica: site() }).await.unwrap_err();
+    assert_eq!(seal.kind, ProblemKind::Unavailable, "{seal}");
 }
 
 /// Rounds, compaction at both, kills and power cuts at any time. Each complete point shows what the volume had
