@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use perigee_model::job::ClusterVolume;
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
@@ -138,11 +139,11 @@ async fn replica_that(
     holds: impl Fn(&Replica) -> bool,
 ) -> Result<Replica, Problem> {
     let mut last = String::new();
-    let path = format!("/v1/volumes/{name}/replicas");
+    let path = format!("/v1/volumes/{name}");
     let found = until(what, ROUND_MAX, async || {
-        let replicas: Vec<Replica> = ground.controller.get(&path).await?;
-        last = replicas.first().map_or_else(String::new, |replica| format!("{replica:?}"));
-        Ok(replicas.into_iter().find(|replica| holds(replica)))
+        let volume: ClusterVolume = ground.controller.get(&path).await?;
+        last = volume.replicas.first().map_or_else(String::new, |replica| format!("{replica:?}"));
+        Ok(volume.replicas.into_iter().find(|replica| holds(replica)))
     })
     .await;
     found.map_err(|problem| {
