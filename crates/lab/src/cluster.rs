@@ -9,7 +9,7 @@ use perigee_model::job::{
     NewImage, NewVolume, Sample, Vm, VmVolume,
 };
 use perigee_model::plan::{Decision, Plan};
-use perigee_model::replica::{Replica, ReplicateVolume};
+use perigee_model::replica::{Replica, ReplicateVolume, StopReplica};
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{MoveVolume, VolumeMove};
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
@@ -217,6 +217,13 @@ impl Cluster {
             tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
         }
         Err(late(format!("can't complete the replica of volume {name} at {to}")))
+    }
+
+    /// Ends a volume's replica at a site, which drops it.
+    pub async fn stop_replica(&self, name: &VolumeName, at: &SiteId) -> Result<(), Problem> {
+        let ask = StopReplica { to: at.clone() };
+        let path = format!("/v1/volumes/{name}/replicas/stop");
+        self.quick.post::<Replica>(&path, &ask).await.map(drop)
     }
 
     /// Waits until the volumes that come after a VM have their homes and all of their data at the VM's new host. The

@@ -30,10 +30,11 @@ pub async fn run(
     let mut step = bench.step(format!("{rtt_ms} ms, {}: {}", work.name(), way.words()));
     let at = if way == Way::Local { &bench.far } else { &bench.near };
     let spec = spec(bench, work, at, volume);
+    let sites = &bench.lab.definition.sites;
+    let near = sites.iter().find(|site| site.hosts.contains(&bench.near));
+    let near = &near.context("the near host has a site")?.name;
     if way == Way::Replica {
-        let sites = &bench.lab.definition.sites;
-        let near = sites.iter().find(|site| site.hosts.contains(&bench.near));
-        bench.cluster.replicate(volume, &near.context("the near host has a site")?.name).await?;
+        bench.cluster.replicate(volume, near).await?;
     }
     let load_1min = load_1min()?;
     let before = bench.wan_bytes();
@@ -62,6 +63,10 @@ pub async fn run(
     (run.rtt_ms, run.round, run.way, run.load_1min) = (rtt_ms, round, way, load_1min);
     run.migration = moved(&job, way, asked)?;
     run.wan_bytes = bench.wan_bytes_since(before);
+    // A volume with a replica can't be deleted.
+    if way == Way::Replica {
+        bench.cluster.stop_replica(volume, near).await?;
+    }
     step.done(&format!("work {:.1} s", run.work_s));
     Ok(Done { run, machine })
 }
