@@ -116,7 +116,7 @@ impl Collector {
         self.holds_back && self.is_wanted() && self.collection.windows.is_due(now)
     }
 
-    /// As [`Self::is_due`], for a read that arrives now and waits for its answer.
+    /// As [`Self::is_due`]. If so, it also counts the read as held back.
     pub fn hold(&self, now: Instant) -> bool {
         self.holds_back && self.is_wanted() && self.collection.windows.hold(now)
     }

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use perigee_model::trace::HELD_BACK_US;
 
-/// How long an answer is held back, and how long reads are taken into one window.
+/// How long an answer is held back, and how long a window lasts.
 pub(crate) const HELD_BACK: Duration = Duration::from_micros(HELD_BACK_US as u64);
-/// One of so many requests is held back at most.
+/// At most one of this many requests is held back.
 const ONE_OF: u64 = 100;
 /// A window begins only when this many reads may be held back.
 const ROOM: u64 = 8;
@@ -59,7 +59,7 @@ impl Windows {
         self.lock().is_due(now)
     }
 
-    /// As [`Self::is_due`]; counts the read, and begins a window where it has to.
+    /// As [`Self::is_due`]. If so, it also counts the read, and begins a window if none is open.
     pub fn hold(&self, now: Instant) -> bool {
         let mut state = self.lock();
         if !state.is_due(now) {
@@ -102,8 +102,8 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Readers that each issue a read when their last one is answered, after 100 us or late. Gives the number of
-    /// reads, of those held back, and the most reads of one window.
+    /// Simulates readers that each issue a read when their last one is answered, after 100 us or late. Returns the
+    /// number of reads, the number of those held back, and the most reads of one window.
     fn run(readers: usize, seconds: u64, seed: u64) -> (u64, u64, u64) {
         let start = Instant::now();
         let windows = Windows::with_seed(start, seed);

@@ -111,7 +111,7 @@ impl Measured {
         work: impl FnOnce(&dyn Device) -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         if self.counters.tracing.is_due(Instant::now()) {
-            // It is held back, so somebody has to wait for it.
+            // Its answer is held back, so the caller has to wait for it.
             return None;
         }
         let asked = Asked::new("read", offset, length as u64);
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!((stats.reads, stats.read_bytes, stats.writes), (2, 1024, 0));
     }
 
-    /// Whether an answer of a traced volume is held back, in this time at most.
+    /// Whether an answer of a traced volume is held back within this time.
     async fn is_held(hold_back: bool, at_most: Duration) -> bool {
         let table = crate::stats::StatsTable::default();
         let (name, volume) = ("job".parse().unwrap(), "a".parse().unwrap());

@@ -245,8 +245,8 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
     }
 }
 
-/// Clients may have had the volume open at its earlier homes and at other hosts, and what they needed is still attached
-/// there. A host that is silent now keeps its attachment.
+/// Removes the attachments of a deleted volume from all hosts that are up. A client that had the volume open at one of
+/// its earlier homes, or at another host, may have left one there. A host that is down keeps its attachment.
 async fn detach_everywhere(cluster: &Cluster, name: &VolumeName) {
     let hosts = cluster.hosts.up();
     let detached = hosts.iter().map(async |host| {

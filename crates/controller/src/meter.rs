@@ -70,7 +70,7 @@ struct LastSeen {
 pub struct Reading {
     pub client: Option<IoStats>,
     pub home: Option<IoStats>,
-    /// Whether the home is another host than the VM's. What a replica there answers is not far.
+    /// Whether the home is another host than the VM's. Reads that a replica at the VM's host answers do not count as far.
     pub far: bool,
 }
 

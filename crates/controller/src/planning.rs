@@ -195,8 +195,7 @@ pub fn facts(cluster: &Cluster) -> Facts {
     facts_for(cluster, None)
 }
 
-/// The same for decisions about one VM. What it uses of the links itself does not keep its own migration from using
-/// them up.
+/// The same for decisions about one VM. Its own use of a link for its disks does not limit its own migration.
 fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
     let mut hosts = Vec::new();
@@ -278,7 +277,8 @@ fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Option<u64> {
     moves.iter().rev().map(|m| dirty_rate(&m.migration)).find(|rate| *rate > 0)
 }
 
-/// A VM that was slowed down showed in its first rounds how fast it changes its memory.
+/// How fast the VM changed its memory. If it was slowed down, only the rounds before that show it: those with the
+/// highest rate.
 fn dirty_rate(migration: &Migration) -> u64 {
     let rounds = migration.phases.rounds.iter().map(|round| round.dirty_bytes_per_s);
     match migration.throttle_percent {

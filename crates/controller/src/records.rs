@@ -205,7 +205,7 @@ pub struct PlacedDisk {
     /// The volume's name in the job file, for a data disk.
     pub data_of: Option<VolumeName>,
     pub home: HostId,
-    /// It was another host when the job was placed.
+    /// The home was another host when the job was placed.
     #[serde(default)]
     pub home_changed: bool,
     /// The epoch of the VM's session; `None` until the volume exists.

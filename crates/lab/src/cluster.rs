@@ -27,7 +27,7 @@ const JOB_DEADLINE: Duration = Duration::from_secs(1200);
 /// For a move of a VM or a volume.
 const MOVE_DEADLINE: Duration = Duration::from_secs(600);
 const LOOK_AT_MOVE_EVERY: Duration = Duration::from_millis(20);
-/// No second round of a replica begins while something is measured.
+/// So long that no second round of a replica begins while something is measured.
 const REPLICATE_EVERY_S: u64 = 3600;
 
 #[derive(Debug, Clone)]

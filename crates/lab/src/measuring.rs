@@ -1,5 +1,4 @@
-//! What the experiments share: with which programs and at which load they measure, the lab of two hosts, medians, and
-//! goals.
+//! What the experiments share: the versions of programs, the machine's load, the lab of two hosts, medians, and goals.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -7,27 +7,27 @@
 //! ```
 //!
 //! All of this is measured: the link by the bytes that arrive, the ratio by what was compressed, and the work by the
-//! time that it took, which grows when the CPUs are busy. While it does not pay, but might on this link with other data
-//! or idle CPUs, a few reads try it again.
+//! time that it took, which grows when the CPUs are busy. Compression may not pay now, and yet pay on this link with
+//! other data or idle CPUs. Then a few reads try it again.
 
 use std::time::Duration;
 
-/// The time that is saved on the link is at least so many times the time of the work: VMs need the CPUs too.
+/// Compression must save this many times the time that it takes, because VMs need the CPUs too.
 const GAIN_MIN: f64 = 2.0;
-/// Compression is tried if it would pay with this ratio and [`WORK_S_PER_BYTE`].
+/// Compression is tried only where it would pay with this ratio and [`WORK_S_PER_BYTE`].
 const RATIO_HOPED: f64 = 0.25;
-/// One of this many reads tries it.
+/// While compression does not pay, one of this many reads tries it.
 const TRIED_ONE_OF: u32 = 32;
-/// What the work takes on idle CPUs.
+/// The time to compress and decompress one byte on idle CPUs.
 const WORK_S_PER_BYTE: f64 = 5e-9;
-/// With fewer bytes, nothing is known yet.
+/// A mean over fewer bytes is not used.
 const KNOWN_BYTES: f64 = 64.0 * 1024.0;
-/// What came longer ago counts less and less.
+/// After this many bytes, what was measured before counts half.
 const REMEMBERED_BYTES: f64 = 2.0 * 1024.0 * 1024.0;
-/// Shorter reads cost as much with compression.
+/// Compression saves nothing on shorter reads.
 const READ_BYTES_MIN: u32 = 4096;
 
-/// What is known of one other host.
+/// What was measured on the link to another host.
 #[derive(Debug, Default)]
 pub struct Compression {
     link_s: PerByte,
@@ -36,7 +36,7 @@ pub struct Compression {
     untried: u32,
 }
 
-/// An amount for each byte, lately.
+/// The mean of an amount for each byte, over the last bytes.
 #[derive(Debug, Default)]
 struct PerByte {
     amount: f64,

@@ -243,12 +243,12 @@ pub struct Migration {
     /// How long the planner said that it would wait for other VMs' moves over the same link.
     #[serde(default)]
     pub predicted_wait_ms: Option<u64>,
-    /// How long it waited for them.
+    /// How long it waited for other VMs' moves.
     #[serde(default)]
     pub waited_ms: u64,
     /// Preparation, copying and pause together, as far as it has come; without the wait.
     pub total_ms: u64,
-    /// How long it still takes, with the wait for other moves; `None` when it is over, and while that is not known.
+    /// How long it still takes, with the wait for other moves; `None` if it is over, or if this is not known.
     #[serde(default)]
     pub left_ms: Option<u64>,
     /// How long the guest stood still: QEMU's figure, and the time until the destination's agent
@@ -279,24 +279,23 @@ pub struct Migration {
     /// The number of other VMs' moves over the same link that it waits for.
     #[serde(default)]
     pub moves_ahead: u32,
-    /// The link is thin, so the memory is compressed on its way. [`Self::bytes`] and the rates are those before
-    /// compression.
+    /// Whether the memory is sent compressed. [`Self::bytes`] and the rates are those before compression.
     #[serde(default)]
     pub compressed: bool,
-    /// The VM would change its memory faster than it can be sent. So its vCPUs are stopped for this part of the
-    /// time while it is copied.
+    /// For how many percent of the time the vCPUs are stopped while memory is copied, because the VM would change its
+    /// memory faster than it can be sent; `None` if the VM is not slowed down.
     #[serde(default)]
     pub throttle_percent: Option<u8>,
     /// Why the memory is sent in this way, with the times of the other ways.
     #[serde(default)]
     pub mode_reason: String,
-    /// What it may use of the link, because other VMs use their disks over it.
+    /// The rate that it may have on the link, because other VMs use their disks over it; `None` if none do.
     #[serde(default)]
     pub max_bytes_per_s: Option<u64>,
 }
 
 impl Migration {
-    /// How long it still takes once no other move is before it; `None` when it is over, or if that is not known.
+    /// How long it still takes once no other move is before it; `None` if it is over, or if this is not known.
     pub fn left_from_its_turn_ms(&self, now_ms: u64) -> Option<u64> {
         if self.state.is_final() {
             return None;

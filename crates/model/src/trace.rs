@@ -23,8 +23,8 @@ const RECORD_BYTES: usize = 28;
 /// A client's name is that of its volume.
 const NAME_BYTES_MAX: usize = 255;
 
-/// How long an answer is held back whose [`Served::held`] is set, in microseconds beside its own time: the round trip of
-/// a WAN, at which a replay counts dependent round trips.
+/// How long an answer with [`Served::held`] was held back, in microseconds beside its own time. It is the round-trip time
+/// of a WAN, the one at which a replay counts dependent round trips.
 pub const HELD_BACK_US: u32 = 16_000;
 
 /// What a client asked for, whichever protocol it speaks.

@@ -234,8 +234,8 @@ pub struct MigrateOut {
     /// The most memory that QEMU may send in a second, before compression; `None`: no limit but the link's.
     #[serde(default)]
     pub max_bytes_per_s: Option<u64>,
-    /// For which part of the time QEMU stops the vCPUs at first, when the guest changes its memory so fast that
-    /// copying does not end; `None`: QEMU begins with little.
+    /// For how many percent of the time QEMU stops the vCPUs at first, if the guest changes its memory so fast that
+    /// copying does not end; `None`: QEMU's default.
     #[serde(default)]
     pub throttle_percent: Option<u8>,
 }

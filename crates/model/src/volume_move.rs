@@ -150,7 +150,7 @@ pub struct VolumeMove {
 pub struct MoveVolume {
     /// The new home.
     pub to: HostId,
-    /// Move it although its replica is at the new home's site, and no other site has a copy of it then.
+    /// Move it even if the new home's site has its replica, and no other site has a copy of it then.
     #[serde(default)]
     pub confirmed: bool,
 }

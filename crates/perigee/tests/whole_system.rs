@@ -410,7 +410,7 @@ fn a_volume_whose_home_is_lost_lives_on_as_its_replica() {
     });
 }
 
-/// Of 32 MiB and a small file that was written later, only the latter comes over the WAN.
+/// Of 32 MiB and a small file that was written later, only the small file is read over the WAN.
 #[test]
 fn a_job_at_a_replica_s_host_reads_there_what_has_not_changed_and_finds_the_newest_content() {
     with_system(async |system| {

@@ -60,7 +60,7 @@ impl Experience {
     }
 }
 
-/// What compression has done for the rate of earlier moves. If none was compressed, it is assumed.
+/// How much faster compression made earlier moves. If none was compressed, this is assumed.
 pub fn compression(moves: &[PastMove]) -> Compression {
     let compressed = || moves.iter().filter(|m| m.compressed && m.rate_bytes_per_s > 0);
     let rate = |m: &PastMove| {
@@ -73,7 +73,7 @@ pub fn compression(moves: &[PastMove]) -> Compression {
     Compression { gain: gain.unwrap_or(assumed.gain), rate_max_bytes_per_s: fastest }
 }
 
-/// What a move might use of its link.
+/// The rate that an earlier move could have on its link.
 fn link_rate(past: &PastMove) -> f64 {
     let rate = past.rate_bytes_per_s;
     past.max_bytes_per_s.map_or(rate, |most| most.clamp(1, rate)) as f64

@@ -148,12 +148,12 @@ pub struct LinkFacts {
 pub struct LinkForMoves {
     /// The time until the migrations before it have ended.
     pub wait_s: f64,
-    /// What it may use of the link, if VMs use their disks over it.
+    /// The rate that it may have on the link; `None` if no VM uses its disks over it.
     pub max_bytes_per_s: Option<u64>,
 }
 
 impl LinkFacts {
-    /// The rate at which a migration from `to` to `from` uses the link. Above 0.
+    /// The rate that a migration from `to` to `from` has on the link. Above 0.
     pub(crate) fn rate_for_moves(&self) -> f64 {
         let rate = self.probe.rate_bytes_per_s;
         self.moves.max_bytes_per_s.map_or(rate, |most| most.clamp(1, rate)) as f64
@@ -173,9 +173,9 @@ pub struct PastMove {
     pub rate_bytes_per_s: u64,
     /// The RTT of the link before that move; at least 0.
     pub rtt_ms: f64,
-    /// What it might use of the link, if other VMs used their disks over it.
+    /// The rate that it could have on the link; `None` if no other VM used its disks over it.
     pub max_bytes_per_s: Option<u64>,
-    /// Its memory was compressed. Then its phases have the bytes before compression.
+    /// Whether its memory was sent compressed. The bytes of its phases are those before compression.
     pub compressed: bool,
     /// How long its phases took.
     pub phases: Phases,
@@ -221,7 +221,7 @@ pub struct CopyFacts {
     pub bytes: u64,
     /// Hosts that have a part of it, with the bytes that they lack: those with a complete replica.
     pub lacking: Vec<(HostId, u64)>,
-    /// It does not come to a site with its replica: no other site would have a copy of it.
+    /// It is not copied to a site with its replica, because no other site would have a copy of it then.
     pub keeps_replica: bool,
     /// It may not leave its site.
     pub held: bool,
@@ -230,7 +230,7 @@ pub struct CopyFacts {
 }
 
 impl CopyFacts {
-    /// The share of its data that a VM at this host would read from its home: 1 without a replica there.
+    /// Which share of its data a VM at this host would read from its home: 1 without a replica at this host.
     pub(crate) fn far_share(&self, host: &HostId) -> f64 {
         if self.bytes == 0 { 1.0 } else { self.bytes_to(host) as f64 / self.bytes as f64 }
     }

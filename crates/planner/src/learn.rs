@@ -42,7 +42,7 @@ pub(crate) struct Learned {
     /// The command's seconds at a round trip of `mean_round_trip_s`, without the time for its bytes.
     mean: Spread,
     mean_round_trip_s: f64,
-    /// The share of a place's seconds for bytes that the command waits for.
+    /// The command waits for this share of the time that the link needs for its bytes.
     bytes: Spread,
     /// `D` in the module's documentation.
     pub round_trips: Spread,
@@ -74,7 +74,7 @@ pub(crate) struct VolumeLearned {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub home: &'a HostId,
-    /// The share of them that its home answers. A replica at the job's host answers the others.
+    /// The share of the reads that its home answers. A replica at the job's host answers the others.
     pub far_share: f64,
 }
 
@@ -200,7 +200,8 @@ impl Learned {
         (seconds.added_up(), total)
     }
 
-    /// What is only assumed may all be wrong in the same direction: a job that computes little reads little.
+    /// The sum of two parts. Parts that are only assumed are often wrong in the same direction: a job that computes
+    /// little reads little.
     fn sum(&self, one: Spread, other: Spread) -> Spread {
         match self.basis {
             Basis::OnePass => one.together(other),

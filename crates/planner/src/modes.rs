@@ -11,8 +11,8 @@
 //! memory `V`, rate `R` and dirty rate `D` the rounds take `V/R`, `V/R · D/R`, `V/R · (D/R)²` …, a geometric series.
 //! It ends only if `D` is clearly below `R`.
 //!
-//! Post-copy is no mode here. A VM that runs at the destination before its memory is there is lost with either
-//! host, and QEMU needs `userfaultfd` for it, which the kernel gives to no unprivileged process.
+//! Post-copy is not used. With it the VM runs at the destination before all its memory is there, so the loss of either
+//! host ends it. QEMU also needs `userfaultfd` for it, which the kernel refuses to unprivileged processes.
 
 use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
 use perigee_model::units::format_seconds;
@@ -34,12 +34,12 @@ const PERCENT_STEPS: [u8; 9] = [20, 30, 40, 50, 60, 70, 80, 90, 99];
 /// Compression must save at least this share of the time, because it takes CPUs from other VMs too.
 const WORTH_COMPRESSING: f64 = 0.1;
 
-/// What compression does for the rate of sending, in bytes before compression.
+/// How compression changes the rate of sending, counted in bytes before compression.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Compression {
-    /// How much faster memory goes over a link that is the bottleneck.
+    /// How many times faster memory is sent while the link is the bottleneck.
     pub gain: f64,
-    /// The rate at which the hosts' CPUs become the bottleneck.
+    /// The highest rate: beyond it the hosts' CPUs are the bottleneck.
     pub rate_max_bytes_per_s: f64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Memory {
     pub dirty_bytes_per_s: f64,
 }
 
-/// How memory is sent, and why so.
+/// How memory is sent, and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mode {
     /// Compressed with zstd.
@@ -82,8 +82,8 @@ pub(crate) struct Copying {
     pub lost_s: f64,
 }
 
-/// Chooses the mode with which the job loses the least. `rate` is what the link carries for this migration; `None` if
-/// copying would not end in any mode.
+/// Chooses the mode with which the job loses the least time. The VM is slowed down only if copying would not end
+/// otherwise. `rate` is what the link carries for this migration. `None` if copying would not end in any mode.
 pub(crate) fn choose(memory: Memory, rate: f64, compression: Compression) -> Option<Copying> {
     let faster = (rate * compression.gain).min(compression.rate_max_bytes_per_s);
     let (plain, compressed) = (copying(memory, rate, false), copying(memory, faster, true));
@@ -142,7 +142,7 @@ fn too_fast(memory: Memory, rate: f64) -> String {
     )
 }
 
-/// `None` if it would not end.
+/// Predicts copying with the VM at its usual speed; `None` if it would not end.
 fn copying(memory: Memory, rate: f64, compressed: bool) -> Option<Copying> {
     let rounds = Rounds::of(memory, rate, 0.0)?;
     let mode = Mode { compressed, throttle_percent: None, why: String::new() };
@@ -150,7 +150,7 @@ fn copying(memory: Memory, rate: f64, compressed: bool) -> Option<Copying> {
     Some(Copying { mode, bytes: rounds.bytes, copy_s, lost_s: copy_s * (1.0 - SPEED_WHILE_COPIED) })
 }
 
-/// The same with a VM that is slowed down as little as is enough.
+/// The same with the VM slowed down, no more than is needed; `None` if it would not end.
 fn slowed(memory: Memory, rate: f64, compressed: bool) -> Option<Copying> {
     let share = |percent: u8| f64::from(percent) / 100.0;
     let percent = PERCENT_STEPS.into_iter().find(|percent| {
@@ -169,7 +169,7 @@ fn slowed(memory: Memory, rate: f64, compressed: bool) -> Option<Copying> {
 #[derive(Debug, Clone, Copy, Default)]
 struct Rounds {
     bytes: f64,
-    /// The part of them that is sent while the VM is slowed down.
+    /// How many of them are sent while the VM is slowed down.
     slowed_bytes: f64,
 }
 

@@ -70,8 +70,8 @@ impl Dirty {
 ///
 /// The rounds of the copying are those of [`modes`]. Added to them are the round trips, and the further time that
 /// earlier moves took in each phase: for the preparation (starting QEMU), for scanning the memory in the first
-/// round, and for the pause. Migrations over one link take turns, and one that VMs use for their disks is not used
-/// up.
+/// round, and for the pause. Migrations over one link take turns. They leave a part of the link to VMs that use their
+/// disks over it.
 ///
 /// # Errors
 /// [`Refused`] if the link is not measured, or if the memory changes faster than it can be sent in any mode.

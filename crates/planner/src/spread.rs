@@ -55,8 +55,8 @@ impl Spread {
         }
     }
 
-    /// The sum with a value that is wrong in the same direction at the same time. Times on one host are: they are
-    /// long together while others use it.
+    /// The sum with a value that is wrong in the same direction at the same time. Times on one host are an example: all
+    /// of them are longer while others use the host.
     pub fn together(self, other: Self) -> Self {
         Self {
             expected: self.expected + other.expected,

@@ -9,7 +9,7 @@ pub(crate) struct VolumeWork {
     pub reads: f64,
     pub writes: f64,
     pub flushes: f64,
-    /// What it moves over a network, so without what compression keeps off it.
+    /// The bytes that it moves over a network, without those that compression keeps off it.
     pub bytes: f64,
     /// The sum of the requests' latencies, and the time with at least one in flight, as measured at the VM.
     /// Their ratio over all runs is the queue depth. A run at a slow disk shows how many requests the job keeps

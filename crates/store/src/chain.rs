@@ -306,8 +306,8 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// How many blocks from the start on show what this sealed layer shows, except where a layer above has a block
-    /// itself. `None` if the layer is not below the head.
+    /// The size, in blocks, of the smallest layer from the head down to this one. Below that size, a block that no layer
+    /// above this one has is as this one shows it. `None` if the layer is not below the head.
     pub(super) fn blocks_since(&self, layer: LayerId) -> Option<u64> {
         let depth = self.below.layers().position(|below| below.id == layer)?;
         let above = self.below.layers().take(depth + 1).map(|below| below.blocks());

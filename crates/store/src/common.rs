@@ -6,8 +6,8 @@
 //! of it: the last complete point of a replica, an image, or what a move has left. So every block that the volume does
 //! not have above the topmost layer that is here can be read here.
 //!
-//! Blocks that are written later have to be told to [`Common::note_write`]. Who else may write, and when this has to
-//! be asked again, is decided by who uses it.
+//! This is true only for the moment when the home answered. The caller reports later writes of this host with
+//! [`Common::note_write`], and drops the answer when other hosts may have written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The first `blocks` blocks of `here` are the volume's, but for those in `changed`.
+    /// `here` shows the first `blocks` blocks of the volume, except those in `changed`.
     pub fn new(layer: LayerId, here: Arc<dyn Device>, blocks: u64, changed: &[Range<u64>]) -> Self {
         let common = Self { layer, here, changed: BlockStates::new(blocks) };
         changed.iter().for_each(|run| common.note_write(run));
@@ -53,12 +53,12 @@ impl Common {
         self.layer
     }
 
-    /// Shows what the volume had when the layer was sealed.
+    /// The layer's content: what the volume had when the layer was sealed.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.here
     }
 
-    /// The bytes that have to be read from the home, of the part that the layer covers.
+    /// How much has to be read from the home, within the size of the layer.
     pub fn changed_bytes(&self) -> u64 {
         self.changed.remote_bytes() + self.changed.known_bytes()
     }
@@ -158,12 +158,12 @@ impl Pool {
         let since = (self.connect.connect)(nbd_addr.to_owned(), export.clone()).await?;
         let size_bytes = since.size_bytes();
         if size_bytes > here.size_bytes() || !size_bytes.is_multiple_of(BLOCK_BYTES) {
-            let why = format!("it answers for {size_bytes} bytes of a layer that has less");
+            let why = format!("the home describes {size_bytes} bytes, and the layer has fewer");
             return Err(Problem::internal(what, why)
                 .next("check that both hosts run the same version of perigee"));
         }
         let (nbd_addr, keep) = (nbd_addr.to_owned(), Keep::Never);
-        // As of a layer's own blocks: what is no hole is there.
+        // As for a layer's own blocks: a block that is no hole is there.
         let row = RemoteRow { nbd_addr, export, size_bytes, keep, is_layer: None, own: true };
         let remote = RemoteParent::connected(row, &self.connect, since)
             .map_err(|why| Problem::conflict(&what, why))?;
@@ -171,7 +171,7 @@ impl Pool {
         Ok(Some(Common { layer, here, changed }))
     }
 
-    /// The topmost of these layers of which this pool has everything.
+    /// The topmost of these layers that is complete in this pool.
     fn topmost_here(&self, what: &str, layers: &[LayerId]) -> Result<Option<LayerId>, Problem> {
         let failed = |error| catalog::problem(what, &error);
         let is_whole = |row: &LayerRow| row.remote.is_none() && row.poisoned.is_none();

@@ -105,7 +105,7 @@ pub(super) struct LayerCopy {
     complained: AtomicBool,
     /// The latest work of completing the copy in the background.
     filling: Mutex<Arc<Work>>,
-    /// Why it could not be completed the last time.
+    /// Why the last try to complete it failed; `None` if it did not.
     failed: Mutex<Option<String>>,
 }
 
@@ -327,7 +327,7 @@ impl LayerCopy {
         work
     }
 
-    /// Records why the copy could not be completed now; `None` if it could.
+    /// Records why a try to complete the copy failed; `None` if it did not.
     pub(super) fn filled(&self, failed: Option<String>) {
         *lock(&self.failed) = failed;
     }

@@ -64,7 +64,7 @@ impl Pace {
 #[derive(Default)]
 struct Flow {
     link: Mutex<read_ahead::Pace>,
-    /// The number of bytes that have come.
+    /// The number of bytes that have arrived.
     came_bytes: AtomicU64,
 }
 

@@ -14,7 +14,7 @@ use super::homes::refused;
 use super::pool::Pool;
 use super::volume::Unflushed;
 
-/// So long a step of a move or of a replica waits for others who change what the pool has.
+/// How long a step of a move or of a replica waits for other changes of the pool.
 const OTHERS_MAX: Duration = Duration::from_secs(2);
 
 /// A step of a volume's move. While it exists nobody else changes what the pool has. So it is begun before the

@@ -23,17 +23,17 @@ use super::chain::{Chain, Sealed};
 use super::head::Head;
 use super::session::Session;
 
-/// What becomes of a volume that leaves, and of which a flush has failed: some of its last writes may be lost.
+/// What is done with a volume that should leave although a flush of it has failed, so that its last writes may be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unflushed {
     /// It stays.
     Refused,
-    /// It leaves. Another state of it is the volume already.
+    /// It leaves, because another state of it is the volume already.
     Kept,
 }
 
 impl Unflushed {
-    /// Whether the volume stays because of the result of a flush.
+    /// Refuses to let the volume leave if this result of a flush requires that.
     fn check(self, what: &str, flushed: Result<(), IoError>) -> Result<(), Problem> {
         match flushed {
             Err(IoError::Poisoned(_)) if self == Self::Kept => Ok(()),

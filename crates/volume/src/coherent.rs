@@ -12,10 +12,9 @@
 //!    and the results of earlier reads are not kept.
 //! 4. A write whose result is not known may still reach the home. Nothing is kept until that is no longer
 //!    possible ([`DISTRUST`]).
-//! 5. Blocks that the volume has in [`Common`] with layers of this host's pool are read from there under the same
-//!    rules: only with the lease, and not after others may have written. A block that this host writes is no longer
-//!    common before the write is sent, also if the write was sent while the home told what is common
-//!    ([`CachedVolume::learn`]).
+//! 5. Blocks that the volume has in common with layers of this host's pool ([`Common`]) are read from there under the
+//!    same rules: only with the lease, and not after others may have written. Before this host sends a write, the
+//!    blocks of the write stop being common, also while the home is asked ([`CachedVolume::learn`]).
 //!
 //! All sessions of this host on a volume share one [`CachedVolume`].
 
@@ -47,13 +46,13 @@ pub struct CachedVolume {
     pub wanted: Notify,
     /// Held by the session that asks for the lease.
     pub asking: tokio::sync::Mutex<()>,
-    /// Held by the session that asks what is common.
+    /// Held by the session that asks the home what is common.
     pub learning: tokio::sync::Mutex<()>,
-    /// What is common is not known, and can be asked for now.
+    /// This host has the lease, and does not know what is common.
     pub unlearned: Notify,
 }
 
-/// More writes than this while the home tells what is common make it begin anew.
+/// If this host sends more writes than this while it asks what is common, the answer is dropped and it asks again.
 const LEARN_WRITES_MAX: usize = 1 << 16;
 
 struct State {
@@ -69,17 +68,17 @@ struct State {
     sessions: u64,
     /// The number of the last request about the lease.
     number: u64,
-    /// Complete while the content is this one.
+    /// Valid for this content only.
     common: Option<Arc<Common>>,
     learning: Option<Learning>,
-    /// What is common is to be asked for as soon as this host has the lease.
+    /// The home must be asked what is common as soon as this host has the lease.
     unlearned: bool,
 }
 
-/// The home is telling what is common.
+/// A question to the home what is common, which is not answered yet.
 struct Learning {
     number: u64,
-    /// What this host has written meanwhile, and what was in flight before.
+    /// What this host has written since it asked, and the writes that were in flight then.
     written: Vec<Range<u64>>,
 }
 
@@ -305,8 +304,8 @@ impl CachedVolume {
         Some((number, state.common.as_ref().map(|common| common.layer())))
     }
 
-    /// Records what the home has told. It is not used if others may have written since it was asked. Returns whether
-    /// it is used.
+    /// Records the home's answer. It is not used if others may have written since the question. Returns whether it is
+    /// used.
     pub fn learned(&self, number: u64, common: Option<Common>) -> bool {
         let mut state = self.lock();
         let Some(asked) = state.learning.take_if(|asked| asked.number == number) else {
@@ -324,11 +323,11 @@ impl CachedVolume {
         state.common.as_ref().filter(|_| state.usable()).map(Arc::clone)
     }
 
-    /// A layer of this host's pool can't be read.
+    /// Stops reading from the layer of this host's pool, because that failed.
     pub fn forget_common(&self, error: &IoError) {
         if let Some(common) = self.lock().common.take() {
             let layer = common.layer();
-            tracing::warn!(%layer, %error, "a layer can't be read here, and is read from the volume's home");
+            tracing::warn!(%layer, %error, "can't read a layer here: its blocks are read from the volume's home");
         }
     }
 

@@ -1,5 +1,5 @@
-//! Finds out which blocks of a proxied volume are also in layers of this host's pool: of a replica, of an image below
-//! the volume, or of what a move has left. These are read here, and only the difference is read from the home.
+//! Asks the home of a proxied volume which of its blocks are also in layers of this host's pool: a replica, an image
+//! below the volume, or what a move has left. These blocks are read here, and only the others from the home.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use perigee_store::Pool;
 
 use crate::coherent::CachedVolume;
 
-/// How long the home may take to tell.
+/// How long the home may take to answer.
 const LEARN_MAX: Duration = Duration::from_secs(60);
-/// How often it is asked again: a replica may have a newer point, or a layer has come since.
+/// How often the home is asked again, because a replica may have a newer point, or a layer may have become complete.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// Asks the home of a volume when nothing is known, and now and then. Only one of a volume's sessions does this at a
-/// time. Until the home has told, and if it does not, everything is read there.
+/// Asks the home of a volume as soon as no answer is valid, and again every minute. Only one of a volume's sessions
+/// does this at a time. Without an answer everything is read from the home.
 pub async fn keep(
     pool: Arc<Pool>,
     volume: VolumeName,
@@ -34,7 +34,7 @@ pub async fn keep(
                 }
                 Err(_) => {
                     let limit_s = LEARN_MAX.as_secs();
-                    tracing::info!(%volume, %nbd_addr, limit_s, "it was not told in time what is common");
+                    tracing::info!(%volume, %nbd_addr, limit_s, "no answer in time: everything is read from the home");
                     None
                 }
             };
@@ -42,7 +42,7 @@ pub async fn keep(
             if cached.learned(number, common)
                 && let Some((layer, changed_bytes)) = told
             {
-                tracing::info!(%volume, %layer, changed_bytes, "read here, but for what has changed");
+                tracing::info!(%volume, %layer, changed_bytes, "what has not changed is read from this layer here");
             }
         }
         let _late = tokio::time::timeout(LOOK_EVERY, cached.unlearned.notified()).await;

@@ -1,8 +1,8 @@
 //! How a client's session on an attached volume handles requests.
 //!
 //! Writes and flushes are sent to the volume's home, and are answered when the home has answered. Reads are answered
-//! from memory, or from layers of this host's pool that the volume stands on, if [`crate::coherent`] allows it. Blocks that will probably be read next are fetched ahead
-//! ([`perigee_model::read_ahead`]).
+//! from memory, or from layers of this host's pool that the volume stands on, if [`crate::coherent`] allows it. Blocks
+//! that will probably be read next are fetched ahead ([`perigee_model::read_ahead`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

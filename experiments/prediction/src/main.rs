@@ -52,7 +52,7 @@ struct Arguments {
     /// Round-trip times in ms, at least two; the whole grid is 0,1,2,4,8,16
     #[arg(long, value_delimiter = ',', default_value = "4,16")]
     rtts: Vec<u32>,
-    /// Runs of each case; three show how far one run is from the next, and take three times as long (`minutes` in
+    /// Runs of each case. Three show how much runs differ, and take three times as long as one (`minutes` in
     /// results.json)
     #[arg(long, default_value_t = 1)]
     rounds: u32,

@@ -67,7 +67,7 @@ pub enum Placement {
     Migrate,
     /// Away from the data, and the data moves to the VM as soon as the job runs.
     Copy,
-    /// As `migrate`, and root and output disk come after the VM.
+    /// As `migrate`, and the root and output disks come after the VM.
     Follow,
 }
 
@@ -161,7 +161,7 @@ pub struct Results {
     pub rounds: u32,
     pub versions: BTreeMap<String, String>,
     pub setting: String,
-    /// How long all of it took.
+    /// How long the experiment took.
     #[serde(default)]
     pub minutes: u64,
     pub scores: BTreeMap<String, Score>,

@@ -152,20 +152,20 @@ impl Owner {
         }
     }
 
-    /// A migration's task that has ended before its migration has panicked. The migration continues from its record,
-    /// as after a restart of the agent.
+    /// Starts a migration's task again if it has ended before the migration: then it has panicked. The migration
+    /// continues from its record, as after a restart of the agent.
     fn continue_after_panic(&mut self) {
         if self.migration.is_some() || !self.is_migrating() {
             return;
         }
         match Record::load(&self.vm.dir) {
             Ok(Some(record)) => {
-                tracing::error!(vm = %self.vm.id(), "the task of its migration has ended: it is started again");
+                tracing::error!(vm = %self.vm.id(), "its migration's task has panicked, and is started again");
                 self.vm.observed(|seen| seen.switchover = Some(record.switchover));
                 self.continue_migration(record);
             }
             Ok(None) => {}
-            Err(problem) => self.trouble(format!("its migration does not continue: {problem}")),
+            Err(problem) => self.trouble(format!("can't continue its migration: {problem}")),
         }
     }
 

@@ -48,7 +48,8 @@ impl Lanes {
         });
     }
 
-    /// The migration is over, or nobody knows when it will be: the next one may move.
+    /// Removes a migration from its queue, so that the next one may move: it is over, or a host does not answer, so that
+    /// nobody knows when it will be over.
     pub fn leave(&self, id: &MigrationId) {
         self.queues.send_if_modified(|queues| {
             let before: usize = queues.values().map(Vec::len).sum();

@@ -18,7 +18,7 @@ const HISTORIES_MAX: usize = 1000;
 /// The prefix of the records of the last runs of one kind of job.
 pub const RUNS: &str = "runs/";
 
-/// The most other kinds of jobs that show what a new one may be like.
+/// The most other kinds of jobs from which the prediction of a new one is made.
 const OTHERS_MAX: usize = 32;
 
 /// What jobs with one image and command have taught.

@@ -87,7 +87,7 @@ impl Run {
         Ok(asked.map_or_else(Change::Refused, |_| Change::Begun))
     }
 
-    /// The change to that host is off for a while.
+    /// Records a refusal: the same change to the same host is not tried for a while.
     pub(super) fn refuse(&mut self, way: Way, to: HostId, why: String) {
         if !self.refused.iter().any(|refused| refused.why == why) {
             tracing::info!("job {}: {why}", self.id);

@@ -58,7 +58,7 @@ impl Run {
         self.cluster.lanes.leave(&self.record.value.migration.id);
     }
 
-    /// Notes what this migration may use of its link, and returns the same in bytes before compression.
+    /// Records the rate that this migration may have on its link, and returns it in bytes before compression.
     pub(super) fn limit_rate(&mut self) -> Option<u64> {
         let migration = &mut self.record.value.migration;
         let lanes = used_lanes(&self.cluster, Some(&self.vm));
@@ -115,8 +115,8 @@ fn times(rate: u64, gain: f64) -> u64 {
     (rate as f64 * gain) as u64
 }
 
-/// Queues the migrations that an earlier controller has left: first those that are under way. Their drivers keep
-/// these places, in whatever order they start.
+/// Queues the unfinished migrations after a restart of the controller: those that are under way first. They keep these
+/// places, in whatever order their drivers start.
 pub fn queue_all(cluster: &Cluster) {
     let mut all = cluster.unfinished_migrations();
     all.sort_by_key(|record| (!record.asked_source, record.migration.started_ms));
@@ -130,7 +130,7 @@ pub fn is_busy(cluster: &Cluster, from: &HostId, to: &HostId) -> bool {
     !cluster.lanes.queue(&lane(cluster, from, to)).is_empty()
 }
 
-/// How long a migration still takes, with the wait for those before it; `None` when it is over or that is not known.
+/// How long a migration still takes, with the wait for those before it; `None` if it is over, or if this is not known.
 pub(super) fn left_ms(cluster: &Cluster, migration: &Migration) -> Option<u64> {
     let own_ms = migration.left_from_its_turn_ms(now_ms())?;
     let queue = cluster.lanes.queue(&lane_of(cluster, migration));

@@ -188,7 +188,7 @@ impl Run {
             if source.told.is_known() && destination.told.is_known() {
                 heard = Instant::now();
             } else if heard.elapsed() > cluster.timing.host_deadline {
-                // The next one may move; nobody knows when this one ends.
+                // Nobody knows when this migration ends, so the next one may move.
                 self.leave_queue();
             }
             let id = self.record.value.migration.id.clone();

@@ -70,14 +70,15 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     Ok(())
 }
 
-/// That the volume server has delayed the job a little, to learn how many reads it keeps in flight.
+/// Says that the volume server has delayed some requests of the job, and what that has shown; `None` if it has not.
 fn held_back(record: &JobRecord) -> Option<String> {
     let Traced::Replayed(Replayed { depth: Some(depth), held, requests, .. }) = record.traced
     else {
         return None;
     };
     Some(format!(
-        "while it ran, {held} of its {requests} requests were held back by {} ms: it keeps {depth:.0} reads in flight",
+        "while it ran, {held} of its {requests} requests were held back by {} ms, which shows that it keeps \
+         {depth:.0} reads in flight",
         HELD_BACK_US / 1000
     ))
 }

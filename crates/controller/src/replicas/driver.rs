@@ -21,7 +21,7 @@ use crate::records::Owned;
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How often the home is asked how far the replica is behind.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// If nothing of a round has come for this long, the replica says so.
+/// If nothing of a round has arrived for this long, the replica's problem says so.
 const STALLED_MAX: Duration = Duration::from_secs(600);
 
 /// Makes the replica's rounds until it is not wanted any more.
@@ -107,11 +107,12 @@ impl Run<'_> {
             && pins.iter().any(|pin| pin.filling && pin.layer == newest.layer)
         {
             self.observe(&home, Some(&replica), &pins, &info).await?;
-            // The round goes on as soon as it can. A new one would ship again what has come.
+            // The round goes on as soon as it can. A new round would ship again what has arrived already.
             if self.is_stalled(newest.missing_bytes) {
                 let (minutes, bytes) = (STALLED_MAX.as_secs() / 60, newest.missing_bytes);
                 let missing = format_bytes(bytes);
-                let why = format!("nothing has come for {minutes} minutes; {missing} are missing");
+                let why =
+                    format!("nothing has arrived for {minutes} minutes; {missing} are missing");
                 return Err(Problem::unavailable(self.what(), why));
             }
             self.is_well().await?;
@@ -311,7 +312,7 @@ impl Run<'_> {
         let stored = self.cluster.records.own::<ReplicaRecord>(&key).await?;
         let Some(stored) = stored else { return Ok(()) };
         self.record = stored;
-        // What the replica can't do is clear where its problem is shown.
+        // Where the replica's problem is shown, it is clear what could not be done.
         let mut text = match problem.what == self.what() {
             true => problem.why.clone(),
             false => format!("{}: {}", problem.what, problem.why),

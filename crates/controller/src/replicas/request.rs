@@ -148,7 +148,7 @@ async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Re
     Ok(all)
 }
 
-/// Refuses a move of the volume to a site with its replica: one site would have both.
+/// Refuses a move of the volume to a site that has a replica of it, because no other site would have a copy then.
 ///
 /// # Errors
 /// `Conflict` if there is one; if the store can't be read.

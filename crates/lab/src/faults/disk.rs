@@ -15,12 +15,12 @@ use crate::process::{Process, wait_until};
 use crate::up::Lab;
 
 const SIZE: &str = "8G";
-/// What is left of a disk that is full.
+/// How much of a full disk stays free.
 const ROOM_BYTES: u64 = 2 << 20;
 const END_MAX: Duration = Duration::from_secs(20);
 /// ext4's `EXT4_IOC_SHUTDOWN`.
 const SHUTDOWN: libc::c_ulong = 0x8004_587d;
-/// Everything that was written before is on the disk.
+/// Its argument: all that was written before gets to the disk first.
 static AFTER_A_SYNC: u32 = 0;
 
 /// Puts every pool on a disk of its own. The pools must be empty.
@@ -49,7 +49,7 @@ pub fn make_room(lab: &Lab, host: &HostId) -> Result<(), Problem> {
         .map_err(|error| Problem::internal(format!("can't empty the pool of {host}"), error))
 }
 
-/// From now on every access to the pool's files is an I/O error.
+/// Makes every access to the pool's files an I/O error from now on.
 pub fn fail(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     let what = || format!("can't let the disk of {host} fail");
     let dir = File::open(pool(lab, host)).map_err(|error| Problem::internal(what(), error))?;
@@ -58,7 +58,7 @@ pub fn fail(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     nix::errno::Errno::result(done).map(drop).map_err(|errno| Problem::internal(what(), errno))
 }
 
-/// The disk works again, and the volume server is started anew.
+/// Makes the disk work again, and starts the volume server anew.
 pub async fn heal(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     without_server(lab, host, async || {
         unmount(lab, host).await?;

@@ -1,4 +1,4 @@
-//! What the cells share: the lab's servers, waiting, and looking at what a volume and a pool have.
+//! What all cells use: the lab's servers, waiting, and checking the content of a volume and of a pool.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const SLOW: Duration = Duration::from_secs(150);
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// For a step that takes a second on an idle machine.
 pub const STEP_MAX: Duration = Duration::from_secs(180);
-/// Two writers have the beginning of a volume; behind it is what a move has to copy.
+/// The first part of a volume belongs to two writers. The data behind it makes a move take some time.
 const BULK_FIRST_BYTE: usize = 2 * BLOCKS * BLOCK_BYTES;
 const BULK_BYTES: usize = 32 << 20;
 const VOLUME_BYTES: u64 = 64 << 20;
@@ -198,8 +198,8 @@ impl<'a> Ground<'a> {
         Ok(all)
     }
 
-    /// Deletes a volume, the attachments that the cell has made, and images of what a lost home had. Waits until nothing is left
-    /// that was not there before. Returns what is left, for people.
+    /// Deletes a volume, the attachments that the cell has made, and the images of what a lost home had. Waits until
+    /// nothing is left that was not there before. Returns what is left, for people.
     pub async fn clean(
         &self,
         name: &VolumeName,
@@ -213,7 +213,7 @@ impl<'a> Ground<'a> {
         })
         .await?;
         let mut left = Vec::new();
-        let cleaned = until(&format!("the end of all of {name}"), STEP_MAX, async || {
+        let cleaned = until(&format!("all of volume {name} to be gone"), STEP_MAX, async || {
             self.delete_lost(name).await?;
             left = self.possessions().await?;
             left.retain(|own| !before.contains(own));
@@ -239,7 +239,7 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Deleting what is not there is no error.
+/// Makes it no error to delete what is not there.
 fn gone(deleted: Result<(), Problem>) -> Result<(), Problem> {
     match deleted {
         Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
@@ -247,7 +247,7 @@ fn gone(deleted: Result<(), Problem>) -> Result<(), Problem> {
     }
 }
 
-/// Asks until the answer is there. An error is an answer that is not there yet.
+/// Asks again and again until there is an answer. An error counts as no answer yet.
 ///
 /// # Errors
 /// What was waited for, and the last error.
@@ -265,13 +265,13 @@ pub async fn until<T>(
         };
         if Instant::now() > end {
             let why = format!("waited {} s{last}", deadline.as_secs());
-            return Err(Problem::unavailable(format!("no sign of {what}"), why));
+            return Err(Problem::unavailable(format!("can't wait any longer for {what}"), why));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-/// Bytes without any order (SplitMix64).
+/// Pseudorandom bytes (SplitMix64).
 fn incompressible(length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length);
     let mut state = 1_u64;

@@ -1,4 +1,4 @@
-//! Breaks something, and mends it again.
+//! Causes a fault, and ends it again.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::process::{Process, wait_until};
 use crate::up::Lab;
 use crate::wan::{self, Change, LinkSettings, Rate};
 
-/// How long a killed program may take to run again.
+/// How long it may take until a killed program runs again.
 const RESTART_MAX: Duration = Duration::from_secs(60);
 const LOSS_PPM: u32 = 10_000;
 const SLOW_BITS_PER_S: u64 = 1_000_000;
 
-/// Where a fault comes.
+/// The hosts of a cell, and its VM if it has one.
 #[derive(Debug, Clone)]
 pub struct Ends {
     pub old: HostId,
@@ -24,7 +24,7 @@ pub struct Ends {
     pub vm: Option<VmId>,
 }
 
-/// Lets the fault come and go. Returns when all programs run again.
+/// Causes the fault and ends it. Returns when all programs run again.
 ///
 /// # Errors
 /// The lab can't be changed.

@@ -37,11 +37,11 @@ pub use table::{Cell, choose, word};
 use vms::Guest;
 
 const RTT_US: u64 = 16_000;
-/// Slow enough that every phase is long enough to be met.
+/// Slow enough that a fault can come in every phase.
 const VOLUMES_BITS_PER_S: u64 = 100_000_000;
-/// A VM has more to move.
+/// Faster for the cells with a VM, which have more to move.
 const VMS_BITS_PER_S: u64 = 400_000_000;
-/// How often a cell is tried whose phase was over too soon.
+/// How often a cell is tried if its phase is over before the fault comes.
 const TRIES: u32 = 4;
 
 /// The options of a run.
@@ -61,10 +61,10 @@ pub struct Options {
 }
 
 /// Runs the cells in a lab of its own, which is always removed afterwards. The results are written after each cell, so
-/// that a run that is interrupted has those of the cells before.
+/// that an interrupted run keeps those of its finished cells.
 ///
 /// # Errors
-/// The cells could not be run. What goes wrong in a cell is no error here; [`CellResult::faults`] has it.
+/// The cells could not be run. What goes wrong in a cell is not an error here, but is in [`CellResult::faults`].
 pub async fn faults(options: &Options, steps: &Steps) -> Result<Vec<CellResult>, Problem> {
     let mut outcome = Outcome::read(&options.out)?;
     let is_wanted = |cell: &&Cell| !options.missing || outcome.of(cell).is_none();
@@ -75,7 +75,7 @@ pub async fn faults(options: &Options, steps: &Steps) -> Result<Vec<CellResult>,
     outcome.versions = measuring::versions(VERSION, &[QEMU]);
     let settings = link(VOLUMES_BITS_PER_S);
     let mut sites = Definition::default_sites();
-    // The old host and the new one, so that it is known which host a replica is at.
+    // One host for each site, so that it is clear at which host a replica is.
     sites.iter_mut().for_each(|site| site.hosts.truncate(1));
     let mut definition = Definition::new(options.id.clone(), sites, settings);
     definition.probe_kernel = Some(options.kernel.clone());
@@ -96,7 +96,7 @@ struct Run<'a> {
     steps: &'a Steps,
     outcome: Outcome,
     results: Vec<CellResult>,
-    /// Of the last volume.
+    /// The number of the last volume.
     number: u32,
 }
 
@@ -124,7 +124,7 @@ impl Run<'_> {
 
     async fn volume_cell(&mut self, ground: &Ground<'_>, cell: Cell) -> Result<(), Problem> {
         for left in (0..TRIES).rev() {
-            // A server that does not come back after one cell says nothing of the next ones.
+            // A server that is still down after one cell must not count against the next cell.
             ground.is_ready().await?;
             let (began, step) = (Instant::now(), self.steps.begin(cell.to_string()));
             self.number += 1;
@@ -183,7 +183,7 @@ impl Run<'_> {
         Ok(guest)
     }
 
-    /// What is left at the end is a fault of the last cell.
+    /// Counts what is left at the end as a fault of the last cell.
     fn last(&mut self, left: Vec<String>, cells: &[Cell]) -> Result<(), Problem> {
         let result = cells.last().and_then(|cell| self.outcome.of(cell)).cloned();
         let Some(mut result) = result.filter(|_| !left.is_empty()) else { return Ok(()) };

@@ -20,7 +20,7 @@ pub struct Ran {
     pub ended: String,
     /// The longest time that a client waited for an answer.
     pub longest_ms: u64,
-    /// What must not be.
+    /// What is wrong.
     pub faults: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct CellResult {
     pub verdict: Verdict,
     /// How the move ended, for people.
     pub ended: String,
-    /// What must not be; empty when all is right.
+    /// What is wrong; empty if nothing is.
     pub faults: Vec<String>,
     /// The longest time that a client waited for an answer; 0 where a guest is the client.
     pub longest_ms: u64,
@@ -120,7 +120,7 @@ impl Outcome {
         let count = |verdict| self.cells.iter().filter(|cell| cell.verdict == verdict).count();
         let not_run = Cell::all().iter().filter(|cell| self.of(cell).is_none()).count();
         format!(
-            "{} cells right, {} wrong, {} whose phase was too short to be met, {not_run} not run",
+            "{} cells right, {} wrong, {} whose phase was over before the fault, {not_run} not run",
             count(Verdict::Right),
             count(Verdict::Wrong),
             count(Verdict::NotSeen),
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(verdict(Ok(ran(true, &[]))), Verdict::Right);
         assert_eq!(verdict(Ok(ran(false, &[]))), Verdict::NotSeen);
         assert_eq!(verdict(Ok(ran(false, &["lost"]))), Verdict::Wrong);
-        assert_eq!(verdict(Err(Problem::internal("no sign", "waited"))), Verdict::Wrong);
+        assert_eq!(verdict(Err(Problem::internal("can't wait", "waited"))), Verdict::Wrong);
     }
 
     #[test]

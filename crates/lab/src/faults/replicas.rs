@@ -13,14 +13,14 @@ use super::table::{Cell, Placement};
 use super::volumes::{answered, is_poisoned, start, stop, verify};
 use super::writer::{BLOCK_BYTES, QemuIo, Writer, Written};
 
-/// Tries of a round are up to a minute apart.
+/// A failed round is tried again after up to a minute.
 const ROUND_MAX: Duration = Duration::from_secs(300);
-/// Rounds as often as they are possible.
+/// The shortest interval between rounds.
 const OFTEN_S: u64 = 10;
-/// Only the first round.
+/// An interval with which only the first round takes place.
 const ONCE_S: u64 = 3600;
 const GOES_ON: u64 = 20;
-/// How long after the request a fault in a promotion comes.
+/// The fault in a promotion comes this long after the request.
 const AFTER_ASKED: Duration = Duration::from_millis(30);
 /// What is written after the last round of a replica.
 const MARK: u8 = 0xee;

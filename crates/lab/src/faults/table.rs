@@ -6,8 +6,8 @@ use std::time::Duration;
 use perigee_model::Problem;
 use serde::{Deserialize, Serialize};
 
-/// How a job's data lie. The old host is the home of the data, or the host from which a VM moves; the new host
-/// is the other one.
+/// Where a job's data is, and what moves. The old host is the home of the data, or the host from which a VM moves. The
+/// new host is the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
@@ -137,7 +137,7 @@ impl Fault {
         })
     }
 
-    /// A client gets errors while the fault lasts. With any other fault its requests only wait.
+    /// Whether a client may get errors while the fault lasts. With any other fault its requests only wait.
     pub fn fails_requests(self) -> bool {
         self.fills_pool() || self.fails_disk()
     }
@@ -174,13 +174,13 @@ impl Cell {
     fn is_possible(&self) -> bool {
         let is_used = self.phase == Phase::Use;
         match self.fault {
-            // Later it is the VM itself.
+            // After the switch this QEMU is the VM itself.
             Fault::KillNewQemu => {
                 matches!(self.phase, Phase::Preparing | Phase::Copying | Phase::Switching)
             }
             Fault::FullOldPool => is_used,
             Fault::FullNewPool => self.phase == Phase::Filling,
-            // A guest's disk that has failed is a loss that no placement can mend.
+            // A guest whose disk has failed can't go on in any placement.
             Fault::OldDiskFails => {
                 !self.placement.has_vm() && (is_used || self.phase != Phase::Drop)
             }

@@ -30,7 +30,7 @@ const MOVE_MAX: Duration = Duration::from_secs(400);
 /// For requests that wait for an import.
 const IMPORT_MAX: Duration = Duration::from_secs(600);
 const LOOK_FOR_PHASE_EVERY: Duration = Duration::from_millis(3);
-/// The first of them may have begun before the fault went.
+/// The guest must finish this many rounds after the fault. The first one may have begun before the fault ended.
 const ROUNDS: u64 = 2;
 
 /// The guest of the cells, and where it is.
@@ -80,7 +80,7 @@ impl<'a> Guest<'a> {
         Ok(guest)
     }
 
-    /// Moves the VM to the other site, lets the fault come in the cell's phase, and looks what has become of it all.
+    /// Moves the VM to the other site, causes the fault in the cell's phase, and checks the result.
     ///
     /// # Errors
     /// Something that was waited for did not come.
@@ -122,7 +122,7 @@ impl<'a> Guest<'a> {
         Ok(ran)
     }
 
-    /// The QEMU that was killed was the VM already: the job must say so.
+    /// Judges a job that has ended. That is right only if the killed QEMU was the VM already and the job says so.
     async fn lost(&self, cell: Cell, mut ran: Ran) -> Result<Ran, Problem> {
         let job: Job = self.ground.controller.get(&format!("/v1/jobs/{}", self.job)).await?;
         let is_its_end = cell.fault == Fault::KillNewQemu && cell.phase == Phase::Switching;
@@ -191,7 +191,7 @@ impl<'a> Guest<'a> {
         .await
     }
 
-    /// Asks for the migration, until what an earlier one has left is removed.
+    /// Asks for the migration again and again, because it is refused until what an earlier one has left is removed.
     async fn begin(&self, placement: Placement, ends: &Ends) -> Result<Migration, Problem> {
         let volumes = match placement {
             Placement::Follow => VolumesOnMove::Follow,
@@ -302,7 +302,7 @@ impl<'a> Guest<'a> {
         let works = until("the guest's next rounds", deadline, async || {
             let job: Job = self.ground.controller.get(&format!("/v1/jobs/{}", self.job)).await?;
             if job.state.is_final() {
-                // It is told by the caller.
+                // The caller reports it.
                 return Ok(Some(Err(self.failure(&job).await)));
             }
             let done = job.progress.as_ref().filter(|_| job.state == JobState::Running);
@@ -339,7 +339,7 @@ impl<'a> Guest<'a> {
     /// What other hosts still have of the VM after a while.
     async fn left_elsewhere(&self) -> Result<Vec<String>, Problem> {
         let mut last = Vec::new();
-        let gone = until("an end of what the VM has left elsewhere", STEP_MAX, async || {
+        let gone = until("what the VM has left elsewhere to be gone", STEP_MAX, async || {
             last = left::elsewhere(self.ground.lab, &self.vm().await?).await?;
             Ok(last.is_empty().then_some(()))
         })

@@ -18,10 +18,10 @@ use super::writer::{BLOCK_BYTES, BLOCKS, QemuIo, Writer, Written};
 /// A move goes on or is undone within this time after the fault has gone.
 const MOVE_MAX: Duration = Duration::from_secs(300);
 const LOOK_FOR_PHASE_EVERY: Duration = Duration::from_millis(3);
-/// A client works well again when so many of its requests were answered.
+/// A client works well again when this many of its requests were answered.
 const GOES_ON: u64 = 20;
 
-/// Runs a cell with a volume of its own, and removes that.
+/// Runs a cell with a volume of its own, and deletes the volume.
 ///
 /// # Errors
 /// Something that was waited for did not come.
@@ -185,7 +185,8 @@ async fn begin_move(
         tokio::time::sleep(LOOK_FOR_PHASE_EVERY).await;
         now = ground.controller.get(&path).await?;
     }
-    Err(Problem::unavailable(format!("no sign of the move of volume {name}"), format!("{now:?}")))
+    let what = format!("can't wait any longer for the move of volume {name}");
+    Err(Problem::unavailable(what, format!("{now:?}")))
 }
 
 /// Waits for the end of a move. Returns what it was, and what is wrong with it.

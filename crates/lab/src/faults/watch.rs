@@ -1,4 +1,4 @@
-//! Looks all the time whether there is more than one writer.
+//! Checks all the time that there is only one writer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use super::inflict::qemu_of;
 use crate::up::Lab;
 
 const EVERY: Duration = Duration::from_millis(50);
-/// A QEMU that waits for a VM has used less than so much of its vCPU: 100 ms.
+/// The vCPUs of a QEMU that waits for its VM have run for less than this: 100 ms.
 const IDLE_TICKS: u64 = 10;
 
-/// A task that looks until it is stopped.
+/// A task that checks until it is stopped.
 pub struct Watch {
     stop: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<Option<String>>,
@@ -31,7 +31,7 @@ impl Watch {
         Self { stop, task }
     }
 
-    /// What it has seen that must not be.
+    /// Stops the task. Returns what it has seen wrong.
     pub async fn end(self) -> Result<Option<String>, Problem> {
         self.stop.store(true, Ordering::Relaxed);
         self.task.await.map_err(|error| Problem::internal("can't watch the writers", error))
@@ -49,7 +49,7 @@ impl Watch {
                     && tenure(second, &path).await.is_some()
                     && tenure(first, &path).await == before
                 {
-                    return Some(format!("{one} and {other} were home of {volume} at a time"));
+                    return Some(format!("{one} and {other} were homes of {volume} at once"));
                 }
                 tokio::time::sleep(EVERY).await;
             }
@@ -66,9 +66,9 @@ impl Watch {
             while !stop.load(Ordering::Relaxed) {
                 let old = vcpu_ticks(&lab, &from, &vm);
                 if has_run && let Some(now) = old {
-                    // The first that was read after the new one had run.
+                    // `old_then`: the first value that was read after the new one had run.
                     if now > *old_then.get_or_insert(now) + IDLE_TICKS {
-                        return Some(format!("VM {vm} ran at {from} and at {to} at a time"));
+                        return Some(format!("VM {vm} ran at {from} and at {to} at once"));
                     }
                 }
                 has_run |= vcpu_ticks(&lab, &to, &vm).is_some_and(|ticks| ticks > IDLE_TICKS);

@@ -1,5 +1,5 @@
-# The guest's work: files with checksums on the data volume and on the root disk, each read again past all caches.
-# What an earlier job has left on the volume must be right too, also if its VM ended at any moment.
+# The guest's work: it writes files with checksums to the data volume and the root disk, and reads each again past all
+# caches. Files that an earlier job has left on the volume must be right too, whenever its VM ended.
 set -eu
 at_data=/data/faults
 at_root=/var/faults

@@ -15,13 +15,13 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::command::cannot_start;
 
-/// Each writer has so many blocks of this size.
+/// Each writer has this many blocks of [`BLOCK_BYTES`].
 pub const BLOCKS: usize = 128;
 pub const BLOCK_BYTES: usize = 64 << 10;
 /// The longest wait for one request. Longer than every fault lasts.
 const ANSWER_MAX: Duration = Duration::from_secs(200);
 const PROMPT: &[u8] = b"qemu-io> ";
-/// A client that gets errors gives up after so many, if it may not get any.
+/// A client that may not get errors gives up after this many.
 const PROBLEMS_MAX: usize = 5;
 const PAUSE: Duration = Duration::from_millis(4);
 /// Before a request that failed is sent again.
@@ -111,7 +111,7 @@ impl Written {
         Self { first_byte, blocks, problems: Vec::new(), longest: Duration::ZERO }
     }
 
-    /// The blocks of the disk that have something else, in words.
+    /// The blocks of the disk whose content is wrong, in words.
     pub fn differences(&self, disk: &[u8]) -> Vec<String> {
         let wrong = self.blocks.iter().filter_map(|(at, block)| {
             let first = self.first_byte + at * BLOCK_BYTES;
@@ -119,7 +119,7 @@ impl Written {
             let is_right = block.now.iter().any(|byte| found.iter().all(|found| found == byte));
             let (expected, found) = (&block.now, found[0]);
             (!is_right).then(|| {
-                format!("64 KiB at {first} must be of {expected:?} and begin with {found}")
+                format!("the 64 KiB at {first} must be all {expected:?}, but begin with {found}")
             })
         });
         wrong.collect()

@@ -51,7 +51,7 @@ async fn look(lab: &Lab) -> Result<Vec<String>, Problem> {
     Ok(left)
 }
 
-/// What the other hosts have of a VM that runs.
+/// What other hosts than its own still have of a running VM.
 ///
 /// # Errors
 /// A daemon does not answer.

@@ -40,7 +40,7 @@ pub struct IoStats {
     pub network_busy_ns: u64,
     /// Data that they carried, before compression.
     pub network_bytes: u64,
-    /// The part of it that compression kept off the network.
+    /// How much of that data compression kept off the network.
     #[serde(default)]
     pub network_saved_bytes: u64,
     /// Reads of another host's volume that were answered from a replica or another layer here.
@@ -92,8 +92,8 @@ pub struct StartTrace {
 pub struct CollectTrace {
     /// The volumes to trace. A volume's position in this list is its client number in the trace.
     pub volumes: Vec<VolumeName>,
-    /// Those of them from which a few answers to reads are held back in short windows
-    /// ([`crate::trace::HELD_BACK_US`]), to see how many reads are in flight together.
+    /// The ones among them of which a few reads are answered late, in short windows
+    /// ([`crate::trace::HELD_BACK_US`]). This shows how many reads are in flight together.
     #[serde(default)]
     pub hold_back: Vec<VolumeName>,
 }

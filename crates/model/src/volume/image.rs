@@ -40,7 +40,7 @@ pub struct ImageSource {
     /// Bytes that are not here. Some of them may turn out to be empty at the source; these are never
     /// fetched.
     pub missing_bytes: u64,
-    /// Why the background could not fetch the rest when it last tried; it tries again.
+    /// Why the rest could not be copied in the background at the last try; `None` if it could. It is tried again.
     #[serde(default)]
     pub failed: Option<String>,
 }

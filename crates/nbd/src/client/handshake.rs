@@ -226,7 +226,7 @@ async fn choose(
     let (mut allocation, mut compression) = (false, false);
     if dialect != Dialect::Simple {
         let mut queries = vec![CONTEXT_ALLOCATION.into()];
-        // On one host there is no link to spare.
+        // Within one host no link is used.
         let far = matches!(way.address, Listen::Tcp(_));
         queries.extend(far.then(|| CONTEXT_COMPRESSION.into()));
         let contexts = MetaContextOption { name: name.clone(), queries };

@@ -53,7 +53,7 @@ pub struct Shared {
     pub dropped: CancellationToken,
     /// All unanswered requests fail now.
     pub recalled: CancellationToken,
-    /// Which reads are compressed.
+    /// Decides which reads are compressed.
     pub compression: Mutex<Compression>,
     pub counters: Arc<Counters>,
     /// The volume's new address, if the server says that it has moved. It is sent each time the server says so.
@@ -66,7 +66,7 @@ impl Shared {
         locking::lock(&self.compression).wants(read_bytes)
     }
 
-    /// Decompresses a chunk that came in this time, if it is compressed.
+    /// Decompresses a chunk, if it is compressed. `elapsed`: how long its bytes took to arrive.
     fn decompressed(
         &self,
         cookie: u64,

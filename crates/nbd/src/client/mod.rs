@@ -202,7 +202,7 @@ impl NbdDevice {
         self.shared.recalled.cancel();
     }
 
-    /// From now on the link seems to be thin.
+    /// Makes the link look thin from now on.
     #[cfg(test)]
     pub fn seem_thin(&self) {
         let mut compression = perigee_block::locking::lock(&self.shared.compression);

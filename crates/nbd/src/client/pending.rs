@@ -197,11 +197,11 @@ impl PendingTable {
         pending.is_some_and(|p| p.outgoing.request.flags & command_flag::PERIGEE_COMPRESS != 0)
     }
 
-    /// Checks compressed data before memory is allocated for what they become.
+    /// Checks compressed data before memory is allocated for the decompressed data.
     pub fn check_compressed(&self, cookie: u64, data: &Compressed) -> Result<(), FramingError> {
         let pending = self.pending.get(&cookie).ok_or(UNKNOWN_COOKIE)?;
         if !self.may_be_compressed(cookie) {
-            return Err(FramingError::Malformed("compressed data that were not asked for"));
+            return Err(FramingError::Malformed("compressed data that was not asked for"));
         }
         pending.place(data.offset, data.length_bytes as usize).map(drop)
     }
@@ -324,9 +324,7 @@ impl Pending {
                 self.gathered.parts.get_or_insert_with(|| BytesMut::zeroed(length));
             }
             Chunk::Compressed(_) => {
-                return Err(FramingError::Malformed(
-                    "compressed data that nobody has decompressed",
-                ));
+                return Err(FramingError::Malformed("compressed data that was not decompressed"));
             }
             Chunk::Status(runs) => {
                 // Only one context was negotiated. Accepting others would allow the server to fill the memory.

@@ -15,7 +15,7 @@ const CACHE_BYTES_MAX: u64 = 64 << 20;
 /// A valid request: its range is within the export, and it is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// `compressed` allows it, and does not require it.
+    /// `compressed`: the answer may be compressed.
     Read {
         offset: u64,
         length_bytes: u32,

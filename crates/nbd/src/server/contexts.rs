@@ -13,7 +13,7 @@ const ALLOCATION_ID: u32 = 1;
 const ORIGIN_ID: u32 = 2;
 const ALLOCATION: &str = "base:allocation";
 const ORIGIN: &str = "perigee:origin";
-/// Has no runs. See [`CONTEXT_COMPRESSION`].
+/// Never in a reply to `BLOCK_STATUS`. See [`CONTEXT_COMPRESSION`].
 const COMPRESSION_ID: u32 = 3;
 
 /// The most runs of one context in one reply.

@@ -109,10 +109,10 @@ impl Dialect {
 
     /// Writes the bytes after the data of a read. There are `data_end_bytes` of them.
     ///
-    /// The end is a chunk of its own because of QEMU's client (7.1 and later). When a request there has its reply,
-    /// it needs once more the lock under which headers are received. A request that was sent later may have that
-    /// lock by then, and keep it until it receives a header. So a finished read would wait until a later one is
-    /// answered. The header of this chunk comes at once, and frees the lock.
+    /// The end is a chunk of its own because of QEMU's client (7.1 and later). A request there that has its reply
+    /// takes the lock for receiving headers once more. By then a later request may have that lock, and keeps it until
+    /// the next header arrives. So without this chunk a finished read would wait until a later one is answered. The
+    /// header of this chunk arrives at once and frees the lock.
     pub fn put_data_end(self, out: &mut impl BufMut, to: AnswerTo) {
         if self != Self::Simple {
             self.put_done(out, to);

@@ -40,7 +40,7 @@ pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 pub const STRING_BYTES_MAX: u32 = 4096;
 /// Longest description of the extents of one `BLOCK_STATUS` that a client takes.
 const STATUS_BYTES_MAX: u32 = 16 << 20;
-/// What stands before the compressed bytes in their chunk.
+/// The bytes before the compressed data in a chunk of it.
 const COMPRESSED_HEAD_BYTES: u32 = 16;
 
 /// The format of requests and replies that the handshake has negotiated.
@@ -174,8 +174,8 @@ const STATE_HOLE: u64 = 1;
 const STATE_ZERO: u64 = 2;
 
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
-/// Is no context of `BLOCK_STATUS`. A client that queries it, and gets it, may ask for compressed reads. It is negotiated
-/// like a context because that needs no round trip of its own.
+/// A client that has chosen this metadata context may ask for compressed reads. It is never in a reply to
+/// `BLOCK_STATUS`. It is negotiated as a metadata context because this needs no further round trip.
 pub const CONTEXT_COMPRESSION: &str = "perigee:compression";
 
 /// The bytes are not NBD, or exceed one of its limits. The connection ends.

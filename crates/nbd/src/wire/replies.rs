@@ -84,20 +84,19 @@ pub struct Compressed {
     pub offset: u64,
     /// Before compression.
     pub length_bytes: u32,
-    /// The time that the server has spent on it.
+    /// The time that the server spent on compressing it.
     pub work: Duration,
     pub data: Bytes,
 }
 
 impl Compressed {
-    /// The data, which are as long as the head says. The caller has checked that length, because memory is allocated
-    /// for it.
+    /// The data before compression. The caller has checked its length in the head, because memory is allocated for it.
     pub fn decompress(&self) -> Result<Bytes, FramingError> {
         let length = self.length_bytes as usize;
         let mut data = BytesMut::zeroed(length);
         match lz4_flex::block::decompress_into(&self.data, &mut data) {
             Ok(found) if found == length => Ok(data.freeze()),
-            _ => Err(FramingError::Malformed("compressed data that are not what their head says")),
+            _ => Err(FramingError::Malformed("compressed data that does not match its head")),
         }
     }
 }
@@ -138,7 +137,8 @@ impl Chunk {
 impl Chunk {
     /// The content of a chunk of compressed data.
     pub fn compressed(mut data: Bytes) -> Result<Self, FramingError> {
-        const SHORT: FramingError = FramingError::Malformed("compressed data end in their head");
+        const SHORT: FramingError =
+            FramingError::Malformed("compressed data that ends in its head");
         Ok(Self::Compressed(Compressed {
             offset: data.try_get_u64().map_err(|_| SHORT)?,
             length_bytes: data.try_get_u32().map_err(|_| SHORT)?,

@@ -65,8 +65,8 @@ pub enum Verb {
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Copy an image to all hosts of a site. An import does this for all sites; hosts that were down then, and
-    /// snapshots, get their copies with this, or when a job first needs them
+    /// Copy an image to all hosts of a site. An import does this for all sites by itself. Use this for snapshots, and for
+    /// hosts that were down then; otherwise they get their copies when a job first needs them
     Replicate {
         /// The image's name
         name: ImageName,

@@ -93,8 +93,8 @@ pub enum Experiment {
     /// Run jobs and moves while daemons are killed and the WAN is cut. Every job must end with the
     /// right answer, and nothing may be left behind
     Soak(SoakOptions),
-    /// Let one fault come in each phase of each placement of a job's data, and look what becomes of the data, the
-    /// move, and what it leaves behind
+    /// Inject each fault in each phase of each placement of a job's data. Afterwards no acknowledged data may be lost,
+    /// the move must have completed or been undone with a reason, and nothing may be left behind
     Faults(FaultsOptions),
 }
 

@@ -128,7 +128,7 @@ pub enum Verb {
         /// Cancel the move; the volume stays at its host
         #[arg(long)]
         cancel: bool,
-        /// Move it although its replica is at the new host's site
+        /// Move it even if the new host's site has its replica, and no other site has a copy of it then
         #[arg(long)]
         yes: bool,
     },

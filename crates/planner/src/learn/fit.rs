@@ -194,7 +194,7 @@ fn by_one_distance(samples: &[Sample], figures: &mut Figures) -> (Spread, Vec<Un
     let (expected, error) = if shares > 0.0 {
         figures.measured(match depth {
             Some(depth) => format!(
-                "dependent round trips: by replaying the block trace; a few answers were held back, and it keeps \
+                "dependent round trips: by replaying the block trace; a few answers were held back, which shows \
                  {depth:.0} reads in flight"
             ),
             None => "dependent round trips: by replaying the block trace".to_owned(),

@@ -1,9 +1,9 @@
-//! What is assumed of a job of which no run is usable.
+//! What is assumed about a job that has no usable run.
 //!
-//! The other jobs of this cluster, and earlier runs of this one that were not at one distance, say what a job here is
-//! like: how long it computes, and how often it waits for its data. An unknown job is one more of them. So each such
-//! figure is a mean of logarithms, and its range is that in which the next job is in 9 of 10 cases. A guess counts as
-//! one job more. With each job that has run here, the guess counts less and the range gets narrower.
+//! Two things show how long such a job may compute, and how often it may wait for its data: the other jobs of this
+//! cluster, and runs of this job during which its distance to the data changed. The prediction is the mean of their
+//! logarithms, and the range should hold the next job in 9 of 10 cases. A guess counts like one more job. The more jobs
+//! have run here, the less the guess counts and the narrower the range is.
 
 use perigee_model::plan::{Basis, Part, Unknown};
 use perigee_model::units::format_bytes;
@@ -22,20 +22,20 @@ const READ_AHEAD_BYTES: u64 = 128 << 10;
 const ONE_PASS_FACTOR: f64 = 8.0;
 /// The assumed seconds of computing of such a job.
 const COMPUTED_S: Guess = Guess { low: 0.1, expected: 5.0, high: 300.0 };
-/// The assumed dependent round trips for each of its reads. The proxy reads ahead, so that a scan waits for one of 8
-/// reads or fewer; random reads of pages wait for each of them.
+/// The assumed dependent round trips for each of its reads. The proxy reads ahead, so a scan waits for at most one of 8
+/// reads. A job that reads random pages waits for each of them.
 const ROUND_TRIPS: Guess = Guess { low: 1.0 / 512.0, expected: 1.0 / 8.0, high: 8.0 };
 /// The share of the time for its bytes that it waits for: none if it reads other blocks, twice if it reads all of them
 /// again.
 const BYTES: (f64, f64, f64) = (0.0, 1.0, 2.0);
 
-/// A run of another kind of job counts as this many guesses, and one of the same kind as so many.
+/// A run of another kind of job counts as this many guesses, and a run of the same kind as [`SAME_JOB`].
 const OTHER_JOB: f64 = 0.3;
 const SAME_JOB: f64 = 8.0;
-/// 9 of 10 values are within so many standard deviations.
+/// 9 of 10 values are within this many standard deviations of the mean.
 const NINE_OF_TEN: f64 = 1.645;
 
-/// Runs that say what a job of this cluster is like.
+/// The runs from which an unknown job is predicted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen<'a> {
     pub history: &'a [PastRun],
@@ -132,7 +132,7 @@ impl Seen<'_> {
         }
     }
 
-    /// The range of a figure over the runs that show it, and over the guess.
+    /// Predicts a figure from the runs that show it and from the guess.
     fn like_them(
         &self,
         job: &JobFacts,
@@ -145,7 +145,7 @@ impl Seen<'_> {
         let shown: Vec<(f64, f64)> = same
             .chain(others)
             .filter_map(|(weight, run)| {
-                // What is too small to be measured counts as the least that is guessed.
+                // A value that is too small to measure counts as the guess's low end.
                 Some((weight, figure(run)?.max(guess.low).ln()))
             })
             .collect();

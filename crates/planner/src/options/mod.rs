@@ -116,7 +116,8 @@ fn is_allowed(start: &Start, host: &HostFacts) -> bool {
     }
 }
 
-/// A job may read what was written last this many times more often than the rest.
+/// The range of a prediction assumes that a job reads what has changed since a replica at most this many times more often
+/// than the rest.
 const CHANGED_READ_MORE: f64 = 8.0;
 
 fn sources(volumes: &[VolumeFacts], far_share: impl Fn(&VolumeFacts) -> f64) -> Vec<Source<'_>> {

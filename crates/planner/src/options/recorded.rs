@@ -1,7 +1,7 @@
 //! Whether the predictions hold for the runs that `experiments/prediction` recorded: the truth is in the range in 9 of
 //! 10 cases, for a first run and for one that is predicted from runs at another round trip.
 //!
-//! The rules were not tried on the job `merge`.
+//! The rules were made without looking at the job `merge`.
 
 use perigee_model::plan::Basis;
 use perigee_model::vm::Accelerator;

@@ -1,8 +1,8 @@
 //! How many reads a program keeps in flight, from a local trace in which a few answers were held back.
 //!
 //! The reads that arrive in one window, while its first answer is held back, were all issued before any of them was
-//! answered. Read-ahead windows are left out, because the rules of the replay tell when those are issued. With that
-//! depth `q`, a read waits for the answer of the `q`th read before it, and not for that of the last one.
+//! answered. Reads ahead are left out, because the rules of the replay say when those are issued. The mean number of
+//! reads in a window is the depth `q`: a read waits for the answer to the `q`th read before it, and not to the last one.
 
 use super::{Cause, Kind, Step};
 
@@ -20,7 +20,7 @@ pub(super) fn depth(steps: &[Step]) -> Option<f64> {
     (windows > 0.0).then(|| reads / windows)
 }
 
-/// Lets so many reads be in flight together. `false` if it is one.
+/// Lets this many reads be in flight together. `false` if it is one, which changes nothing.
 pub(super) fn read_together(steps: &mut [Step], depth: f64) -> bool {
     let depth = whole(depth);
     if depth < 2 {
@@ -56,7 +56,7 @@ mod tests {
     const READ_US: f64 = 50.0;
 
     /// Readers on one CPU: each works, then issues a random read and waits for it. In 16 ms of every second answers
-    /// are held back if `held`. Gives the trace and its end.
+    /// are held back if `held`. Returns the trace and its end.
     fn run(readers: usize, reads: usize, round_trip_us: f64, held: bool) -> (Vec<Request>, f64) {
         let mut ready_us = vec![0.0f64; readers];
         let (mut cpu_us, mut end_us, mut requests) = (0.0f64, 0.0f64, Vec::new());

@@ -28,8 +28,8 @@
 //! the trace does not show how long the reader would have waited for a window at home.
 //!
 //! A local trace hides how many requests a job keeps in flight: each is answered before the next one is sent,
-//! so they are replayed one after the other. The predicted time is then too long. So the volume server holds back a
-//! few answers, which shows the number (`held_back.rs`).
+//! so they are replayed one after the other, and the predicted time is too long. So the volume server holds back a few
+//! answers while it traces, which shows how many requests are in flight (`held_back.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

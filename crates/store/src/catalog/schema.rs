@@ -176,8 +176,8 @@ CREATE INDEX replica_pins_by_layer ON replica_pins(layer);
 ",
 ];
 
-/// What keeps a layer and all layers below it. Each connection makes this view for itself, so it is no part of the
-/// format.
+/// What keeps a layer and all layers below it from being deleted. Each connection makes this view for itself, so it is
+/// not part of the format.
 pub(super) const KEEPERS: &str = "
 CREATE TEMP VIEW keepers (layer, what, name) AS
     SELECT head, 'volume', name FROM volumes

@@ -153,7 +153,7 @@ async fn a_disk_that_fails_at_the_home_is_an_error_elsewhere_only_until_it_is_ri
     }
     let path = "/v1/images/golden/keep";
     let _: ImageInfo = host.control.put(path, &Keep::All).await.expect("that it begins");
-    until("the background to say why it can't", async || {
+    until("the copy to say why it is not complete", async || {
         let remote = image(&host).await.remote.expect("the disk is away");
         remote.failed.is_some_and(|why| why.contains("Input/output error"))
     })

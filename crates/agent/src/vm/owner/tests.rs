@@ -86,7 +86,7 @@ async fn a_migration_whose_task_has_panicked_continues() {
     let qemu = Qemu::start();
     let mut owner = owner(dir.path(), &qemu).await;
     owner.migrate(order()).unwrap();
-    // A task that is aborted ends as one that panics.
+    // An aborted task ends like one that panics.
     owner.migration.as_ref().unwrap().task.abort();
     assert!(next_wish(&mut owner.migration).await.is_none());
     owner.migration = None;

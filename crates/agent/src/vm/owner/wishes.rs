@@ -36,11 +36,11 @@ impl Owner {
     }
 }
 
-/// How much QEMU slows a VM down at first without another order; its own setting.
+/// For how many percent of the time QEMU stops the vCPUs at first if the planner chose nothing: QEMU's default.
 const THROTTLE_PERCENT: u8 = 20;
 
-/// `auto-converge` is always on: with it QEMU slows the VM down where copying would not end, also if nobody has
-/// expected that.
+/// `auto-converge` is always on. With it QEMU slows the VM down if copying would not end, also if the planner did not
+/// predict that.
 async fn begin_to_send(qmp: &Qmp, begin: Wish) -> Result<(), QmpError> {
     let Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent } =
         begin

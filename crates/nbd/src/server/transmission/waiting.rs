@@ -113,11 +113,11 @@ async fn execute(device: &dyn Device, command: Command, payload: Bytes) -> Resul
     Ok(Answer::Done)
 }
 
-/// Data that don't become shorter by an eighth are sent as they are.
+/// Compresses the answer to a read. It is sent as it is if compression makes it shorter by less than an eighth.
 async fn compress(offset: u64, data: Bytes) -> Answer {
     let began = Instant::now();
     let original = data.clone();
-    // The time until a thread is free counts as well: a busy host is to be asked for less.
+    // The wait for a free thread counts too, so that a busy host is asked for fewer compressed reads.
     let work = tokio::task::spawn_blocking(move || lz4_flex::block::compress(&original));
     let length_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
     match work.await {

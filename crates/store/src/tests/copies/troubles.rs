@@ -1,4 +1,4 @@
-//! What the background does with the link, and when the other host's disk fails.
+//! How copies are completed in the background over a slow link, and while the other host's disk fails.
 
 use perigee_model::read_ahead::FILL_BYTES_PER_S;
 use tokio::time::Instant;
