@@ -10,7 +10,7 @@ use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{HostId, Problem, VmId, VolumeName};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, PastMove,
-    PastRun, Refused, RefusedWay, Running, Snapshot, Traits, Verdict, VolumeFacts,
+    PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
@@ -92,12 +92,8 @@ async fn lacking(cluster: &Cluster, volume: &VolumeName) -> Result<Vec<(HostId, 
     Ok(kept.filter_map(|replica| Some((replica.host, replica.behind_bytes?))).collect())
 }
 
-/// Decides whether a running job's VM moves now, or its data. What was refused a short time ago is left out.
-pub async fn consider(
-    cluster: &Cluster,
-    record: &JobRecord,
-    refused: Vec<RefusedWay>,
-) -> Result<Option<Verdict>, Problem> {
+/// Collects the facts about a running job, but for what was refused a short time ago.
+pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Running>, Problem> {
     let (Some(host), Some(placement)) = (&record.job.host, &record.placement) else {
         return Ok(None);
     };
@@ -107,7 +103,7 @@ pub async fn consider(
     let dirty_bytes_per_s = last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s);
     let since_command = record.meter.totals.since(&record.meter.at_command);
     let requests = data_disks(placement, &since_command).iter().map(requests).sum();
-    let running = Running {
+    Ok(Some(Running {
         cluster: facts_for(cluster, record.job.vm.as_ref()),
         traits: placement.traits.clone(),
         history: history.runs.clone(),
@@ -119,14 +115,13 @@ pub async fn consider(
         cpus: spec.cpus,
         may_migrate: spec.may_migrate,
         uses_held: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
-        refused,
+        refused: Vec::new(),
         moves: record.moves,
         dirty_bytes_per_s,
         wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
         vcpu_s: seconds(here.vcpu_ms),
         disks: disks_that_may_come(cluster, record, placement, &here).await?,
-    };
-    Ok(Some(perigee_planner::consider(&running)))
+    }))
 }
 
 /// Predicts a migration, and chooses how the memory is sent; `None` if the link is not measured.

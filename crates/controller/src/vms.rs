@@ -65,6 +65,7 @@ fn view(
         uptime_ms: report.uptime_ms,
         vcpu_ms: report.vcpu_ms,
         migration: migration_of(moves, &vm),
+        predicted_end: job.and_then(|record| jobs::predicted_end(cluster, &record.job)),
         volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }

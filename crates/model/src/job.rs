@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::guest::LogStream;
 use crate::phases::{Phases, copy_left_s};
-use crate::plan::Estimate;
+use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
 use crate::volume::{BlockProbe, IoStats, VolumeSource};
@@ -189,6 +189,9 @@ pub struct Job {
     /// The planner's prediction for the way chosen at submission, from VM start to the command's end.
     #[serde(default)]
     pub predicted: Option<Estimate>,
+    /// While the command runs: when it ends, predicted anew from its progress and its figures.
+    #[serde(default)]
+    pub predicted_end: Option<PredictedEnd>,
     /// From VM start to the command's end.
     pub measured_s: Option<f64>,
     /// Every migration of its VM, in their order, failed ones too.
@@ -501,6 +504,9 @@ pub struct Vm {
     pub vcpu_ms: u64,
     /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
+    /// As [`Job::predicted_end`] of its job.
+    #[serde(default)]
+    pub predicted_end: Option<PredictedEnd>,
     /// Its volumes, in the order of its disks.
     #[serde(default)]
     pub volumes: Vec<VmVolume>,

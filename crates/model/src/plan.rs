@@ -52,6 +52,25 @@ impl fmt::Display for Estimate {
     }
 }
 
+/// When a running job's command is predicted to end, as its figures of this moment say.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PredictedEnd {
+    /// The seconds until then, if its VM and its data stay where they are; `None` if that is not known.
+    pub left: Option<Estimate>,
+    /// What they are predicted from, or why they are not known, in plain words.
+    pub why: String,
+}
+
+impl fmt::Display for PredictedEnd {
+    /// `in 42 s (35..51), from its earlier runs`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.left {
+            Some(left) => write!(f, "in {left}, {}", self.why),
+            None => write!(f, "not known: {}", self.why),
+        }
+    }
+}
+
 /// A part of a job's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -241,6 +260,20 @@ pub struct Score {
     pub all: ScoreOf,
     /// By what was chosen, and what the prediction rested on.
     pub by_option: Vec<ScoreOfOption>,
+    /// How much equal runs differ: no prediction can be better. `None` if no job has run twice in one placement.
+    #[serde(default)]
+    pub noise: Option<Noise>,
+}
+
+/// How much runs of the same job in the same placement differ from their own mean, as shares of it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Noise {
+    /// Runs that were compared.
+    pub runs: u64,
+    /// Half of them differ by at most this share.
+    pub median: f64,
+    /// 9 of 10 of them differ by at most this share.
+    pub nine_of_ten: f64,
 }
 
 /// How well some predictions came true.
@@ -253,6 +286,9 @@ pub struct ScoreOf {
     /// Of the differences between expected and measured time, as shares of the measured one. None
     /// without jobs.
     pub median_error: Option<f64>,
+    /// The difference that 9 of 10 of them do not exceed.
+    #[serde(default)]
+    pub nine_of_ten: Option<f64>,
 }
 
 /// The score of the predictions of one kind.
@@ -298,7 +334,7 @@ impl Score {
             basis,
             score: ScoreOf::results(results),
         });
-        Self { by_option: by_option.collect(), all: ScoreOf::results(all) }
+        Self { by_option: by_option.collect(), all: ScoreOf::results(all), noise: None }
     }
 }
 
@@ -309,6 +345,7 @@ impl ScoreOf {
             jobs: results.len() as u64,
             in_range: results.iter().filter(|(held, _)| *held).count() as u64,
             median_error: results.get(results.len() / 2).map(|(_, error)| *error),
+            nine_of_ten: results.get(results.len() * 9 / 10).map(|(_, error)| *error),
         }
     }
 }
@@ -362,6 +399,15 @@ mod tests {
         decisions[0].plan.basis = Basis::OnePass;
         assert_eq!(Score::of(&decisions).by_option.len(), 2);
         assert_eq!(Score::of(&[]).all, ScoreOf::default());
+    }
+
+    #[test]
+    fn an_end_that_is_not_known_is_no_end_in_0_seconds() {
+        let left = Some(Estimate { expected_s: 42.0, low_s: 35.0, high_s: 51.0 });
+        let known = PredictedEnd { left, why: "from its earlier runs".to_owned() };
+        assert_eq!(known.to_string(), "in 42 s (35..51), from its earlier runs");
+        let not_known = PredictedEnd { left: None, why: "it is new".to_owned() };
+        assert_eq!(not_known.to_string(), "not known: it is new");
     }
 
     #[test]

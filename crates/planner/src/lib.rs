@@ -6,8 +6,10 @@
 //!
 //! - [`plan`]: the ways to run a job that has not started, with predicted seconds and their ranges.
 //! - [`consider`]: whether a running VM moves now (the ski-rental rule).
+//! - [`predicted_end`]: when a running job ends.
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
+//! - [`noise`]: how much equal runs differ.
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
@@ -22,6 +24,7 @@ mod learn;
 mod modes;
 mod moving;
 mod network;
+mod noise;
 mod options;
 pub mod queue;
 mod refused;
@@ -39,7 +42,8 @@ pub use facts::{
 pub use modes::{Compression, Mode};
 pub use moving::{MoveCost, move_cost};
 pub use network::{Path, lost_s};
+pub use noise::noise;
 pub use options::plan;
 pub use refused::Refused;
-pub use running::{AFTER_A_MOVE, TRUST, Verdict, consider};
+pub use running::{AFTER_A_MOVE, TRUST, Verdict, consider, predicted_end};
 pub use runs::{Measured, MeasuredVolume, PastRun, RUNS_KEPT, Traits, VolumeRun, keep};

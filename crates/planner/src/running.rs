@@ -42,8 +42,10 @@ use crate::refused::Refused;
 use crate::spread::Spread;
 
 use changes::Better;
+pub use left::predicted_end;
 
 mod changes;
+mod left;
 
 /// Why a job without `move: auto` is left where it is.
 pub(crate) const MAY_NOT_MOVE: &str = "the job file says that it may not move";

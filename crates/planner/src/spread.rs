@@ -78,6 +78,15 @@ impl Spread {
         Self { expected, down, up: (self.up * other.expected).hypot(other.up * self.expected) }
     }
 
+    /// Between two predictions of one value: this share of the way from this one to the other. The range holds what
+    /// both expect.
+    pub fn toward(self, other: Self, share: f64) -> Self {
+        let mix = |this: f64, other: f64| this * (1.0 - share) + other * share;
+        let low = mix(self.low(), other.low()).min(self.expected).min(other.expected);
+        let high = mix(self.high(), other.high()).max(self.expected).max(other.expected);
+        Self::between(low, mix(self.expected, other.expected), high)
+    }
+
     /// Bounds the whole range from below.
     pub fn at_least(self, least: f64) -> Self {
         let expected = self.expected.max(least);

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
-use perigee_model::plan::{Estimate, Plan};
+use perigee_model::plan::{Estimate, Plan, PredictedEnd};
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
 use perigee_planner::Traits;
 use perigee_planner::queue::{Demand, VolumeUse};
@@ -25,6 +25,9 @@ use holds::Held;
 use crate::records::{
     JobRecord, MigrationRecord, PROMOTIONS, PromotedVolume, Records, VolumeMoveRecord,
 };
+
+/// Predictions that are older are not shown.
+const END_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// How many of the last completed migrations the planner learns from.
 const PAST_MOVES_MAX: usize = 50;
@@ -50,6 +53,8 @@ struct Inner {
     grants: BTreeMap<JobId, Arc<Grant>>,
     /// The positions of the other queued jobs, and the reasons why they wait.
     waits: BTreeMap<JobId, (u32, String)>,
+    /// The predicted ends of running jobs, and when they were predicted.
+    ends: BTreeMap<JobId, (Instant, PredictedEnd)>,
     held: Vec<Held>,
     /// The last move of each volume that ever moved.
     volume_moves: BTreeMap<VolumeName, Arc<VolumeMoveRecord>>,
@@ -133,6 +138,9 @@ impl Index {
             inner.grants.remove(id);
             inner.waits.remove(id);
         }
+        if record.job.state != JobState::Running {
+            inner.ends.remove(id);
+        }
         let before = if record.job.state.is_final() {
             if let Some(vm) = &record.job.vm {
                 inner.migrations.retain(|(of, _), _| of != vm);
@@ -179,6 +187,28 @@ impl Index {
 
     pub fn job(&self, id: &JobId) -> Option<Arc<JobRecord>> {
         self.lock().jobs.get(id).cloned()
+    }
+
+    pub fn put_end(&self, job: &JobId, end: PredictedEnd) {
+        self.lock().ends.insert(job.clone(), (Instant::now(), end));
+    }
+
+    /// Whether its end was predicted this long ago, or never.
+    pub fn is_end_older(&self, job: &JobId, age: Duration) -> bool {
+        self.lock().ends.get(job).is_none_or(|(at, _)| at.elapsed() >= age)
+    }
+
+    /// When a running job ends, as it was last predicted.
+    pub fn predicted_end(&self, job: &JobId) -> PredictedEnd {
+        let found = self.lock().ends.get(job).cloned();
+        let not_known = |why| PredictedEnd { left: None, why };
+        let Some((at, end)) = found else {
+            return not_known("the figures of its VM were not read yet".to_owned());
+        };
+        if at.elapsed() <= END_AGE_MAX {
+            return end;
+        }
+        not_known(format!("the figures of its VM were last read {} s ago", at.elapsed().as_secs()))
     }
 
     pub fn past_moves(&self) -> Vec<Arc<MigrationRecord>> {

@@ -1,4 +1,4 @@
-//! Asks the planner whether a running VM moves, or whether its data come to it, and requests that.
+//! Asks the planner when a running job ends, and whether its VM moves or its data come to it, and requests that.
 
 use std::time::{Duration, Instant};
 
@@ -33,19 +33,31 @@ pub(super) enum Change {
 }
 
 impl Run {
-    /// If a change is refused, the next best one is made where that pays by itself.
+    /// Predicts the job's end anew, and makes a change that pays. If a change is refused, the next best one is made
+    /// where that pays by itself.
     pub(super) async fn consider(&mut self, moving: bool) -> Result<(), Problem> {
-        let job = self.job();
-        if moving || !job.spec.may_migrate || job.state != JobState::Running {
+        if self.job().state != JobState::Running {
             return Ok(());
         }
-        if !self.record.value.to_follow.is_empty() || self.homes_move()? {
+        let stays = moving
+            || !self.job().spec.may_migrate
+            || !self.record.value.to_follow.is_empty()
+            || self.homes_move()?;
+        let index = &self.cluster.index;
+        if stays && !index.is_end_older(&self.id, self.cluster.timing.monitor) {
             return Ok(());
         }
-        loop {
-            let refused = self.refused_changes();
-            let considered = planning::consider(&self.cluster, &self.record.value, refused).await?;
-            let Some(Verdict::Move { way, to, reason, plan, .. }) = considered else {
+        let mut facts = planning::running(&self.cluster, &self.record.value).await?;
+        if let Some(running) = &facts {
+            index.put_end(&self.id, perigee_planner::predicted_end(running));
+        }
+        if stays {
+            return Ok(());
+        }
+        while let Some(mut running) = facts {
+            running.refused = self.refused_changes();
+            let Verdict::Move { way, to, reason, plan, .. } = perigee_planner::consider(&running)
+            else {
                 return Ok(());
             };
             let (change, what) = match way {
@@ -63,7 +75,9 @@ impl Run {
                     self.refuse(way, to, format!("{}: {}", problem.what, problem.why));
                 }
             }
+            facts = planning::running(&self.cluster, &self.record.value).await?;
         }
+        Ok(())
     }
 
     async fn move_vm(&mut self, to: &HostId, reason: &str) -> Result<Change, Problem> {

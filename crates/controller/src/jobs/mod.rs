@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::limits::JOB_NUMBER;
+use perigee_model::plan::PredictedEnd;
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
@@ -37,7 +38,7 @@ use crate::records::{
     JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, files, images};
+use crate::{catalog, files, images, migration};
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
@@ -118,6 +119,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         running_ms: None,
         ended_ms: None,
         predicted: None,
+        predicted_end: None,
         measured_s: None,
         migrations: Vec::new(),
         output_bytes: None,
@@ -175,9 +177,11 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     Ok(view(cluster, record, moves.into_iter().map(|record| record.migration).collect()))
 }
 
-/// The job with its migrations, which have their own records, and its position in the queue.
+/// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
 fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
-    let mut job = Job { migrations, ..record.job };
+    let shown = migrations.into_iter().map(|moved| migration::shown(cluster, moved));
+    let predicted_end = predicted_end(cluster, &record.job);
+    let mut job = Job { migrations: shown.collect(), predicted_end, ..record.job };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
     {
@@ -187,6 +191,11 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
         job.reason = format!("{}{separator}{reason}", job.reason);
     }
     job
+}
+
+/// When the job ends, as last predicted; `None` if its command does not run.
+pub fn predicted_end(cluster: &Cluster, job: &Job) -> Option<PredictedEnd> {
+    (job.state == JobState::Running).then(|| cluster.index.predicted_end(&job.id))
 }
 
 /// The progress of the job, 0 to 1, as its command reports it.

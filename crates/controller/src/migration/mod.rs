@@ -37,7 +37,7 @@ use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_k
 
 #[cfg(test)]
 pub(crate) use request::new_record;
-pub use request::{Wish, cancel, of_vm, request};
+pub use request::{Wish, cancel, of_vm, request, shown};
 pub use sharing::{for_moves, is_busy, queue_all, used_lanes};
 
 /// The reason of a migration that a person cancelled.

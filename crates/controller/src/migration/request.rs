@@ -174,9 +174,10 @@ pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> 
 /// The VM's migrations, the oldest first.
 pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Vec<Migration>, Problem> {
     let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
-    let shown = |record: MigrationRecord| {
-        let left_ms = sharing::left_ms(cluster, &record.migration);
-        Migration { left_ms, ..record.migration }
-    };
-    Ok(all.into_iter().map(shown).collect())
+    Ok(all.into_iter().map(|record| shown(cluster, record.migration)).collect())
+}
+
+/// A migration with its time left, which its record does not have.
+pub fn shown(cluster: &Cluster, migration: Migration) -> Migration {
+    Migration { left_ms: sharing::left_ms(cluster, &migration), ..migration }
 }

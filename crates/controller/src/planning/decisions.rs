@@ -3,6 +3,7 @@
 use perigee_model::plan::{Basis, Decision, Plan, Score, Trigger};
 use perigee_model::{JobId, Problem};
 
+use crate::cluster::taught::{History, RUNS};
 use crate::cluster::{Cluster, now_ms};
 
 /// The prefix of the records of all decisions.
@@ -64,10 +65,12 @@ pub fn asked_plan(figures: Vec<String>) -> Plan {
     Plan { basis: Basis::Running, options: Vec::new(), figures, moves: true }
 }
 
-/// Compares the predictions for all stored jobs with their measured times.
+/// Compares the predictions for all stored jobs with their measured times, and equal runs with each other.
 pub async fn score(cluster: &Cluster) -> Result<Score, Problem> {
     let decisions: Vec<Decision> = cluster.records.list(DECISIONS).await?;
-    Ok(Score::of(&decisions))
+    let histories: Vec<History> = cluster.records.list(RUNS).await?;
+    let noise = perigee_planner::noise(histories.iter().map(|history| history.runs.as_slice()));
+    Ok(Score { noise, ..Score::of(&decisions) })
 }
 
 pub async fn decisions(cluster: &Cluster, job: &JobId) -> Result<Vec<Decision>, Problem> {

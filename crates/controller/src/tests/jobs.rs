@@ -1,13 +1,14 @@
 //! Jobs from submission to their end.
 
 use perigee_model::guest::{GuestBody, LogStream};
-use perigee_model::job::{Access, JobState, Start};
+use perigee_model::job::{Access, Job, JobState, Start};
+use perigee_model::plan::PredictedEnd;
 use perigee_model::vm::VmStatus;
 use perigee_model::{ImageName, ProblemKind};
 
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
 use crate::jobs::traces::tests::serial_reads;
-use crate::{catalog, files, hosts, jobs, planning};
+use crate::{catalog, files, hosts, jobs, planning, vms};
 
 #[tokio::test]
 async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
@@ -79,6 +80,34 @@ async fn a_job_beside_its_data_is_traced_until_its_round_trips_are_known() {
         assert_eq!(known, [vec![true], vec![true, false]][run]);
         assert!(prepared.history[0].replayed.is_some_and(|replayed| replayed.round_trips > 10.0));
     }
+    let noise = planning::score(&lab.cluster).await.expect("a score").noise;
+    assert_eq!(noise.expect("the same job has run twice").runs, 2);
+}
+
+#[tokio::test]
+async fn a_running_job_shows_its_predicted_end_and_says_when_it_is_not_known() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    assert_eq!(lab.job(&id).await.predicted_end, None, "its command does not run yet");
+    lab.home.say(&vm, GuestBody::Started);
+    let is_new = |job: &Job| {
+        job.predicted_end.as_ref().is_some_and(|end| {
+            end.left.is_none() && end.why.contains("no earlier run of such a job is known")
+        })
+    };
+    lab.wait_for_job(&id, "of unknown length", is_new).await;
+    lab.home.say(&vm, GuestBody::Progress { done: 1, total: 2, label: "q1".into() });
+    let left = |end: Option<PredictedEnd>| end.and_then(|end| end.left);
+    let knows = |job: &Job| left(job.predicted_end.clone()).is_some();
+    let job = lab.wait_for_job(&id, "of known length", knows).await;
+    assert!(left(job.predicted_end).expect("known").expected_s > 0.0);
+    let shown = vms::get(&lab.cluster, &vm).await.expect("VM").predicted_end.expect("it runs");
+    assert!(shown.why.contains("progress"), "{shown}");
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(job.predicted_end, None);
 }
 
 #[tokio::test]

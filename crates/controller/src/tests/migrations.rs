@@ -507,7 +507,8 @@ async fn a_migration_tells_its_time_left_with_the_wait_for_others() {
     }
     wait_for_order(&lab, &first).await;
     let waits = |job: &Job| job.migrations[0].moves_ahead == 1;
-    lab.wait_for_job(&second_id, "waiting for the link", waits).await;
+    let job = lab.wait_for_job(&second_id, "waiting for the link", waits).await;
+    assert!(job.migrations[0].left_ms.is_some(), "the job tells it too");
     let of = async |vm| migration::of_vm(&lab.cluster, vm).await.expect("moves").remove(0);
     let waiting = of(&second).await;
     assert!(waiting.predicted_wait_ms.is_some() && !waiting.mode_reason.is_empty());

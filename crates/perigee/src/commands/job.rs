@@ -83,6 +83,7 @@ const JOBS: &[Column<Job>] = &[
     ("host", |j| output::or_dash(j.host.as_ref())),
     ("progress", progress),
     ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
+    ("left", left),
     ("measured", |j| output::seconds(j.measured_s)),
     ("migrations", |j| j.migrations.len().to_string()),
     ("reason", |j| j.reason.clone()),
@@ -101,6 +102,7 @@ const JOB: &[Column<Job>] = &[
     ("progress", progress),
     ("exit code", |j| j.exit_code.map_or_else(String::new, |c| c.to_string())),
     ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
+    ("end", |j| j.predicted_end.as_ref().map_or_else(String::new, ToString::to_string)),
     ("measured", |j| output::seconds(j.measured_s)),
     ("output", |j| j.output_bytes.map_or_else(String::new, output::bytes)),
     ("migrations", |j| j.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
@@ -137,6 +139,12 @@ fn seconds_of(option: &PlanOption, part: Part) -> String {
 
 fn place(job: &Job) -> String {
     job.queue_place.map_or_else(String::new, |place| place.to_string())
+}
+
+/// The seconds until the end of a running command.
+fn left(job: &Job) -> String {
+    let Some(end) = &job.predicted_end else { return String::new() };
+    end.left.map_or_else(|| "not known".to_owned(), |left| left.to_string())
 }
 
 /// The name of the user who submits. There are no accounts yet, so the controller trusts it.

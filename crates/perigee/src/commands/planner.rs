@@ -14,7 +14,8 @@ pub enum Verb {
     ///
     /// For each way that was chosen: how often the measured time was in the stated range (the goal
     /// is 9 of 10), and the median error of the expected time. Jobs that failed or were deleted do
-    /// not count.
+    /// not count. The last line is the floor of noise: how much the same job in the same placement
+    /// differs from its own mean. No prediction can be better.
     Score,
 }
 
@@ -22,18 +23,26 @@ pub enum Verb {
 struct Row {
     chosen: String,
     known_from: String,
-    score: ScoreOf,
+    jobs: u64,
+    /// `None` where nothing was predicted.
+    in_range: Option<u64>,
+    median_error: Option<f64>,
+    /// The error that 9 of 10 do not exceed.
+    nine_of_ten: Option<f64>,
 }
 
 const SCORES: &[Column<Row>] = &[
     ("chosen", |row| row.chosen.clone()),
     ("work known from", |row| row.known_from.clone()),
-    ("jobs", |row| row.score.jobs.to_string()),
-    ("in range", |row| row.score.in_range.to_string()),
-    ("median error", |row| {
-        row.score.median_error.map_or_else(String::new, |error| format!("{:.0} %", error * 100.0))
-    }),
+    ("jobs", |row| row.jobs.to_string()),
+    ("in range", |row| output::or_dash(row.in_range.as_ref())),
+    ("median error", |row| percent(row.median_error)),
+    ("9 of 10 below", |row| percent(row.nine_of_ten)),
 ];
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0))
+}
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let Verb::Score = verb;
@@ -45,16 +54,44 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
 }
 
 fn rows(score: &Score) -> Vec<Row> {
-    let mut rows: Vec<Row> = score
-        .by_option
-        .iter()
-        .map(|option| Row {
-            chosen: output::word(&option.way),
-            known_from: output::word(&option.basis),
-            score: option.score,
-        })
-        .collect();
-    let (chosen, known_from) = ("all".to_owned(), String::new());
-    rows.push(Row { chosen, known_from, score: score.all });
+    let row = |chosen: String, known_from: String, score: &ScoreOf| Row {
+        chosen,
+        known_from,
+        jobs: score.jobs,
+        in_range: Some(score.in_range),
+        median_error: score.median_error,
+        nine_of_ten: score.nine_of_ten,
+    };
+    let options = score.by_option.iter();
+    let mut rows: Vec<Row> =
+        options.map(|of| row(output::word(&of.way), output::word(&of.basis), &of.score)).collect();
+    rows.push(row("all".to_owned(), String::new(), &score.all));
+    rows.push(Row {
+        chosen: "noise: the same again".to_owned(),
+        known_from: "their own mean".to_owned(),
+        jobs: score.noise.map_or(0, |noise| noise.runs),
+        in_range: None,
+        median_error: score.noise.map(|noise| noise.median),
+        nine_of_ten: score.noise.map(|noise| noise.nine_of_ten),
+    });
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::plan::Noise;
+
+    use super::*;
+
+    #[test]
+    fn the_floor_of_noise_stands_below_the_errors() {
+        let mut score = Score::default();
+        let noise = |score: &Score| {
+            let row = rows(score).pop().expect("a row");
+            SCORES.iter().map(|(_, cell)| cell(&row)).skip(2).collect::<Vec<_>>()
+        };
+        assert_eq!(noise(&score), ["0", "-", "-", "-"], "nothing has run twice");
+        score.noise = Some(Noise { runs: 9, median: 0.07, nine_of_ten: 0.24 });
+        assert_eq!(noise(&score), ["9", "-", "7 %", "24 %"]);
+    }
 }

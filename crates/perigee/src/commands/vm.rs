@@ -94,6 +94,7 @@ const INFO: &[Column<Info>] = &[
     ("memory", |i| output::bytes(i.vm.memory_bytes)),
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
+    ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
     ("reason", |i| i.vm.reason.clone()),
     ("volumes", |i| i.vm.volumes.iter().map(moving_volumes::of_vm).collect::<Vec<_>>().join("\n")),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),

@@ -13,15 +13,9 @@ use crate::network::{io_s, not_computing_s};
 use crate::options::HELD;
 use crate::refused::Refused;
 use crate::running::is_clearly_less;
+use crate::running::left::{by_progress, share_left, sources};
 use crate::spread::Spread;
 use crate::work::VolumeWork;
-
-/// In 9 of 10 cases the remaining work differs from the prediction by at most this share.
-const LEFT_ERROR: f64 = 0.24;
-/// The same if only the command's own progress predicts it.
-const PROGRESS_ERROR: (f64, f64) = (0.5, 2.0);
-/// Less progress than this is not used for predictions.
-const PROGRESS_LEAST: f64 = 0.05;
 
 /// A change with which the job would have lost less.
 pub(super) struct Better<'a> {
@@ -78,7 +72,7 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
     let here = cluster.host(to).ok()?;
     let local = vec![Source::home(to); running.disks.len()];
     let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
-    let to_lose = by_history.or_else(|| to_lose_by_progress(running, lost_s));
+    let to_lose = by_history.or_else(|| by_progress(running, lost_s));
     let (lost_there_s, saved_s) = (0.0, lost_s);
     Some(Better { way: Way::Copy, to, lost_there_s, saved_s, cost, to_lose, impossible })
 }
@@ -132,7 +126,7 @@ fn place<'a>(
     let saved_s = lost_s - lost_there_s - computing_longer_s(running, host)?;
     let homes: Vec<Source> = running.disks.iter().map(|disk| Source::home(&disk.home)).collect();
     let by_history = learned.and_then(|learned| to_lose(running, host, &homes, learned));
-    let to_lose = by_history.or_else(|| to_lose_by_progress(running, saved_s));
+    let to_lose = by_history.or_else(|| by_progress(running, saved_s));
     let is_held = running.uses_held && !cluster.is_one_site(from, to);
     let held = is_held.then(|| HELD.to_owned());
     let impossible = held.or_else(|| refused(running, Way::Migrate, to));
@@ -151,8 +145,7 @@ fn computing_longer_s(running: &Running, there: &HostFacts) -> Result<f64, Refus
 }
 
 /// The time that will be lost here and not there until the job's end, predicted from earlier runs: the loss of
-/// a whole run, times the share of its requests that are still to come. If the command reports its progress,
-/// the range covers both shares.
+/// a whole run, times the share of its work that is left.
 fn to_lose(
     running: &Running,
     there: &HostFacts,
@@ -164,30 +157,9 @@ fn to_lose(
         learned.place(cluster, host, sources, &mut Figures::default()).ok()
     };
     let here = cluster.host(&running.host).ok()?;
-    let sources: Vec<Source> = running
-        .disks
-        .iter()
-        .map(|DiskFacts { home, copy, .. }| Source { home, far_share: copy.far_share(&here.id) })
-        .collect();
-    let whole = learned.network_longer(&place(here, &sources)?, &place(there, sources_then)?);
-    let by_requests = 1.0 - (running.requests / learned.requests.max(1.0)).min(1.0);
-    let by_progress = running.progress.map(|progress| (1.0 - progress).clamp(0.0, 1.0));
-    let other = by_progress.unwrap_or(by_requests);
-    let left = Spread::between(by_requests.min(other), by_requests, by_requests.max(other))
-        .plus(Spread::noise(LEFT_ERROR * by_requests));
-    Some(whole.by(left).at_least(0.0))
-}
-
-/// The same for a job without history: the remaining work costs as much as the work so far.
-fn to_lose_by_progress(running: &Running, saved_s: f64) -> Option<Spread> {
-    let progress = running.progress?;
-    let here = progress - running.progress_at_arrival;
-    if here < PROGRESS_LEAST {
-        return None;
-    }
-    let expected = (saved_s * (1.0 - progress) / here).max(0.0);
-    let (low, high) = PROGRESS_ERROR;
-    Some(Spread::between(expected * low, expected, expected * high))
+    let (now, then) = (place(here, &sources(running))?, place(there, sources_then)?);
+    let whole = learned.network_longer(&now, &then);
+    Some(whole.by(share_left(running, learned)?).at_least(0.0))
 }
 
 /// The time that the network should add to this job's I/O at a host, according to the probes. Only the ratio of

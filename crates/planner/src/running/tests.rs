@@ -8,7 +8,7 @@ use crate::fixture::*;
 const COST_S: f64 = 2.064;
 
 /// A VM at home1 that computed half of the time, after these reads of 16.4 ms in the cloud.
-fn reading(reads: u64, wall_s: f64) -> Running {
+pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
     Running {
         cluster: cluster(),
         traits: traits(),
@@ -253,7 +253,7 @@ fn reads_in(step_s: f64, share_lost: f64) -> u64 {
 }
 
 /// A job with history and with this many reads in its last runs.
-fn remembered(reads: u64, wall_s: f64, reads_of_a_run: f64) -> Running {
+pub(super) fn remembered(reads: u64, wall_s: f64, reads_of_a_run: f64) -> Running {
     Running { history: history(reads_of_a_run), ..reading(reads, wall_s) }
 }
 

@@ -1,0 +1,124 @@
+//! What is left of a running job: the share of its work, and the time until its end.
+//!
+//! Its end is predicted from its earlier runs and from its own pace:
+//!
+//! ```text
+//! by its work:  time of a whole run here * share of the work that is left
+//! by its time:  time of a whole run here - time that it has run, if nothing was moved
+//! by its pace:  time that its progress here took, for the progress that is left
+//! ```
+//!
+//! The mean of the first two counts first. The more of the job is done, the more counts its own pace, which shows what
+//! earlier runs can't: a slower link, or another load of the host. Where these differ, the range holds all of them.
+
+use perigee_model::plan::PredictedEnd;
+
+use crate::facts::{HostFacts, Running};
+use crate::figures::Figures;
+use crate::learn::{Learned, Source};
+use crate::network::seconds;
+use crate::spread::Spread;
+
+/// In 9 of 10 cases the remaining work differs from the prediction by at most this share.
+const LEFT_ERROR: f64 = 0.24;
+/// The same if only the command's own progress predicts it.
+const PROGRESS_ERROR: (f64, f64) = (0.5, 2.0);
+/// Less progress than this is not used for predictions.
+const PROGRESS_LEAST: f64 = 0.05;
+
+/// Predicts when the command ends if its VM and its data stay where they are.
+pub fn predicted_end(running: &Running) -> PredictedEnd {
+    let (cluster, traits) = (&running.cluster, &running.traits);
+    let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
+    let by_history = learned
+        .ok_or_else(|| "no earlier run of such a job is known".to_owned())
+        .and_then(|learned| by_history(running, &learned));
+    let by_pace = by_progress(running, at_work_s(running)).filter(|left| left.expected > 0.0);
+    let (left, why) = match (by_history, by_pace) {
+        (Ok(history), Some(pace)) => {
+            let done = running.progress.unwrap_or_default().clamp(0.0, 1.0);
+            (history.toward(pace, done), "from its earlier runs and its progress")
+        }
+        (Ok(history), None) => (history, "from its earlier runs"),
+        (Err(_), Some(pace)) => (pace, "from its progress here alone"),
+        (Err(why), None) => {
+            let why = format!("{why}, and {}", why_no_pace(running));
+            return PredictedEnd { left: None, why };
+        }
+    };
+    PredictedEnd { left: Some(left.estimate()), why: why.to_owned() }
+}
+
+/// The share of the work that is left, according to the requests that are still to come. If the command reports its
+/// progress, the range covers both shares. `None` if neither is known.
+pub(super) fn share_left(running: &Running, learned: &Learned) -> Option<Spread> {
+    let by_progress = running.progress.map(|progress| (1.0 - progress).clamp(0.0, 1.0));
+    let has_requests = learned.requests >= 1.0;
+    let by_requests = has_requests.then(|| 1.0 - (running.requests / learned.requests).min(1.0));
+    let expected = by_requests.or(by_progress)?;
+    let other = by_progress.unwrap_or(expected);
+    let left = Spread::between(expected.min(other), expected, expected.max(other));
+    Some(left.plus(Spread::noise(LEFT_ERROR * expected)))
+}
+
+/// What the rest of the work costs if it costs as much as the work since the VM's arrival, which cost `so_far_s`.
+/// `None` if the command reports no progress, or too little since then.
+pub(super) fn by_progress(running: &Running, so_far_s: f64) -> Option<Spread> {
+    let progress = running.progress?;
+    let here = progress - running.progress_at_arrival;
+    if here < PROGRESS_LEAST {
+        return None;
+    }
+    let expected = (so_far_s * (1.0 - progress) / here).max(0.0);
+    let (low, high) = PROGRESS_ERROR;
+    Some(Spread::between(expected * low, expected, expected * high))
+}
+
+/// Where its requests are answered now.
+pub(super) fn sources(running: &Running) -> Vec<Source<'_>> {
+    let disks = running.disks.iter();
+    disks
+        .map(|disk| Source { home: &disk.home, far_share: disk.copy.far_share(&running.host) })
+        .collect()
+}
+
+/// An error says why its earlier runs do not tell.
+fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
+    let cluster = &running.cluster;
+    let here = cluster.host(&running.host).map_err(|why| why.to_string())?;
+    // The VM itself is among those that run here.
+    let here = HostFacts { running_vms: here.running_vms.saturating_sub(1), ..here.clone() };
+    let place = learned.place(cluster, &here, &sources(running), &mut Figures::default());
+    let (_, whole) = learned.at(&place.map_err(|why| why.to_string())?);
+    let share = share_left(running, learned).filter(|share| share.expected > 0.0);
+    let by_work = share.map(|share| whole.by(share));
+    let so_far = Spread::exactly(-at_work_s(running));
+    let by_time = (running.moves == 0).then(|| whole.plus(so_far).at_least(0.0));
+    let left = match (by_work, by_time.filter(|left| left.high() > 0.0)) {
+        (Some(work), Some(time)) => work.toward(time, 0.5),
+        (work, time) => work
+            .or(time)
+            .ok_or("it takes longer than its earlier runs, or does more than they did")?,
+    };
+    // Beyond the expected end only the rest of the range is known.
+    let expected = if left.expected > 0.0 { left.expected } else { left.high() / 2.0 };
+    Ok(Spread::between(left.low().max(0.0), expected, left.high()))
+}
+
+/// The time since the VM's arrival in which its link was up.
+fn at_work_s(running: &Running) -> f64 {
+    // Disks of one home wait for the same outage, so it counts once.
+    let outage_ns = running.disks.iter().map(|disk| disk.outage_ns).max().unwrap_or_default();
+    (running.wall_s - seconds(outage_ns)).max(0.0)
+}
+
+fn why_no_pace(running: &Running) -> &'static str {
+    match running.progress {
+        None => "its command does not report its progress",
+        Some(progress) if progress >= 1.0 => "its command reports that all is done",
+        Some(_) => "its command has reported too little progress here",
+    }
+}
+
+#[cfg(test)]
+mod tests;
