@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use nix::libc;
@@ -271,13 +271,16 @@ fn allow_locked_memory() -> Result<LockedMemory, Problem> {
     })
 }
 
+/// How a process of ours ends, as soon as that is known.
+pub type Exit = tokio::sync::oneshot::Receiver<ExitStatus>;
+
 /// Starts QEMU with its stderr in a file. A separate task waits for its exit status.
 pub fn start(
     program: &str,
     arguments: &[String],
     user: Option<QemuUser>,
     log: &Path,
-) -> Result<Process, Problem> {
+) -> Result<(Process, Exit), Problem> {
     let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
@@ -293,11 +296,18 @@ pub fn start(
             }
         })?;
     let process = child.id().and_then(Process::of_pid);
+    let (ended, exit) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
         let status = child.wait().await;
         tracing::debug!(?status, "QEMU has ended");
+        if let Ok(status) = status {
+            // Nobody may be interested any more.
+            let _ = ended.send(status);
+        }
     });
-    process.ok_or_else(|| Problem::internal(format!("can't start {program}"), "it ended at once"))
+    let process = process
+        .ok_or_else(|| Problem::internal(format!("can't start {program}"), "it ended at once"))?;
+    Ok((process, exit))
 }
 
 #[cfg(test)]
@@ -337,7 +347,7 @@ mod tests {
 
     fn start_sleep(dir: &Path, program: &str, mark: &str) -> Process {
         let arguments = ["-c", "sleep 60; true", "-pidfile", mark].map(String::from);
-        start(program, &arguments, None, &dir.join("log")).unwrap()
+        start(program, &arguments, None, &dir.join("log")).unwrap().0
     }
 
     #[tokio::test]

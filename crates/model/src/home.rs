@@ -203,4 +203,7 @@ pub struct VolumeHome {
     pub volume: VolumeName,
     /// Where its home is, as far as this server knows.
     pub home: HomeState,
+    /// Why the background could not fetch what is missing here when it last tried; it tries again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }

@@ -9,6 +9,7 @@ mod epochs;
 mod held;
 mod homes;
 mod leases;
+mod problems;
 mod replicas;
 mod reservations;
 mod schema;
@@ -20,10 +21,8 @@ use std::sync::{Mutex, MutexGuard};
 use perigee_block::locking::lock;
 use perigee_model::home::{Residence, Tenure};
 use perigee_model::volume::{CachePolicy, Keep};
-use perigee_model::{
-    Epoch, ImageName, Incarnation, LayerId, OwnerName, Problem, TenantName, VolumeName,
-};
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, Transaction, params};
+use perigee_model::{Epoch, ImageName, Incarnation, LayerId, OwnerName, TenantName, VolumeName};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
 pub(super) use clients::{ClientRow, CloneRow, SpentClone};
@@ -31,6 +30,7 @@ use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
+pub(super) use problems::{failed, io_error, open_problem, problem};
 pub(super) use replicas::PointRow;
 pub(super) use schema::OpenError;
 
@@ -147,32 +147,6 @@ pub(super) struct Sealed {
 
 pub(super) struct Catalog {
     connection: Mutex<Connection>,
-}
-
-/// Converts a catalog error for the control API.
-pub(super) fn problem(what: &str, error: &rusqlite::Error) -> Problem {
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => Problem::no_space(what, error).next("free space in the pool"),
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-            Problem::internal(what, format!("the pool's catalog is damaged: {error}"))
-                .next("restore a backup of catalog.sqlite that matches the pool's layers")
-        }
-        _ => Problem::internal(what, error),
-    }
-}
-
-/// As [`problem`], for `map_err`.
-pub(super) fn failed(what: &str) -> impl Fn(rusqlite::Error) -> Problem {
-    move |error| problem(what, &error)
-}
-
-/// Converts a catalog error to an I/O error.
-pub(super) fn io_error(error: rusqlite::Error) -> std::io::Error {
-    if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
-        nix::Error::ENOSPC.into()
-    } else {
-        std::io::Error::other(error)
-    }
 }
 
 impl Catalog {

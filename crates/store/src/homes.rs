@@ -50,13 +50,15 @@ impl Pool {
     pub(super) fn home_now(&self, name: &VolumeName) -> Result<VolumeHome, Problem> {
         let what = format!("can't say where the home of volume {name} is");
         let mut home = self.catalog.home_state(name).map_err(failed(&what))?;
+        let mut why_missing = None;
         if let HomeState::Here { missing_bytes, .. } = &mut home {
             // It may be deleted at the same time.
             if let Some(row) = self.catalog.volume(name).map_err(failed(&what))? {
                 *missing_bytes = self.missing_bytes(row.head).map_err(failed(&what))?;
+                why_missing = self.why_missing(row.head).map_err(failed(&what))?;
             }
         }
-        Ok(VolumeHome { volume: name.clone(), home })
+        Ok(VolumeHome { volume: name.clone(), home, failed: why_missing })
     }
 
     /// Whether this pool is the volume's home.
@@ -345,7 +347,7 @@ impl Pool {
             if now.has_refused(tenure) {
                 pool.drop_staged(&name);
                 let home = HomeState::NotHere { refused: now.spent, had: now.had };
-                return Ok(VolumeHome { volume: name, home });
+                return Ok(VolumeHome { volume: name, home, failed: None });
             }
             pool.home_now(&name)
         })

@@ -119,10 +119,11 @@ impl Locked {
                     error => Problem::internal(what, error),
                 }
             })?;
-        let catalog = Catalog::open(&dir.join("catalog.sqlite")).map_err(|error| match error {
+        let path = dir.join("catalog.sqlite");
+        let catalog = Catalog::open(&path).map_err(|error| match error {
             OpenError::Newer { .. } => Problem::conflict(what, error)
                 .next("open it with the version of perigee that wrote it, or a newer one"),
-            OpenError::Sqlite(error) => catalog::problem(what, &error),
+            OpenError::Sqlite(error) => catalog::open_problem(what, &error, &path),
             OpenError::Io(error) => Problem::internal(what, error),
         })?;
         Ok(Self { catalog, lock })

@@ -189,6 +189,14 @@ impl Pool {
         Ok(missing_bytes)
     }
 
+    /// Why the background could not fetch them when it last tried, if it could not.
+    pub(super) fn why_missing(&self, head: LayerId) -> rusqlite::Result<Option<String>> {
+        let spaces = self.catalog.layer_spaces(Some(head))?;
+        let copies = spaces.iter().filter(|(_, space)| space.is_copy);
+        // Of several reasons always the same one.
+        Ok(copies.filter_map(|(id, _)| self.layer_copy(*id)?.why_not_filled()).min())
+    }
+
     pub(super) fn layer_bytes(&self, id: LayerId, space: &LayerSpace) -> u64 {
         if let Some(bytes) = space.data_bytes {
             return bytes;

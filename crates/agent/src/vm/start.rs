@@ -1,21 +1,25 @@
 //! Starts a VM's QEMU and waits for its first answer.
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use perigee_model::{Problem, ProblemKind};
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Vm, arrival};
 use crate::command::{QEMU, arguments, export};
 use crate::host::Host;
-use crate::process::Process;
+use crate::process::{Exit, Process};
 use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
 use crate::{cgroup, files, process};
 
 /// QEMU opens its disks before it answers, and waits some time for the volume server.
 const START_DEADLINE: Duration = Duration::from_secs(90);
+/// The status of an ended process is there at once, unless the agent is very busy.
+const EXIT_DEADLINE: Duration = Duration::from_secs(5);
 /// A try to connect to a socket that does not exist yet takes some microseconds.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -36,13 +40,13 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     files::write_json(&vm.dir.spec(), &vm.spec)?;
     host.open_volume_socket();
     let line = arguments(&vm.spec, &vm.dir, &host.volume_socket, host.accelerator.kind);
-    let process = process::start(QEMU, &line, host.user, &vm.dir.log())?;
+    let (process, exit) = process::start(QEMU, &line, host.user, &vm.dir.log())?;
     if host.has_cgroups
         && let Err(error) = cgroup::limit(&process, vm.spec.cpus, vm.spec.memory_bytes)
     {
         tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
     }
-    match first_answer(vm, process).await {
+    match first_answer(vm, process, exit).await {
         Ok(started) => Ok(started),
         Err(problem) => {
             process.kill().await?;
@@ -52,7 +56,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     }
 }
 
-async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
+async fn first_answer(vm: &Vm, process: Process, exit: Exit) -> Result<Started, Problem> {
     let deadline = Instant::now() + START_DEADLINE;
     let what = || format!("can't start the VM {}", vm.id());
     loop {
@@ -62,13 +66,28 @@ async fn first_answer(vm: &Vm, process: Process) -> Result<Started, Problem> {
         if process.has_ended() {
             let said = vm.last_words();
             let kind = StartError::of(&said).kind();
-            return Err(Problem::new(kind, what(), format!("QEMU ended: {said}")));
+            let status = timeout(EXIT_DEADLINE, exit).await.ok().and_then(Result::ok);
+            return Err(Problem::new(kind, what(), why_ended(status, &said)));
         }
         if Instant::now() > deadline {
             let why = format!("QEMU did not answer within {} s", START_DEADLINE.as_secs());
             return Err(Problem::unavailable(what(), why));
         }
         sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// How QEMU ended, and what it said. A QEMU that is killed says nothing.
+fn why_ended(status: Option<ExitStatus>, said: &str) -> String {
+    let signal = status.and_then(|status| status.signal());
+    let how = match (signal, status.and_then(|status| status.code())) {
+        (Some(signal), _) => format!("QEMU was killed by signal {signal}"),
+        (None, Some(code)) if said.is_empty() => format!("QEMU ended with code {code}"),
+        _ => "QEMU ended".to_owned(),
+    };
+    match said {
+        "" => format!("{how}, and said nothing"),
+        said => format!("{how}: {said}"),
     }
 }
 
@@ -216,6 +235,21 @@ mod tests {
             let said = String::from_utf8(output.expect("QEMU is installed").stderr).unwrap();
             assert_eq!(StartError::of(&said), expected, "{arguments:?}: {said}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_qemu_that_was_killed_while_it_started_is_told_to_be_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let arguments = ["-c".to_owned(), "sleep 60; true".to_owned()];
+        let log = dir.path().join("log");
+        let (process, exit) = process::start("bash", &arguments, None, &log).unwrap();
+        process.kill().await.unwrap();
+        let status = exit.await.ok();
+        assert_eq!(why_ended(status, ""), "QEMU was killed by signal 9, and said nothing");
+        assert_eq!(why_ended(status, "no disk"), "QEMU was killed by signal 9: no disk");
+        assert_eq!(why_ended(None, "no disk"), "QEMU ended: no disk");
+        let code = ExitStatus::from_raw(1 << 8);
+        assert_eq!(why_ended(Some(code), ""), "QEMU ended with code 1, and said nothing");
     }
 
     const NO_SERVER: &str =

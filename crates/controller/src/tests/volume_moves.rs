@@ -61,6 +61,29 @@ fn own(vm: &VmId, part: &str) -> VolumeName {
 }
 
 #[tokio::test]
+async fn a_volume_s_info_says_why_the_rest_of_it_can_t_be_copied_now() {
+    let lab = Lab::up().await;
+    {
+        let mut home = lab.home.inside();
+        home.moves.missing_bytes = MISSING;
+        home.moves.copying_fails = Some("Input/output error".to_owned());
+    }
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    let filling = wait_for("a problem", async || {
+        let shown = catalog::volume(&lab.cluster, &data_volume()).await.expect("volume");
+        shown.moving.filter(|moving| moving.problem.contains("tries again: Input/output error"))
+    })
+    .await;
+    assert_eq!((filling.state, filling.missing_bytes), (VolumeMoveState::Filling, Some(MISSING)));
+    {
+        let mut home = lab.home.inside();
+        (home.moves.missing_bytes, home.moves.copying_fails) = (0, None);
+    }
+    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    assert_eq!(ended.problem, "");
+}
+
+#[tokio::test]
 async fn a_volume_that_nobody_uses_moves() {
     let lab = Lab::up().await;
     lab.home.inside().moves.missing_bytes = MISSING;

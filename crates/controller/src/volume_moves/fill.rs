@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use perigee_model::home::{HomeState, Tenure};
+use perigee_model::home::{HomeState, Tenure, VolumeHome};
 use perigee_model::volume_move::VolumeMoveEvent;
 use perigee_model::{Problem, ProblemKind};
 
@@ -14,7 +14,8 @@ use crate::shadows;
 impl Run<'_> {
     pub(super) async fn fill(&mut self) -> Result<Step, Problem> {
         let Some(to) = self.to() else { return self.bring_back().await };
-        let (missing_bytes, is_deleted) = match self.home_at(&to).await? {
+        let VolumeHome { home, failed, .. } = to.volume.get(&self.path("home")).await?;
+        let (missing_bytes, is_deleted) = match home {
             HomeState::Here { tenure, missing_bytes } if self.is_of_move(tenure) => {
                 (missing_bytes, false)
             }
@@ -24,7 +25,7 @@ impl Run<'_> {
             }
             home => return Err(self.odd(&to, &home)),
         };
-        self.progress(missing_bytes).await?;
+        self.progress(missing_bytes, failed).await?;
         let Some(from) = self.from() else {
             return self.without_old_home(missing_bytes).await;
         };
@@ -83,13 +84,22 @@ impl Run<'_> {
         )))
     }
 
-    async fn progress(&mut self, missing_bytes: u64) -> Result<(), Problem> {
+    async fn progress(
+        &mut self,
+        missing_bytes: u64,
+        failed: Option<String>,
+    ) -> Result<(), Problem> {
         let shown = &mut self.record.value.shown;
-        if shown.missing_bytes == Some(missing_bytes) && shown.problem.is_empty() {
+        let problem = failed.map_or_else(String::new, |why| {
+            format!(
+                "{} could not copy the rest when it last tried, and tries again: {why}",
+                shown.to
+            )
+        });
+        if shown.missing_bytes == Some(missing_bytes) && shown.problem == problem {
             return Ok(());
         }
-        shown.missing_bytes = Some(missing_bytes);
-        shown.problem.clear();
+        (shown.missing_bytes, shown.problem) = (Some(missing_bytes), problem);
         self.record.save().await
     }
 

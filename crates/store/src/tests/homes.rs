@@ -187,6 +187,28 @@ async fn a_copy_lacks_blocks_until_the_catalog_has_it_as_complete() {
     two.complete(1).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_new_home_says_why_it_can_t_copy_the_rest() {
+    let mut two = Two::new();
+    of_blocks(&two.pools[0], BLOCKS).await.write(0, bytes(1, BLOCK), false).await.unwrap();
+    assert_eq!(two.carry(0).await.failed, None);
+    // It connects anew.
+    two.restart(1, 1).await;
+    two.hosts.0.lock().unwrap()[0] = std::sync::Weak::new();
+    let background = tokio::spawn(Arc::clone(&two.pools[1]).fill_copies(u64::MAX));
+    let failed = loop {
+        let home = two.pools[1].home(&volume_name("v")).await.unwrap();
+        if let Some(failed) = home.failed {
+            break failed;
+        }
+        let is_complete = matches!(home.home, HomeState::Here { missing_bytes: 0, .. });
+        assert!(!is_complete, "nobody was there to copy from");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    background.abort();
+    assert!(failed.contains("it is away"), "{failed}");
+}
+
 #[tokio::test]
 async fn an_arriving_volume_can_t_stand_on_what_another_volume_writes() {
     let two = Two::new();

@@ -31,6 +31,8 @@ pub struct Moves {
     pub departed: std::collections::BTreeMap<VolumeName, Volume>,
     /// A volume that comes here misses so much of its data.
     pub missing_bytes: u64,
+    /// Why it can't be copied now.
+    pub copying_fails: Option<String>,
     /// No volume is taken, and none departs: as if the other host did not answer.
     pub stands_still: bool,
     /// What is asked for is done, and the answers are lost.
@@ -97,7 +99,8 @@ impl Inside {
             Place::Departed { tenure, to } => HomeState::Departed { tenure, to },
             Place::NotHere => HomeState::NotHere { refused: residence.spent, had: residence.had },
         };
-        Ok(Json(VolumeHome { volume: volume.clone(), home }))
+        let failed = self.moves.copying_fails.clone();
+        Ok(Json(VolumeHome { volume: volume.clone(), home, failed }))
     }
 }
 
