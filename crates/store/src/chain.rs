@@ -548,7 +548,7 @@ fn push(found: &mut Vec<(Range<u64>, Owner)>, run: Range<u64>, owner: Owner) {
 }
 
 /// Adds an extent, and merges it with the last one if they are of the same kind.
-fn join(extents: &mut Vec<Extent>, next: Extent) {
+pub(super) fn join(extents: &mut Vec<Extent>, next: Extent) {
     match extents.last_mut() {
         Some(last) if (last.hole, last.zero) == (next.hole, next.zero) => {
             last.length_bytes += next.length_bytes;

@@ -22,12 +22,12 @@ use uuid::Uuid;
 
 use super::blocks::{BlockState, BlockStates, index, overlap};
 use super::catalog::{self, LayerRow, RemoteRow};
+use super::check_range;
 use super::pool::Pool;
 use super::remote::RemoteParent;
 use super::session::read_only;
 use super::stage::CHAIN_MAX;
 use super::volume::{Volume, io_problem};
-use super::{blocking, check_range};
 
 /// The bytes of a layer's id in the export of a volume's layers.
 const ID_BYTES: usize = 16;
@@ -38,6 +38,15 @@ pub struct Common {
     here: Arc<dyn Device>,
     /// Blocks that are not absent have to be read from the home.
     changed: BlockStates,
+}
+
+/// What a home has told of a volume, compared with the layers of this pool.
+pub enum Compared {
+    /// They have nothing in common, or nothing any more.
+    Nothing,
+    /// The layer that is known already.
+    Same,
+    Other(Common),
 }
 
 impl Common {
@@ -131,8 +140,8 @@ impl Pool {
         Ok(Arc::new(Since { volume, layer, size_bytes: blocks * BLOCK_BYTES }))
     }
 
-    /// Finds what a volume at this address has in common with this pool. `None` if that is nothing, or still the
-    /// layer `known`.
+    /// Finds what a volume at this address has in common with this pool. The layer `known` is known already.
+    /// Layers that are `unreadable`, and those that stand on them, are passed over.
     ///
     /// # Errors
     /// When the home does not answer, or does not tell this.
@@ -141,7 +150,8 @@ impl Pool {
         volume: &VolumeName,
         nbd_addr: &str,
         known: Option<LayerId>,
-    ) -> Result<Option<Common>, Problem> {
+        unreadable: &[LayerId],
+    ) -> Result<Compared, Problem> {
         let what = format!("can't compare volume {volume} at {nbd_addr} with the layers here");
         let export = format!("{volume}{LAYERS_SUFFIX}");
         let told = (self.connect.connect)(nbd_addr.to_owned(), export).await?;
@@ -150,9 +160,12 @@ impl Pool {
         let ids = ids.map_err(|error| io_problem(&what, &error))?;
         let ids = ids.as_chunks::<ID_BYTES>().0.iter().map(|id| LayerId(Uuid::from_bytes(*id)));
         let ids: Vec<LayerId> = ids.collect();
-        let (pool, now) = (Arc::clone(self), what.clone());
-        let found = blocking(move || pool.topmost_here(&now, &ids)).await?;
-        let Some(layer) = found.filter(|layer| Some(*layer) != known) else { return Ok(None) };
+        let (now, unreadable) = (what.clone(), unreadable.to_vec());
+        let found = self.run(move |pool| pool.topmost_here(&now, &ids, &unreadable)).await?;
+        let Some(layer) = found else { return Ok(Compared::Nothing) };
+        if known == Some(layer) {
+            return Ok(Compared::Same);
+        }
         let here = self.open_layer(layer).await?;
         let export = format!("{volume}{SINCE_INFIX}{layer}");
         let since = (self.connect.connect)(nbd_addr.to_owned(), export.clone()).await?;
@@ -168,13 +181,20 @@ impl Pool {
         let remote = RemoteParent::connected(row, &self.connect, since)
             .map_err(|why| Problem::conflict(&what, why))?;
         let changed = remote.own_states().await.map_err(|error| io_problem(&what, &error))?;
-        Ok(Some(Common { layer, here, changed }))
+        Ok(Compared::Other(Common { layer, here, changed }))
     }
 
-    /// The topmost of these layers that is complete in this pool.
-    fn topmost_here(&self, what: &str, layers: &[LayerId]) -> Result<Option<LayerId>, Problem> {
+    /// The topmost of these layers that is complete in this pool and can be read.
+    fn topmost_here(
+        &self,
+        what: &str,
+        layers: &[LayerId],
+        unreadable: &[LayerId],
+    ) -> Result<Option<LayerId>, Problem> {
         let failed = |error| catalog::problem(what, &error);
-        let is_whole = |row: &LayerRow| row.remote.is_none() && row.poisoned.is_none();
+        let is_whole = |row: &LayerRow| {
+            row.remote.is_none() && row.poisoned.is_none() && !unreadable.contains(&row.id)
+        };
         for layer in layers {
             if self.catalog.has_layer(*layer).map_err(failed)?
                 && self.catalog.is_sealed(*layer).map_err(failed)?

@@ -109,8 +109,12 @@ pub(super) struct LayerCopy {
     failed: Mutex<Option<String>>,
 }
 
-/// The task that writes fetched bytes to the copy.
-type Keeping = JoinHandle<Result<(), IoError>>;
+/// What a fetch got from the other host.
+pub(super) struct Came {
+    pub(super) bytes: u64,
+    /// The task that writes it to the copy.
+    pub(super) keeping: JoinHandle<Result<(), IoError>>,
+}
 
 fn bytes_of(blocks: &Range<u64>) -> Range<u64> {
     blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES
@@ -180,7 +184,7 @@ impl LayerCopy {
         let first = bytes_of(&blocks).start;
         let _reader = self.waiting.enter();
         self.missed.store(blocks.end, Ordering::Relaxed);
-        let (bytes, _keeping) = self.fetch(blocks).await?;
+        let (bytes, _came) = self.fetch(blocks).await?;
         Ok(bytes.slice(index(span.start - first)..index(span.end - first)))
     }
 
@@ -200,7 +204,7 @@ impl LayerCopy {
     pub(super) async fn fetch(
         self: &Arc<Self>,
         blocks: Range<u64>,
-    ) -> Result<(Bytes, Option<Keeping>), IoError> {
+    ) -> Result<(Bytes, Option<Came>), IoError> {
         let locked = self.head.locks.lock(blocks.clone()).await;
         let first = bytes_of(&blocks).start;
         let mut runs = Vec::new();
@@ -232,6 +236,9 @@ impl LayerCopy {
         if runs.is_empty() {
             return Ok((bytes, None));
         }
+        let came_bytes =
+            runs.iter().map(|(run, _)| bytes_of(run)).map(|span| span.end - span.start);
+        let came_bytes = came_bytes.sum();
         let permit = Arc::clone(&self.unwritten).acquire_owned().await.expect("it is never closed");
         let (copy, fetched) = (Arc::clone(self), bytes.clone());
         let keeping = tokio::task::spawn_blocking(move || {
@@ -240,7 +247,7 @@ impl LayerCopy {
             copy.complain(&kept);
             kept
         });
-        Ok((bytes, Some(keeping)))
+        Ok((bytes, Some(Came { bytes: came_bytes, keeping })))
     }
 
     /// Writes the missing ones of these blocks; `bytes` begin at block `first`. The caller holds their locks.

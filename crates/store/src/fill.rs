@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use super::blocks::{blocks_of, index};
 use super::catalog::{self, Sealed};
 use super::checksums;
-use super::copy::LayerCopy;
+use super::copy::{Came, LayerCopy};
 use super::layer::live_name;
 use super::pool::Pool;
 use super::work::{StopOnDrop, Work};
@@ -62,7 +62,7 @@ impl Pace {
 /// Finds out how much may be in flight on the link to the other host, so that its round trips don't limit the rate
 /// and readers still don't wait behind a long queue.
 #[derive(Default)]
-struct Flow {
+pub(super) struct Flow {
     link: Mutex<read_ahead::Pace>,
     /// The number of bytes that have arrived.
     came_bytes: AtomicU64,
@@ -73,17 +73,20 @@ impl Flow {
         fill_pieces_in_flight(&lock(&self.link), copy.remote.round_trip())
     }
 
-    /// Notes how long a fetch takes.
-    async fn measured<T>(
+    /// Fetches blocks and notes how long that takes. Blocks that a reader has fetched meanwhile come from this
+    /// host's disk, and say nothing about the link.
+    async fn fetch(
         &self,
-        bytes: u64,
-        fetch: impl Future<Output = Result<T, IoError>>,
-    ) -> Result<T, IoError> {
+        copy: &Arc<LayerCopy>,
+        blocks: Range<u64>,
+    ) -> Result<Option<Came>, IoError> {
         let (asked, before) = (Instant::now(), self.came_bytes.load(Ordering::Relaxed));
-        let fetched = fetch.await?;
-        let came_bytes = self.came_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes - before;
-        lock(&self.link).note(came_bytes, asked.elapsed());
-        Ok(fetched)
+        let (_, came) = copy.fetch(blocks).await?;
+        if let Some(Came { bytes, .. }) = &came {
+            let came_bytes = self.came_bytes.fetch_add(*bytes, Ordering::Relaxed) + bytes - before;
+            lock(&self.link).note(came_bytes, asked.elapsed());
+        }
+        Ok(came)
     }
 }
 
@@ -358,12 +361,28 @@ async fn fetch_piece(
     tokio::time::sleep_until(at).await;
     copy.readers_first().await;
     let fetched_bytes = length_bytes(&blocks);
-    if let (_, Some(keeping)) = flow.measured(fetched_bytes, copy.fetch(blocks)).await? {
-        keeping.await.map_err(std::io::Error::other)??;
+    if let Some(came) = flow.fetch(copy, blocks).await? {
+        came.keeping.await.map_err(std::io::Error::other)??;
     }
     Ok(fetched_bytes)
 }
 
 fn length_bytes(blocks: &Range<u64>) -> u64 {
     (blocks.end - blocks.start) * BLOCK_BYTES
+}
+
+#[cfg(test)]
+impl Flow {
+    pub(super) fn pipe_bytes(&self, round_trip: Duration) -> u64 {
+        lock(&self.link).pipe_bytes(round_trip)
+    }
+
+    /// As the background fetches one piece.
+    pub(super) async fn fetch_now(
+        &self,
+        copy: &Arc<LayerCopy>,
+        blocks: Range<u64>,
+    ) -> Result<u64, IoError> {
+        fetch_piece(copy, blocks, self, Instant::now()).await
+    }
 }

@@ -403,6 +403,23 @@ impl Head {
         Ok(())
     }
 
+    /// Writes all states of a poisoned head to its durable map, although nobody says any more what is durable. So
+    /// the next server of this boot finds the blocks as they are, also without the live map.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub(super) fn keep_unflushed(&self) -> io::Result<()> {
+        let mut durable = lock(&self.durable);
+        let Some(map) = &mut durable.map else { return Ok(()) };
+        let states = &self.layer.states;
+        let pages: Vec<_> =
+            states.pages_in_use().map(|page| (page, states.payload(page))).collect();
+        match map.store(&pages) {
+            Err(StoreError::Write(error)) => Err(error),
+            Ok(()) | Err(StoreError::Sync(_)) => Ok(()),
+        }
+    }
+
     /// Makes the names of the files durable, with which the flush is durable. If the catalog can't be written
     /// now, a later flush does it.
     fn record_touched(&self) -> Result<bool, IoError> {

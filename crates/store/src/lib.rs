@@ -77,7 +77,7 @@ mod volume;
 mod work;
 
 pub use clients::Grant;
-pub use common::Common;
+pub use common::{Common, Compared};
 pub use held::Data;
 pub use pool::{Pool, PoolConfig};
 pub use remote::Connector;

@@ -19,6 +19,7 @@ use tokio::sync::{OnceCell, watch};
 
 use super::blocks::{BlockState, BlockStates, index, overlap};
 use super::catalog::RemoteRow;
+use super::chain::join;
 
 /// The pause before the next attempt to reach a host that does not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -248,7 +249,7 @@ impl RemoteParent {
         self.ask(|device| async move { device.read(start, length_bytes).await }).await
     }
 
-    /// The other host's extents for a range. It is asked repeatedly until they cover the range.
+    /// The other host's extents for a range; neighbours differ. It is asked repeatedly until they cover the range.
     pub(super) async fn extents(&self, span: &Range<u64>) -> Result<Vec<Extent>, IoError> {
         let within = overlap(span, &(0..self.row.size_bytes));
         let (mut at, mut extents) = (within.start, Vec::new());
@@ -257,10 +258,20 @@ impl RemoteParent {
             let asked = self.ask(|device| async move { device.extents(at, within.end - at).await });
             for extent in asked.await? {
                 let length_bytes = extent.length_bytes.min(within.end - at);
-                if length_bytes > 0 {
-                    extents.push(Extent { length_bytes, ..extent });
-                }
                 at += length_bytes;
+                if length_bytes == 0 {
+                    continue;
+                }
+                join(&mut extents, Extent { length_bytes, ..extent });
+                // Only the first and the last one may be parts of blocks. More would fill the memory.
+                if let [_, .., between, _] = &extents[..]
+                    && between.length_bytes < BLOCK_BYTES
+                {
+                    let source = self.source();
+                    let (nbd_addr, export) = (&source.nbd_addr, &source.export);
+                    let why = format!("{nbd_addr} has a part of a block in {export}");
+                    return Err(std::io::Error::other(why).into());
+                }
             }
             if at == before {
                 let source = self.source();
@@ -271,7 +282,7 @@ impl RemoteParent {
         }
         if within.end < span.end {
             let length_bytes = span.end - within.end;
-            extents.push(Extent { length_bytes, hole: true, zero: true });
+            join(&mut extents, Extent { length_bytes, hole: true, zero: true });
         }
         Ok(extents)
     }

@@ -439,6 +439,12 @@ impl Pool {
     ) -> Result<(), (Problem, bool)> {
         let layer = &stack.head.layer;
         let sealed = Sealed { layer: layer.id, data_bytes: layer.data_bytes() };
+        if let Some(why) = stack.head.poisoned() {
+            tracing::warn!(%image, why, "the image may lack the volume's last writes");
+            if let Err(error) = stack.head.keep_unflushed() {
+                tracing::error!(%image, %error, "the image will lack what was written since the last flush");
+            }
+        }
         let done = self.catalog.supersede(name, ask.lost, &ask.to.nbd_addr, image, Some(sealed));
         self.forget_volume(name);
         // It is not known whether this was recorded. The next one who opens the volume looks.

@@ -28,7 +28,7 @@ use perigee_block::lease::LEASE_USE_MAX;
 use perigee_block::locking::lock;
 use perigee_model::LayerId;
 use perigee_model::read_ahead::{REMOVED_BLOCKS_MAX, blocks_of};
-use perigee_store::Common;
+use perigee_store::{Common, Compared};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
@@ -73,6 +73,8 @@ struct State {
     learning: Option<Learning>,
     /// The home must be asked what is common as soon as this host has the lease.
     unlearned: bool,
+    /// Layers of this host's pool that could not be read, since the first of the sessions that are open.
+    unreadable: Vec<LayerId>,
 }
 
 /// A question to the home what is common, which is not answered yet.
@@ -169,6 +171,7 @@ impl CachedVolume {
     pub fn new(cache: Arc<ReadCache>) -> Self {
         let (until, distrusted_until, used) = Default::default();
         let (in_flight, next, sessions, number, common, learning) = Default::default();
+        let unreadable = Vec::new();
         let state = State {
             content: new_content(),
             until,
@@ -181,6 +184,7 @@ impl CachedVolume {
             common,
             learning,
             unlearned: true,
+            unreadable,
         };
         let (filled, wanted, asking, learning, unlearned) = Default::default();
         Self { cache, state: Mutex::new(state), filled, wanted, asking, learning, unlearned }
@@ -207,6 +211,7 @@ impl CachedVolume {
         state.until = None;
         // Files of layers that were deleted meanwhile are not kept open.
         state.forget_common();
+        state.unreadable.clear();
         Some(state.next_number())
     }
 
@@ -304,16 +309,27 @@ impl CachedVolume {
         Some((number, state.common.as_ref().map(|common| common.layer())))
     }
 
+    /// Layers that are not to be chosen when the home tells what is common.
+    pub fn unreadable(&self) -> Vec<LayerId> {
+        self.lock().unreadable.clone()
+    }
+
     /// Records the home's answer. It is not used if others may have written since the question. Returns whether it is
     /// used.
-    pub fn learned(&self, number: u64, common: Option<Common>) -> bool {
+    pub fn learned(&self, number: u64, told: Compared) -> bool {
         let mut state = self.lock();
         let Some(asked) = state.learning.take_if(|asked| asked.number == number) else {
             return false;
         };
-        let Some(common) = common else { return false };
-        asked.written.iter().for_each(|blocks| common.note_write(blocks));
-        state.common = Some(Arc::new(common));
+        match told {
+            Compared::Nothing => state.common = None,
+            Compared::Same => {}
+            Compared::Other(common) if state.unreadable.contains(&common.layer()) => return false,
+            Compared::Other(common) => {
+                asked.written.iter().for_each(|blocks| common.note_write(blocks));
+                state.common = Some(Arc::new(common));
+            }
+        }
         true
     }
 
@@ -323,10 +339,13 @@ impl CachedVolume {
         state.common.as_ref().filter(|_| state.usable()).map(Arc::clone)
     }
 
-    /// Stops reading from the layer of this host's pool, because that failed.
-    pub fn forget_common(&self, error: &IoError) {
-        if let Some(common) = self.lock().common.take() {
-            let layer = common.layer();
+    /// Stops reading from the layer of this host's pool, because that failed. It is not chosen again as long as this
+    /// host has sessions on the volume.
+    pub fn forget_common(&self, failed: &Arc<Common>, error: &IoError) {
+        let (mut state, layer) = (self.lock(), failed.layer());
+        state.common.take_if(|common| Arc::ptr_eq(common, failed));
+        if !state.unreadable.contains(&layer) {
+            state.unreadable.push(layer);
             tracing::warn!(%layer, %error, "can't read a layer here: its blocks are read from the volume's home");
         }
     }

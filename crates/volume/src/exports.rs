@@ -369,7 +369,7 @@ impl PoolExports {
         if upstream.is_held() {
             memory::keep_off_disks(&format!("can't open volume {volume}"))?;
         }
-        let cached = upstream.incarnation().and_then(|which| self.proxies.cached(volume, which));
+        let cached = upstream.incarnation().map(|which| self.proxies.cached(volume, which));
         let learning = cached.clone().filter(|_| !upstream.is_held()).map(|cached| {
             common::keep(Arc::clone(&self.pool), volume.clone(), nbd_addr.clone(), cached)
         });

@@ -22,15 +22,14 @@ use crate::cache::ReadCache;
 use crate::coherent::CachedVolume;
 use crate::proxy::ProxySession;
 
-/// The most volumes of which blocks are kept in memory. Sessions on further volumes work without.
+/// Of more volumes than this, something is remembered only while they have sessions or are distrusted.
 const CACHED_VOLUMES_MAX: usize = 1024;
 
 pub struct Proxies {
     stats: Arc<StatsTable>,
     open: Mutex<Open>,
     cache: Arc<ReadCache>,
-    /// What this host has in memory of each volume, whether a session is open or not. At most
-    /// [`CACHED_VOLUMES_MAX`].
+    /// What this host has in memory of each volume, whether a session is open or not. See [`CACHED_VOLUMES_MAX`].
     cached: Mutex<HashMap<(VolumeName, Incarnation), Arc<CachedVolume>>>,
 }
 
@@ -84,18 +83,16 @@ impl Proxies {
         Self { stats, open, cache, cached }
     }
 
-    /// The object that all sessions on a volume share. `None` if there are too many volumes.
-    pub fn cached(&self, volume: &VolumeName, which: Incarnation) -> Option<Arc<CachedVolume>> {
+    /// The object that all sessions on a volume share. Each session has it: the home does not recall blocks that
+    /// this host writes, so a session without it would leave old blocks in the memory of the others.
+    pub fn cached(&self, volume: &VolumeName, which: Incarnation) -> Arc<CachedVolume> {
         let mut cached = locking::lock(&self.cached);
         let key = (volume.clone(), which);
         if !cached.contains_key(&key) && cached.len() >= CACHED_VOLUMES_MAX {
             cached.retain(|_, one| is_needed(one));
-            if cached.len() >= CACHED_VOLUMES_MAX {
-                return None;
-            }
         }
         let new = || Arc::new(CachedVolume::new(Arc::clone(&self.cache)));
-        Some(Arc::clone(cached.entry(key).or_insert_with(new)))
+        Arc::clone(cached.entry(key).or_insert_with(new))
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -254,7 +251,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_detached_volume_is_still_distrusted_when_it_is_attached_again() {
         let (proxies, which) = (Proxies::new(Arc::default(), 1 << 20), Epoch(1).incarnation());
-        let cached = || proxies.cached(&volume("data"), which).expect("room");
+        let cached = || proxies.cached(&volume("data"), which);
         let keeps = || {
             let cached = cached();
             cached.granted(Instant::now(), false);
@@ -272,7 +269,7 @@ mod tests {
     #[tokio::test]
     async fn a_volume_that_is_attached_again_is_read_from_memory_if_nobody_wrote_it() {
         let (proxies, which) = (Proxies::new(Arc::default(), 1 << 20), Epoch(1).incarnation());
-        let cached = || proxies.cached(&volume("data"), which).expect("room");
+        let cached = || proxies.cached(&volume("data"), which);
         let reads = || cached().read(0, &mut [0; 4096]);
         cached().enter();
         cached().granted(Instant::now(), false);
@@ -291,14 +288,23 @@ mod tests {
     #[test]
     fn volumes_that_nobody_uses_any_more_are_forgotten_when_there_are_too_many() {
         let (proxies, which) = (proxies(), Epoch(1).incarnation());
-        let used = proxies.cached(&volume("used"), which).expect("room");
+        let used = proxies.cached(&volume("used"), which);
         for number in 0..3 * CACHED_VOLUMES_MAX {
-            let cached = proxies.cached(&volume(&format!("data-{number}")), which);
-            assert!(cached.is_some());
+            drop(proxies.cached(&volume(&format!("data-{number}")), which));
         }
         assert!(proxies.cached.lock().expect("no holder panics").len() <= CACHED_VOLUMES_MAX);
-        let again = proxies.cached(&volume("used"), which).expect("room");
+        let again = proxies.cached(&volume("used"), which);
         assert!(Arc::ptr_eq(&used, &again));
+    }
+
+    #[test]
+    fn sessions_on_a_volume_share_one_object_however_many_volumes_are_in_use() {
+        let (proxies, which) = (proxies(), Epoch(1).incarnation());
+        let of = |number| proxies.cached(&volume(&format!("data-{number}")), which);
+        let used: Vec<_> = (0..=CACHED_VOLUMES_MAX).map(of).collect();
+        let last = used.last().expect("many");
+        assert!(Arc::ptr_eq(last, &of(CACHED_VOLUMES_MAX)));
+        assert!(Arc::ptr_eq(&used[0], &of(0)), "what is in use is kept");
     }
 
     #[test]

@@ -24,10 +24,15 @@ use perigee_store::Common;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::coherent::{CachedVolume, Plan, Transfer};
+use crate::common::at_most;
 use crate::proxies::ProxySlot;
 
 /// How often a read waits for the fetches of others before it asks the home itself.
 const WAITS_MAX: u32 = 16;
+/// A read becomes no more requests to the home than this.
+const READ_RUNS_MAX: usize = 64;
+/// As [`READ_RUNS_MAX`], of a piece that is read ahead.
+const PIECE_RUNS_MAX: usize = 4;
 /// The pause before a refused lease is requested again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 /// How long this host tries to tell the home that it gives the lease back. After that the home waits until the
@@ -151,6 +156,7 @@ impl Requests {
         self.look_ahead(cached, offset, length_bytes.into());
         let end = offset + u64::from(length_bytes);
         let runs = common.runs(&blocks_of(offset, length_bytes.into()));
+        let runs = at_most(READ_RUNS_MAX, runs);
         if runs.iter().all(|(_, is_here)| *is_here) {
             self.counters.read_from_replica();
         }
@@ -163,7 +169,7 @@ impl Requests {
             if is_here {
                 match common.device().read(start, length_bytes).await {
                     Ok(data) => return Ok(data),
-                    Err(error) => cached.forget_common(&error),
+                    Err(error) => cached.forget_common(common, &error),
                 }
             }
             self.read_there(cached, start, length_bytes, false).await
@@ -260,7 +266,8 @@ impl Requests {
                 self.fetch_ahead(cached, &piece);
                 continue;
             };
-            let there = common.runs(&piece).into_iter().filter(|(_, is_here)| !is_here);
+            let runs = at_most(PIECE_RUNS_MAX, common.runs(&piece));
+            let there = runs.into_iter().filter(|(_, is_here)| !is_here);
             there.for_each(|(run, _)| self.fetch_ahead(cached, &run));
         }
     }

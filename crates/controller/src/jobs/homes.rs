@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use perigee_model::plan::Way;
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use super::consider::Change;
 use super::driver::Run;
@@ -63,8 +63,11 @@ impl Run {
         let far: Vec<VolumeName> = far.collect();
         let Some(first) = far.first() else { return Ok(Change::NotNow) };
         for volume in &far {
-            if let Err(problem) = replicas::check_far(&self.cluster, volume, host).await {
-                return Ok(Change::Refused(problem));
+            match replicas::check_far(&self.cluster, volume, host).await {
+                Err(problem) if problem.kind == ProblemKind::Conflict => {
+                    return Ok(Change::Refused(problem));
+                }
+                checked => checked?,
             }
         }
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));

@@ -300,6 +300,10 @@ impl Pending {
         if end > data_bytes(request) {
             return Err(OUTSIDE);
         }
+        // Otherwise one answer could have the same part any number of times.
+        if self.gathered.parts_bytes + length as u64 > request.length_bytes {
+            return Err(FramingError::Malformed("a reply to a read with more data than the read"));
+        }
         Ok(start..end)
     }
 
@@ -422,6 +426,27 @@ mod tests {
         }
         let (cookie, _receiver) = ask(&mut table, command::FLUSH, 0, 0);
         assert!(table.check_compressed(cookie, &found(0, 0)).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_has_the_same_part_again_and_again_is_cut_off() {
+        let mut table = PendingTable::default();
+        let (cookie, _receiver) = ask(&mut table, command::READ, 0, 8192);
+        let request = &mut table.pending.get_mut(&cookie).expect("it waits").outgoing.request;
+        request.flags = command_flag::PERIGEE_COMPRESS;
+        let data = || Chunk::Data { offset: 0, data: vec![1; 4096].into() };
+        table.chunk(cookie, data(), false).expect("the first half");
+        let found = |length_bytes| {
+            let (work, data) = (Duration::ZERO, Bytes::new());
+            Compressed { offset: 0, length_bytes, work, data }
+        };
+        table.check_compressed(cookie, &found(4096)).expect("as much as is missing");
+        assert!(table.check_compressed(cookie, &found(8192)).is_err());
+        let zeros = |length_bytes| Chunk::Zeros { offset: 0, length_bytes };
+        table.chunk(cookie, zeros(4096), false).expect("as much as was asked for");
+        assert!(table.check_compressed(cookie, &found(4096)).is_err());
+        assert!(table.chunk(cookie, data(), false).is_err());
+        assert!(table.chunk(cookie, zeros(1), false).is_err());
     }
 
     #[test]

@@ -293,7 +293,7 @@ async fn learn(home: Arc<Home>, cached: Arc<CachedVolume>, delays_ms: Vec<u64>) 
             }
             let layer = LayerId(uuid::Uuid::from_u128(7));
             let common = Common::new(layer, Arc::new(AtFirst), BLOCKS as u64, &changed);
-            cached.learned(number, Some(common));
+            cached.learned(number, Compared::Other(common));
         }
         let again = Duration::from_millis(700);
         let _late = tokio::time::timeout(again, cached.unlearned.notified()).await;
@@ -457,13 +457,16 @@ fn a_host_with_a_replica_reads_there_what_has_not_changed() {
         cached.granted(Instant::now(), false);
         let (number, _) = cached.learn().expect("it has the lease");
         let written = cached.write(BLOCK_BYTES, BLOCK_BYTES);
-        assert!(cached.learned(number, Some(common())));
+        assert!(cached.learned(number, Compared::Other(common())));
         written.done(BLOCK_BYTES, &[1; 4096]);
         let known = cached.common().expect("it is known");
         assert!(known.has(&(0..1)) && !known.has(&(1..2)), "written while the home told it");
         let (number, _) = cached.learn().expect("it has the lease");
         cached.granted(Instant::now(), false);
-        assert!(!cached.learned(number, Some(common())), "others may have written since");
+        assert!(
+            !cached.learned(number, Compared::Other(common())),
+            "others may have written since"
+        );
         assert!(cached.common().is_none());
         0
     });

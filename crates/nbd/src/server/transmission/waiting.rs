@@ -1,13 +1,15 @@
 //! Requests that can't be answered at once: each runs in a task until its reply is ready.
 
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use perigee_block::device::{Device, IoError};
 use perigee_block::measured::Measured;
 use perigee_block::trace;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::super::super::wire::{Answer, AnswerTo, Dialect, Errno, lease_byte, lease_offset};
@@ -18,6 +20,14 @@ use super::super::contexts::describe;
 const REQUESTS_MAX: usize = 64;
 /// No further request is started while this many bytes of payload are in flight.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+
+/// Half of the CPUs compress. The threads on which this runs also read and write the disks of this host's VMs.
+static COMPRESSING: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+    let cpus = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    Arc::new(Semaphore::new((cpus / 2).max(1)))
+});
+/// How long an answer waits for its turn to be compressed.
+const COMPRESS_WAIT_MAX: Duration = Duration::from_millis(200);
 
 pub struct Reply {
     /// What is sent, in this order.
@@ -90,7 +100,7 @@ async fn execute(device: &dyn Device, command: Command, payload: Bytes) -> Resul
         Command::Read { offset, length_bytes, compressed } => {
             let data = device.read(offset, length_bytes).await?;
             return Ok(if compressed {
-                compress(offset, data).await
+                compress(&COMPRESSING, offset, data).await
             } else {
                 Answer::Data { offset, data }
             });
@@ -113,12 +123,18 @@ async fn execute(device: &dyn Device, command: Command, payload: Bytes) -> Resul
     Ok(Answer::Done)
 }
 
-/// Compresses the answer to a read. It is sent as it is if compression makes it shorter by less than an eighth.
-async fn compress(offset: u64, data: Bytes) -> Answer {
+/// Compresses the answer to a read. It is sent as it is if compression makes it shorter by less than an eighth, or if
+/// it would wait for too long.
+async fn compress(permits: &Arc<Semaphore>, offset: u64, data: Bytes) -> Answer {
     let began = Instant::now();
+    let permit = tokio::time::timeout(COMPRESS_WAIT_MAX, Arc::clone(permits).acquire_owned());
+    let Ok(Ok(permit)) = permit.await else { return Answer::Data { offset, data } };
     let original = data.clone();
     // The wait for a free thread counts too, so that a busy host is asked for fewer compressed reads.
-    let work = tokio::task::spawn_blocking(move || lz4_flex::block::compress(&original));
+    let work = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        lz4_flex::block::compress(&original)
+    });
     let length_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
     match work.await {
         Ok(packed) if packed.len() < data.len() - data.len() / 8 => {
@@ -131,4 +147,23 @@ async fn compress(offset: u64, data: Bytes) -> Answer {
 
 pub fn refusal(error: &IoError) -> Answer {
     Answer::Error(Errno::from(error), error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn reads_are_sent_as_they_are_while_others_keep_the_cpus_busy_with_compression() {
+        let (permits, data) = (Arc::new(Semaphore::new(1)), Bytes::from(vec![7; 1 << 16]));
+        let compressed = async || compress(&permits, 0, data.clone()).await;
+        assert!(matches!(compressed().await, Answer::Compressed { .. }));
+        let busy = permits.acquire().await.expect("a permit");
+        match compressed().await {
+            Answer::Data { data: sent, .. } => assert_eq!(sent, data),
+            _ => panic!("nobody had time to compress it"),
+        }
+        drop(busy);
+        assert!(matches!(compressed().await, Answer::Compressed { .. }));
+    }
 }

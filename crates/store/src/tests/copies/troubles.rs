@@ -4,6 +4,7 @@ use perigee_model::read_ahead::FILL_BYTES_PER_S;
 use tokio::time::Instant;
 
 use super::*;
+use crate::fill::Flow;
 
 const ROUND_TRIP: Duration = Duration::from_millis(16);
 
@@ -15,12 +16,17 @@ struct Far {
     busy_until: Mutex<Instant>,
     /// The disk there fails.
     broken: AtomicBool,
+    /// It tells extents of one byte.
+    shreds: AtomicBool,
+    /// How often its extents were asked for.
+    asked: AtomicUsize,
 }
 
 impl Far {
     fn new(size_bytes: u64, bytes_per_s: u64) -> Arc<Self> {
-        let (busy_until, broken) = (Mutex::new(Instant::now()), AtomicBool::new(false));
-        Arc::new(Self { size_bytes, bytes_per_s, busy_until, broken })
+        let (broken, shreds, asked) = Default::default();
+        let busy_until = Mutex::new(Instant::now());
+        Arc::new(Self { size_bytes, bytes_per_s, busy_until, broken, shreds, asked })
     }
 
     fn pool(self: &Arc<Self>, dir: &tempfile::TempDir) -> Arc<Pool> {
@@ -70,7 +76,15 @@ impl Device for Far {
     }
 
     fn extents(&self, _: u64, length_bytes: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
-        Box::pin(async move { Ok(vec![Extent { length_bytes, hole: false, zero: false }]) })
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let shreds = self.shreds.load(Ordering::SeqCst);
+        Box::pin(async move {
+            let byte = |number| Extent { length_bytes: 1, hole: number % 2 == 0, zero: false };
+            match shreds {
+                true => Ok((0..1 << 16).map(byte).collect()),
+                false => Ok(vec![Extent { length_bytes, hole: false, zero: false }]),
+            }
+        })
     }
 
     fn round_trip(&self) -> Duration {
@@ -113,6 +127,44 @@ async fn round_trips_do_not_keep_the_background_from_the_link_s_rate() {
         let best = Duration::from_micros(SIZE_BYTES * 1_000_000 / rate);
         assert!(took < best * 13 / 10, "{took:?} at {bytes_per_s} bytes/s; the best is {best:?}");
     }
+}
+
+/// In a real pool these come from the page cache, thousands of times as fast as from a thin link.
+#[tokio::test(start_paused = true)]
+async fn blocks_that_a_reader_has_fetched_meanwhile_do_not_make_the_link_seem_fast() {
+    const PIECE_BLOCKS: u64 = 32;
+    let (dir, far) = (tempfile::tempdir().unwrap(), Far::new(4 << 20, 1_000_000));
+    let pool = far.pool(&dir);
+    copy_in(&pool).await;
+    let copy = pool.layer_copy(pool.image_info(&image_name("i")).await.unwrap().layer).unwrap();
+    let flow = Flow::default();
+    let pipe_bytes = || flow.pipe_bytes(Duration::from_secs(2));
+    let unknown = pipe_bytes();
+    for piece in 0..16 {
+        let blocks = piece * PIECE_BLOCKS..(piece + 1) * PIECE_BLOCKS;
+        copy.read(&(blocks.start * 4096..blocks.end * 4096)).await.unwrap();
+        pool.settle_copies().await;
+        flow.fetch_now(&copy, blocks).await.unwrap();
+        assert_eq!(pipe_bytes(), unknown);
+    }
+    // Half of this piece is here.
+    copy.read(&(16 * PIECE_BLOCKS * 4096..(16 * PIECE_BLOCKS + 16) * 4096)).await.unwrap();
+    pool.settle_copies().await;
+    flow.fetch_now(&copy, 16 * PIECE_BLOCKS..17 * PIECE_BLOCKS).await.unwrap();
+    let known = pipe_bytes();
+    assert!(known > unknown && known <= 2 * 2 * 1_000_000 + unknown, "{known}");
+}
+
+#[tokio::test]
+async fn another_host_that_tells_extents_of_one_byte_does_not_fill_the_memory() {
+    let (dir, far) = (tempfile::tempdir().unwrap(), Far::new(16 << 20, 125_000_000));
+    let pool = far.pool(&dir);
+    copy_in(&pool).await;
+    far.shreds.store(true, Ordering::SeqCst);
+    far.asked.store(0, Ordering::SeqCst);
+    let failed = pool.fill_image(&image_name("i"), Arc::default()).await.unwrap_err();
+    assert!(failed.why.contains("a part of a block"), "{failed}");
+    assert_eq!(far.asked.load(Ordering::SeqCst), 1, "the first answer is the last");
 }
 
 #[tokio::test(start_paused = true)]

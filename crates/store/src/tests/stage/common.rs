@@ -4,14 +4,15 @@ use perigee_model::volume::Resize;
 
 use super::replicas::{pin, pull, two};
 use super::*;
-use crate::Common;
+use crate::{Common, Compared};
 
 /// What a volume at the home has in common with the other pool's layers. What is read here and what is read at the
 /// home together are the volume.
 pub(super) async fn check(home: &Site, to: &Site, name: &str) -> Option<Common> {
-    let common = to.pool.common_with(&volume_name(name), "there:1", None).await;
-    let common = match common {
-        Ok(common) => common?,
+    let common = match to.pool.common_with(&volume_name(name), "there:1", None, &[]).await {
+        Ok(Compared::Other(common)) => common,
+        Ok(Compared::Nothing) => return None,
+        Ok(Compared::Same) => panic!("nothing was known"),
         Err(problem) if problem.why.contains("stands on none") => return None,
         Err(problem) => panic!("{problem}"),
     };
@@ -63,7 +64,8 @@ async fn what_was_written_discarded_or_cut_off_after_the_replica_is_read_at_the_
     assert_eq!(here(&common).last(), Some(&(4..8, false)));
     // The layer is known already.
     let known = Some(common.layer());
-    assert!(to.pool.common_with(&volume_name("v"), "there:1", known).await.unwrap().is_none());
+    let again = to.pool.common_with(&volume_name("v"), "there:1", known, &[]).await.unwrap();
+    assert!(matches!(again, Compared::Same));
     drop(device);
     for (size_bytes, shrink) in [(6 * BLOCK, true), (10 * BLOCK, false)] {
         let resize = Resize { size_bytes, shrink };
@@ -71,6 +73,26 @@ async fn what_was_written_discarded_or_cut_off_after_the_replica_is_read_at_the_
     }
     let common = check(&home, &to, "v").await.unwrap();
     assert_eq!(here(&common).last(), Some(&(6..8, false)), "it was cut off, and is zeros now");
+}
+
+#[tokio::test]
+async fn a_layer_that_could_not_be_read_here_is_passed_over_with_all_that_stands_on_it() {
+    let (home, to) = replicated().await;
+    let first = check(&home, &to, "v").await.unwrap().layer();
+    session(&home.pool, "v").await.write(0, bytes(4, 4096), false).await.unwrap();
+    pull(&home, &to, 2, 2).await.unwrap();
+    to.fill().await;
+    let newest = check(&home, &to, "v").await.unwrap().layer();
+    assert_ne!(newest, first);
+    for (unreadable, expected) in [(newest, Some(first)), (first, None)] {
+        let (v, unreadable) = (volume_name("v"), [unreadable]);
+        let compared = to.pool.common_with(&v, "there:1", None, &unreadable).await.unwrap();
+        let layer = match compared {
+            Compared::Other(common) => Some(common.layer()),
+            _ => None,
+        };
+        assert_eq!(layer, expected);
+    }
 }
 
 #[tokio::test]
@@ -96,7 +118,9 @@ async fn a_clone_and_a_host_with_only_the_image_below_have_something_in_common_t
     // Files of the replica that is dropped stay readable while they are used.
     to.pool.drop_replica(&volume_name("v")).await.unwrap();
     assert!(all(common.device()).await == vec![1; 8 * 4096]);
-    assert!(check(&home, &to, "c").await.is_none());
+    let known = Some(common.layer());
+    let now = to.pool.common_with(&volume_name("c"), "there:1", known, &[]).await.unwrap();
+    assert!(matches!(now, Compared::Nothing), "so the files can be closed");
     drop(empty(&home.pool, "new", 8 * BLOCK).await);
     assert!(check(&home, &to, "new").await.is_none(), "it stands on nothing");
 }

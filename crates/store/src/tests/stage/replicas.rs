@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::files::LayerFiles;
-use crate::layer::data_name;
+use crate::layer::{data_name, map_name};
 
 fn place(at: u64) -> usize {
     usize::try_from(at).unwrap()
@@ -166,6 +166,33 @@ async fn a_lost_home_whose_disk_fails_gives_its_volume_up_and_keeps_what_it_can_
         assert_eq!(all(&home.pool.open_image(&image).await.unwrap()).await[..4096], [1; 4096]);
     }
     assert!(home.pool.volume(&v).await.is_err(), "it is not here any more");
+}
+
+#[tokio::test]
+async fn the_image_of_a_lost_volume_whose_flush_failed_shows_the_same_after_a_restart() {
+    for (was_flushed, map_fails) in [(true, false), (false, false), (true, true), (false, true)] {
+        let (home, _) = two().await;
+        let v = volume_name("v");
+        let device = session(&home.pool, "v").await;
+        device.write(0, bytes(1, 4096), was_flushed).await.unwrap();
+        device.write(4096, bytes(2, 4096), false).await.unwrap();
+        device.zero(0, BLOCK, Zeroing::KeepSpace, false).await.unwrap();
+        let head = home.pool.volume(&v).await.unwrap().stack().head.layer.id;
+        home.files.file(&data_name(head)).fail_sync.store(true, Ordering::SeqCst);
+        home.files.file(&map_name(head)).fail_sync.store(map_fails, Ordering::SeqCst);
+        device.flush().await.unwrap_err();
+        let shown = all(&device).await;
+        let HomeState::Here { tenure: lost, .. } = home.pool.home(&v).await.unwrap().home else {
+            panic!("it is here");
+        };
+        let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+        let ask = Supersede { lost, tenure: Tenure::first(Incarnation(9)), to };
+        let image = home.pool.supersede(&v, &ask).await.unwrap().image.expect("it is kept");
+        drop(device);
+        let home = home.restart(None).await;
+        let now = all(&home.pool.open_image(&image).await.unwrap()).await;
+        assert!(now == shown, "flushed before: {was_flushed}, the map fails too: {map_fails}");
+    }
 }
 
 #[tokio::test]
