@@ -6,8 +6,9 @@ mod history;
 
 use perigee_model::job::{Access, JobSpec, Migration};
 use perigee_model::plan::Plan;
+use perigee_model::replica::Replica;
 use perigee_model::volume_move::VolumeMoveState;
-use perigee_model::{HostId, Problem, VmId, VolumeName};
+use perigee_model::{HostId, Problem, SiteId, VmId};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, PastMove,
     PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
@@ -41,15 +42,21 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         let record = catalog::find(cluster, &volume.volume).await?;
         catalog::reachable(cluster, &record.home)?;
         let bytes = record.seen.as_ref().map_or(0, |seen| seen.allocated_bytes);
+        let replicas = replicas::of_volume(cluster, &volume.volume).await?;
+        let only_read = volume.access == Access::Read;
         let copy = CopyFacts {
             bytes,
-            lacking: lacking(cluster, &volume.volume).await?,
-            keeps_replica: volume.access != Access::Clone,
+            lacking: lacking(&replicas),
+            // What a clone writes is not the volume's.
+            replica_sites: match volume.access {
+                Access::Clone => Vec::new(),
+                Access::Read | Access::Write => sites(&replicas),
+            },
             held: record.seen.is_some_and(|seen| seen.leave_site.is_never()),
-            stays: (volume.access == Access::Read).then(|| READ_BY_OTHERS.to_owned()),
+            stays: only_read.then(|| READ_BY_OTHERS.to_owned()),
         };
         let (volume, home) = (volume.volume.clone(), record.home);
-        volumes.push(VolumeFacts { volume, home, allocated_bytes: bytes, copy });
+        volumes.push(VolumeFacts { volume, home, allocated_bytes: bytes, only_read, copy });
     }
     let held = leave_site::held_of(cluster, spec).await?;
     let history = history(cluster, spec).await?;
@@ -86,10 +93,14 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
 const READ_BY_OTHERS: &str = "the job only reads it, and others may too";
 
 /// The hosts that have a complete replica of the volume, with what was written to the volume since.
-async fn lacking(cluster: &Cluster, volume: &VolumeName) -> Result<Vec<(HostId, u64)>, Problem> {
-    let replicas = replicas::of_volume(cluster, volume).await?;
-    let kept = replicas.into_iter().filter(|replica| !replica.stopping && replica.points > 0);
-    Ok(kept.filter_map(|replica| Some((replica.host, replica.behind_bytes?))).collect())
+fn lacking(replicas: &[Replica]) -> Vec<(HostId, u64)> {
+    let kept = replicas.iter().filter(|replica| !replica.stopping && replica.points > 0);
+    kept.filter_map(|replica| Some((replica.host.clone(), replica.behind_bytes?))).collect()
+}
+
+/// The sites to which a volume with these replicas does not come unasked, as [`replicas::check_far`] sees it.
+fn sites(replicas: &[Replica]) -> Vec<SiteId> {
+    replicas.iter().map(|replica| replica.site.clone()).collect()
 }
 
 /// Collects the facts about a running job, but for what was refused a short time ago.
@@ -170,10 +181,11 @@ async fn disks_that_may_come(
         });
         let called_off = last.map(|last| last.shown.problem.clone());
         let read = disk.read_only.then(|| READ_BY_OTHERS.to_owned());
+        let replicas = replicas::of_volume(cluster, &fact.volume).await?;
         fact.copy = CopyFacts {
             bytes: *bytes,
-            lacking: lacking(cluster, &fact.volume).await?,
-            keeps_replica: !disk.temporary,
+            lacking: lacking(&replicas),
+            replica_sites: if disk.temporary { Vec::new() } else { sites(&replicas) },
             held: disk.leave_site.is_never(),
             stays: read.or(called_off),
         };

@@ -8,7 +8,7 @@ use perigee_model::read_ahead::{AHEAD_BYTES_MAX, FILL_BYTES_PER_S};
 use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::{HostId, VolumeName};
 
-use crate::facts::{Cluster, CopyFacts};
+use crate::facts::{Cluster, CopyFacts, HostFacts};
 use crate::figures::Figures;
 use crate::moving::{MoveCost, SPEED_WHILE_COPIED};
 use crate::refused::Refused;
@@ -57,8 +57,8 @@ fn why_it_stays(cluster: &Cluster, to: &HostId, coming: &Coming) -> Option<Strin
     let Coming { volume, home, copy } = coming;
     let is_held = copy.held && !cluster.is_one_site(home, to);
     let held = is_held.then(|| "its policy is leave-site: never".to_owned());
-    let is_near = || copy.lacking.iter().any(|(at, _)| cluster.is_one_site(at, to));
-    let replica = (copy.keeps_replica && is_near()).then(|| REPLICA_THERE.to_owned());
+    let is_near = |to: &HostFacts| copy.replica_sites.contains(&to.site);
+    let replica = cluster.host(to).is_ok_and(is_near).then(|| REPLICA_THERE.to_owned());
     let why = held.or_else(|| copy.stays.clone()).or(replica)?;
     Some(format!("volume {volume} stays at {home}: {why}"))
 }
@@ -101,6 +101,8 @@ pub(crate) fn copy_cost(
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::SiteId;
+
     use super::*;
     use crate::fixture::*;
 
@@ -157,7 +159,9 @@ mod tests {
         assert_close(two(&cluster(), "home1", "cloud1", &copy).0.bytes, 4.0 * MIB as f64);
         assert_close(two(&cluster(), "home2", "cloud1", &copy).0.bytes, 200.0 * MIB as f64);
         assert_eq!(two(&cluster(), "home1", "cloud1", &copy).1, "");
-        let replicated = CopyFacts { keeps_replica: true, ..copy };
+        // Its first round may be under way, as no host has all of it.
+        let site = SiteId::new("home").unwrap();
+        let replicated = CopyFacts { replica_sites: vec![site], lacking: Vec::new(), ..copy };
         let (_, why) = two(&cluster(), "home2", "cloud1", &replicated);
         assert!(why.contains("its replica is at that site"), "{why}");
     }

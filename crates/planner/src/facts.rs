@@ -210,6 +210,8 @@ pub struct VolumeFacts {
     pub home: HostId,
     /// The bytes that it holds; 0 if that is not known yet.
     pub allocated_bytes: u64,
+    /// The job writes nothing to it.
+    pub only_read: bool,
     /// How its home could move to the VM's host while the job runs.
     pub copy: CopyFacts,
 }
@@ -221,8 +223,9 @@ pub struct CopyFacts {
     pub bytes: u64,
     /// Hosts that have a part of it, with the bytes that they lack: those with a complete replica.
     pub lacking: Vec<(HostId, u64)>,
-    /// It is not copied to a site with its replica, because no other site would have a copy of it then.
-    pub keeps_replica: bool,
+    /// The sites with a replica of it, complete or not. It is not copied to one of them, because no other site would
+    /// have a copy of it then.
+    pub replica_sites: Vec<SiteId>,
     /// It may not leave its site.
     pub held: bool,
     /// Why it stays wherever the VM is; `None` if it need not.
@@ -230,7 +233,7 @@ pub struct CopyFacts {
 }
 
 impl CopyFacts {
-    /// Which share of its data a VM at this host would read from its home: 1 without a replica at this host.
+    /// The share of its reads that its home would answer if the VM is at this host: 1 without a replica there.
     pub(crate) fn far_share(&self, host: &HostId) -> f64 {
         if self.bytes == 0 { 1.0 } else { self.bytes_to(host) as f64 / self.bytes as f64 }
     }

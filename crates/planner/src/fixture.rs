@@ -95,6 +95,7 @@ pub(crate) fn job() -> JobFacts {
             volume: volume_name("data"),
             home: host_id("cloud1"),
             allocated_bytes: 256 * MIB,
+            only_read: true,
             copy: CopyFacts { bytes: 256 * MIB, ..stays() },
         }],
         dirty_bytes_per_s: Some(0),
@@ -147,6 +148,7 @@ pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
         network_s,
         volumes: vec![VolumeRun {
             requests: reads,
+            reads: Some(reads),
             bytes: 0.0,
             queue_depth: 1.0,
             remote_share: if remote { 1.0 } else { 0.0 },

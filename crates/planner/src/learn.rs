@@ -62,6 +62,8 @@ pub(crate) struct Learned {
 pub(crate) struct VolumeLearned {
     /// Its share of the round trips.
     pub share: f64,
+    /// The share of its requests that are reads. Writes and flushes go to its home, wherever its replicas are.
+    pub read_share: f64,
     /// The bytes that the command reads and writes.
     pub bytes: f64,
     /// The bytes whose time on a link the command waits for.
@@ -76,6 +78,11 @@ pub(crate) struct Source<'a> {
     pub home: &'a HostId,
     /// The share of the reads that its home answers. A replica at the job's host answers the others.
     pub far_share: f64,
+}
+
+/// The share of a volume's requests that its home answers, by the share of its reads.
+pub(crate) fn far_of_all(far_share: f64, read_share: f64) -> f64 {
+    1.0 - read_share * (1.0 - far_share)
 }
 
 impl<'a> Source<'a> {
@@ -159,6 +166,7 @@ impl Learned {
         let vms = host.running_vms.saturating_add(1);
         let mut place = Place::local(computing_factor(cluster, host, vms));
         for (Source { home, far_share }, volume) in sources.iter().zip(&self.volumes) {
+            let far_share = far_of_all(*far_share, volume.read_share);
             if let Some(path) = path(cluster, &host.id, home, figures)? {
                 let rate = path.rate_bytes_per_s.max(1) as f64;
                 place.round_trip_s += far_share * volume.share * path.round_trip_s;

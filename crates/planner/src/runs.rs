@@ -11,6 +11,8 @@ use crate::replay::Replayed;
 
 /// How many runs are kept of one kind of job.
 pub const RUNS_KEPT: usize = 16;
+/// How many of them may be runs whose distance to their data changed. They teach less than the others.
+const CHANGED_KEPT: usize = 2;
 
 /// A run of a job that differs in one of these traits counts as this share of a run.
 const OTHER_NAME: f64 = 0.5;
@@ -131,6 +133,9 @@ pub struct PastRun {
 pub struct VolumeRun {
     /// Reads, writes and flushes.
     pub requests: f64,
+    /// The reads of them; `None`: the run was recorded without this.
+    #[serde(default)]
+    pub reads: Option<f64>,
     /// Bytes read and written.
     pub bytes: f64,
     /// The mean number of requests in flight while there is at least one.
@@ -261,6 +266,7 @@ impl VolumeRun {
         let remote = volume.disk.far_requests as f64;
         Self {
             requests,
+            reads: Some(client.reads as f64),
             bytes: (client.read_bytes + client.write_bytes) as f64,
             queue_depth: depth.max(1.0),
             remote_share: if requests > 0.0 { (remote / requests).min(1.0) } else { 0.0 },
@@ -274,10 +280,14 @@ impl VolumeRun {
     }
 }
 
-/// Adds a run, the newest last. If there are too many, the oldest run of the largest group is removed; a group
-/// is the runs with one name at one distance. So a run at a rare distance is kept.
+/// Adds a run, the newest last. If there are too many, the oldest one whose distance changed is removed, or else the
+/// oldest run of the largest group; a group is the runs with one name at one distance. So a run at a rare distance is
+/// kept.
 pub fn keep(runs: &mut Vec<PastRun>, newest: PastRun) {
     runs.push(newest);
+    while let Some(oldest) = oldest_changed(runs) {
+        runs.remove(oldest);
+    }
     while runs.len() > RUNS_KEPT {
         let kinds: Vec<(String, u64)> = runs.iter().map(kind).collect();
         let company = |kind: &(String, u64)| kinds.iter().filter(|other| *other == kind).count();
@@ -285,6 +295,13 @@ pub fn keep(runs: &mut Vec<PastRun>, newest: PastRun) {
         let oldest = kinds.iter().position(|kind| company(kind) == most).unwrap_or_default();
         runs.remove(oldest);
     }
+}
+
+/// The oldest run whose distance changed, if there are too many of them or of all.
+fn oldest_changed(runs: &[PastRun]) -> Option<usize> {
+    let changed = runs.iter().filter(|run| run.distance_changed).count();
+    let too_many = changed > CHANGED_KEPT || runs.len() > RUNS_KEPT;
+    runs.iter().position(|run| run.distance_changed).filter(|_| too_many)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
@@ -380,6 +397,26 @@ mod tests {
         assert_close(half.relation(&here), 0.5);
         let other = Traits { inputs: "other".to_owned(), data_bytes: vec![64 * MIB], ..half };
         assert_close(here.relation(&other), 0.5 * 0.3 * 0.25);
+    }
+
+    /// The data came to the VM, so such a run ends at no distance, as the good local runs do.
+    #[test]
+    fn runs_whose_distance_changed_push_out_no_others() {
+        let mut runs = Vec::new();
+        for _ in 0..4 {
+            keep(&mut runs, past_run(0.0, 2500.0));
+            keep(&mut runs, past_run(ROUND_TRIP_S, 2500.0));
+        }
+        for _ in 0..20 {
+            let changed = PastRun { distance_changed: true, ..past_run(0.0, 2500.0) };
+            keep(&mut runs, changed);
+        }
+        assert_eq!(runs.iter().filter(|run| run.is_at_one_distance()).count(), 8);
+        assert_eq!(runs.len(), 8 + CHANGED_KEPT);
+        for _ in 0..8 {
+            keep(&mut runs, past_run(ROUND_TRIP_S, 2500.0));
+        }
+        assert!(runs.len() == RUNS_KEPT && !runs.iter().any(|run| run.distance_changed));
     }
 
     #[test]

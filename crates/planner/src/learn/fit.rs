@@ -144,7 +144,12 @@ fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Le
         let share = |s: &Sample| s.run.shares().get(index).copied().unwrap_or_default();
         let (share, bytes) = (mean(samples, share), mean(samples, of));
         let (waited_bytes, sent_bytes) = (bytes * on_links.waited, bytes * on_links.sent);
-        VolumeLearned { share, bytes, waited_bytes, sent_bytes }
+        // A run that does not say what it read counts as if it had only written: nothing is promised of a replica.
+        let reads = |s: &Sample| s.run.volumes.get(index).and_then(|v| v.reads).unwrap_or_default();
+        let requests = mean(samples, |s| s.run.volumes.get(index).map_or(0.0, |v| v.requests));
+        let read_share =
+            if requests > 0.0 { (mean(samples, reads) / requests).min(1.0) } else { 1.0 };
+        VolumeLearned { share, read_share, bytes, waited_bytes, sent_bytes }
     };
     Learned {
         basis: Basis::History,

@@ -79,9 +79,11 @@ pub(super) fn one_pass(
                 unknown.push(Unknown { part: Part::LocalIo, why });
             }
         }
-        volumes.push((reads, volume.allocated_bytes as f64));
+        // What it writes is not known.
+        let read_share = if volume.only_read { 1.0 } else { 0.0 };
+        volumes.push((reads, read_share, volume.allocated_bytes as f64));
     }
-    let reads: f64 = volumes.iter().map(|(reads, _)| reads).sum();
+    let reads: f64 = volumes.iter().map(|(reads, ..)| reads).sum();
     if reads > 0.0 {
         let why = format!("how it reads its data is not known: {none}");
         unknown.push(Unknown { part: Part::Network, why });
@@ -95,9 +97,9 @@ pub(super) fn one_pass(
         Some(run.round_trips_seen()? / reads).filter(|_| reads > 0.0)
     });
     let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
-    let share = |(of_volume, bytes)| {
+    let share = |(of_volume, read_share, bytes)| {
         let share = if reads > 0.0 { of_volume / reads } else { 0.0 };
-        VolumeLearned { share, bytes, waited_bytes: bytes, sent_bytes: bytes }
+        VolumeLearned { share, read_share, bytes, waited_bytes: bytes, sent_bytes: bytes }
     };
     let (least, expected, most) = BYTES;
     Ok(Learned {

@@ -120,6 +120,26 @@ fn a_host_with_a_replica_reads_only_the_difference_remotely() {
 }
 
 #[test]
+fn what_a_job_writes_at_a_complete_replica_goes_to_the_home() {
+    let mut snapshot = at_site_home(2500.0);
+    snapshot.job.may_migrate = false;
+    let volume = &mut snapshot.job.volumes[0];
+    (volume.copy.lacking, volume.only_read) = (vec![(host_id("home2"), 0)], false);
+    for run in &mut snapshot.history {
+        run.volumes[0].reads = Some(2500.0 / 4.0);
+    }
+    let by_runs = plan(&snapshot).unwrap();
+    let network_s = |plan: &Plan, way| option(plan, way).predicted.network_s;
+    let remote_s = network_s(&by_runs, Way::Remote);
+    assert!(remote_s > 0.0);
+    assert_close(network_s(&by_runs, Way::Replica), remote_s * 3.0 / 4.0);
+    // What it writes is not known before its first run.
+    snapshot.history.clear();
+    let first = plan(&snapshot).unwrap();
+    assert_close(network_s(&first, Way::Replica), network_s(&first, Way::Remote));
+}
+
+#[test]
 fn data_that_are_small_beside_the_memory_come_to_the_vm() {
     let plan = plan(&small_data(2500.0)).unwrap();
     let best = &plan.options[0];

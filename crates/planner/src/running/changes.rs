@@ -7,7 +7,7 @@ use crate::copying::{Coming, copy_of};
 use crate::facts::{DiskFacts, HostFacts, Running};
 use crate::figures::Figures;
 use crate::hosts::{computing_factor, slower_s};
-use crate::learn::{Learned, Source};
+use crate::learn::{Learned, Source, far_of_all};
 use crate::moving::{Dirty, MoveCost, move_cost_with};
 use crate::network::{io_s, not_computing_s};
 use crate::options::HELD;
@@ -112,8 +112,12 @@ fn place<'a>(
     let here_s = network_s(running, &running.host, &mut figures)?;
     let there_s = network_s(running, to, &mut figures)?;
     let bound_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
-    let lost_there_s =
-        if here_s > 0.0 { (lost_s * there_s / here_s).min(bound_s) } else { bound_s };
+    let lost_there_s = match here_s > 0.0 {
+        true => (lost_s * there_s / here_s).min(bound_s),
+        // It should lose nothing here, so there is no ratio.
+        false if there_s > 0.0 => bound_s,
+        false => 0.0,
+    };
     let data_bytes = running.disks.iter().map(data_bytes).sum();
     let dirty = Dirty::new(running.dirty_bytes_per_s, data_bytes, running.wall_s);
     let (cluster, from) = (&running.cluster, &running.host);
@@ -124,8 +128,8 @@ fn place<'a>(
         }
     }
     let saved_s = lost_s - lost_there_s - computing_longer_s(running, host)?;
-    let homes: Vec<Source> = running.disks.iter().map(|disk| Source::home(&disk.home)).collect();
-    let by_history = learned.and_then(|learned| to_lose(running, host, &homes, learned));
+    let by_history =
+        learned.and_then(|learned| to_lose(running, host, &sources(running, to), learned));
     let to_lose = by_history.or_else(|| by_progress(running, saved_s));
     let is_held = running.uses_held && !cluster.is_one_site(from, to);
     let held = is_held.then(|| HELD.to_owned());
@@ -157,8 +161,8 @@ fn to_lose(
         learned.place(cluster, host, sources, &mut Figures::default()).ok()
     };
     let here = cluster.host(&running.host).ok()?;
-    let (now, then) = (place(here, &sources(running))?, place(there, sources_then)?);
-    let whole = learned.network_longer(&now, &then);
+    let now = place(here, &sources(running, &here.id))?;
+    let whole = learned.network_longer(&now, &place(there, sources_then)?);
     Some(whole.by(share_left(running, learned)?).at_least(0.0))
 }
 
@@ -168,7 +172,10 @@ fn network_s(running: &Running, at: &HostId, figures: &mut Figures) -> Result<f6
     let mut total_s = 0.0;
     for disk in &running.disks {
         let work = VolumeWork::learn(disk);
-        total_s += io_s(&running.cluster, at, &disk.home, &work, figures)? - work.home_s();
+        let read_share = if work.requests() > 0.0 { work.reads / work.requests() } else { 1.0 };
+        let far_share = far_of_all(disk.copy.far_share(at), read_share);
+        let longer_s = io_s(&running.cluster, at, &disk.home, &work, figures)? - work.home_s();
+        total_s += far_share * longer_s;
     }
     Ok(total_s.max(0.0))
 }

@@ -11,6 +11,7 @@
 //! The mean of the first two counts first. The more of the job is done, the more counts its own pace, which shows what
 //! earlier runs can't: a slower link, or another load of the host. Where these differ, the range holds all of them.
 
+use perigee_model::HostId;
 use perigee_model::plan::PredictedEnd;
 
 use crate::facts::{HostFacts, Running};
@@ -74,12 +75,10 @@ pub(super) fn by_progress(running: &Running, so_far_s: f64) -> Option<Spread> {
     Some(Spread::between(expected * low, expected, expected * high))
 }
 
-/// Where its requests are answered now.
-pub(super) fn sources(running: &Running) -> Vec<Source<'_>> {
+/// Where its reads are answered if its VM is at this host.
+pub(super) fn sources<'a>(running: &'a Running, at: &HostId) -> Vec<Source<'a>> {
     let disks = running.disks.iter();
-    disks
-        .map(|disk| Source { home: &disk.home, far_share: disk.copy.far_share(&running.host) })
-        .collect()
+    disks.map(|disk| Source { home: &disk.home, far_share: disk.copy.far_share(at) }).collect()
 }
 
 /// An error says why its earlier runs do not tell.
@@ -88,7 +87,8 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     let here = cluster.host(&running.host).map_err(|why| why.to_string())?;
     // The VM itself is among those that run here.
     let here = HostFacts { running_vms: here.running_vms.saturating_sub(1), ..here.clone() };
-    let place = learned.place(cluster, &here, &sources(running), &mut Figures::default());
+    let place =
+        learned.place(cluster, &here, &sources(running, &running.host), &mut Figures::default());
     let (_, whole) = learned.at(&place.map_err(|why| why.to_string())?);
     let share = share_left(running, learned).filter(|share| share.expected > 0.0);
     let by_work = share.map(|share| whole.by(share));

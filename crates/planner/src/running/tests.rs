@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::{CopyFacts, RefusedWay};
+use crate::facts::{CopyFacts, LinkFacts, RefusedWay};
 use crate::fixture::*;
 
 /// Calculated by hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
@@ -199,6 +199,42 @@ fn a_host_as_far_away_gains_nothing_whatever_the_probes_differ() {
         link.blocks = Some(probe(REMOTE_US * 9 / 10));
     }
     assert!(why_stay(&running).starts_with("no host with room would lose less"));
+}
+
+/// `home2` is half as far from the data as `home1`, which has a replica that lacks a tenth of them.
+fn with_a_replica(at: &str, reads: u64) -> Running {
+    let mut running = with_data(reads, 10.0, 100 * MIB);
+    running.host = host_id(at);
+    running.disks[0].copy.lacking = vec![(host_id("home1"), 10 * MIB)];
+    running.disks[0].copy.stays = Some("others read it".to_owned());
+    let nearer =
+        |link: &&mut LinkFacts| link.from == host_id("home2") && link.to_site != link.from_site;
+    for link in running.cluster.links.iter_mut().filter(nearer) {
+        link.probe.rtt_ms /= 2.0;
+        link.blocks = Some(probe(LOCAL_US + (REMOTE_US - LOCAL_US) / 2));
+    }
+    running
+}
+
+#[test]
+fn a_vm_stays_at_a_replica_that_has_most_of_its_data() {
+    let mut running = with_a_replica("home1", 1000);
+    let client = &mut running.disks[0].client;
+    // A tenth of its reads go to the home.
+    for figure in [
+        &mut client.network_requests,
+        &mut client.network_ns,
+        &mut client.network_busy_ns,
+        &mut client.network_bytes,
+    ] {
+        *figure /= 10;
+    }
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
+#[test]
+fn a_vm_goes_to_a_replica_that_has_most_of_its_data() {
+    assert_eq!(moved_to(&consider(&with_a_replica("home2", 200))), Some("home1"));
 }
 
 #[test]
