@@ -11,7 +11,8 @@ use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 
-use crate::cluster::{Cluster, Detachment, HostLink};
+use crate::cleaner::{self, Cleanup};
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
 use crate::{given_up, images, replicas, volume_moves};
 
@@ -234,36 +235,19 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
     match home.volume.delete(&format!("/v1/volumes/{name}")).await {
         Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
         _ => {
+            // A client that had the volume open at one of its earlier homes, or at another host, may have left an
+            // attachment there.
+            let hosts = cluster.hosts.all().into_iter().map(|host| host.id.clone());
+            cleaner::hand_over(cluster, &Cleanup::of_deleted(name, hosts)).await?;
             cluster.records.remove(&volume_key(name)).await?;
-            detach_everywhere(cluster, name).await;
             match cluster.index.volume_move(name) {
                 // Its driver sees that the volume is gone, and deletes the rest.
-                Some(last) if !last.shown.state.is_final() => Ok(()),
-                _ => volume_moves::forget(cluster, name).await,
+                Some(last) if !last.shown.state.is_final() => {}
+                _ => volume_moves::forget(cluster, name).await?,
             }
+            cleaner::detach_now(cluster, name).await
         }
     }
-}
-
-/// Removes the attachments of a deleted volume from all hosts that are up. A client that had the volume open at one of
-/// its earlier homes, or at another host, may have left one there. A host that is down keeps its attachment.
-async fn detach_everywhere(cluster: &Cluster, name: &VolumeName) {
-    let hosts = cluster.hosts.up();
-    let detached = hosts.iter().map(async |host| {
-        let Detachment::Held(_detaching) = cluster.index.begin_detachment(&host.id, name) else {
-            return;
-        };
-        match host.volume.delete(&format!("/v1/attachments/{name}")).await {
-            Err(problem) if problem.kind != ProblemKind::NotFound => {
-                tracing::warn!(
-                    "volume {name} was deleted, and {} still has it attached: {problem}",
-                    host.id
-                );
-            }
-            _ => {}
-        }
-    });
-    join_all(detached).await;
 }
 
 fn still_copied(moved: &VolumeMove) -> Problem {

@@ -1,5 +1,5 @@
-//! The cleaner removes the VMs, attachments and volumes of jobs. Each cleanup is recorded until it is done:
-//! a host that does not answer is asked again later.
+//! The cleaner removes the VMs, attachments and volumes of jobs, and the attachments of volumes that were deleted. Each
+//! cleanup is recorded until it is done: a host that does not answer is asked again later.
 //!
 //! The order matters: a volume is removed only after every VM that may have it open. One that has moved is
 //! removed when all of it is at its new home, or its old home was removed.
@@ -22,13 +22,17 @@ use crate::records::{PlacedDisk, vm_of};
 const OTHER_TRIES_MAX: u32 = 600;
 const OTHER_TRY: Duration = Duration::from_millis(50);
 
+/// The keys of what is left of deleted volumes. No job's name is like this: each ends with a number.
+const OF_DELETED: &str = "cleanups/deleted/";
+
 /// The most cleanups that wait only for removed hosts. Beyond this the oldest are dropped.
 pub const GIVEN_UP_MAX: usize = 1000;
 
 /// An intent: each part is removed from the record when it is done.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Cleanup {
-    pub job: JobId,
+    /// Whose VM and volumes they are; `None` for the attachments of a volume that was deleted.
+    pub job: Option<JobId>,
     pub name: String,
     pub vms: Vec<(HostId, VmId)>,
     /// The VM's starts up to this one are ended there. A later one goes on.
@@ -46,7 +50,7 @@ pub struct Cleanup {
 impl Cleanup {
     pub fn new(job: &JobId, name: &str, up_to: VmStart) -> Self {
         Self {
-            job: job.clone(),
+            job: Some(job.clone()),
             name: name.to_owned(),
             vms: Vec::new(),
             up_to,
@@ -66,18 +70,37 @@ impl Cleanup {
         disks: &[PlacedDisk],
     ) -> Self {
         let mut cleanup = Self::new(job, name, up_to);
-        cleanup.add_host(host, disks);
+        cleanup.add_host(job, host, disks);
         cleanup
     }
 
-    pub fn add_host(&mut self, host: &HostId, disks: &[PlacedDisk]) {
-        self.vms.push((host.clone(), vm_of(&self.job)));
+    /// What any host has attached of a volume that was deleted.
+    pub fn of_deleted(volume: &VolumeName, hosts: impl Iterator<Item = HostId>) -> Self {
+        let made_ms = now_ms();
+        Self {
+            job: None,
+            // A later volume of this name may be deleted before this is done.
+            name: format!("{volume}/{made_ms}"),
+            vms: Vec::new(),
+            up_to: VmStart::default(),
+            attachments: hosts.map(|host| (host, volume.clone())).collect(),
+            volumes: Vec::new(),
+            owner: None,
+            made_ms,
+        }
+    }
+
+    pub fn add_host(&mut self, job: &JobId, host: &HostId, disks: &[PlacedDisk]) {
+        self.vms.push((host.clone(), vm_of(job)));
         let attached = disks.iter().filter(|disk| disk.home != *host);
         self.attachments.extend(attached.map(|disk| (host.clone(), disk.volume.clone())));
     }
 
     fn key(&self) -> String {
-        format!("{}{}", prefix(&self.job), self.name)
+        match &self.job {
+            Some(job) => format!("{}{}", prefix(job), self.name),
+            None => format!("{OF_DELETED}{}", self.name),
+        }
     }
 
     fn parts(&self) -> usize {
@@ -132,8 +155,17 @@ pub async fn run(cluster: Arc<Cluster>) {
 
 /// Tries once to remove everything of a job. Parts at hosts that do not answer are tried again later.
 pub async fn try_now(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
+    try_all(cluster, &prefix(job)).await
+}
+
+/// The same for what is left of a volume that was deleted.
+pub async fn detach_now(cluster: &Cluster, deleted: &VolumeName) -> Result<(), Problem> {
+    try_all(cluster, &format!("{OF_DELETED}{deleted}/")).await
+}
+
+async fn try_all(cluster: &Cluster, prefix: &str) -> Result<(), Problem> {
     let mut waits = 0;
-    while !clean(cluster, &prefix(job)).await? && waits < OTHER_TRIES_MAX {
+    while !clean(cluster, prefix).await? && waits < OTHER_TRIES_MAX {
         waits += 1;
         tokio::time::sleep(OTHER_TRY).await;
     }

@@ -21,7 +21,7 @@
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
-//! | `cleanups/ID` | [`crate::cleaner::Cleanup`] | the cleaner |
+//! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //!

@@ -140,7 +140,10 @@ impl Pool {
                 return Err(Problem::conflict(what, format!("a volume {name} exists already")));
             }
             if attached.contains(name) {
-                return Err(Problem::conflict(what, format!("a volume {name} is attached here")));
+                let why = format!("a volume {name} of another host is attached here");
+                return Err(Problem::conflict(what, why).next(
+                    "choose another name; if that volume was deleted, try again in a minute",
+                ));
             }
             if !asked.insert(name) {
                 return Err(Problem::invalid(what, format!("{name} is named twice")));

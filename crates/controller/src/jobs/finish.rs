@@ -179,7 +179,7 @@ fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Clean
     let mut cleanup = Cleanup::new(&record.job.id, END, start_of(record, 0).whole_run());
     cleanup.owner = Some(owner_of(&record.job));
     for host in hosts {
-        cleanup.add_host(&host, &placement.disks);
+        cleanup.add_host(&record.job.id, &host, &placement.disks);
     }
     cleanup.volumes = placement
         .disks

@@ -450,6 +450,25 @@ async fn a_volume_that_was_deleted_is_attached_nowhere_any_more() {
     assert!(lab.cloud.inside().attachments.is_empty());
 }
 
+#[tokio::test]
+async fn a_host_that_is_away_when_a_volume_is_deleted_detaches_it_later() {
+    let mut lab = Lab::up().await;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    lab.cloud.inside().attachments.insert(data_volume(), "10.0.0.1:10809".to_owned());
+    lab.cloud.inside().down = true;
+    wait_for("the host to be unreachable", async || {
+        let state = lab.cluster.hosts.state(&lab.cloud.id);
+        (state == HostState::Unreachable).then_some(())
+    })
+    .await;
+    catalog::delete(&lab.cluster, &data_volume()).await.expect("deleted");
+    lab.restart_controller().await;
+    lab.cloud.inside().down = false;
+    wait_for("it to be detached", async || lab.cloud.inside().attachments.is_empty().then_some(()))
+        .await;
+}
+
 /// The new home says in some way that it has not the volume; the old one keeps what it has.
 async fn keeps_what_is_not_copied(lab: &Lab, said: &str) {
     wait_for("the move to say what it waits for", async || {
