@@ -93,6 +93,13 @@ pub struct ReplicaPoint {
     pub taken_ms: u64,
     /// Bytes that are still missing; 0 when it is complete, compared with the home's checksums, and durable.
     pub missing_bytes: u64,
+    /// Why they could not be fetched the last time; empty if nothing has failed.
+    #[serde(default)]
+    pub problem: String,
+    /// What is here of it is not used any more: its bytes are not those of the home, or their disk has failed. So
+    /// only a round that begins anew makes a complete point.
+    #[serde(default)]
+    pub broken: bool,
 }
 
 /// A replica, at the volume server that has it.

@@ -107,6 +107,8 @@ pub(super) struct LayerCopy {
     filling: Mutex<Arc<Work>>,
     /// Why the last try to complete it failed; `None` if it did not.
     failed: Mutex<Option<String>>,
+    /// The bytes that have come differ from the other host's checksums.
+    damaged: AtomicBool,
 }
 
 /// What a fetch got from the other host.
@@ -124,7 +126,7 @@ impl LayerCopy {
     pub(super) fn new(head: Head, remote: Arc<RemoteParent>, waiting: Arc<Waiting>) -> Self {
         let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
         let (head, missed) = (Arc::new(head), AtomicU64::new(NOWHERE));
-        let (closed, complete, complained, filling, failed) = Default::default();
+        let (closed, complete, complained, filling, failed, damaged) = Default::default();
         Self {
             head,
             remote,
@@ -136,6 +138,7 @@ impl LayerCopy {
             complained,
             filling,
             failed,
+            damaged,
         }
     }
 
@@ -341,6 +344,16 @@ impl LayerCopy {
 
     pub(super) fn why_not_filled(&self) -> Option<String> {
         lock(&self.failed).clone()
+    }
+
+    /// The bytes that have come differ from the other host's checksums.
+    pub(super) fn set_damaged(&self) {
+        self.damaged.store(true, Ordering::Release);
+    }
+
+    /// What is here of it is not used any more: it is damaged, or its disk has failed.
+    pub(super) fn is_broken(&self) -> bool {
+        self.damaged.load(Ordering::Acquire) || self.head.poisoned().is_some()
     }
 
     pub(super) fn stop_filling(&self) {

@@ -140,7 +140,11 @@ impl Pool {
             copy.filled(Some(error.to_string()));
             tracing::warn!(%layer, %error, "can't complete a copy now; trying again later");
         }
-        if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
+        if kind != Some(ErrorKind::InvalidData) {
+            return Filled::AsFarAsItGoes;
+        }
+        copy.set_damaged();
+        Filled::Damaged
     }
 
     pub(super) fn copies_to_fill(&self) -> Vec<Arc<LayerCopy>> {

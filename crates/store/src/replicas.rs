@@ -20,7 +20,7 @@ use perigee_model::replica::{
 use perigee_model::volume::{CachePolicy, Compacted, Keep};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
-use super::catalog::{self, PointRow, Sealed, failed};
+use super::catalog::{self, LayerRow, PointRow, Sealed, failed};
 use super::homes::refused;
 use super::layer::live_name;
 use super::pool::Pool;
@@ -162,10 +162,22 @@ impl Pool {
         let what = format!("can't say what is here of the replica of volume {name}");
         let rows = self.catalog.replica_points(name).map_err(failed(&what))?;
         let point = |row: &PointRow| {
+            let missing_bytes = self.missing_bytes(row.layer)?;
+            let copies = match missing_bytes {
+                0 => Vec::new(),
+                _ => self.catalog.chain(row.layer)?,
+            };
+            let copies = copies.into_iter().filter(LayerRow::is_copy);
+            let copies: Vec<_> = copies.filter_map(|row| self.layer_copy(row.id)).collect();
+            // What can't be mended is named first.
+            let worst = copies.iter().find(|copy| copy.is_broken());
+            let problem = worst.into_iter().chain(&copies).find_map(|copy| copy.why_not_filled());
             Ok(ReplicaPoint {
                 layer: row.layer,
                 taken_ms: row.taken_ms,
-                missing_bytes: self.missing_bytes(row.layer)?,
+                missing_bytes,
+                problem: problem.unwrap_or_default(),
+                broken: worst.is_some(),
             })
         };
         let points = rows.iter().map(point).collect::<rusqlite::Result<_>>();

@@ -23,6 +23,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// If nothing of a round has arrived for this long, the replica's problem says so.
 const STALLED_MAX: Duration = Duration::from_secs(600);
+/// If nothing has arrived for this many times as long, the round begins anew.
+const STALLED_TIMES: u32 = 6;
+/// How often the pause before a round begins anew once more is doubled at most.
+const DOUBLED_MAX: u32 = 6;
 
 /// Makes the replica's rounds until it is not wanted any more.
 ///
@@ -75,6 +79,28 @@ struct Rounds {
     begun: Option<Instant>,
     /// How many bytes of it were missing, and since when.
     missing: Option<(u64, Instant)>,
+    /// How often a round began anew since the last complete one.
+    anew: u32,
+}
+
+impl Rounds {
+    /// How long nothing has come of the round that lacks these bytes. `before` is what was seen by the last step; it
+    /// is `None` if that could not ask both hosts, because then nothing could come.
+    fn still(&mut self, before: Option<(u64, Instant)>, missing_bytes: u64) -> Duration {
+        let unchanged = before.filter(|(bytes, _)| *bytes == missing_bytes);
+        let (_, since) = *self.missing.insert(unchanged.unwrap_or((missing_bytes, Instant::now())));
+        since.elapsed()
+    }
+
+    /// Whether a round that can't be completed may begin anew now. What is wrong may be wrong again, so each time
+    /// takes longer than the last.
+    fn may_begin_anew(&self) -> bool {
+        let pause = match self.anew {
+            0 => Duration::ZERO,
+            times => STALLED_MAX * (1 << (times - 1).min(DOUBLED_MAX)),
+        };
+        self.begun.is_none_or(|begun| begun.elapsed() >= pause)
+    }
 }
 
 struct Run<'a> {
@@ -87,6 +113,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Does what is due. Returns how long to wait until the next step.
     async fn step(&mut self) -> Result<Duration, Problem> {
+        let before = self.rounds.missing.take();
         let home = self.home().await?;
         let host = self.cluster.hosts.get(&self.record.value.shown.host)?;
         let replica: Result<VolumeReplica, Problem> = host.volume.get(&self.path("replica")).await;
@@ -107,19 +134,23 @@ impl Run<'_> {
             && pins.iter().any(|pin| pin.filling && pin.layer == newest.layer)
         {
             self.observe(&home, Some(&replica), &pins, &info).await?;
+            let still = self.rounds.still(before, newest.missing_bytes);
+            if self.is_hopeless(&home, newest, still) && self.rounds.may_begin_anew() {
+                tracing::warn!("{}: the round begins anew: {}", self.what(), newest.problem);
+                self.begin_round(&host, &home).await?;
+                self.rounds.anew += 1;
+                return Ok(Duration::ZERO);
+            }
             // The round goes on as soon as it can. A new round would ship again what has arrived already.
-            if self.is_stalled(newest.missing_bytes) {
-                let (minutes, bytes) = (STALLED_MAX.as_secs() / 60, newest.missing_bytes);
-                let missing = format_bytes(bytes);
-                let why =
-                    format!("nothing has arrived for {minutes} minutes; {missing} are missing");
-                return Err(Problem::unavailable(self.what(), why));
+            if newest.broken || still > STALLED_MAX {
+                return Err(self.stalled(newest));
             }
             self.is_well().await?;
             return Ok(self.cluster.timing.figures);
         }
         let newest = replica.points.first().filter(|point| point.missing_bytes == 0);
         if let Some(newest) = newest {
+            self.rounds.anew = 0;
             self.completed(&host, &home, newest, &pins, (&replica, &info)).await?;
         }
         let wait = self.until_due(newest);
@@ -166,14 +197,31 @@ impl Run<'_> {
         Ok(home)
     }
 
-    fn is_stalled(&mut self, missing_bytes: u64) -> bool {
-        match self.rounds.missing {
-            Some((before, since)) if before == missing_bytes => since.elapsed() > STALLED_MAX,
-            _ => {
-                self.rounds.missing = Some((missing_bytes, Instant::now()));
-                false
+    /// Whether the present round can't be completed: its copies ask an address at which the home is not any more, what
+    /// has come is not used, or nothing has come for very long.
+    fn is_hopeless(&self, home: &HostLink, point: &ReplicaPoint, still: Duration) -> bool {
+        let from = self.record.value.from_nbd_addr.as_ref();
+        let is_elsewhere = from.is_some_and(|from| *from != home.addresses.nbd_addr);
+        is_elsewhere || point.broken || still > STALLED_MAX * STALLED_TIMES
+    }
+
+    fn stalled(&self, point: &ReplicaPoint) -> Problem {
+        let missing = format_bytes(point.missing_bytes);
+        let mut why = match point.broken {
+            true => format!("what has arrived can't be used, and {missing} are missing"),
+            false => {
+                let minutes = STALLED_MAX.as_secs() / 60;
+                format!("nothing has arrived for {minutes} minutes, and {missing} are missing")
             }
+        };
+        if !point.problem.is_empty() {
+            why = format!("{why}: {}", point.problem);
         }
+        let ReplicaIntent { volume, site, .. } = &self.intent;
+        Problem::unavailable(self.what(), why).next(format!(
+            "it is tried again; to begin anew at once: perigee volume replicate {volume} --to {site} --stop, and \
+             then without --stop"
+        ))
     }
 
     /// Tells the home to keep only this point's layer for the replica, and has long chains merged.
@@ -229,6 +277,11 @@ impl Run<'_> {
         };
         let begun: PulledReplica = host.volume_slow.post(&self.path("replica/pull"), &ask).await?;
         (self.rounds.begun, self.rounds.missing) = (Some(Instant::now()), None);
+        let from = Some(ask.from.nbd_addr);
+        if self.record.value.from_nbd_addr != from {
+            self.record.value.from_nbd_addr = from;
+            self.record.save().await?;
+        }
         tracing::info!(
             "a round of the replica of volume {} at {} ships {} bytes",
             self.intent.volume,

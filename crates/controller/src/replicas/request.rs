@@ -49,7 +49,8 @@ pub async fn replicate(
             stopping: false,
             problem: String::new(),
         };
-        let record = ReplicaRecord { shown, home: None, tenure: None, in_use: None };
+        let record =
+            ReplicaRecord { shown, home: None, tenure: None, in_use: None, from_nbd_addr: None };
         cluster.records.create(&key, &record).await?;
     }
     let intent = ReplicaIntent {

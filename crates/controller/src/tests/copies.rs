@@ -186,7 +186,8 @@ async fn a_copy_to_a_host_with_a_replica_ships_only_what_that_lacks() {
         stopping: false,
         problem: String::new(),
     };
-    let record = ReplicaRecord { shown, home: None, tenure: None, in_use: None };
+    let record =
+        ReplicaRecord { shown, home: None, tenure: None, in_use: None, from_nbd_addr: None };
     let key = format!("replicas/{}/{site}", data_volume());
     lab.cluster.records.put(&key, &record).await.expect("put");
     let rest = planning::plan(&lab.cluster, &spec).await.expect("a plan");

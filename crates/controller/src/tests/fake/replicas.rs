@@ -23,6 +23,8 @@ pub struct Replicas {
     pub points: Vec<ReplicaPoint>,
     /// Rounds that were begun.
     pub pulls: u64,
+    /// A round that begins has no other points than before.
+    pub pulls_nothing: bool,
     /// No promotion is answered, and none is done.
     pub promotes_none: bool,
     /// The home does not give the volume up.
@@ -31,12 +33,18 @@ pub struct Replicas {
     pub over: HashSet<(VolumeName, Incarnation)>,
     /// What is kept as images.
     pub lost: Vec<Tenure>,
-    pins: BTreeMap<VolumeName, ReplicaPin>,
+    pub pins: BTreeMap<VolumeName, ReplicaPin>,
 }
 
 pub fn point(number: u64) -> ReplicaPoint {
     let layer = LayerId(uuid::Uuid::from_u128(u128::from(number)));
-    ReplicaPoint { layer, taken_ms: number, missing_bytes: 0 }
+    ReplicaPoint {
+        layer,
+        taken_ms: number,
+        missing_bytes: 0,
+        problem: String::new(),
+        broken: false,
+    }
 }
 
 pub fn routes() -> Router<Arc<Mutex<Inside>>> {
@@ -74,9 +82,12 @@ async fn drop_replica(State(inside): Shared) -> Reply<()> {
 /// As the real one: all complete points but the newest are dropped, and a round of before is given up.
 async fn pull(State(inside): Shared, Json(ask): Json<PullReplica>) -> Reply<PulledReplica> {
     let mut inside = inside.lock().expect("lock");
+    inside.replicas.pulls += 1;
+    if inside.replicas.pulls_nothing {
+        return Ok(Json(PulledReplica { ships_bytes: 0 }));
+    }
     let keep = usize::try_from(ask.keep).expect("few");
     inside.replicas.points.truncate(keep);
-    inside.replicas.pulls += 1;
     let new = point(ask.taken_ms);
     inside.replicas.points.insert(0, new);
     Ok(Json(PulledReplica { ships_bytes: 0 }))

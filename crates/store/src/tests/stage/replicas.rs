@@ -195,6 +195,29 @@ async fn the_image_of_a_lost_volume_whose_flush_failed_shows_the_same_after_a_re
     }
 }
 
+/// Its disk fails while it is filled. What is there is not used any more, and says so.
+#[tokio::test]
+async fn a_point_whose_copy_has_failed_says_that_it_can_not_be_completed() {
+    let (home, to) = two().await;
+    let v = volume_name("v");
+    session(&home.pool, "v").await.write(0, bytes(1, 4096), true).await.unwrap();
+    pull(&home, &to, 1, 1).await.unwrap();
+    let point = to.pool.replica(&v).await.unwrap().points[0].clone();
+    assert!(!point.broken && point.missing_bytes > 0, "{point:?}");
+    let copy = to.pool.layer_copy(point.layer).expect("a copy");
+    to.files.file(&data_name(point.layer)).fail_sync.store(true, Ordering::SeqCst);
+    fill_all(&to.pool).await.unwrap_err();
+    copy.filled(Some("its disk failed".to_owned()));
+    let point = to.pool.replica(&v).await.unwrap().points[0].clone();
+    assert!(point.broken && point.problem == "its disk failed", "{point:?}");
+    // Another round ships it again.
+    to.files.file(&data_name(point.layer)).fail_sync.store(false, Ordering::SeqCst);
+    pull(&home, &to, 1, 2).await.unwrap();
+    to.fill().await;
+    let point = to.pool.replica(&v).await.unwrap().points[0].clone();
+    assert!(!point.broken && point.missing_bytes == 0 && point.problem.is_empty(), "{point:?}");
+}
+
 #[tokio::test]
 async fn a_promotion_does_not_wait_for_others_for_ever() {
     tokio::time::pause();
