@@ -7,11 +7,11 @@ use perigee_model::job::{Migration, Vm, VmVolume};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::VmReport;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, MigrationId, Problem, VmId};
+use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::cluster::Cluster;
 use crate::records::{JobRecord, MigrationRecord};
-use crate::{catalog, jobs, migration, planning};
+use crate::{catalog, jobs, migration, planning, replicas};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let jobs = cluster.unfinished_jobs();
@@ -105,6 +105,23 @@ pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
     let path = format!("/v1/vms/{vm}");
     let report: VmReport = host.agent.get(&path).await?;
     host.agent.delete(&format!("{path}?{}", report.spec.start.query())).await
+}
+
+/// Refuses a move of a VM if a volume would follow it to a site with its replica.
+///
+/// # Errors
+/// As [`replicas::check_far`].
+pub async fn check_far(cluster: &Cluster, vm: &VmId, to: &HostId) -> Result<(), Problem> {
+    let Some(record) = jobs::of_vm(cluster, vm) else { return Ok(()) };
+    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    for disk in disks.filter(|disk| !disk.read_only && disk.home != *to) {
+        replicas::check_far(cluster, &disk.volume, to).await.map_err(|problem| {
+            let anyway = format!("perigee vm move {vm} {to} --volumes follow --yes");
+            let next = format!("move the VM alone, or move the volume too anyway ({anyway})");
+            if problem.kind == ProblemKind::Conflict { problem.next(next) } else { problem }
+        })?;
+    }
+    Ok(())
 }
 
 /// Starts a migration that a person requested.

@@ -540,6 +540,9 @@ pub struct MoveVm {
     /// Whether the volumes that it writes come after it.
     #[serde(default)]
     pub volumes: VolumesOnMove,
+    /// They come although a replica of one is at the destination's site, and no other site has a copy of it then.
+    #[serde(default)]
+    pub confirmed: bool,
 }
 
 /// An uploaded tar of input files, kept under its SHA-256.

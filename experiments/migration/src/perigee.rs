@@ -93,7 +93,7 @@ impl<'a> Perigee<'a> {
     /// Measures from the request until the API reports that the move has ended.
     pub async fn move_to(&self, to: &HostId) -> Result<Measured> {
         let path = format!("/v1/vms/{}/move", self.vm);
-        let wish = MoveVm { host: to.clone(), volumes: Default::default() };
+        let wish = MoveVm { host: to.clone(), volumes: Default::default(), confirmed: false };
         let deadline = Instant::now() + DEADLINE;
         let (begun, asked) = loop {
             let begun = Instant::now();

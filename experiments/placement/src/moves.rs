@@ -87,7 +87,7 @@ async fn one(
 ) -> Result<DiskMove> {
     let load_1min = load_1min()?;
     let before = bench.wan_bytes();
-    let wish = MoveVm { host: to.clone(), volumes: VolumesOnMove::Follow };
+    let wish = MoveVm { host: to.clone(), volumes: VolumesOnMove::Follow, confirmed: false };
     let asked = Instant::now();
     let migration = bench.cluster.ask_to_move(vm, &wish).await?;
     let migration = bench.cluster.moved(&migration).await?;

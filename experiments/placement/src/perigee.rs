@@ -47,7 +47,7 @@ pub async fn run(
         Way::Stay | Way::Follow => {
             let volumes =
                 if way == Way::Follow { VolumesOnMove::Follow } else { VolumesOnMove::Stay };
-            let wish = MoveVm { host: bench.far.clone(), volumes };
+            let wish = MoveVm { host: bench.far.clone(), volumes, confirmed: false };
             bench.cluster.ask_to_move(&vm, &wish).await?;
         }
         Way::Copy => drop(bench.cluster.move_volume(volume, &bench.near).await?),

@@ -332,7 +332,7 @@ impl Bench<'_> {
         if placement != Placement::Copy {
             let follow = placement == Placement::Follow;
             let volumes = if follow { VolumesOnMove::Follow } else { VolumesOnMove::Stay };
-            let wish = MoveVm { host: self.stage.near.clone(), volumes };
+            let wish = MoveVm { host: self.stage.near.clone(), volumes, confirmed: false };
             self.cluster.ask_to_move(&vm, &wish).await?;
             return Ok(());
         }

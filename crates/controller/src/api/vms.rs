@@ -4,6 +4,7 @@ use axum::extract::State;
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::VmId;
 use perigee_model::job::{Migration, MoveVm, Vm};
+use perigee_model::volume_move::VolumesOnMove;
 
 use super::{Name, Shared, json};
 use crate::{migration, vms};
@@ -35,6 +36,9 @@ pub async fn move_vm(
     Name(vm): Name<VmId>,
     Json(ask): Json<MoveVm>,
 ) -> Reply<Migration> {
+    if ask.volumes == VolumesOnMove::Follow && !ask.confirmed {
+        vms::check_far(&cluster, &vm, &ask.host).await?;
+    }
     json(vms::move_to(&cluster, &vm, ask.host, ask.volumes).await?)
 }
 

@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use perigee_model::home::{Tenure, VolumeHome};
-use perigee_model::job::{Access, HostState};
+use perigee_model::job::{Access, HostState, Start};
 use perigee_model::plan::Way;
-use perigee_model::replica::{PromoteReplica, PromoteVolume, Promotion, ReplicateVolume};
+use perigee_model::replica::{
+    PromoteReplica, PromoteVolume, Promotion, ReplicaPin, ReplicaPoint, ReplicateVolume,
+};
+use perigee_model::vm::HostAddresses;
 use perigee_model::{Incarnation, Problem, ProblemKind, SiteId};
 
 use super::fake::FakeHost;
 use super::fake::replicas::point;
-use super::{Lab, data_volume, spec, wait_for};
-use crate::{catalog, jobs, planning, replicas};
+use super::{Lab, data_volume, spec, vm_of, wait_for};
+use crate::{catalog, hosts, jobs, planning, replicas, vms};
 
 /// The data volume at `cloud1` has a complete replica at `home1`.
 async fn replicated() -> Lab {
@@ -185,6 +188,70 @@ async fn no_round_drops_a_point_that_is_becoming_the_volume() {
         (home.replicas.pulls, home.replicas.points.len())
     };
     assert_eq!((pulls, points), (before, 1), "rounds, and the points that are left");
+}
+
+#[tokio::test]
+async fn a_volume_does_not_follow_its_vm_to_its_replica_unasked() {
+    let lab = replicated().await;
+    let mut spec = spec(Access::Write);
+    spec.start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(spec).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.cloud, &vm).await;
+    let near = vms::check_far(&lab.cluster, &vm, &lab.home.id).await.expect_err("its replica");
+    assert_eq!(near.kind, ProblemKind::Conflict, "{near}");
+    assert!(near.why.contains("no other site") && near.next.contains("vm move"), "{near}");
+}
+
+/// A round of which something is missing is under way. The replica's driver looks at once.
+async fn is_filling(lab: &Lab, at_replica: ReplicaPoint) {
+    let site = SiteId::new("home").expect("name");
+    let pin = ReplicaPin {
+        replica: site.clone(),
+        layer: at_replica.layer,
+        filling: true,
+        newer_bytes: 0,
+    };
+    lab.cloud.inside().replicas.pins.insert(data_volume(), pin);
+    lab.home.inside().replicas.points = vec![at_replica];
+    let ask = ReplicateVolume { to: site, every_s: 7200, keep: 1 };
+    replicas::replicate(&lab.cluster, &data_volume(), &ask).await.expect("it is there");
+}
+
+#[tokio::test]
+async fn a_round_begins_anew_when_its_home_has_another_address() {
+    let lab = replicated().await;
+    let before = lab.home.inside().replicas.pulls;
+    is_filling(&lab, ReplicaPoint { missing_bytes: 100, ..point(5) }).await;
+    wait_for("the round to be seen", async || {
+        let shown = replicas::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        (shown.first()?.missing_bytes == Some(100)).then_some(())
+    })
+    .await;
+    assert_eq!(lab.home.inside().replicas.pulls, before, "it goes on");
+    let moved = HostAddresses { nbd_addr: "10.9.9.9:10809".into(), ..lab.cloud.addresses.clone() };
+    hosts::register(&lab.cluster, &lab.cloud.id, moved).await.expect("register");
+    wait_for("the round to begin anew", async || {
+        (lab.home.inside().replicas.pulls > before).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_round_whose_copy_is_broken_begins_anew_and_then_says_why_it_waits() {
+    let lab = replicated().await;
+    let before = lab.home.inside().replicas.pulls;
+    let why = "the bytes differ";
+    let broken = ReplicaPoint { missing_bytes: 100, problem: why.into(), broken: true, ..point(5) };
+    lab.home.inside().replicas.pulls_nothing = true;
+    is_filling(&lab, broken).await;
+    wait_for("the reason", async || {
+        let shown = replicas::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        let problem = &shown.first()?.problem;
+        (problem.contains(why) && problem.contains("--stop")).then_some(())
+    })
+    .await;
+    assert_eq!(lab.home.inside().replicas.pulls, before + 1, "not again and again");
 }
 
 #[tokio::test]

@@ -185,7 +185,10 @@ impl<'a> Breaks<'a> {
         let path = format!("/v1/vms/{vm}/move");
         match stream
             .client()
-            .post::<Migration>(&path, &MoveVm { host: to, volumes: VolumesOnMove::Stay })
+            .post::<Migration>(
+                &path,
+                &MoveVm { host: to, volumes: VolumesOnMove::Stay, confirmed: false },
+            )
             .await
         {
             Ok(_) => Some(what),

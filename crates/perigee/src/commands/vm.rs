@@ -40,6 +40,9 @@ pub enum Verb {
         /// What becomes of the VM's volumes
         #[arg(long, value_enum, default_value_t = Volumes::Stay, conflicts_with = "cancel")]
         volumes: Volumes,
+        /// Let the volumes follow although a replica of one is at the destination's site
+        #[arg(long, conflicts_with = "cancel")]
+        yes: bool,
     },
     /// Show the end of the serial console
     Console {
@@ -120,8 +123,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 client.post(&format!("/v1/vms/{vm}/stop"), &serde_json::json!({})).await?;
             Ok(())
         }
-        Verb::Move { vm, host: Some(host), volumes, .. } => {
-            let ask = MoveVm { host, volumes: volumes.into() };
+        Verb::Move { vm, host: Some(host), volumes, yes: confirmed, .. } => {
+            let ask = MoveVm { host, volumes: volumes.into(), confirmed };
             moving::begin(&client, &vm, &ask, context.format).await
         }
         Verb::Move { vm, host: None, .. } => moving::cancel(&client, &vm, context.format).await,

@@ -193,7 +193,8 @@ impl System {
         volumes: VolumesOnMove,
     ) -> Checked<Migration> {
         let vm = job.vm.as_ref().unwrap_or_else(|| panic!("job {} has no VM", job.id));
-        let (path, wish) = (format!("/v1/vms/{vm}/move"), MoveVm { host: host(to), volumes });
+        let (path, wish) =
+            (format!("/v1/vms/{vm}/move"), MoveVm { host: host(to), volumes, confirmed: false });
         until("the move to begin", async || self.client.post(&path, &wish).await.map(Some)).await
     }
 
