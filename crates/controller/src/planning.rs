@@ -10,8 +10,8 @@ use perigee_model::replica::Replica;
 use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{HostId, Problem, SiteId, VmId};
 use perigee_planner::{
-    Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, PastMove,
-    PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
+    Cluster as Facts, CopyFacts, Dirty, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost,
+    PastMove, PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
@@ -22,6 +22,8 @@ use crate::{catalog, files, leave_site, links, migration, replicas};
 
 pub use decisions::{asked_plan, decisions, not_done, record, record_submission, score};
 use history::history;
+#[cfg(test)]
+pub(crate) use history::history_key;
 pub use history::{job_ended, wants_trace};
 
 /// The planner's facts about a job that has not started.
@@ -111,7 +113,6 @@ pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Run
     let here = record.meter.totals.since(&record.meter.at_arrival);
     let spec = &record.job.spec;
     let history = history(cluster, spec).await?;
-    let dirty_bytes_per_s = last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s);
     let since_command = record.meter.totals.since(&record.meter.at_command);
     let requests = data_disks(placement, &since_command).iter().map(requests).sum();
     Ok(Some(Running {
@@ -128,20 +129,37 @@ pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Run
         uses_held: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
         refused: Vec::new(),
         moves: record.moves,
-        dirty_bytes_per_s,
-        wall_s: seconds(now_ms().saturating_sub(record.meter.arrived_ms)),
+        dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
+        wall_s: at_its_host_s(record),
         vcpu_s: seconds(here.vcpu_ms),
         disks: disks_that_may_come(cluster, record, placement, &here).await?,
     }))
 }
 
-/// Predicts a migration, and chooses how the memory is sent; `None` if the link is not measured.
-pub fn move_cost(cluster: &Cluster, record: &JobRecord, to: &HostId) -> Option<MoveCost> {
-    let from = record.job.host.as_ref()?;
-    let dirty = last_dirty_rate(cluster, record);
+/// Predicts a migration as [`perigee_planner::consider`] does, and chooses how the memory is sent.
+///
+/// # Errors
+/// If the store fails.
+pub async fn move_cost(
+    cluster: &Cluster,
+    record: &JobRecord,
+    from: &HostId,
+    to: &HostId,
+) -> Result<Result<MoveCost, Refused>, Problem> {
+    let history = history(cluster, &record.job.spec).await?;
+    let measured = last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s);
+    let here = record.meter.totals.since(&record.meter.at_arrival);
+    let placement = record.placement.as_ref();
+    let disks = placement.map(|placement| data_disks(placement, &here)).unwrap_or_default();
+    let dirty = Dirty::of_running(measured, &disks, at_its_host_s(record));
     let facts = facts_for(cluster, record.job.vm.as_ref());
     let memory_bytes = record.job.spec.memory_bytes;
-    perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty).ok()
+    Ok(perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty))
+}
+
+/// For how long the command has run at the VM's present host, with its data where they are now.
+fn at_its_host_s(record: &JobRecord) -> f64 {
+    seconds(now_ms().saturating_sub(record.meter.arrived_ms))
 }
 
 /// The data volumes' counters, by the names in the job file. The VM's own disks are left out. The boot and the
@@ -284,14 +302,10 @@ fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Option<u64> {
     moves.iter().rev().map(|m| dirty_rate(&m.migration)).find(|rate| *rate > 0)
 }
 
-/// How fast the VM changed its memory. If it was slowed down, only the rounds before that show it: those with the
-/// highest rate.
+/// The highest rate that was seen: QEMU slows down a VM that changes its memory fast, and then it changes less.
 fn dirty_rate(migration: &Migration) -> u64 {
     let rounds = migration.phases.rounds.iter().map(|round| round.dirty_bytes_per_s);
-    match migration.throttle_percent {
-        Some(_) => rounds.max().unwrap_or(0),
-        None => migration.dirty_bytes_per_s,
-    }
+    rounds.max().unwrap_or(0).max(migration.dirty_bytes_per_s)
 }
 
 fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
@@ -319,4 +333,32 @@ pub fn seconds(ms: u64) -> f64 {
 )]
 pub fn milliseconds(s: f64) -> u64 {
     (s * 1e3).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::phases::CopyRound;
+
+    use super::*;
+
+    /// QEMU does so without an order too.
+    #[test]
+    fn a_vm_that_was_slowed_down_does_not_teach_its_slow_rate() {
+        let mut moved: Migration = serde_json::from_value(serde_json::json!({
+            "id": "q-0001-m1", "vm": "q-0001", "from": "home1", "to": "cloud1", "state": "completed",
+            "reason": "asked", "started_ms": 0, "ended_ms": 1, "predicted_total_ms": null,
+            "total_ms": 0, "downtime_ms": 0, "bytes": 0, "job_progress": null
+        }))
+        .expect("a migration");
+        let round = |number, dirty_bytes_per_s| CopyRound {
+            first: number,
+            last: number,
+            duration_ms: 1000,
+            bytes: 1,
+            dirty_bytes_per_s,
+        };
+        moved.phases.rounds = vec![round(1, 200 << 20), round(2, 4 << 20)];
+        moved.dirty_bytes_per_s = 4 << 20;
+        assert_eq!(dirty_rate(&moved), 200 << 20);
+    }
 }

@@ -136,7 +136,10 @@ pub async fn move_to(
             .next("`perigee vm list` shows the VMs"));
     };
     cluster.hosts.get(&to)?;
-    let cost = planning::move_cost(cluster, &record, &to);
+    let cost = match &record.job.host {
+        Some(from) => Some(planning::move_cost(cluster, &record, from, &to).await?),
+        None => None,
+    };
     let wish = migration::Wish {
         to: to.clone(),
         reason: "asked".to_owned(),
@@ -145,7 +148,9 @@ pub async fn move_to(
     };
     let moved = migration::request(cluster, &record, wish).await?;
     let summary = format!("move from {} to {to}, as requested by a user", moved.from);
-    let plan = planning::asked_plan(cost.map(|cost| cost.figures).unwrap_or_default());
+    let figures =
+        cost.map(|cost| cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures));
+    let plan = planning::asked_plan(figures.unwrap_or_default());
     planning::record(cluster, &record.job.id, Trigger::Asked, plan, summary).await?;
     Ok(moved)
 }

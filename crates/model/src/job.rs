@@ -241,9 +241,10 @@ pub struct Migration {
     pub started_ms: u64,
     /// When it completed or was aborted; Unix time.
     pub ended_ms: Option<u64>,
-    /// What the planner said that preparation, copying and pause would take; `None` if the link was not measured.
+    /// What the planner said that preparation, copying and pause would take; `None` if it could not predict that.
     pub predicted_total_ms: Option<u64>,
-    /// How long the planner said that it would wait for other VMs' moves over the same link.
+    /// How long the planner said that it would wait for other VMs' moves over the same link; `None` if that was not
+    /// known.
     #[serde(default)]
     pub predicted_wait_ms: Option<u64>,
     /// How long it waited for other VMs' moves.
@@ -285,8 +286,8 @@ pub struct Migration {
     /// Whether the memory is sent compressed. [`Self::bytes`] and the rates are those before compression.
     #[serde(default)]
     pub compressed: bool,
-    /// For how many percent of the time the vCPUs are stopped while memory is copied, because the VM would change its
-    /// memory faster than it can be sent; `None` if the VM is not slowed down.
+    /// For how many percent of the time the vCPUs are stopped while memory is copied, because the VM would change more
+    /// than half of what can be sent meanwhile; `None` if the VM is not slowed down.
     #[serde(default)]
     pub throttle_percent: Option<u8>,
     /// Why the memory is sent in this way, with the times of the other ways.

@@ -21,6 +21,9 @@ pub const DOWNTIME_LIMIT_FIRST_MS: u32 = 100;
 /// It is never raised beyond that.
 pub const DOWNTIME_LIMIT_MAX_MS: u32 = 2000;
 
+/// A migration that takes longer than this many seconds from its turn on is cancelled: it hardly ends.
+pub const TOTAL_MAX_S: u64 = 15 * 60;
+
 /// More rounds than that are thinned out: two neighbours become one.
 pub const ROUNDS_MAX: usize = 32;
 
@@ -209,7 +212,7 @@ impl Pause {
     }
 }
 
-/// Neighbours as one round; the dirty rate is the later one's, which is nearer to the end.
+/// Neighbours as one round. The dirty rate is the higher one: QEMU may have slowed the VM down in the other.
 fn merged(rounds: &[CopyRound]) -> Option<CopyRound> {
     let (first, last) = (rounds.first()?, rounds.last()?);
     Some(CopyRound {
@@ -217,22 +220,24 @@ fn merged(rounds: &[CopyRound]) -> Option<CopyRound> {
         last: last.last,
         duration_ms: rounds.iter().map(|round| round.duration_ms).sum(),
         bytes: rounds.iter().map(|round| round.bytes).sum(),
-        dirty_bytes_per_s: last.dirty_bytes_per_s,
+        dirty_bytes_per_s: rounds.iter().map(|round| round.dirty_bytes_per_s).max()?,
     })
 }
 
 /// Seconds until memory is copied: what is left, and what is changed while it is sent, and so on.
-/// `None` when the rate is not known yet or memory changes as fast as it is sent.
+/// `None` when the rate is not known yet, or when it would take longer than a migration may, because memory changes
+/// nearly as fast as it is sent.
 pub fn copy_left_s(
     remaining_bytes: u64,
     rate_bytes_per_s: u64,
     dirty_bytes_per_s: u64,
 ) -> Option<f64> {
-    (rate_bytes_per_s > dirty_bytes_per_s)
-        .then(|| as_f64(remaining_bytes) / as_f64(rate_bytes_per_s - dirty_bytes_per_s))
+    let gained = rate_bytes_per_s.checked_sub(dirty_bytes_per_s).filter(|gained| *gained > 0)?;
+    let left_s = as_f64(remaining_bytes) / as_f64(gained);
+    (left_s <= as_f64(TOTAL_MAX_S)).then_some(left_s)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "bytes of a VM's memory")]
+#[expect(clippy::cast_precision_loss, reason = "bytes of a VM's memory, or seconds")]
 fn as_f64(bytes: u64) -> f64 {
     bytes as f64
 }
@@ -298,6 +303,7 @@ mod tests {
         assert_eq!(copy_left_s(100, 50, 25), Some(4.0));
         assert_eq!(copy_left_s(100, 50, 50), None);
         assert_eq!(copy_left_s(100, 0, 0), None);
+        assert_eq!(copy_left_s(64 << 30, 10_000_001, 10_000_000), None, "2000 years are not known");
     }
 
     proptest! {

@@ -60,7 +60,13 @@ impl Experience {
     }
 }
 
-/// How much faster compression made earlier moves. If none was compressed, this is assumed.
+/// A greater gain is one of a link that was probed badly.
+const GAIN_MAX: f64 = 4.0;
+
+/// What compression has done for the rate of earlier moves, beside the assumption, which counts as one move.
+///
+/// A move under a limit shows no more gain than the limit let it have, and one that was slower than its link waited
+/// for the CPUs. So both say nothing about the gain.
 pub fn compression(moves: &[PastMove]) -> Compression {
     let compressed = || moves.iter().filter(|m| m.compressed && m.rate_bytes_per_s > 0);
     let rate = |m: &PastMove| {
@@ -68,9 +74,12 @@ pub fn compression(moves: &[PastMove]) -> Compression {
         (ms > 0).then(|| m.phases.copied_bytes() as f64 * 1e3 / ms as f64)
     };
     let assumed = Compression::default();
-    let gain = mean(compressed().filter_map(|m| Some(rate(m)? / link_rate(m))));
+    let free = compressed().filter(|m| m.max_bytes_per_s.is_none());
+    let gains = free.filter_map(|m| Some(rate(m)? / m.rate_bytes_per_s as f64));
+    let of_the_link = gains.filter(|gain| *gain >= 1.0).map(|gain| gain.min(GAIN_MAX));
+    let gain = mean(of_the_link.chain([assumed.gain])).unwrap_or(assumed.gain);
     let fastest = compressed().filter_map(rate).fold(assumed.rate_max_bytes_per_s, f64::max);
-    Compression { gain: gain.unwrap_or(assumed.gain), rate_max_bytes_per_s: fastest }
+    Compression { gain, rate_max_bytes_per_s: fastest }
 }
 
 /// The rate that an earlier move could have on its link.
@@ -189,13 +198,27 @@ mod tests {
     #[test]
     fn a_compressed_move_teaches_its_gain_and_nothing_about_scanning() {
         let mut compressed = PastMove { compressed: true, ..past() };
-        // 522 MiB in 6.1 s, of a link that it shared.
-        compressed.max_bytes_per_s = Some(64 * MIB);
+        // 522 MiB in 6.1 s.
+        compressed.rate_bytes_per_s = 64 * MIB;
         let learned = Experience::of(&[compressed], &mut Figures::default());
         assert_close(learned.scan_s_per_byte, 0.0);
         assert_close(learned.share_sent, 0.5);
-        assert_close(learned.compression.gain, 522.0 / 6.1 / 64.0);
+        assert_close(learned.compression.gain, f64::midpoint(2.0, 522.0 / 6.1 / 64.0));
         assert_close(learned.compression.rate_max_bytes_per_s, 522.0 / 6.1 * MIB as f64);
+    }
+
+    #[test]
+    fn a_move_that_its_limit_or_the_cpus_slowed_down_does_not_lower_the_gain() {
+        let assumed = Compression::default().gain;
+        let limited = PastMove { compressed: true, max_bytes_per_s: Some(80 * MIB), ..past() };
+        assert_close(compression(&[limited]).gain, assumed);
+        // 86 MiB/s over a link of 128 MiB/s.
+        let slow = PastMove { compressed: true, ..past() };
+        assert_close(compression(&[slow]).gain, assumed);
+        // A link that was probed with a thousandth of its rate.
+        let lucky =
+            PastMove { compressed: true, rate_bytes_per_s: WAN_BYTES_PER_S / 1000, ..past() };
+        assert_close(compression(&[lucky]).gain, 3.0);
     }
 
     #[test]

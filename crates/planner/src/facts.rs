@@ -146,8 +146,8 @@ pub struct LinkFacts {
 /// How a migration shares its link with others.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkForMoves {
-    /// The time until the migrations before it have ended.
-    pub wait_s: f64,
+    /// The time until the migrations before it have ended; `None` if that is not known.
+    pub wait_s: Option<f64>,
     /// The rate that it may have on the link; `None` if no VM uses its disks over it.
     pub max_bytes_per_s: Option<u64>,
 }

@@ -68,7 +68,7 @@ fn link(from: &str, to: &str) -> LinkFacts {
         to_site: site_of(to),
         probe: probe_of_link,
         blocks: Some(probe(latency_us)),
-        moves: LinkForMoves::default(),
+        moves: LinkForMoves { wait_s: Some(0.0), max_bytes_per_s: None },
     }
 }
 

@@ -40,7 +40,7 @@ pub use facts::{
     RefusedWay, Running, Snapshot, VolumeFacts,
 };
 pub use modes::{Compression, Mode};
-pub use moving::{MoveCost, move_cost};
+pub use moving::{Dirty, MoveCost, move_cost};
 pub use network::{Path, lost_s};
 pub use noise::noise;
 pub use options::plan;

@@ -45,8 +45,6 @@ struct Inner {
     jobs: BTreeMap<JobId, Arc<JobRecord>>,
     /// The migrations of these jobs' VMs.
     migrations: BTreeMap<(VmId, u32), Arc<MigrationRecord>>,
-    /// The VMs whose last migration was aborted: the migration's number, and when this became known.
-    aborted: BTreeMap<VmId, (u32, Instant)>,
     /// The last completed migrations of all jobs.
     past_moves: Vec<Arc<MigrationRecord>>,
     /// Queued jobs that may start, until their driver has recorded it.
@@ -144,7 +142,6 @@ impl Index {
         let before = if record.job.state.is_final() {
             if let Some(vm) = &record.job.vm {
                 inner.migrations.retain(|(of, _), _| of != vm);
-                inner.aborted.remove(vm);
             }
             inner.jobs.remove(id)
         } else {
@@ -173,7 +170,6 @@ impl Index {
         // The migrations of an ended job are not needed.
         if inner.job_of(vm).is_some() {
             inner.migrations.insert((vm.clone(), record.number), Arc::new(record.clone()));
-            inner.note_abort(vm, record.number, state);
         }
         drop(inner);
         if state.is_final() {
@@ -220,12 +216,6 @@ impl Index {
         let inner = self.lock();
         let of_vm = inner.migrations.range((vm.clone(), 0)..=(vm.clone(), u32::MAX));
         of_vm.map(|(_, record)| Arc::clone(record)).collect()
-    }
-
-    /// How long ago the VM's last migration was aborted; `None` if it was not. After a restart of the controller
-    /// the time counts from the restart.
-    pub fn since_abort(&self, vm: &VmId) -> Option<Duration> {
-        self.lock().aborted.get(vm).map(|(_, at)| at.elapsed())
     }
 
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
@@ -300,18 +290,6 @@ impl Index {
 }
 
 impl Inner {
-    fn note_abort(&mut self, vm: &VmId, number: u32, state: MigrationState) {
-        let last = self.aborted.get(vm).map(|(last, _)| *last);
-        if last.is_some_and(|last| last > number) {
-            return;
-        }
-        if state != MigrationState::Aborted {
-            self.aborted.remove(vm);
-        } else if last != Some(number) {
-            self.aborted.insert(vm.clone(), (number, Instant::now()));
-        }
-    }
-
     fn is_move_being_recorded(&self, vm: &VmId) -> bool {
         self.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm))
     }

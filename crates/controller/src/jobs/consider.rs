@@ -2,17 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use perigee_model::job::JobState;
+use perigee_model::job::{JobState, Migration};
 use perigee_model::plan::{Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem};
 use perigee_planner::{RefusedWay, Verdict};
 
 use super::driver::Run;
+use crate::cluster::now_ms;
 use crate::records::vm_of;
 use crate::{migration, planning};
 
-/// How long a change is not made again after it was refused, or after a migration was aborted.
+/// How long a change is not made again after it was refused. After an aborted migration: [`migration::refused_after`].
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
 /// A change that the planner wanted and that was refused.
@@ -119,15 +120,11 @@ impl Run {
                 why: why.clone(),
             })
             .collect();
-        let vm = vm_of(&self.id);
-        let since_abort = self.cluster.index.since_abort(&vm);
-        if since_abort.is_some_and(|since| since < AFTER_REFUSAL) {
-            all.extend(self.cluster.index.migrations_of(&vm).pop().map(|last| RefusedWay {
-                way: Way::Migrate,
-                to: last.migration.to.clone(),
-                why: format!("its last migration was aborted: {}", last.migration.error),
-            }));
-        }
+        let moves = self.cluster.index.migrations_of(&vm_of(&self.id));
+        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
+        let hosts: Vec<HostId> =
+            self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
+        all.extend(migration::refused_after(&moves, &hosts, now_ms()));
         all
     }
 

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! [`sharing`] lets migrations over one link wait for each other, [`prepare`] does the work before the source is asked, [`watch`] reads the reports of both agents until one
-//! of them reports the end, and [`figures`] records them. This module contains the driver.
+//! of them reports the end, and [`figures`] records them. [`aborted`] says how long a VM stays where it is after migrations
+//! that failed. This module contains the driver.
 //!
 //! The source's agent sends the VM and raises the epochs; the controller prepares and watches this. It judges
 //! the result from the reports of both agents ([`judge()`]), so a controller that was restarted in the middle
@@ -17,6 +18,7 @@
 //! counts as dead, and is not waited for. Then the other agent decides, and the VM's job takes the writer
 //! epochs from any VM that may still run ([`crate::jobs`]).
 
+mod aborted;
 mod figures;
 mod prepare;
 mod request;
@@ -35,6 +37,7 @@ use perigee_model::{MigrationId, Problem, VmId};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_key};
 
+pub use aborted::refused_after;
 #[cfg(test)]
 pub(crate) use request::new_record;
 pub use request::{Wish, cancel, of_vm, request, shown};

@@ -7,8 +7,8 @@ use perigee_model::phases::Phases;
 use perigee_model::vm::LinkProbe;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, VmId, VmStart};
-use perigee_planner::MoveCost;
 use perigee_planner::queue::Demand;
+use perigee_planner::{Mode, MoveCost, Refused};
 
 use super::{name_of, sharing};
 use crate::cleaner;
@@ -74,7 +74,7 @@ pub async fn request(
     };
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let link = links::toward(cluster, &from, &wish.to);
-    let cost = planning::move_cost(cluster, job, &wish.to);
+    let cost = planning::move_cost(cluster, job, &from, &wish.to).await?;
     let record = new_record(&vm, start_of(job, number), from, wish, link, cost)?;
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
@@ -102,15 +102,15 @@ pub(crate) fn new_record(
     from: HostId,
     wish: Wish,
     link: Option<LinkProbe>,
-    cost: Option<MoveCost>,
+    cost: Result<MoveCost, Refused>,
 ) -> Result<MigrationRecord, Problem> {
     let number = start.migration;
-    let milliseconds = |seconds: fn(&MoveCost) -> f64| {
-        cost.as_ref().map(|cost| planning::milliseconds(seconds(cost)))
+    let milliseconds = |seconds: fn(&MoveCost) -> Option<f64>| {
+        cost.as_ref().ok().and_then(seconds).map(planning::milliseconds)
     };
     let (predicted_total_ms, predicted_wait_ms) =
-        (milliseconds(|cost| cost.total_s), milliseconds(|cost| cost.wait_s));
-    let mode = cost.map(|cost| cost.mode).unwrap_or_default();
+        (milliseconds(|cost| Some(cost.total_s)), milliseconds(|cost| cost.wait_s));
+    let mode = mode_of(cost);
     let migration = Migration {
         id: name_of(vm, number)?,
         vm: vm.clone(),
@@ -151,6 +151,14 @@ pub(crate) fn new_record(
         boot_id: String::new(),
         watched_ms: 0,
     })
+}
+
+/// How the memory is sent, with the reason; also for a move that a person wants against the prediction.
+fn mode_of(cost: Result<MoveCost, Refused>) -> Mode {
+    let too_long = cost.as_ref().ok().and_then(MoveCost::too_long);
+    let mode = cost.map_or_else(|refused| Mode::without_prediction(&refused), |cost| cost.mode);
+    let Some(too_long) = too_long else { return mode };
+    Mode { why: format!("{}; {too_long}", mode.why), ..mode }
 }
 
 /// Cancels the VM's running migration. The VM stays at its source, unless it has already arrived.

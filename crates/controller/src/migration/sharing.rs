@@ -68,7 +68,8 @@ impl Run {
             return most;
         }
         // QEMU 7.2 counts the bytes before compression.
-        let gain = perigee_planner::compression(&planning::past_moves(&self.cluster)).gain;
+        let compression = perigee_planner::compression(&planning::past_moves(&self.cluster));
+        let gain = compression.under_limit().gain;
         most.map(|most| times(most, gain))
     }
 
@@ -159,9 +160,8 @@ pub fn for_moves(
     to: &HostId,
 ) -> LinkForMoves {
     let queue = cluster.lanes.queue(&lane(cluster, from, to));
-    let wait_ms = left_of_all_ms(cluster, queue.iter()).unwrap_or(0);
     LinkForMoves {
-        wait_s: planning::seconds(wait_ms),
+        wait_s: left_of_all_ms(cluster, queue.iter()).map(planning::seconds),
         max_bytes_per_s: max_bytes_per_s(cluster, used, from, to),
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
+use perigee_model::phases::{DOWNTIME_LIMIT_FIRST_MS, TOTAL_MAX_S};
 use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
     CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmStatus,
@@ -22,7 +22,7 @@ use crate::cluster::Cluster;
 
 /// A migration that takes longer does not converge and is cancelled. Time in which no controller ran does not
 /// count.
-const TOTAL_MAX: Duration = Duration::from_secs(15 * 60);
+const TOTAL_MAX: Duration = Duration::from_secs(TOTAL_MAX_S);
 
 /// How long a request may stay open if no figures are needed.
 const QUIET_WAIT: Duration = Duration::from_secs(10);

@@ -177,7 +177,7 @@ pub(super) async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<His
 
 /// Jobs with the same image and command share a history. Their other differences are in their
 /// [`perigee_planner::Traits`].
-pub(super) fn history_key(spec: &JobSpec) -> String {
+pub(crate) fn history_key(spec: &JobSpec) -> String {
     format!("{RUNS}{}", digest(&serde_json::json!([spec.image, spec.command])))
 }
 

@@ -1,15 +1,19 @@
 //! Live migrations, and what interrupts them.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, HostState, Job, JobSpec, JobState, Link, MigrationState, Start};
+use perigee_model::job::{
+    Access, HostState, Job, JobSpec, JobState, Link, Migration, MigrationState, Start,
+};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{LinkProbe, MigrationPhase, VmStatus};
-use perigee_model::{JobId, ProblemKind, VmId, VmStart};
+use perigee_model::{HostId, JobId, ProblemKind, VmId, VmStart};
+use perigee_planner::Refused;
 
 use super::fake::FakeHost;
 use super::{Lab, TIMING, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Timing;
+use crate::cluster::taught::History;
 use crate::{hosts, jobs, links, migration, planning, vms};
 
 /// A running job whose VM is being copied from `home1` to `cloud1`.
@@ -205,9 +209,14 @@ async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
     let job = lab.wait_for_job(&id, "not moved", aborted).await;
     assert_eq!(job.migrations[0].error, "cancelled");
     // The store has it before the index.
-    let of_abort = async || lab.cluster.index.since_abort(&vm);
-    let since = wait_for("the planner to wait for a while", of_abort).await;
-    assert!(since < std::time::Duration::from_secs(3600));
+    let elsewhere = [HostId::new("cloud2").expect("name")];
+    wait_for("the planner to wait for a while", async || {
+        let moves = lab.cluster.index.migrations_of(&vm);
+        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
+        let ended_ms = moves[0].ended_ms?;
+        Some(migration::refused_after(&moves, &elsewhere, ended_ms)).filter(|all| all.len() == 1)
+    })
+    .await;
     assert_eq!(job.host.as_ref(), Some(&lab.home.id));
     let again = migration::cancel(&lab.cluster, &vm).await.expect_err("none is under way");
     assert_eq!(again.kind, ProblemKind::Conflict);
@@ -420,8 +429,9 @@ async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
         volumes: Default::default(),
     };
     let start = VmStart::default().by_migration(1);
-    let record =
-        migration::new_record(&vm, start, lab.home.id.clone(), wish, None, None).expect("record");
+    let unknown = Err(Refused::HostNotUp(lab.cloud.id.clone()));
+    let record = migration::new_record(&vm, start, lab.home.id.clone(), wish, None, unknown)
+        .expect("record");
     let key = crate::records::migration_key(&vm, 1);
     assert!(lab.cluster.records.create(&key, &record).await.expect("create"));
     jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
@@ -547,6 +557,31 @@ async fn a_migration_leaves_a_part_of_the_link_to_vms_that_read_over_it() {
 
     let (lab, _, vm) = copying().await;
     assert_eq!(wait_for_order(&lab, &vm).await.max_bytes_per_s, None, "no other VM uses the link");
+}
+
+/// The first move of a VM over a link of 50 MiB/s, of which it gets 40. Earlier runs of its job changed so much memory.
+async fn first_move(dirty_bytes_per_s: u64) -> Migration {
+    let (lab, [(_, vm), _]) = two_running().await;
+    links::probe_all(&lab.cluster).await.expect("probe");
+    let history = History { dirty_bytes_per_s: Some(dirty_bytes_per_s), ..History::default() };
+    let key = planning::history_key(&spec(Access::Read));
+    lab.cluster.taught.set_history(&key, std::sync::Arc::new(history));
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &vm, to, Default::default()).await.expect("move")
+}
+
+#[tokio::test]
+async fn the_first_move_of_a_vm_is_sent_as_the_history_of_its_job_says() {
+    let moved = first_move(45 << 20).await;
+    assert!(moved.throttle_percent.is_some(), "{}", moved.mode_reason);
+    assert!(moved.mode_reason.contains("changes 45 MiB/s of its memory"), "{}", moved.mode_reason);
+}
+
+#[tokio::test]
+async fn a_move_that_would_not_end_is_slowed_down_and_compressed_and_says_why() {
+    let moved = first_move(1 << 40).await;
+    assert_eq!((moved.compressed, moved.throttle_percent), (true, Some(99)));
+    assert!(moved.mode_reason.contains("would not end"), "{}", moved.mode_reason);
 }
 
 /// A job does not act on its dead VM while the VM moves, but this one only waits.

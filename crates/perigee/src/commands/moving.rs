@@ -5,7 +5,7 @@ use std::time::Duration;
 use perigee_http::Client;
 use perigee_model::job::{Migration, MigrationState, MoveVm};
 use perigee_model::phases::Part;
-use perigee_model::units::format_seconds;
+use perigee_model::units::{format_rate, format_seconds};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{MigrationId, Problem, VmId};
 
@@ -84,6 +84,9 @@ pub async fn begin(
     format: Format,
 ) -> Result<(), Problem> {
     let migration: Migration = client.post(&format!("/v1/vms/{vm}/move"), ask).await?;
+    if !migration.mode_reason.is_empty() {
+        eprintln!("{}: {}", migration.id, migration.mode_reason);
+    }
     let ended = tokio::select! {
         ended = watch(client, &migration.id, vm) => ended?,
         _ = tokio::signal::ctrl_c() => {
@@ -167,7 +170,11 @@ fn state_words(migration: &Migration) -> String {
     match migration.left_ms {
         Some(left_ms) => words.push_str(&format!(", about {} left", format_ms(left_ms))),
         None if is_copying => {
-            words.push_str("; the guest changes its memory as fast as it is sent");
+            words.push_str(&format!(
+                "; at this rate it does not end in time: the guest changes {}, and {} are sent",
+                format_rate(migration.dirty_bytes_per_s),
+                format_rate(migration.rate_bytes_per_s)
+            ));
         }
         None => {}
     }
@@ -197,7 +204,7 @@ mod tests {
         migration.left_ms = Some(2000);
         assert_eq!(state_words(&migration), "copying, 100 MiB to send, about 2.0 s left");
         migration.left_ms = None;
-        assert!(state_words(&migration).contains("as fast as it is sent"));
+        assert!(state_words(&migration).contains("does not end in time: the guest changes"));
     }
 
     #[test]

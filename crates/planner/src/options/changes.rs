@@ -11,7 +11,7 @@ use crate::facts::Snapshot;
 use crate::figures::Figures;
 use crate::hosts::slower_s;
 use crate::learn::{Learned, Place};
-use crate::moving::{Dirty, MoveCost, move_cost_with};
+use crate::moving::{Dirty, MoveCost, move_cost};
 use crate::refused::Refused;
 use crate::running::{MAY_NOT_MOVE, is_clearly_less, moves_at_s};
 
@@ -121,11 +121,11 @@ fn predict_move(
     let command_s = start.seconds.total_s - start.seconds.boot_s;
     let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, command_s);
     let memory_bytes = snapshot.job.memory_bytes;
-    let cost = move_cost_with(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
+    let cost = move_cost(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
     let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
     let is_one_site = snapshot.cluster.is_one_site(&start.host, &end.host);
     let held = (snapshot.job.uses_held && !is_one_site).then(|| HELD.to_owned());
-    candidate.impossible = held.or_else(|| may_not_move(snapshot));
+    candidate.impossible = held.or_else(|| cost.too_long()).or_else(|| may_not_move(snapshot));
     Ok((changed(candidate, learned, start, &end.place, &cost), cost))
 }
 

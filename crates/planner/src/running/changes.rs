@@ -4,11 +4,11 @@ use perigee_model::HostId;
 use perigee_model::plan::Way;
 
 use crate::copying::{Coming, copy_of};
-use crate::facts::{DiskFacts, HostFacts, Running};
+use crate::facts::{HostFacts, Running};
 use crate::figures::Figures;
 use crate::hosts::{computing_factor, slower_s};
 use crate::learn::{Learned, Source, far_of_all};
-use crate::moving::{Dirty, MoveCost, move_cost_with};
+use crate::moving::{Dirty, MoveCost, move_cost};
 use crate::network::{io_s, not_computing_s};
 use crate::options::HELD;
 use crate::refused::Refused;
@@ -118,10 +118,9 @@ fn place<'a>(
         false if there_s > 0.0 => bound_s,
         false => 0.0,
     };
-    let data_bytes = running.disks.iter().map(data_bytes).sum();
-    let dirty = Dirty::new(running.dirty_bytes_per_s, data_bytes, running.wall_s);
+    let dirty = Dirty::of_running(running.dirty_bytes_per_s, &running.disks, running.wall_s);
     let (cluster, from) = (&running.cluster, &running.host);
-    let mut cost = move_cost_with(cluster, from, to, running.memory_bytes, dirty)?;
+    let mut cost = move_cost(cluster, from, to, running.memory_bytes, dirty)?;
     for figure in figures.into_vec() {
         if !cost.figures.contains(&figure) {
             cost.figures.push(figure);
@@ -133,7 +132,8 @@ fn place<'a>(
     let to_lose = by_history.or_else(|| by_progress(running, saved_s));
     let is_held = running.uses_held && !cluster.is_one_site(from, to);
     let held = is_held.then(|| HELD.to_owned());
-    let impossible = held.or_else(|| refused(running, Way::Migrate, to));
+    let refused = || refused(running, Way::Migrate, to);
+    let impossible = held.or_else(|| cost.too_long()).or_else(refused);
     Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, to_lose, impossible })
 }
 
@@ -178,8 +178,4 @@ fn network_s(running: &Running, at: &HostId, figures: &mut Figures) -> Result<f6
         total_s += far_share * longer_s;
     }
     Ok(total_s.max(0.0))
-}
-
-fn data_bytes(disk: &DiskFacts) -> f64 {
-    (disk.client.read_bytes + disk.client.write_bytes) as f64
 }

@@ -177,6 +177,15 @@ fn a_vm_with_data_that_may_not_leave_their_site_does_not_leave_its_own() {
     assert_eq!(moved_to(&consider(&running)), Some("home2"));
 }
 
+/// Of 512 MiB over 0.25 MiB/s.
+#[test]
+fn a_move_that_would_be_cancelled_before_its_end_is_not_made() {
+    let mut thin = reading(1_000_000, 1_000_000.0);
+    thin.cluster.links.iter_mut().for_each(|link| link.probe.rate_bytes_per_s = MIB / 4);
+    let why = why_stay(&thin);
+    assert!(why.contains("longer than 15 min is cancelled"), "{why}");
+}
+
 #[test]
 fn computing_is_not_lost_to_the_network() {
     let mut running = reading(500, 20.0);
