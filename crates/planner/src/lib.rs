@@ -9,7 +9,7 @@
 //! - [`predicted_end`]: when a running job ends.
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
-//! - [`noise`]: how much equal runs differ.
+//! - [`mod@noise`]: how much equal runs differ.
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
