@@ -366,10 +366,11 @@ async fn the_background_goes_on_where_a_reader_missed_a_block_and_still_finishes
     let site = Site::new();
     site.way.lead(&from.pool);
     site.take(&from.pool, "v").await;
-    let waiting = async |reads: usize| {
+    // How many pieces are in flight depends on the measured link.
+    let waiting = async |what: &str, from: u64| {
         let started = std::time::Instant::now();
-        while site.way.reads.lock().unwrap().len() < reads {
-            assert!(started.elapsed() < Duration::from_secs(120), "waited 120 s for {reads} reads");
+        while !site.way.reads.lock().unwrap().iter().any(|read| read.at >= from) {
+            assert!(started.elapsed() < Duration::from_secs(120), "waited 120 s for {what}");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
@@ -378,16 +379,18 @@ async fn the_background_goes_on_where_a_reader_missed_a_block_and_still_finishes
         let pool = Arc::clone(&site.pool);
         async move { fill_all(&pool).await }
     });
-    waiting(8).await;
+    waiting("the background", 0).await;
     let device = session(&site.pool, "v").await;
     let reader = tokio::spawn(async move { device.read(40 * PIECE, 4096).await });
-    waiting(9).await;
+    waiting("the reader", 40 * PIECE).await;
     drop(held);
     reader.await.unwrap().unwrap();
     filling.await.unwrap().unwrap();
     let reads = site.way.reads.lock().unwrap().clone();
-    let next = &reads[9];
-    assert!((40 * PIECE..42 * PIECE).contains(&next.at), "it went on at {next:?}");
+    let missed = reads.iter().position(|read| read.at >= 40 * PIECE).unwrap();
+    let next = &reads[missed + 1..missed + 4];
+    let goes_on = next.iter().any(|read| (40 * PIECE..44 * PIECE).contains(&read.at));
+    assert!(goes_on, "it went on at {next:?}");
     assert_eq!(site.way.read_bytes(OWN_SUFFIX), 64 * PIECE, "each block once");
     site.way.away.store(true, Ordering::SeqCst);
     assert!(all(&session(&site.pool, "v").await).await == content);
