@@ -27,12 +27,10 @@ demo: setup
 test: setup
 	scripts/test
 
-## Each fault in each phase of each placement, some 200 cells and some hours: out/faults/report.html. Cells that have
-## a result there are not run again; ONLY=copy,filling runs these again
+## Each fault in each phase of each placement, some 200 cells in about an hour: out/faults/report.html. It goes on where
+## an earlier run has stopped; ONLY="copy,filling remote" runs these cells again
 faults: setup
-	cargo build --release --locked --package perigee
-	image=$$(scripts/golden-image) && \
-	target/release/perigee lab run faults $(if $(ONLY),--only $(ONLY),--missing) --image $$image --out out/faults
+	experiments/faults/run --out out/faults $(foreach cells,$(ONLY),--only $(cells))
 
 ## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio; and
 ## a lab in which daemons are killed and the WAN is cut while jobs and moves go on, for SOAK_LENGTH

@@ -1,20 +1,22 @@
 //! Shows what a long command is doing, its progress and the time it has taken.
 //!
-//! On a terminal one line changes; elsewhere each step prints a line at its start and at its end.
+//! On a terminal each step under way has a line that changes; elsewhere each step prints a line at its start and at its end.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 #[derive(Debug, Clone)]
 pub struct Steps {
     terminal: bool,
+    /// The lines of all steps under way.
+    bars: MultiProgress,
 }
 
 impl Default for Steps {
     fn default() -> Self {
-        Self { terminal: std::io::stderr().is_terminal() }
+        Self { terminal: std::io::stderr().is_terminal(), bars: MultiProgress::new() }
     }
 }
 
@@ -22,7 +24,7 @@ impl Steps {
     pub fn begin(&self, what: impl Into<String>) -> Step {
         let what = what.into();
         let bar = self.terminal.then(|| {
-            let bar = ProgressBar::new_spinner();
+            let bar = self.bars.add(ProgressBar::new_spinner());
             if let Ok(style) =
                 ProgressStyle::with_template("  {spinner} {prefix}  {elapsed}  {msg}")
             {
@@ -35,12 +37,13 @@ impl Steps {
         if bar.is_none() {
             eprintln!("  … {what}");
         }
-        Step { what, began: Instant::now(), bar, said: String::new(), ended: false }
+        let bars = self.bars.clone();
+        Step { what, began: Instant::now(), bar, bars, said: String::new(), ended: false }
     }
 
     /// Prints a line that stays.
     pub fn say(&self, line: &str) {
-        eprintln!("{line}");
+        self.bars.suspend(|| eprintln!("{line}"));
     }
 }
 
@@ -50,6 +53,7 @@ pub struct Step {
     what: String,
     began: Instant,
     bar: Option<ProgressBar>,
+    bars: MultiProgress,
     said: String,
     ended: bool,
 }
@@ -81,11 +85,8 @@ impl Step {
             bar.finish_and_clear();
         }
         let gap = if result.is_empty() { "" } else { "  " };
-        eprintln!(
-            "  {sign} {} ({:.1} s){gap}{result}",
-            self.what,
-            self.began.elapsed().as_secs_f64()
-        );
+        let took_s = self.began.elapsed().as_secs_f64();
+        self.bars.suspend(|| eprintln!("  {sign} {} ({took_s:.1} s){gap}{result}", self.what));
     }
 }
 

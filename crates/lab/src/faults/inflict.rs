@@ -56,24 +56,19 @@ pub async fn inflict(lab: &Lab, fault: Fault, ends: &Ends) -> Result<(), Problem
     }
 }
 
-/// Changes every link of the WAN for a while.
+/// Changes every link of the WAN for a while. All have the same settings.
 async fn change_wan(lab: &Lab, change: Change, lasts: Duration) -> Result<(), Problem> {
-    let before = lab.links()?;
-    for link in &before {
-        wan::set(lab, &link.sites[0], &link.sites[1], change).await?;
-    }
+    let Some(link) = lab.links()?.into_iter().next() else { return Ok(()) };
+    wan::set_all(lab, change).await?;
     tokio::time::sleep(lasts).await;
-    for link in &before {
-        set_link(lab, link.settings).await?;
-    }
-    Ok(())
+    set_wan(lab, link.settings).await
 }
 
 /// Gives every link these settings.
 ///
 /// # Errors
 /// The WAN can't be changed.
-pub async fn set_link(lab: &Lab, settings: LinkSettings) -> Result<(), Problem> {
+pub async fn set_wan(lab: &Lab, settings: LinkSettings) -> Result<(), Problem> {
     let LinkSettings { rtt_us, rate, loss_ppm, down } = settings;
     let all = Change {
         rtt_us: Some(rtt_us),
@@ -81,10 +76,7 @@ pub async fn set_link(lab: &Lab, settings: LinkSettings) -> Result<(), Problem> 
         loss_ppm: Some(loss_ppm),
         down: Some(down),
     };
-    for link in &lab.definition.links {
-        wan::set(lab, &link.sites[0], &link.sites[1], all).await?;
-    }
-    Ok(())
+    wan::set_all(lab, all).await
 }
 
 /// Kills a daemon with SIGKILL and waits until its supervisor has started it again.

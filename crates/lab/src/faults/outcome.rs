@@ -1,6 +1,6 @@
 //! What became of each cell: the content of `results.json` and of the page with the table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -45,6 +45,9 @@ pub struct CellResult {
     /// The longest time that a client waited for an answer; 0 where a guest is the client.
     pub longest_ms: u64,
     pub took_s: f64,
+    /// The version and the commit that were tested.
+    #[serde(default)]
+    pub perigee: String,
 }
 
 impl CellResult {
@@ -60,7 +63,7 @@ impl CellResult {
             (true, true) => Verdict::Right,
             (true, false) => Verdict::NotSeen,
         };
-        Self { cell, verdict, ended, faults, longest_ms, took_s }
+        Self { cell, verdict, ended, faults, longest_ms, took_s, perigee: String::new() }
     }
 }
 
@@ -115,6 +118,12 @@ impl Outcome {
         self.cells.iter().find(|result| result.cell == *cell)
     }
 
+    /// The versions and commits that were tested.
+    pub fn perigees(&self) -> String {
+        let all: BTreeSet<&str> = self.cells.iter().map(|cell| &cell.perigee[..]).collect();
+        all.into_iter().collect::<Vec<_>>().join("; ")
+    }
+
     /// The number of cells of each verdict, and of those that were not run.
     pub fn line(&self) -> String {
         let count = |verdict| self.cells.iter().filter(|cell| cell.verdict == verdict).count();
@@ -140,12 +149,49 @@ impl Outcome {
              not run; an empty one is not possible.</p>",
             escape(&self.line())
         );
+        self.summary(&mut html);
         for placement in Placement::ALL {
             self.table(&mut html, placement);
         }
         self.details(&mut html);
         page::end(&mut html, &self.versions);
         html
+    }
+
+    /// One row for each placement.
+    fn summary(&self, html: &mut String) {
+        html.push_str(
+            "<div class=\"scroll\"><table>\n<tr><th>placement</th><th>cells</th><th>right</th><th>wrong</th>\
+             <th>phase too short</th><th>undone</th><th>longest wait of a client</th></tr>\n",
+        );
+        let possible = Cell::all();
+        for placement in Placement::ALL {
+            let all: Vec<&CellResult> =
+                self.cells.iter().filter(|result| result.cell.placement == placement).collect();
+            let count = |holds: &dyn Fn(&CellResult) -> bool| {
+                all.iter().filter(|result| holds(result)).count().to_string()
+            };
+            let of = |verdict| count(&|result| result.verdict == verdict);
+            let longest = all.iter().max_by_key(|result| result.longest_ms);
+            let longest = longest.filter(|result| result.longest_ms > 0).map_or_else(
+                || "not measured".to_owned(),
+                |result| format!("{} ms ({})", result.longest_ms, result.cell),
+            );
+            row(
+                html,
+                "",
+                &[
+                    word(placement),
+                    possible.iter().filter(|cell| cell.placement == placement).count().to_string(),
+                    of(Verdict::Right),
+                    of(Verdict::Wrong),
+                    of(Verdict::NotSeen),
+                    count(&|result| result.ended.starts_with("undone")),
+                    longest,
+                ],
+            );
+        }
+        html.push_str("</table></div>\n");
     }
 
     fn table(&self, html: &mut String, placement: Placement) {

@@ -21,13 +21,13 @@ const LOOK_FOR_PHASE_EVERY: Duration = Duration::from_millis(3);
 /// A client works well again when this many of its requests were answered.
 const GOES_ON: u64 = 20;
 
-/// Runs a cell with a volume of its own, and deletes the volume.
+/// Runs a cell with a volume of its own of this name, and deletes the volume.
 ///
 /// # Errors
 /// Something that was waited for did not come.
-pub async fn run(ground: &Ground<'_>, cell: Cell, number: u32) -> Result<Ran, Problem> {
-    let name = VolumeName::new(format!("faults-{number}"))
-        .map_err(|error| Problem::internal("can't name a volume", error))?;
+pub async fn run(ground: &Ground<'_>, cell: Cell, name: &str) -> Result<Ran, Problem> {
+    let name =
+        VolumeName::new(name).map_err(|error| Problem::internal("can't name a volume", error))?;
     let before = ground.possessions().await?;
     let ends = ends(ground, cell.placement);
     let ran = match cell.placement {

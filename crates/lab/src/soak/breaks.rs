@@ -211,13 +211,7 @@ impl<'a> Breaks<'a> {
         Ok(Some(format!("kill {name}")))
     }
 
-    /// All links between sites at once.
     async fn set_wan(&self, is_up: bool) -> Result<(), Problem> {
-        let change = Change { down: Some(!is_up), ..Change::default() };
-        for link in &self.lab.definition.links {
-            let [one, other] = &link.sites;
-            wan::set(self.lab, one, other, change).await?;
-        }
-        Ok(())
+        wan::set_all(self.lab, Change { down: Some(!is_up), ..Change::default() }).await
     }
 }

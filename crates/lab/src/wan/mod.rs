@@ -129,6 +129,17 @@ pub async fn set(lab: &Lab, one: &SiteId, other: &SiteId, change: Change) -> Res
     Ok(link)
 }
 
+/// Changes every link between the sites in the same way.
+///
+/// # Errors
+/// The lab has no network yet.
+pub async fn set_all(lab: &Lab, change: Change) -> Result<(), Problem> {
+    for link in &lab.definition.links {
+        set(lab, &link.sites[0], &link.sites[1], change).await?;
+    }
+    Ok(())
+}
+
 async fn lock(dir: &LabDir) -> Result<File, Problem> {
     let path = dir.path().join("net/wan.lock");
     let what = || format!("can't lock {}", path.display());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use perigee_lab::faults::{self, CellResult, Outcome, Verdict, word};
-use perigee_lab::{LabId, Options, Steps};
+use perigee_lab::{Options, Steps};
 use perigee_model::Problem;
 
 use crate::Context;
@@ -14,21 +14,15 @@ use crate::output::{self, Column, Format};
 #[derive(Debug, clap::Args)]
 pub struct FaultsOptions {
     /// Only these cells, for example `copy,filling,kill-new-volume`, `copy` or `,,wan-down-60s`. May be repeated
-    /// [default: all]
+    /// [default: all that have no result in DIR/results.json yet]
     #[arg(long, value_name = "PLACEMENT,PHASE,FAULT")]
     only: Vec<String>,
-    /// Only cells that have no result in OUT yet
-    #[arg(long)]
-    missing: bool,
     /// The golden image: the directory that scripts/golden-image prints
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
     /// Directory for results.json and report.html. Results of cells that are not run now stay there
     #[arg(long, default_value = "out/faults", value_name = "DIR")]
     out: PathBuf,
-    /// The lab's id, four hexadecimal digits [default: random]
-    #[arg(long)]
-    id: Option<LabId>,
     #[command(flatten)]
     base: BaseOption,
 }
@@ -52,12 +46,10 @@ pub async fn run(
     steps: &Steps,
 ) -> Result<ExitCode, Problem> {
     let options = faults::Options {
-        id: ask.id.unwrap_or_else(LabId::random),
         lab: Options { base: ask.base.base, ..Options::new()? },
         kernel: ask.image.join("vmlinuz"),
         image: ask.image.join("debian-pg.raw"),
         cells: faults::choose(&ask.only)?,
-        missing: ask.missing,
         out: ask.out,
     };
     let cells = faults::faults(&options, steps).await?;

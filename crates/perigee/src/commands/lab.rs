@@ -4,16 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use perigee_lab::storm::{self, MachineOutcome};
 use perigee_lab::wan::{LinkSettings, Rate, parse_loss, parse_rtt};
 use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps, lab_file};
 use perigee_model::Problem;
-use perigee_model::client::Over;
 
 use crate::Context;
-use crate::commands::client::over;
 use crate::commands::faults::{self, FaultsOptions};
 use crate::commands::soak::{self, SoakOptions};
+use crate::commands::storm::{self, StormOptions};
 use crate::commands::wan;
 use crate::output::{self, Column, Format};
 
@@ -99,33 +97,6 @@ pub enum Experiment {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct StormOptions {
-    /// Number of VMs; each takes its memory, and some more for QEMU
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    clients: u16,
-    /// Protocol by which they reach their disks: `iscsi` or `nbd`
-    #[arg(long, default_value = "iscsi", value_parser = over)]
-    over: Over,
-    /// Memory of each in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
-    memory_mib: u32,
-    /// The golden image: its file, or the directory that scripts/golden-image prints
-    #[arg(long, value_name = "PATH")]
-    image: PathBuf,
-    /// Directory for report.html and result.json
-    #[arg(long, default_value = "out/boot-storm", value_name = "DIR")]
-    out: PathBuf,
-    /// Record the requests in this file; an existing file is overwritten
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
-    /// The lab's id, four hexadecimal digits [default: random]
-    #[arg(long)]
-    id: Option<LabId>,
-    #[command(flatten)]
-    base: BaseOption,
-}
-
-#[derive(Debug, clap::Args)]
 pub struct BaseOption {
     /// Directory for the files of all labs
     #[arg(long, default_value = DEFAULT_BASE, env = "PERIGEE_LAB_BASE", value_name = "DIR")]
@@ -172,44 +143,6 @@ impl Shape {
         definition.probe_kernel = self.kernel;
         Ok((definition, Options { base: self.base.base, ..Options::new()? }))
     }
-}
-
-const MACHINES: &[Column<MachineOutcome>] = &[
-    ("machine", |m| m.name.clone()),
-    ("up", |m| output::seconds(Some(m.up_s))),
-    ("requests", |m| m.requests.to_string()),
-    ("read", |m| output::bytes(m.read_bytes)),
-    ("written", |m| output::bytes(m.written_bytes)),
-];
-
-/// A table and CSV have a line for each machine; JSON and YAML have all of result.json.
-async fn boot_storm(ask: StormOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
-    let StormOptions { clients, over, memory_mib, image, out, trace, id, base } = ask;
-    let Options { program, .. } = Options::new()?;
-    let options = storm::Options {
-        id: id.unwrap_or_else(LabId::random),
-        base: base.base,
-        program,
-        image: storm::Image::find(&image, over)?,
-        machines: clients,
-        over,
-        memory_mib,
-        out,
-        trace,
-    };
-    let outcome = storm::storm(&options, steps).await?;
-    match format {
-        Format::Table | Format::Csv => output::list(format, &outcome.machines, MACHINES)?,
-        Format::Json | Format::Yaml => output::one(format, &outcome, &[])?,
-    }
-    if format == Format::Table {
-        let totals = outcome.totals();
-        let lines = totals.iter().map(|(name, value)| format!("{name:<24}  {value}"));
-        let files = ["report.html", "result.json"].map(|name| options.out.join(name));
-        let files = files.iter().map(|file| file.display().to_string());
-        output::text(&format!("\n{}", lines.chain(files).collect::<Vec<_>>().join("\n")));
-    }
-    Ok(())
 }
 
 const LABS: &[Column<LabSummary>] = &[
@@ -262,7 +195,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             output::list(context.format, &perigee_lab::list(&base.base)?, LABS)?;
         }
         Verb::Run { experiment: Some(Experiment::BootStorm(options)), .. } => {
-            boot_storm(options, context.format, &steps).await?;
+            storm::run(options, context.format, &steps).await?;
         }
         Verb::Run { experiment: Some(Experiment::Soak(options)), .. } => {
             return soak::run(options, context, &steps).await;

@@ -19,6 +19,7 @@ pub mod pool;
 pub mod remotes;
 mod replicas;
 pub mod soak;
+mod storm;
 pub mod trace;
 pub mod vm;
 pub mod volume;
