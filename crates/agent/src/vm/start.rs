@@ -188,12 +188,14 @@ pub async fn listen_for_migration(
 }
 
 /// Sets whether memory is sent compressed. Both QEMUs of a migration must be set to the same. Compression works
-/// only with QEMU's several channels ("multifd").
+/// only with QEMU's additional channels ("multifd"). There is one of them: with two, QEMU 7.2 can wait for ever, and
+/// answers nothing any more, if the destination ends in the pause. One channel fails; the thread of the other one
+/// ends without the signal that `multifd_send_sync_main` waits for (`multifd_send_thread` in QEMU's `multifd.c`).
 pub async fn set_compression(qmp: &Qmp, compressed: bool) -> Result<(), QmpError> {
     let set = json!({"capabilities": [{"capability": "multifd", "state": compressed}]});
     qmp.execute("migrate-set-capabilities", set).await?;
     if compressed {
-        let how = json!({"multifd-channels": 2, "multifd-compression": "zstd"});
+        let how = json!({"multifd-channels": 1, "multifd-compression": "zstd"});
         qmp.execute("migrate-set-parameters", how).await?;
     }
     Ok(())
