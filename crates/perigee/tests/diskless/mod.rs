@@ -175,11 +175,16 @@ impl Network {
     /// Waits until a machine's console has said this.
     pub fn says(&self, machine: &Machine, text: &str) {
         let deadline = Instant::now() + PATIENCE;
-        while !machine.console().contains(text) {
+        loop {
+            // This is read first: a machine that has ended says nothing more.
+            let has_ended = machine.has_ended();
+            if machine.console().contains(text) {
+                return;
+            }
             let (volume, boot) = (self.log("volume"), self.log("boot"));
             assert!(
-                Instant::now() < deadline,
-                "{} did not say {text:?} within {PATIENCE:?}. Its console:\n{}\n\
+                !has_ended && Instant::now() < deadline,
+                "{} did not say {text:?} before its end or within {PATIENCE:?}. Its console:\n{}\n\
                  volume server:\n{volume}\nboot server:\n{boot}",
                 machine.name,
                 machine.console()
@@ -225,6 +230,13 @@ impl Machine {
     pub fn console(&self) -> String {
         let bytes = std::fs::read(&self.console).unwrap_or_default();
         String::from_utf8_lossy(&bytes).replace('\r', "")
+    }
+
+    /// Whether it has switched itself off.
+    fn has_ended(&self) -> bool {
+        let pid = self.qemu.as_ref().expect("it was started").id();
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        state.rsplit(") ").next().is_some_and(|fields| fields.starts_with('Z'))
     }
 
     /// Pulls the plug.
