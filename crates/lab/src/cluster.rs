@@ -131,10 +131,22 @@ impl Cluster {
         wanted: JobState,
         step: &mut Step,
     ) -> Result<Job, Problem> {
+        self.watch(id, wanted, step, (LOOK_EVERY, &mut |_| ())).await
+    }
+
+    /// The same. It looks this often, and `seen` gets what it sees.
+    pub async fn watch(
+        &self,
+        id: &JobId,
+        wanted: JobState,
+        step: &mut Step,
+        (every, seen): (Duration, &mut (dyn FnMut(&Job) + Send)),
+    ) -> Result<Job, Problem> {
         let end = tokio::time::Instant::now() + JOB_DEADLINE;
         loop {
             let job: Job = self.quick.get(&format!("/v1/jobs/{id}")).await?;
             step.at(&state_line(&job));
+            seen(&job);
             match job.state {
                 JobState::Failed | JobState::Cancelled => return Err(self.failure(&job).await),
                 state if state == wanted || state == JobState::Succeeded => return Ok(job),
@@ -144,7 +156,7 @@ impl Cluster {
                 let why = format!("it has not ended after {JOB_DEADLINE:?}: {}", state_line(&job));
                 return Err(Problem::unavailable(format!("can't run job {id}"), why));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(every).await;
         }
     }
 

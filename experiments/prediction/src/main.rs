@@ -6,12 +6,13 @@
 //! the other round trips. So the runs from which one prediction has learned are also those with which the predictions
 //! for that round trip are compared.
 
+mod ends;
 mod report;
 mod results;
 mod workload;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -28,12 +29,15 @@ use perigee_model::plan::{Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, VolumeName};
 
+use ends::Looks;
 use results::{Learned, Placement, Prediction, Question, Results, Run};
 use workload::{Workload, files_script};
 
 const MEMORY_BYTES: u64 = 256 << 20;
 const OUTPUT_BYTES: u64 = 16 << 20;
 const FILES_BYTES: u64 = 1 << 30;
+/// How often a running job is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Parser)]
 struct Arguments {
@@ -313,45 +317,61 @@ impl Bench<'_> {
         let load_1min = measuring::load_1min()?;
         let spec = JobSpec { may_migrate: placement == Placement::Auto, ..job };
         let job = self.cluster.submit(&spec).await?;
+        let mut looks = Looks::default();
+        let mut note = |job: &Job| looks.note(job, now_ms());
+        let mut began_ms = None;
         if matches!(placement, Placement::Migrate | Placement::Copy | Placement::Follow) {
-            let running = self.cluster.wait(&job.id, JobState::Running, &mut step).await?;
-            self.change(&running, placement).await?;
+            let look = (LOOK_EVERY, &mut note as _);
+            let running = self.cluster.watch(&job.id, JobState::Running, &mut step, look).await?;
+            began_ms = Some(self.change(&running, placement).await?);
         }
-        let job = self.cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
-        let way = self.what_happened(&job, placement).await?;
+        let look = (LOOK_EVERY, &mut note as _);
+        let job = self.cluster.watch(&job.id, JobState::Succeeded, &mut step, look).await?;
+        let (way, decided_ms) = self.what_happened(&job, placement).await?;
         let total_s = job.measured_s.context("a measured time")?;
-        let boot_ms = job.running_ms.zip(job.started_ms).map_or(0, |(to, from)| to - from);
+        let running_ms = job.running_ms.context("a job that has run")?;
+        let boot_s = seconds(running_ms - job.started_ms.unwrap_or(running_ms));
+        let began_ms = began_ms.or(decided_ms);
+        let change_began_s = began_ms.map(|ms| seconds(ms.saturating_sub(running_ms)));
+        let shown_ends = looks.compare(running_ms, total_s - boot_s);
         step.done(&format!("{total_s:.1} s, {}", results::way_name(way)));
-        let boot_s = std::time::Duration::from_millis(boot_ms).as_secs_f64();
-        Ok(Run { workload, rtt_ms, placement, way, round, total_s, boot_s, load_1min })
+        Ok(Run {
+            workload,
+            rtt_ms,
+            placement,
+            way,
+            round,
+            total_s,
+            boot_s,
+            load_1min,
+            change_began_s,
+            shown_ends,
+        })
     }
 
-    /// Moves the VM to its data, or its data to the VM.
-    async fn change(&self, running: &Job, placement: Placement) -> Result<()> {
+    /// Moves the VM to its data, or its data to the VM. Returns when that began.
+    async fn change(&self, running: &Job, placement: Placement) -> Result<u64> {
         let vm = running.vm.clone().context("a running job has a VM")?;
         if placement != Placement::Copy {
             let follow = placement == Placement::Follow;
             let volumes = if follow { VolumesOnMove::Follow } else { VolumesOnMove::Stay };
             let wish = MoveVm { host: self.stage.near.clone(), volumes, confirmed: false };
-            self.cluster.ask_to_move(&vm, &wish).await?;
-            return Ok(());
+            return Ok(self.cluster.ask_to_move(&vm, &wish).await?.started_ms);
         }
         let volumes = self.cluster.vm(&vm).await?.volumes;
         let data = volumes.iter().find(|volume| volume.home == self.stage.near);
-        self.cluster
-            .move_volume(&data.context("its data are far away")?.volume, &self.near)
-            .await?;
-        Ok(())
+        let data = &data.context("its data are far away")?.volume;
+        Ok(self.cluster.move_volume(data, &self.near).await?.started_ms)
     }
 
-    /// What happened in a run. In `auto` the planner's decision says it.
-    async fn what_happened(&self, job: &Job, placement: Placement) -> Result<Way> {
+    /// What happened in a run. In `auto` the planner's decision says it, and when it was made.
+    async fn what_happened(&self, job: &Job, placement: Placement) -> Result<(Way, Option<u64>)> {
         let decided = self.cluster.decisions(&job.id).await?;
         // Of a change with an outcome at least a part was not made.
         let mut changes = decided.iter().filter(|d| d.trigger == Trigger::TimeLost);
         let changed = changes.find(|decision| decision.outcome.is_empty());
         let moved = job.migrations.iter().any(|m| m.state == MigrationState::Completed);
-        Ok(match placement {
+        let way = match placement {
             Placement::Beside => Way::Beside,
             Placement::Remote => Way::Remote,
             // A job that ended before its VM was at the destination was remote.
@@ -362,14 +382,27 @@ impl Bench<'_> {
             Placement::Auto => {
                 changed.and_then(|d| d.plan.chosen()).map_or(Way::Remote, |option| option.way)
             }
-        })
+        };
+        Ok((way, changed.filter(|_| placement == Placement::Auto).map(|d| d.at_ms)))
     }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn seconds(ms: u64) -> f64 {
+    Duration::from_millis(ms).as_secs_f64()
 }
 
 #[expect(clippy::print_stdout, reason = "the figures are what it is for")]
 fn print(results: &Results) {
     for (name, score) in &results.scores {
         println!("{name}: {}", report::score_words(score));
+    }
+    for shown in &results.shown_ends {
+        println!("{}: {}", report::shown_words(shown), report::score_words(&shown.score));
     }
     for choices in &results.choices {
         println!(

@@ -7,7 +7,7 @@ use perigee_lab::report::page::{self, figure, row};
 use perigee_lab::report::plots::{Bar, bars};
 use perigee_lab::report::svg::escape;
 
-use crate::results::{Compared, Learned, Results, Score, count, way_name};
+use crate::results::{Compared, Learned, Results, Score, ShownEnds, count, way_name};
 use crate::workload::Workload;
 
 const IN_RANGE_GOAL: f64 = 0.9;
@@ -32,15 +32,63 @@ pub fn html(results: &Results) -> String {
         escape(&rtts.join(" and ")),
         results.rounds
     );
+    began(&mut page, results);
     page::goals(&mut page, &goals(results));
     choices(&mut page, results);
     scores(&mut page, results);
+    shown_ends(&mut page, results);
     for learned in Learned::ALL {
         errors(&mut page, results, learned);
     }
     measured(&mut page, results);
     page::end(&mut page, &results.versions);
     page
+}
+
+/// What differs between the changes that the experiment asks for and those that the planner makes.
+fn began(page: &mut String, results: &Results) {
+    let after = |seconds: Option<f64>| {
+        seconds.map_or_else(|| "(there was none)".to_owned(), |s| format!("{s:.1} s after it"))
+    };
+    let _ = writeln!(
+        page,
+        "<p>In <code>migrate</code>, <code>copy</code> and <code>follow</code> the experiment asks for the change as soon as \
+         it sees that the command runs, in the median {}. In <code>auto</code> the planner makes it by itself, in the \
+         median {}. What differs between them is this time.</p>",
+        after(results.asked_began_s),
+        after(results.auto_began_s)
+    );
+}
+
+pub fn shown_words(shown: &ShownEnds) -> String {
+    format!("shown after {} of the command's time", percent(shown.at))
+}
+
+/// How well the ends came true that the API shows while a job runs.
+fn shown_ends(page: &mut String, results: &Results) {
+    if results.shown_ends.is_empty() {
+        return;
+    }
+    page.push_str(
+        "<h2>The end that is shown while a job runs</h2>\n<p>As <code>job status</code> shows it, in all runs. It says when the \
+         command ends if its VM and its data stay where they are. The errors are shares of the command's whole time.</p>\n\
+         <div class=\"scroll\"><table>\n<tr><th>shown</th><th>number</th><th>median error</th><th>90th percentile</th>\
+         <th>in range</th><th>not known</th></tr>\n",
+    );
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), percent);
+    for shown in &results.shown_ends {
+        let score = &shown.score;
+        let cells = [
+            shown_words(shown),
+            score.predictions.to_string(),
+            or_dash(score.median_error),
+            or_dash(score.p90_error),
+            or_dash(score.in_range),
+            shown.unknown.to_string(),
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str("</table></div>\n");
 }
 
 fn percent(share: f64) -> String {
@@ -190,7 +238,7 @@ fn errors(page: &mut String, results: &Results, learned: Learned) {
 fn measured(page: &mut String, results: &Results) {
     page.push_str(
         "<h2>Measured</h2>\n<div class=\"scroll\"><table>\n<tr><th>job</th><th>RTT, ms</th><th>placement</th><th>what happened</th><th>round</th>\
-         <th>from VM start to end, s</th><th>boot, s</th><th>load</th></tr>\n",
+         <th>from VM start to end, s</th><th>boot, s</th><th>change began after, s</th><th>load</th></tr>\n",
     );
     for workload in Workload::ALL {
         for run in results.runs.iter().filter(|run| run.workload == workload) {
@@ -202,6 +250,7 @@ fn measured(page: &mut String, results: &Results) {
                 run.round.to_string(),
                 format!("{:.1}", run.total_s),
                 format!("{:.1}", run.boot_s),
+                run.change_began_s.map_or_else(String::new, |s| format!("{s:.1}")),
                 format!("{:.1}", run.load_1min),
             ];
             row(page, "", &cells);

@@ -7,6 +7,7 @@ use anyhow::Result;
 use perigee_model::plan::{Estimate, Seconds, Way};
 use serde::{Deserialize, Serialize};
 
+use crate::ends::{self, ShownEnd};
 use crate::workload::Workload;
 
 /// What the controller knew of the job when it predicted it.
@@ -118,6 +119,22 @@ pub struct Run {
     pub total_s: f64,
     pub boot_s: f64,
     pub load_1min: f64,
+    /// How long after the command's start the move or the copy began; `None` if there was none.
+    #[serde(default)]
+    pub change_began_s: Option<f64>,
+    /// The ends that the API showed while it ran.
+    #[serde(default)]
+    pub shown_ends: Vec<ShownEnd>,
+}
+
+/// How well the ends came true that were shown when this share of the command's time had passed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShownEnds {
+    pub at: f64,
+    /// The errors are shares of the command's whole time.
+    pub score: Score,
+    /// In so many runs no end was known then.
+    pub unknown: usize,
 }
 
 /// A prediction beside its truth.
@@ -166,6 +183,14 @@ pub struct Results {
     pub minutes: u64,
     pub scores: BTreeMap<String, Score>,
     pub choices: Vec<Choices>,
+    #[serde(default)]
+    pub shown_ends: Vec<ShownEnds>,
+    /// How long after a command's start its change began, in the median: when the experiment asked for it, and when the
+    /// planner made it.
+    #[serde(default)]
+    pub asked_began_s: Option<f64>,
+    #[serde(default)]
+    pub auto_began_s: Option<f64>,
     /// Of runs beside the data, which do not depend on the round trip: how far single runs are from their mean.
     pub floor: Option<f64>,
     pub compared: Vec<Compared>,
@@ -224,6 +249,15 @@ impl Results {
         self.compared = compared;
         self.scores = self.score();
         self.choices = self.choose();
+        let of_share = |at| {
+            let ends = self.runs.iter().flat_map(|run| &run.shown_ends);
+            let (score, unknown) = ends::score(at, ends);
+            ShownEnds { at, score, unknown }
+        };
+        self.shown_ends = ends::AT.into_iter().map(of_share).collect();
+        self.shown_ends.retain(|shown| shown.score.predictions + shown.unknown > 0);
+        self.asked_began_s = self.began_s(false);
+        self.auto_began_s = self.began_s(true);
         self.floor = self.floor();
     }
 
@@ -295,6 +329,11 @@ impl Results {
         }
     }
 
+    fn began_s(&self, auto: bool) -> Option<f64> {
+        let of_kind = self.runs.iter().filter(|run| (run.placement == Placement::Auto) == auto);
+        quantile(of_kind.filter_map(|run| run.change_began_s).collect(), 0.5)
+    }
+
     fn floor(&self) -> Option<f64> {
         let mut apart = Vec::new();
         for workload in Workload::ALL {
@@ -360,6 +399,8 @@ pub mod tests {
             total_s,
             boot_s: 4.0,
             load_1min: 1.0,
+            change_began_s: (way == Way::Migrate).then_some(0.25),
+            shown_ends: vec![ShownEnd { at: 0.5, error: Some(0.1), in_range: true }],
         };
         let times = [(Way::Beside, 10.0), (Way::Remote, 20.0), (Way::Migrate, 14.0)];
         for (round, more_s) in [(1, 0.0), (2, 0.4)] {
@@ -399,6 +440,9 @@ pub mod tests {
         assert_eq!(score.predictions, 3);
         assert!((score.in_range.expect("a share") - 4.0 / 6.0).abs() < 1e-9);
         assert!((results.floor.expect("two runs") - 0.2 / 10.2).abs() < 1e-9);
+        assert_eq!((results.asked_began_s, results.auto_began_s), (Some(0.25), None));
+        let [shown] = results.shown_ends.as_slice() else { panic!("one share of the time") };
+        assert_eq!((shown.score.predictions, shown.score.in_range), (6, Some(1.0)));
     }
 
     #[test]
