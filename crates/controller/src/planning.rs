@@ -8,7 +8,7 @@ use perigee_model::job::{Access, JobSpec, Migration};
 use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
 use perigee_model::volume_move::VolumeMoveState;
-use perigee_model::{HostId, Problem, SiteId, VmId};
+use perigee_model::{HostId, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, Dirty, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost,
     PastMove, PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
-use crate::records::{JobRecord, Placement};
+use crate::records::{JobRecord, PlacedDisk, Placement};
 use crate::{catalog, files, leave_site, links, migration, replicas};
 
 pub use decisions::{asked_plan, decisions, not_done, record, record_submission, score};
@@ -49,6 +49,11 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         let copy = CopyFacts {
             bytes,
             lacking: lacking(&replicas),
+            // A clone is a volume of its own.
+            read_at: match volume.access {
+                Access::Clone => None,
+                Access::Read | Access::Write => read_at(cluster, &volume.volume, None),
+            },
             // What a clone writes is not the volume's.
             replica_sites: match volume.access {
                 Access::Clone => Vec::new(),
@@ -98,6 +103,19 @@ const READ_BY_OTHERS: &str = "the job only reads it, and others may too";
 fn lacking(replicas: &[Replica]) -> Vec<(HostId, u64)> {
     let kept = replicas.iter().filter(|replica| !replica.stopping && replica.points > 0);
     kept.filter_map(|replica| Some((replica.host.clone(), replica.behind_bytes?))).collect()
+}
+
+/// A host where the VM of another job uses this volume, away from its home. Of several it is the one where the first VM
+/// came, which asked for the lease first.
+fn read_at(cluster: &Cluster, volume: &VolumeName, except: Option<&JobId>) -> Option<HostId> {
+    let jobs = cluster.unfinished_jobs();
+    let others = jobs.iter().filter(|job| job.vm_started && Some(&job.job.id) != except);
+    let readers = others.filter_map(|job| {
+        let (host, placement) = (job.job.host.as_ref()?, job.placement.as_ref()?);
+        let uses = |disk: &&PlacedDisk| disk.volume == *volume && disk.home != *host;
+        placement.disks.iter().find(uses).map(|_| (job.meter.arrived_ms, host))
+    });
+    readers.min().map(|(_, host)| host.clone())
 }
 
 /// The sites to which a volume with these replicas does not come unasked, as [`replicas::check_far`] sees it.
@@ -203,6 +221,7 @@ async fn disks_that_may_come(
         fact.copy = CopyFacts {
             bytes: *bytes,
             lacking: lacking(&replicas),
+            read_at: read_at(cluster, &disk.volume, Some(&record.job.id)),
             replica_sites: if disk.temporary { Vec::new() } else { sites(&replicas) },
             held: disk.leave_site.is_never(),
             stays: read.or(called_off),

@@ -149,6 +149,20 @@ impl Seconds {
         }
     }
 
+    /// The same for a part of the work.
+    #[must_use]
+    pub fn times(self, share: f64) -> Self {
+        Self {
+            boot_s: self.boot_s * share,
+            cpu_s: self.cpu_s * share,
+            local_io_s: self.local_io_s * share,
+            network_s: self.network_s * share,
+            other_s: self.other_s * share,
+            migration_s: self.migration_s * share,
+            total_s: self.total_s * share,
+        }
+    }
+
     /// With the sum of the parts as its total.
     #[must_use]
     pub fn added_up(self) -> Self {

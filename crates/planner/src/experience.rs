@@ -9,7 +9,7 @@ use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
 
 use crate::facts::PastMove;
 use crate::figures::Figures;
-use crate::modes::Compression;
+use crate::modes::CompressionGain;
 
 /// Round trips before the first byte, counted in the protocol: issue the epochs (1), attach the disks (2),
 /// define the VM at the destination and get its address (3), ask the source to send (1), connect (1).
@@ -31,7 +31,7 @@ pub(crate) struct Experience {
     pub scan_s_per_byte: f64,
     /// The pause without its round trips and without the rest of the memory.
     pub pause_s: f64,
-    pub compression: Compression,
+    pub compression: CompressionGain,
 }
 
 impl Experience {
@@ -67,19 +67,19 @@ const GAIN_MAX: f64 = 4.0;
 ///
 /// A move under a limit shows no more gain than the limit let it have, and one that was slower than its link waited
 /// for the CPUs. So both say nothing about the gain.
-pub fn compression(moves: &[PastMove]) -> Compression {
+pub fn compression(moves: &[PastMove]) -> CompressionGain {
     let compressed = || moves.iter().filter(|m| m.compressed && m.rate_bytes_per_s > 0);
     let rate = |m: &PastMove| {
         let ms = m.phases.copy_ms();
         (ms > 0).then(|| m.phases.copied_bytes() as f64 * 1e3 / ms as f64)
     };
-    let assumed = Compression::default();
+    let assumed = CompressionGain::default();
     let free = compressed().filter(|m| m.max_bytes_per_s.is_none());
     let gains = free.filter_map(|m| Some(rate(m)? / m.rate_bytes_per_s as f64));
     let of_the_link = gains.filter(|gain| *gain >= 1.0).map(|gain| gain.min(GAIN_MAX));
     let gain = mean(of_the_link.chain([assumed.gain])).unwrap_or(assumed.gain);
     let fastest = compressed().filter_map(rate).fold(assumed.rate_max_bytes_per_s, f64::max);
-    Compression { gain, rate_max_bytes_per_s: fastest }
+    CompressionGain { gain, rate_max_bytes_per_s: fastest }
 }
 
 /// The rate that an earlier move could have on its link.
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_move_that_its_limit_or_the_cpus_slowed_down_does_not_lower_the_gain() {
-        let assumed = Compression::default().gain;
+        let assumed = CompressionGain::default().gain;
         let limited = PastMove { compressed: true, max_bytes_per_s: Some(80 * MIB), ..past() };
         assert_close(compression(&[limited]).gain, assumed);
         // 86 MiB/s over a link of 128 MiB/s.

@@ -149,6 +149,7 @@ pub(crate) fn past_run(round_trip_s: f64, reads: f64) -> PastRun {
         volumes: vec![VolumeRun {
             requests: reads,
             reads: Some(reads),
+            read_time_share: Some(1.0),
             bytes: 0.0,
             queue_depth: 1.0,
             remote_share: if remote { 1.0 } else { 0.0 },

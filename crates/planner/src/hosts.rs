@@ -143,7 +143,9 @@ pub(crate) fn slower_s(computed_s: f64, here: Spread, there: Spread) -> f64 {
 
 fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+    let upper = *values.get(values.len() / 2)?;
+    let lower = values[(values.len() - 1) / 2];
+    Some(f64::midpoint(lower, upper))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 use perigee_model::HostId;
 use perigee_model::plan::{Basis, Seconds, Unknown};
 
+use crate::copying::Reading;
 use crate::facts::{Cluster, HostFacts, Snapshot};
 use crate::figures::Figures;
 use crate::hosts::computing_factor;
@@ -64,6 +65,8 @@ pub(crate) struct VolumeLearned {
     pub share: f64,
     /// The share of its requests that are reads. Writes and flushes go to its home, wherever its replicas are.
     pub read_share: f64,
+    /// The reads' share of the time for which the command waits far from the volume's home.
+    pub read_time_share: f64,
     /// The bytes that the command reads and writes.
     pub bytes: f64,
     /// The bytes whose time on a link the command waits for.
@@ -206,6 +209,17 @@ impl Learned {
             ..Seconds::default()
         };
         (seconds.added_up(), total)
+    }
+
+    /// How the command waits at a place for reads of volumes elsewhere. Of a running job this share of its work is left.
+    pub fn reading(&self, place: &Place, left: f64) -> Reading {
+        let (seconds, _) = self.at(place);
+        let sum = |of: &dyn Fn(&VolumeLearned) -> f64| self.volumes.iter().map(of).sum::<f64>();
+        let shares = sum(&|volume| volume.share);
+        let by_reads = sum(&|volume| volume.share * volume.read_time_share);
+        let reads = if shares > 0.0 { by_reads / shares } else { 1.0 };
+        let (waits_s, work_s) = (seconds.network_s * reads, seconds.total_s - seconds.network_s);
+        Reading::of(waits_s * left, work_s * left, true)
     }
 
     /// The sum of two parts. Parts that are only assumed are often wrong in the same direction: a job that computes

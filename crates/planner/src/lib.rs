@@ -39,11 +39,11 @@ pub use facts::{
     Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, PastMove,
     RefusedWay, Running, Snapshot, VolumeFacts,
 };
-pub use modes::{Compression, Mode};
+pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};
 pub use network::{Path, lost_s};
 pub use noise::noise;
 pub use options::plan;
 pub use refused::Refused;
-pub use running::{AFTER_A_MOVE, TRUST, Verdict, consider, predicted_end};
+pub use running::{AFTER_A_MOVE, SURE_RUNS, TRUST, Verdict, consider, predicted_end};
 pub use runs::{Measured, MeasuredVolume, PastRun, RUNS_KEPT, Traits, VolumeRun, keep};

@@ -13,7 +13,7 @@
 //! It ends only if `D` is clearly below `R`.
 //!
 //! QEMU counts its limit in bytes before compression. Under a limit, compression is therefore predicted and used only
-//! so far that memory which does not compress at all still fits through the link ([`Compression::under_limit`]).
+//! so far that memory which does not compress at all still fits through the link ([`CompressionGain::under_limit`]).
 //!
 //! Post-copy is not used. With it the VM runs at the destination before all its memory is there, so the loss of either
 //! host ends it. QEMU also needs `userfaultfd` for it, which the kernel refuses to unprivileged processes.
@@ -42,14 +42,14 @@ const WORTH_COMPRESSING: f64 = 0.1;
 
 /// How compression changes the rate of sending, counted in bytes before compression.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Compression {
+pub struct CompressionGain {
     /// How many times faster memory is sent while the link is the bottleneck.
     pub gain: f64,
     /// The highest rate: beyond it the hosts' CPUs are the bottleneck.
     pub rate_max_bytes_per_s: f64,
 }
 
-impl Default for Compression {
+impl Default for CompressionGain {
     /// Measured with a guest of 256 MiB: 4.8 s instead of 9.7 s over 100 Mbit/s (QEMU 7.2, zstd, two channels). The
     /// rate of the CPUs is assumed: on a link without a limit, compression took longer.
     fn default() -> Self {
@@ -60,7 +60,7 @@ impl Default for Compression {
 /// The gain that is used under a limit of 80 % of the link: with memory that does not compress, it is 100 %.
 const GAIN_UNDER_LIMIT_MAX: f64 = 1.25;
 
-impl Compression {
+impl CompressionGain {
     /// What of it is used where a limit leaves a part of the link to others.
     #[must_use]
     pub fn under_limit(self) -> Self {
@@ -114,7 +114,7 @@ pub(crate) struct Copying {
 
 /// Chooses the mode with which the job loses the least time. The VM is slowed down only if copying would not end
 /// otherwise. `rate` is what the link carries for this migration. `None` if copying would not end in any mode.
-pub(crate) fn choose(memory: Memory, rate: f64, compression: Compression) -> Option<Copying> {
+pub(crate) fn choose(memory: Memory, rate: f64, compression: CompressionGain) -> Option<Copying> {
     let faster = (rate * compression.gain).min(compression.rate_max_bytes_per_s);
     let (plain, compressed) = (copying(memory, rate, false), copying(memory, faster, true));
     let (mut chosen, why) = match (plain, compressed) {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     fn chosen(dirty_mib: f64, rate_mib: f64) -> Option<Copying> {
-        choose(memory(dirty_mib), rate_mib * MIB, Compression::default())
+        choose(memory(dirty_mib), rate_mib * MIB, CompressionGain::default())
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn under_a_limit_memory_that_does_not_compress_fits_through_the_link() {
         let limit_mib = 0.8 * 12.5;
-        let gain = Compression::default().under_limit().gain;
+        let gain = CompressionGain::default().under_limit().gain;
         assert_close(limit_mib * gain, 12.5);
     }
 
@@ -294,7 +294,7 @@ mod tests {
             dirty_mib in 0.0..400.0f64, rate_mib in 1.0..400.0f64,
             gain in 1.0..4.0f64, rate_max_mib in 10.0..400.0f64,
         ) {
-            let compression = Compression { gain, rate_max_bytes_per_s: rate_max_mib * MIB };
+            let compression = CompressionGain { gain, rate_max_bytes_per_s: rate_max_mib * MIB };
             let memory = memory(dirty_mib);
             let rate = rate_mib * MIB;
             let faster = (rate * gain).min(compression.rate_max_bytes_per_s);

@@ -137,6 +137,19 @@ pub(crate) fn latencies_s(stats: &IoStats) -> f64 {
     seconds(stats.read_ns) + seconds(stats.write_ns) + seconds(stats.flush_ns)
 }
 
+/// The share of the requests' time that was the reads'; 1 if there was none.
+pub(crate) fn read_time_share(stats: &IoStats) -> f64 {
+    let all_s = latencies_s(stats);
+    if all_s > 0.0 { seconds(stats.read_ns) / all_s } else { 1.0 }
+}
+
+/// The share of the time lost to the network that was lost by reads; 1 if none was lost.
+pub(crate) fn lost_by_reads_share(disks: &[DiskFacts]) -> f64 {
+    let lost_s: f64 = disks.iter().map(disk_network_s).sum();
+    let by_reads = |disk| disk_network_s(disk) * read_time_share(&disk.client);
+    if lost_s > 0.0 { disks.iter().map(by_reads).sum::<f64>() / lost_s } else { 1.0 }
+}
+
 pub(crate) fn mean_latency_us(stats: &IoStats) -> f64 {
     let requests = (stats.reads + stats.writes + stats.flushes) as f64;
     if requests == 0.0 { 0.0 } else { latencies_s(stats) * 1e6 / requests }

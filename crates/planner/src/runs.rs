@@ -6,7 +6,7 @@ use perigee_model::read_ahead::PROXY_GENERATION;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::DiskFacts;
-use crate::network::{latencies_s, lost_s, not_computing_s, seconds};
+use crate::network::{latencies_s, lost_s, not_computing_s, read_time_share, seconds};
 use crate::replay::Replayed;
 
 /// How many runs are kept of one kind of job.
@@ -136,6 +136,9 @@ pub struct VolumeRun {
     /// The reads of them; `None`: the run was recorded without this.
     #[serde(default)]
     pub reads: Option<f64>,
+    /// The reads' share of the time that the requests took together; `None`: as for `reads`.
+    #[serde(default)]
+    pub read_time_share: Option<f64>,
     /// Bytes read and written.
     pub bytes: f64,
     /// The mean number of requests in flight while there is at least one.
@@ -267,6 +270,7 @@ impl VolumeRun {
         Self {
             requests,
             reads: Some(client.reads as f64),
+            read_time_share: Some(read_time_share(client)),
             bytes: (client.read_bytes + client.write_bytes) as f64,
             queue_depth: depth.max(1.0),
             remote_share: if requests > 0.0 { (remote / requests).min(1.0) } else { 0.0 },

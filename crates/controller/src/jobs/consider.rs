@@ -57,7 +57,7 @@ impl Run {
         }
         while let Some(mut running) = facts {
             running.refused = self.refused_changes();
-            let Verdict::Move { way, to, reason, plan, .. } = perigee_planner::consider(&running)
+            let Verdict::Move { way, to, reason, plan } = perigee_planner::consider(&running)
             else {
                 return Ok(());
             };

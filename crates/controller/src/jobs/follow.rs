@@ -72,10 +72,13 @@ impl Run {
             // The figures are read before the messages, because the command's start and end use them.
             self.read_figures(&report).await?;
         }
+        let ran_before = self.job().state == JobState::Running;
         if has_news {
             self.take_events(&host, report.last_seq).await?;
             self.trace(&host).await?;
         }
+        // A change that history is sure of is made when the command starts, and not at the next figures.
+        let begins = !ran_before && self.job().state == JobState::Running;
         if figures_due {
             self.figures_read = Some(Instant::now());
             self.take_sample().await?;
@@ -98,7 +101,7 @@ impl Run {
         if figures_due && !moving {
             self.bring_volumes().await?;
         }
-        if figures_due {
+        if figures_due || begins {
             self.consider(moving).await?;
         }
         self.pause()

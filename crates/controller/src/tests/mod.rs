@@ -13,6 +13,7 @@ mod lost;
 mod migrations;
 mod queue;
 mod replicas;
+mod sure;
 mod volume_moves;
 
 use std::future::Future;

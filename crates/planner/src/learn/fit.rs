@@ -149,7 +149,8 @@ fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Le
         let requests = mean(samples, |s| s.run.volumes.get(index).map_or(0.0, |v| v.requests));
         let read_share =
             if requests > 0.0 { (mean(samples, reads) / requests).min(1.0) } else { 1.0 };
-        VolumeLearned { share, read_share, bytes, waited_bytes, sent_bytes }
+        let read_time_share = read_time_share(samples, index).unwrap_or(read_share);
+        VolumeLearned { share, read_share, read_time_share, bytes, waited_bytes, sent_bytes }
     };
     Learned {
         basis: Basis::History,
@@ -164,6 +165,19 @@ fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Le
         repeated: repeated.sqrt(),
         unknown,
     }
+}
+
+/// As in [`VolumeLearned`]. Runs far from the data show it best: at their home writes may take longer than reads.
+fn read_time_share(samples: &[Sample], index: usize) -> Option<f64> {
+    let shown = |far: bool| {
+        let those = samples.iter().filter(move |s| !far || s.round_trip_s > FAR_S);
+        let shares =
+            those.filter_map(|s| Some((s.weight, s.run.volumes.get(index)?.read_time_share?)));
+        let (weights, sum) = shares
+            .fold((0.0, 0.0), |(all, sum), (weight, share)| (all + weight, sum + weight * share));
+        (weights > 0.0).then(|| sum / weights)
+    };
+    shown(true).or_else(|| shown(false))
 }
 
 fn other_s(sample: &Sample) -> f64 {

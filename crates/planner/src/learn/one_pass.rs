@@ -99,7 +99,14 @@ pub(super) fn one_pass(
     let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
     let share = |(of_volume, read_share, bytes)| {
         let share = if reads > 0.0 { of_volume / reads } else { 0.0 };
-        VolumeLearned { share, read_share, bytes, waited_bytes: bytes, sent_bytes: bytes }
+        VolumeLearned {
+            share,
+            read_share,
+            read_time_share: 1.0,
+            bytes,
+            waited_bytes: bytes,
+            sent_bytes: bytes,
+        }
     };
     let (least, expected, most) = BYTES;
     Ok(Learned {

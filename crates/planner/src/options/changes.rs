@@ -6,14 +6,14 @@ use std::cmp::Ordering;
 use perigee_model::plan::{Basis, Seconds, Way};
 
 use super::{Candidate, Stay, whole_bytes};
-use crate::copying::{Coming, copy_cost, copy_of};
+use crate::copying::{Coming, Reading, copy_cost, copy_of};
 use crate::facts::Snapshot;
 use crate::figures::Figures;
 use crate::hosts::slower_s;
 use crate::learn::{Learned, Place};
 use crate::moving::{Dirty, MoveCost, move_cost};
 use crate::refused::Refused;
-use crate::running::{MAY_NOT_MOVE, is_clearly_less, moves_at_s};
+use crate::running::{MAY_NOT_MOVE, Saving, all_left, is_clearly_less, moves_at_s, price_s};
 
 /// Why a VM does not move to another site.
 pub(crate) const HELD: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
@@ -60,7 +60,8 @@ pub(super) fn best_moves(
 /// The same move, after which root and output disk come to the VM. How much they have to ship is not known.
 fn following(snapshot: &Snapshot, migrate: &Candidate) -> Option<Candidate> {
     let (start, end) = (&migrate.option.start, &migrate.option.end);
-    let switches = copy_cost(&snapshot.cluster, end, &[(start, 0), (start, 0)]).ok()?;
+    let switches =
+        copy_cost(&snapshot.cluster, end, &[(start, 0), (start, 0)], Reading::default()).ok()?;
     let mut follow = migrate.clone();
     follow.option.way = Way::Follow;
     follow.option.shipped_bytes = None;
@@ -126,7 +127,7 @@ fn predict_move(
     let is_one_site = snapshot.cluster.is_one_site(&start.host, &end.host);
     let held = (snapshot.job.uses_held && !is_one_site).then(|| HELD.to_owned());
     candidate.impossible = held.or_else(|| cost.too_long()).or_else(|| may_not_move(snapshot));
-    Ok((changed(candidate, learned, start, &end.place, &cost), cost))
+    Ok((changed(candidate, snapshot, learned, (start, &end.place), &cost), cost))
 }
 
 /// `None` if a link is not measured, or if there is nothing to save.
@@ -142,10 +143,11 @@ fn predict_copy(
     if !may_pay(learned, start, &local) {
         return None;
     }
-    let (cost, kept) = copy_of(&snapshot.cluster, &start.host, &volumes).ok()?;
+    let reading = learned.reading(&start.place, 1.0);
+    let (cost, kept) = copy_of(&snapshot.cluster, &start.host, &volumes, reading).ok()?;
     let mut candidate = Candidate::new(Way::Copy, start, &start.host);
     candidate.impossible = may_not_move(snapshot).or(kept);
-    Some((changed(candidate, learned, start, &local, &cost), cost))
+    Some((changed(candidate, snapshot, learned, (start, &local), &cost), cost))
 }
 
 fn may_not_move(snapshot: &Snapshot) -> Option<String> {
@@ -155,16 +157,24 @@ fn may_not_move(snapshot: &Snapshot) -> Option<String> {
 /// The job runs as it starts until [`crate::consider`] would make the change, and then at the other place.
 fn changed(
     mut candidate: Candidate,
+    snapshot: &Snapshot,
     learned: &Learned,
-    start: &Stay,
-    end: &Place,
+    (start, end): (&Stay, &Place),
     cost: &MoveCost,
 ) -> Candidate {
     let avoidable = learned.network_longer(&start.place, end);
     let known = (learned.basis == Basis::History).then_some(avoidable);
-    let lost_before_s = moves_at_s(cost.job_s, known);
+    let saved_s = saved_s(learned, &start.place, end);
+    let in_s = learned.at(&start.place).0.total_s;
+    let price_s = price_s(cost, saved_s, in_s);
+    let of_the_job = (&snapshot.job.traits, snapshot.history.as_slice());
+    let slower_s = avoidable.expected - saved_s;
+    let saving = Saving { whole: avoidable, share: all_left(), slower_s };
+    let is_sure = saving.is_sure(learned, of_the_job, price_s);
+    let waiting_s = price_s - cost.job_s;
+    let lost_before_s = waiting_s + if is_sure { 0.0 } else { moves_at_s(price_s, known) };
     // `may_pay` has checked that something is saved.
-    let share_before = (lost_before_s / saved_s(learned, &start.place, end)).min(1.0);
+    let share_before = (lost_before_s / saved_s).min(1.0);
     candidate.place = start.place.mixed(share_before, end);
     candidate.migration = cost.of_the_job();
     let (command, of_command) = learned.at(&candidate.place);

@@ -55,6 +55,8 @@ struct Stay {
     total: Spread,
     rtt_ms: f64,
     unknown: Vec<Unknown>,
+    /// Why its replica does not count; empty if there is none, or if it counts.
+    replica_not_used: String,
 }
 
 /// One entry for each host with room and measured links, the least busy host first.
@@ -174,7 +176,20 @@ fn stay(
         total: boot.together(of_command),
         rtt_ms,
         unknown,
+        replica_not_used: replica_not_used(volumes, &host.id),
     })
+}
+
+fn replica_not_used(volumes: &[VolumeFacts], host: &HostId) -> String {
+    let mut others = volumes.iter().filter(|volume| volume.home != *host).filter_map(|volume| {
+        let reader = volume.copy.replica_not_used(host)?;
+        Some(format!(
+            "the replica of volume {} at {host} is not used, because {reader} reads the volume, and one host at a time \
+             can read it from a replica",
+            volume.volume
+        ))
+    });
+    others.next().unwrap_or_default()
 }
 
 #[derive(Clone)]
@@ -182,6 +197,8 @@ struct Candidate {
     option: PlanOption,
     /// Why it is not possible.
     impossible: Option<String>,
+    /// As in [`Stay`].
+    replica_not_used: String,
     rtt_ms: f64,
     place: Place,
     boot: Spread,
@@ -203,7 +220,9 @@ impl Candidate {
             reason: String::new(),
         };
         let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
-        Self { option, impossible: None, rtt_ms, place, boot, migration: Spread::default() }
+        let replica_not_used = start.replica_not_used.clone();
+        let migration = Spread::default();
+        Self { option, impossible: None, replica_not_used, rtt_ms, place, boot, migration }
     }
 
     /// How much longer it takes than another; the parts that both have cancel out.
@@ -240,7 +259,11 @@ fn choose(
 ) -> Plan {
     // The sort is stable: of equal ways the one that was added first wins, and a migration is added last.
     candidates.sort_by(changes::by_time);
-    let reasons: Vec<String> = (0..candidates.len()).map(|i| reason(&candidates, i)).collect();
+    let with_replica = |index: usize| {
+        let (reason, not_used) = (reason(&candidates, index), &candidates[index].replica_not_used);
+        if not_used.is_empty() { reason } else { format!("{reason}; {not_used}") }
+    };
+    let reasons: Vec<String> = (0..candidates.len()).map(with_replica).collect();
     let longer: Vec<Estimate> =
         candidates.iter().map(|c| c.longer(&candidates[0], learned).estimate()).collect();
     for (index, (candidate, reason)) in candidates.iter_mut().zip(reasons).enumerate() {

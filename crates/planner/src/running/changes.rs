@@ -3,13 +3,13 @@
 use perigee_model::HostId;
 use perigee_model::plan::Way;
 
-use crate::copying::{Coming, copy_of};
+use crate::copying::{Coming, Reading, copy_of};
 use crate::facts::{HostFacts, Running};
 use crate::figures::Figures;
 use crate::hosts::{computing_factor, slower_s};
 use crate::learn::{Learned, Source, far_of_all};
 use crate::moving::{Dirty, MoveCost, move_cost};
-use crate::network::{io_s, not_computing_s};
+use crate::network::{io_s, lost_by_reads_share, not_computing_s};
 use crate::options::HELD;
 use crate::refused::Refused;
 use crate::running::is_clearly_less;
@@ -24,6 +24,8 @@ pub(super) struct Better<'a> {
     pub lost_there_s: f64,
     pub saved_s: f64,
     pub cost: MoveCost,
+    /// What it costs, with what is still lost until it begins.
+    pub price_s: f64,
     /// The predicted loss until the job's end if the VM stays; `None` if it is not known.
     pub to_lose: Option<Spread>,
     /// Why it can't be made now.
@@ -33,7 +35,7 @@ pub(super) struct Better<'a> {
 impl Better<'_> {
     /// What it would have saved, after its cost.
     pub fn surplus_s(&self) -> f64 {
-        self.saved_s - self.cost.job_s
+        self.saved_s - self.price_s
     }
 
     /// The greater, the better: first of all it has to be possible.
@@ -45,11 +47,18 @@ impl Better<'_> {
 type Place<'a> = Result<Option<Better<'a>>, Refused>;
 
 /// The best move, which is an error if the prediction failed for every host, and the copy.
-pub(super) fn best(running: &Running, lost_s: f64) -> (Place<'_>, Option<Better<'_>>) {
-    let (cluster, traits) = (&running.cluster, &running.traits);
-    let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
-    let place = best_place(running, lost_s, learned.as_ref());
-    (place, copied(running, lost_s, learned.as_ref()))
+pub(super) fn best<'a>(
+    running: &'a Running,
+    lost_s: f64,
+    learned: Option<&Learned>,
+) -> (Place<'a>, Option<Better<'a>>) {
+    (best_place(running, lost_s, learned), copied(running, lost_s, learned))
+}
+
+/// What a change costs. Until it begins, the job goes on to lose what the change would save in this time.
+pub(crate) fn price_s(cost: &MoveCost, saved_s: f64, in_s: f64) -> f64 {
+    let saved_a_second = if in_s > 0.0 { (saved_s / in_s).clamp(0.0, 1.0) } else { 0.0 };
+    cost.job_s + saved_a_second * cost.wait_s.unwrap_or(0.0)
 }
 
 /// Why a change was refused a short time ago.
@@ -58,23 +67,47 @@ fn refused(running: &Running, way: Way, to: &HostId) -> Option<String> {
     all.find(|refused| refused.way == way && refused.to == *to).map(|refused| refused.why.clone())
 }
 
+/// Why the VM does not go to this host now, whether that pays or not; `None` if it may.
+pub(super) fn why_it_may_not_go(running: &Running, to: &HostId, cost: &MoveCost) -> Option<String> {
+    let is_held = running.uses_held && !running.cluster.is_one_site(&running.host, to);
+    let held = is_held.then(|| HELD.to_owned());
+    let unknown_wait = || {
+        let why = "it is not known when the moves before it over this link end";
+        cost.wait_s.is_none().then(|| why.to_owned())
+    };
+    let refused = || refused(running, Way::Migrate, to);
+    held.or_else(|| cost.too_long()).or_else(unknown_wait).or_else(refused)
+}
+
+/// The same for the data volumes and the VM's host.
+pub(super) fn why_it_may_not_come(running: &Running) -> Option<String> {
+    refused(running, Way::Copy, &running.host)
+}
+
+/// The data volumes that are at other hosts.
+pub(super) fn coming(running: &Running) -> Vec<Coming<'_>> {
+    let far = running.disks.iter().filter(|disk| disk.home != running.host);
+    far.map(|d| Coming { volume: &d.volume, home: &d.home, copy: &d.copy }).collect()
+}
+
 /// The data volumes come to the VM's host. `None` if none is elsewhere, or if a link is not measured.
 fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> Option<Better<'a>> {
     let (cluster, to) = (&running.cluster, &running.host);
-    let far = running.disks.iter().filter(|disk| disk.home != *to);
-    let volumes: Vec<Coming> =
-        far.map(|d| Coming { volume: &d.volume, home: &d.home, copy: &d.copy }).collect();
+    let volumes = coming(running);
     if volumes.is_empty() || !is_clearly_less(0.0, lost_s) {
         return None;
     }
-    let (cost, impossible) = copy_of(cluster, to, &volumes).ok()?;
-    let impossible = impossible.or_else(|| refused(running, Way::Copy, to));
+    let waits_s = lost_s * lost_by_reads_share(&running.disks);
+    let reading = Reading::of(waits_s, running.wall_s - lost_s, false);
+    let (cost, impossible) = copy_of(cluster, to, &volumes, reading).ok()?;
+    let impossible = impossible.or_else(|| why_it_may_not_come(running));
     let here = cluster.host(to).ok()?;
     let local = vec![Source::home(to); running.disks.len()];
     let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
     let to_lose = by_history.or_else(|| by_progress(running, lost_s));
     let (lost_there_s, saved_s) = (0.0, lost_s);
-    Some(Better { way: Way::Copy, to, lost_there_s, saved_s, cost, to_lose, impossible })
+    let price_s = price_s(&cost, saved_s, running.wall_s);
+    Some(Better { way: Way::Copy, to, lost_there_s, saved_s, cost, price_s, to_lose, impossible })
 }
 
 /// The host with the largest saving after the cost of the move; one that is not possible only if there is no other.
@@ -130,11 +163,9 @@ fn place<'a>(
     let by_history =
         learned.and_then(|learned| to_lose(running, host, &sources(running, to), learned));
     let to_lose = by_history.or_else(|| by_progress(running, saved_s));
-    let is_held = running.uses_held && !cluster.is_one_site(from, to);
-    let held = is_held.then(|| HELD.to_owned());
-    let refused = || refused(running, Way::Migrate, to);
-    let impossible = held.or_else(|| cost.too_long()).or_else(refused);
-    Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, to_lose, impossible })
+    let impossible = why_it_may_not_go(running, to, &cost);
+    let price_s = price_s(&cost, saved_s, running.wall_s);
+    Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, price_s, to_lose, impossible })
 }
 
 /// How much longer the computing since the arrival would have taken at the other host, beside the VMs that run

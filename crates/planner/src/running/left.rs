@@ -50,6 +50,11 @@ pub fn predicted_end(running: &Running) -> PredictedEnd {
     PredictedEnd { left: Some(left.estimate()), why: why.to_owned() }
 }
 
+/// The share of the work that is left when none is done.
+pub(crate) fn all_left() -> Spread {
+    Spread::exactly(1.0).plus(Spread::noise(LEFT_ERROR))
+}
+
 /// The share of the work that is left, according to the requests that are still to come. If the command reports its
 /// progress, the range covers both shares. `None` if neither is known.
 pub(super) fn share_left(running: &Running, learned: &Learned) -> Option<Spread> {

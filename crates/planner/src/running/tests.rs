@@ -1,11 +1,12 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::copying::Reading;
 use crate::facts::{CopyFacts, LinkFacts, RefusedWay};
 use crate::fixture::*;
 
 /// Calculated by hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
-const COST_S: f64 = 2.064;
+pub(super) const COST_S: f64 = 2.064;
 
 /// A VM at home1 that computed half of the time, after these reads of 16.4 ms in the cloud.
 pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
@@ -87,21 +88,24 @@ fn way_of(verdict: &Verdict) -> Option<(Way, &str)> {
     }
 }
 
-/// Calculated by hand: 80 MiB at 100 MiB/s at half speed, and the switch.
-const COPY_S: f64 = 0.4 + 0.082;
+/// The switch, and the waits for blocks while so many MiB come at 100 MiB/s, for a job that waits for its reads for this
+/// share of its time.
+fn copy_s(copied_mib: f64, share_lost: f64) -> f64 {
+    0.082 + Reading::of(share_lost, 1.0 - share_lost, false).waits_s(copied_mib / 100.0)
+}
 
 #[test]
 fn small_data_come_to_the_vm_when_their_price_is_lost() {
-    // 29 reads lose 0.470 s, 30 lose 0.486 s.
-    assert_eq!(way_of(&consider(&with_data(29, 10.0, 80 * MIB))), None);
-    let verdict = consider(&with_data(30, 10.0, 80 * MIB));
+    // 5 reads lose 0.081 s, 6 lose 0.097 s. The switch takes 0.082 s, and the reads meanwhile 0.004 s.
+    assert_eq!(way_of(&consider(&with_data(5, 10.0, 80 * MIB))), None);
+    let verdict = consider(&with_data(6, 10.0, 80 * MIB));
     assert_eq!(way_of(&verdict), Some((Way::Copy, "home1")));
     let Verdict::Move { reason, plan, .. } = verdict else { panic!("it moves") };
-    assert_close(plan.options[0].predicted.migration_s, COPY_S);
+    assert_close(plan.options[0].predicted.migration_s, copy_s(80.0, 6.0 * 0.00162));
     assert_eq!(
         reason,
-        "0.49 s of 10 s lost to the network at home1, 0 s would have been with its data here; \
-         copying them costs 0.48 s"
+        "0.10 s of 10 s lost to the network at home1, 0 s would have been with its data here; \
+         copying them costs 0.09 s"
     );
     let ways: Vec<Way> = plan.options.iter().map(|option| option.way).collect();
     assert_eq!(ways, [Way::Copy, Way::Migrate, Way::Remote]);
@@ -293,8 +297,13 @@ fn nothing_measured_yet_is_a_reason_to_stay() {
 
 /// The reads between two calls if this share of the time is lost to the network.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small, positive")]
-fn reads_in(step_s: f64, share_lost: f64) -> u64 {
+pub(super) fn reads_in(step_s: f64, share_lost: f64) -> u64 {
     (step_s * share_lost / 0.0162).floor() as u64
+}
+
+/// A job that has run once, which is not sure, with this many reads.
+fn remembered_once(reads: u64, wall_s: f64, reads_of_a_run: f64) -> Running {
+    Running { history: vec![past_run(ROUND_TRIP_S, reads_of_a_run)], ..reading(reads, wall_s) }
 }
 
 /// A job with history and with this many reads in its last runs.
@@ -305,8 +314,8 @@ pub(super) fn remembered(reads: u64, wall_s: f64, reads_of_a_run: f64) -> Runnin
 #[test]
 fn with_a_long_history_it_moves_at_half_of_the_price() {
     // 5,000 reads of 16.2 ms are 81 s; 64 of them lose 1.037 s, 63 of them 1.021 s.
-    assert_eq!(moved_to(&consider(&remembered(63, 10.0, 5000.0))), None);
-    let Verdict::Move { reason, .. } = consider(&remembered(64, 10.0, 5000.0)) else {
+    assert_eq!(moved_to(&consider(&remembered_once(63, 10.0, 5000.0))), None);
+    let Verdict::Move { reason, .. } = consider(&remembered_once(64, 10.0, 5000.0)) else {
         panic!("half of the price is lost");
     };
     assert!(reason.contains("more would be lost until its end"), "{reason}");
@@ -466,7 +475,7 @@ proptest! {
     ) {
         let reads_a_step = reads_in(step_s, share_lost);
         let lost_a_step_s = reads_a_step as f64 * 0.0162;
-        let copy_s = copied_mib as f64 / 100.0 / 2.0 + 0.082;
+        let copy_s = copy_s(copied_mib as f64, lost_a_step_s / step_s);
         let mut paid_s = 0.0;
         for step in 1..=steps {
             paid_s += lost_a_step_s;
