@@ -179,8 +179,8 @@ async fn cancel_migration(
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn probe(Json(request): Json<ProbeLink>) -> Reply<LinkProbe> {
-    Ok(Json(link::probe(&request).await?))
+async fn probe(State(vms): Shared, Json(request): Json<ProbeLink>) -> Reply<LinkProbe> {
+    Ok(Json(link::probe(&request, &vms.host.network).await?))
 }
 
 #[derive(Debug, Deserialize)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::unistd::{Gid, Uid, chown};
-use perigee_http::Client;
+use perigee_http::{Client, Network};
 use perigee_model::vm::HostReport;
 use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
@@ -32,6 +32,8 @@ pub struct Host {
     pub ip: String,
     pub volume_socket: PathBuf,
     volume: Client,
+    /// How it talks with the controller and the other hosts.
+    pub network: Network,
     pub accelerator: Found,
     qemu_version: String,
     /// Empty if it is not known.
@@ -86,6 +88,7 @@ impl Host {
             ip,
             volume_socket: config.volume_socket.clone(),
             volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
+            network: config.network.clone(),
             accelerator,
             qemu_version,
             boot_id: perigee_http::boot_id(&config.boot_id),

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
@@ -56,6 +56,8 @@ pub struct Config {
     pub probe_kernel: Option<PathBuf>,
     /// The file with the id of this boot: [`perigee_http::boot_id`]. Hosts that share a kernel have one file each.
     pub boot_id: PathBuf,
+    /// How it talks with the controller and the other hosts.
+    pub network: Network,
 }
 
 /// Runs the agent until SIGTERM or SIGINT. VMs keep running. The future is boxed, so that it is compiled in this crate only.
@@ -97,13 +99,16 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     };
     let heartbeat = async {
         match &config.controller {
-            Some(url) => register::keep_registered(url, &config.host, &addresses).await,
+            Some(url) => {
+                let client = register::client(url, &config.network);
+                register::keep_registered(client, &config.host, &addresses).await
+            }
             None => std::future::pending().await,
         }
     };
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
-        result = perigee_http::serve(api::router(vms), &config.listen) => result,
+        result = perigee_http::serve(api::router(vms), &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
         () = host.keep_volume_socket_open() => Ok(()),
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use bytes::Bytes;
-use perigee_http::Client;
+use perigee_http::{Expected, Network, authority_of};
 use perigee_model::Problem;
 use perigee_model::limits::{OutOfLimits, PROBE_BYTES};
 use perigee_model::vm::{LinkProbe, ProbeLink};
@@ -41,12 +41,12 @@ pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
 }
 
 /// Connects several times for the round trip, then reads a blob for the rate.
-pub async fn probe(request: &ProbeLink) -> Result<LinkProbe, Problem> {
+pub async fn probe(request: &ProbeLink, network: &Network) -> Result<LinkProbe, Problem> {
     let what = || format!("can't probe the link to {}", request.peer_agent_url);
     PROBE_BYTES.check(request.length_bytes).map_err(|error| error.problem(what()))?;
     let measure = async {
         let rtt_ms = round_trip_ms(&request.peer_agent_url).await?;
-        let rate_bytes_per_s = rate(request).await?;
+        let rate_bytes_per_s = rate(request, network).await?;
         Ok(LinkProbe { rtt_ms, rate_bytes_per_s })
     };
     tokio::time::timeout(DEADLINE, measure).await.unwrap_or_else(|_| {
@@ -70,20 +70,16 @@ async fn round_trip_ms(url: &str) -> Result<f64, Problem> {
     Ok(times_ms[CONNECTS / 2])
 }
 
-/// `IP:PORT` of `http://IP:PORT`.
+/// `IP:PORT` of `http://IP:PORT` or `https://IP:PORT`.
 pub fn address_of(url: &str) -> Result<&str, Problem> {
-    url.strip_prefix("http://")
-        .map(|rest| rest.trim_end_matches('/'))
-        .filter(|address| {
-            address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
-        })
-        .ok_or_else(|| {
-            Problem::invalid(format!("can't use the address {url:?}"), "it is not http://IP:PORT")
-        })
+    authority_of(url).ok_or_else(|| {
+        let why = "it is neither http://IP:PORT nor https://IP:PORT";
+        Problem::invalid(format!("can't use the address {url:?}"), why)
+    })
 }
 
-async fn rate(request: &ProbeLink) -> Result<u64, Problem> {
-    let client = Client::new(&request.peer_agent_url, DEADLINE)?;
+async fn rate(request: &ProbeLink, network: &Network) -> Result<u64, Problem> {
+    let client = network.client(&request.peer_agent_url, Expected::Address, DEADLINE)?;
     let path = format!("/v1/blob?length_bytes={}", request.length_bytes);
     let mut response = client.get_response(&path).await?;
     let mut meter = Meter::new(request.length_bytes);

@@ -2,20 +2,33 @@
 
 use std::time::Duration;
 
-use perigee_http::Client;
+use perigee_http::{Client, Expected, Network, PeerIdentity};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_millis(200);
 
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// A client of the controller at this address, which is from the configuration.
+///
+/// # Errors
+/// `Invalid` when it can't be used.
+pub fn client(controller: &str, network: &Network) -> Result<Client, Problem> {
+    if controller.starts_with("unix:") {
+        return Client::new(controller, ANSWER_MAX);
+    }
+    network.client(controller, Expected::Identity(PeerIdentity::Controller), ANSWER_MAX)
+}
+
 /// Registers the host repeatedly. Returns only if the controller's address is not valid.
 pub async fn keep_registered(
-    controller: &str,
+    controller: Result<Client, Problem>,
     host: &HostId,
     addresses: &HostAddresses,
 ) -> Problem {
-    let client = match Client::new(controller, Duration::from_secs(5)) {
+    let client = match controller {
         Ok(client) => client,
         Err(problem) => return problem,
     };
@@ -26,7 +39,10 @@ pub async fn keep_registered(
         let now_known = result.is_ok();
         if known != Some(now_known) {
             match &result {
-                Ok(_) => tracing::info!(controller, "the host is registered with the controller"),
+                Ok(_) => tracing::info!(
+                    controller = client.address(),
+                    "the host is registered with the controller"
+                ),
                 Err(problem) => {
                     tracing::warn!(%problem, "can't register the host with the controller")
                 }

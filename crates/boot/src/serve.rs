@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{Path as Segment, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use perigee_http::{Client, Failure, Listen};
+use perigee_http::{Client, Failure, Listen, Network};
 use perigee_model::client::{Boot, BootRequest, MacAddress, Over};
 use perigee_model::{Problem, ProblemKind};
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,7 +60,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let router = router(Arc::new(Shared { volumes, places, kernel, initrd }));
     let mut dnsmasq = Dnsmasq::start(&config, &text).await?;
     let addresses = [http];
-    let served = perigee_http::serve(router, &addresses);
+    let served = perigee_http::serve(router, &addresses, &Network::Plain);
     tracing::info!(interface = %interface.name, http = %addresses[0], "ready");
     let ended = tokio::select! {
         failed = served => failed,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use perigee_http::authority_of;
 use perigee_model::job::JobSpec;
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
@@ -87,10 +88,9 @@ fn addresses(hosts: &[Arc<HostLink>]) -> Vec<SiteAddress> {
     known.map(|(address, site)| SiteAddress { address, site }).collect()
 }
 
-/// The address in `IP:PORT` or `http://IP:PORT`.
+/// The address in `IP:PORT`, `http://IP:PORT` or `https://IP:PORT`.
 fn ip_of(address: &str) -> Option<IpAddr> {
-    let address = address.strip_prefix("http://").unwrap_or(address);
-    let (host, _) = address.trim_end_matches('/').rsplit_once(':')?;
+    let (host, _) = authority_of(address).unwrap_or(address).rsplit_once(':')?;
     host.trim_matches(['[', ']']).parse().ok()
 }
 

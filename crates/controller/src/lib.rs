@@ -39,7 +39,7 @@ mod tests;
 use std::path::PathBuf;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::{Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -55,6 +55,8 @@ pub struct Config {
     /// The controller's site, if it is at one. Outputs that may not leave their site come to the controller only if
     /// it is at that site.
     pub site: Option<SiteId>,
+    /// How it talks with the hosts and with clients over TCP.
+    pub network: Network,
 }
 
 /// Runs until SIGTERM or SIGINT. The future is boxed, so that it is compiled in this crate only.
@@ -70,11 +72,13 @@ async fn until_stopped(config: Config) -> Result<(), Problem> {
     perigee_http::allow_many_files();
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
-    let supervisor = Supervisor::start(&config.state, Timing::default()).await?;
+    let supervisor =
+        Supervisor::start(&config.state, Timing::default(), config.network.clone()).await?;
     if let Some(site) = config.site {
         supervisor.cluster.site.get_or_init(|| site);
     }
-    let serve = perigee_http::serve(api::router(supervisor.cluster.clone()), &config.listen);
+    let router = api::router(supervisor.cluster.clone());
+    let serve = perigee_http::serve(router, &config.listen, &config.network);
     let ended = tokio::select! {
         ended = serve => ended,
         _ = terminate.recv() => Ok(()),

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use perigee_http::Network;
 use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem};
 use tokio::sync::mpsc;
@@ -41,9 +42,13 @@ impl Supervisor {
     ///
     /// # Errors
     /// If the state directory cannot be used.
-    pub async fn start(state_dir: &Path, timing: Timing) -> Result<Arc<Self>, Problem> {
+    pub async fn start(
+        state_dir: &Path,
+        timing: Timing,
+        network: Network,
+    ) -> Result<Arc<Self>, Problem> {
         let (wanted, wishes) = mpsc::unbounded_channel();
-        let cluster = Cluster::open(state_dir, timing, wanted).await?;
+        let cluster = Cluster::open(state_dir, timing, network, wanted).await?;
         let asked = cluster.records.keys("intents/jobs/").await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
@@ -219,7 +224,8 @@ mod tests {
     #[tokio::test]
     async fn a_driver_that_panics_is_named_on_its_job_and_started_again() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let supervisor = Supervisor::start(dir.path(), Timing::default()).await.expect("start");
+        let supervisor =
+            Supervisor::start(dir.path(), Timing::default(), Network::Plain).await.expect("start");
         let cluster = Arc::clone(&supervisor.cluster);
         let id = JobId::new("q-0001").expect("name");
         let spec = crate::tests::spec(perigee_model::job::Access::Read);
@@ -251,7 +257,8 @@ mod tests {
     #[tokio::test]
     async fn a_task_without_an_end_is_started_again_after_a_panic() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let supervisor = Supervisor::start(dir.path(), Timing::default()).await.expect("start");
+        let supervisor =
+            Supervisor::start(dir.path(), Timing::default(), Network::Plain).await.expect("start");
         let starts = Arc::new(AtomicU32::new(0));
         let (runs, mut second_start) = mpsc::unbounded_channel();
         supervisor.keep_running("a task", {

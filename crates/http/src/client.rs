@@ -1,62 +1,109 @@
 //! The HTTP client.
+//!
+//! It follows no redirects, sends nothing through a proxy, and reads no answer that is longer than
+//! [`answer::ANSWER_BYTES_MAX`].
+
+mod answer;
+mod connect;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
+pub use answer::Response;
+use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{Method, Request, Uri};
 use bytes::Bytes;
+use connect::{Connector, Way};
 use futures_util::future::{BoxFuture, FutureExt as _};
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use perigee_model::Problem;
 use perigee_model::volume::{Progress, Step};
-use reqwest::header::CONTENT_TYPE;
-use reqwest::{Body, Method, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout_at};
 
-/// The client closes a connection that was not used for this long.
+use crate::network::Network;
+use crate::verify::Expected;
+use answer::{ANSWER_BYTES_MAX, too_late, too_long};
+
+/// The client closes a connection that was not used for this long. It is shorter than the server's limit, so that
+/// no request is sent on a connection that the server closes.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
+/// For bodies and answers that are transferred as fast as the link allows.
+const TRANSFER_MAX: Duration = Duration::from_secs(24 * 3600);
 /// For requests that take as long as they need.
 const WHOLE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A server that works tells its progress several times a second.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
+const JSON: &str = "application/json";
+/// This much of an error that is not ours is shown.
+const FOREIGN_BYTES_MAX: usize = 4096;
+
 /// Calls one server; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
+    http: legacy::Client<Connector, Body>,
     /// `http://HOST:PORT`, without a slash at the end.
     base: String,
     /// The server's address as errors show it.
     address: String,
+    /// How long the server may take for a whole answer.
+    answer_max: Duration,
     /// What a person can do if the server can't be reached.
     hint: String,
 }
 
 impl Client {
-    /// `address` is `http://HOST:PORT` or `unix:PATH`. Connects within 3 s and expects an answer
-    /// within `timeout`.
+    /// For an address that this host's user or configuration gives: `unix:PATH`, or `http://HOST:PORT`, which is
+    /// not encrypted. An address that comes from another host is for [`Network::client`].
+    ///
+    /// Connects within 3 s and expects an answer within `answer_max`.
     ///
     /// # Errors
     /// `Invalid` when the address has neither form.
-    pub fn new(address: &str, timeout: Duration) -> Result<Self, Problem> {
-        let mut builder = reqwest::Client::builder()
-            .no_proxy()
-            .connect_timeout(Duration::from_secs(3))
-            // Shorter than the server's limit, so that no request is sent on a connection that it closes.
-            .pool_idle_timeout(IDLE_MAX)
-            .timeout(timeout);
-        let base = if let Some(path) = address.strip_prefix("unix:") {
-            builder = builder.unix_socket(std::path::Path::new(path));
-            "http://localhost".to_owned()
-        } else if address.starts_with("http://") {
-            address.trim_end_matches('/').to_owned()
-        } else {
-            return Err(Problem::invalid(
-                format!("can't use the address {address:?}"),
-                "it is neither http://HOST:PORT nor unix:PATH",
-            ));
+    pub fn new(address: &str, answer_max: Duration) -> Result<Self, Problem> {
+        match address.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            Some(path) => Ok(Self::over(Way::Unix(path.into()), address, answer_max)),
+            None => Network::Plain.client(address, Expected::Address, answer_max).map_err(|_| {
+                Problem::invalid(
+                    format!("can't use the address {address:?}"),
+                    "it is neither http://HOST:PORT nor unix:PATH",
+                )
+            }),
+        }
+    }
+
+    /// An address that [`Network`] has checked.
+    pub(crate) fn to_authority(
+        address: &str,
+        authority: &str,
+        network: &Network,
+        expected: Expected,
+        answer_max: Duration,
+    ) -> Self {
+        let authority = authority.to_owned();
+        let way = match network {
+            Network::Plain => Way::Tcp(authority),
+            Network::Tls(identity) => Way::Tls(authority, identity.clone(), expected),
         };
-        let http = builder.build().map_err(|e| Problem::internal("HTTP client", chain(&e)))?;
-        Ok(Self { http, base, address: address.to_owned(), hint: String::new() })
+        Self::over(way, address, answer_max)
+    }
+
+    fn over(way: Way, address: &str, answer_max: Duration) -> Self {
+        let base = match &way {
+            Way::Unix(_) => "http://localhost".to_owned(),
+            Way::Tcp(authority) | Way::Tls(authority, ..) => format!("http://{authority}"),
+        };
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_MAX)
+            .build(Connector(way));
+        Self { http, base, address: address.to_owned(), answer_max, hint: String::new() }
     }
 
     /// Sets what a person can do if the server can't be reached, for errors.
@@ -118,23 +165,18 @@ impl Client {
         path: &str,
         body: impl Into<Body>,
     ) -> Result<T, Problem> {
-        let request = self
-            .http
-            .request(method, self.url(path))
-            .timeout(Duration::from_secs(24 * 3600))
-            .body(body);
-        self.parse(&self.body(self.run(request).await?).await?)
+        let answer = self.exchange(method, path, None, body.into(), TRANSFER_MAX);
+        self.parse(&answer.await?)
     }
 
     /// The whole answer, within the client's deadline.
     pub async fn get_bytes(&self, path: &str) -> Result<Bytes, Problem> {
-        self.exchange(Method::GET, self.url(path), None).await
+        self.exchange(Method::GET, path, None, Body::empty(), self.answer_max).await
     }
 
     /// The answer, with its body unread, for streaming. An error status is returned as a [`Problem`].
     pub async fn get_response(&self, path: &str) -> Result<Response, Problem> {
-        let request = self.http.get(self.url(path)).timeout(Duration::from_secs(24 * 3600));
-        self.check(self.run(request).await?).await
+        self.check(self.run(Method::GET, path, None, Body::empty(), TRANSFER_MAX).await?).await
     }
 
     /// Sends a request that may take long, and reports its progress until it is done.
@@ -155,8 +197,9 @@ impl Client {
         body: &impl Serialize,
         mut told: impl FnMut(Progress),
     ) -> Result<Result<T, Problem>, Problem> {
-        let request = self.http.post(self.url(path)).timeout(WHOLE_MAX);
-        let first = tokio::time::timeout(SILENCE_MAX, self.run(request.json(body)));
+        let body = Body::from(self.to_json(body)?);
+        let run = self.run(Method::POST, path, Some(JSON), body, WHOLE_MAX);
+        let first = tokio::time::timeout(SILENCE_MAX, run);
         let response = self.check(first.await.map_err(|_| self.silent())??).await?;
         let done = self.lines(response, SILENCE_MAX, |step| match step {
             Step::Progress(progress) => {
@@ -201,7 +244,7 @@ impl Client {
         let mut text = Vec::new();
         loop {
             let chunk = tokio::time::timeout(silence_max, response.chunk()).await;
-            let received = chunk.map_err(|_| self.silent())?.map_err(|e| self.unavailable(&e))?;
+            let received = chunk.map_err(|_| self.silent())?.map_err(|e| self.broken(&e))?;
             let Some(received) = received else { return Ok(None) };
             text.extend_from_slice(&received);
             let mut done = 0;
@@ -215,6 +258,9 @@ impl Client {
                 }
             }
             text.drain(..done);
+            if text.len() > ANSWER_BYTES_MAX {
+                return Err(self.broken(&too_long("line")));
+            }
         }
     }
 
@@ -224,47 +270,71 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, Problem> {
-        let body = body.map(serde_json::to_vec).transpose();
-        let body = body.map_err(|e| {
-            Problem::internal(format!("can't send a request to {}", self.address), e)
-        })?;
-        self.parse(&self.exchange(method, self.url(path), body).await?)
+        let (kind, body) = match body {
+            Some(body) => (Some(JSON), Body::from(self.to_json(body)?)),
+            None => (None, Body::empty()),
+        };
+        self.parse(&self.exchange(method, path, kind, body, self.answer_max).await?)
+    }
+
+    fn to_json(&self, body: &impl Serialize) -> Result<Vec<u8>, Problem> {
+        let what = || format!("can't send a request to {}", self.address);
+        serde_json::to_vec(body).map_err(|e| Problem::internal(what(), e))
     }
 
     /// This is not generic and is boxed, so that it is compiled only once.
-    fn exchange(
-        &self,
+    fn exchange<'a>(
+        &'a self,
         method: Method,
-        url: String,
-        json: Option<Vec<u8>>,
-    ) -> BoxFuture<'_, Result<Bytes, Problem>> {
-        let mut request = self.http.request(method, url);
-        if let Some(json) = json {
-            request = request.header(CONTENT_TYPE, "application/json").body(json);
+        path: &'a str,
+        content_type: Option<&'static str>,
+        body: Body,
+        answer_max: Duration,
+    ) -> BoxFuture<'a, Result<Bytes, Problem>> {
+        async move {
+            let response = self.run(method, path, content_type, body, answer_max).await?;
+            self.check(response).await?.whole().await.map_err(|e| self.broken(&e))
         }
-        async move { self.body(self.run(request).await?).await }.boxed()
+        .boxed()
     }
 
-    async fn run(&self, request: reqwest::RequestBuilder) -> Result<Response, Problem> {
-        request.send().await.map_err(|e| self.unavailable(&e))
+    async fn run(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&'static str>,
+        body: Body,
+        answer_max: Duration,
+    ) -> Result<Response, Problem> {
+        let until = Instant::now() + answer_max;
+        let url: Uri = format!("{}{path}", self.base)
+            .parse()
+            .map_err(|e| Problem::invalid(format!("can't ask {} for {path:?}", self.address), e))?;
+        let mut request = Request::new(body);
+        (*request.method_mut(), *request.uri_mut()) = (method, url);
+        if let Some(kind) = content_type {
+            request.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("a constant"));
+        }
+        let answer = timeout_at(until, self.http.request(request));
+        let answer = answer.await.map_err(|_| self.broken(&too_late()))?;
+        let (head, body) = answer.map_err(|e| self.unavailable(&e))?.into_parts();
+        Ok(Response { status: head.status, body, until })
     }
 
     async fn check(&self, response: Response) -> Result<Response, Problem> {
-        if response.status().is_success() {
+        let status = response.status;
+        if status.is_success() {
             return Ok(response);
         }
-        let status = response.status();
-        let body = response.bytes().await.map_err(|e| self.unavailable(&e))?;
+        let body = response.whole().await.map_err(|e| self.broken(&e))?;
         Err(serde_json::from_slice(&body).unwrap_or_else(|_| {
+            let text =
+                String::from_utf8_lossy(&body[..body.len().min(FOREIGN_BYTES_MAX)]).into_owned();
             Problem::internal(
                 format!("a request to {} failed", self.address),
-                format!("HTTP {status}: {}", String::from_utf8_lossy(&body)),
+                format!("HTTP {status}: {text}"),
             )
         }))
-    }
-
-    async fn body(&self, response: Response) -> Result<Bytes, Problem> {
-        self.check(response).await?.bytes().await.map_err(|e| self.unavailable(&e))
     }
 
     fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Problem> {
@@ -277,17 +347,18 @@ impl Client {
             .next("check that both sides run the same version of perigee")
     }
 
-    fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.base)
-    }
-
-    fn unavailable(&self, error: &reqwest::Error) -> Problem {
+    fn unavailable(&self, error: &legacy::Error) -> Problem {
         let what = format!("no answer from {}", self.address);
         if error.is_connect() {
             // Only the root cause, because `what` has the address.
             return Problem::unavailable(what, root(error)).next(&self.hint);
         }
         Problem::unavailable(what, chain(error))
+    }
+
+    /// The answer has begun, or its time is over.
+    fn broken(&self, error: &std::io::Error) -> Problem {
+        Problem::unavailable(format!("no answer from {}", self.address), error)
     }
 }
 
@@ -311,29 +382,4 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = inner.source();
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use perigee_model::ProblemKind;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn who_does_not_listen_is_named_with_the_reason_and_what_to_do() {
-        let client = Client::new("http://127.0.0.1:1", Duration::from_secs(5)).expect("address");
-        let problem = client.hint("start it").get::<()>("/").await.expect_err("nobody is there");
-        let expected = "no answer from http://127.0.0.1:1: Connection refused (os error 111)";
-        assert_eq!(problem.to_string(), format!("{expected}\n  start it"));
-    }
-
-    #[tokio::test]
-    async fn bytes_that_do_not_come_are_not_waited_for_beyond_the_deadline() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = format!("http://{}", listener.local_addr().expect("an address"));
-        let client = Client::new(&address, Duration::from_millis(100)).expect("a client");
-        let silent = tokio::time::timeout(Duration::from_secs(60), client.get_bytes("/v1/x"));
-        let problem = silent.await.expect("the client gives up").expect_err("nobody answers");
-        assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
-    }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
 use axum::extract::Request;
-use axum::middleware::map_request;
+use axum::middleware::{Next, from_fn, map_request};
 use axum::serve::Listener;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
@@ -26,6 +26,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
+use crate::guard::{self, Guard};
+use crate::peer::Peer;
+
 /// The number of refused connections that get an answer at the same time; further ones are closed at once.
 const REFUSALS_MAX: usize = 64;
 /// How long a refused client may send before its connection is closed.
@@ -36,6 +39,8 @@ const REFUSAL_DEADLINE: Duration = Duration::from_secs(1);
 pub(crate) struct Limits {
     /// The most connections at the same time.
     pub connections: usize,
+    /// The time for a TLS handshake.
+    pub handshake: Duration,
     /// The time from the connection's start, or from the end of the last answer, until all headers of a request
     /// have arrived.
     pub headers: Duration,
@@ -49,6 +54,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            handshake: Duration::from_secs(10),
             headers: Duration::from_secs(30),
             silence: Duration::from_secs(60),
             body_bytes_per_s: 4096,
@@ -84,14 +90,21 @@ impl From<tokio::net::unix::SocketAddr> for ClientAddress {
 }
 
 /// Serves until it is dropped. Connections that are open then stay open.
-pub(crate) async fn serve<L: Listener>(mut listener: L, router: Router, limits: Limits)
-where
+pub(crate) async fn serve<L: Listener>(
+    mut listener: L,
+    router: Router,
+    limits: Limits,
+    guard: Guard,
+) where
     ClientAddress: From<L::Addr>,
 {
+    let tls = guard.identity.clone();
+    let checked =
+        from_fn(move |request: Request, next: Next| guard::check(guard.clone(), request, next));
     let slow_bodies = map_request(move |request: Request| async move {
         request.map(|body| Body::from_stream(in_time(body.into_data_stream(), limits)))
     });
-    let router = router.layer(slow_bodies);
+    let router = router.layer(slow_bodies).layer(checked);
     let permits = Arc::new(Semaphore::new(limits.connections));
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
@@ -99,16 +112,33 @@ where
         let address = ClientAddress::from(address);
         let stream = Impatient { stream, patience: limits.silence, until: None };
         if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
-            let router = router.clone();
+            let (router, tls) = (router.clone(), tls.clone());
             tokio::spawn(async move {
                 let _permit = permit;
-                converse(stream, address, router, limits).await;
+                let Some(tls) = tls else {
+                    let peer = Peer::of_plain(address);
+                    return converse(stream, (address, peer), router, limits).await;
+                };
+                match timeout(limits.handshake, tls.accept(stream)).await {
+                    Ok(Ok((stream, peer))) => {
+                        converse(stream, (address, peer), router, limits).await;
+                    }
+                    Ok(Err(error)) => tracing::info!(?address, %error, "no TLS with a client"),
+                    Err(_) => tracing::info!(?address, "a client did not finish its TLS handshake"),
+                }
             });
         } else if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
+            let tls = tls.clone();
             tokio::spawn(async move {
                 let _refusal = refusal;
+                let answer = async {
+                    match tls {
+                        None => refuse(stream, limits).await,
+                        Some(tls) => refuse(tls.accept(stream).await?.0, limits).await,
+                    }
+                };
                 // It does not matter whether the client reads the answer.
-                drop(timeout(REFUSAL_DEADLINE, refuse(stream, limits)).await);
+                drop(timeout(REFUSAL_DEADLINE, answer).await);
             });
         }
     }
@@ -116,13 +146,14 @@ where
 
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
-    address: ClientAddress,
+    (address, peer): (ClientAddress, Peer),
     router: Router,
     limits: Limits,
 ) {
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<_>| {
         request.extensions_mut().insert(address);
+        request.extensions_mut().insert(peer.clone());
         router.call(request)
     });
     let connection = http1::Builder::new()

@@ -32,7 +32,12 @@ pub fn requests(input: &[u8]) {
         };
         let mut answer = Vec::new();
         tokio::join!(
-            converse(server, crate::ClientAddress(None), router, Limits::default()),
+            converse(
+                server,
+                (crate::ClientAddress(None), crate::Peer::Local),
+                router,
+                Limits::default()
+            ),
             talk,
             async {
                 drop(reader.read_to_end(&mut answer).await);

@@ -1,21 +1,45 @@
-//! HTTP/JSON between Perigee's processes: the client, the listener, and the answer for errors.
+//! HTTP/JSON between Perigee's processes: the client, the listener, TLS, and the answer for errors.
 //!
-//! An address is `http://HOST:PORT` or `unix:PATH`. Every wrong request answers with a
+//! An address is `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Every wrong request answers with a
 //! [`perigee_model::Problem`] in JSON and its HTTP status. The client returns the same `Problem`.
+//!
+//! Over TLS both sides show a certificate of the cluster's authority ([`identity`]). A handler learns from [`Peer`] who
+//! asks. [`guard::only`] refuses what the sender may not ask for.
 
 #![warn(missing_docs)]
 
+pub mod authority;
 mod client;
 mod connections;
+mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod guard;
+pub mod identity;
 pub mod memory;
+mod network;
+mod peer;
 mod server;
+#[cfg(test)]
+mod tests;
+mod verify;
 
-pub use client::Client;
+pub use authority::Authority;
+pub use axum::body::Body;
+pub use axum::http::Method;
+pub use client::{Client, Response};
 pub use connections::ClientAddress;
-pub use reqwest::{Body, Method};
+pub use files::write_private;
+pub use identity::Identity;
+pub use network::{Network, authority_of};
+pub use peer::{Certified, Peer, PeerIdentity};
 pub use server::{
     BOOT_ID, Failure, Json, Listen, Reply, allow_many_files, bind_unix, boot_id, cannot_listen,
     serve, unused_port,
 };
+pub use verify::Expected;
+
+/// The body of a request that sends a file.
+pub fn file_body(file: tokio::fs::File) -> Body {
+    Body::from_stream(tokio_util::io::ReaderStream::new(file))
+}

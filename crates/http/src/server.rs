@@ -18,6 +18,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use crate::connections::{self, Limits};
+use crate::guard::Guard;
+use crate::network::Network;
 
 /// A [`Problem`] as an HTTP answer.
 #[derive(Debug)]
@@ -184,11 +186,12 @@ pub fn allow_many_files() {
     }
 }
 
-/// Serves on every address until the future is dropped or a listener fails.
+/// Serves on every address until the future is dropped or a listener fails. The network says how it is spoken over
+/// TCP; a unix socket is never encrypted.
 ///
 /// # Errors
 /// `Conflict` when an address is taken; `Internal` when a listener fails later.
-pub async fn serve(router: Router, addresses: &[Listen]) -> Result<(), Problem> {
+pub async fn serve(router: Router, addresses: &[Listen], network: &Network) -> Result<(), Problem> {
     let mut servers = tokio::task::JoinSet::new();
     for address in addresses {
         let router = router.clone();
@@ -196,11 +199,15 @@ pub async fn serve(router: Router, addresses: &[Listen]) -> Result<(), Problem> 
         match address {
             Listen::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.map_err(refused)?;
-                servers.spawn(connections::serve(listener, router, Limits::default()));
+                let name = address.rsplit_once(':').map(|(name, _)| name.to_owned());
+                let names = name.into_iter().collect();
+                let guard = Guard { names, identity: network.identity().cloned() };
+                servers.spawn(connections::serve(listener, router, Limits::default(), guard));
             }
             Listen::Unix(path) => {
                 let listener = bind_unix(path).await.map_err(refused)?;
-                servers.spawn(connections::serve(listener, router, Limits::default()));
+                let guard = Guard::default();
+                servers.spawn(connections::serve(listener, router, Limits::default(), guard));
             }
         }
     }

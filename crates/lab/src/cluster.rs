@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use perigee_http::Client;
+use perigee_http::{Client, Method, file_body};
 use perigee_model::job::{
     Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, Migration, MoveVm,
     NewImage, NewVolume, Sample, Vm, VmVolume,
@@ -80,7 +80,7 @@ impl Cluster {
             .await
             .map_err(|e| Problem::internal(format!("can't open {}", bundle.display()), e))?;
         let stored: Bundle =
-            self.slow.send_body(perigee_http::Method::POST, "/v1/bundles", file).await?;
+            self.slow.send_body(Method::POST, "/v1/bundles", file_body(file)).await?;
         Ok(stored.sha256)
     }
 

@@ -11,6 +11,8 @@ use utoipa::ToSchema;
 pub enum ProblemKind {
     /// The request itself is wrong (400).
     Invalid,
+    /// Who asks may not have or do this (403).
+    Forbidden,
     /// The thing named does not exist (404).
     NotFound,
     /// It exists already, is in use, or is in a state that does not allow this (409).
@@ -48,6 +50,11 @@ impl Problem {
     /// A wrong request; see [`ProblemKind::Invalid`].
     pub fn invalid(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Invalid, what, why)
+    }
+
+    /// Something that the asker may not have or do; see [`ProblemKind::Forbidden`].
+    pub fn forbidden(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Forbidden, what, why)
     }
 
     /// Something that is not there; see [`ProblemKind::NotFound`].
@@ -91,6 +98,7 @@ impl Problem {
     pub fn http_status(&self) -> u16 {
         match self.kind {
             ProblemKind::Invalid => 400,
+            ProblemKind::Forbidden => 403,
             ProblemKind::NotFound => 404,
             ProblemKind::Conflict => 409,
             ProblemKind::NoSpace => 507,
@@ -110,6 +118,7 @@ impl Problem {
             ProblemKind::NoSpace => 6,
             ProblemKind::Unavailable => 7,
             ProblemKind::Unsupported => 8,
+            ProblemKind::Forbidden => 9,
         }
     }
 }

@@ -131,7 +131,7 @@ pub struct PoolExports {
     here: Here,
     /// Identifies this start of the server to the homes, so that they first drain what an earlier start has left.
     start: Uuid,
-    remotes: Remotes,
+    pub(crate) remotes: Remotes,
     pub logins: Arc<Logins>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) local: LocalSessions,

@@ -16,11 +16,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::Client;
 use perigee_model::client::Over;
-use perigee_model::home::{
-    CallOff, Depart, Departed, DepartedLayer, ServerAddresses, TakeVolume, VolumeHome,
-};
+use perigee_model::home::{CallOff, Depart, Departed, DepartedLayer, TakeVolume, VolumeHome};
 use perigee_model::volume::FlushVolumes;
 use perigee_model::{Problem, ProblemKind, VolumeName};
 use tokio::time::Instant;
@@ -38,11 +35,6 @@ const STAGE_MAX: Duration = Duration::from_secs(5);
 /// How often the old home is asked within one request.
 const TRIES: u32 = 5;
 const TRIES_PAUSE: Duration = Duration::from_millis(300);
-
-pub fn client(address: &ServerAddresses, timeout: Duration) -> Result<Client, Problem> {
-    let client = Client::new(&address.control_url, timeout)?;
-    Ok(client.hint("does that host's volume server run, and is this its address?"))
-}
 
 impl PoolExports {
     /// Lets the volume go. Sessions here go on with its new home as soon as that is ready.
@@ -111,7 +103,8 @@ impl PoolExports {
             return self.pool.home(volume).await;
         }
         let all = FlushVolumes { volumes: vec![volume.clone()] };
-        let flushed = client(&take.from, FLUSH_MAX)?.post::<()>("/v1/batch/flush", &all).await;
+        let flushed = self.remotes.client(&take.from, FLUSH_MAX)?;
+        let flushed = flushed.post::<()>("/v1/batch/flush", &all).await;
         match flushed {
             Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
             // It may have departed already.
@@ -136,7 +129,8 @@ impl PoolExports {
     /// after this has to come while they are held.
     async fn prepare(&self, volume: &VolumeName, take: &TakeVolume) -> Result<(), Problem> {
         let path = format!("/v1/volumes/{volume}/seal");
-        let sealed = client(&take.from, PREPARE_MAX)?.post::<Vec<DepartedLayer>>(&path, &()).await;
+        let sealed = self.remotes.client(&take.from, PREPARE_MAX)?;
+        let sealed = sealed.post::<Vec<DepartedLayer>>(&path, &()).await;
         let prepared = match sealed {
             Ok(chain) => self.stage(volume, take, &chain, PREPARE_MAX).await,
             Err(problem) => Err(problem),
@@ -194,7 +188,8 @@ impl PoolExports {
         }
         let (asked, depart) = (Instant::now(), Depart { tenure: take.tenure, to: take.to.clone() });
         let path = format!("/v1/volumes/{volume}/depart");
-        let departed = client(&take.from, DEPART_MAX)?.post::<Departed>(&path, &depart).await?;
+        let departed = self.remotes.client(&take.from, DEPART_MAX)?;
+        let departed = departed.post::<Departed>(&path, &depart).await?;
         self.stage(volume, take, &departed.chain, STAGE_MAX).await?;
         let _turn = self.turns.moving(volume).await?;
         let step = self.pool.move_step(volume).await?;

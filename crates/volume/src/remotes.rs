@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use perigee_block::device::Device;
-use perigee_http::Listen;
+use perigee_http::{Client, Expected, Listen, Network};
 use perigee_model::Problem;
+use perigee_model::home::ServerAddresses;
 use perigee_model::read_ahead::{FILL_BYTES_PER_S, READ_CACHE_BYTES};
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
 use perigee_store::Connector;
@@ -15,6 +16,8 @@ use perigee_store::Connector;
 /// What the server's options say.
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
+    /// How it talks with the controller and the other hosts over HTTP.
+    pub network: Network,
     /// If it is set, other hosts are reached over TLS only.
     pub tls: Option<RemoteTlsFiles>,
     /// How long a read of a layer waits for a host that is away.
@@ -28,12 +31,14 @@ pub struct RemoteOptions {
 impl Default for RemoteOptions {
     fn default() -> Self {
         let (patience, fill_bytes_per_s) = (Duration::from_secs(60), FILL_BYTES_PER_S);
-        Self { tls: None, patience, fill_bytes_per_s, cache_bytes: READ_CACHE_BYTES }
+        let (network, tls, cache_bytes) = (Network::Plain, None, READ_CACHE_BYTES);
+        Self { network, tls, patience, fill_bytes_per_s, cache_bytes }
     }
 }
 
 #[derive(Clone)]
 pub struct Remotes {
+    network: Network,
     tls: Option<ClientTls>,
     patience: Duration,
     pub cache_bytes: u64,
@@ -44,7 +49,21 @@ impl Remotes {
     /// When a file for TLS can't be used.
     pub fn load(options: &RemoteOptions) -> Result<Self, Problem> {
         let tls = options.tls.as_ref().map(ClientTls::load).transpose()?;
-        Ok(Self { tls, patience: options.patience, cache_bytes: options.cache_bytes })
+        let (network, patience) = (options.network.clone(), options.patience);
+        Ok(Self { network, tls, patience, cache_bytes: options.cache_bytes })
+    }
+
+    /// A client of another host's volume server.
+    ///
+    /// # Errors
+    /// `Invalid` when the address can't be used.
+    pub fn client(
+        &self,
+        address: &ServerAddresses,
+        answer_max: Duration,
+    ) -> Result<Client, Problem> {
+        let client = self.network.client(&address.control_url, Expected::Address, answer_max)?;
+        Ok(client.hint("does that host's volume server run, and is this its address?"))
     }
 
     /// An export at `HOST:PORT`.

@@ -11,7 +11,6 @@ use perigee_model::replica::{
 use perigee_model::{Problem, VolumeName};
 
 use crate::exports::PoolExports;
-use crate::homes::client;
 
 /// How long the home may take to flush and seal the volume.
 const SEAL_MAX: Duration = Duration::from_secs(60);
@@ -32,7 +31,7 @@ impl PoolExports {
         let round = self.pool.begin_pull(volume, ask.keep).await?;
         let path = format!("/v1/volumes/{volume}/replica/seal");
         let seal = SealReplica { replica: ask.replica.clone() };
-        let home = client(&ask.from, SEAL_MAX)?;
+        let home = self.remotes.client(&ask.from, SEAL_MAX)?;
         let sealed: SealedReplica = home.post(&path, &seal).await?;
         let added = self.pool.add_point(volume, ask, round, sealed);
         let ships_bytes = tokio::time::timeout(STAGE_MAX, added).await.unwrap_or_else(|_| {

@@ -117,7 +117,8 @@ async fn run(config: Config) -> Result<(), Problem> {
         }),
     ];
     let control = Control { pool: pool.clone(), exports, stats: stats.clone(), remotes };
-    let api = perigee_http::serve(control::router(Arc::new(control)), &config.control);
+    let network = &config.remotes.network;
+    let api = perigee_http::serve(control::router(Arc::new(control)), &config.control, network);
     let ready = async {
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), iscsi = config.iscsi.listen.join(","), control = addresses(&config.control), "ready");
         std::future::pending().await

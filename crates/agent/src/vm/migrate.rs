@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use perigee_http::Network;
 use perigee_model::Problem;
 use perigee_model::phases::Prepare;
 use perigee_model::states::{Refused, VmEvent};
@@ -80,12 +81,19 @@ pub struct Handle {
 }
 
 /// Starts a migration, or continues one that an earlier agent has started.
-pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> Handle {
+pub fn spawn(
+    vm: Arc<Vm>,
+    network: Network,
+    record: Record,
+    order: MigrateOut,
+    resumed: bool,
+) -> Handle {
     let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
     let (wishes, wished) = mpsc::channel(1);
     let downtime_limit_ms = order.downtime_limit_ms;
     let migration = Migration {
-        homes: steps::Home::all(&order.epochs),
+        homes: steps::Home::all(&order.epochs, &network),
+        network,
         greeting: None,
         machine: Outgoing::new(record.switchover),
         vm,
@@ -104,6 +112,7 @@ pub fn spawn(vm: Arc<Vm>, record: Record, order: MigrateOut, resumed: bool) -> H
 
 struct Migration {
     vm: Arc<Vm>,
+    network: Network,
     order: MigrateOut,
     record: Record,
     homes: Vec<steps::Home>,

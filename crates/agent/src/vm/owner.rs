@@ -148,7 +148,13 @@ impl Owner {
             return;
         }
         if let Some(order) = record.order.clone() {
-            self.migration = Some(migrate::spawn(self.vm.clone(), record, order, true));
+            self.migration = Some(migrate::spawn(
+                self.vm.clone(),
+                self.host.network.clone(),
+                record,
+                order,
+                true,
+            ));
         }
     }
 

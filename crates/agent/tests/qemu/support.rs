@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::routing::{get, post};
 use perigee_agent::Config;
-use perigee_http::{Client, Failure, Json, Listen, Reply};
+use perigee_http::{Client, Failure, Json, Listen, Network, Reply};
 use perigee_model::switchover::{Fate, WriterEpochs};
 use perigee_model::vm::{
     CancelMigration, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec,
@@ -130,7 +130,8 @@ impl Home {
             .route("/v1/stats", get(async || Json(Vec::<ExportStats>::new())))
             .with_state(inner.clone());
         runtime.spawn(async move {
-            perigee_http::serve(router, &[Listen::Tcp(format!("127.0.0.1:{port}"))]).await
+            let listen = [Listen::Tcp(format!("127.0.0.1:{port}"))];
+            perigee_http::serve(router, &listen, &Network::Plain).await
         });
         Self { inner, url: format!("http://127.0.0.1:{port}") }
     }
@@ -237,6 +238,7 @@ impl Agent {
             // No kernel: a probe of KVM fails at once and TCG is used.
             probe_kernel: Some(PathBuf::from("/dev/null")),
             boot_id: dir.join(format!("{name}-boot-id")),
+            network: Network::Plain,
         };
         std::fs::write(&config.boot_id, "boot-1\n").unwrap();
         let client = Client::new(&agent_url, PATIENCE).unwrap();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_http::Client;
+use perigee_http::{Client, Expected, Network, PeerIdentity};
 use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
@@ -39,14 +39,17 @@ pub struct HostLink {
 }
 
 impl HostLink {
-    pub fn new(id: HostId, addresses: HostAddresses) -> Result<Self, Problem> {
-        let quick = Duration::from_secs(10);
+    fn new(id: HostId, addresses: HostAddresses, network: &Network) -> Result<Self, Problem> {
+        let client = |address: &str, answer_max_s| {
+            let expected = Expected::Identity(PeerIdentity::Host(id.clone()));
+            network.client(address, expected, Duration::from_secs(answer_max_s))
+        };
         Ok(Self {
-            agent: Client::new(&addresses.agent_url, quick)?,
-            volume: Client::new(&addresses.volume_url, quick)?,
-            agent_wait: Client::new(&addresses.agent_url, Duration::from_secs(30))?,
-            agent_slow: Client::new(&addresses.agent_url, Duration::from_secs(120))?,
-            volume_slow: Client::new(&addresses.volume_url, Duration::from_secs(3600))?,
+            agent: client(&addresses.agent_url, 10)?,
+            volume: client(&addresses.volume_url, 10)?,
+            agent_wait: client(&addresses.agent_url, 30)?,
+            agent_slow: client(&addresses.agent_url, 120)?,
+            volume_slow: client(&addresses.volume_url, 3600)?,
             id,
             addresses,
         })
@@ -81,19 +84,38 @@ pub struct Known {
 #[derive(Debug)]
 pub struct Hosts {
     pub deadline: Duration,
+    network: Network,
     known: Mutex<BTreeMap<HostId, Known>>,
 }
 
 impl Hosts {
-    pub async fn load(records: &Records, deadline: Duration) -> Result<Self, Problem> {
-        let hosts = Self { deadline, known: Mutex::default() };
+    pub async fn load(
+        records: &Records,
+        deadline: Duration,
+        network: Network,
+    ) -> Result<Self, Problem> {
+        let hosts = Self { deadline, network, known: Mutex::default() };
         for key in records.keys("hosts/").await? {
             let Some(record) = records.read::<HostRecord>(&key).await? else { continue };
             let id = HostId::new(key.trim_start_matches("hosts/"))
                 .map_err(|e| Problem::internal("can't read the hosts", e))?;
-            hosts.set(HostLink::new(id, record.addresses)?, record.registered_ms);
+            match hosts.link(&id, record.addresses) {
+                Ok(link) => hosts.set(link, record.registered_ms),
+                // Its addresses are of the other kind, encrypted or not. It will register again.
+                Err(problem) => {
+                    tracing::warn!(host = %id, %problem, "can't use a host's addresses")
+                }
+            }
         }
         Ok(hosts)
+    }
+
+    /// The clients for a host with these addresses.
+    ///
+    /// # Errors
+    /// `Invalid` when an address can't be used over the network.
+    pub fn link(&self, id: &HostId, addresses: HostAddresses) -> Result<HostLink, Problem> {
+        HostLink::new(id.clone(), addresses, &self.network)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Known>> {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use perigee_http::Network;
 use perigee_model::{ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use tokio::sync::{Notify, broadcast, mpsc};
 
@@ -112,6 +113,7 @@ impl Cluster {
     pub async fn open(
         state_dir: &Path,
         timing: Timing,
+        network: Network,
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         std::fs::create_dir_all(state_dir)
@@ -119,7 +121,7 @@ impl Cluster {
         let lock = lock(state_dir)?;
         files::prepare(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
-        let hosts = Hosts::load(&records, timing.host_deadline).await?;
+        let hosts = Hosts::load(&records, timing.host_deadline, network).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
         let taught = Taught::load(&records).await?;

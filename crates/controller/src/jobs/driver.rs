@@ -166,6 +166,7 @@ impl Run {
         let asked_for_it = match problem.kind {
             ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict => true,
             ProblemKind::Unavailable
+            | ProblemKind::Forbidden
             | ProblemKind::NoSpace
             | ProblemKind::Unsupported
             | ProblemKind::Internal => false,

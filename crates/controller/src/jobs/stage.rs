@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use perigee_http::{Body, Method};
+use perigee_http::{Method, file_body};
 use perigee_model::guest::{Mount, Seed};
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
@@ -117,7 +117,7 @@ impl Run {
         let bytes = file.metadata().await.map_err(fault)?.len();
         let size_bytes = whole_blocks(bytes.max(SEED_BYTES_MIN));
         let epoch = self.create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
-        let body = Body::wrap_stream(tokio_util::io::ReaderStream::new(file));
+        let body = file_body(file);
         let target = format!("/v1/volumes/{}/data", disk.volume);
         let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, body);
         tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {

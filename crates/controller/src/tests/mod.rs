@@ -20,6 +20,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_http::Network;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{
     Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, NewVolume, Restart, Start,
@@ -63,7 +64,8 @@ impl Lab {
         let dir = tempfile::tempdir().expect("tempdir");
         let home = FakeHost::start("home1", "home").await;
         let cloud = FakeHost::start("cloud1", "cloud").await;
-        let supervisor = Supervisor::start(dir.path(), TIMING).await.expect("start");
+        let supervisor =
+            Supervisor::start(dir.path(), TIMING, Network::Plain).await.expect("start");
         let cluster = Arc::clone(&supervisor.cluster);
         for host in [&home, &cloud] {
             hosts::register(&cluster, &host.id, host.addresses.clone()).await.expect("register");
@@ -86,7 +88,8 @@ impl Lab {
     }
 
     async fn start_controller(&mut self, timing: Timing) {
-        self.supervisor = Supervisor::start(self.dir.path(), timing).await.expect("start again");
+        self.supervisor =
+            Supervisor::start(self.dir.path(), timing, Network::Plain).await.expect("start again");
         self.cluster = Arc::clone(&self.supervisor.cluster);
     }
 

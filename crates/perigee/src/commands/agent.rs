@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::{HostId, Problem, SiteId};
 
 #[derive(Debug, Subcommand)]
@@ -65,6 +65,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         controller: args.controller,
         probe_kernel: args.probe_kernel,
         boot_id: args.boot_id,
+        network: Network::Plain,
     })
     .await
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::{Problem, SiteId};
 
 #[derive(Debug, Subcommand)]
@@ -24,5 +24,11 @@ pub enum Verb {
 
 pub async fn run(verb: Verb) -> Result<(), Problem> {
     let Verb::Run { state, listen, site } = verb;
-    perigee_controller::run(perigee_controller::Config { state, listen, site }).await
+    perigee_controller::run(perigee_controller::Config {
+        state,
+        listen,
+        site,
+        network: Network::Plain,
+    })
+    .await
 }

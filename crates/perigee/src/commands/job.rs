@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use perigee_http::{Client, Method};
+use perigee_http::{Client, Method, file_body};
 use perigee_model::guest::LogStream;
 use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine};
 use perigee_model::job_file::{self, InputFile, JobFile};
@@ -259,7 +259,7 @@ async fn upload(client: &Client, base: &Path, inputs: Vec<InputFile>) -> Result<
         .await
         .map_err(|e| Problem::internal("can't pack the inputs", e))??;
     let file = tokio::fs::File::from_std(packed);
-    let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", file).await?;
+    let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", file_body(file)).await?;
     Ok(bundle.sha256)
 }
 

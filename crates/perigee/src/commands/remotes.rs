@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use perigee_http::Network;
 use perigee_volume::{RemoteOptions, RemoteTlsFiles};
 
 use crate::commands::volume::size;
@@ -34,6 +35,7 @@ impl From<RemoteFlags> for RemoteOptions {
     fn from(flags: RemoteFlags) -> Self {
         let own = flags.remote_tls_cert.zip(flags.remote_tls_key);
         Self {
+            network: Network::Plain,
             tls: flags.remote_tls_ca.map(|ca| RemoteTlsFiles { ca, own }),
             patience: Duration::from_secs(flags.remote_patience),
             fill_bytes_per_s: flags.fill_rate,

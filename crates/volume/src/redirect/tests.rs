@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::exports::{Exports, Opener, Peer};
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::home::{CallOff, Depart, ServerAddresses, TakeVolume, Tenure};
 use perigee_model::volume::{CreateVolume, VolumeSource};
 use perigee_nbd::ServerOptions;
@@ -85,7 +85,8 @@ impl Host {
         let api = [Listen::Tcp(listen)];
         let stopped = stop.clone();
         tokio::spawn(async move {
-            let api = perigee_http::serve(control::router(Arc::new(control)), &api);
+            let api =
+                perigee_http::serve(control::router(Arc::new(control)), &api, &Network::Plain);
             stopped.run_until_cancelled(api).await
         });
         let addresses = ServerAddresses { nbd_addr, control_url };

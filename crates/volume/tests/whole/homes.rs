@@ -20,7 +20,7 @@ use crate::server::{MIB, Server, assert_io, run, sample, until};
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn addresses(server: &Server) -> ServerAddresses {
-    let control_url = server.control.address().to_owned();
+    let control_url = format!("http://{}", server.control_addr);
     ServerAddresses { nbd_addr: server.nbd_addr.clone(), control_url }
 }
 

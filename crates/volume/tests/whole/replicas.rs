@@ -14,7 +14,7 @@ use crate::homes::Disk;
 use crate::server::{MIB, Server, assert_io, said, until};
 
 fn addresses(server: &Server) -> ServerAddresses {
-    let control_url = server.control.address().to_owned();
+    let control_url = format!("http://{}", server.control_addr);
     ServerAddresses { nbd_addr: server.nbd_addr.clone(), control_url }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
-use perigee_http::Client;
+use perigee_http::{Client, Expected, Network};
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{EndUnlessRan, EpochRaise, MigrateOut, VmReport};
 use perigee_model::volume::{
@@ -39,15 +39,15 @@ pub(super) struct Home {
 
 impl Home {
     /// One home for each volume server.
-    pub(super) fn all(raises: &[EpochRaise]) -> Vec<Self> {
+    pub(super) fn all(raises: &[EpochRaise], network: &Network) -> Vec<Self> {
         let mut homes: BTreeMap<&str, Vec<EpochRaise>> = BTreeMap::new();
         for raise in raises {
             homes.entry(&raise.volume_url).or_default().push(raise.clone());
         }
         let home = |(url, raises)| Self {
             raises,
-            client: Client::new(url, CALL_DEADLINE),
-            flushes: Client::new(url, CALL_DEADLINE),
+            client: network.client(url, Expected::Address, CALL_DEADLINE),
+            flushes: network.client(url, Expected::Address, CALL_DEADLINE),
         };
         homes.into_iter().map(home).collect()
     }
@@ -144,9 +144,12 @@ impl Home {
 
 /// Checks that the destination still waits for this migration. A late order must not send the last state to a
 /// QEMU that waits for another one.
-async fn greet_destination(vm: &VmId, order: &MigrateOut) -> Result<(), Problem> {
-    let client = Client::new(&order.destination_agent_url, CALL_DEADLINE)?;
-    let there: VmReport = client.get(&format!("/v1/vms/{vm}")).await?;
+async fn greet_destination(
+    vm: &VmId,
+    order: &MigrateOut,
+    destination: Result<Client, Problem>,
+) -> Result<(), Problem> {
+    let there: VmReport = destination?.get(&format!("/v1/vms/{vm}")).await?;
     let waits = there.spec.arrives_by.as_ref() == Some(&order.migration);
     if waits && there.incoming_uri.as_ref() == Some(&order.uri) {
         return Ok(());
@@ -156,14 +159,20 @@ async fn greet_destination(vm: &VmId, order: &MigrateOut) -> Result<(), Problem>
 }
 
 impl Migration {
+    fn destination(&self) -> Result<Client, Problem> {
+        let url = &self.order.destination_agent_url;
+        self.network.client(url, Expected::Address, CALL_DEADLINE)
+    }
+
     /// Asks the homes whether the epochs can be raised, and the destination whether it waits.
     pub(super) fn greet(&self) -> oneshot::Receiver<Result<(), Stop>> {
         let (homes, order) = (self.homes.clone(), self.order.clone());
         let (vm, nudge) = (self.vm.id().clone(), self.nudge.clone());
+        let destination = self.destination();
         let (answer, answered) = oneshot::channel();
         tokio::spawn(async move {
             let homes = try_join_all(homes.iter().map(Home::greet));
-            let greeted = tokio::try_join!(homes, greet_destination(&vm, &order));
+            let greeted = tokio::try_join!(homes, greet_destination(&vm, &order, destination));
             // The migration may have ended in the meantime.
             let _ = answer.send(greeted.map(drop).map_err(Stop::from));
             nudge.notify_one();
@@ -242,14 +251,13 @@ impl Migration {
     /// Finds out whether the guest ran at the destination. It asks until the destination or a home knows, and
     /// keeps the guest stopped until then.
     pub(super) async fn ask_destination(&mut self) -> Fate {
-        let url = self.order.destination_agent_url.clone();
         let path = format!("/v1/vms/{}/end-unless-ran", self.vm.id());
         let question = EndUnlessRan { migration: self.order.migration.clone() };
         loop {
             if self.was_never_let_go().await {
                 return Fate::DidNotRun;
             }
-            let result = match Client::new(&url, CALL_DEADLINE) {
+            let result = match self.destination() {
                 Ok(client) => client.post::<Fate>(&path, &question).await,
                 Err(problem) => Err(problem),
             };

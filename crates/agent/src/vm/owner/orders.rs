@@ -20,7 +20,8 @@ impl Owner {
         }
         let record = Record::new(order.clone());
         self.keep(&record)?;
-        self.migration = Some(migrate::spawn(self.vm.clone(), record, order, false));
+        self.migration =
+            Some(migrate::spawn(self.vm.clone(), self.host.network.clone(), record, order, false));
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::vm::{MigrateOut, MigrationPhase, VmSpec};
 use perigee_model::{HostId, MigrationId, SiteId, VmId, VmStart};
 
@@ -42,6 +42,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         controller: None,
         probe_kernel: Some(PathBuf::from("/dev/null")),
         boot_id: dir.join("boot-id"),
+        network: Network::Plain,
     };
     let spec = VmSpec {
         vm: VmId::new("vm-1").unwrap(),

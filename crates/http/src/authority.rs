@@ -1,0 +1,241 @@
+//! The cluster's certificate authority: it makes the certificates by which the daemons know each other.
+//!
+//! A certificate names its owner as a URI ([`PeerIdentity`]), the owner's IP addresses, and in its serial number the
+//! time of its issue, so that revoking what an owner has got so far needs no list of certificates.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use perigee_model::Problem;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
+    SignatureAlgorithm, date_time_ymd,
+};
+use sha2::{Digest as _, Sha256};
+
+use crate::files::{read, write_private};
+use crate::identity::{CA_FILE, Credentials, IDENTITY_FILE};
+use crate::peer::{Certified, PeerIdentity};
+
+/// The authority's key, beside its certificate. Whoever has it can be anybody in the cluster.
+pub const CA_KEY_FILE: &str = "ca.key";
+
+/// How long a certificate counts. It is renewed after a third of this time.
+pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+const AUTHORITY_LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
+/// How much the clocks of two hosts may differ.
+const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
+
+/// The length of a point of the curve P-256, not compressed.
+const PUBLIC_KEY_BYTES: usize = 65;
+const NOT_COMPRESSED: u8 = 4;
+
+/// The authority of one cluster.
+pub struct Authority {
+    ca_pem: String,
+    fingerprint: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// The public half of a key for a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicKey(Vec<u8>);
+
+/// A key that a daemon makes for its own certificate. Its private half never leaves the host.
+pub struct NewKey(KeyPair);
+
+fn failed(error: impl std::fmt::Display) -> Problem {
+    Problem::internal("can't make a certificate", error)
+}
+
+fn since_1970(time: SystemTime) -> Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// This moment, as certificates and lists of revoked ones have it.
+pub fn now_ms() -> u64 {
+    u64::try_from(since_1970(SystemTime::now()).as_millis()).unwrap_or(u64::MAX)
+}
+
+impl NewKey {
+    /// # Errors
+    /// When the system gives no random numbers.
+    pub fn generate() -> Result<Self, Problem> {
+        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(failed)
+    }
+
+    /// What the authority is given.
+    pub fn public(&self) -> PublicKey {
+        PublicKey(self.0.public_key_raw().to_vec())
+    }
+
+    /// What a daemon keeps: its new certificate and this key.
+    pub fn credentials(&self, certificate_pem: &str, ca_pem: &str) -> Credentials {
+        let identity = format!("{certificate_pem}{}", self.0.serialize_pem());
+        Credentials { ca: ca_pem.as_bytes().to_vec(), identity: identity.into_bytes() }
+    }
+}
+
+impl PublicKey {
+    /// # Errors
+    /// When the text is not the hexadecimal form of a key.
+    pub fn from_hex(text: &str) -> Result<Self, Problem> {
+        let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
+        let bytes: Option<Vec<u8>> = (0..PUBLIC_KEY_BYTES).map(byte).collect();
+        let bytes = bytes.filter(|b| text.len() == 2 * b.len() && b[0] == NOT_COMPRESSED);
+        bytes.map(Self).ok_or_else(|| {
+            Problem::invalid(
+                "can't make a certificate",
+                "the public key is not one of P-256, in hex",
+            )
+        })
+    }
+
+    /// The hexadecimal form.
+    pub fn to_hex(&self) -> String {
+        hex(&self.0)
+    }
+}
+
+impl PublicKeyData for PublicKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
+}
+
+/// Lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The SHA-256 of a certificate, in hexadecimal.
+pub fn fingerprint(certificate_der: &[u8]) -> String {
+    hex(&Sha256::digest(certificate_der))
+}
+
+impl Authority {
+    /// The authority in a directory. It is made if the directory has none.
+    ///
+    /// # Errors
+    /// When the files can't be read or written, or do not belong together.
+    pub fn open(dir: &Path) -> Result<Self, Problem> {
+        let (ca_path, key_path) = (dir.join(CA_FILE), dir.join(CA_KEY_FILE));
+        if !key_path.exists() {
+            let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+            let ca = params(&key).self_signed(&key).map_err(failed)?;
+            // The key comes last: an authority without a certificate could not be told from another one.
+            write_private(&ca_path, ca.pem().as_bytes())?;
+            write_private(&key_path, key.serialize_pem().as_bytes())?;
+        }
+        let text = |path: &Path| {
+            String::from_utf8(read(path)?).map_err(|e| {
+                Problem::invalid(format!("can't use the authority in {}", dir.display()), e)
+            })
+        };
+        let (ca_pem, key_pem) = (text(&ca_path)?, text(&key_path)?);
+        let key = KeyPair::from_pem(&key_pem).map_err(|e| {
+            Problem::invalid(format!("can't use the authority in {}", dir.display()), e)
+        })?;
+        let der = crate::identity::certificates(ca_pem.as_bytes()).map_err(failed)?;
+        let fingerprint = fingerprint(&der[0]);
+        Ok(Self { ca_pem, fingerprint, issuer: Issuer::new(params(&key), key) })
+    }
+
+    /// The authority's certificate.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// The SHA-256 of the authority's certificate, in hexadecimal.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// A certificate, as PEM. The addresses are those at which its owner may be called.
+    ///
+    /// # Errors
+    /// `Internal` when it can't be signed.
+    pub fn issue(
+        &self,
+        to: &PeerIdentity,
+        addresses: &[IpAddr],
+        key: &PublicKey,
+        now: SystemTime,
+    ) -> Result<String, Problem> {
+        let now = since_1970(now);
+        let epoch = date_time_ymd(1970, 1, 1);
+        let issued_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let uri = to.to_string().try_into().map_err(failed)?;
+        let ips = addresses.iter().map(|address| SanType::IpAddress(*address));
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = [SanType::URI(uri)].into_iter().chain(ips).collect();
+        params.distinguished_name = named(&common_name(to));
+        params.serial_number = Some(SerialNumber::from_slice(&Certified::serial(issued_ms)));
+        params.not_before = epoch + now.saturating_sub(CLOCK_SKEW_MAX);
+        params.not_after = epoch + now + CERTIFICATE_LIFE;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(params.signed_by(key, &self.issuer).map_err(failed)?.pem())
+    }
+
+    /// A new key and a certificate for it.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn credentials(
+        &self,
+        to: &PeerIdentity,
+        addresses: &[IpAddr],
+    ) -> Result<Credentials, Problem> {
+        let key = NewKey::generate()?;
+        let certificate = self.issue(to, addresses, &key.public(), SystemTime::now())?;
+        Ok(key.credentials(&certificate, &self.ca_pem))
+    }
+}
+
+impl Credentials {
+    /// Keeps them in a directory, which is made if it does not exist. Nobody else can read them there.
+    ///
+    /// # Errors
+    /// When a file can't be written.
+    pub fn save(&self, dir: &Path) -> Result<(), Problem> {
+        write_private(&dir.join(CA_FILE), &self.ca)?;
+        write_private(&dir.join(IDENTITY_FILE), &self.identity)
+    }
+}
+
+/// NBD servers know their clients by this name, if they have an access list.
+fn common_name(of: &PeerIdentity) -> String {
+    match of {
+        PeerIdentity::Host(host) => host.to_string(),
+        PeerIdentity::Controller | PeerIdentity::Operator => of.to_string(),
+    }
+}
+
+fn named(common_name: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, "Perigee");
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+/// Those of the authority's own certificate. They follow from its key, so that only the key has to be kept to go on
+/// issuing.
+fn params(key: &KeyPair) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let short = &fingerprint(key.public_key_raw())[..16];
+    params.distinguished_name = named(&format!("cluster {short}"));
+    let (epoch, now) = (date_time_ymd(1970, 1, 1), since_1970(SystemTime::now()));
+    params.not_before = epoch + now.saturating_sub(CLOCK_SKEW_MAX);
+    params.not_after = epoch + now + AUTHORITY_LIFE;
+    params
+}

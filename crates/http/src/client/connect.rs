@@ -1,0 +1,86 @@
+//! Connections of the client: TCP, a unix socket, or TLS over TCP.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::http::Uri;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+use crate::identity::Identity;
+use crate::verify::Expected;
+
+/// A connection, with its TLS handshake, is made within this time.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// Where a server is, and how it is reached.
+#[derive(Debug, Clone)]
+pub(super) enum Way {
+    Unix(PathBuf),
+    /// `HOST:PORT`
+    Tcp(String),
+    /// `HOST:PORT`, the client's own certificates, and whose certificate the server has to show.
+    Tls(String, Arc<Identity>, Expected),
+}
+
+pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+impl Connection for Box<dyn Io> {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl Way {
+    async fn connect(&self) -> io::Result<Box<dyn Io>> {
+        let tcp = async |authority: &str| {
+            let stream = TcpStream::connect(authority).await?;
+            stream.set_nodelay(true)?;
+            Ok::<_, io::Error>(stream)
+        };
+        Ok(match self {
+            Self::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            Self::Tcp(authority) => Box::new(tcp(authority).await?),
+            Self::Tls(authority, identity, expected) => {
+                let stream = tcp(authority).await?;
+                Box::new(identity.connect(authority, expected.clone(), stream).await?)
+            }
+        })
+    }
+}
+
+/// Makes the connections of one client, which all go the same way.
+#[derive(Debug, Clone)]
+pub(super) struct Connector(pub Way);
+
+impl tower_service::Service<Uri> for Connector {
+    type Response = TokioIo<Box<dyn Io>>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let way = self.0.clone();
+        async move {
+            let connected = timeout(CONNECT_MAX, way.connect()).await.map_err(|_| {
+                let why = format!("no connection within {} s", CONNECT_MAX.as_secs());
+                io::Error::new(io::ErrorKind::TimedOut, why)
+            })?;
+            connected.map(TokioIo::new)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,73 @@
+//! The client beside servers that are absent, silent or endless.
+
+use perigee_model::ProblemKind;
+
+use super::*;
+
+#[tokio::test]
+async fn who_does_not_listen_is_named_with_the_reason_and_what_to_do() {
+    let client = Client::new("http://127.0.0.1:1", Duration::from_secs(5)).expect("address");
+    let problem = client.hint("start it").get::<()>("/").await.expect_err("nobody is there");
+    let expected = "no answer from http://127.0.0.1:1: Connection refused (os error 111)";
+    assert_eq!(problem.to_string(), format!("{expected}\n  start it"));
+}
+
+#[tokio::test]
+async fn bytes_that_do_not_come_are_not_waited_for_beyond_the_deadline() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let client = Client::new(&address, Duration::from_millis(100)).expect("a client");
+    let silent = tokio::time::timeout(Duration::from_secs(60), client.get_bytes("/v1/x"));
+    let problem = silent.await.expect("the client gives up").expect_err("nobody answers");
+    assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
+}
+
+async fn serve(router: axum::Router) -> Client {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Client::new(&address, Duration::from_secs(60)).expect("a client")
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    use axum::response::Redirect;
+    use axum::routing::get;
+    let router = axum::Router::new()
+        .route("/", get(async || Redirect::temporary("/elsewhere")))
+        .route("/elsewhere", get(async || "1"));
+    let refused = serve(router).await.get::<u32>("/").await.expect_err("a redirect");
+    assert!(refused.why.contains("307"), "{refused}");
+}
+
+#[tokio::test]
+async fn an_answer_without_an_end_is_read_to_a_limit() {
+    let endless = async || {
+        let piece = Bytes::from(vec![b' '; 1 << 20]);
+        let pieces = futures_util::stream::repeat_with(move || {
+            Ok::<_, std::convert::Infallible>(piece.clone())
+        });
+        Body::from_stream(pieces)
+    };
+    let client = serve(axum::Router::new().route("/", axum::routing::get(endless))).await;
+    for answer in [
+        client.get_bytes("/").await.map(drop),
+        client.get::<u32>("/").await.map(drop),
+        client.get_lines("/", |_: u32| {}).await,
+    ] {
+        let problem = answer.expect_err("no end");
+        assert!(problem.why.contains("64 MiB, which is the limit"), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_read_piece_by_piece_and_a_file_is_sent() {
+    let router = axum::Router::new().route("/", axum::routing::post(async |body: Bytes| body));
+    let client = serve(router).await;
+    let mut file = tempfile::tempfile().expect("a file");
+    std::io::Write::write_all(&mut file, b"[1,2,3]").expect("write");
+    std::io::Seek::rewind(&mut file).expect("rewind");
+    let body = crate::file_body(tokio::fs::File::from_std(file));
+    let echoed: Vec<u32> = client.send_body(Method::POST, "/", body).await.expect("an echo");
+    assert_eq!(echoed, [1, 2, 3]);
+}

@@ -1,0 +1,39 @@
+//! Files that only their owner may read.
+
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use perigee_model::Problem;
+
+fn can_not(what: &str, path: &Path, error: &std::io::Error) -> Problem {
+    Problem::invalid(format!("can't {what} {}", path.display()), error)
+        .next("check that the directory exists and that this user may use it")
+}
+
+pub fn read(path: &Path) -> Result<Vec<u8>, Problem> {
+    std::fs::read(path).map_err(|e| can_not("read", path, &e))
+}
+
+/// Replaces a file, so that it is the old or the new one at any time. Its directory is made if it does not exist.
+///
+/// # Errors
+/// When it can't be written.
+pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Problem> {
+    let part = path.with_extension(format!("new-{}", std::process::id()));
+    let write = || {
+        if let Some(dir) = path.parent() {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        }
+        let mut file = std::fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&part)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&part, path)
+    };
+    write().map_err(|e| can_not("write", path, &e))
+}

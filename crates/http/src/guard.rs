@@ -1,0 +1,147 @@
+//! Which requests are refused before a handler sees them: those that a browser sends for a web page of someone else,
+//! and those whose sender may not make them.
+//!
+//! A page can make its reader's browser send requests to any address, also to one that its own name is changed to
+//! afterwards. Such a request carries the page's name as `Host`, its address as `Origin`, or says that it is
+//! cross-site. None of our programs sends any of these.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::http::header::{HOST, ORIGIN};
+use axum::http::{HeaderMap, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use perigee_model::Problem;
+
+use crate::Failure;
+use crate::identity::Identity;
+use crate::peer::Peer;
+
+/// Browsers say with this where a request comes from.
+const FETCH_SITE: &str = "sec-fetch-site";
+
+/// What is checked of each request that comes over TCP.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Guard {
+    /// The names under which the server listens; IP addresses need none.
+    pub names: Arc<[String]>,
+    /// Knows which certificates are revoked.
+    pub identity: Option<Arc<Identity>>,
+}
+
+pub(crate) async fn check(guard: Guard, request: Request, next: Next) -> Response {
+    let refused = match request.extensions().get::<Peer>() {
+        // A browser does not reach a unix socket, and has no certificate of the cluster.
+        Some(Peer::Local) => None,
+        Some(Peer::Known(certified)) => {
+            let checked = guard.identity.as_ref().map(|identity| identity.check(certified));
+            checked.and_then(Result::err).map(|refusal| refusal.to_string())
+        }
+        Some(Peer::Stranger | Peer::NotKnown) | None => {
+            sent_by_a_page(request.headers(), &guard.names).err()
+        }
+    };
+    match refused {
+        None => next.run(request).await,
+        Some(why) => {
+            let what = format!("can't answer {} {}", request.method(), request.uri().path());
+            Failure(Problem::forbidden(what, why)).into_response()
+        }
+    }
+}
+
+/// # Errors
+/// Why the request may be one that a web page has made.
+fn sent_by_a_page(headers: &HeaderMap, names: &[String]) -> Result<(), String> {
+    let text = |value: Option<&axum::http::HeaderValue>| {
+        value.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+    };
+    let host = text(headers.get(HOST)).ok_or("the request has no Host")?;
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => &host,
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    if bare.parse::<IpAddr>().is_err() && name != "localhost" && !names.iter().any(|n| n == name) {
+        return Err(format!(
+            "its Host is {name:?}, which is neither an IP address nor a name of this server"
+        ));
+    }
+    if let Some(origin) = text(headers.get(ORIGIN)) {
+        let same = origin.split_once("://").is_some_and(|(_, of)| of == host);
+        if !same {
+            return Err(format!("a web page of {origin:?} has sent it"));
+        }
+    }
+    match text(headers.get(FETCH_SITE)).as_deref() {
+        None | Some("same-origin" | "none") => Ok(()),
+        Some(site) => Err(format!("a web page has sent it ({site})")),
+    }
+}
+
+/// Says whether this peer may send a request with this method and path.
+pub type MaySend = fn(&Peer, &Method, &[&str]) -> bool;
+
+/// A layer for [`axum::middleware::from_fn`]: refuses what a daemon's table of callers does not allow. It is asked
+/// before the routes are, so a new route is closed until the table opens it.
+///
+/// A process of the same host may do everything: its socket is protected by the permissions of its directory. So may
+/// whoever is not known, because plain TCP is only spoken where the user has asked for that.
+pub async fn only(may: MaySend, request: Request, next: Next) -> Response {
+    let segments: Vec<&str> = request.uri().path().split('/').skip(1).collect();
+    let refused = match request.extensions().get::<Peer>() {
+        None | Some(Peer::Local | Peer::NotKnown) => None,
+        Some(peer) if may(peer, request.method(), &segments) => None,
+        Some(peer) => Some(peer.to_string()),
+    };
+    match refused {
+        None => next.run(request).await,
+        Some(peer) => {
+            let what = format!("can't answer {} {}", request.method(), request.uri().path());
+            Failure(Problem::forbidden(what, format!("{peer} may not ask for this")))
+                .into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(headers: &[(&'static str, &str)]) -> Result<(), String> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().expect("a value"));
+        }
+        sent_by_a_page(&map, &["perigee.example".to_owned()])
+    }
+
+    #[test]
+    fn a_program_that_names_an_address_or_this_server_is_heard() {
+        for host in
+            ["10.0.0.1:7000", "[fd00::1]:7000", "127.0.0.1", "localhost:7", "perigee.example:7"]
+        {
+            check(&[("host", host)]).expect(host);
+        }
+        check(&[("host", "10.0.0.1:7"), ("origin", "http://10.0.0.1:7")]).expect("its own page");
+        check(&[("host", "10.0.0.1:7"), ("sec-fetch-site", "same-origin")]).expect("its own page");
+    }
+
+    #[test]
+    fn a_web_page_of_someone_else_is_not() {
+        for headers in [
+            &[][..],
+            &[("host", "evil.example")],
+            &[("host", "10.0.0.1.evil.example:7000")],
+            &[("host", "10.0.0.1:7"), ("origin", "http://evil.example")],
+            &[("host", "10.0.0.1:7"), ("origin", "null")],
+            &[("host", "10.0.0.1:7"), ("origin", "http://10.0.0.1:8")],
+            &[("host", "10.0.0.1:7"), ("sec-fetch-site", "cross-site")],
+            &[("host", "10.0.0.1:7"), ("sec-fetch-site", "same-site")],
+        ] {
+            check(headers).expect_err(&format!("{headers:?}"));
+        }
+    }
+}

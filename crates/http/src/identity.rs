@@ -1,0 +1,306 @@
+//! What a daemon needs for TLS with the cluster's other daemons: its own certificate and key, the authority's
+//! certificate, and the list of certificates that are revoked.
+//!
+//! In a directory these are `ca.pem`, `identity.pem` (the certificate and its key) and `revoked.json`. All can be
+//! replaced while connections are open; new connections use the new ones, and each request of an open one is checked
+//! against the new list.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use perigee_model::Problem;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{
+    CertificateError, ClientConfig, Error, OtherError, RootCertStore, ServerConfig,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use crate::peer::{Certified, Peer, PeerIdentity};
+use crate::verify::{Expected, Refusal, Verifier};
+
+/// The authority's certificate, in an identity's directory.
+pub const CA_FILE: &str = "ca.pem";
+/// The certificate and its key, in one file, so that they are replaced together.
+pub const IDENTITY_FILE: &str = "identity.pem";
+/// The revoked certificates.
+pub const REVOKED_FILE: &str = "revoked.json";
+
+/// How often the files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// For each identity, the time up to which its certificates are revoked. The key is the identity as a URI.
+pub type Revoked = BTreeMap<String, u64>;
+
+/// Says whether a certificate that the authority has signed still counts.
+#[derive(Debug, Default)]
+pub(crate) struct Trust(RwLock<Revoked>);
+
+impl Trust {
+    pub fn check(&self, certified: &Certified) -> Result<(), Refusal> {
+        let revoked = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match revoked.get(&certified.identity.to_string()) {
+            Some(until_ms) if certified.issued_ms <= *until_ms => {
+                Err(Refusal::Revoked(certified.identity.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Certificates and a key, as PEM.
+#[derive(Clone)]
+pub struct Credentials {
+    /// The authority's certificate.
+    pub ca: Vec<u8>,
+    /// The own certificate and its key.
+    pub identity: Vec<u8>,
+}
+
+/// A daemon's identity. Its certificate may be replaced at any time.
+pub struct Identity {
+    provider: Arc<CryptoProvider>,
+    trust: Arc<Trust>,
+    loaded: RwLock<Arc<Loaded>>,
+}
+
+/// What belongs together of the credentials.
+struct Loaded {
+    own: Certified,
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    acceptor: TlsAcceptor,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Identity").field(&self.own()).finish()
+    }
+}
+
+/// Whether a server talks to clients without a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strangers {
+    /// They can't even connect.
+    Refused,
+    /// They may connect: the controller lets them enrol.
+    Heard,
+}
+
+impl Identity {
+    /// # Errors
+    /// When the certificates or the key can't be used.
+    pub fn new(credentials: &Credentials, strangers: Strangers) -> Result<Arc<Self>, Problem> {
+        let (provider, trust) = (Arc::new(ring::default_provider()), Arc::default());
+        let loaded = Loaded::new(credentials, strangers, &provider);
+        let loaded = loaded.map_err(|why| Problem::invalid("can't use the certificates", why))?;
+        Ok(Arc::new(Self { provider, trust, loaded: RwLock::new(Arc::new(loaded)) }))
+    }
+
+    /// The identity in a directory. [`Identity::follow`] keeps it up to date.
+    ///
+    /// # Errors
+    /// When a file is missing or can't be used.
+    pub fn load(dir: &Path) -> Result<Arc<Self>, Problem> {
+        let identity = Self::new(&read(dir)?, Strangers::Refused).map_err(|p| of(dir, p.why))?;
+        identity.revoke(read_revoked(dir)?);
+        Ok(identity)
+    }
+
+    /// Reads the files again when they have changed. It does not end.
+    pub async fn follow(self: Arc<Self>, dir: PathBuf) {
+        let mut seen = changed(&dir);
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let now = changed(&dir);
+            if now == seen {
+                continue;
+            }
+            let renewed = read(&dir).and_then(|new| self.replace(&new, Strangers::Refused));
+            match renewed.and_then(|()| read_revoked(&dir)) {
+                Ok(revoked) => {
+                    self.revoke(revoked);
+                    seen = now;
+                    tracing::info!(own = ?self.own(), "the certificates were read again");
+                }
+                // The one that is in use counts until it expires.
+                Err(problem) => tracing::warn!(%problem, "the new certificates are not used"),
+            }
+        }
+    }
+
+    /// # Errors
+    /// When the certificates or the key can't be used. Then the former ones stay.
+    pub fn replace(&self, new: &Credentials, strangers: Strangers) -> Result<(), Problem> {
+        let loaded = Loaded::new(new, strangers, &self.provider);
+        let loaded = loaded.map_err(|why| Problem::invalid("can't use the certificates", why))?;
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+        Ok(())
+    }
+
+    /// Replaces the list of revoked certificates.
+    pub fn revoke(&self, revoked: Revoked) {
+        *self.trust.0.write().unwrap_or_else(PoisonError::into_inner) = revoked;
+    }
+
+    /// Whom the own certificate is for.
+    pub fn own(&self) -> Certified {
+        self.loaded().own.clone()
+    }
+
+    fn loaded(&self) -> Arc<Loaded> {
+        Arc::clone(&self.loaded.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether this peer's certificate counts now.
+    pub(crate) fn check(&self, certified: &Certified) -> Result<(), Refusal> {
+        self.trust.check(certified)
+    }
+
+    /// The server's side of a handshake.
+    ///
+    /// # Errors
+    /// When the client shows a certificate that does not count, or none where one is needed.
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<(server::TlsStream<S>, Peer)> {
+        let stream = self.loaded().acceptor.accept(stream).await?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let peer = match shown {
+            None => Peer::Stranger,
+            Some(certificate) => {
+                let certified = Certified::of(certificate).ok_or(Refusal::NotOurs);
+                let certified = certified.map_err(io::Error::other)?;
+                self.check(&certified).map_err(io::Error::other)?;
+                Peer::Known(certified)
+            }
+        };
+        Ok((stream, peer))
+    }
+
+    /// The client's side of a handshake with the server at `HOST:PORT`.
+    ///
+    /// # Errors
+    /// When the server's certificate does not count, or is not the expected one's.
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        authority: &str,
+        expected: Expected,
+        stream: S,
+    ) -> io::Result<client::TlsStream<S>> {
+        let loaded = self.loaded();
+        let verifier = Verifier {
+            roots: Arc::clone(&loaded.roots),
+            provider: Arc::clone(&self.provider),
+            expected,
+            trust: Arc::clone(&self.trust),
+        };
+        let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_auth_cert(loaded.chain.clone(), loaded.key.clone_key())
+            .map_err(io::Error::other)?;
+        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host).map_err(io::Error::other)?;
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(readable)
+    }
+}
+
+/// An error of a handshake. The TLS library shows our own reasons as they stand in the code.
+fn readable(error: io::Error) -> io::Error {
+    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+        Some(Error::InvalidCertificate(CertificateError::Other(OtherError(refusal)))) => {
+            io::Error::new(io::ErrorKind::PermissionDenied, refusal.to_string())
+        }
+        _ => error,
+    }
+}
+
+impl Loaded {
+    fn new(
+        credentials: &Credentials,
+        strangers: Strangers,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        let text = |e: &dyn std::fmt::Display| e.to_string();
+        let mut roots = RootCertStore::empty();
+        let authorities = certificates(&credentials.ca)?;
+        for authority in authorities.iter().cloned() {
+            roots.add(authority).map_err(|e| text(&e))?;
+        }
+        let roots = Arc::new(roots);
+        let mut chain = certificates(&credentials.identity)?;
+        let key = PrivateKeyDer::from_pem_slice(&credentials.identity).map_err(|e| text(&e))?;
+        let own = chain.first().and_then(Certified::of).ok_or(Refusal::NotOurs);
+        let own = own.map_err(|e| text(&e))?;
+        // A host that joins knows only the fingerprint of the authority's certificate, so it is sent along.
+        chain.extend(authorities);
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
+        let verifier = match strangers {
+            Strangers::Refused => verifier,
+            Strangers::Heard => verifier.allow_unauthenticated(),
+        };
+        let verifier = verifier.build().map_err(|e| text(&e))?;
+        let config = ServerConfig::builder_with_provider(Arc::clone(provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| text(&e))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(|e: Error| text(&e))?;
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Ok(Self { own, roots, chain, key, acceptor })
+    }
+}
+
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("there is no certificate".to_owned()),
+        found => found.map_err(|e| e.to_string()),
+    }
+}
+
+fn of(dir: &Path, why: impl std::fmt::Display) -> Problem {
+    Problem::invalid(format!("can't use the identity in {}", dir.display()), why)
+        .next("enrol this host: `perigee host token NAME` at the controller, `perigee host join TOKEN` here")
+}
+
+fn read(dir: &Path) -> Result<Credentials, Problem> {
+    let file = |name: &str| {
+        std::fs::read(dir.join(name)).map_err(|e| of(dir, format!("can't read {name}: {e}")))
+    };
+    Ok(Credentials { ca: file(CA_FILE)?, identity: file(IDENTITY_FILE)? })
+}
+
+/// Without a list nothing is revoked yet; a list that can't be read is a fault.
+fn read_revoked(dir: &Path) -> Result<Revoked, Problem> {
+    match std::fs::read(dir.join(REVOKED_FILE)) {
+        Ok(text) => {
+            serde_json::from_slice(&text).map_err(|e| of(dir, format!("{REVOKED_FILE}: {e}")))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Revoked::new()),
+        Err(error) => Err(of(dir, format!("can't read {REVOKED_FILE}: {error}"))),
+    }
+}
+
+fn changed(dir: &Path) -> [Option<SystemTime>; 3] {
+    let time = |name: &str| std::fs::metadata(dir.join(name)).ok()?.modified().ok();
+    [CA_FILE, IDENTITY_FILE, REVOKED_FILE].map(time)
+}
+
+/// The identity whose certificates are revoked, and since when, for a list.
+pub fn revocation(identity: &PeerIdentity, until_ms: u64) -> (String, u64) {
+    (identity.to_string(), until_ms)
+}

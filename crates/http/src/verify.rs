@@ -1,0 +1,120 @@
+//! Which certificates of the other side are accepted.
+
+use std::sync::Arc;
+
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use tokio_rustls::rustls::crypto::{
+    CryptoProvider, verify_tls12_signature, verify_tls13_signature,
+};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::ParsedCertificate;
+use tokio_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
+};
+
+use crate::identity::Trust;
+use crate::peer::{Certified, PeerIdentity};
+
+/// Whose certificate a server has to show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    /// This one's, at whatever address.
+    Identity(PeerIdentity),
+    /// That of the host to which the authority has given the address that is called.
+    Address,
+}
+
+/// Why a certificate that the authority has signed is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("the certificate is not one of a cluster")]
+    NotOurs,
+    #[error("the certificate of {0} is revoked")]
+    Revoked(PeerIdentity),
+    #[error("the certificate is for {0}, and not for {1}")]
+    Another(PeerIdentity, PeerIdentity),
+    #[error("the certificate is for {0}, which is no host")]
+    NoHost(PeerIdentity),
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refusal))))
+    }
+}
+
+/// Checks a server's certificate.
+#[derive(Debug)]
+pub(crate) struct Verifier {
+    pub roots: Arc<RootCertStore>,
+    pub provider: Arc<CryptoProvider>,
+    pub expected: Expected,
+    pub trust: Arc<Trust>,
+}
+
+impl Verifier {
+    fn check(&self, certified: &Certified) -> Result<(), Refusal> {
+        self.trust.check(certified)?;
+        match (&self.expected, &certified.identity) {
+            (Expected::Identity(expected), found) if expected == found => Ok(()),
+            (Expected::Identity(expected), found) => {
+                Err(Refusal::Another(found.clone(), expected.clone()))
+            }
+            (Expected::Address, PeerIdentity::Host(_)) => Ok(()),
+            (Expected::Address, found) => Err(Refusal::NoHost(found.clone())),
+        }
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        verify_server_cert_signed_by_trust_anchor(
+            &certificate,
+            &self.roots,
+            intermediates,
+            now,
+            self.provider.signature_verification_algorithms.all,
+        )?;
+        let certified = Certified::of(end_entity).ok_or(Refusal::NotOurs)?;
+        self.check(&certified)?;
+        if self.expected == Expected::Address {
+            verify_server_name(&certificate, server_name)?;
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
