@@ -64,7 +64,7 @@ pub struct ReplicaPin {
 }
 
 /// Begins a round: the replica's server asks the home for the volume's content and makes copies of what it lacks.
-/// A round that is not complete is given up, but complete layers of it are used again.
+/// What has come of a round that is not complete is used again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullReplica {
     /// The volume's home.
@@ -96,8 +96,8 @@ pub struct ReplicaPoint {
     /// Why they could not be fetched the last time; empty if nothing has failed.
     #[serde(default)]
     pub problem: String,
-    /// What is here of it is not used any more: its bytes are not those of the home, or their disk has failed. So
-    /// only a round that begins anew makes a complete point.
+    /// What is here of it is not used as it is: its bytes are not those of the home, or their disk has failed. So
+    /// only a round that begins anew makes a complete point. That one ships again what is damaged.
     #[serde(default)]
     pub broken: bool,
 }

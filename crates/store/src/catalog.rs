@@ -12,6 +12,7 @@ mod leases;
 mod problems;
 mod replicas;
 mod reservations;
+mod reserve;
 mod schema;
 
 use std::collections::{BTreeSet, HashMap};
@@ -32,6 +33,7 @@ use columns::{
 };
 pub(super) use problems::{failed, io_error, open_problem, problem};
 pub(super) use replicas::PointRow;
+use reserve::Reserve;
 pub(super) use schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
@@ -147,6 +149,7 @@ pub(super) struct Sealed {
 
 pub(super) struct Catalog {
     connection: Mutex<Connection>,
+    reserve: Reserve,
 }
 
 impl Catalog {
@@ -155,7 +158,7 @@ impl Catalog {
         let mut connection = Connection::open(path)?;
         schema::upgrade(&mut connection)?;
         connection.execute_batch(schema::KEEPERS)?;
-        Ok(Self { connection: Mutex::new(connection) })
+        Ok(Self { connection: Mutex::new(connection), reserve: Reserve::beside(path) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -167,6 +170,7 @@ impl Catalog {
         let transaction = connection.transaction()?;
         let result = work(&transaction)?;
         transaction.commit()?;
+        let _is_there = self.reserve.keep();
         Ok(result)
     }
 
@@ -418,7 +422,7 @@ impl Catalog {
 
     /// Removes the name. Returns the layers that are no longer needed.
     pub(super) fn delete_image(&self, name: &ImageName) -> Result<Vec<LayerId>> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let sql = "DELETE FROM images WHERE name = ?1 RETURNING layer";
             let layer = tx.query_row(sql, [name.as_str()], |row| parsed(row, 0)).optional()?;
             layer.map_or(Ok(Vec::new()), |layer| delete_unneeded(tx, layer))
@@ -427,7 +431,7 @@ impl Catalog {
 
     /// As [`Self::delete_image`].
     pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head, tenure";
             let deleted = tx.query_row(sql, [name.as_str()], |row| {
                 Ok((parsed(row, 0)?, Tenure(unsigned(row, 1)?)))

@@ -269,6 +269,48 @@ impl Pool {
         self.catalog.renew_copy(row.id).map_err(catalog::io_error)
     }
 
+    /// Opens the copies of own blocks from this layer down anew, with connections of their own. What is damaged in
+    /// them, or can't be read any more, is missing from then on. Returns `false` if one of them can't be used again, or
+    /// is a whole copy, which does not go on from another address. The caller holds the lock `changes`.
+    pub(super) fn renew_copies(&self, what: &str, top: LayerId) -> Result<bool, Problem> {
+        let rows = self.catalog.chain(top).map_err(failed(what))?;
+        let copies: Vec<_> = rows.iter().filter(|row| row.is_copy()).collect();
+        let is_own = |row: &&LayerRow| row.remote.as_ref().is_some_and(|remote| remote.own);
+        if !copies.iter().all(is_own) {
+            return Ok(false);
+        }
+        for row in copies {
+            let Some(copy) = self.layer_copy(row.id) else { return Ok(false) };
+            self.renew_copy(&copy).map_err(|error| io_problem(what, &error))?;
+            if self.layer_copy(row.id).is_none_or(|copy| copy.is_broken()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn renew_copy(&self, copy: &LayerCopy) -> Result<(), IoError> {
+        let layer = copy.layer().id;
+        copy.stop_filling();
+        // Nothing of the old object is written after the new one has read the files.
+        copy.close(true);
+        let written = copy.lose_damaged().and_then(|()| copy.head.flush_now());
+        match written {
+            // Its files are not used any more, and all of its bytes are missing when it is opened.
+            Ok(()) | Err(IoError::Poisoned(_)) => {}
+            Err(error) => {
+                copy.close(false);
+                return Err(error);
+            }
+        }
+        self.forget_copy(layer);
+        if let Err(error) = self.reopen_chains(&[layer]) {
+            // They read from the other host what the old object lacks, and keep nothing of it.
+            tracing::error!(%layer, %error, "volumes keep their old chains until the next start");
+        }
+        Ok(())
+    }
+
     /// Drops the open copies of layers that were deleted from the catalog.
     pub(super) fn drop_copies(&self, deleted: &[LayerId]) {
         for copy in self.open_copies().iter().filter(|copy| deleted.contains(&copy.layer().id)) {

@@ -107,8 +107,8 @@ pub(super) struct LayerCopy {
     filling: Mutex<Arc<Work>>,
     /// Why the last try to complete it failed; `None` if it did not.
     failed: Mutex<Option<String>>,
-    /// The bytes that have come differ from the other host's checksums.
-    damaged: AtomicBool,
+    /// The blocks that have come and differ from the other host's checksums, or can't be read any more.
+    damaged: Mutex<Vec<Range<u64>>>,
 }
 
 /// What a fetch got from the other host.
@@ -346,14 +346,19 @@ impl LayerCopy {
         lock(&self.failed).clone()
     }
 
-    /// The bytes that have come differ from the other host's checksums.
-    pub(super) fn set_damaged(&self) {
-        self.damaged.store(true, Ordering::Release);
+    /// These blocks differ from the other host's checksums, or can't be read any more.
+    pub(super) fn set_damaged(&self, blocks: Vec<Range<u64>>) {
+        *lock(&self.damaged) = blocks;
     }
 
-    /// What is here of it is not used any more: it is damaged, or its disk has failed.
+    /// Makes the damaged blocks missing. Only for copies of own blocks that are closed.
+    pub(super) fn lose_damaged(&self) -> Result<(), IoError> {
+        lock(&self.damaged).drain(..).try_for_each(|blocks| self.head.lose(&blocks))
+    }
+
+    /// Something here of it can't be used: it is damaged, or its disk has failed.
     pub(super) fn is_broken(&self) -> bool {
-        self.damaged.load(Ordering::Acquire) || self.head.poisoned().is_some()
+        !lock(&self.damaged).is_empty() || self.head.poisoned().is_some()
     }
 
     pub(super) fn stop_filling(&self) {

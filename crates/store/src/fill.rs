@@ -140,11 +140,7 @@ impl Pool {
             copy.filled(Some(error.to_string()));
             tracing::warn!(%layer, %error, "can't complete a copy now; trying again later");
         }
-        if kind != Some(ErrorKind::InvalidData) {
-            return Filled::AsFarAsItGoes;
-        }
-        copy.set_damaged();
-        Filled::Damaged
+        if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
     }
 
     pub(super) fn copies_to_fill(&self) -> Vec<Arc<LayerCopy>> {
@@ -228,6 +224,10 @@ async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), I
     let at = range.as_ref().map_or(0, |range| range.start);
     let why =
         format!("the bytes fetched from offset {at} on differ from the other host's checksums");
+    let size_bytes = copy.layer().blocks() * BLOCK_BYTES;
+    let damaged = findings.into_iter().map(|(range, _)| range.unwrap_or(0..size_bytes));
+    let damaged = damaged.map(|range| blocks_of(range.start, range.end - range.start));
+    copy.set_damaged(damaged.collect());
     Err(std::io::Error::new(ErrorKind::InvalidData, why).into())
 }
 

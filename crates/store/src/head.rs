@@ -318,6 +318,20 @@ impl Head {
         result
     }
 
+    /// What these blocks have is to come from another host again. Only for a copy of own blocks, which keeps nothing
+    /// meanwhile; its other blocks stay as they are.
+    pub(super) fn lose(&self, blocks: &Range<u64>) -> Result<(), IoError> {
+        self.check_writable()?;
+        let files = self.files()?;
+        let runs: Vec<_> = self.layer.states.runs(blocks.clone()).collect();
+        let has = |state| matches!(state, BlockState::Data | BlockState::Zero);
+        for (run, _) in runs.into_iter().filter(|(_, state)| has(*state)) {
+            self.mark(files, run, BlockState::Remote, None)?;
+        }
+        self.set_unsynced();
+        Ok(())
+    }
+
     /// This is called after the bytes are written. A flush clears the flag before its sync, so the sync
     /// covers them. A failed write counts too, because it may have changed any part of its blocks, and
     /// the bytes that are read now must not change with a power cut after a flush or after sealing.
@@ -403,8 +417,15 @@ impl Head {
         Ok(())
     }
 
-    /// Writes all states of a poisoned head to its durable map, although nobody says any more what is durable. So
-    /// the next server of this boot finds the blocks as they are, also without the live map.
+    /// Why the last flush has not made everything durable; `None` if it has. The caller ensures that nothing is
+    /// written.
+    pub(super) fn why_unflushed(&self) -> Option<&str> {
+        let failed = "its map can't be written";
+        self.poisoned().or_else(|| self.unsynced.load(Ordering::SeqCst).then_some(failed))
+    }
+
+    /// Writes all states of a head whose flush failed to its durable map, although nobody says any more what is
+    /// durable. So the next server of this boot finds the blocks as they are, also without the live map.
     ///
     /// # Errors
     /// When the map can't be written.

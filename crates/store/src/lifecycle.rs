@@ -389,7 +389,14 @@ impl Pool {
                 pool.remove_layers(&unneeded);
                 Ok(())
             })
-            .await
+            .await?;
+        // The space of its files is free when they are closed.
+        drop(volume);
+        self.run(|pool| {
+            pool.catalog.keep_reserve();
+            Ok(())
+        })
+        .await
     }
 }
 

@@ -191,8 +191,9 @@ impl Pool {
         })
     }
 
-    /// Gives up a round that is not complete, and drops the oldest points beyond the number that is kept. Returns
-    /// the number of the round, which it has until another one begins or the replica is no more.
+    /// Begins a round, and drops the oldest points beyond the number that is kept. The copies of a round that is not
+    /// complete stay, so that only what they lack is shipped again. They are opened anew, and what is damaged in them
+    /// is missing. Returns the number of the round, which it has until another one begins or the replica is no more.
     ///
     /// # Errors
     /// A conflict when the volume has its home here.
@@ -209,10 +210,15 @@ impl Pool {
                 return Err(Problem::conflict(what, why));
             }
             let points = pool.replica_now(&name)?.points;
-            let (complete, given_up): (Vec<_>, Vec<_>) =
+            let (complete, incomplete): (Vec<_>, Vec<_>) =
                 points.iter().partition(|point| point.missing_bytes == 0);
             let surplus = complete.iter().skip(usize::try_from(keep.max(1)).unwrap_or(usize::MAX));
-            let dropped: Vec<_> = given_up.iter().chain(surplus).map(|point| point.layer).collect();
+            let mut dropped: Vec<_> = surplus.map(|point| point.layer).collect();
+            for point in incomplete {
+                if !pool.renew_copies(&what, point.layer)? {
+                    dropped.push(point.layer);
+                }
+            }
             pool.drop_points_now(&what, &name, &dropped)?;
             let mut pulls = lock(&pool.pulls);
             pulls.last += 1;
@@ -240,8 +246,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes copies of what the home has sealed, and records them as the replica's newest point. They get their
-    /// blocks in the background. Returns how many bytes have to be shipped.
+    /// Makes copies of what the home has sealed, and records them as the replica's newest point, instead of one that
+    /// is not complete. They get their blocks in the background. Returns how many bytes have to be shipped.
     ///
     /// # Errors
     /// As [`Self::stage_layers`]; a conflict when the replica is one of another volume with this name, or when the
@@ -256,7 +262,7 @@ impl Pool {
         let what = format!("can't make a replica of volume {name}");
         let (named, tenure, now) = (name.clone(), sealed.tenure, what.clone());
         self.run(move |pool| pool.check_replica_of(&now, &named, tenure)).await?;
-        let ships_bytes = self.stage_layers(name, &ask.from.nbd_addr, &sealed.chain).await?;
+        self.stage_layers(name, &ask.from.nbd_addr, &sealed.chain).await?;
         let (name, taken_ms) = (name.clone(), ask.taken_ms);
         self.change(move |pool| {
             if lock(&pool.pulls).of.get(&name) != Some(&round) {
@@ -286,10 +292,31 @@ impl Pool {
             let added = pool.catalog.add_point(&name, top.layer, taken_ms, &sealed);
             added.map_err(failed(&what))?;
             pool.drop_staged(&name);
+            pool.drop_incomplete(&what, &name, Some(top.layer))?;
             pool.to_fill.notify_one();
-            Ok(ships_bytes)
+            let copies = chain.iter().filter(|row| row.is_copy());
+            let copies = copies.filter_map(|row| pool.layer_copy(row.id));
+            Ok(copies.map(|copy| copy.missing_bytes()).sum())
         })
         .await
+    }
+
+    /// Drops the points that are not complete, but for this one. Layers that it stands on stay. The caller holds the
+    /// lock `changes`.
+    pub(super) fn drop_incomplete(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        but: Option<LayerId>,
+    ) -> Result<(), Problem> {
+        let points = self.catalog.replica_points(name).map_err(failed(what))?;
+        let mut dropped = Vec::new();
+        for point in points.iter().filter(|point| Some(point.layer) != but) {
+            if self.missing_bytes(point.layer).map_err(failed(what))? > 0 {
+                dropped.push(point.layer);
+            }
+        }
+        self.drop_points_now(what, name, &dropped)
     }
 
     fn check_replica_of(
@@ -394,10 +421,10 @@ impl Pool {
     // --- at the home that was lost ---
 
     /// A replica became the volume while this server did not answer, so the volume is removed here. What it had stays
-    /// as an image, also if its disk fails to write it.
+    /// as an image, also if its disk fails to write it or is full.
     ///
     /// # Errors
-    /// No space for its last writes; unavailable while other hosts have blocks of it in memory.
+    /// No space in the catalog; unavailable while other hosts have blocks of it in memory.
     pub async fn supersede(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -451,7 +478,7 @@ impl Pool {
     ) -> Result<(), (Problem, bool)> {
         let layer = &stack.head.layer;
         let sealed = Sealed { layer: layer.id, data_bytes: layer.data_bytes() };
-        if let Some(why) = stack.head.poisoned() {
+        if let Some(why) = stack.head.why_unflushed() {
             tracing::warn!(%image, why, "the image may lack the volume's last writes");
             if let Err(error) = stack.head.keep_unflushed() {
                 tracing::error!(%image, %error, "the image will lack what was written since the last flush");

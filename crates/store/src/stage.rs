@@ -143,8 +143,8 @@ impl Pool {
         .await
     }
 
-    /// Drops what was staged for the volume if it stands on copies of layers that the other host has no more.
-    /// The caller holds the lock `changes`.
+    /// Drops what was staged for the volume, or is a point of its replica, if it stands on copies of layers that the
+    /// other host has no more. The caller holds the lock `changes`.
     fn drop_stale(
         &self,
         what: &str,
@@ -160,6 +160,7 @@ impl Pool {
             let is_own = |row: &LayerRow| row.remote.as_ref().is_some_and(|remote| remote.own);
             if here.iter().any(|row| is_own(row) && !there.contains(&row.id)) {
                 self.drop_staged(volume);
+                self.drop_incomplete(what, volume, None)?;
             }
             break;
         }

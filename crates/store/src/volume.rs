@@ -35,9 +35,13 @@ pub(super) enum Unflushed {
 impl Unflushed {
     /// Refuses to let the volume leave if this result of a flush requires that.
     fn check(self, what: &str, flushed: Result<(), IoError>) -> Result<(), Problem> {
-        match flushed {
-            Err(IoError::Poisoned(_)) if self == Self::Kept => Ok(()),
-            flushed => flushed.map_err(|error| io_problem(what, &error)),
+        match (self, flushed) {
+            (_, Ok(())) => Ok(()),
+            (Self::Kept, Err(error)) => {
+                tracing::warn!("{what}: it could not be flushed: {error}");
+                Ok(())
+            }
+            (Self::Refused, Err(error)) => Err(io_problem(what, &error)),
         }
     }
 }

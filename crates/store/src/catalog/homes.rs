@@ -239,7 +239,7 @@ impl Catalog {
         volume: &VolumeName,
         tenure: Tenure,
     ) -> Result<Vec<LayerId>> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             if let Some(after) = residence(tx, volume, tenure)?.forget(tenure) {
                 set_spent(tx, volume, &after)?;
             }

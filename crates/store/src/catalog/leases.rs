@@ -16,15 +16,17 @@ impl Catalog {
 
     /// `None`: it is forgotten.
     pub(crate) fn remember_lease(&self, volume: &VolumeName, host: Option<HostTag>) -> Result<()> {
-        let connection = self.lock();
-        let done = match host {
-            Some(host) => {
-                let sql = "INSERT INTO leases VALUES (?1, ?2)
-                           ON CONFLICT (volume) DO UPDATE SET host = excluded.host";
-                connection.execute(sql, params![volume.as_str(), host.cast_signed()])
-            }
-            None => connection.execute("DELETE FROM leases WHERE volume = ?1", [volume.as_str()]),
-        };
-        done.map(drop)
+        // A write waits for this.
+        self.change_on_full_disk(|tx| {
+            let done = match host {
+                Some(host) => {
+                    let sql = "INSERT INTO leases VALUES (?1, ?2)
+                               ON CONFLICT (volume) DO UPDATE SET host = excluded.host";
+                    tx.execute(sql, params![volume.as_str(), host.cast_signed()])
+                }
+                None => tx.execute("DELETE FROM leases WHERE volume = ?1", [volume.as_str()]),
+            };
+            done.map(drop)
+        })
     }
 }

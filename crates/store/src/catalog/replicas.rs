@@ -70,7 +70,7 @@ impl Catalog {
         volume: &VolumeName,
         tops: &[LayerId],
     ) -> Result<Vec<LayerId>> {
-        self.change(|tx| drop_points(tx, volume, tops))
+        self.change_on_full_disk(|tx| drop_points(tx, volume, tops))
     }
 
     /// A replica here becomes the volume, with a new incarnation and an empty head on the point. Its points are
@@ -113,7 +113,7 @@ impl Catalog {
         image: &ImageName,
         sealed: Option<Sealed>,
     ) -> Result<bool> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let Some(after) = residence(tx, volume, lost)?.supersede(lost) else {
                 return Ok(false);
             };

@@ -1,9 +1,13 @@
 //! A pool that runs full, on a real filesystem of a few MiB. Needs root for the mount; the
 //! simulated files of `rules` cover the store's own part for everybody.
 
+use std::io::Write;
+
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use perigee_model::ProblemKind;
+use perigee_model::home::{HomeState, ServerAddresses, Tenure};
+use perigee_model::replica::Supersede;
 use perigee_model::volume::ImportImage;
+use perigee_model::{Incarnation, ProblemKind};
 
 use super::*;
 
@@ -75,4 +79,41 @@ async fn a_full_pool_keeps_what_it_has_and_takes_more_after_a_trim() {
     device.zero(0, MIB as u64, Zeroing::FreeSpace, true).await.unwrap();
     device.write(32 << 20, bytes(6, MIB / 2), true).await.expect("the trim gave space back");
     assert_eq!(device.read(0, 1).await.unwrap()[..], [0]);
+}
+
+/// Not a byte is left, also not for the catalog.
+#[tokio::test]
+async fn a_lost_home_gives_its_volume_up_although_its_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    let device = empty(&pool, "v", 64 << 20).await;
+    device.write(0, bytes(1, 4096), true).await.unwrap();
+    let full = std::fs::File::create(disk.path().join("others")).unwrap();
+    while (&full).write_all(&[1; 4096]).is_ok() {}
+    device.write(4096, bytes(2, 4096), false).await.expect_err("no space");
+    let v = volume_name("v");
+    let HomeState::Here { tenure: lost, .. } = pool.home(&v).await.unwrap().home else {
+        panic!("it is here");
+    };
+    let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+    let ask = Supersede { lost, tenure: Tenure::first(Incarnation(9)), to };
+    let done = pool.supersede(&v, &ask).await.expect("it gives it up");
+    let image = pool.open_image(&done.image.expect("it is kept")).await.unwrap();
+    assert_eq!(image.read(0, 4096).await.unwrap(), bytes(1, 4096));
+    pool.volume(&v).await.map(drop).expect_err("it is not here any more");
+}
+
+#[tokio::test]
+async fn a_volume_can_be_deleted_although_the_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    for name in ["a", "b"] {
+        empty(&pool, name, 64 << 20).await.write(0, bytes(1, MIB), true).await.unwrap();
+    }
+    for name in ["a", "b"] {
+        let full = std::fs::File::create(disk.path().join(name)).unwrap();
+        while (&full).write_all(&[1; 4096]).is_ok() {}
+        pool.delete_volume(&volume_name(name)).await.expect("it gives space back");
+    }
+    empty(&pool, "c", 64 << 20).await.write(0, bytes(1, MIB / 4), true).await.unwrap();
 }

@@ -19,11 +19,21 @@ fn site() -> SiteId {
 
 /// As a volume server does it. Returns what is shipped.
 pub(super) async fn pull(home: &Site, to: &Site, keep: u32, taken_ms: u64) -> Result<u64, Problem> {
+    pull_from("there:1", home, to, keep, taken_ms).await
+}
+
+async fn pull_from(
+    nbd_addr: &str,
+    home: &Site,
+    to: &Site,
+    keep: u32,
+    taken_ms: u64,
+) -> Result<u64, Problem> {
     let v = volume_name("v");
     let round = to.pool.begin_pull(&v, keep).await?;
     let sealed = home.pool.seal_replica(&v, SealReplica { replica: site() }).await?;
     let control_url = "http://there".to_owned();
-    let from = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url };
+    let from = ServerAddresses { nbd_addr: nbd_addr.to_owned(), control_url };
     to.pool
         .add_point(&v, &PullReplica { from, replica: site(), keep, taken_ms }, round, sealed)
         .await
@@ -195,6 +205,36 @@ async fn the_image_of_a_lost_volume_whose_flush_failed_shows_the_same_after_a_re
     }
 }
 
+/// The map can't be written, and nothing says that the disk has failed.
+#[tokio::test]
+async fn a_lost_home_whose_disk_is_full_at_a_flush_gives_its_volume_up() {
+    for was_flushed in [true, false] {
+        let (home, _) = two().await;
+        let v = volume_name("v");
+        let device = session(&home.pool, "v").await;
+        device.write(0, bytes(1, 4096), was_flushed).await.unwrap();
+        device.write(4096, bytes(2, 4096), false).await.unwrap();
+        let head = home.pool.volume(&v).await.unwrap().stack().head.layer.id;
+        home.files.file(&map_name(head)).full.store(true, Ordering::SeqCst);
+        assert!(matches!(device.flush().await, Err(IoError::NoSpace)));
+        let HomeState::Here { tenure: lost, .. } = home.pool.home(&v).await.unwrap().home else {
+            panic!("it is here");
+        };
+        let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+        let ask = Supersede { lost, tenure: Tenure::first(Incarnation(9)), to };
+        let done = home.pool.supersede(&v, &ask).await.expect("a full disk does not keep it");
+        let image = done.image.expect("it is kept");
+        device.write(0, bytes(3, 4096), false).await.expect_err("it is not here any more");
+        let shown = all(&home.pool.open_image(&image).await.unwrap()).await;
+        assert_eq!((shown[0], shown[4096]), (1, 2));
+        drop(device);
+        // What could not be written is lost at the latest with this server.
+        let home = home.restart(None).await;
+        let shown = all(&home.pool.open_image(&image).await.unwrap()).await;
+        assert_eq!(shown[0], u8::from(was_flushed));
+    }
+}
+
 /// Its disk fails while it is filled. What is there is not used any more, and says so.
 #[tokio::test]
 async fn a_point_whose_copy_has_failed_says_that_it_can_not_be_completed() {
@@ -216,6 +256,82 @@ async fn a_point_whose_copy_has_failed_says_that_it_can_not_be_completed() {
     to.fill().await;
     let point = to.pool.replica(&v).await.unwrap().points[0].clone();
     assert!(!point.broken && point.missing_bytes == 0 && point.problem.is_empty(), "{point:?}");
+}
+
+/// The home has another address, and something was written since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_round_that_begins_anew_ships_only_what_has_not_come() {
+    let (home, to) = two().await;
+    let v = volume_name("v");
+    let device = session(&home.pool, "v").await;
+    device.write(0, bytes(1, place(4 * BLOCK)), false).await.unwrap();
+    assert_eq!(pull(&home, &to, 1, 1).await.unwrap(), 4 * BLOCK);
+    let first = to.pool.replica(&v).await.unwrap().points[0].layer;
+    to.pool.open_layer(first).await.unwrap().read(BLOCK, 4096).await.unwrap();
+    to.pool.settle_copies().await;
+    *to.way.gone.lock().unwrap() = Some("there:1".to_owned());
+    device.write(5 * BLOCK, bytes(2, 4096), false).await.unwrap();
+    let ships = pull_from("elsewhere:1", &home, &to, 1, 2).await.unwrap();
+    assert_eq!(ships, 4 * BLOCK, "three of the first round, and the new one");
+    to.way.reads.lock().unwrap().clear();
+    to.fill().await;
+    assert_eq!(to.way.read_bytes(OWN_SUFFIX), 4 * BLOCK);
+    let points = to.pool.replica(&v).await.unwrap().points;
+    assert_eq!((points.len(), points[0].missing_bytes), (1, 0), "{points:?}");
+    assert!(point_content(&to.pool, points[0].layer).await == all(&device).await);
+    // What nobody needs any more is dropped: the next round stands on this one.
+    pin(&home, points[0].layer).await;
+    to.pool.drop_replica(&v).await.unwrap();
+    assert!(to.files.names().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_round_that_begins_anew_ships_what_is_damaged_and_nothing_else() {
+    let home = Site::new();
+    let to = Site::new();
+    drop(empty(&home.pool, "v", 64 * BLOCK).await);
+    to.way.lead(&home.pool);
+    let v = volume_name("v");
+    let device = session(&home.pool, "v").await;
+    device.write(0, bytes(1, place(64 * BLOCK)), false).await.unwrap();
+    pull(&home, &to, 1, 1).await.unwrap();
+    checksums(&home.pool).await;
+    let layer = to.pool.replica(&v).await.unwrap().points[0].layer;
+    *to.way.damage.lock().unwrap() = Some(0xbd);
+    to.pool.open_layer(layer).await.unwrap().read(40 * BLOCK, 4096).await.unwrap();
+    to.pool.settle_copies().await;
+    *to.way.damage.lock().unwrap() = None;
+    fill_all(&to.pool).await.unwrap_err();
+    assert!(to.pool.replica(&v).await.unwrap().points[0].broken);
+    let ships = pull(&home, &to, 1, 2).await.unwrap();
+    assert_eq!(ships, 16 * BLOCK, "the blocks of one checksum");
+    to.fill().await;
+    let point = to.pool.replica(&v).await.unwrap().points[0].clone();
+    assert!(!point.broken && point.missing_bytes == 0, "{point:?}");
+    assert!(point_content(&to.pool, layer).await == all(&device).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_round_that_begins_anew_after_the_home_has_merged_its_layers_stands_on_them() {
+    let (home, to) = two().await;
+    let v = volume_name("v");
+    let device = session(&home.pool, "v").await;
+    for at in 0..3 {
+        device.write(at * BLOCK, bytes(1, 4096), false).await.unwrap();
+        pull(&home, &to, 1, at).await.unwrap();
+    }
+    // The home has forgotten the replica, so nothing keeps its layers as they are.
+    let none = PinReplica { replica: site(), layer: None };
+    home.pool.pin_replica(&v, none).await.unwrap();
+    home.pool.compact_volume(&v, Arc::default()).await.unwrap();
+    device.write(3 * BLOCK, bytes(1, 4096), false).await.unwrap();
+    assert_eq!(pull(&home, &to, 1, 4).await.unwrap(), 4 * BLOCK);
+    to.fill().await;
+    let points = to.pool.replica(&v).await.unwrap().points;
+    assert_eq!((points.len(), points[0].missing_bytes), (1, 0), "{points:?}");
+    assert!(point_content(&to.pool, points[0].layer).await == all(&device).await);
+    to.pool.drop_replica(&v).await.unwrap();
+    assert!(to.files.names().unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -246,6 +362,15 @@ async fn through_everything(seed: u64) {
     let (mut newest, mut clock) = (None, 0);
     for _ in 0..30 {
         match dice.below(10) {
+            // A round that begins anew finds a part of the last one.
+            0 if dice.below(2) == 0 => {
+                let points = to.pool.replica(&v).await.unwrap().points;
+                if let Some(newest) = points.first() {
+                    let at = dice.below(8) as u64 * BLOCK;
+                    to.pool.open_layer(newest.layer).await.unwrap().read(at, 4096).await.unwrap();
+                    to.pool.settle_copies().await;
+                }
+            }
             0..=3 => {
                 let (at, byte) = (dice.below(8) as u64, 1 + u8::try_from(dice.below(250)).unwrap());
                 let device = session(&home.pool, "v").await;
