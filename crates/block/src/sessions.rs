@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
-use crate::lease::{HostTag, NO_HOST};
+use crate::lease::{HostTag, NO_HOST, SEVERAL};
 use crate::locking;
 
 /// The session to which a connection belongs.
@@ -92,7 +92,7 @@ impl SessionKey {
     pub fn host(&self) -> HostTag {
         let server = self.owner.split(|byte| *byte == b'/').next().unwrap_or_default();
         let id = std::str::from_utf8(server).ok().and_then(|text| Uuid::parse_str(text).ok());
-        id.map_or(NO_HOST, |id| id.as_u64_pair().1)
+        id.map(|id| id.as_u64_pair().1).filter(|tag| *tag != SEVERAL).unwrap_or(NO_HOST)
     }
 
     fn is_session_of(&self, other: &Self) -> bool {

@@ -50,9 +50,9 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
             bytes,
             lacking: lacking(&replicas),
             // A clone is a volume of its own.
-            read_at: match volume.access {
+            written_at: match volume.access {
                 Access::Clone => None,
-                Access::Read | Access::Write => read_at(cluster, &volume.volume, None),
+                Access::Read | Access::Write => written_at(cluster, &volume.volume, None),
             },
             // What a clone writes is not the volume's.
             replica_sites: match volume.access {
@@ -105,17 +105,18 @@ fn lacking(replicas: &[Replica]) -> Vec<(HostId, u64)> {
     kept.filter_map(|replica| Some((replica.host.clone(), replica.behind_bytes?))).collect()
 }
 
-/// A host where the VM of another job uses this volume, away from its home. Of several it is the one where the first VM
-/// came, which asked for the lease first.
-fn read_at(cluster: &Cluster, volume: &VolumeName, except: Option<&JobId>) -> Option<HostId> {
+/// A host where the VM of another job writes this volume, away from its home. Of several it is the one where the first
+/// VM came.
+fn written_at(cluster: &Cluster, volume: &VolumeName, except: Option<&JobId>) -> Option<HostId> {
     let jobs = cluster.unfinished_jobs();
     let others = jobs.iter().filter(|job| job.vm_started && Some(&job.job.id) != except);
-    let readers = others.filter_map(|job| {
+    let writers = others.filter_map(|job| {
         let (host, placement) = (job.job.host.as_ref()?, job.placement.as_ref()?);
-        let uses = |disk: &&PlacedDisk| disk.volume == *volume && disk.home != *host;
-        placement.disks.iter().find(uses).map(|_| (job.meter.arrived_ms, host))
+        let writes =
+            |disk: &&PlacedDisk| disk.volume == *volume && disk.home != *host && !disk.read_only;
+        placement.disks.iter().find(writes).map(|_| (job.meter.arrived_ms, host))
     });
-    readers.min().map(|(_, host)| host.clone())
+    writers.min().map(|(_, host)| host.clone())
 }
 
 /// The sites to which a volume with these replicas does not come unasked, as [`replicas::check_far`] sees it.
@@ -221,7 +222,7 @@ async fn disks_that_may_come(
         fact.copy = CopyFacts {
             bytes: *bytes,
             lacking: lacking(&replicas),
-            read_at: read_at(cluster, &disk.volume, Some(&record.job.id)),
+            written_at: written_at(cluster, &disk.volume, Some(&record.job.id)),
             replica_sites: if disk.temporary { Vec::new() } else { sites(&replicas) },
             held: disk.leave_site.is_never(),
             stays: read.or(called_off),

@@ -223,9 +223,9 @@ pub struct CopyFacts {
     pub bytes: u64,
     /// Hosts that have a part of it, with the bytes that they lack: those with a complete replica.
     pub lacking: Vec<(HostId, u64)>,
-    /// A host where another VM uses it, away from its home. Only one host at a time reads a volume from its replica or
-    /// keeps its blocks in memory, and that one may be this.
-    pub read_at: Option<HostId>,
+    /// A host where another VM writes it, away from its home. While one host writes a volume, no other reads it from its
+    /// replica or keeps its blocks in memory.
+    pub written_at: Option<HostId>,
     /// The sites with a replica of it, complete or not. It is not copied to one of them, because no other site would
     /// have a copy of it then.
     pub replica_sites: Vec<SiteId>,
@@ -237,7 +237,7 @@ pub struct CopyFacts {
 
 impl CopyFacts {
     /// The share of its reads that its home would answer if the VM is at this host: 1 without a replica there, or if
-    /// another host reads it.
+    /// another host writes it.
     pub(crate) fn far_share(&self, host: &HostId) -> f64 {
         if self.bytes == 0 || self.replica_not_used(host).is_some() {
             return 1.0;
@@ -245,10 +245,10 @@ impl CopyFacts {
         self.bytes_to(host) as f64 / self.bytes as f64
     }
 
-    /// The other host that reads it, because of which a replica at this host is not used.
+    /// The other host that writes it, because of which a replica at this host is not used.
     pub(crate) fn replica_not_used(&self, host: &HostId) -> Option<&HostId> {
         let has_replica = self.lacking.iter().any(|(at, _)| at == host);
-        self.read_at.as_ref().filter(|reader| has_replica && *reader != host)
+        self.written_at.as_ref().filter(|writer| has_replica && *writer != host)
     }
 
     pub(crate) fn bytes_to(&self, host: &HostId) -> u64 {

@@ -44,7 +44,7 @@ impl Volume {
             if let Wish::Answer(answer) = volume.lease.wish(host, false, number) {
                 return Ok(answer);
             }
-            volume.remember_lease(Some(host))?;
+            volume.remember_lease(Some(volume.lease.remembered_with(host)))?;
             Ok(volume.lease.grant(host, number))
         })
         .await
@@ -61,7 +61,7 @@ impl Volume {
                     let _changing = volume.lease.changing();
                     // Another write may have ended it, and another host may hold the next one.
                     if volume.lease.is_recalled(grant) {
-                        volume.remember_lease(None)?;
+                        volume.remember_lease(volume.lease.forgetting(by))?;
                         volume.lease.forget();
                     }
                     Ok::<_, IoError>(())

@@ -33,6 +33,8 @@ const WAITS_MAX: u32 = 16;
 const READ_RUNS_MAX: usize = 64;
 /// As [`READ_RUNS_MAX`], of a piece that is read ahead.
 const PIECE_RUNS_MAX: usize = 4;
+/// A layer of this host's pool whose disk does not answer a read for this long is not read any more.
+const HERE_MAX: Duration = Duration::from_secs(10);
 /// The pause before a refused lease is requested again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 /// How long this host tries to tell the home that it gives the lease back. After that the home waits until the
@@ -167,7 +169,7 @@ impl Requests {
         });
         let mut read = try_join_all(parts.map(async |(start, length_bytes, is_here)| {
             if is_here {
-                match common.device().read(start, length_bytes).await {
+                match read_here(common, start, length_bytes).await {
                     Ok(data) => return Ok(data),
                     Err(error) => cached.forget_common(common, &error),
                 }
@@ -310,6 +312,15 @@ impl Requests {
         let work = self.upstream.write(offset, data.clone(), fua);
         self.change(offset, data.len() as u64, Some(data), work).await
     }
+}
+
+/// Reads from a layer of this host's pool, whose disk may hang.
+async fn read_here(common: &Common, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
+    let read = common.device().read(offset, length_bytes);
+    tokio::time::timeout(HERE_MAX, read).await.unwrap_or_else(|_| {
+        let limit_s = HERE_MAX.as_secs();
+        Err(IoError::Unreachable(format!("its disk has not answered for {limit_s} s")))
+    })
 }
 
 /// Keeps the lease until the session has ended. This host's last session on the volume gives it back. Otherwise the

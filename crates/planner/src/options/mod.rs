@@ -182,10 +182,10 @@ fn stay(
 
 fn replica_not_used(volumes: &[VolumeFacts], host: &HostId) -> String {
     let mut others = volumes.iter().filter(|volume| volume.home != *host).filter_map(|volume| {
-        let reader = volume.copy.replica_not_used(host)?;
+        let writer = volume.copy.replica_not_used(host)?;
         Some(format!(
-            "the replica of volume {} at {host} is not used, because {reader} reads the volume, and one host at a time \
-             can read it from a replica",
+            "the replica of volume {} at {host} is not used, because {writer} writes the volume, and no other host reads \
+             it from a replica meanwhile",
             volume.volume
         ))
     });

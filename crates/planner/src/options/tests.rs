@@ -124,19 +124,19 @@ fn a_host_with_a_replica_reads_only_the_difference_remotely() {
 }
 
 #[test]
-fn a_replica_of_a_volume_that_another_host_reads_is_not_used() {
+fn a_replica_of_a_volume_that_another_host_writes_is_not_used() {
     let mut snapshot = at_site_home(2500.0);
     snapshot.job.may_migrate = false;
     let copy = &mut snapshot.job.volumes[0].copy;
     copy.lacking = vec![(host_id("home1"), 0)];
-    copy.read_at = Some(host_id("home1"));
+    copy.written_at = Some(host_id("home1"));
     assert_eq!(plan(&snapshot).unwrap().options[0].way, Way::Replica, "that host is this one");
-    snapshot.job.volumes[0].copy.read_at = Some(host_id("home2"));
+    snapshot.job.volumes[0].copy.written_at = Some(host_id("home2"));
     let plan = plan(&snapshot).unwrap();
     let best = &plan.options[0];
     assert_eq!((best.way, best.start.as_str()), (Way::Remote, "home1"));
     assert_close(best.predicted.network_s, 40.5);
-    let why = "the replica of volume data at home1 is not used, because home2 reads the volume";
+    let why = "the replica of volume data at home1 is not used, because home2 writes the volume";
     assert!(best.reason.contains(why), "{}", best.reason);
 }
 

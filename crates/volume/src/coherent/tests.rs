@@ -11,7 +11,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
-use perigee_block::lease::{HostTag, Lease, LeaseAnswer, LeaseAsk, LeaseWish, NO_HOST, Wish};
+use perigee_block::lease::{
+    HostTag, Lease, LeaseAnswer, LeaseAsk, LeaseWish, NO_HOST, SEVERAL, Wish,
+};
 use perigee_model::volume::BLOCK_BYTES;
 use proptest::prelude::*;
 use tokio::sync::RwLock;
@@ -24,11 +26,40 @@ const BLOCKS: usize = 6;
 
 struct Home {
     values: Mutex<[u64; BLOCKS]>,
-    lease: Lease,
+    /// Another one after each restart.
+    lease: Mutex<Arc<Lease>>,
+    /// Who is remembered over a restart.
+    durable: Mutex<Option<HostTag>>,
     /// As a volume's: writes have its read side.
     gate: RwLock<()>,
     /// The writer epoch; sessions of another one may not write.
     epoch: AtomicU64,
+}
+
+impl Home {
+    fn lease(&self) -> Arc<Lease> {
+        Arc::clone(&self.lease.lock().expect("no holder panics"))
+    }
+
+    /// Whether the server with this lease still runs.
+    fn runs(&self, lease: &Arc<Lease>) -> bool {
+        Arc::ptr_eq(&self.lease(), lease)
+    }
+
+    fn remember(&self, host: Option<HostTag>) {
+        *self.durable.lock().expect("no holder panics") = host;
+    }
+
+    fn remembered(&self) -> Option<HostTag> {
+        *self.durable.lock().expect("no holder panics")
+    }
+
+    /// The server is killed and started again. Writes in flight are done before or are not done.
+    async fn restart(&self) {
+        let _gate = self.gate.write().await;
+        *self.lease.lock().expect("no holder panics") =
+            Arc::new(Lease::remembered(self.remembered()));
+    }
 }
 
 /// One host's session, and the way to the home.
@@ -60,16 +91,31 @@ impl Session {
     }
 
     async fn end_leases(&self) {
-        while let Some(grant) = self.home.lease.recall(self.host).await {
+        let lease = self.home.lease();
+        while let Some(grant) = lease.recall(self.host).await {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            if self.home.lease.is_recalled(grant) {
-                self.home.lease.forget();
+            if !self.home.runs(&lease) {
+                return;
+            }
+            if lease.is_recalled(grant) {
+                self.home.remember(lease.forgetting(self.host));
+                lease.forget();
             }
         }
     }
 
-    async fn ask_lease(&self, LeaseAsk { wish, number }: LeaseAsk) -> LeaseAnswer {
-        let lease = &self.home.lease;
+    /// `None`: the server was killed before it answered.
+    async fn ask_lease(&self, ask: LeaseAsk) -> Option<LeaseAnswer> {
+        let lease = self.home.lease();
+        let answer = self.ask_this_lease(&lease, ask).await;
+        self.home.runs(&lease).then_some(answer)
+    }
+
+    async fn ask_this_lease(
+        &self,
+        lease: &Arc<Lease>,
+        LeaseAsk { wish, number }: LeaseAsk,
+    ) -> LeaseAnswer {
         if wish == LeaseWish::GiveBack {
             lease.give_back(self.host, number);
             return LeaseAnswer::Refused;
@@ -83,7 +129,11 @@ impl Session {
                 let _gate = self.home.gate.write().await;
                 match lease.wish(self.host, false, number) {
                     Wish::Answer(answer) => answer,
-                    Wish::MayBeGranted => lease.grant(self.host, number),
+                    Wish::MayBeGranted if self.home.runs(lease) => {
+                        self.home.remember(Some(lease.remembered_with(self.host)));
+                        lease.grant(self.host, number)
+                    }
+                    Wish::MayBeGranted => LeaseAnswer::Refused,
                 }
             }
         }
@@ -124,7 +174,7 @@ impl Device for Session {
             loop {
                 self.end_leases().await;
                 let gate = self.home.gate.read().await;
-                if !self.home.lease.allows(self.host) {
+                if !self.home.lease().allows(self.host) {
                     drop(gate);
                     continue;
                 }
@@ -160,7 +210,7 @@ impl Device for Session {
         Box::pin(async move {
             loop {
                 self.pass().await;
-                let answer = self.ask_lease(ask).await;
+                let Some(answer) = self.ask_lease(ask).await else { continue };
                 self.pass().await;
                 let mut unheard = self.unheard.lock().expect("no holder panics");
                 unheard.rotate_left(1);
@@ -197,9 +247,18 @@ impl History {
 
 #[derive(Debug, Clone)]
 enum Action {
-    Read { first: usize, blocks: usize },
-    Write { first: usize, blocks: usize, fails: bool },
+    Read {
+        first: usize,
+        blocks: usize,
+    },
+    Write {
+        first: usize,
+        blocks: usize,
+        fails: bool,
+    },
     Raise,
+    /// Of the home.
+    Restart,
     Rest(u64),
 }
 
@@ -222,6 +281,7 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
         3 => (range(), prop::bool::weighted(0.1))
             .prop_map(|((first, blocks), fails)| Action::Write { first, blocks, fails }),
         1 => Just(Action::Raise),
+        1 => Just(Action::Restart),
         4 => prop_oneof![8 => 0_u64..30, 2 => 0_u64..4000, 1 => 4000_u64..15_000].prop_map(Action::Rest),
     ];
     let delay_ms = prop_oneof![30 => 0_u64..20, 1 => 500_u64..14_000];
@@ -353,6 +413,7 @@ impl Scene {
     async fn act(&self, requests: &Arc<Requests>, action: Action, value: u64) {
         match action {
             Action::Rest(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+            Action::Restart => self.home.restart().await,
             Action::Raise => {
                 let _gate = self.home.gate.write().await;
                 self.home.epoch.fetch_xor(1, Ordering::SeqCst);
@@ -395,7 +456,8 @@ async fn case(clients: Vec<Client>, remembered: Option<HostTag>) -> u64 {
 async fn case_with(clients: Vec<Client>, remembered: Option<HostTag>, replica: bool) -> u64 {
     let home = Arc::new(Home {
         values: Mutex::default(),
-        lease: Lease::remembered(remembered),
+        lease: Mutex::new(Arc::new(Lease::remembered(remembered))),
+        durable: Mutex::new(remembered),
         gate: RwLock::default(),
         epoch: AtomicU64::new(0),
     });
@@ -427,18 +489,22 @@ fn run(case: impl Future<Output = u64>) -> u64 {
     })
 }
 
+fn remembered() -> impl Strategy<Value = Option<HostTag>> {
+    prop::option::of(prop_oneof![3 => 1_u64..4, 1 => Just(SEVERAL)])
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_read_is_ever_stale(clients in clients(), remembered in prop::option::of(1_u64..4)) {
+    fn no_read_is_ever_stale(clients in clients(), remembered in remembered()) {
         run(case(clients, remembered));
     }
 
     #[test]
     fn no_read_from_a_replica_is_ever_stale(
         clients in clients(),
-        remembered in prop::option::of(1_u64..4),
+        remembered in remembered(),
     ) {
         run(case_with(clients, remembered, true));
     }
@@ -489,6 +555,62 @@ fn a_second_reading_of_one_host_is_answered_from_memory_even_much_later() {
     let second = vec![long, read(), rest, read(), read(), read()];
     let kept = run(case(vec![quiet(1, [first, second].concat())], None));
     assert_eq!(kept, 5);
+}
+
+#[test]
+fn two_hosts_read_from_memory_at_the_same_time() {
+    let reads = || [Action::Rest(100), read(), read(), read(), read()].to_vec();
+    let kept = run(case(vec![quiet(1, reads()), quiet(2, reads())], None));
+    assert_eq!(kept, 6, "only the first reading of each goes to the home");
+}
+
+/// A disk that never answers.
+struct Hangs;
+
+impl Device for Hangs {
+    fn size_bytes(&self) -> u64 {
+        BLOCKS as u64 * BLOCK_BYTES
+    }
+
+    fn read(&self, _: u64, _: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn write(&self, _: u64, _: Bytes, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Zeroing, _: bool) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Result<(), IoError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_here_whose_disk_hangs_is_given_up_and_read_at_the_home() {
+    let cached = Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))));
+    let layer = LayerId(uuid::Uuid::from_u128(7));
+    let common = || Common::new(layer, Arc::new(Hangs), BLOCKS as u64, &[]);
+    cached.granted(Instant::now(), false);
+    let (number, _) = cached.learn().expect("it has the lease");
+    assert!(cached.learned(number, Compared::Other(common())));
+    let requests = Requests::new(Arc::new(AtFirst), Some(cached.clone()), Arc::default());
+    let (requests, begun) = (Arc::new(requests), Instant::now());
+    let read = requests.read(0, 4096);
+    let read = tokio::time::timeout(Duration::from_secs(60), read).await.expect("an end");
+    assert_eq!(read.expect("the home's")[..], [0; 4096]);
+    assert!(begun.elapsed() >= Duration::from_secs(5), "a busy disk is not one that hangs");
+    assert_eq!(cached.unreadable(), [layer]);
+    cached.granted(Instant::now(), false);
+    let (number, _) = cached.learn().expect("it has the lease");
+    assert!(!cached.learned(number, Compared::Other(common())), "it is not used again");
 }
 
 #[test]
