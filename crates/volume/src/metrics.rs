@@ -25,6 +25,30 @@ const FIGURES: [Figure; 2] = [
     }),
 ];
 
+/// As [`Figure`], with one value: what a volume costs the network, and what it is spared.
+type NetworkFigure = (&'static str, &'static str, fn(&IoStats) -> u64);
+
+const NETWORK_FIGURES: [NetworkFigure; 4] = [
+    ("perigee_volume_network_requests_total", "Requests to other hosts.", |stats| {
+        stats.network_requests
+    }),
+    (
+        "perigee_volume_network_bytes_total",
+        "Data of requests to other hosts, before compression.",
+        |stats| stats.network_bytes,
+    ),
+    (
+        "perigee_volume_network_saved_bytes_total",
+        "How much of that data compression kept off the network.",
+        |stats| stats.network_saved_bytes,
+    ),
+    (
+        "perigee_volume_replica_reads_total",
+        "Reads of another host's volume that were answered from a replica or another layer here.",
+        |stats| stats.replica_reads,
+    ),
+];
+
 fn write(page: &mut String, table: &StatsTable) -> fmt::Result {
     let volumes = table.all();
     for (name, help, values) in FIGURES {
@@ -33,6 +57,12 @@ fn write(page: &mut String, table: &StatsTable) -> fmt::Result {
             for (kind, value) in values(&counters.snapshot()) {
                 writeln!(page, "{name}{{volume=\"{volume}\",kind=\"{kind}\"}} {value}")?;
             }
+        }
+    }
+    for (name, help, value) in NETWORK_FIGURES {
+        writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter")?;
+        for (volume, counters) in &volumes {
+            writeln!(page, "{name}{{volume=\"{volume}\"}} {}", value(&counters.snapshot()))?;
         }
     }
     let name = "perigee_volume_stage_seconds";
@@ -89,8 +119,13 @@ mod tests {
         let ended =
             Ended { command: "write", offset: 0, length_bytes: 512, at_once: true, error: None };
         counters.tracing.end(&span, ended, 2);
+        counters.read_from_replica();
+        counters.saved(7);
         let page = page(&table);
         assert!(page.contains("perigee_volume_requests_total{volume=\"data\",kind=\"read\"} 0\n"));
+        assert!(page.contains("perigee_volume_replica_reads_total{volume=\"data\"} 1\n"), "{page}");
+        assert!(page.contains("perigee_volume_network_saved_bytes_total{volume=\"data\"} 7\n"));
+        assert!(page.contains("perigee_volume_network_requests_total{volume=\"data\"} 0\n"));
         let labels = "volume=\"data\",stage=\"write\"";
         assert!(page.contains(&format!("_bucket{{{labels},le=\"0.000001\"}} 0\n")), "{page}");
         assert!(page.contains(&format!("_bucket{{{labels},le=\"4.194304\"}} 2\n")), "{page}");

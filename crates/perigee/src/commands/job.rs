@@ -8,9 +8,11 @@ use std::time::Duration;
 use clap::Subcommand;
 use perigee_http::{Client, Method, file_body};
 use perigee_model::guest::LogStream;
-use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine};
+use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine, Sample};
 use perigee_model::job_file::{self, InputFile, JobFile};
 use perigee_model::plan::{Decision, Part, Plan, PlanOption};
+use perigee_model::units::format_bytes;
+use perigee_model::volume::IoStats;
 use perigee_model::{JobId, Problem};
 
 use crate::Context;
@@ -372,6 +374,10 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
         print_measured(decision);
         output::text("");
     }
+    let samples: Vec<Sample> = client.get(&format!("/v1/jobs/{id}/samples")).await?;
+    if let Some(told) = samples.last().and_then(|last| network(&last.io)) {
+        output::text(&told);
+    }
     for migration in &job.migrations {
         output::text(&moving::summary(migration));
         for line in moving::lines(migration) {
@@ -379,6 +385,30 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
         }
     }
     Ok(())
+}
+
+/// What the job's disks have sent over the network until now, and what they were spared. `None` if all was beside the
+/// VM.
+fn network(io: &IoStats) -> Option<String> {
+    if io.network_requests == 0 && io.replica_reads == 0 {
+        return None;
+    }
+    let mut told = format!(
+        "its disks: {} requests with {} to other hosts",
+        io.network_requests,
+        format_bytes(io.network_bytes)
+    );
+    if io.network_saved_bytes > 0 {
+        let saved = format_bytes(io.network_saved_bytes);
+        told = format!("{told}, of which compression kept {saved} off the network");
+    }
+    if io.replica_reads > 0 {
+        let reads = io.replica_reads;
+        told = format!(
+            "{told}; {reads} reads answered from a replica, or another layer, beside the VM"
+        );
+    }
+    Some(told)
 }
 
 /// Prediction and truth, part by part where the parts are known.
@@ -434,4 +464,27 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
     tar.unpack(&to).map_err(unpack)?;
     output::text(&to.display().to_string());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_job_was_spared_on_the_network_is_told() {
+        assert_eq!(network(&IoStats { reads: 5, ..IoStats::default() }), None);
+        let io = IoStats {
+            network_requests: 3,
+            network_bytes: 2 << 20,
+            network_saved_bytes: 1 << 20,
+            replica_reads: 9,
+            ..IoStats::default()
+        };
+        let told = network(&io).expect("something was sent");
+        assert!(
+            told.contains("3 requests with 2 MiB") && told.contains("kept 1 MiB off"),
+            "{told}"
+        );
+        assert!(told.contains("9 reads"), "{told}");
+    }
 }
