@@ -9,7 +9,8 @@ use futures_util::future::join_all;
 use perigee_http::authority_of;
 use perigee_model::job::JobSpec;
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite,
+    SiteAddress, SiteMap,
 };
 use perigee_model::volume::{ImageInfo, VolumeInfo};
 use perigee_model::{
@@ -41,7 +42,7 @@ impl Of {
             Self::Volume(volume) => Some(volume.clone()),
             Self::Image(_) => None,
         };
-        FindLayers { layers: layers.to_vec(), volume, leave_site: None }
+        FindLayers { layers: layers.to_vec(), volume }
     }
 }
 
@@ -283,7 +284,6 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
     {
         return Err(copies(&what, &[format!("{of} at {} and {}", first.id, other.id)]));
     }
-    let before = policy(first, of).await?;
     if let (LeaveSite::Never, Of::Volume(volume)) = (ask.leave_site, of) {
         shadows::drop_beyond(cluster, &site, volume).await?;
         check_replicas(cluster, &what, volume, &site).await?;
@@ -291,7 +291,7 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
     let set: LeaveSiteSet = first.volume.put(&path, &ask).await?;
     let find = of.find(&set.layers);
     let mut done = look(cluster, first, &find, ask.leave_site).await;
-    if (before, ask.leave_site) == (LeaveSite::Allowed, LeaveSite::Never) {
+    if (set.before, ask.leave_site) == (LeaveSite::Allowed, LeaveSite::Never) {
         done = done.and_then(|()| check_jobs(cluster, of, &set.also));
         if done.is_err() {
             undo(cluster, first, &find).await;
@@ -311,13 +311,6 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
         cluster.records.update(&image_key(image), change).await?;
     }
     Ok(set)
-}
-
-async fn policy(at: &HostLink, of: &Of) -> Result<LeaveSite, Problem> {
-    Ok(match of {
-        Of::Volume(_) => at.volume.get::<VolumeInfo>(&of.path()).await?.leave_site,
-        Of::Image(_) => at.volume.get::<ImageInfo>(&of.path()).await?.leave_site,
-    })
 }
 
 /// The hosts that have it under its name.
@@ -395,14 +388,15 @@ async fn look(
     let what = "can't look for copies";
     let mut elsewhere = Vec::new();
     for host in cluster.hosts.all().iter().filter(|host| host.id != home.id) {
-        let is_near = host.addresses.site == home.addresses.site;
-        if !is_near && leave_site == LeaveSite::Allowed {
+        let found = if host.addresses.site == home.addresses.site {
+            mark(host, find, leave_site).await.map(|()| None)
+        } else if leave_site == LeaveSite::Never {
+            host.volume.post::<FoundLayers>("/v1/layers/find", find).await.map(Some)
+        } else {
             continue;
-        }
-        let leave_site = is_near.then_some(leave_site);
-        let find = FindLayers { leave_site, ..find.clone() };
-        match host.volume.post::<FoundLayers>("/v1/layers/find", &find).await {
-            Ok(found) if !is_near && !found.layers.is_empty() => {
+        };
+        match found {
+            Ok(Some(found)) if !found.layers.is_empty() => {
                 let users = match &found.users[..] {
                     [] => "layers that a move has left".to_owned(),
                     users => users.join(", "),
@@ -420,12 +414,17 @@ async fn look(
     if elsewhere.is_empty() { Ok(()) } else { Err(copies(what, &elsewhere)) }
 }
 
+/// Has a host hold or release the layers that it has.
+async fn mark(host: &HostLink, find: &FindLayers, leave_site: LeaveSite) -> Result<(), Problem> {
+    let ask = SetLayersLeaveSite { of: find.clone(), leave_site };
+    host.volume.put("/v1/layers/leave-site", &ask).await
+}
+
 /// What was held for a moment may leave again.
 async fn undo(cluster: &Cluster, home: &HostLink, find: &FindLayers) {
-    let find = FindLayers { leave_site: Some(LeaveSite::Allowed), ..find.clone() };
     let near = cluster.hosts.all().into_iter();
     for host in near.filter(|host| host.addresses.site == home.addresses.site) {
-        if let Err(problem) = host.volume.post::<FoundLayers>("/v1/layers/find", &find).await {
+        if let Err(problem) = mark(&host, find, LeaveSite::Allowed).await {
             tracing::warn!("host {} still holds what was to be held: {problem}", host.id);
         }
     }

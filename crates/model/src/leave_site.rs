@@ -77,6 +77,8 @@ pub struct SetLeaveSite {
 /// What a change of [`LeaveSite`] did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeaveSiteSet {
+    /// The policy before.
+    pub before: LeaveSite,
     /// The policy now.
     pub leave_site: LeaveSite,
     /// The layers that are marked now, or that are not marked any more.
@@ -88,7 +90,7 @@ pub struct LeaveSiteSet {
     pub may_leave: Vec<String>,
 }
 
-/// Looks for layers at a volume server, and can change whether they may leave their site.
+/// Looks for layers at a volume server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FindLayers {
     /// The layers to look for; at most [`crate::limits::FOUND_LAYERS`].
@@ -96,9 +98,16 @@ pub struct FindLayers {
     /// What a replica has of this volume, and what it left there when it moved, is looked for as well.
     #[serde(default)]
     pub volume: Option<VolumeName>,
-    /// What holds for those that are here from now on. `None`: nothing is changed.
-    #[serde(default)]
-    pub leave_site: Option<LeaveSite>,
+}
+
+/// Changes whether those of these layers that are at a volume server may leave their site.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetLayersLeaveSite {
+    /// The layers.
+    #[serde(flatten)]
+    pub of: FindLayers,
+    /// The policy from now on.
+    pub leave_site: LeaveSite,
 }
 
 /// Layers that are at a volume server.

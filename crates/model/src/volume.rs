@@ -38,6 +38,7 @@
 //! | `DELETE /attachments/{volume}?unless_open=true` | | a conflict while sessions are open, where that is asked |
 //! | `PUT /sites` | `SiteMap` | |
 //! | `POST /layers/find` | `FindLayers` | `FoundLayers` |
+//! | `PUT /layers/leave-site` | `SetLayersLeaveSite` | |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
 //! | `POST /trace/start` | [`StartTrace`] | |

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteMap,
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite, SiteMap,
 };
 use perigee_model::limits::{FOUND_LAYERS, SITE_ADDRESSES};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
@@ -105,7 +105,8 @@ impl Pool {
             None => Vec::new(),
         };
         may_leave.retain(|name| !also.contains(name));
-        Ok(LeaveSiteSet { leave_site: LeaveSite::Never, layers, also, may_leave })
+        let before = LeaveSite::held(rows.iter().any(|row| row.held));
+        Ok(LeaveSiteSet { before, leave_site: LeaveSite::Never, layers, also, may_leave })
     }
 
     /// How many layers of the chain, from its top on, are of these data alone.
@@ -142,8 +143,9 @@ impl Pool {
             return Err(Problem::invalid(what, why).next("confirm it: add --yes"));
         }
         self.catalog.set_held(&layers, false).map_err(failed(what))?;
+        let before = LeaveSite::held(!layers.is_empty());
         let leave_site = LeaveSite::Allowed;
-        Ok(LeaveSiteSet { leave_site, layers, also, may_leave: Vec::new() })
+        Ok(LeaveSiteSet { before, leave_site, layers, also, may_leave: Vec::new() })
     }
 
     /// The volumes and images that stand on one of these layers, except for `but`.
@@ -156,35 +158,18 @@ impl Pool {
         Ok(users.into_iter().take(NAMES_MAX).collect())
     }
 
-    /// Which of these layers are here, with what is kept of the volume by its name: merged layers have other ids.
-    /// And what stands on them. If the request says so, all that is held from now on, or may leave: for the
-    /// controller, which knows what their home says.
+    /// Which of these layers are here, with what is kept of the volume by its name, because merged layers have other
+    /// ids. And what stands on them.
     ///
     /// # Errors
-    /// Invalid when it names too many; when the catalog can't be used.
+    /// Invalid when it names too many; when the catalog can't be read.
     pub async fn find_layers(self: &Arc<Self>, ask: FindLayers) -> Result<FoundLayers, Problem> {
         let what = "can't look for layers";
-        FOUND_LAYERS.check(ask.layers.len()).map_err(|error| error.problem(what))?;
-        self.change(move |pool| {
-            let mut layers = pool.catalog.present(&ask.layers).map_err(failed(what))?;
-            if let Some(leave_site) = ask.leave_site {
-                let held = leave_site.is_never();
-                pool.catalog.set_held(&layers, held).map_err(failed(what))?;
-            }
-            if let Some(volume) = ask.volume {
-                let tops = pool.catalog.kept_of(&volume).map_err(failed(what))?;
-                let of = Data::Volume(volume);
-                for top in &tops {
-                    match ask.leave_site {
-                        Some(LeaveSite::Never) => drop(pool.hold(what, &of, *top)?),
-                        Some(LeaveSite::Allowed) => drop(pool.let_go(what, &of, *top, true)?),
-                        None => {}
-                    }
-                }
-                layers.extend(tops);
-                layers.sort();
-                layers.dedup();
-            }
+        self.run(move |pool| {
+            let (mut layers, kept) = pool.here_of(what, &ask)?;
+            layers.extend(kept);
+            layers.sort();
+            layers.dedup();
             let mut users = BTreeSet::new();
             for layer in &layers {
                 users.extend(pool.catalog.users(*layer).map_err(failed(what))?);
@@ -193,6 +178,42 @@ impl Pool {
             Ok(FoundLayers { layers, users })
         })
         .await
+    }
+
+    /// Changes whether these layers may leave their site, for the controller, which knows what their home says.
+    ///
+    /// # Errors
+    /// Invalid when it names too many; when the catalog can't be written.
+    pub async fn set_layers_leave_site(
+        self: &Arc<Self>,
+        SetLayersLeaveSite { of, leave_site }: SetLayersLeaveSite,
+    ) -> Result<(), Problem> {
+        let what = "can't change whether layers may leave their site";
+        self.change(move |pool| {
+            let (layers, kept) = pool.here_of(what, &of)?;
+            pool.catalog.set_held(&layers, leave_site.is_never()).map_err(failed(what))?;
+            let Some(of) = of.volume.map(Data::Volume) else { return Ok(()) };
+            for top in kept {
+                match leave_site {
+                    LeaveSite::Never => pool.hold(what, &of, top)?,
+                    LeaveSite::Allowed => pool.let_go(what, &of, top, true)?,
+                };
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Those of the layers that are here, and the topmost ones of what is kept of the volume by its name.
+    fn here_of(
+        &self,
+        what: &str,
+        find: &FindLayers,
+    ) -> Result<(Vec<LayerId>, Vec<LayerId>), Problem> {
+        FOUND_LAYERS.check(find.layers.len()).map_err(|error| error.problem(what))?;
+        let layers = self.catalog.present(&find.layers).map_err(failed(what))?;
+        let kept = find.volume.as_ref().map(|volume| self.catalog.kept_of(volume)).transpose();
+        Ok((layers, kept.map_err(failed(what))?.unwrap_or_default()))
     }
 
     /// The sites of the cluster's hosts, as this pool got them last. `None`: it never got them.

@@ -19,7 +19,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage};
-use perigee_model::leave_site::{FindLayers, FoundLayers, LeaveSiteSet, SetLeaveSite};
+use perigee_model::leave_site::{
+    FindLayers, FoundLayers, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite,
+};
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, WriterEpochs, fate};
 use perigee_model::vm::{
@@ -239,6 +241,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/volumes/{volume}/data", put(write).get(read))
         .route("/v1/volumes/{volume}/leave-site", put(set_leave_site))
         .route("/v1/layers/find", post(find_layers))
+        .route("/v1/layers/leave-site", put(set_layers_leave_site))
         .route("/v1/volumes/{volume}/epoch/issue", post(issue))
         .route("/v1/volumes/{volume}/epoch", post(change_epoch))
         .route("/v1/attachments", get(attachments))
@@ -567,21 +570,27 @@ async fn set_leave_site(
 ) -> Reply<LeaveSiteSet> {
     let mut inside = inside.lock().expect("lock");
     let info = &mut inside.volumes.get_mut(&name).ok_or_else(no_volume)?.info;
-    info.leave_site = ask.leave_site;
+    let before = std::mem::replace(&mut info.leave_site, ask.leave_site);
     let (also, may_leave) = Default::default();
     let layers = vec![LayerId(uuid::Uuid::nil())];
-    Ok(Json(LeaveSiteSet { leave_site: ask.leave_site, layers, also, may_leave }))
+    Ok(Json(LeaveSiteSet { before, leave_site: ask.leave_site, layers, also, may_leave }))
 }
 
 async fn find_layers(State(inside): Shared, Json(ask): Json<FindLayers>) -> Reply<FoundLayers> {
-    let mut inside = inside.lock().expect("lock");
-    let volume = ask.volume.and_then(|volume| inside.volumes.get_mut(&volume));
-    if let (Some(volume), Some(leave_site)) = (volume, ask.leave_site) {
-        volume.info.leave_site = leave_site;
-    }
-    let users = inside.copies.clone();
+    let users = inside.lock().expect("lock").copies.clone();
     let layers = if users.is_empty() { Vec::new() } else { ask.layers };
     Ok(Json(FoundLayers { layers, users }))
+}
+
+async fn set_layers_leave_site(
+    State(inside): Shared,
+    Json(ask): Json<SetLayersLeaveSite>,
+) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    if let Some(volume) = ask.of.volume.and_then(|volume| inside.volumes.get_mut(&volume)) {
+        volume.info.leave_site = ask.leave_site;
+    }
+    Ok(Json(()))
 }
 
 fn volume_info(new: &CreateVolume) -> VolumeInfo {

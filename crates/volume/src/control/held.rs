@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::routing::{post, put};
 use perigee_http::{Json, Reply};
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
+    FindLayers, FoundLayers, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite, SiteAddress, SiteMap,
 };
 use perigee_model::{ImageName, VolumeName};
 use perigee_store::Data;
@@ -19,6 +19,7 @@ pub fn routes() -> Router<Arc<Control>> {
         .route("/volumes/{volume}/leave-site", put(set_of_volume))
         .route("/images/{image}/leave-site", put(set_of_image))
         .route("/layers/find", post(find_layers))
+        .route("/layers/leave-site", put(set_layers_leave_site))
         .route("/sites", put(set_sites))
 }
 
@@ -39,9 +40,15 @@ async fn set_of_image(
 }
 
 async fn find_layers(State(control): Shared, Json(ask): Json<FindLayers>) -> Reply<FoundLayers> {
-    let found = control.pool.find_layers(ask).await?;
-    control.exports.close_foreign().await?;
-    Ok(Json(found))
+    Ok(Json(control.pool.find_layers(ask).await?))
+}
+
+async fn set_layers_leave_site(
+    State(control): Shared,
+    Json(ask): Json<SetLayersLeaveSite>,
+) -> Reply<()> {
+    control.pool.set_layers_leave_site(ask).await?;
+    Ok(Json(control.exports.close_foreign().await?))
 }
 
 async fn set_sites(

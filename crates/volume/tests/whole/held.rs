@@ -218,7 +218,7 @@ async fn a_policy_that_changes_counts_for_what_is_open_and_for_copies_within_the
     attach(&host, &home, "data").await;
     copy(&home, &host, "seen", None).await.expect("a copy");
     let layers = vec![image.layer];
-    let find = FindLayers { layers: layers.clone(), volume: None, leave_site: None };
+    let find = FindLayers { layers: layers.clone(), volume: None };
     let found: FoundLayers = host.control.post("/v1/layers/find", &find).await.expect("them");
     assert_eq!((found.layers, found.users), (layers, vec!["image seen".to_owned()]));
 
@@ -262,8 +262,7 @@ async fn what_a_move_has_left_at_the_home_is_held_with_the_volume() {
     }
     make_held(&home, "data", LeaveSite::Allowed).await;
     take(&home, &other, "data").await.expect("a move");
-    let find =
-        FindLayers { layers: Vec::new(), volume: Some(volume_name("data")), leave_site: None };
+    let find = FindLayers { layers: Vec::new(), volume: Some(volume_name("data")) };
     let found: FoundLayers = home.control.post("/v1/layers/find", &find).await.expect("them");
     assert_eq!(found.users, ["volume data, which departed,"], "it is found by its name");
     take(&other, &home, "data").await.expect("and back");
