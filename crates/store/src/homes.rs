@@ -232,41 +232,6 @@ impl Pool {
         })
     }
 
-    /// Seals what was written until now, so that little is new when the volume departs and its new home can
-    /// have copies of these layers before. Returns the sealed layers, topmost first.
-    ///
-    /// # Errors
-    /// Not found; the flush failed; no space for the new head.
-    pub async fn seal_ahead(
-        self: &Arc<Self>,
-        name: &VolumeName,
-    ) -> Result<Vec<DepartedLayer>, Problem> {
-        let what = format!("can't seal what volume {name} has");
-        self.flush_before_sealing(&what, name).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
-        let volume = self.volume(name).await?;
-        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
-        volume
-            .replace_stack(&what, move |stack| {
-                if stack.head.is_untouched() {
-                    return Ok((None, guard));
-                }
-                let new = pool.seal(&now, &named, stack.size_bytes(), stack, None)?;
-                // The lock is released when the volume has its new layers.
-                Ok((Some(new), guard))
-            })
-            .await?;
-        let name = name.clone();
-        self.run(move |pool| {
-            let row = pool.catalog.volume(&name).map_err(failed(&what))?;
-            let row = row.ok_or_else(|| Problem::not_found(&what, "it is not here any more"))?;
-            let head = pool.catalog.chain(row.head).map_err(failed(&what))?.swap_remove(0);
-            let chain = head.parent.map(|top| pool.departed_chain(top));
-            Ok(chain.transpose().map_err(failed(&what))?.unwrap_or_default())
-        })
-        .await
-    }
-
     pub(super) fn departed_chain(&self, top: LayerId) -> rusqlite::Result<Vec<DepartedLayer>> {
         let spaces = self.catalog.layer_spaces(Some(top))?;
         let rows = self.catalog.chain(top)?;

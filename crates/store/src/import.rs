@@ -129,7 +129,7 @@ impl Pool {
         let temp = TempFile(self.layers_dir().join(format!("import-{}.tmp", Uuid::new_v4())));
         convert(&what, &source, &info.format, &temp.0, patience.progress, work).await?;
 
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let guard = self.changes().await;
         if !self.is_imported(&what, &request.name, layer).await? {
             let (name, work) = (request.name.clone(), Arc::clone(work));
             let held = request.leave_site.is_never();

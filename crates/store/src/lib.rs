@@ -63,6 +63,7 @@ mod pool;
 mod remote;
 mod replicas;
 mod reservations;
+mod sealing;
 mod session;
 #[cfg(test)]
 mod sim;

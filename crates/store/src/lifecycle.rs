@@ -10,16 +10,14 @@ use perigee_block::lease::NO_HOST;
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    CachePolicy, CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
-    VolumeSource,
+    CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo, VolumeSource,
 };
 use perigee_model::{ImageName, LayerId, OwnerName, Problem, VolumeName};
 
-use super::catalog::{self, LayerRow, NewVolume, RemoteRow, Sealed, failed};
-use super::head::Head;
-use super::layer::{self, live_name};
+use super::catalog::{self, LayerRow, NewVolume, RemoteRow, failed};
+use super::layer;
 use super::pool::Pool;
-use super::volume::{Stack, Volume, io_problem};
+use super::volume::{Volume, io_problem};
 
 /// The parent of a new head.
 struct Base {
@@ -81,7 +79,7 @@ impl Pool {
         if let VolumeSource::Volume(source) = &request.source {
             self.flush_before_sealing(&what, source).await?;
         }
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let guard = self.changes().await;
         let sealed = match &request.source {
             VolumeSource::Volume(source) => {
                 let (now, names) = (what.clone(), request.names.clone());
@@ -226,42 +224,6 @@ impl Pool {
         catalog::problem(what, error)
     }
 
-    /// Flushes a volume whose head is to be sealed, before the caller takes the lock `changes`. So little is left to
-    /// flush while others wait for the lock.
-    pub(super) async fn flush_before_sealing(
-        self: &Arc<Self>,
-        what: &str,
-        name: &VolumeName,
-    ) -> Result<(), Problem> {
-        let volume = self.volume(name).await?;
-        volume.flush().await.map_err(|error| io_problem(what, &error))
-    }
-
-    /// Puts an empty head on a flushed one, which is a sealed layer from then on. The caller ensures that
-    /// nothing writes to the volume.
-    pub(super) fn seal(
-        &self,
-        what: &str,
-        volume: &VolumeName,
-        size_bytes: u64,
-        stack: &Stack,
-        image: Option<&ImageName>,
-    ) -> Result<Stack, Problem> {
-        let sealed = &stack.head.layer;
-        let row = LayerRow::new_head(size_bytes, Some(sealed.id));
-        let figures = Sealed { layer: sealed.id, data_bytes: sealed.data_bytes() };
-        self.catalog.seal(volume, figures, &row, image).map_err(failed(what))?;
-        let head = Head::new(&self.home, row.id, size_bytes).with_cache(stack.head.cache);
-        sealed.set_cache(CachePolicy::Shared);
-        let below = Arc::new(stack.below.under(sealed));
-        self.share(&head, &below);
-        self.note_sealed();
-        if let Err(error) = self.files.remove(&live_name(sealed.id)) {
-            tracing::warn!(layer = %sealed.id, %error, "can't remove a sealed layer's live map");
-        }
-        Ok(Stack { head: Arc::new(head), below })
-    }
-
     /// Seals the volume's head under a name, while it is in use.
     ///
     /// # Errors
@@ -273,7 +235,7 @@ impl Pool {
     ) -> Result<ImageInfo, Problem> {
         let what = format!("can't snapshot volume {volume} as {}", request.image);
         self.flush_before_sealing(&what, volume).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let guard = self.changes().await;
         let opened = self.volume(volume).await?;
         let size_bytes = opened.size_bytes();
         let (pool, name, image) = (Arc::clone(self), volume.clone(), request.image.clone());
@@ -307,7 +269,7 @@ impl Pool {
         let what = format!("can't resize volume {name} to {}", format_bytes(request.size_bytes));
         let size_bytes = Self::layer_size(&what, request.size_bytes)?;
         self.flush_before_sealing(&what, name).await?;
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let guard = self.changes().await;
         let volume = self.volume(name).await?;
         let (pool, resized, now) = (Arc::clone(self), Arc::clone(&volume), what.clone());
         volume
@@ -370,7 +332,7 @@ impl Pool {
         name: &VolumeName,
         owner: Option<OwnerName>,
     ) -> Result<(), Problem> {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let guard = self.changes().await;
         if let Some(owner) = owner {
             let named = name.clone();
             self.run(move |pool| pool.check_owner(&named, &owner)).await?;

@@ -15,7 +15,7 @@ use perigee_block::locking::lock;
 use perigee_model::limits::{OutOfLimits, VOLUME_BYTES};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedMutexGuard};
 use uuid::Uuid;
 
 use super::blocking;
@@ -222,6 +222,12 @@ impl Pool {
         blocking(move || work(&pool)).await
     }
 
+    /// Takes the lock `changes`. Who holds it works on this pool only and waits for no other host, so there is no
+    /// deadline; [`Self::wait_for_changes`] has one, for callers that are asked again.
+    pub(super) async fn changes(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.changes).lock_owned().await
+    }
+
     /// As [`Self::run`], under the lock `changes`.
     pub(super) async fn change<T, E>(
         self: &Arc<Self>,
@@ -231,7 +237,7 @@ impl Pool {
         T: Send + 'static,
         E: Send + 'static,
     {
-        let guard = Arc::clone(&self.changes).lock_owned().await;
+        let guard = self.changes().await;
         self.run(move |pool| {
             let _guard = guard;
             work(pool)

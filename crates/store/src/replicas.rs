@@ -14,8 +14,8 @@ use std::sync::Arc;
 use perigee_block::locking::lock;
 use perigee_model::home::{Place, Tenure, VolumeHome};
 use perigee_model::replica::{
-    PinReplica, PromoteReplica, PullReplica, ReplicaPin, ReplicaPoint, SealReplica, SealedReplica,
-    Supersede, Superseded, VolumeReplica,
+    PinReplica, PromoteReplica, PullReplica, ReplicaPin, ReplicaPoint, SealedReplica, Supersede,
+    Superseded, VolumeReplica,
 };
 use perigee_model::volume::{CachePolicy, Compacted, Keep};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
@@ -38,66 +38,6 @@ pub(super) struct Pulls {
 
 impl Pool {
     // --- at the volume's home ---
-
-    /// Seals what was written to the volume until now, while it is in use, and keeps its layers for a replica.
-    ///
-    /// # Errors
-    /// Not found; the flush failed; no space for the new head.
-    pub async fn seal_replica(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        SealReplica { replica }: SealReplica,
-    ) -> Result<SealedReplica, Problem> {
-        let what = format!("can't seal what volume {name} has for its replica at {replica}");
-        self.flush_before_sealing(&what, name).await?;
-        let guard = self.wait_for_changes(&what).await?;
-        let volume = self.volume(name).await?;
-        let (pool, named, now) = (Arc::clone(self), name.clone(), what.clone());
-        let guard = volume
-            .replace_stack(&what, move |stack| {
-                let rows = pool.catalog.chain(stack.head.layer.id).map_err(failed(&now))?;
-                if rows.iter().any(|row| row.held) {
-                    let why = "it, or what it stands on, may not leave its site";
-                    return Err(Problem::conflict(&now, why));
-                }
-                let below = stack.below.layers().next().map(|below| below.id);
-                let adds_nothing = pool.head_adds_nothing(stack).map_err(failed(&now))?;
-                let (new, top) = match below.filter(|_| adds_nothing) {
-                    Some(below) => (None, below),
-                    None => {
-                        let sealed = pool.seal(&now, &named, stack.size_bytes(), stack, None)?;
-                        (Some(sealed), stack.head.layer.id)
-                    }
-                };
-                let pinned = pool.catalog.pin_filling(&named, &replica, top);
-                // The volume has its new layers even if the pin can't be stored.
-                Ok((new, (guard, pinned)))
-            })
-            .await
-            .and_then(|(guard, pinned)| pinned.map(|()| guard).map_err(failed(&what)))?;
-        let name = name.clone();
-        self.run(move |pool| {
-            // Nothing else is sealed before the chain is read.
-            let _guard = guard;
-            pool.sealed_replica(&what, &name)
-        })
-        .await
-    }
-
-    fn sealed_replica(&self, what: &str, name: &VolumeName) -> Result<SealedReplica, Problem> {
-        let gone = || Problem::not_found(what, "it is not here any more");
-        let row = self.catalog.volume(name).map_err(failed(what))?.ok_or_else(gone)?;
-        let tenure = self.catalog.tenure(name).map_err(failed(what))?.ok_or_else(gone)?;
-        let head = self.catalog.chain(row.head).map_err(failed(what))?.swap_remove(0);
-        let chain = head.parent.map(|top| self.departed_chain(top)).transpose();
-        Ok(SealedReplica {
-            tenure,
-            size_bytes: row.size_bytes,
-            chain: chain.map_err(failed(what))?.unwrap_or_default(),
-            tenant: row.tenant,
-            cache: row.cache,
-        })
-    }
 
     /// # Errors
     /// When the catalog can't be written.

@@ -40,8 +40,7 @@ impl Pool {
         &self,
         what: &str,
     ) -> Result<OwnedMutexGuard<()>, Problem> {
-        let changes = Arc::clone(&self.changes).lock_owned();
-        tokio::time::timeout(OTHERS_MAX, changes).await.map_err(|_| {
+        tokio::time::timeout(OTHERS_MAX, self.changes()).await.map_err(|_| {
             let waited_s = OTHERS_MAX.as_secs();
             let why = format!("other volumes or images were being changed for {waited_s} s");
             Problem::unavailable(what, why).next("try again in a moment")

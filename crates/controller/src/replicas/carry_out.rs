@@ -238,7 +238,11 @@ impl Run<'_> {
         }
         told.map_err(|problem| {
             let why = format!("its home {from} answers, and did not give it up: {}", problem.why);
-            Problem::new(problem.kind, what(&volume), why).next("it is tried again until it does")
+            let again = "it is tried again until it does";
+            Problem::new(problem.kind, what(&volume), why).next(match problem.next.is_empty() {
+                true => again.to_owned(),
+                false => format!("at {from}: {}; {again}", problem.next),
+            })
         })
     }
 
