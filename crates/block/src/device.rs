@@ -133,7 +133,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Whether the device is at another host, and that host says that the data may not leave its site.
-    fn is_held(&self) -> bool {
+    fn is_confined(&self) -> bool {
         false
     }
 

@@ -29,7 +29,7 @@ pub const LAYERS_SUFFIX: &str = "@layers";
 pub const SINCE_INFIX: &str = "@since:";
 
 /// This suffix of an export's description says that the export's data may not leave its site.
-pub const HELD_SUFFIX: &str = " held";
+pub const CONFINED_SUFFIX: &str = " held";
 
 /// What a volume's home says to another host's server about a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,8 +80,8 @@ pub struct Export {
     pub counters: Arc<Counters>,
     /// Where the volume is, if it is one.
     pub home: Option<SessionHome>,
-    /// Its data may not leave its site. A copy of it is held too, where the copy is.
-    pub held: bool,
+    /// Its data may not leave its site. A copy of it is confined too, where the copy is.
+    pub confined: bool,
 }
 
 /// The kind of client that opens an export.

@@ -95,7 +95,7 @@ impl Exports for One {
                 read_only: name != "data",
                 counters: Arc::default(),
                 home: None,
-                held: false,
+                confined: false,
             })
         })
     }

@@ -318,11 +318,11 @@ pub async fn snapshot(
         Ok(info) => {
             bind(cluster, &ask.image, info.layer).await?;
             if info.leave_site.is_never() {
-                let held = |old: Option<ImageRecord>| ImageRecord {
+                let confined = |old: Option<ImageRecord>| ImageRecord {
                     leave_site: info.leave_site,
                     ..old.unwrap_or_else(|| ImageRecord::new(ask.image.clone()))
                 };
-                cluster.records.update(&image_key(&ask.image), held).await?;
+                cluster.records.update(&image_key(&ask.image), confined).await?;
             }
             Ok(ClusterImage { hosts: vec![home.id.clone()], ..view(&info) })
         }

@@ -99,7 +99,7 @@ fn site_of(cluster: &Cluster, host: &HostId) -> Result<SiteId, Problem> {
     Ok(cluster.hosts.get(host)?.addresses.site.clone())
 }
 
-/// Refuses to bring a held volume to another site. If its home does not answer now, the home itself refuses later.
+/// Refuses to bring a confined volume to another site. If its home does not answer now, the home itself refuses later.
 ///
 /// # Errors
 /// `Conflict`, which names the volume, its policy and the sites.
@@ -139,20 +139,20 @@ pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
 pub fn hides_output(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
     let site = |host: &HostId| site_of(cluster, host).ok();
     let here = site(at).filter(|here| cluster.site.get() == Some(here));
-    let mut held =
+    let mut confined =
         disks.iter().filter(|disk| disk.role == DiskRole::Output && disk.leave_site.is_never());
-    held.any(|disk| here.is_none() || site(&disk.home) != here)
+    confined.any(|disk| here.is_none() || site(&disk.home) != here)
 }
 
-/// Whether a VM at this host uses held data of another site. A home that is not known any more counts as one.
-pub fn is_far_from_held(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
+/// Whether a VM at this host uses confined data of another site. A home that is not known any more counts as one.
+pub fn is_far_from_confined(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
     let site = |host: &HostId| site_of(cluster, host).ok();
     let here = site(at);
-    let mut held = disks.iter().filter(|disk| disk.leave_site.is_never());
-    held.any(|disk| here.is_none() || site(&disk.home) != here)
+    let mut confined = disks.iter().filter(|disk| disk.leave_site.is_never());
+    confined.any(|disk| here.is_none() || site(&disk.home) != here)
 }
 
-/// Refuses to move a VM that uses held data to another site: its memory has some of the data, and a live
+/// Refuses to move a VM that uses confined data to another site: its memory has some of the data, and a live
 /// migration sends it over a link that is not encrypted.
 ///
 /// # Errors
@@ -164,8 +164,8 @@ pub fn check_migration(
     to: &HostId,
 ) -> Result<(), Problem> {
     let (here, there) = (site_of(cluster, from)?, site_of(cluster, to)?);
-    let held = disks.iter().find(|disk| disk.leave_site.is_never());
-    let Some(disk) = held.filter(|_| here != there) else { return Ok(()) };
+    let confined = disks.iter().find(|disk| disk.leave_site.is_never());
+    let Some(disk) = confined.filter(|_| here != there) else { return Ok(()) };
     let why = format!(
         "it uses volume {}, whose policy is leave-site: never, so its memory may have some of that; \
          {from} is at site {here} and {to} at {there}, and a live migration is not encrypted",
@@ -178,7 +178,7 @@ pub fn check_migration(
 
 /// What a job uses that may not leave its site.
 #[derive(Debug, Clone, Default)]
-pub struct Held {
+pub struct Confined {
     /// Its data volumes that may not leave, by the names in the job file.
     pub volumes: Vec<VolumeName>,
     /// A host that has its image, if the image may not leave.
@@ -189,17 +189,17 @@ pub struct Held {
 
 /// # Errors
 /// `Conflict` when the data are at different sites, or when the job writes a volume that may leave its site.
-pub async fn held_of(cluster: &Cluster, spec: &JobSpec) -> Result<Held, Problem> {
-    let mut held: Option<(String, HostId)> = None;
+pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, Problem> {
+    let mut confined: Option<(String, HostId)> = None;
     let (mut free, mut found, mut volumes) = (None, Vec::new(), Vec::new());
-    let image_at = image_held_at(cluster, &spec.image).await?;
+    let image_at = image_confined_at(cluster, &spec.image).await?;
     if let Some(at) = &image_at {
         found.push((format!("image {}", spec.image), at.clone()));
     }
     for volume in &spec.volumes {
         let record = catalog::find(cluster, &volume.volume).await?;
-        let is_held = is_held_at(cluster, &record.home, &volume.volume).await?;
-        if is_held {
+        let is_confined = is_confined_at(cluster, &record.home, &volume.volume).await?;
+        if is_confined {
             found.push((format!("volume {}", volume.volume), record.home));
             volumes.push(volume.volume.clone());
         } else if volume.access == perigee_model::job::Access::Write {
@@ -207,14 +207,14 @@ pub async fn held_of(cluster: &Cluster, spec: &JobSpec) -> Result<Held, Problem>
         }
     }
     if spec.writes == LeaveSite::Allowed {
-        return Ok(Held { volumes, image_at, writes_at: None });
+        return Ok(Confined { volumes, image_at, writes_at: None });
     }
     let what = || format!("can't place job {}", spec.name);
     let next =
         "or say `writes: {leave-site: allowed}` in the job file, if what it writes may leave";
     for (name, home) in found {
         let site = site_of(cluster, &home)?;
-        match &held {
+        match &confined {
             Some((first, at)) if site_of(cluster, at)? != site => {
                 let why = format!(
                     "{first} and {name} may not leave their sites, {} and {site}, and what it writes \
@@ -224,22 +224,22 @@ pub async fn held_of(cluster: &Cluster, spec: &JobSpec) -> Result<Held, Problem>
                 return Err(Problem::conflict(what(), why).next(format!("use one of them, {next}")));
             }
             Some(_) => {}
-            None => held = Some((name, home)),
+            None => confined = Some((name, home)),
         }
     }
-    if let (Some((name, _)), Some(free)) = (&held, free) {
+    if let (Some((name, _)), Some(free)) = (&confined, free) {
         let why = format!(
             "{name} may not leave its site, and the job could carry it to volume {free}, which may"
         );
-        let hold =
-            format!("hold that one as well: perigee volume update {free} --leave-site never, ");
-        return Err(Problem::conflict(what(), why).next(hold + next));
+        let confine =
+            format!("confine that one as well: perigee volume update {free} --leave-site never, ");
+        return Err(Problem::conflict(what(), why).next(confine + next));
     }
-    Ok(Held { volumes, image_at, writes_at: held.map(|(_, home)| home) })
+    Ok(Confined { volumes, image_at, writes_at: confined.map(|(_, home)| home) })
 }
 
 /// Asks the volume's home: what was known of the volume before may not be so any more.
-async fn is_held_at(
+async fn is_confined_at(
     cluster: &Cluster,
     home: &HostId,
     volume: &VolumeName,
@@ -249,8 +249,11 @@ async fn is_held_at(
     Ok(info.leave_site.is_never())
 }
 
-/// A host that has an image which is held; `None` for one that may leave.
-async fn image_held_at(cluster: &Cluster, image: &ImageName) -> Result<Option<HostId>, Problem> {
+/// A host that has an image which is confined; `None` for one that may leave.
+async fn image_confined_at(
+    cluster: &Cluster,
+    image: &ImageName,
+) -> Result<Option<HostId>, Problem> {
     let record = cluster.records.read::<ImageRecord>(&image_key(image)).await?;
     if !record.is_some_and(|record| record.leave_site.is_never()) {
         return Ok(None);
@@ -265,11 +268,11 @@ async fn image_held_at(cluster: &Cluster, image: &ImageName) -> Result<Option<Ho
     Err(Problem::unavailable(format!("image {image}"), why).next("see `perigee host list`"))
 }
 
-/// Changes whether a volume or an image may leave its site. Its home holds it first, so that no new copies are
+/// Changes whether a volume or an image may leave its site. Its home confines it first, so that no new copies are
 /// made. Then copies are looked for.
 ///
 /// # Errors
-/// `Conflict` when it is to be held and another site has a copy; `Unavailable` when a host that may have one
+/// `Conflict` when it is to be confined and another site has a copy; `Unavailable` when a host that may have one
 /// does not answer; `Invalid` when it is released and that is not confirmed.
 pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveSiteSet, Problem> {
     let homes = homes(cluster, of).await?;
@@ -299,7 +302,7 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
     }
     match done {
         Err(problem) if ask.leave_site == LeaveSite::Allowed => {
-            tracing::warn!("{of} stays held at some hosts: {problem}");
+            tracing::warn!("{of} stays confined at some hosts: {problem}");
         }
         done => done.map_err(|problem| Problem { what, ..problem })?,
     }
@@ -352,10 +355,10 @@ async fn check_replicas(
 }
 
 /// Refuses while a job uses the data, or something else that stands on them. What the policy asks of the job's
-/// VM is decided when the VM starts. A job that gets its host after this finds the data held.
+/// VM is decided when the VM starts. A job that gets its host after this finds the data confined.
 fn check_jobs(cluster: &Cluster, of: &Of, also: &[String]) -> Result<(), Problem> {
     let of = of.to_string();
-    let is_held = |name: String| name == of || also.contains(&name);
+    let is_confined = |name: String| name == of || also.contains(&name);
     let jobs = cluster.unfinished_jobs();
     let user = jobs.iter().find(|record| {
         let (job, placement) = (&record.job, record.placement.as_ref());
@@ -364,12 +367,13 @@ fn check_jobs(cluster: &Cluster, of: &Of, also: &[String]) -> Result<(), Problem
         let placed = placement.iter().flat_map(|placement| &placement.disks);
         let mut volumes = wanted.chain(placed.map(|disk| &disk.volume));
         is_placed
-            && (is_held(format!("image {}", job.spec.image))
-                || volumes.any(|volume| is_held(format!("volume {volume}"))))
+            && (is_confined(format!("image {}", job.spec.image))
+                || volumes.any(|volume| is_confined(format!("volume {volume}"))))
     });
     let Some(user) = user else { return Ok(()) };
     let why = format!("job {} uses it, and was started while it could leave its site", user.job.id);
-    Err(Problem::conflict("can't hold it", why).next("wait for the job's end, or cancel it"))
+    Err(Problem::conflict("can't confine it to its site", why)
+        .next("wait for the job's end, or cancel it"))
 }
 
 fn copies(what: &str, copies: &[String]) -> Problem {
@@ -377,7 +381,7 @@ fn copies(what: &str, copies: &[String]) -> Problem {
     Problem::conflict(what, why).next("delete them there first")
 }
 
-/// Has the hosts of the home's site hold or release the layers. For layers that are held, also looks for
+/// Has the hosts of the home's site confine or release the layers. For layers that are confined, also looks for
 /// copies at other sites.
 async fn look(
     cluster: &Cluster,
@@ -414,18 +418,18 @@ async fn look(
     if elsewhere.is_empty() { Ok(()) } else { Err(copies(what, &elsewhere)) }
 }
 
-/// Has a host hold or release the layers that it has.
+/// Has a host confine or release the layers that it has.
 async fn mark(host: &HostLink, find: &FindLayers, leave_site: LeaveSite) -> Result<(), Problem> {
     let ask = SetLayersLeaveSite { of: find.clone(), leave_site };
     host.volume.put("/v1/layers/leave-site", &ask).await
 }
 
-/// What was held for a moment may leave again.
+/// What was confined for a moment may leave again.
 async fn undo(cluster: &Cluster, home: &HostLink, find: &FindLayers) {
     let near = cluster.hosts.all().into_iter();
     for host in near.filter(|host| host.addresses.site == home.addresses.site) {
         if let Err(problem) = mark(&host, find, LeaveSite::Allowed).await {
-            tracing::warn!("host {} still holds what was to be held: {problem}", host.id);
+            tracing::warn!("host {} still confines what was not to be: {problem}", host.id);
         }
     }
 }

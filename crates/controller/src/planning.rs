@@ -59,13 +59,13 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
                 Access::Clone => Vec::new(),
                 Access::Read | Access::Write => sites(&replicas),
             },
-            held: record.seen.is_some_and(|seen| seen.leave_site.is_never()),
+            confined: record.seen.is_some_and(|seen| seen.leave_site.is_never()),
             stays: only_read.then(|| READ_BY_OTHERS.to_owned()),
         };
         let (volume, home) = (volume.volume.clone(), record.home);
         volumes.push(VolumeFacts { volume, home, allocated_bytes: bytes, only_read, copy });
     }
-    let held = leave_site::held_of(cluster, spec).await?;
+    let confined = leave_site::confined_of(cluster, spec).await?;
     let history = history(cluster, spec).await?;
     let data_bytes = volumes.iter().map(|volume| volume.allocated_bytes).collect();
     let job = JobFacts {
@@ -73,7 +73,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         memory_bytes: spec.memory_bytes,
         start: spec.start.clone(),
         may_migrate: spec.may_migrate,
-        uses_held: !held.volumes.is_empty() || held.image_at.is_some(),
+        uses_confined: !confined.volumes.is_empty() || confined.image_at.is_some(),
         volumes,
         dirty_bytes_per_s: history.dirty_bytes_per_s,
     };
@@ -145,7 +145,7 @@ pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Run
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
         may_migrate: spec.may_migrate,
-        uses_held: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
+        uses_confined: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
         refused: Vec::new(),
         moves: record.moves,
         dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
@@ -224,7 +224,7 @@ async fn disks_that_may_come(
             lacking: lacking(&replicas),
             written_at: written_at(cluster, &disk.volume, Some(&record.job.id)),
             replica_sites: if disk.temporary { Vec::new() } else { sites(&replicas) },
-            held: disk.leave_site.is_never(),
+            confined: disk.leave_site.is_never(),
             stays: read.or(called_off),
         };
     }

@@ -99,8 +99,8 @@ pub struct JobSpec {
     pub start: Start,
     /// Whether the planner may migrate the running VM.
     pub may_migrate: bool,
-    /// Whether what the job writes may leave the site of held data that it uses. If not, its root disk and its
-    /// output are held at that site.
+    /// Whether what the job writes may leave the site of confined data that it uses. If not, its root disk and its
+    /// output are confined to that site.
     #[serde(default = "never")]
     pub writes: LeaveSite,
     /// The command is ended after so many seconds; `None`: never.

@@ -1,10 +1,10 @@
 //! Whether data may leave the site where it is. The volume server that has the data enforces this. It finds the
 //! site of a client or a host by its address, and does not trust what the other side says. Data that may not
-//! leave its site is called *held*.
+//! leave its site is called *confined*.
 //!
-//! Other sites read held data over encrypted links into memory, and in no other way: there is no copy and no
-//! replica of it, and its home does not move there. What is made from held data, for example a clone or a
-//! snapshot, is held too.
+//! Other sites read confined data over encrypted links into memory, and in no other way: there is no copy and no
+//! replica of it, and its home does not move there. What is made from confined data, for example a clone or a
+//! snapshot, is confined too.
 
 use std::net::IpAddr;
 
@@ -27,14 +27,14 @@ pub enum LeaveSite {
 }
 
 impl LeaveSite {
-    /// Whether it is held at its site.
+    /// Whether it is confined to its site.
     pub fn is_never(self) -> bool {
         self == Self::Never
     }
 
-    /// The policy of data that is held, or that is not.
-    pub fn held(held: bool) -> Self {
-        if held { Self::Never } else { Self::Allowed }
+    /// The policy of data that is confined, or that is not.
+    pub fn confined(confined: bool) -> Self {
+        if confined { Self::Never } else { Self::Allowed }
     }
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Display for LeaveSite {
 pub struct SetLeaveSite {
     /// The policy from now on.
     pub leave_site: LeaveSite,
-    /// Confirms that data which was held may leave from now on. It is needed for that only.
+    /// Confirms that data which was confined may leave from now on. It is needed for that only.
     #[serde(default)]
     pub confirmed: bool,
 }
@@ -86,7 +86,7 @@ pub struct LeaveSiteSet {
     /// Volumes and images of this pool that have the same policy now, because they stand on these layers:
     /// `volume NAME`, `image NAME`.
     pub also: Vec<String>,
-    /// Volumes and images that share data with it and may still leave, because the shared data is not held.
+    /// Volumes and images that share data with it and may still leave, because the shared data is not confined.
     pub may_leave: Vec<String>,
 }
 
@@ -150,7 +150,7 @@ mod tests {
     fn a_policy_is_read_as_it_is_shown() {
         for leave_site in [LeaveSite::Allowed, LeaveSite::Never] {
             assert_eq!(leave_site.to_string().parse(), Ok(leave_site));
-            assert_eq!(LeaveSite::held(leave_site.is_never()), leave_site);
+            assert_eq!(LeaveSite::confined(leave_site.is_never()), leave_site);
         }
         assert!("Never".parse::<LeaveSite>().is_err());
     }

@@ -94,11 +94,11 @@ pub(crate) fn copy_of(
 
 fn why_it_stays(cluster: &Cluster, to: &HostId, coming: &Coming) -> Option<String> {
     let Coming { volume, home, copy } = coming;
-    let is_held = copy.held && !cluster.is_one_site(home, to);
-    let held = is_held.then(|| "its policy is leave-site: never".to_owned());
+    let is_confined = copy.confined && !cluster.is_one_site(home, to);
+    let confined = is_confined.then(|| "its policy is leave-site: never".to_owned());
     let is_near = |to: &HostFacts| copy.replica_sites.contains(&to.site);
     let replica = cluster.host(to).is_ok_and(is_near).then(|| REPLICA_THERE.to_owned());
-    let why = held.or_else(|| copy.stays.clone()).or(replica)?;
+    let why = confined.or_else(|| copy.stays.clone()).or(replica)?;
     Some(format!("volume {volume} stays at {home}: {why}"))
 }
 
@@ -213,8 +213,8 @@ mod tests {
             let (to, home) = (host_id("home1"), host_id("cloud1"));
             let cost = copy_cost(&lab, &to, &[(&home, bytes)], reading).unwrap();
             let error = (beside_s + cost.job_s - measured_s) / (BOOT_S + measured_s);
-            let is_held_out = job == "merge";
-            assert!(!is_held_out || error.abs() < 0.1, "{job} at {rtt_ms} ms: {error:+.2}");
+            let is_confined_out = job == "merge";
+            assert!(!is_confined_out || error.abs() < 0.1, "{job} at {rtt_ms} ms: {error:+.2}");
             errors.push((error.abs(), job, rtt_ms));
         }
         errors.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn data_that_may_not_leave_their_site_come_to_hosts_of_it_only() {
-        let held = CopyFacts { bytes: MIB, held: true, ..CopyFacts::default() };
-        let (_, why) = two(&cluster(), "home1", "cloud1", &held);
+        let confined = CopyFacts { bytes: MIB, confined: true, ..CopyFacts::default() };
+        let (_, why) = two(&cluster(), "home1", "cloud1", &confined);
         assert_eq!(why, "volume data stays at cloud1: its policy is leave-site: never");
-        assert_eq!(two(&cluster(), "home1", "home2", &held).1, "");
+        assert_eq!(two(&cluster(), "home1", "home2", &confined).1, "");
     }
 
     #[test]

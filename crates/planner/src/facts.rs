@@ -194,7 +194,7 @@ pub struct JobFacts {
     pub may_migrate: bool,
     /// It uses data that may not leave their site: its memory, which has some of them, is not sent to another
     /// site over a link that is not encrypted.
-    pub uses_held: bool,
+    pub uses_confined: bool,
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeFacts>,
     /// How fast the job changes its memory, if an earlier migration of it has measured that.
@@ -230,7 +230,7 @@ pub struct CopyFacts {
     /// have a copy of it then.
     pub replica_sites: Vec<SiteId>,
     /// It may not leave its site.
-    pub held: bool,
+    pub confined: bool,
     /// Why it stays wherever the VM is; `None` if it need not.
     pub stays: Option<String>,
 }
@@ -283,8 +283,8 @@ pub struct Running {
     pub cpus: u32,
     /// Whether the job file lets the VM move.
     pub may_migrate: bool,
-    /// As [`JobFacts::uses_held`].
-    pub uses_held: bool,
+    /// As [`JobFacts::uses_confined`].
+    pub uses_confined: bool,
     /// Changes that were refused a short time ago: they are not made now.
     pub refused: Vec<RefusedWay>,
     /// Live migrations of this job, and volumes that came to its VM, so far.

@@ -90,7 +90,7 @@ pub(crate) fn job() -> JobFacts {
         memory_bytes: 512 * MIB,
         start: Start::Anywhere,
         may_migrate: true,
-        uses_held: false,
+        uses_confined: false,
         volumes: vec![VolumeFacts {
             volume: volume_name("data"),
             home: host_id("cloud1"),

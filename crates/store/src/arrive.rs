@@ -36,8 +36,8 @@ impl Pool {
             is_layer: Some(top.layer),
             own: false,
         };
-        let held = chain.iter().any(|layer| layer.leave_site.is_never());
-        let new = LayerRow { id: top.layer, held, ..LayerRow::new_head(size_bytes, None) };
+        let confined = chain.iter().any(|layer| layer.leave_site.is_never());
+        let new = LayerRow { id: top.layer, confined, ..LayerRow::new_head(size_bytes, None) };
         Ok((vec![LayerRow { remote: Some(remote), ..new }], Some(top.layer)))
     }
 }

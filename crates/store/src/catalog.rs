@@ -4,9 +4,9 @@
 mod attachments;
 mod clients;
 mod columns;
+mod confined;
 mod copies;
 mod epochs;
-mod held;
 mod homes;
 mod leases;
 mod problems;
@@ -65,13 +65,22 @@ pub(super) struct LayerRow {
     /// No flush of the layer is known to be durable, so it may have no files yet.
     pub(super) untouched: bool,
     /// It may not leave its site, nor may what stands on it.
-    pub(super) held: bool,
+    pub(super) confined: bool,
 }
 
 impl LayerRow {
     pub(super) fn new(id: LayerId, size_bytes: u64, parent: Option<LayerId>) -> Self {
         let (remote, poisoned, data_bytes) = (None, None, None);
-        Self { id, size_bytes, parent, remote, poisoned, data_bytes, untouched: false, held: false }
+        Self {
+            id,
+            size_bytes,
+            parent,
+            remote,
+            poisoned,
+            data_bytes,
+            untouched: false,
+            confined: false,
+        }
     }
 
     /// Whether it is a copy that still gets blocks from another host.
@@ -98,8 +107,8 @@ pub(super) struct LayerSpace {
     pub(super) children: u64,
     /// It is the topmost layer of an image, of a volume that departed, or of a replica's point.
     pub(super) named: bool,
-    /// See [`LayerRow::held`].
-    pub(super) held: bool,
+    /// See [`LayerRow::confined`].
+    pub(super) confined: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -408,7 +417,7 @@ impl Catalog {
                 }
             }
             insert_layer(tx, by)?;
-            held::take_over(tx, run, by.id)?;
+            confined::take_over(tx, run, by.id)?;
             tx.execute(
                 "UPDATE layers SET parent = ?2 WHERE parent = ?1",
                 params![run[0].to_string(), by.id.to_string()],
@@ -497,7 +506,7 @@ fn layer_space(row: &Row<'_>) -> Result<LayerSpace> {
         children: unsigned(row, 5)?,
         named: row.get(6)?,
         is_copy: row.get(7)?,
-        held: row.get(8)?,
+        confined: row.get(8)?,
     })
 }
 
@@ -521,7 +530,7 @@ fn layer_row(row: &Row<'_>) -> Result<LayerRow> {
         poisoned: row.get(3)?,
         data_bytes: optional_unsigned(row, 7)?,
         untouched: row.get(8)?,
-        held: row.get(13)?,
+        confined: row.get(13)?,
     })
 }
 
@@ -541,8 +550,8 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     if layer.untouched {
         tx.prepare_cached("INSERT INTO untouched VALUES (?1)")?.execute([&id])?;
     }
-    if layer.held {
-        held::mark(tx, layer.id)?;
+    if layer.confined {
+        confined::mark(tx, layer.id)?;
     }
     if let Some(remote) = &layer.remote {
         tx.execute(

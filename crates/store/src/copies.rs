@@ -42,7 +42,7 @@ impl Pool {
             let why = format!("{export} has only a part of what the layer shows");
             return Err(Problem::invalid(what, why));
         }
-        let (mut remote, held) = self.remote_row(&what, &nbd_addr, &export).await?;
+        let (mut remote, confined) = self.remote_row(&what, &nbd_addr, &export).await?;
         remote.keep = keep;
         if let Some(wanted) = wanted.filter(|wanted| remote.is_layer != Some(*wanted)) {
             let why = format!("the other host's export {export} is not layer {wanted}");
@@ -60,7 +60,7 @@ impl Pool {
                 return pool.catalog.name_layer(&named, layer).map_err(failed(&what));
             }
             let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
-            let row = LayerRow { remote: Some(remote), held, ..new };
+            let row = LayerRow { remote: Some(remote), confined, ..new };
             layer::clear(&*pool.files, layer).map_err(|error| io_problem(&what, &error.into()))?;
             pool.catalog.add_image(&named, &row).map_err(failed(&what))
         })

@@ -219,9 +219,9 @@ impl Pool {
             Some(top) => self.departed_chain(top).map_err(failed(what))?,
             None => Vec::new(),
         };
-        let is_held = row.held || chain.iter().any(|layer| layer.leave_site.is_never());
+        let is_confined = row.confined || chain.iter().any(|layer| layer.leave_site.is_never());
         Ok(Departed {
-            leave_site: LeaveSite::held(is_held),
+            leave_site: LeaveSite::confined(is_confined),
             tenure,
             size_bytes: row.size_bytes,
             epochs: row.epochs,
@@ -240,7 +240,7 @@ impl Pool {
             .map(|row| DepartedLayer {
                 layer: row.id,
                 size_bytes: row.size_bytes,
-                leave_site: LeaveSite::held(row.held),
+                leave_site: LeaveSite::confined(row.confined),
                 data_bytes: spaces.get(&row.id).map_or(0, |space| self.layer_bytes(row.id, space)),
                 own: (row.id == top).then(|| self.own_blocks(&row)).flatten(),
             })

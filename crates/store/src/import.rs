@@ -132,11 +132,11 @@ impl Pool {
         let guard = self.changes().await;
         if !self.is_imported(&what, &request.name, layer).await? {
             let (name, work) = (request.name.clone(), Arc::clone(work));
-            let held = request.leave_site.is_never();
+            let confined = request.leave_site.is_never();
             self.run(move |pool| {
                 // Also when nobody waits any more: whoever deletes the image waits for this.
                 let (_importing, _guard) = (importing, guard);
-                pool.adopt(&what, &temp, size_bytes, (&name, layer, held), &work)
+                pool.adopt(&what, &temp, size_bytes, (&name, layer, confined), &work)
             })
             .await?;
         }
@@ -173,7 +173,7 @@ impl Pool {
         what: &str,
         temp: &TempFile,
         size_bytes: u64,
-        (name, layer, held): (&ImageName, LayerId, bool),
+        (name, layer, confined): (&ImageName, LayerId, bool),
         work: &Work,
     ) -> Result<(), Problem> {
         let made = || -> std::io::Result<u64> {
@@ -198,7 +198,7 @@ impl Pool {
             if work.is_stopped() { stopped(what) } else { io_problem(what, &error.into()) }
         })?;
         let row = LayerRow::new(layer, size_bytes, None);
-        let row = LayerRow { data_bytes: Some(data_bytes), held, ..row };
+        let row = LayerRow { data_bytes: Some(data_bytes), confined, ..row };
         let added = self.catalog.add_image(name, &row);
         added.map_err(|error| self.not_recorded(what, &[layer], &error))?;
         self.note_sealed();

@@ -39,6 +39,7 @@ mod closing;
 mod cold;
 mod common;
 mod compact;
+mod confined;
 mod copies;
 mod copy;
 mod direct;
@@ -48,7 +49,6 @@ mod fill;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod head;
-mod held;
 mod homes;
 mod import;
 mod imports;
@@ -79,7 +79,7 @@ mod work;
 
 pub use clients::Grant;
 pub use common::{Common, Compared};
-pub use held::Data;
+pub use confined::Data;
 pub use pool::{Pool, PoolConfig};
 pub use remote::Connector;
 pub use steps::MoveStep;

@@ -24,17 +24,17 @@ struct Base {
     size_bytes: u64,
     parent: Option<LayerId>,
     remote: Option<RemoteRow>,
-    /// What is made of it is held too. If it stands on a layer, that layer's mark says so, and this is false.
-    held: bool,
+    /// What is made of it is confined too. If it stands on a layer, that layer's mark says so, and this is false.
+    confined: bool,
 }
 
 impl Base {
     fn volume(&self, name: &VolumeName, size_bytes: u64, request: &CreateVolumes) -> NewVolume {
         let remote = self.remote.clone();
-        let held = self.held || request.leave_site.is_never();
+        let confined = self.confined || request.leave_site.is_never();
         NewVolume {
             name: name.clone(),
-            head: LayerRow { remote, held, ..LayerRow::new_head(size_bytes, self.parent) },
+            head: LayerRow { remote, confined, ..LayerRow::new_head(size_bytes, self.parent) },
             epoch: catalog::first_epoch(),
             tenant: request.tenant.clone(),
             cache: request.cache,
@@ -93,11 +93,11 @@ impl Pool {
             pool.check_names_free(&what, &request.names)?;
             let base = match (&request.source, remote, sealed) {
                 (_, _, Some(base)) => base,
-                (_, Some((row, held)), _) => {
-                    Base { size_bytes: row.size_bytes, parent: None, remote: Some(row), held }
+                (_, Some((row, confined)), _) => {
+                    Base { size_bytes: row.size_bytes, parent: None, remote: Some(row), confined }
                 }
                 (VolumeSource::Image(image), ..) => pool.image_base(&what, image)?,
-                _ => Base { size_bytes: 0, parent: None, remote: None, held: false },
+                _ => Base { size_bytes: 0, parent: None, remote: None, confined: false },
             };
             let size_bytes = head_size(&what, &base, request.size_bytes)?;
             let volume = |name| base.volume(name, size_bytes, &request);
@@ -126,7 +126,7 @@ impl Pool {
             is_layer: device.layer(),
             own: false,
         };
-        Ok((row, device.is_held()))
+        Ok((row, device.is_confined()))
     }
 
     pub(super) fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
@@ -152,7 +152,7 @@ impl Pool {
 
     fn image_base(&self, what: &str, image: &ImageName) -> Result<Base, Problem> {
         let (layer, size_bytes) = self.image_layer(what, image)?;
-        Ok(Base { size_bytes, parent: Some(layer), remote: None, held: false })
+        Ok(Base { size_bytes, parent: Some(layer), remote: None, confined: false })
     }
 
     /// An image's topmost layer, and its size.
@@ -181,8 +181,8 @@ impl Pool {
         // The size is checked before the source is changed. The volume can't be resized at the same time,
         // because the caller holds the lock `changes`.
         let (now, name) = (what.to_owned(), source.clone());
-        let held = self.run(move |pool| pool.is_volume_held(&now, &name)).await?;
-        let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None, held };
+        let confined = self.run(move |pool| pool.is_volume_confined(&now, &name)).await?;
+        let whole = Base { size_bytes: volume.size_bytes(), parent: None, remote: None, confined };
         head_size(what, &whole, size_bytes)?;
         let (pool, what_now, source) = (Arc::clone(self), what.to_owned(), source.clone());
         volume

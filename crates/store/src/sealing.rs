@@ -59,7 +59,7 @@ impl Pool {
         let (guard, pinned) = volume
             .replace_stack(what, move |stack| {
                 let rows = pool.catalog.chain(stack.head.layer.id).map_err(failed(&now))?;
-                if replica.is_some() && rows.iter().any(|row| row.held) {
+                if replica.is_some() && rows.iter().any(|row| row.confined) {
                     let why = "it, or what it stands on, may not leave its site";
                     return Err(Problem::conflict(&now, why));
                 }

@@ -25,7 +25,7 @@ struct ChainSpace {
     shared_bytes: u64,
     remote_bytes: u64,
     poisoned: bool,
-    held: bool,
+    confined: bool,
 }
 
 impl LayerSpace {
@@ -147,7 +147,7 @@ impl Pool {
             tenant: row.tenant,
             cache: row.cache,
             owner: row.owner,
-            leave_site: LeaveSite::held(space.held),
+            leave_site: LeaveSite::confined(space.confined),
         }
     }
 
@@ -159,7 +159,7 @@ impl Pool {
         while let Some((id, space)) = next.and_then(|id| Some((id, spaces.get(&id)?))) {
             let bytes = self.layer_bytes(id, space);
             shared |= space.is_shared();
-            found.held |= space.held;
+            found.confined |= space.confined;
             if shared {
                 add(&mut found.shared_bytes, bytes);
             } else {
@@ -250,7 +250,7 @@ impl Pool {
             size_bytes: rows[0].size_bytes,
             allocated_bytes: space.own_bytes.saturating_add(space.shared_bytes),
             chain: space.chain,
-            leave_site: LeaveSite::held(space.held),
+            leave_site: LeaveSite::confined(space.confined),
             children: self.catalog.dependants(layer)?.len() as u64,
         })
     }

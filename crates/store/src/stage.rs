@@ -334,9 +334,9 @@ impl Pool {
                 let new = LayerRow::new(layer.layer, layer.size_bytes, parent);
                 // A whole copy gets its files with its first block.
                 let untouched = remote.is_none();
-                let held = chain.iter().skip_while(|one| one.layer != layer.layer);
-                let held = held.take(depth).any(|one| one.leave_site.is_never());
-                rows.push(LayerRow { remote: Some(remote_row), untouched, held, ..new });
+                let confined = chain.iter().skip_while(|one| one.layer != layer.layer);
+                let confined = confined.take(depth).any(|one| one.leave_site.is_never());
+                rows.push(LayerRow { remote: Some(remote_row), untouched, confined, ..new });
                 remotes.push(remote);
                 if let Err(error) = made {
                     self.remove_layers(&rows.iter().map(|row| row.id).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
 mod clients;
-mod held;
+mod confined;
 mod homes;
 mod long;
 mod replicas;
@@ -84,7 +84,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/probe", post(probe_blocks))
         .route("/check", post(check))
         .merge(clients::routes())
-        .merge(held::routes())
+        .merge(confined::routes())
         .merge(homes::routes())
         .merge(replicas::routes())
         .merge(observe::trace());

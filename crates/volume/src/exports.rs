@@ -229,7 +229,7 @@ impl PoolExports {
         (opener, peer): (Opener, Peer),
     ) -> Result<Export, Problem> {
         let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
-        let held = self.check_leaving(&of, want, peer).await?;
+        let confined = self.check_leaving(&of, want, peer).await?;
         let found = match self.local(volume, name, epoch, opener).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 // What is here by now has come back in the meantime.
@@ -240,9 +240,9 @@ impl PoolExports {
                 }
                 self.proxy(volume, name, epoch, peer).await?
             }
-            found => Export { held, ..found? },
+            found => Export { confined, ..found? },
         };
-        self.note_foreign(of, want, peer, held, &found.device).await?;
+        self.note_foreign(of, want, peer, confined, &found.device).await?;
         Ok(found)
     }
 
@@ -257,9 +257,9 @@ impl PoolExports {
             Wanted::Volume(..) => return Err(unknown(name, &[])),
         };
         let Some(data) = of.data() else { return Ok(sealed(device, false)) };
-        let held = self.check_leaving(&data, Want::Copy, peer).await?;
-        let export = sealed(device, held);
-        self.note_foreign(data, Want::Copy, peer, held, &export.device).await?;
+        let confined = self.check_leaving(&data, Want::Copy, peer).await?;
+        let export = sealed(device, confined);
+        self.note_foreign(data, Want::Copy, peer, confined, &export.device).await?;
         Ok(export)
     }
 
@@ -302,7 +302,7 @@ impl PoolExports {
             self.local.enter(volume, export.as_deref().unwrap_or(name), &device);
         }
         let counters = self.stats.of(volume);
-        Ok(Export { device, read_only: false, counters, home, held: false })
+        Ok(Export { device, read_only: false, counters, home, confined: false })
     }
 
     pub(crate) async fn attachment(&self, volume: &VolumeName) -> Result<Option<String>, Problem> {
@@ -366,11 +366,11 @@ impl PoolExports {
             Opened::Device(upstream) => upstream,
             Opened::Moved { nbd_addr } => return Ok(Err(nbd_addr)),
         };
-        if upstream.is_held() {
+        if upstream.is_confined() {
             memory::keep_off_disks(&format!("can't open volume {volume}"))?;
         }
         let cached = upstream.incarnation().map(|which| self.proxies.cached(volume, which));
-        let learning = cached.clone().filter(|_| !upstream.is_held()).map(|cached| {
+        let learning = cached.clone().filter(|_| !upstream.is_confined()).map(|cached| {
             common::keep(Arc::clone(&self.pool), volume.clone(), nbd_addr.clone(), cached)
         });
         let counters = self.stats.of(volume);
@@ -401,9 +401,9 @@ pub(crate) fn epoch_of(export: &str) -> Option<Epoch> {
     }
 }
 
-fn sealed(device: Arc<dyn Device>, held: bool) -> Export {
+fn sealed(device: Arc<dyn Device>, confined: bool) -> Export {
     let (device, counters) = (Switch::new(device), Arc::default());
-    Export { device, read_only: true, counters, home: None, held }
+    Export { device, read_only: true, counters, home: None, confined }
 }
 
 fn unknown(name: &str, names: &[String]) -> Problem {

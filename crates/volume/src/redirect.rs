@@ -58,7 +58,7 @@ impl PoolExports {
             let opened = match self.proxied(volume, name).await {
                 // The data may be another site's. What this host gets of it does not leave this host.
                 Ok(Some(export))
-                    if export.held && peer.address.is_some_and(|at| !at.is_loopback()) =>
+                    if export.confined && peer.address.is_some_and(|at| !at.is_loopback()) =>
                 {
                     let why = "its policy is leave-site: never, and another host asks for it here";
                     return Err(Problem::conflict(format!("can't open volume {volume}"), why)
@@ -102,8 +102,8 @@ impl PoolExports {
             tracing::info!(%volume, %problem, "a session goes on at the address that was known");
         }
         let home = device.upstream.home().cloned();
-        let held = device.upstream.is_held();
-        Ok(Some(Export { device: switch, read_only, counters, home, held }))
+        let confined = device.upstream.is_confined();
+        Ok(Some(Export { device: switch, read_only, counters, home, confined }))
     }
 
     /// Whether to look again for a volume that was not found. It may have departed and its new home may not be ready

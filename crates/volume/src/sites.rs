@@ -1,14 +1,14 @@
 //! The site of a client or host, here called the asker, and what it may have of data that may not leave this site.
 //!
 //! Only the asker's address decides its site, and nothing that the asker says. The controller tells each volume
-//! server the sites of the hosts' addresses. An address that is not among them belongs to no site, and gets no held
+//! server the sites of the hosts' addresses. An address that is not among them belongs to no site, and gets no confined
 //! data.
 //!
 //! | what | this site | another site |
 //! |---|---|---|
 //! | a volume, for a proxy | yes | over TLS only; the proxy keeps it in memory |
 //! | a volume, for any other client | yes | no |
-//! | an image, a layer, their checksums | yes; the copy is held too | no |
+//! | an image, a layer, their checksums | yes; the copy is confined too | no |
 //! | the volume's home, its data over HTTP | yes | no |
 
 use std::collections::HashMap;
@@ -55,8 +55,8 @@ struct Foreign {
     of: Data,
     want: Want,
     peer: Peer,
-    /// Whether the asker was told that the data are held.
-    held: bool,
+    /// Whether the asker was told that the data are confined.
+    confined: bool,
     switch: Weak<Switch>,
 }
 
@@ -157,10 +157,10 @@ fn what_to_do(want: Want) -> &'static str {
 }
 
 impl PoolExports {
-    /// Whether the data is held. It is looked up only for askers on the network.
+    /// Whether the data is confined. It is looked up only for askers on the network.
     ///
     /// # Errors
-    /// A conflict when it is held and the asker may not have it.
+    /// A conflict when it is confined and the asker may not have it.
     pub(crate) async fn check_leaving(
         &self,
         of: &Data,
@@ -170,11 +170,11 @@ impl PoolExports {
         if peer.address.is_none() {
             return Ok(false);
         }
-        let held = self.pool.leave_site(of).await? == Some(LeaveSite::Never);
-        if held {
+        let confined = self.pool.leave_site(of).await? == Some(LeaveSite::Never);
+        if confined {
             self.sites.check(of, want, peer)?;
         }
-        Ok(held)
+        Ok(confined)
     }
 
     /// Remembers what an asker from another site has open. It is closed when the asker may not have it any more.
@@ -183,16 +183,16 @@ impl PoolExports {
         of: Data,
         want: Want,
         peer: Peer,
-        held: bool,
+        confined: bool,
         switch: &Arc<Switch>,
     ) -> Result<(), Problem> {
         if self.sites.site_of(peer) == Place::Here {
             return Ok(());
         }
         let switch = Arc::downgrade(switch);
-        self.sites.enter(Foreign { of: of.clone(), want, peer, held, switch });
+        self.sites.enter(Foreign { of: of.clone(), want, peer, confined, switch });
         // The policy may have changed since it was looked up.
-        if self.check_leaving(&of, want, peer).await? == held {
+        if self.check_leaving(&of, want, peer).await? == confined {
             return Ok(());
         }
         let what = format!("can't open {of} from here");
@@ -226,7 +226,7 @@ impl PoolExports {
     }
 
     /// Closes what askers from elsewhere have open and may not have any more, and what they have open without
-    /// knowing that it is held: they may open that again.
+    /// knowing that it is confined: they may open that again.
     ///
     /// # Errors
     /// When the catalog can't be read.
@@ -235,17 +235,17 @@ impl PoolExports {
             let mut foreign = self.sites.lock();
             foreign.retain(|one| one.switch.strong_count() > 0);
             let open = foreign.iter().map(|one| {
-                (one.of.clone(), one.want, one.peer, one.held, Weak::clone(&one.switch))
+                (one.of.clone(), one.want, one.peer, one.confined, Weak::clone(&one.switch))
             });
             open.collect()
         };
         for (of, want, peer, knows, switch) in open {
-            let held = self.pool.leave_site(&of).await? == Some(LeaveSite::Never);
-            if !held || knows && self.sites.check(&of, want, peer).is_ok() {
+            let confined = self.pool.leave_site(&of).await? == Some(LeaveSite::Never);
+            if !confined || knows && self.sites.check(&of, want, peer).is_ok() {
                 continue;
             }
             let Some(switch) = switch.upgrade() else { continue };
-            tracing::info!(%of, ?peer, "closing a connection: the data are held");
+            tracing::info!(%of, ?peer, "closing a connection: the data are confined");
             let size_bytes = switch.size_bytes();
             // A change that is under way ends soon, and the session is then opened anew or closed.
             match switch.hold() {

@@ -383,7 +383,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         disks: disks.collect::<Result<_, Problem>>()?,
         arrives_by: None,
         arrives_compressed: false,
-        locks_memory: leave_site::is_far_from_held(
+        locks_memory: leave_site::is_far_from_confined(
             &run.cluster,
             &placement.disks,
             &placement.start,

@@ -94,7 +94,7 @@ impl Run {
         let Some(disk) = disk.filter(|disk| disk.home != host) else {
             return self.came(&volume).await;
         };
-        if leave_site::is_far_from_held(&self.cluster, std::slice::from_ref(&disk), &host) {
+        if leave_site::is_far_from_confined(&self.cluster, std::slice::from_ref(&disk), &host) {
             return self.leave_volume(&disk, "its policy is leave-site: never").await;
         }
         if let Some(why) = self.called_off(&volume, &host, &cause) {

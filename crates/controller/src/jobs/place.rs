@@ -5,7 +5,7 @@ use perigee_model::states::JobEvent;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
-use crate::leave_site::{self, Held};
+use crate::leave_site::{self, Confined};
 use crate::planning;
 use crate::records::{PlacedDisk, Placement, vm_of};
 
@@ -13,11 +13,11 @@ impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
-        let held = leave_site::held_of(&self.cluster, &self.job().spec).await?;
+        let confined = leave_site::confined_of(&self.cluster, &self.job().spec).await?;
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
-        let disks = disks(&self.id, spec, (&start, &held), &grant.volume_homes, restarts);
+        let disks = disks(&self.id, spec, (&start, &confined), &grant.volume_homes, restarts);
         let traits = grant.traits.clone();
         record.placement = Some(Placement { start: start.clone(), disks, traits });
         record.job.state = record.job.state.next(JobEvent::Placed)?;
@@ -35,7 +35,7 @@ impl Run {
 fn disks(
     job: &JobId,
     spec: &JobSpec,
-    (start, held): (&HostId, &Held),
+    (start, confined): (&HostId, &Confined),
     data_homes: &[HostId],
     restarts: u32,
 ) -> Vec<PlacedDisk> {
@@ -45,11 +45,11 @@ fn disks(
         data_of: None,
         home: match role {
             DiskRole::Seed => start.clone(),
-            // A held image is at the hosts of its site only.
+            // A confined image is at the hosts of its site only.
             DiskRole::Root => {
-                held.writes_at.as_ref().or(held.image_at.as_ref()).unwrap_or(start).clone()
+                confined.writes_at.as_ref().or(confined.image_at.as_ref()).unwrap_or(start).clone()
             }
-            _ => held.writes_at.as_ref().unwrap_or(start).clone(),
+            _ => confined.writes_at.as_ref().unwrap_or(start).clone(),
         },
         home_changed: false,
         epoch: None,
@@ -57,7 +57,7 @@ fn disks(
         temporary: true,
         leave_site: match role {
             DiskRole::Seed => LeaveSite::Allowed,
-            _ => LeaveSite::held(held.writes_at.is_some()),
+            _ => LeaveSite::confined(confined.writes_at.is_some()),
         },
     };
     let mut disks = [DiskRole::Root, DiskRole::Seed, DiskRole::Output].map(own).to_vec();
@@ -73,7 +73,7 @@ fn disks(
             epoch: None,
             read_only: volume.access == Access::Read,
             temporary: clone,
-            leave_site: LeaveSite::held(held.volumes.contains(&volume.volume)),
+            leave_site: LeaveSite::confined(confined.volumes.contains(&volume.volume)),
         });
     }
     disks

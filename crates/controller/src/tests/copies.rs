@@ -63,8 +63,8 @@ async fn a_copy_that_is_refused_is_off_for_a_while_and_the_vm_moves_instead() {
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    let held = LeaveSite::Never;
-    lab.cloud.inside().volumes.get_mut(&data_volume()).expect("data").info.leave_site = held;
+    let confined = LeaveSite::Never;
+    lab.cloud.inside().volumes.get_mut(&data_volume()).expect("data").info.leave_site = confined;
     wait_for("the VM to be moved", async || {
         wait_for_the_network(&lab.home, &vm, 3);
         lab.home.inside().vms[&vm].asked.is_some().then_some(())
@@ -127,8 +127,8 @@ async fn a_second_volume_that_is_refused_does_not_keep_the_planner_waiting() {
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    let held = LeaveSite::Never;
-    lab.cloud.inside().volumes.get_mut(&second).expect("data").info.leave_site = held;
+    let confined = LeaveSite::Never;
+    lab.cloud.inside().volumes.get_mut(&second).expect("data").info.leave_site = confined;
     wait_for("the first volume to come", async || {
         wait_for_the_network(&lab.home, &vm, 3);
         (home_in_record(&lab, &id, "tpch").await == lab.home.id).then_some(())

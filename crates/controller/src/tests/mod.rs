@@ -2,11 +2,11 @@
 //! controller stops in the middle or a host is away.
 
 mod api;
+mod confined;
 mod copies;
 mod fake;
 mod faults;
 mod gone;
-mod held;
 mod images;
 mod jobs;
 mod lost;

@@ -161,7 +161,7 @@ fn priority_and_restart_have_defaults_and_bounds() {
 }
 
 #[test]
-fn what_a_job_writes_is_held_unless_its_file_lets_it_go() {
+fn what_a_job_writes_is_confined_unless_its_file_lets_it_go() {
     let writes =
         |extra: &str| parse(&format!("{SMALLEST}{extra}"), "scan.yaml").unwrap().spec.writes;
     assert_eq!(writes(""), LeaveSite::Never);

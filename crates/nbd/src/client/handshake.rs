@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
-use perigee_block::exports::{HELD_SUFFIX, INCARNATION_PREFIX, LAYER_PREFIX, SessionHome};
+use perigee_block::exports::{CONFINED_SUFFIX, INCARNATION_PREFIX, LAYER_PREFIX, SessionHome};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stream::socket::Socket;
 use perigee_http::Listen;
@@ -36,7 +36,7 @@ pub struct ExportInfo {
     /// Where the volume is, if the server says so.
     pub home: Option<SessionHome>,
     /// The server says that its data may not leave its site.
-    pub held: bool,
+    pub confined: bool,
     /// The time that the server took to answer a question that needs no work.
     pub round_trip: Duration,
     /// The format of this connection's requests and replies.
@@ -50,10 +50,10 @@ impl ExportInfo {
         self.flags & flag != 0
     }
 
-    /// Whether it is the export that was there before, as far as the server says. One that is held now and was not
+    /// Whether it is the export that was there before, as far as the server says. One that is confined now and was not
     /// is another one: whoever opened it has to open it again.
     pub fn is_still(&self, before: &Self) -> bool {
-        if self.held && !before.held {
+        if self.confined && !before.confined {
             return false;
         }
         match (self.incarnation, before.incarnation) {
@@ -267,7 +267,7 @@ fn export_info(
     const SHORT: FramingError = FramingError::Malformed("the export's description is too short");
     let mut export = None;
     let mut request_bytes_max = PAYLOAD_BYTES_MAX;
-    let (mut layer, mut incarnation, mut home, mut held) = (None, None, None, false);
+    let (mut layer, mut incarnation, mut home, mut confined) = (None, None, None, false);
     for mut data in infos {
         match data.try_get_u16().map_err(|_| SHORT)? {
             info::EXPORT => {
@@ -280,8 +280,8 @@ fn export_info(
             }
             info::DESCRIPTION => {
                 let text = std::str::from_utf8(&data).unwrap_or_default();
-                held = text.ends_with(HELD_SUFFIX);
-                let text = text.strip_suffix(HELD_SUFFIX).unwrap_or(text);
+                confined = text.ends_with(CONFINED_SUFFIX);
+                let text = text.strip_suffix(CONFINED_SUFFIX).unwrap_or(text);
                 layer = text.strip_prefix(LAYER_PREFIX).and_then(|id| id.parse().ok());
                 incarnation = text.strip_prefix(INCARNATION_PREFIX).and_then(|id| id.parse().ok());
             }
@@ -304,7 +304,7 @@ fn export_info(
         layer,
         incarnation,
         home,
-        held,
+        confined,
         round_trip,
         dialect,
         compression: false,

@@ -314,8 +314,8 @@ impl Device for NbdDevice {
         self.info.incarnation
     }
 
-    fn is_held(&self) -> bool {
-        self.info.held
+    fn is_confined(&self) -> bool {
+        self.info.confined
     }
 
     fn read(&self, offset: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {

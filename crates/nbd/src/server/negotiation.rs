@@ -9,7 +9,9 @@
 //! read ahead, so that no unencrypted byte is taken for an encrypted one.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use perigee_block::exports::{self, Export, HELD_SUFFIX, INCARNATION_PREFIX, LAYER_PREFIX, Opener};
+use perigee_block::exports::{
+    self, CONFINED_SUFFIX, Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener,
+};
 use perigee_block::logins::LoginGuard;
 use perigee_block::sessions::{Claim, SessionKey};
 use perigee_model::client::Over;
@@ -445,7 +447,7 @@ fn identity(export: &Export) -> Option<String> {
     let layer = export.device.layer().map(|layer| format!("{LAYER_PREFIX}{layer}"));
     let volume = || Some(format!("{INCARNATION_PREFIX}{}", export.device.incarnation()?));
     let identity = layer.or_else(volume)?;
-    Some(if export.held { identity + HELD_SUFFIX } else { identity })
+    Some(if export.confined { identity + CONFINED_SUFFIX } else { identity })
 }
 
 /// Returns false if the stream ended before the first byte.

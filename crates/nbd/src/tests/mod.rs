@@ -124,7 +124,7 @@ impl Exports for One {
                     read_only: false,
                     counters: Arc::default(),
                     home: None,
-                    held: false,
+                    confined: false,
                 })
             } else {
                 Err(Problem::not_found(format!("export {name:?}"), "this server has: data"))

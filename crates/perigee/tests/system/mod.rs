@@ -1,6 +1,6 @@
 //! A lab for one test, and what the tests do with it.
 
-mod held;
+mod confined;
 mod links;
 
 use std::path::PathBuf;

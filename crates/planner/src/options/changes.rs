@@ -16,7 +16,7 @@ use crate::refused::Refused;
 use crate::running::{MAY_NOT_MOVE, Saving, all_left, is_clearly_less, moves_at_s, price_s};
 
 /// Why a VM does not move to another site.
-pub(crate) const HELD: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
+pub(crate) const CONFINED: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
                                is not encrypted";
 
 /// `migrate` for its best two hosts, and `follow` for the same.
@@ -125,8 +125,8 @@ fn predict_move(
     let cost = move_cost(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
     let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
     let is_one_site = snapshot.cluster.is_one_site(&start.host, &end.host);
-    let held = (snapshot.job.uses_held && !is_one_site).then(|| HELD.to_owned());
-    candidate.impossible = held.or_else(|| cost.too_long()).or_else(|| may_not_move(snapshot));
+    let confined = (snapshot.job.uses_confined && !is_one_site).then(|| CONFINED.to_owned());
+    candidate.impossible = confined.or_else(|| cost.too_long()).or_else(|| may_not_move(snapshot));
     Ok((changed(candidate, snapshot, learned, (start, &end.place), &cost), cost))
 }
 

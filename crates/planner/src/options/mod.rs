@@ -348,7 +348,7 @@ pub(crate) fn way_name(way: Way) -> &'static str {
     }
 }
 
-pub(crate) use changes::HELD;
+pub(crate) use changes::CONFINED;
 
 mod changes;
 

@@ -202,8 +202,8 @@ fn data_that_cannot_come_are_listed_with_the_reason() {
 #[test]
 fn data_that_may_not_leave_their_site_are_listed_as_staying_there() {
     let mut snapshot = small_data(2500.0);
-    snapshot.job.uses_held = true;
-    snapshot.job.volumes[0].copy.held = true;
+    snapshot.job.uses_confined = true;
+    snapshot.job.volumes[0].copy.confined = true;
     let far = plan(&snapshot).unwrap();
     assert_eq!(far.options[0].way, Way::Remote);
     for way in [Way::Copy, Way::Migrate, Way::Follow] {

@@ -10,7 +10,7 @@ use crate::hosts::{computing_factor, slower_s};
 use crate::learn::{Learned, Source, far_of_all};
 use crate::moving::{Dirty, MoveCost, move_cost};
 use crate::network::{io_s, lost_by_reads_share, not_computing_s};
-use crate::options::HELD;
+use crate::options::CONFINED;
 use crate::refused::Refused;
 use crate::running::is_clearly_less;
 use crate::running::left::{by_progress, share_left, sources};
@@ -69,14 +69,14 @@ fn refused(running: &Running, way: Way, to: &HostId) -> Option<String> {
 
 /// Why the VM does not go to this host now, whether that pays or not; `None` if it may.
 pub(super) fn why_it_may_not_go(running: &Running, to: &HostId, cost: &MoveCost) -> Option<String> {
-    let is_held = running.uses_held && !running.cluster.is_one_site(&running.host, to);
-    let held = is_held.then(|| HELD.to_owned());
+    let is_confined = running.uses_confined && !running.cluster.is_one_site(&running.host, to);
+    let confined = is_confined.then(|| CONFINED.to_owned());
     let unknown_wait = || {
         let why = "it is not known when the moves before it over this link end";
         cost.wait_s.is_none().then(|| why.to_owned())
     };
     let refused = || refused(running, Way::Migrate, to);
-    held.or_else(|| cost.too_long()).or_else(unknown_wait).or_else(refused)
+    confined.or_else(|| cost.too_long()).or_else(unknown_wait).or_else(refused)
 }
 
 /// The same for the data volumes and the VM's host.

@@ -21,7 +21,7 @@ pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
         memory_bytes: 512 * MIB,
         cpus: 1,
         may_migrate: true,
-        uses_held: false,
+        uses_confined: false,
         refused: Vec::new(),
         moves: 0,
         dirty_bytes_per_s: Some(0),
@@ -174,7 +174,7 @@ fn after_a_refused_copy_the_vm_moves_at_the_price_of_that() {
 #[test]
 fn a_vm_with_data_that_may_not_leave_their_site_does_not_leave_its_own() {
     let mut running = reading(1000, 30.0);
-    running.uses_held = true;
+    running.uses_confined = true;
     let why = why_stay(&running);
     assert!(why.contains("leave-site: never"), "{why}");
     running.disks[0].home = host_id("home2");

@@ -15,7 +15,7 @@ use super::columns::{layer_bytes, optional_parsed, parsed, signed, unsigned};
 use super::epochs::{returned_max, set_returned_max};
 use super::replicas::complete_chain;
 use super::{
-    Catalog, LayerRow, NewVolume, Result, Sealed, above, chain, delete_unneeded, held,
+    Catalog, LayerRow, NewVolume, Result, Sealed, above, chain, confined, delete_unneeded,
     insert_layer, insert_volume,
 };
 
@@ -36,8 +36,8 @@ pub(crate) struct DepartedRow {
     pub(crate) tenant: TenantName,
     pub(crate) cache: CachePolicy,
     pub(crate) owner: Option<OwnerName>,
-    /// The volume's head was held itself, and not only layers below it.
-    pub(crate) held: bool,
+    /// The volume's head was confined itself, and not only layers below it.
+    pub(crate) confined: bool,
 }
 
 const DEPARTED_ROWS: &str = "
@@ -179,12 +179,12 @@ impl Catalog {
                 complete_chain(tx, parent)?;
             }
             for layer in from.chain.iter().filter(|layer| layer.leave_site.is_never()) {
-                held::mark_present(tx, layer.layer)?;
+                confined::mark_present(tx, layer.layer)?;
             }
             let head = LayerRow::new_head(from.size_bytes, parent);
             let new = NewVolume {
                 name: volume.clone(),
-                head: LayerRow { held: from.leave_site.is_never(), ..head },
+                head: LayerRow { confined: from.leave_site.is_never(), ..head },
                 epoch: from.epochs.current,
                 tenant: from.tenant.clone(),
                 cache: from.cache,
@@ -215,7 +215,7 @@ impl Catalog {
                 let new = NewVolume {
                     name: volume.clone(),
                     head: LayerRow {
-                        held: row.held,
+                        confined: row.confined,
                         ..LayerRow::new_head(row.size_bytes, row.top)
                     },
                     epoch: row.epochs.current,
@@ -361,6 +361,6 @@ fn departed_row(row: &Row<'_>) -> Result<DepartedRow> {
         tenant: parsed(row, 8)?,
         cache: parsed(row, 9)?,
         owner: optional_parsed(row, 10)?,
-        held: row.get(11)?,
+        confined: row.get(11)?,
     })
 }

@@ -6,7 +6,7 @@ use perigee_model::volume::{CheckScope, Resize, Snapshot, VolumeSource};
 use super::*;
 use crate::Work;
 use crate::catalog::{LayerRow, NewVolume, first_epoch};
-use crate::held::Data;
+use crate::confined::Data;
 use perigee_model::{LayerId, ProblemKind};
 
 const BLOCKS: u64 = 64;
@@ -64,7 +64,7 @@ async fn a_merged_chain_reads_as_before_and_writes_go_on() {
 }
 
 #[tokio::test]
-async fn what_is_held_stays_so_when_its_marked_layers_are_merged() {
+async fn what_is_confined_stays_so_when_its_marked_layers_are_merged() {
     let dir = tempfile::tempdir().unwrap();
     let pool = open_real(dir.path()).await;
     drop(deep(&pool).await);

@@ -1,10 +1,10 @@
 //! The volume server as a process, driven by the programs people use: QEMU's tools, libnbd's, fio.
 
 mod cold;
+mod confined;
 mod copies;
 mod epochs;
 mod faults;
-mod held;
 mod homes;
 mod iscsi;
 mod kills;

@@ -225,7 +225,7 @@ async fn serve(
     let rules = Rules { read_only: false, dialect, contexts: Contexts::default() };
     let device = Switch::new(disk.clone());
     let export =
-        Export { device, read_only: false, counters: Arc::default(), home: None, held: false };
+        Export { device, read_only: false, counters: Arc::default(), home: None, confined: false };
     let agreed = Agreed { export, rules, claim: None, login: None };
     within("the connection to end", run(stream.clone(), agreed, stop)).await
 }

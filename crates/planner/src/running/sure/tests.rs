@@ -91,12 +91,12 @@ fn a_vm_that_was_moved_is_not_moved_again_at_once() {
 #[test]
 fn nothing_that_is_not_possible_is_made_at_once() {
     let full = |running: &mut Running| running.cluster.hosts[2].memory_free_bytes = 0;
-    let held = |running: &mut Running| running.uses_held = true;
+    let confined = |running: &mut Running| running.uses_confined = true;
     let never = |running: &mut Running| running.may_migrate = false;
     let wait = |running: &mut Running| {
         running.cluster.links.iter_mut().for_each(|link| link.moves.wait_s = None);
     };
-    for why in [full as fn(&mut Running), held, never, wait] {
+    for why in [full as fn(&mut Running), confined, never, wait] {
         let mut running = remembered(0, 0.0, 5000.0);
         why(&mut running);
         assert!(move_of(&running).is_none());

@@ -41,7 +41,7 @@ async fn tell_sites(home: &Server, of_tcp: &str) {
 }
 
 /// A volume with the marker in it.
-async fn make_held(home: &Server, name: &str, leave_site: LeaveSite) {
+async fn make_confined(home: &Server, name: &str, leave_site: LeaveSite) {
     let new = CreateVolume::new(volume_name(name), Some(8 * MIB), VolumeSource::Empty);
     let new = CreateVolume { leave_site, ..new };
     let made: VolumeInfo = home.control.post("/v1/volumes", &new).await.expect("a volume");
@@ -118,14 +118,14 @@ fn is_refusal(refused: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn held_data_leave_no_trace_at_another_site() {
+async fn confined_data_leave_no_trace_at_another_site() {
     let certificates = certificates();
     let home = Server::start().await.with_tls(certificates.path()).await;
     let host = Server::start().await.with_tls(certificates.path()).await;
     tell_sites(&home, "cloud").await;
-    make_held(&home, "data", LeaveSite::Never).await;
+    make_confined(&home, "data", LeaveSite::Never).await;
     let sealed = snapshot(&home, "data", "seen").await;
-    assert_eq!(sealed.leave_site, LeaveSite::Never, "a snapshot of it is held");
+    assert_eq!(sealed.leave_site, LeaveSite::Never, "a snapshot of it is confined");
     let clone = home.clone_image("clone", "seen").await;
     assert_eq!(clone.leave_site, LeaveSite::Never, "and a clone of that");
 
@@ -179,7 +179,7 @@ async fn held_data_leave_no_trace_at_another_site() {
     assert_eq!(marked(&dir), Vec::<String>::new());
 
     // The scan finds what is there: without the policy a copy is.
-    make_held(&home, "free", LeaveSite::Allowed).await;
+    make_confined(&home, "free", LeaveSite::Allowed).await;
     snapshot(&home, "free", "public").await;
     copy(&home, &host, "public", None).await.expect("a copy");
     until("the copy to be complete", async || {
@@ -191,10 +191,10 @@ async fn held_data_leave_no_trace_at_another_site() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_site_opens_held_data_over_no_plain_link() {
+async fn another_site_opens_confined_data_over_no_plain_link() {
     let (mut home, host) = (Server::start().await, Server::start().await);
     tell_sites(&home, "cloud").await;
-    make_held(&home, "data", LeaveSite::Never).await;
+    make_confined(&home, "data", LeaveSite::Never).await;
     attach(&host, &home, "data").await;
     let refused = said(&host.qemu_io("data", &["read 0 4k"]));
     for part in ["leave-site: never", "site cloud", "--tls-cert"] {
@@ -213,7 +213,7 @@ async fn another_site_opens_held_data_over_no_plain_link() {
 async fn a_policy_that_changes_counts_for_what_is_open_and_for_copies_within_the_site() {
     let (home, host) = (Server::start().await, Server::start().await);
     tell_sites(&home, "home").await;
-    make_held(&home, "data", LeaveSite::Allowed).await;
+    make_confined(&home, "data", LeaveSite::Allowed).await;
     let image = snapshot(&home, "data", "seen").await;
     attach(&host, &home, "data").await;
     copy(&home, &host, "seen", None).await.expect("a copy");
@@ -222,12 +222,12 @@ async fn a_policy_that_changes_counts_for_what_is_open_and_for_copies_within_the
     let found: FoundLayers = host.control.post("/v1/layers/find", &find).await.expect("them");
     assert_eq!((found.layers, found.users), (layers, vec!["image seen".to_owned()]));
 
-    let done = set(&home, "images/seen", LeaveSite::Never, false).await.expect("it is held");
-    assert_eq!(done.also, ["volume data"], "it stands on what is held now");
+    let done = set(&home, "images/seen", LeaveSite::Never, false).await.expect("it is confined");
+    assert_eq!(done.also, ["volume data"], "it stands on what is confined now");
     let never = LeaveSite::Never;
     let info: VolumeInfo = home.control.get("/v1/volumes/data").await.expect("the volume");
     assert_eq!(info.leave_site, never);
-    // What is copied within the site from now on is held there, too.
+    // What is copied within the site from now on is confined there, too.
     let other = Server::start().await;
     let info = copy(&home, &other, "seen", None).await.expect("a copy within the site");
     assert_eq!(info.leave_site, never);
@@ -241,7 +241,7 @@ async fn a_policy_that_changes_counts_for_what_is_open_and_for_copies_within_the
     assert_eq!(info.leave_site, LeaveSite::Allowed);
 }
 
-/// The volume is held at its new home, and what is made of it there.
+/// The volume is confined at its new home, and what is made of it there.
 async fn carry_within_the_site(home: &Server, other: &Server) {
     tell_sites(other, "cloud").await;
     take(home, other, "data").await.expect("a move within the site");
@@ -255,12 +255,12 @@ async fn carry_within_the_site(home: &Server, other: &Server) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_move_has_left_at_the_home_is_held_with_the_volume() {
+async fn what_a_move_has_left_at_the_home_is_confined_with_the_volume() {
     let (home, other) = (Server::start().await, Server::start().await);
     for server in [&home, &other] {
         tell_sites(server, "home").await;
     }
-    make_held(&home, "data", LeaveSite::Allowed).await;
+    make_confined(&home, "data", LeaveSite::Allowed).await;
     take(&home, &other, "data").await.expect("a move");
     let find = FindLayers { layers: Vec::new(), volume: Some(volume_name("data")) };
     let found: FoundLayers = home.control.post("/v1/layers/find", &find).await.expect("them");
@@ -268,7 +268,7 @@ async fn what_a_move_has_left_at_the_home_is_held_with_the_volume() {
     take(&other, &home, "data").await.expect("and back");
     let found: FoundLayers = home.control.post("/v1/layers/find", &find).await.expect("them");
     assert_eq!(found.layers.len(), 1, "nobody has said yet that it is needed no longer");
-    let done = set(&home, "volumes/data", LeaveSite::Never, false).await.expect("it is held");
+    let done = set(&home, "volumes/data", LeaveSite::Never, false).await.expect("it is confined");
     assert!(done.layers.contains(&found.layers[0]), "{done:?}");
     assert!(done.may_leave.is_empty(), "{done:?}");
 }
@@ -277,7 +277,7 @@ async fn what_a_move_has_left_at_the_home_is_held_with_the_volume() {
 async fn what_another_site_has_open_is_closed_when_the_policy_becomes_never() {
     let (home, host) = (Server::start().await, Server::start().await);
     tell_sites(&home, "cloud").await;
-    make_held(&home, "data", LeaveSite::Allowed).await;
+    make_confined(&home, "data", LeaveSite::Allowed).await;
     let image = snapshot(&home, "data", "seen").await;
     let uri = home.tcp_uri(&format!("layer:{}", image.layer));
     let mut reader = std::process::Command::new("qemu-io")
@@ -294,8 +294,8 @@ async fn what_another_site_has_open_is_closed_when_the_policy_becomes_never() {
     let mut line = String::new();
     stdout.read_line(&mut line).expect("an answer");
     assert!(line.contains("read 4096/4096"), "{line}");
-    set(&home, "volumes/data", LeaveSite::Never, false).await.expect("it is held");
-    set(&home, "images/seen", LeaveSite::Never, false).await.expect("it is held");
+    set(&home, "volumes/data", LeaveSite::Never, false).await.expect("it is confined");
+    set(&home, "images/seen", LeaveSite::Never, false).await.expect("it is confined");
     writeln!(stdin, "read 1M 4k").expect("a request");
     drop(stdin);
     let mut rest = String::new();

@@ -33,16 +33,16 @@ pub(super) fn mark_present(tx: &Transaction<'_>, layer: LayerId) -> Result<()> {
 
 impl Catalog {
     /// Whether the layer, or one below it, is marked.
-    pub(crate) fn is_held(&self, top: LayerId) -> Result<bool> {
+    pub(crate) fn is_confined(&self, top: LayerId) -> Result<bool> {
         let chain = chain("SELECT ?1");
         let sql = format!("{chain} SELECT EXISTS (SELECT 1 FROM held WHERE layer IN chain)");
         self.lock().prepare_cached(&sql)?.query_row([top.to_string()], |row| row.get(0))
     }
 
     /// Marks all these layers, or removes their marks, in one transaction.
-    pub(crate) fn set_held(&self, layers: &[LayerId], held: bool) -> Result<()> {
+    pub(crate) fn set_confined(&self, layers: &[LayerId], confined: bool) -> Result<()> {
         self.change(|tx| {
-            layers.iter().try_for_each(|layer| match held {
+            layers.iter().try_for_each(|layer| match confined {
                 true => mark(tx, *layer),
                 false => {
                     let sql = "DELETE FROM held WHERE layer = ?1";

@@ -11,7 +11,7 @@ use super::{Lab, data_volume, finish, spec, vm_of};
 use crate::leave_site::{self, Of};
 use crate::{jobs, planning, vms, volume_moves};
 
-async fn held() -> Lab {
+async fn confined() -> Lab {
     let lab = Lab::up().await;
     let name = data_volume();
     lab.cloud.inside().volumes.get_mut(&name).expect("it").info.leave_site = LeaveSite::Never;
@@ -19,17 +19,21 @@ async fn held() -> Lab {
 }
 
 #[tokio::test]
-async fn what_a_job_writes_stays_at_the_site_of_held_data() {
-    let lab = held().await;
+async fn what_a_job_writes_stays_at_the_site_of_confined_data() {
+    let lab = confined().await;
     let id = lab.submit(spec(Access::Read)).await;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
     let disks = jobs::record(&lab.cluster, &id).await.expect("record").placement.expect("it").disks;
     for disk in disks {
-        let is_held = disk.role != DiskRole::Seed;
-        let home = if is_held { &lab.cloud.id } else { &lab.home.id };
-        assert_eq!((&disk.home, disk.leave_site), (home, LeaveSite::held(is_held)), "{disk:?}");
+        let is_confined = disk.role != DiskRole::Seed;
+        let home = if is_confined { &lab.cloud.id } else { &lab.home.id };
+        assert_eq!(
+            (&disk.home, disk.leave_site),
+            (home, LeaveSite::confined(is_confined)),
+            "{disk:?}"
+        );
         if disk.temporary {
-            let host = if is_held { &lab.cloud } else { &lab.home };
+            let host = if is_confined { &lab.cloud } else { &lab.home };
             let made = host.inside().volumes[&disk.volume].info.leave_site;
             assert_eq!(made, disk.leave_site, "{disk:?}");
         }
@@ -52,7 +56,7 @@ async fn what_a_job_writes_stays_at_the_site_of_held_data() {
 }
 
 #[tokio::test]
-async fn data_become_held_only_without_copies_elsewhere_and_while_no_job_uses_them() {
+async fn data_become_confined_only_without_copies_elsewhere_and_while_no_job_uses_them() {
     let lab = Lab::up().await;
     let (of, name) = (Of::Volume(data_volume()), data_volume());
     let set = async |leave_site| {
@@ -92,7 +96,7 @@ async fn data_become_held_only_without_copies_elsewhere_and_while_no_job_uses_th
 
 #[tokio::test]
 async fn a_job_file_may_let_what_it_writes_leave_and_a_free_volume_is_no_way_out() {
-    let lab = held().await;
+    let lab = confined().await;
     let writes = LeaveSite::Allowed;
     let id = lab.submit(JobSpec { writes, ..spec(Access::Read) }).await;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
@@ -102,14 +106,14 @@ async fn a_job_file_may_let_what_it_writes_leave_and_a_free_volume_is_no_way_out
     let vm = vm_of(&id);
     assert!(
         lab.home.inside().vms[&vm].report.spec.locks_memory,
-        "what it reads is held all the same"
+        "what it reads is confined all the same"
     );
     assert!(!lab.home.inside().vms[&vm].report.spec.hides_output, "what it prints may leave");
 }
 
 #[tokio::test]
 async fn no_move_is_begun_or_planned_that_the_home_would_refuse() {
-    let lab = held().await;
+    let lab = confined().await;
     let cause = VolumeMoveCause::Asked;
     let refused = volume_moves::request(&lab.cluster, &data_volume(), &lab.home.id, cause).await;
     let refused = refused.expect_err("another site");

@@ -111,7 +111,7 @@ fn refuses_what_would_carry_it(system: &System, job: &str) -> Checked<()> {
 }
 
 #[test]
-fn a_vm_elsewhere_leaves_nothing_of_a_held_volume_on_the_disks_there() {
+fn a_vm_elsewhere_leaves_nothing_of_a_confined_volume_on_the_disks_there() {
     with_system_over_tls(async |system| {
         make(&system, "secret", LeaveSite::Never).await?;
         let found = marked_while_read(&system, "secret").await?;

@@ -1,7 +1,7 @@
 //! Data that may not leave its site ([`LeaveSite::Never`]).
 //!
-//! A layer is marked, and what stands on it is held too: clones, snapshots, and what was written since. So
-//! every chain with a marked layer is held, under all its names. An image below a held volume is
+//! A layer is marked, and what stands on it is confined too: clones, snapshots, and what was written since. So
+//! every chain with a marked layer is confined, under all its names. An image below a confined volume is
 //! not marked, because it has no data of the volume.
 
 use std::collections::BTreeSet;
@@ -50,7 +50,10 @@ impl Pool {
         self.run(move |pool| {
             let what = format!("can't find out whether {of} may leave its site");
             let Some(top) = pool.top_of(&what, &of)? else { return Ok(None) };
-            pool.catalog.is_held(top).map(|held| Some(LeaveSite::held(held))).map_err(failed(&what))
+            pool.catalog
+                .is_confined(top)
+                .map(|confined| Some(LeaveSite::confined(confined)))
+                .map_err(failed(&what))
         })
         .await
     }
@@ -64,15 +67,19 @@ impl Pool {
         top.map_err(failed(what))
     }
 
-    pub(super) fn is_volume_held(&self, what: &str, name: &VolumeName) -> Result<bool, Problem> {
+    pub(super) fn is_volume_confined(
+        &self,
+        what: &str,
+        name: &VolumeName,
+    ) -> Result<bool, Problem> {
         let top = self.top_of(what, &Data::Volume(name.clone()))?;
-        top.map_or(Ok(false), |top| self.catalog.is_held(top).map_err(failed(what)))
+        top.map_or(Ok(false), |top| self.catalog.is_confined(top).map_err(failed(what)))
     }
 
     /// Changes whether data may leave its site. This does not look for copies at other hosts.
     ///
     /// # Errors
-    /// Not found; invalid when held data is to be released and this is not confirmed.
+    /// Not found; invalid when confined data is to be released and this is not confirmed.
     pub async fn set_leave_site(
         self: &Arc<Self>,
         of: &Data,
@@ -84,7 +91,7 @@ impl Pool {
             let top = pool.top_of(&what, &of)?;
             let top = top.ok_or_else(|| Problem::not_found(&what, "it is not in this pool"))?;
             match ask.leave_site {
-                LeaveSite::Never => pool.hold(&what, &of, top),
+                LeaveSite::Never => pool.confine(&what, &of, top),
                 LeaveSite::Allowed => pool.let_go(&what, &of, top, ask.confirmed),
             }
         })
@@ -93,19 +100,19 @@ impl Pool {
 
     /// Marks the layer and those below it that nothing else needs. The points of a replica of this volume, and
     /// what it left here when it moved, are nothing else: they are its data. The caller holds the lock `changes`.
-    fn hold(&self, what: &str, of: &Data, top: LayerId) -> Result<LeaveSiteSet, Problem> {
+    fn confine(&self, what: &str, of: &Data, top: LayerId) -> Result<LeaveSiteSet, Problem> {
         let rows = self.catalog.chain(top).map_err(failed(what))?;
         let own = self.own_part(of, &rows).map_err(failed(what))?;
         let layers: Vec<LayerId> = rows[..own].iter().map(|row| row.id).collect();
-        self.catalog.set_held(&layers, true).map_err(failed(what))?;
+        self.catalog.set_confined(&layers, true).map_err(failed(what))?;
         let also = self.users_but(what, &layers, of)?;
-        let below = rows.get(own).filter(|_| !rows[own..].iter().any(|row| row.held));
+        let below = rows.get(own).filter(|_| !rows[own..].iter().any(|row| row.confined));
         let mut may_leave = match below {
             Some(below) => self.users_but(what, &[below.id], of)?,
             None => Vec::new(),
         };
         may_leave.retain(|name| !also.contains(name));
-        let before = LeaveSite::held(rows.iter().any(|row| row.held));
+        let before = LeaveSite::confined(rows.iter().any(|row| row.confined));
         Ok(LeaveSiteSet { before, leave_site: LeaveSite::Never, layers, also, may_leave })
     }
 
@@ -132,7 +139,8 @@ impl Pool {
         confirmed: bool,
     ) -> Result<LeaveSiteSet, Problem> {
         let rows = self.catalog.chain(top).map_err(failed(what))?;
-        let layers: Vec<LayerId> = rows.iter().filter(|row| row.held).map(|row| row.id).collect();
+        let layers: Vec<LayerId> =
+            rows.iter().filter(|row| row.confined).map(|row| row.id).collect();
         let also = self.users_but(what, &layers, of)?;
         if !layers.is_empty() && !confirmed {
             let others = match &also[..] {
@@ -142,8 +150,8 @@ impl Pool {
             let why = format!("its data{others} could then be copied to any site");
             return Err(Problem::invalid(what, why).next("confirm it: add --yes"));
         }
-        self.catalog.set_held(&layers, false).map_err(failed(what))?;
-        let before = LeaveSite::held(!layers.is_empty());
+        self.catalog.set_confined(&layers, false).map_err(failed(what))?;
+        let before = LeaveSite::confined(!layers.is_empty());
         let leave_site = LeaveSite::Allowed;
         Ok(LeaveSiteSet { before, leave_site, layers, also, may_leave: Vec::new() })
     }
@@ -191,11 +199,11 @@ impl Pool {
         let what = "can't change whether layers may leave their site";
         self.change(move |pool| {
             let (layers, kept) = pool.here_of(what, &of)?;
-            pool.catalog.set_held(&layers, leave_site.is_never()).map_err(failed(what))?;
+            pool.catalog.set_confined(&layers, leave_site.is_never()).map_err(failed(what))?;
             let Some(of) = of.volume.map(Data::Volume) else { return Ok(()) };
             for top in kept {
                 match leave_site {
-                    LeaveSite::Never => pool.hold(what, &of, top)?,
+                    LeaveSite::Never => pool.confine(what, &of, top)?,
                     LeaveSite::Allowed => pool.let_go(what, &of, top, true)?,
                 };
             }
