@@ -9,11 +9,12 @@
 //!   arrival              for a VM that arrives by migration: whether it has run here
 //!   events.jsonl         the guest's messages
 //!   qemu.log             QEMU's stderr
-//!   run/                 owned by QEMU's user, mode 0700: sockets, pid file, console.log
+//!   run/                 owned by the VM's own user, mode 0700: sockets, pid file, console.log
 //! STATE/ended/VM.json    the last start of a VM that was ended, and the fate of one that arrived by migration
 //! ```
 //!
-//! Everything under `run/` was written by QEMU's user: it is opened without following links.
+//! The owner of `run/` is the record of which user the VM has. QEMU runs as this user, and no other VM has it: see
+//! [`crate::users`]. Everything under `run/` was written by this user: it is opened without following links.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -81,8 +82,13 @@ impl VmDir {
         self.run().join("qemu.pid")
     }
 
-    /// Makes the directories. `owner` is QEMU's user if that is not the agent's.
-    pub fn create(&self, owner: Option<Uid>) -> Result<(), Problem> {
+    /// The VM's user.
+    pub fn user(&self) -> std::io::Result<Uid> {
+        Ok(Uid::from_raw(std::fs::symlink_metadata(self.run())?.uid()))
+    }
+
+    /// Makes the directories, and gives QEMU's one to the VM's user.
+    pub fn create(&self, owner: Uid) -> Result<(), Problem> {
         let fail = |e: std::io::Error| {
             Problem::internal(format!("can't make the directory {}", self.root.display()), e)
         };
@@ -95,8 +101,8 @@ impl VmDir {
         }
         make_dir(&self.root, 0o711).map_err(fail)?;
         make_dir(&self.run(), 0o700).map_err(fail)?;
-        if let Some(uid) = owner {
-            chown(&self.run(), Some(uid), Some(Gid::from_raw(uid.as_raw())))
+        if owner != Uid::effective() {
+            chown(&self.run(), Some(owner), Some(Gid::from_raw(owner.as_raw())))
                 .map_err(|e| fail(e.into()))?;
         }
         Ok(())
@@ -268,7 +274,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("x".repeat(80));
         let vm = VmId::new("vm-1").unwrap();
-        let problem = VmDir::new(&state, &vm).create(None).unwrap_err();
+        let problem = VmDir::new(&state, &vm).create(Uid::effective()).unwrap_err();
         assert!(problem.why.contains("107 bytes"), "{problem}");
     }
 

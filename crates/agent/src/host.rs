@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::unistd::{Gid, Uid, chown};
+use nix::unistd::Uid;
 use perigee_http::{Client, Network};
 use perigee_model::vm::HostReport;
 use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
@@ -13,8 +13,9 @@ use perigee_model::{HostId, Problem, SiteId, VolumeName};
 use crate::accelerator::{self, Found};
 use crate::changes::Changes;
 use crate::command::QEMU;
-use crate::files::{SOCKET_PATH_BYTES_MAX, closed_ancestor};
-use crate::process::{QEMU_UID, QemuUser};
+use crate::files::{VmDir, closed_ancestor};
+use crate::process::QemuUser;
+use crate::users::Users;
 use crate::vm::ended::Ends;
 use crate::{Config, cgroup, link};
 
@@ -30,17 +31,18 @@ pub struct Host {
     pub agent_url: String,
     /// The address at which incoming migrations listen.
     pub ip: String,
-    pub volume_socket: PathBuf,
     volume: Client,
     /// How it talks with the controller and the other hosts.
     pub network: Network,
+    /// The same, for requests that may take long when the host is busy.
+    pub sockets: Client,
     pub accelerator: Found,
     qemu_version: String,
     /// Empty if it is not known.
     pub boot_id: String,
     cpu_model: String,
-    /// The user of QEMU. `None` means the agent's own user, which is not root.
-    pub user: Option<QemuUser>,
+    /// The users of VMs. `None` means the agent's own user, which is not root.
+    users: Option<Users>,
     pub has_cgroups: bool,
     warnings: Vec<String>,
 }
@@ -48,28 +50,24 @@ pub struct Host {
 impl Host {
     pub async fn find_out(config: &Config) -> Result<Self, Problem> {
         let mut warnings = Vec::new();
-        let mut user = Uid::effective()
-            .is_root()
-            .then(|| QemuUser { uid: Uid::from_raw(QEMU_UID), gid: Gid::from_raw(QEMU_UID) });
-        match user {
-            Some(_) => {
-                check_reachable(&config.state.join("vms"))?;
-                check_reachable(&config.volume_socket)?;
-            }
-            None => {
-                warnings.push("the agent is not root: QEMU runs as the agent's own user".to_owned())
-            }
+        let is_root = Uid::effective().is_root();
+        if is_root {
+            check_reachable(&config.state.join("vms"))?;
+        } else {
+            warnings.push(
+                "the agent is not root: QEMU runs as the agent's own user, and VMs are not kept from each other"
+                    .to_owned(),
+            );
         }
-        if config.volume_socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-            return Err(Problem::invalid(
-                format!("can't use the volume server's socket {}", config.volume_socket.display()),
-                format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes"),
-            ));
-        }
+        let mut users = is_root.then(|| Users::new(config.vm_uids)).transpose()?;
+        let mut user = users.as_ref().map(Users::for_tests_of_the_host);
         let qemu_version = qemu_version().await?;
         let kernel = config.probe_kernel.as_deref();
         let accelerator = accelerator::find(&config.state, kernel, &qemu_version, &mut user).await;
         warnings.extend(accelerator.warning.clone());
+        if let (Some(users), Some(user)) = (&mut users, user) {
+            users.take_group(user);
+        }
         let limits = cgroup::available();
         let has_cgroups = limits.is_ok();
         warnings.extend(limits.err());
@@ -86,14 +84,14 @@ impl Host {
             ends: Ends::new(&config.state),
             agent_url: config.agent_url.clone(),
             ip,
-            volume_socket: config.volume_socket.clone(),
             volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
             network: config.network.clone(),
+            sockets: Client::new(&config.volume_control, Duration::from_secs(30))?,
             accelerator,
             qemu_version,
             boot_id: perigee_http::boot_id(&config.boot_id),
             cpu_model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
-            user,
+            users,
             has_cgroups,
             warnings,
         })
@@ -138,21 +136,21 @@ impl Host {
         });
     }
 
-    /// Lets QEMU's user connect to the volume server. The server creates its socket again when it starts, so
-    /// this is done repeatedly. QEMU tries to reconnect once a second.
-    pub fn open_volume_socket(&self) {
-        if let Some(user) = self.user
-            && let Err(error) = give_socket(&self.volume_socket, user.uid)
-        {
-            tracing::debug!(%error, "can't give QEMU access to the volume server's socket");
+    /// Makes the directories of a VM that is started, and gives it a user.
+    pub fn create(&self, dir: &VmDir) -> Result<(), Problem> {
+        match &self.users {
+            Some(users) => users.create(dir, &self.state),
+            None => dir.create(Uid::effective()),
         }
     }
 
-    pub async fn keep_volume_socket_open(&self) {
-        loop {
-            self.open_volume_socket();
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
+    /// The user and group of a VM's QEMU; `None` if they are the agent's own.
+    pub fn user_of(&self, dir: &VmDir) -> Result<Option<QemuUser>, Problem> {
+        let Some(users) = &self.users else { return Ok(None) };
+        let uid = dir.user().map_err(|error| {
+            Problem::internal(format!("can't find out the user of {}", dir.run().display()), error)
+        })?;
+        Ok(Some(users.qemu_user(uid)))
     }
 }
 
@@ -169,25 +167,14 @@ pub fn select_stats<'a>(
     volumes.map(|volume| of(volume).map_or_else(IoStats::default, |found| found.stats)).collect()
 }
 
-fn give_socket(path: &Path, uid: Uid) -> std::io::Result<()> {
-    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-    let meta = std::fs::symlink_metadata(path)?;
-    let others_may = meta.mode() & 0o006 == 0o006;
-    let owner_may = meta.uid() == uid.as_raw() && meta.mode() & 0o600 == 0o600;
-    if !meta.file_type().is_socket() || others_may || owner_may {
-        return Ok(());
-    }
-    chown(path, Some(uid), None)?;
-    let mode = (meta.mode() & 0o777) | 0o600;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-}
-
-fn check_reachable(path: &Path) -> Result<(), Problem> {
+/// # Errors
+/// If QEMU's users can't enter a directory above this path.
+pub fn check_reachable(path: &Path) -> Result<(), Problem> {
     match closed_ancestor(path) {
         None => Ok(()),
         Some(dir) => Err(Problem::invalid(
             format!("can't let QEMU use {}", path.display()),
-            format!("QEMU runs as user {QEMU_UID}, which may not enter {}", dir.display()),
+            format!("QEMU runs as a user of its own, which may not enter {}", dir.display()),
         )
         .next(format!("choose another directory, or run: chmod o+x {}", dir.display()))),
     }

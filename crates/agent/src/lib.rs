@@ -22,6 +22,8 @@ mod link;
 mod process;
 mod qmp;
 mod register;
+mod sockets;
+mod users;
 mod vm;
 mod vms;
 
@@ -34,17 +36,19 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use users::VmUids;
+
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub host: HostId,
     pub site: SiteId,
     pub listen: Vec<Listen>,
-    /// The state directory. QEMU's user must be able to enter the directories above it.
+    /// The state directory. QEMU's users must be able to enter the directories above it.
     pub state: PathBuf,
-    /// The unix socket where this host's volume server speaks NBD.
-    pub volume_socket: PathBuf,
-    /// Control API of this host's volume server: `unix:PATH` or `http://IP:PORT`.
+    /// The users of VMs, one for each.
+    pub vm_uids: VmUids,
+    /// Control API of this host's volume server: `unix:PATH`.
     pub volume_control: String,
     /// The same control API's address for other hosts.
     pub volume_url: String,
@@ -69,7 +73,7 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 }
 
 async fn until_stopped(config: Config) -> Result<(), Problem> {
-    perigee_http::allow_many_files();
+    perigee_http::prepare_daemon();
     let mut terminate = handler(SignalKind::terminate())?;
     let mut interrupt = handler(SignalKind::interrupt())?;
     tokio::select! {
@@ -106,10 +110,11 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
             None => std::future::pending().await,
         }
     };
+    let sockets = sockets::keep(host.clone(), vms.clone());
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
         result = perigee_http::serve(api::router(vms), &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
-        () = host.keep_volume_socket_open() => Ok(()),
+        () = sockets => Ok(()),
     }
 }

@@ -27,14 +27,11 @@ use crate::command::MEM_LOCK;
 /// The unit of times in `/proc`, the same for every process on Linux.
 const TICK_MS: u64 = 10;
 
-/// The user of QEMU: the system id that Debian gives to QEMU.
-pub const QEMU_UID: u32 = 64055;
-
 /// The user and group of a QEMU process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QemuUser {
     pub uid: Uid,
-    /// QEMU's own group, or that of `/dev/kvm` if KVM is used.
+    /// The user's own group, or that of `/dev/kvm` if KVM is used.
     pub gid: Gid,
 }
 
@@ -91,8 +88,7 @@ pub struct Looks<'a> {
     /// Its name, as it is found in `PATH`.
     pub program: &'a str,
     pub arguments: [&'a str; 2],
-    /// `None`: the agent's own.
-    pub user: Option<QemuUser>,
+    pub uid: Uid,
 }
 
 impl Looks<'_> {
@@ -104,8 +100,7 @@ impl Looks<'_> {
         if !words.windows(2).any(|pair| pair == self.arguments.map(str::as_bytes)) {
             return Ok(false);
         }
-        let uid = self.user.map_or_else(Uid::effective, |user| user.uid);
-        if std::fs::metadata(dir)?.uid() != uid.as_raw() {
+        if std::fs::metadata(dir)?.uid() != self.uid.as_raw() {
             return Ok(false);
         }
         let program = std::fs::read_link(dir.join("exe"))?;
@@ -342,7 +337,7 @@ mod tests {
     }
 
     fn looks<'a>(program: &'a str, mark: &'a str) -> Looks<'a> {
-        Looks { program, arguments: ["-pidfile", mark], user: None }
+        Looks { program, arguments: ["-pidfile", mark], uid: Uid::effective() }
     }
 
     fn start_sleep(dir: &Path, program: &str, mark: &str) -> Process {
@@ -376,8 +371,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let found = Process::find(looks("qemu-system-x86_64", &mark)).unwrap();
-        let other_user = Some(QemuUser { uid: Uid::from_raw(4242), gid: Gid::from_raw(4242) });
-        let of_another = Process::find(Looks { user: other_user, ..looks("bash", &mark) }).unwrap();
+        let of_another =
+            Process::find(Looks { uid: Uid::from_raw(4242), ..looks("bash", &mark) }).unwrap();
         editor.kill().await.unwrap();
         assert_eq!((found, of_another), (None, None));
     }

@@ -131,7 +131,7 @@ impl Vms {
                 (OnStart::Begin | OnStart::Same, _) => {}
             }
             let paths = VmDir::new(&self.host.state, &spec.vm);
-            paths.create(self.host.user.map(|user| user.uid))?;
+            self.host.create(&paths)?;
             let log = GuestLog::open(&paths.events(), spec.hides_output)?;
             let (vm, requests) =
                 Vm::new(spec.clone(), paths, log, VmStatus::Starting, &self.host.changes);

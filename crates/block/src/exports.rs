@@ -101,11 +101,14 @@ pub struct Peer {
     pub address: Option<IpAddr>,
     /// Whether what it gets is encrypted.
     pub encrypted: bool,
+    /// A process of this host that runs as the server's own user or as root. Only such a one may join whoever
+    /// writes a volume.
+    pub is_own: bool,
 }
 
 impl Peer {
-    /// A client on a unix socket of this host.
-    pub const LOCAL: Self = Self { address: None, encrypted: false };
+    /// A client of the server's own user on a unix socket of this host.
+    pub const LOCAL: Self = Self { address: None, encrypted: false, is_own: true };
 }
 
 /// Finds exports by name.

@@ -35,7 +35,7 @@ struct Shared {
 /// Not found when the network interface does not exist; a conflict when a port is taken; unavailable when
 /// dnsmasq ends.
 pub async fn serve(config: Config) -> Result<(), Problem> {
-    perigee_http::allow_many_files();
+    perigee_http::prepare_daemon();
     let on =
         |kind| signal(kind).map_err(|error| Problem::internal("can't listen for signals", error));
     let (mut terminate, mut interrupt) =

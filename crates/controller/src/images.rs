@@ -18,7 +18,7 @@ use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, image_key};
 use crate::shadows;
 
-pub use imports::{import, settle_imports};
+pub use imports::{import, settle_imports, upload};
 pub use sources::replace_lost_sources;
 
 use imports::end_import;

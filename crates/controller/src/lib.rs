@@ -69,7 +69,7 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 
 async fn until_stopped(config: Config) -> Result<(), Problem> {
     let fault = |e: std::io::Error| Problem::internal("can't wait for signals", e);
-    perigee_http::allow_many_files();
+    perigee_http::prepare_daemon();
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
     let supervisor =

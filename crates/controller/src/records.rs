@@ -33,7 +33,7 @@ mod access;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, Migration};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
-use perigee_model::volume::IoStats;
+use perigee_model::volume::{ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{
     DiskRole, Epoch, HostId, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId, VmStart,
@@ -85,8 +85,10 @@ impl ImageRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingImport {
     pub host: HostId,
-    /// A path or an address, as in [`perigee_model::volume::ImportImage`].
+    /// As in [`perigee_model::volume::ImportImage`].
     pub source: String,
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

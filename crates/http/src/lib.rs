@@ -11,6 +11,7 @@
 pub mod authority;
 mod client;
 mod connections;
+mod daemon;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -22,6 +23,7 @@ mod peer;
 mod server;
 #[cfg(test)]
 mod tests;
+mod upload;
 mod verify;
 
 pub use authority::Authority;
@@ -29,13 +31,13 @@ pub use axum::body::Body;
 pub use axum::http::Method;
 pub use client::{Client, Response};
 pub use connections::ClientAddress;
+pub use daemon::{prepare_daemon, private_directory};
 pub use files::write_private;
 pub use identity::Identity;
 pub use network::{Network, authority_of};
 pub use peer::{Certified, Peer, PeerIdentity};
 pub use server::{
-    BOOT_ID, Failure, Json, Listen, Reply, allow_many_files, bind_unix, boot_id, cannot_listen,
-    serve, unused_port,
+    BOOT_ID, Failure, Json, Listen, Reply, bind_unix, boot_id, cannot_listen, serve, unused_port,
 };
 pub use verify::Expected;
 

@@ -11,7 +11,6 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use perigee_model::Problem;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -157,10 +156,6 @@ pub fn cannot_listen(what: &str, address: &Listen, error: &io::Error) -> Problem
     Problem::conflict(format!("{what} {address}"), error).next(next)
 }
 
-/// The most files that a daemon may open. The limit is not higher, because some programs that it starts close
-/// every possible descriptor one by one.
-const OPEN_FILES_MAX: u64 = 1 << 20;
-
 /// Linux generates a new UUID at each boot.
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -172,18 +167,6 @@ pub fn boot_id(path: &Path) -> String {
         String::new()
     });
     text.trim().to_owned()
-}
-
-/// Raises the limit of open files at the start of a daemon. Clients, volumes and VMs need some descriptors
-/// each, and shells and service managers often allow only 1024 unless a program asks for more.
-pub fn allow_many_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
-        let wanted = hard.min(OPEN_FILES_MAX);
-        if soft >= wanted { Ok(()) } else { setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) }
-    });
-    if let Err(error) = raised {
-        tracing::warn!(%error, "can't raise the limit of open files");
-    }
 }
 
 /// Serves on every address until the future is dropped or a listener fails. The network says how it is spoken over
@@ -237,15 +220,6 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read_to_string(&file).expect("it is still there"), "kept");
         std::fs::remove_dir_all(&dir).expect("tidy up");
-    }
-
-    #[test]
-    fn a_daemon_may_open_as_many_files_as_it_is_allowed_to() {
-        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-        setrlimit(Resource::RLIMIT_NOFILE, hard.min(1024), hard).expect("a low limit");
-        allow_many_files();
-        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-        assert_eq!(soft, hard.min(OPEN_FILES_MAX));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use perigee_http::{Client, Method, file_body};
 use perigee_model::job::{
     Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, Migration, MoveVm,
-    NewImage, NewVolume, Sample, Vm, VmVolume,
+    NewVolume, Sample, Vm, VmVolume,
 };
 use perigee_model::plan::{Decision, Plan};
 use perigee_model::replica::{Replica, ReplicateVolume, StopReplica};
@@ -14,7 +14,7 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{MoveVolume, VolumeMove};
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 
-use crate::images::import_everywhere;
+use crate::images::{image_of, import_everywhere};
 use crate::progress::Step;
 use crate::up::Lab;
 
@@ -46,11 +46,7 @@ impl Cluster {
         name: &ImageName,
         file: &Path,
     ) -> Result<ClusterImage, Problem> {
-        let source = std::path::absolute(file)
-            .map_err(|e| Problem::invalid(format!("can't import {}", file.display()), e))?;
-        let source = source.to_string_lossy().into_owned();
-        let new =
-            NewImage { name: name.clone(), source, host: None, leave_site: Default::default() };
+        let new = image_of(&self.slow, name.clone(), file).await?;
         import_everywhere(&self.slow, &new).await
     }
 

@@ -20,6 +20,8 @@ pub const NBD_PORT: u16 = 10809;
 
 /// The last number of the controller's address. Hosts have 10 and up.
 const CONTROLLER_NUMBER: u8 = 2;
+const FIRST_VM_UID: usize = 1_900_000_000;
+const VM_UIDS_PER_HOST: usize = 1000;
 const FIRST_HOST_NUMBER: u8 = 10;
 const HOSTS_MAX: usize = 200;
 /// Every pair of sites has a link of its own: 16 sites have 120.
@@ -197,6 +199,13 @@ impl Definition {
     pub fn host_address(&self, host: &HostId) -> Option<Ipv4Addr> {
         let index = self.hosts().position(|(_, h)| h == host)?;
         Some(self.address(FIRST_HOST_NUMBER + u8::try_from(index).ok()?))
+    }
+
+    /// The users of a host's VMs: no other host of the lab has them.
+    pub fn vm_uids(&self, host: &HostId) -> String {
+        let index = self.hosts().position(|(_, h)| h == host).unwrap_or_default();
+        let first = FIRST_VM_UID + index * VM_UIDS_PER_HOST;
+        format!("{first}-{}", first + VM_UIDS_PER_HOST - 1)
     }
 
     pub fn controller_address(&self) -> Ipv4Addr {

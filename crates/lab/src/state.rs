@@ -8,8 +8,14 @@
 //!         failed.json       the problem because of which the supervisor gave up
 //!         supervisor.log    net/ (relay)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
 //! ```
+//!
+//! Other users may pass through a lab's directory, because QEMU runs as other users, but they can list and read
+//! nothing there. Nothing in it is read unless it is certain that only this user and root can have written it.
 
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use perigee_model::{HostId, Problem};
@@ -18,13 +24,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::certificates;
 use crate::definition::{Definition, LabId};
+use crate::ours;
 use crate::process::Process;
 use crate::wan::Wan;
 
-pub const DEFAULT_BASE: &str = "/var/tmp/perigee-lab";
+/// Only root can make it: a lab starts the program that its `lab.json` names.
+pub const DEFAULT_BASE: &str = "/var/lib/perigee-lab";
 
 /// The kernel's limit for the length of a unix socket's path, without the final zero byte.
 const SOCKET_PATH_MAX: usize = 107;
+
+/// The mode of a directory that QEMU's users pass through.
+const PASSABLE: u32 = 0o711;
+const CLOSED: u32 = 0o700;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LabFile {
@@ -67,9 +79,11 @@ impl LabDir {
             }
         }
         if let Some(base) = self.0.parent() {
-            std::fs::create_dir_all(base).map_err(|e| Problem::internal(what(), e))?;
+            let made = DirBuilder::new().recursive(true).mode(PASSABLE).create(base);
+            made.map_err(|e| Problem::internal(what(), e))?;
+            ours::check(base)?;
         }
-        std::fs::create_dir(&self.0).map_err(|e| match e.kind() {
+        DirBuilder::new().mode(PASSABLE).create(&self.0).map_err(|e| match e.kind() {
             std::io::ErrorKind::AlreadyExists => {
                 Problem::conflict(what(), "a lab with this id exists already")
                     .next("choose another id, or take it down with `perigee lab down`")
@@ -77,16 +91,17 @@ impl LabDir {
             _ => Problem::internal(what(), e),
         })?;
         if file.definition.tls {
-            make_dir(&self.certificates())?;
+            make_dir(&self.certificates(), CLOSED)?;
             certificates::make(&self.certificates(), &file.definition)?;
         }
-        for dir in ["net", "ctl", "hosts"] {
-            make_dir(&self.0.join(dir))?;
+        for dir in ["net", "ctl"] {
+            make_dir(&self.0.join(dir), CLOSED)?;
         }
+        make_dir(&self.0.join("hosts"), PASSABLE)?;
         for host in file.definition.hosts().map(|(_, h)| h) {
-            for dir in ["", "pool", "agent"] {
-                make_dir(&self.host(host).join(dir))?;
-            }
+            make_dir(&self.host(host), PASSABLE)?;
+            make_dir(&self.host(host).join("pool"), CLOSED)?;
+            make_dir(&self.host(host).join("agent"), PASSABLE)?;
             self.boot_anew(host)?;
         }
         self.write("lab.json", file)
@@ -110,7 +125,7 @@ impl LabDir {
 
     /// Gives a host a boot id that it did not have before.
     pub fn boot_anew(&self, host: &HostId) -> Result<(), Problem> {
-        std::fs::write(self.boot_id(host), format!("{}\n", uuid::Uuid::new_v4()))
+        write_private(&self.boot_id(host), format!("{}\n", uuid::Uuid::new_v4()).as_bytes())
             .map_err(|e| Problem::internal(format!("can't change the boot id of {host}"), e))
     }
 
@@ -165,6 +180,9 @@ impl LabDir {
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
         let path = self.0.join(name);
+        if self.0.exists() {
+            ours::check(&self.0)?;
+        }
         match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .map(Some)
@@ -182,13 +200,28 @@ impl LabDir {
             Problem::internal(format!("can't write {}", path.display()), e)
         };
         let text = serde_json::to_vec_pretty(value).map_err(|e| fail(&e))?;
-        std::fs::write(&temporary, text).map_err(|e| fail(&e))?;
+        write_private(&temporary, &text).map_err(|e| fail(&e))?;
         std::fs::rename(&temporary, &path).map_err(|e| fail(&e))
     }
 }
 
-fn make_dir(path: &Path) -> Result<(), Problem> {
-    std::fs::create_dir_all(path)
+/// Replaces a file's content. Only this user can read it.
+fn write_private(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let mut options = std::fs::File::options();
+    options.create(true).truncate(true).write(true).mode(0o600).open(path)?.write_all(content)
+}
+
+/// A log to which a program appends. Only this user can read it.
+pub fn open_log(path: &Path) -> Result<std::fs::File, Problem> {
+    let opened = std::fs::File::options().append(true).create(true).mode(0o600).open(path);
+    opened.map_err(|e| Problem::internal(format!("can't open {}", path.display()), e))
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), Problem> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
         .map_err(|e| Problem::internal(format!("can't make {}", path.display()), e))
 }
 
@@ -224,6 +257,29 @@ mod tests {
         assert_eq!(refused.kind, perigee_model::ProblemKind::Conflict);
         assert_eq!(dir.load().expect("lab.json").definition, file.definition);
         assert_eq!(ids(base.path()).expect("a list"), [file.definition.id]);
+    }
+
+    /// The lab's program is started by whoever opens the lab.
+    #[test]
+    fn a_lab_that_another_user_has_made_is_not_opened() {
+        if !nix::unistd::Uid::effective().is_root() {
+            return;
+        }
+        let base = tempfile::tempdir().expect("a directory");
+        let file = file("00aa");
+        let dir = LabDir::new(base.path(), &file.definition.id);
+        dir.create(&file).expect("a lab");
+        let give = |path: &Path, uid: u32| {
+            nix::unistd::chown(path, Some(uid.into()), None).expect("root may");
+        };
+        give(dir.path(), 4242);
+        let refused = dir.load().expect_err("of another user");
+        assert!(refused.why.contains("user 4242"), "{refused}");
+        give(dir.path(), 0);
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(base.path(), open).expect("a mode");
+        let refused = dir.load().expect_err("in a directory that everybody can write");
+        assert!(refused.why.contains("other users can write"), "{refused}");
     }
 
     #[test]

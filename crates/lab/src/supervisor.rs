@@ -16,9 +16,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::command::cannot_start;
 use crate::definition::{AGENT_PORT, CONTROLLER_PORT, Definition, LabId, NBD_PORT, VOLUME_PORT};
+use crate::images;
 use crate::net;
 use crate::process::Process;
-use crate::state::{LabDir, LabFile};
+use crate::state::{LabDir, LabFile, open_log};
 use crate::wan::Emulator;
 
 const RESTART_MIN: Duration = Duration::from_millis(200);
@@ -31,6 +32,7 @@ const LIVED_WELL: Duration = Duration::from_secs(3);
 /// # Errors
 /// The lab does not exist or cannot be made. `lab up` finds the reason in the lab's directory.
 pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
+    perigee_http::prepare_daemon();
     let dir = LabDir::new(base, id);
     let file = dir.load()?;
     // This fails only if the process leads a session already, which is just as good.
@@ -96,19 +98,12 @@ struct Daemon {
 
 impl Daemon {
     fn spawn(&self) -> Result<Child, Problem> {
-        let open = |path: &Path| {
-            std::fs::File::options()
-                .append(true)
-                .create(true)
-                .open(path)
-                .map_err(|e| Problem::internal(format!("can't open {}", path.display()), e))
-        };
         let mut command: Command = net::in_namespace(&self.namespace, &self.program);
         command
             .args(&self.args)
             .stdin(Stdio::null())
-            .stdout(open(&self.log)?)
-            .stderr(open(&self.log)?)
+            .stdout(open_log(&self.log)?)
+            .stderr(open_log(&self.log)?)
             .spawn()
             .map_err(|e| cannot_start("nsenter", &e))
     }
@@ -210,7 +205,7 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
 
 fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String> {
     let home = dir.host(host);
-    words(&[
+    let mut args = words(&[
         "volume",
         "serve",
         "--pool",
@@ -223,9 +218,15 @@ fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String>
         &unix(&home.join("volume-control.sock")),
         "--control",
         &format!("{address}:{VOLUME_PORT}"),
+        "--vm-sockets",
+        &home.join("vms").to_string_lossy(),
         "--boot-id",
         &dir.boot_id(host).to_string_lossy(),
-    ])
+    ]);
+    if let Some(cache) = images::cache() {
+        args.extend(words(&["--image-dir", &cache.to_string_lossy()]));
+    }
+    args
 }
 
 fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &str) -> Daemon {
@@ -242,8 +243,6 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         &format!("{address}:{AGENT_PORT}"),
         "--state",
         &home.join("agent").to_string_lossy(),
-        "--volume-socket",
-        &home.join("volume.sock").to_string_lossy(),
         "--volume-control",
         &unix(&home.join("volume-control.sock")),
         "--volume-url",
@@ -254,6 +253,8 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         &format!("http://{}:{CONTROLLER_PORT}", definition.controller_address()),
         "--boot-id",
         &dir.boot_id(host).to_string_lossy(),
+        "--vm-uids",
+        &definition.vm_uids(host),
     ]);
     if let Some(kernel) = &definition.probe_kernel {
         args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));

@@ -228,19 +228,12 @@ async fn verify_wan(lab: &Lab, steps: &Steps) {
 
 fn start_supervisor(lab: &Lab, options: &Options) -> Result<(), Problem> {
     let log = lab.dir.path().join("supervisor.log");
-    let open = || {
-        std::fs::File::options()
-            .append(true)
-            .create(true)
-            .open(&log)
-            .map_err(|e| Problem::internal(format!("can't open {}", log.display()), e))
-    };
     let child = tokio::process::Command::new(&options.program)
         .args(["lab", "supervise", &lab.definition.id.to_string(), "--base"])
         .arg(&options.base)
         .stdin(Stdio::null())
-        .stdout(open()?)
-        .stderr(open()?)
+        .stdout(state::open_log(&log)?)
+        .stderr(state::open_log(&log)?)
         .spawn()
         .map_err(|e| cannot_start(&options.program.to_string_lossy(), &e))?;
     // This is written before anything can interrupt, so that `down` finds the supervisor at any time.

@@ -10,7 +10,7 @@ use crate::phases::{Phases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
-use crate::volume::{BlockProbe, IoStats, VolumeSource};
+use crate::volume::{BlockProbe, ImageFormat, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::{Epoch, HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
 
@@ -464,8 +464,12 @@ pub struct ClusterImage {
 pub struct NewImage {
     /// Must not stand for another image in the cluster.
     pub name: ImageName,
-    /// A path on the host that imports it.
+    /// What an upload to that host was answered with, a path below a directory that its operator allows for this
+    /// (`--image-dir`), or an `nbd://HOST:PORT/EXPORT` address.
     pub source: String,
+    /// The source's format. Default: it is found out.
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
     /// Where to import it first; every other host gets a copy. Default: any host.
     #[serde(default)]
     pub host: Option<HostId>,

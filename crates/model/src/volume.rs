@@ -7,6 +7,7 @@
 //! | `GET /pool` | | [`PoolInfo`] |
 //! | `GET /images`, `GET /images/{image}` | | [`ImageInfo`] |
 //! | `POST /images` | [`ImportImage`] | lines of [`Step`] of [`ImageInfo`]; it is stopped when the client leaves |
+//! | `POST /uploads` | a file's bytes | [`Upload`]; for [`ImportImage::source`] |
 //! | `DELETE /images/{image}` | | ends an import of it first |
 //! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
@@ -39,6 +40,9 @@
 //! | `PUT /sites` | `SiteMap` | |
 //! | `POST /layers/find` | `FindLayers` | `FoundLayers` |
 //! | `PUT /layers/leave-site` | `SetLayersLeaveSite` | |
+//! | `GET /vms` | | [`VmSocket`] list |
+//! | `PUT /vms/{vm}/socket` | [`VmSocket`] | [`VmSocketAt`]; only through the server's unix socket |
+//! | `DELETE /vms/{vm}/socket?uid=N` | | ends it if it is this user's; only through the server's unix socket |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
 //! | `POST /trace/start` | [`StartTrace`] | |
@@ -57,6 +61,7 @@ mod epoch;
 mod figures;
 mod image;
 mod long;
+mod vm_socket;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -70,8 +75,12 @@ pub use figures::{
     BlockProbe, CollectTrace, ExportStats, IoStats, ProbeBlocks, StageTime, StartTrace,
     TraceSummary, TracedRequest,
 };
-pub use image::{BadKeep, CopyImage, ImageInfo, ImageSource, ImportImage, Keep};
+pub use image::{
+    BadKeep, CopyImage, ImageFormat, ImageInfo, ImageSource, ImportImage, Keep, UPLOAD_PREFIX,
+    Upload,
+};
 pub use long::{ByteRange, CheckReport, CheckScope, Compacted, Fault, FaultKind, Progress, Step};
+pub use vm_socket::{VmSocket, VmSocketAt};
 
 /// The unit of a layer's map and of copy-on-write.
 pub const BLOCK_BYTES: u64 = 4096;

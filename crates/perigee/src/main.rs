@@ -2,6 +2,7 @@
 
 mod commands;
 mod output;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -149,6 +150,6 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
 }
 
 fn fail(problem: &Problem, code: u8) -> ExitCode {
-    eprintln!("perigee: {problem}");
+    output::note(&format!("perigee: {problem}"));
     ExitCode::from(code)
 }

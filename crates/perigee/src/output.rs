@@ -9,6 +9,8 @@ use perigee_model::Problem;
 use perigee_model::volume::Progress;
 use serde::Serialize;
 
+use crate::terminal;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Table,
@@ -61,11 +63,17 @@ pub fn text(text: &str) {
     put(format!("{text}\n").as_bytes());
 }
 
-/// Writes to standard output. If the reader has closed the pipe, as `head` does, the program exits without a
+/// Prints a line to standard error.
+pub fn note(text: &str) {
+    eprintln!("{}", terminal::for_stderr(text));
+}
+
+/// Writes to standard output; what a terminal would obey is made harmless. If the reader has closed the pipe, as `head` does, the program exits without a
 /// message.
 pub fn put(bytes: &[u8]) {
     let mut stdout = io::stdout().lock();
-    if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+    if let Err(error) = stdout.write_all(&terminal::for_stdout(bytes)).and_then(|()| stdout.flush())
+    {
         if error.kind() == io::ErrorKind::BrokenPipe {
             std::process::exit(128 + 13); // as a shell reports SIGPIPE
         }

@@ -1,6 +1,8 @@
 //! What an operator does with a pool, through the command line: with and without a server.
 
-use std::os::unix::fs::FileExt;
+mod walk;
+
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -250,4 +252,79 @@ fn clients_are_added_bound_and_shown_with_and_without_a_server() {
     assert!(!shown.to_string().contains("correct-horse"), "{shown}");
     pool.ok(&["client", "remove", "c1"]);
     assert_eq!(pool.fails(&["client", "remove", "c1"]).0, 4);
+}
+
+/// A daemon that was started by a shell with the usual umask.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(args: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask 022; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_perigee")]);
+        command.args(args).env("PERIGEE_LOG", "warn").env("PERIGEE_ACCELERATOR", "tcg");
+        Self(command.stdin(Stdio::null()).spawn().expect("a daemon"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.0.kill().expect("a kill");
+        self.0.wait().expect("its end");
+    }
+}
+
+#[test]
+fn nothing_that_the_daemons_make_is_open_to_other_users() {
+    if std::fs::metadata("/proc/self").expect("this process").uid() != 0 {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).expect("a mode");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let unix = |name: &str| format!("unix:{}", path(name));
+    let agent = format!("127.0.0.1:{}", perigee_http::unused_port());
+    std::fs::write(dir.path().join("gold.raw"), vec![1; 1 << 20]).expect("a file");
+    std::fs::set_permissions(path("gold.raw"), PermissionsExt::from_mode(0o600)).expect("a mode");
+    // What an earlier version has made.
+    std::fs::create_dir(dir.path().join("state")).expect("a directory");
+    let _controller = Daemon::start(
+        &[
+            &["controller", "run", "--state", &path("state")][..],
+            &["--listen", &unix("controller.sock")],
+        ]
+        .concat(),
+    );
+    let _volume = Daemon::start(
+        &[
+            &["volume", "serve", "--pool", &path("pool"), "--nbd", &unix("nbd.sock")][..],
+            &["--vm-sockets", &path("vms")],
+        ]
+        .concat(),
+    );
+    let answers = |name: &str| std::os::unix::net::UnixStream::connect(path(name)).is_ok();
+    until("the controller and the volume server", || {
+        answers("controller.sock") && answers("pool/control.sock") && answers("nbd.sock")
+    });
+    let _agent = Daemon::start(
+        &[
+            &["agent", "run", "--host", "a", "--site", "s", "--listen", &agent][..],
+            &["--state", &path("agent"), "--volume-control", &unix("pool/control.sock")],
+            &["--volume-url", "http://127.0.0.1:1", "--nbd-addr", "127.0.0.1:1"],
+        ]
+        .concat(),
+    );
+    until("the agent", || std::net::TcpStream::connect(&agent).is_ok());
+    let make = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
+        let made = command.args(args).args(["--pool", &path("pool")]).output().expect("a command");
+        assert!(made.status.success(), "{args:?}: {made:?}");
+    };
+    make(&["image", "import", "gold", &path("gold.raw")]);
+    make(&["volume", "create", "data", "--image", "gold"]);
+    let uri = format!("nbd+unix:///data?socket={}", path("nbd.sock"));
+    let wrote = Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 4k", &uri]).status();
+    assert!(wrote.expect("qemu-io").success());
+    let passed = ["", "agent", "agent/vms", "vms"].map(|name| dir.path().join(name));
+    let open = walk::open_to_others(dir.path(), |found| passed.iter().any(|may| may == found));
+    assert!(open.is_empty(), "{open:#?}");
 }

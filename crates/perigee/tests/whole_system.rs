@@ -3,6 +3,7 @@
 //! Each test has a lab of its own and takes it down. They run one after the other (`make test`).
 
 mod system;
+mod walk;
 
 use perigee_http::Client;
 use perigee_lab::wan;
@@ -57,9 +58,26 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
         ensure!(job.state == JobState::Failed, "a panic is a failure, not {:?}", job.state);
         ensure!(job.reason.contains("the guest's kernel panicked"), "{}", job.reason);
 
+        nothing_is_open_to_other_users(&system)?;
         errors_are_clear(&system)?;
         a_gone_host_is_named(&system).await
     });
+}
+
+/// QEMU's users pass through some directories.
+fn nothing_is_open_to_other_users(system: &system::System) -> system::Checked<()> {
+    let lab = system.lab.dir();
+    let open = walk::open_to_others(lab, |dir| {
+        let parts: Vec<_> = dir.strip_prefix(lab).into_iter().flatten().collect();
+        match parts.iter().map(|part| part.to_str().unwrap_or_default()).collect::<Vec<_>>()[..] {
+            [] | ["hosts"] | ["hosts", _] | ["hosts", _, "agent"] => true,
+            ["hosts", _, "vms", ..] => true,
+            ["hosts", _, "agent", "vms"] | ["hosts", _, "agent", "vms", _] => true,
+            _ => false,
+        }
+    });
+    ensure!(open.is_empty(), "{}", open.join(", "));
+    Ok(())
 }
 
 fn output_arrives(system: &system::System, job: &str) -> system::Checked<()> {

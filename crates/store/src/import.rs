@@ -1,6 +1,6 @@
 //! Import of disk images. `qemu-img` reads all formats; Perigee itself never parses them.
 //!
-//! The source is converted into a temporary file beside the layers. Its blocks are scanned for data. Then
+//! The source is a descriptor that is open already, or an address. It is converted into a temporary file beside the layers. Its blocks are scanned for data. Then
 //! the file is renamed, and the catalog records it as an image.
 //!
 //! An import may take as long as it needs while it makes progress. It ends when it makes none for
@@ -8,16 +8,14 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::volume::{BLOCK_BYTES, ImageInfo, ImportImage};
+use perigee_model::volume::{BLOCK_BYTES, ImageFormat, ImageInfo, ImportImage};
 use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
 use serde::Deserialize;
-use tokio::process::Command;
 use uuid::Uuid;
 
 use super::blocks::{BlockState, BlockStates, index};
@@ -27,6 +25,7 @@ use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
+use super::qemu_img::{self, INPUT, OUTPUT, Run};
 use super::volume::io_problem;
 use super::work::Work;
 
@@ -41,8 +40,6 @@ pub(super) struct Patience {
 
 const PATIENCE: Patience =
     Patience { info: Duration::from_secs(60), progress: Duration::from_secs(5 * 60) };
-/// How often an import looks whether it makes progress or is stopped.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
 const SECTOR_BYTES: u64 = 512;
 
 /// The fields of `qemu-img info` that matter here.
@@ -76,10 +73,17 @@ struct ExtentFile {
 }
 
 /// The source of an image.
-enum Source {
-    File(PathBuf),
+#[derive(Debug)]
+pub enum ImportFrom {
+    /// What is read is this file, whatever its name stands for by then.
+    File(File),
+    /// An `nbd://` address.
     Nbd(String),
 }
+
+/// For each of so many bytes of an image, `qemu-img` gets one second of CPU time, and some for a start.
+const BYTES_PER_CPU_SECOND: u64 = 8 << 20;
+const START_CPU_S: u64 = 60;
 
 /// A file that is removed when this is dropped, unless it was renamed.
 struct TempFile(PathBuf);
@@ -96,24 +100,38 @@ impl Drop for TempFile {
 }
 
 impl Pool {
-    /// Makes an image from a file or from another host's export. It succeeds and does nothing if the pool
-    /// already has an image with this name and the requested layer id.
+    /// As [`Self::import_opened`], from any file of this host that this process may read.
     ///
     /// # Errors
-    /// A conflict when the name or layer is taken, or when the import is stopped; invalid when the source is
-    /// not a complete image; no space; unavailable when the source does not answer.
+    /// As [`Self::import_opened`].
     pub async fn import_image(
         self: &Arc<Self>,
         request: ImportImage,
         work: &Arc<Work>,
     ) -> Result<ImageInfo, Problem> {
-        self.import_within(PATIENCE, request, work).await
+        self.import_opened(request, |what, source| ImportFrom::open_any(what, source), work).await
+    }
+
+    /// Makes an image from a file or from another host's export. `open` opens the source. It succeeds and does nothing if the pool
+    /// already has an image with this name and the requested layer id.
+    ///
+    /// # Errors
+    /// A conflict when the name or layer is taken, or when the import is stopped; invalid when the source is
+    /// not a complete image; no space; unavailable when the source does not answer.
+    pub async fn import_opened(
+        self: &Arc<Self>,
+        request: ImportImage,
+        open: impl FnOnce(&str, &str) -> Result<ImportFrom, Problem>,
+        work: &Arc<Work>,
+    ) -> Result<ImageInfo, Problem> {
+        self.import_within(PATIENCE, request, open, work).await
     }
 
     pub(super) async fn import_within(
         self: &Arc<Self>,
         patience: Patience,
         request: ImportImage,
+        open: impl FnOnce(&str, &str) -> Result<ImportFrom, Problem>,
         work: &Arc<Work>,
     ) -> Result<ImageInfo, Problem> {
         let what = format!("can't import {} as image {}", request.source, request.name);
@@ -122,12 +140,12 @@ impl Pool {
         if self.is_imported(&what, &request.name, layer).await? {
             return self.image_info(&request.name).await;
         }
-        let source = parse_source(&what, &request.source)?;
-        let info = inspect(&what, &source, patience.info, work).await?;
+        let source = self.readable(&what, open(&what, &request.source)?).await?;
+        let info = inspect(&what, &source, request.format, patience.info, work).await?;
         let size_bytes = Self::layer_size(&what, info.virtual_size)?;
         work.expect(size_bytes);
-        let temp = TempFile(self.layers_dir().join(format!("import-{}.tmp", Uuid::new_v4())));
-        convert(&what, &source, &info.format, &temp.0, patience.progress, work).await?;
+        let temp = self.temp_file();
+        convert(&what, &source, &info, &temp.0, patience.progress, work).await?;
 
         let guard = self.changes().await;
         if !self.is_imported(&what, &request.name, layer).await? {
@@ -141,6 +159,37 @@ impl Pool {
             .await?;
         }
         self.image_info(&request.name).await
+    }
+
+    fn temp_file(&self) -> TempFile {
+        TempFile(self.layers_dir().join(format!("import-{}.tmp", Uuid::new_v4())))
+    }
+
+    /// A source that `qemu-img`'s user may read: a file that is closed to it is copied first.
+    async fn readable(
+        self: &Arc<Self>,
+        what: &str,
+        source: ImportFrom,
+    ) -> Result<ImportFrom, Problem> {
+        let ImportFrom::File(mut file) = source else { return Ok(source) };
+        let failed = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::StorageFull => no_room(what),
+            _ => Problem::internal(what, error),
+        };
+        if qemu_img::may_read(&file).map_err(failed)? {
+            return Ok(ImportFrom::File(file));
+        }
+        // It has no name any more when the copy begins.
+        let temp = self.temp_file();
+        let mut copy = new_file(&temp.0).map_err(failed)?;
+        drop(temp);
+        let copied = tokio::task::spawn_blocking(move || {
+            std::io::copy(&mut file, &mut copy)?;
+            qemu_img::give(&copy)?;
+            Ok(copy)
+        });
+        let copy = copied.await.map_err(|error| Problem::internal(what, error))?.map_err(failed)?;
+        Ok(ImportFrom::File(copy))
     }
 
     fn layers_dir(&self) -> PathBuf {
@@ -206,66 +255,65 @@ impl Pool {
     }
 }
 
-/// Accepts only an absolute path or an nbd:// address. `qemu-img` itself accepts many other forms, which may
-/// contain options.
-fn parse_source(what: &str, text: &str) -> Result<Source, Problem> {
-    if text.starts_with("nbd://") {
-        return Ok(Source::Nbd(text.to_owned()));
-    }
-    let path = Path::new(text);
-    if !path.is_absolute() {
-        return Err(Problem::invalid(
-            what,
-            "the source is neither an absolute path nor an nbd:// address",
-        ));
-    }
-    match std::fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(Problem::invalid(what, "the source is a directory")),
-        Ok(_) => Ok(Source::File(path.to_owned())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(Problem::not_found(what, "the file does not exist on the volume server's machine"))
+impl ImportFrom {
+    /// Accepts only an absolute path or an nbd:// address. `qemu-img` itself accepts many other forms, which may
+    /// contain options.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such file, `Invalid` if it can't be one.
+    pub fn open_any(what: &str, source: &str) -> Result<Self, Problem> {
+        if source.starts_with("nbd://") {
+            return Ok(Self::Nbd(source.to_owned()));
         }
-        Err(error) => Err(Problem::invalid(what, error)),
+        let path = Path::new(source);
+        if !path.is_absolute() {
+            return Err(Problem::invalid(
+                what,
+                "the source is neither an absolute path nor an nbd:// address",
+            ));
+        }
+        Self::opened(what, File::open(path))
     }
-}
 
-impl Source {
-    fn argument(&self) -> &std::ffi::OsStr {
+    /// What an attempt to open a file has given.
+    ///
+    /// # Errors
+    /// As [`Self::open_any`].
+    pub fn opened(what: &str, file: std::io::Result<File>) -> Result<Self, Problem> {
+        let file = file.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Problem::not_found(what, "the file does not exist on the volume server's machine")
+            }
+            _ => Problem::invalid(what, error),
+        })?;
+        match file.metadata() {
+            Ok(found) if found.is_dir() => Err(Problem::invalid(what, "the source is a directory")),
+            Ok(_) => Ok(Self::File(file)),
+            Err(error) => Err(Problem::invalid(what, error)),
+        }
+    }
+
+    fn argument(&self) -> &str {
         match self {
-            Self::File(path) => path.as_os_str(),
-            Self::Nbd(address) => address.as_ref(),
+            Self::File(_) => INPUT,
+            Self::Nbd(address) => address,
+        }
+    }
+
+    fn file(&self) -> Option<&File> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Nbd(_) => None,
         }
     }
 }
 
-/// Runs `qemu-img` until it ends, the import is stopped, or there was no progress for too long.
-async fn qemu_img(
-    what: &str,
-    command: &mut Command,
-    writes: Option<&Path>,
-    silence_max: Duration,
-    work: &Work,
-) -> Result<Output, Problem> {
-    let cannot_run = |error: std::io::Error| {
-        Problem::internal(what, format!("can't run qemu-img: {error}"))
-            .next("install the package qemu-utils")
-    };
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let process = command.spawn().map_err(cannot_run)?;
-    let pid = process.id();
-    let mut output = std::pin::pin!(process.wait_with_output());
-    let mut silence = Silence::new(Instant::now());
-    loop {
-        if let Ok(output) = tokio::time::timeout(LOOK_EVERY, &mut output).await {
-            return output.map_err(cannot_run);
-        }
-        let now = Footprint::of(pid, writes);
-        let written_bytes = now.written_bytes.saturating_sub(silence.seen.written_bytes);
-        work.step(written_bytes).map_err(|_| stopped(what))?;
-        if silence.after(now, Instant::now()) > silence_max {
-            return Err(no_progress(what, silence_max));
-        }
-    }
+fn new_file(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+fn no_room(what: &str) -> Problem {
+    Problem::no_space(what, "no space is left in the pool").next("free space in the pool")
 }
 
 /// Since when nothing has changed.
@@ -277,6 +325,11 @@ pub(super) struct Silence {
 impl Silence {
     pub(super) fn new(now: Instant) -> Self {
         Self { seen: Footprint::default(), since: now }
+    }
+
+    /// What was written since the last look.
+    pub(super) fn newly_written(&self, now: &Footprint) -> u64 {
+        now.written_bytes.saturating_sub(self.seen.written_bytes)
     }
 
     /// How long nothing has changed, when this is seen now.
@@ -298,7 +351,7 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    fn of(pid: Option<u32>, writes: Option<&Path>) -> Self {
+    pub(super) fn of(pid: Option<u32>, writes: Option<&Path>) -> Self {
         let file = writes.and_then(|path| std::fs::metadata(path).ok());
         let stat = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
         Self {
@@ -316,7 +369,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(field(14)? + field(15)?)
 }
 
-fn no_progress(what: &str, silence_max: Duration) -> Problem {
+pub(super) fn no_progress(what: &str, silence_max: Duration) -> Problem {
     let why = format!("its source has sent nothing for {} s", silence_max.as_secs());
     Problem::unavailable(what, why).next(
         "check that the source answers: for an nbd:// address, that an NBD server runs there and that the \
@@ -324,7 +377,7 @@ fn no_progress(what: &str, silence_max: Duration) -> Problem {
     )
 }
 
-fn stopped(what: &str) -> Problem {
+pub(super) fn stopped(what: &str) -> Problem {
     Problem::conflict(what, "it was stopped, because the image was deleted or nobody waited for it")
         .next("import it again if it is still wanted")
 }
@@ -332,38 +385,56 @@ fn stopped(what: &str) -> Problem {
 /// Refuses a source that is not an image, or that refers to other files of the machine.
 async fn inspect(
     what: &str,
-    source: &Source,
+    source: &ImportFrom,
+    format: Option<ImageFormat>,
     silence_max: Duration,
     work: &Work,
 ) -> Result<SourceInfo, Problem> {
-    let mut command = Command::new("qemu-img");
-    command.args(["info", "--output=json"]);
-    if matches!(source, Source::Nbd(_)) {
+    let format = match source {
+        ImportFrom::File(_) => format,
         // A guest wrote these bytes, so qemu-img must not guess a format from them.
-        command.args(["-f", "raw"]);
+        ImportFrom::Nbd(_) => Some(ImageFormat::Raw),
+    };
+    let mut arguments = vec!["info", "--output=json"];
+    if let Some(format) = format {
+        arguments.extend(["-f", format.name()]);
     }
-    command.arg(source.argument());
-    let output = qemu_img(what, &mut command, None, silence_max, work).await?;
-    if !output.status.success() {
+    arguments.push(source.argument());
+    let run = Run {
+        what,
+        arguments: &arguments,
+        input: source.file(),
+        output: None,
+        has_network: matches!(source, ImportFrom::Nbd(_)),
+        cpu_s_max: START_CPU_S,
+        silence_max,
+    };
+    let said = run.run(None, work).await?;
+    if !said.status.success() {
         let kind = match source {
-            Source::File(_) => ProblemKind::Invalid,
-            Source::Nbd(_) => ProblemKind::Unavailable,
+            ImportFrom::File(_) => ProblemKind::Invalid,
+            ImportFrom::Nbd(_) => ProblemKind::Unavailable,
         };
-        return Err(Problem::new(kind, what, said(&output)));
+        return Err(Problem::new(kind, what, said.reason()));
     }
-    let info: SourceInfo = serde_json::from_slice(&output.stdout)
+    let info: SourceInfo = serde_json::from_slice(&said.stdout)
         .map_err(|error| Problem::internal(what, format!("qemu-img's answer: {error}")))?;
-    check_source(what, source, &info)?;
+    check_source(what, source, &info, format)?;
     Ok(info)
 }
 
-fn check_source(what: &str, source: &Source, info: &SourceInfo) -> Result<(), Problem> {
+fn check_source(
+    what: &str,
+    source: &ImportFrom,
+    info: &SourceInfo,
+    said: Option<ImageFormat>,
+) -> Result<(), Problem> {
     if let Some(backing) = &info.backing_filename {
         return Err(Problem::invalid(what, format!("it has a backing file, {backing}"))
             .next("flatten it with `qemu-img convert` first"));
     }
     let data = info.format_specific.as_ref().map(|specific| &specific.data);
-    let own_name = source.argument().to_string_lossy();
+    let own_name = source.argument();
     let foreign = data.and_then(|data| {
         let extents = data.extents.iter().filter_map(|extent| extent.filename.as_ref());
         data.data_file.iter().chain(extents.filter(|name| **name != own_name)).next()
@@ -376,14 +447,16 @@ fn check_source(what: &str, source: &Source, info: &SourceInfo) -> Result<(), Pr
         return Err(Problem::invalid(what, "it is not a disk image: its size is 0"));
     }
     match source {
-        Source::File(path) if info.format == "raw" => check_raw_file(what, path),
+        ImportFrom::File(file) if info.format == "raw" && said.is_none() => {
+            check_raw_file(what, file)
+        }
         _ => Ok(()),
     }
 }
 
 /// `qemu-img` takes any unknown file for a raw image, so the length of a raw image is checked.
-fn check_raw_file(what: &str, path: &Path) -> Result<(), Problem> {
-    let length_bytes = std::fs::metadata(path).map_err(|e| Problem::invalid(what, e))?.len();
+fn check_raw_file(what: &str, file: &File) -> Result<(), Problem> {
+    let length_bytes = file.metadata().map_err(|e| Problem::invalid(what, e))?.len();
     if length_bytes.is_multiple_of(SECTOR_BYTES) {
         return Ok(());
     }
@@ -399,30 +472,35 @@ fn check_raw_file(what: &str, path: &Path) -> Result<(), Problem> {
 
 async fn convert(
     what: &str,
-    source: &Source,
-    format: &str,
+    source: &ImportFrom,
+    info: &SourceInfo,
     to: &Path,
     silence_max: Duration,
     work: &Work,
 ) -> Result<(), Problem> {
-    let mut command = Command::new("qemu-img");
-    command.args(["convert", "-f", format, "-O", "raw"]).arg(source.argument()).arg(to);
-    let output = qemu_img(what, &mut command, Some(to), silence_max, work).await?;
-    if output.status.success() {
+    let failed = |error: std::io::Error| Problem::internal(what, error);
+    let target = new_file(to).map_err(failed)?;
+    target.set_len(info.virtual_size).and_then(|()| qemu_img::give(&target)).map_err(failed)?;
+    let new = ["convert", "-n", "--target-is-zero", "-f", &info.format, "-O", "raw"];
+    let run = Run {
+        what,
+        arguments: &[&new[..], &[source.argument(), OUTPUT]].concat(),
+        input: source.file(),
+        output: Some((&target, info.virtual_size.next_multiple_of(BLOCK_BYTES))),
+        has_network: matches!(source, ImportFrom::Nbd(_)),
+        cpu_s_max: START_CPU_S + info.virtual_size / BYTES_PER_CPU_SECOND,
+        silence_max,
+    };
+    let said = run.run(Some(to), work).await?;
+    qemu_img::take_back(&target).map_err(failed)?;
+    if said.status.success() {
         return Ok(());
     }
-    let said = said(&output);
-    if said.contains("No space left on device") {
-        return Err(
-            Problem::no_space(what, "no space is left in the pool").next("free space in the pool")
-        );
+    let reason = said.reason();
+    if reason.contains("No space left on device") {
+        return Err(no_room(what));
     }
-    Err(Problem::invalid(what, said))
-}
-
-fn said(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr);
-    format!("qemu-img: {}", text.trim().trim_start_matches("qemu-img: "))
+    Err(Problem::invalid(what, reason))
 }
 
 /// Finds the blocks of a sparse file that are data. Blocks of zeros are freed: an image has no parent, so

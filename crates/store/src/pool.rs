@@ -1,8 +1,9 @@
 //! A pool: one directory with a catalog and the layers' files, open in one process at a time.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
@@ -155,7 +156,10 @@ impl Pool {
     fn open_dir(config: PoolConfig) -> Result<Self, Problem> {
         let what = format!("can't open the pool {}", config.dir.display());
         let own = config.dir.join("layers");
-        std::fs::create_dir_all(&own).map_err(|error| Problem::invalid(&what, error))?;
+        let closed = Permissions::from_mode(0o700);
+        std::fs::create_dir_all(&own)
+            .and_then(|()| std::fs::set_permissions(&config.dir, closed))
+            .map_err(|error| Problem::invalid(&what, error))?;
         let boot = boot_id().map_err(|error| Problem::internal(&what, error))?;
         let locked = Locked::open(&what, &config.dir)?;
         let directories =

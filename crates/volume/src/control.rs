@@ -5,6 +5,7 @@ mod confined;
 mod homes;
 mod long;
 mod replicas;
+mod vm_sockets;
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -28,7 +29,8 @@ use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
     EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo, ImportImage,
-    Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, VolumeEpochChange, VolumeInfo,
+    Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, Upload, VolumeEpochChange,
+    VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
 use perigee_store::{Data, Pool, io_problem};
@@ -39,6 +41,8 @@ use crate::observe;
 use crate::probe::probe;
 use crate::remotes::Remotes;
 use crate::sites::Want;
+use crate::sources::Sources;
+use crate::vm_sockets::VmSockets;
 
 /// The data of a volume is transferred in pieces of this size.
 const PIECE_BYTES: u32 = 1 << 20;
@@ -54,6 +58,9 @@ pub struct Control {
     pub exports: Arc<PoolExports>,
     pub stats: Arc<StatsTable>,
     pub remotes: Remotes,
+    /// `None` if this is a command and no server.
+    pub vm_sockets: Option<Arc<VmSockets>>,
+    pub sources: Arc<Sources>,
 }
 
 type Shared = State<Arc<Control>>;
@@ -62,6 +69,7 @@ pub fn router(control: Arc<Control>) -> Router {
     let v1 = Router::new()
         .route("/pool", get(pool_info))
         .route("/images", get(list_images).post(import_image))
+        .route("/uploads", post(upload))
         .route("/images/{image}", get(image_info).delete(delete_image))
         .route("/images/{image}/copy", post(copy_image))
         .route("/images/{image}/keep", put(keep_image))
@@ -87,6 +95,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .merge(confined::routes())
         .merge(homes::routes())
         .merge(replicas::routes())
+        .merge(vm_sockets::routes())
         .merge(observe::trace());
     Router::new()
         .nest("/v1", v1)
@@ -125,7 +134,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Asker {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         match parts.extensions.get::<ClientAddress>() {
-            Some(ClientAddress(address)) => Ok(Self(Peer { address: *address, encrypted: false })),
+            Some(ClientAddress(address)) => {
+                Ok(Self(Peer { address: *address, encrypted: false, is_own: address.is_none() }))
+            }
             None => Err(Failure(Problem::internal(
                 format!("{} {}", parts.method, parts.uri.path()),
                 "the address of the client is not known",
@@ -144,10 +155,25 @@ async fn list_images(State(control): Shared) -> Reply<Vec<ImageInfo>> {
 
 async fn import_image(
     State(control): Shared,
+    Asker(peer): Asker,
     Json(request): Json<ImportImage>,
 ) -> Result<Response, Failure> {
-    let pool = control.pool.clone();
-    long::follow(move |work| async move { pool.import_image(request, &work).await })
+    long::follow(move |work| async move {
+        let source = request.source.clone();
+        let open = |what: &str, source: &str| control.sources.open(what, source, peer.is_own);
+        let imported = control.pool.import_opened(request, open, &work).await;
+        control.sources.used(&source);
+        imported
+    })
+}
+
+async fn upload(State(control): Shared, request: Request) -> Reply<Upload> {
+    let mut body = request.into_body().into_data_stream();
+    let received = control.sources.receive(&mut body).await;
+    if received.is_err() {
+        drain(&mut body).await;
+    }
+    Ok(Json(received?))
 }
 
 async fn image_info(State(control): Shared, Named(image): Named<ImageName>) -> Reply<ImageInfo> {

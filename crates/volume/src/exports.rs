@@ -230,7 +230,10 @@ impl PoolExports {
     ) -> Result<Export, Problem> {
         let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
         let confined = self.check_leaving(&of, want, peer).await?;
-        let found = match self.local(volume, name, epoch, opener).await {
+        let may_join = peer.is_own && opener == Opener::Client;
+        let joined =
+            if may_join { epoch } else { self.epoch_unless_joining(volume, epoch).await? };
+        let found = match self.local(volume, name, joined, opener).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 // What is here by now has come back in the meantime.
                 let is_known =
@@ -244,6 +247,33 @@ impl PoolExports {
         };
         self.note_foreign(of, want, peer, confined, &found.device).await?;
         Ok(found)
+    }
+
+    /// The epoch of a session that was asked for without one by somebody who may not join the present writer.
+    ///
+    /// # Errors
+    /// A conflict if the volume is written with epochs.
+    async fn epoch_unless_joining(
+        &self,
+        volume: &VolumeName,
+        epoch: Option<Epoch>,
+    ) -> Result<Option<Epoch>, Problem> {
+        if epoch.is_some() {
+            return Ok(epoch);
+        }
+        // One that is not here is refused by its home.
+        let Ok(found) = self.pool.volume(volume).await else { return Ok(None) };
+        let current = found.epoch();
+        if current == Epoch::first(current.incarnation()) {
+            return Ok(Some(current));
+        }
+        let what = format!("can't open export {:?}", volume.as_str());
+        let why =
+            "the volume is written with epochs, and a session without one would join its writer";
+        Err(Problem::conflict(what, why).next(format!(
+            "open {volume}@N, where N is the epoch that `perigee volume info {volume}` shows, or connect at the \
+             volume's home through the volume server's unix socket"
+        )))
     }
 
     async fn find_sealed(&self, name: &str, of: &Wanted, peer: Peer) -> Result<Export, Problem> {

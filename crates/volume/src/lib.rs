@@ -17,10 +17,12 @@
 //! | how a session that is held gets its volume again | `settle` |
 //! | which site an asker is at, and what it may have | `sites` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
+//! | which files an image may be made of | `sources` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
 //! | what keeps this process's memory off the disks | `memory` |
 //! | figures for Prometheus | `metrics` |
+//! | each VM's own NBD socket | `vm_sockets` |
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
 
@@ -46,7 +48,9 @@ mod repoint;
 mod serve;
 mod settle;
 mod sites;
+mod sources;
 mod turns;
+mod vm_sockets;
 
 pub use offline::Offline;
 pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use crate::control::{self, Control};
 use crate::exports::{self, Here, PoolExports};
 use crate::remotes::{RemoteOptions, Remotes};
+use crate::sources::Sources;
 
 /// Keeps the pool open until it is dropped.
 pub struct Offline {
@@ -40,16 +41,26 @@ impl Offline {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_or_make(dir: &Path) -> Result<Self, Problem> {
+        // What this process makes in the pool is closed to other users, as a server's files are.
+        perigee_http::prepare_daemon();
         let remotes = Remotes::load(&RemoteOptions::default())?;
         let connect = remotes.connector();
         let config = PoolConfig { private: None, dir: dir.to_owned(), connect };
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());
+        let sources = Arc::new(Sources::new(&[], dir)?);
         // No other host reaches it, so nobody asks for its boot.
         let here = Here { server_id: exports::server_id(dir)?, boot: String::new() };
         let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
-        let router = control::router(Arc::new(Control { pool, exports, stats, remotes }))
-            .layer(Extension(ClientAddress(None)));
+        let router = control::router(Arc::new(Control {
+            pool,
+            exports,
+            stats,
+            remotes,
+            vm_sockets: None,
+            sources,
+        }))
+        .layer(Extension(ClientAddress(None)));
         // Not the server's socket name, because other programs expect a volume server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));
         let listener = bind_unix(&socket)

@@ -22,6 +22,8 @@ use crate::control::{self, Control};
 use crate::exports::{self, Here, PoolExports};
 use crate::iscsi_clients::{KeptReservations, KnownClients};
 use crate::remotes::{RemoteOptions, Remotes};
+use crate::sources::Sources;
+use crate::vm_sockets::VmSockets;
 
 /// Connections that are not drained within this time are closed. Their clients reconnect to the next server.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
@@ -42,6 +44,10 @@ pub struct Config {
     pub remotes: RemoteOptions,
     /// The addresses of the control API; may be empty.
     pub control: Vec<Listen>,
+    /// Directories from which everybody who reaches the control API may make images.
+    pub image_dirs: Vec<PathBuf>,
+    /// The directory of the VMs' NBD sockets. It is made when the first VM needs one.
+    pub vm_sockets: PathBuf,
     /// The file with the id of this boot: [`perigee_http::boot_id`].
     pub boot_id: PathBuf,
 }
@@ -74,12 +80,10 @@ pub fn serve(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 }
 
 async fn run(config: Config) -> Result<(), Problem> {
-    perigee_http::allow_many_files();
+    perigee_http::prepare_daemon();
     let mut terminate = on(SignalKind::terminate())?;
     let mut interrupt = on(SignalKind::interrupt())?;
-    std::fs::create_dir_all(&config.pool).map_err(|error| {
-        Problem::invalid(format!("can't make the pool {}", config.pool.display()), error)
-    })?;
+    perigee_http::private_directory(&config.pool)?;
     let remotes = Remotes::load(&config.remotes)?;
     let pool = Pool::open(PoolConfig {
         private: config.private.clone(),
@@ -104,6 +108,7 @@ async fn run(config: Config) -> Result<(), Problem> {
         sessions_max: config.clients.clients_max,
     });
     let stop = CancellationToken::new();
+    let vm_sockets = Arc::new(VmSockets::load(config.vm_sockets.clone(), server.clone()).await?);
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
     let (kept, filled, swept) = (pool.clone(), pool.clone(), pool.clone());
@@ -116,7 +121,14 @@ async fn run(config: Config) -> Result<(), Problem> {
             swept.clone().keep_dropping_spent_clones()
         }),
     ];
-    let control = Control { pool: pool.clone(), exports, stats: stats.clone(), remotes };
+    let control = Control {
+        pool: pool.clone(),
+        exports,
+        stats: stats.clone(),
+        remotes,
+        vm_sockets: Some(vm_sockets.clone()),
+        sources: Arc::new(Sources::new(&config.image_dirs, &config.pool)?),
+    };
     let network = &config.remotes.network;
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control, network);
     let ready = async {
@@ -135,7 +147,7 @@ async fn run(config: Config) -> Result<(), Problem> {
     background.iter().for_each(JoinHandle::abort);
     stop.cancel();
     let (cut_nbd, cut_iscsi) = (nbd.abort_handle(), iscsi.abort_handle());
-    let drained = futures_util::future::join(nbd, iscsi);
+    let drained = futures_util::future::join3(nbd, iscsi, vm_sockets.drain());
     if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
         tracing::warn!("some connections did not end in time; closing them");
         cut_nbd.abort();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     fn peer(address: &str, encrypted: bool) -> Peer {
-        Peer { address: Some(address.parse().expect("an address")), encrypted }
+        Peer { address: Some(address.parse().expect("an address")), encrypted, is_own: false }
     }
 
     fn told() -> Sites {

@@ -14,7 +14,7 @@ use crate::command::{QEMU, arguments, export};
 use crate::host::Host;
 use crate::process::{Exit, Process};
 use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
-use crate::{cgroup, files, process};
+use crate::{cgroup, files, process, sockets};
 
 /// QEMU opens its disks before it answers, and waits some time for the volume server.
 const START_DEADLINE: Duration = Duration::from_secs(90);
@@ -33,14 +33,14 @@ pub struct Started {
 /// Starts QEMU. After a failure no process is left.
 pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     host.open_ahead(vm.spec.disks.iter().map(export).collect());
-    vm.dir.create(host.user.map(|user| user.uid))?;
+    host.create(&vm.dir)?;
     if vm.spec.arrives_by.is_some() {
         arrival::prepare(&vm.dir.arrival())?;
     }
     files::write_json(&vm.dir.spec(), &vm.spec)?;
-    host.open_volume_socket();
-    let line = arguments(&vm.spec, &vm.dir, &host.volume_socket, host.accelerator.kind);
-    let (process, exit) = process::start(QEMU, &line, host.user, &vm.dir.log())?;
+    let socket = sockets::open(host, vm).await?;
+    let line = arguments(&vm.spec, &vm.dir, &socket.path, host.accelerator.kind);
+    let (process, exit) = process::start(QEMU, &line, host.user_of(&vm.dir)?, &vm.dir.log())?;
     if host.has_cgroups
         && let Err(error) = cgroup::limit(&process, vm.spec.cpus, vm.spec.memory_bytes)
     {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
-use axum::routing::{get, post};
-use perigee_agent::Config;
+use axum::routing::{get, post, put};
+use perigee_agent::{Config, VmUids};
 use perigee_http::{Client, Failure, Json, Listen, Network, Reply};
 use perigee_model::switchover::{Fate, WriterEpochs};
 use perigee_model::vm::{
@@ -20,7 +20,8 @@ use perigee_model::vm::{
     VmStatus,
 };
 use perigee_model::volume::{
-    CachePolicy, EpochChange, EpochChanges, ExportStats, FlushVolumes, VolumeHealth, VolumeInfo,
+    CachePolicy, EpochChange, EpochChanges, ExportStats, FlushVolumes, VmSocket, VmSocketAt,
+    VolumeHealth, VolumeInfo,
 };
 use perigee_model::{
     DiskRole, Epoch, HostId, MigrationId, Problem, SiteId, TenantName, VmId, VmStart, VolumeName,
@@ -83,6 +84,7 @@ impl Blocks {
         wait_for("the NBD socket", || {
             socket.exists().then_some(()).ok_or_else(|| "no socket".into())
         });
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).unwrap();
         Self { daemon }
     }
 }
@@ -110,7 +112,8 @@ struct HomeInner {
 }
 
 impl Home {
-    pub fn serve(runtime: &Runtime) -> Self {
+    /// `blocks` is the socket that every VM gets: the stand-in for the blocks serves them all.
+    pub fn serve(runtime: &Runtime, blocks: &Path) -> Self {
         let port = perigee_http::unused_port();
         let inner = Arc::new(HomeInner {
             epochs: Mutex::new(WriterEpochs {
@@ -122,11 +125,14 @@ impl Home {
             refuses: Mutex::new(false),
             asked: watch::Sender::new(0),
         });
+        let at = VmSocketAt { path: blocks.to_path_buf() };
         let router = axum::Router::new()
             .route("/v1/volumes/root", get(volume))
             .route("/v1/volumes/root/epoch", post(change_epoch))
             .route("/v1/batch/epochs", post(change_epochs))
             .route("/v1/batch/flush", post(async |_: Json<FlushVolumes>| Json(())))
+            .route("/v1/vms", get(async || Json(Vec::<VmSocket>::new())))
+            .route("/v1/vms/{vm}/socket", put(async |_: Json<VmSocket>| Json(at)))
             .route("/v1/stats", get(async || Json(Vec::<ExportStats>::new())))
             .with_state(inner.clone());
         runtime.spawn(async move {
@@ -221,7 +227,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn start(name: &str, dir: &Path, blocks: &Path, home: &Home) -> Self {
+    pub fn start(name: &str, dir: &Path, home: &Home) -> Self {
         let port = perigee_http::unused_port();
         let agent_url = format!("http://127.0.0.1:{port}");
         let config = Config {
@@ -229,7 +235,7 @@ impl Agent {
             site: SiteId::new("here").unwrap(),
             listen: vec![Listen::Tcp(format!("127.0.0.1:{port}"))],
             state: dir.join(name),
-            volume_socket: blocks.to_path_buf(),
+            vm_uids: VmUids::default(),
             volume_control: home.url.clone(),
             volume_url: home.url.clone(),
             nbd_addr: "127.0.0.1:1".into(),

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use nix::sys::socket::{setsockopt, sockopt};
+use nix::unistd::Uid;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -58,6 +59,19 @@ impl Socket {
             ),
             Self::Unix(_) => None,
         }
+    }
+
+    /// The user of a peer on a unix socket, as the kernel tells it; `None` if the peer is elsewhere or that is not known.
+    pub fn peer_uid(&self) -> Option<u32> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(stream) => stream.peer_cred().ok().map(|peer| peer.uid()),
+        }
+    }
+
+    /// Whether the peer is a process of this host that runs as this process's user or as root.
+    pub fn is_own(&self) -> bool {
+        self.peer_uid().is_some_and(|uid| uid == 0 || uid == Uid::effective().as_raw())
     }
 
     /// # Errors

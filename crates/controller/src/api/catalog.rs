@@ -1,13 +1,14 @@
 //! `/images`, `/volumes`
 
-use axum::extract::State;
+use axum::body::Body;
+use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
-use perigee_model::volume::Snapshot;
+use perigee_model::volume::{Snapshot, Upload};
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
-use perigee_model::{ImageName, Problem, VolumeName};
+use perigee_model::{HostId, ImageName, Problem, VolumeName};
 
 use super::{Name, Shared, json};
 use crate::leave_site::{self, Of};
@@ -30,6 +31,25 @@ pub async fn import_image(
     // In a task of its own, because a client that disconnects must not end an import.
     let import = tokio::spawn(async move { images::import(&cluster, new).await });
     json(import.await.map_err(|e| Problem::internal("can't import an image", e))??)
+}
+
+#[derive(serde::Deserialize)]
+pub struct UploadTo {
+    host: Option<HostId>,
+}
+
+/// Takes a disk image's file, for an import. It goes to the host that is named, or to the one with the most free
+/// space; the answer says which. Import it there: the answer's `source` and `host` are fields of `NewImage`.
+#[utoipa::path(post, path = "/uploads", tag = "images",
+    params(("host" = Option<String>, Query)),
+    request_body(content = String, content_type = "application/octet-stream"),
+    responses((status = 200, body = Upload)))]
+pub async fn upload_image(
+    State(cluster): Shared,
+    Query(UploadTo { host }): Query<UploadTo>,
+    body: Body,
+) -> Reply<Upload> {
+    json(images::upload(&cluster, host.as_ref(), body).await?)
 }
 
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),

@@ -39,6 +39,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))
         .routes(routes!(hosts::probe_links))
+        .routes(routes!(catalog::upload_image))
         .routes(routes!(catalog::images, catalog::import_image))
         .routes(routes!(catalog::image, catalog::delete_image))
         .routes(routes!(catalog::volumes, catalog::create_volume))

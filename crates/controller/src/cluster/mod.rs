@@ -116,8 +116,7 @@ impl Cluster {
         network: Network,
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
-        std::fs::create_dir_all(state_dir)
-            .map_err(|e| Problem::internal(format!("can't make {}", state_dir.display()), e))?;
+        perigee_http::private_directory(state_dir)?;
         let lock = lock(state_dir)?;
         files::prepare(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));

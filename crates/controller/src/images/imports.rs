@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perigee_http::Method;
 use perigee_model::job::{ClusterImage, HostState, NewImage};
-use perigee_model::volume::{ImageInfo, ImportImage};
-use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
+use perigee_model::volume::{ImageInfo, ImportImage, Upload};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -31,7 +32,7 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
         return Err(Problem::conflict(what, "an import with this name is running")
             .next("wait for it; `perigee image list` shows its result"));
     };
-    let import = PendingImport { host: first.id.clone(), source: new.source };
+    let import = PendingImport { host: first.id.clone(), source: new.source, format: new.format };
     let layer = Some(LayerId(Uuid::new_v4()));
     let leave_site = new.leave_site;
     let record = ImageRecord { name: new.name.clone(), layer, import: Some(import), leave_site };
@@ -49,8 +50,8 @@ async fn finish_import(
 ) -> Result<(), Problem> {
     let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
     let (name, key) = (&record.name, image_key(&record.name));
-    let (source, leave_site) = (import.source.clone(), record.leave_site);
-    let ask = ImportImage { name: name.clone(), source, layer: Some(layer), leave_site };
+    let (source, format, leave_site) = (import.source.clone(), import.format, record.leave_site);
+    let ask = ImportImage { name: name.clone(), source, format, layer: Some(layer), leave_site };
     let mut cancelled = cluster.cancelled_imports.subscribe();
     // The host ends an import whose client leaves.
     let told = tokio::select! {
@@ -92,6 +93,20 @@ async fn finish_import(
         }
     }
     Ok(())
+}
+
+/// Passes a file on to the host that is to make an image of it. Nothing of it is kept here.
+pub async fn upload(
+    cluster: &Cluster,
+    host: Option<&HostId>,
+    body: perigee_http::Body,
+) -> Result<Upload, Problem> {
+    let to = match host {
+        Some(host) => reachable(cluster, host)?,
+        None => roomiest(cluster).await?,
+    };
+    let stored: Upload = to.volume.send_body(Method::POST, "/v1/uploads", body).await?;
+    Ok(Upload { host: Some(to.id.clone()), ..stored })
 }
 
 async fn is_cancelled(cancelled: &mut broadcast::Receiver<ImageName>, name: &ImageName) {

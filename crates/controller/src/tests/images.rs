@@ -19,7 +19,7 @@ fn name(text: &str) -> ImageName {
 
 fn import(source: &str) -> NewImage {
     let leave_site = Default::default();
-    NewImage { name: name("db"), source: source.into(), host: None, leave_site }
+    NewImage { name: name("db"), source: source.into(), host: None, leave_site, format: None }
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ async fn a_job_waits_for_the_silent_host_that_has_its_image() {
 async fn a_job_waits_for_the_image_that_is_being_imported() {
     let lab = Lab::up().await;
     let importing = lab.cluster.index.begin_import(&name("db")).expect("nobody imports it");
-    let import = PendingImport { host: lab.home.id.clone(), source: "/a".into() };
+    let import = PendingImport { host: lab.home.id.clone(), source: "/a".into(), format: None };
     let record = ImageRecord {
         layer: Some(other_layer()),
         import: Some(import),

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{
-    ClusterImage, Job, JobState, LogLine, Migration, MigrationState, MoveVm, NewImage, Vm, VmVolume,
+    ClusterImage, Job, JobState, LogLine, Migration, MigrationState, MoveVm, Vm, VmVolume,
 };
 use perigee_model::volume::VolumeInfo;
 use perigee_model::volume_move::{VolumeMoveState, VolumesOnMove};
@@ -45,13 +45,11 @@ pub struct Guest<'a> {
 /// # Errors
 /// The import fails.
 pub async fn prepare(ground: &Ground<'_>, image: &Path) -> Result<(), Problem> {
-    let source = std::path::absolute(image)
-        .map_err(|e| Problem::invalid(format!("can't import {}", image.display()), e))?;
     let name =
         ImageName::new("debian").map_err(|e| Problem::internal("can't name the image", e))?;
-    let source = source.to_string_lossy().into_owned();
-    let new = NewImage { name, source, host: None, leave_site: Default::default() };
-    let _: ClusterImage = ground.lab.client(IMPORT_MAX)?.post("/v1/images", &new).await?;
+    let client = ground.lab.client(IMPORT_MAX)?;
+    let new = crate::images::image_of(&client, name, image).await?;
+    let _: ClusterImage = client.post("/v1/images", &new).await?;
     ground.empty_volume(&data()?, &ground.cloud, DATA_BYTES).await.map(drop)
 }
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use perigee_http::Client;
 use perigee_model::job::{
-    ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, NewImage, NewVolume,
-    Restart,
+    ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, NewVolume, Restart,
 };
 use perigee_model::volume::VolumeSource;
 use perigee_model::{ImageName, JobId, Problem, ProblemKind, VolumeName, job_file};
@@ -52,13 +51,11 @@ impl Stream {
         jobs: u16,
         restart: Restart,
     ) -> Result<Self, Problem> {
-        let source = std::path::absolute(image)
-            .map_err(|e| Problem::invalid(format!("can't import {}", image.display()), e))?;
         let name =
             ImageName::new("debian").map_err(|e| Problem::internal("can't name the image", e))?;
-        let source = source.to_string_lossy().into_owned();
-        let new = NewImage { name, source, host: None, leave_site: Default::default() };
-        let _: ClusterImage = lab.client(SLOW)?.post("/v1/images", &new).await?;
+        let client = lab.client(SLOW)?;
+        let new = crate::images::image_of(&client, name, image).await?;
+        let _: ClusterImage = client.post("/v1/images", &new).await?;
         let client = lab.client(QUICK)?;
         let hosts: Vec<_> = lab.definition.hosts().map(|(_, host)| host.clone()).collect();
         let mut volumes = Vec::new();

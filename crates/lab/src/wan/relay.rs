@@ -62,6 +62,7 @@ struct Way {
 /// # Errors
 /// The lab or its network does not exist.
 pub fn relay(base: &Path, id: &LabId) -> Result<(), Problem> {
+    perigee_http::prepare_daemon();
     let dir = LabDir::new(base, id);
     let definition = dir.load()?.definition;
     let links = dir.wan()?.links;

@@ -1,9 +1,11 @@
 //! Images and snapshots: their import, their copies from other hosts, and what is known of them.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ImageName, LayerId, LeaveSite};
+use crate::{HostId, ImageName, LayerId, LeaveSite};
 
 /// A named sealed layer with its chain: an imported image or a snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -103,14 +105,71 @@ pub struct CopyImage {
     pub layer: Option<LayerId>,
 }
 
+/// A format of disk images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageFormat {
+    /// The disk's bytes as they are.
+    Raw,
+    /// QEMU's.
+    Qcow2,
+    /// VMware's.
+    Vmdk,
+    /// Hyper-V's.
+    Vhdx,
+}
+
+impl ImageFormat {
+    /// As `qemu-img` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+            Self::Vmdk => "vmdk",
+            Self::Vhdx => "vhdx",
+        }
+    }
+}
+
+impl FromStr for ImageFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Raw, Self::Qcow2, Self::Vmdk, Self::Vhdx];
+        all.into_iter()
+            .find(|format| format.name() == text)
+            .ok_or_else(|| format!("{text:?} is not raw, qcow2, vmdk or vhdx"))
+    }
+}
+
+/// What [`ImportImage::source`] begins with if the file was uploaded to the volume server.
+pub const UPLOAD_PREFIX: &str = "upload:";
+
+/// A file that was uploaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Upload {
+    /// The host that has it. `None`: the volume server that answers.
+    #[serde(default)]
+    pub host: Option<HostId>,
+    /// The source of an image that is made of it, at this host. It is removed when the import has ended, or after an
+    /// hour without one.
+    pub source: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
 /// A disk image to take into the pool.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ImportImage {
     /// Unique in the pool.
     pub name: ImageName,
-    /// What `qemu-img convert` reads: a path on the volume server's machine or an
-    /// `nbd://HOST:PORT/EXPORT` address. A file may not have a backing file.
+    /// What `qemu-img convert` reads: what an upload was answered with ([`Upload::source`]), a path on the volume
+    /// server's machine, below a directory that it was started with, or an `nbd://HOST:PORT/EXPORT` address. A file
+    /// may not have a backing file.
     pub source: String,
+    /// The source's format. `None`: `qemu-img` finds it out.
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
     /// The UUID to give the layer: set when this is a copy of a sealed layer of another host.
     #[serde(default)]
     pub layer: Option<LayerId>,

@@ -9,12 +9,16 @@
 //! ```
 //!
 //! A name or an export may end in `*`, which matches any text. `data` also means `data@4`. A client on a
-//! unix socket sees all exports: the socket is protected by its directory's permissions.
+//! unix socket that runs as the server's own user or as root sees all exports. A VM, which has a socket of its own,
+//! sees its own ones.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use perigee_model::Problem;
+
+use super::OneVm;
 
 /// The options about access.
 #[derive(Debug, Default)]
@@ -28,8 +32,13 @@ pub struct Access {
 /// The client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Whether it is connected through a unix socket.
+    /// Whether it is a process of this host that needs neither TLS nor a line in the access list: one of the
+    /// server's own user, or a VM.
     pub local: bool,
+    /// Whether it runs as the server's own user or as root on this host, and is no VM.
+    pub is_own: bool,
+    /// The VM whose socket it is connected to.
+    pub vm: Option<Arc<OneVm>>,
     /// Its address and port.
     pub address: String,
     /// Its address; `None` for a unix socket.
@@ -44,6 +53,7 @@ pub struct Peer {
 pub enum View {
     Everything,
     Only(AccessList),
+    Vm(Arc<OneVm>),
 }
 
 impl View {
@@ -51,6 +61,7 @@ impl View {
         match self {
             Self::Everything => true,
             Self::Only(list) => list.allows(export, peer.common_name.as_deref()),
+            Self::Vm(vm) => vm.exports.contains(export),
         }
     }
 }
@@ -59,6 +70,9 @@ impl Access {
     /// # Errors
     /// When the list can't be read or is wrong. Then no client sees any export.
     pub fn view(&self, peer: &Peer) -> Result<View, Problem> {
+        if let Some(vm) = &peer.vm {
+            return Ok(View::Vm(Arc::clone(vm)));
+        }
         let Some(path) = self.list.as_ref().filter(|_| !peer.local) else {
             return Ok(View::Everything);
         };
@@ -140,6 +154,17 @@ mod tests {
     #[test]
     fn a_line_that_names_nobody_is_wrong() {
         assert_eq!(AccessList::parse("data a\nother\n"), Err(2));
+    }
+
+    #[test]
+    fn a_vm_sees_its_own_exports_only() {
+        let vm = OneVm { uid: 7, exports: ["data@3".to_owned()].into() };
+        let peer = Peer { local: true, vm: Some(Arc::new(vm)), ..Peer::default() };
+        let view = Access { listing: true, list: None }.view(&peer).expect("a view");
+        assert!(view.shows("data@3", &peer));
+        for other in ["data", "data@4", "other@3", "data@layers", "image:debian"] {
+            assert!(!view.shows(other, &peer), "{other}");
+        }
     }
 
     #[test]

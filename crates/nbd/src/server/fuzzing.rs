@@ -19,7 +19,7 @@ fn talk(said: &[u8]) -> Vec<u8> {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let Server(shared) =
             Server::new(Arc::new(One), ServerOptions::default()).expect("a server");
-        let serve = connection(Socket::Unix(theirs), shared, CancellationToken::new());
+        let serve = connection(Socket::Unix(theirs), shared, None, CancellationToken::new());
         let (mut reader, mut writer) = ours.into_split();
         let speak = async {
             // The server may have closed the connection.

@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod negotiation;
 mod tls;
 mod transmission;
+mod vm_socket;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -39,6 +40,7 @@ use access::{Access, Peer};
 use negotiation::{Agreed, Negotiation, Outcome};
 use tls::Tls;
 pub use tls::TlsFiles;
+pub use vm_socket::OneVm;
 
 /// A client that has not chosen an export within this time is disconnected.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(30);
@@ -66,8 +68,8 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Any user may connect to a unix socket, because QEMU runs unprivileged. The permissions of its directory
-    /// protect it.
+    /// Only the server's own user and root may connect to a unix socket, unless somebody changes its permissions.
+    /// Each VM has a socket of its own: [`Server::serve_vm`].
     ///
     /// # Errors
     /// `Conflict` when the address can't be bound.
@@ -93,7 +95,7 @@ impl Accept for Listener {
 
 async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let listener = perigee_http::bind_unix(path).await?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
@@ -135,6 +137,7 @@ impl Shared {
     }
 }
 
+#[derive(Clone)]
 pub struct Server(Arc<Shared>);
 
 impl Server {
@@ -172,7 +175,7 @@ impl Server {
                 );
                 return None;
             };
-            let connection = connection(socket, shared.clone(), token.child_token());
+            let connection = connection(socket, shared.clone(), None, token.child_token());
             Some(async move {
                 connection.await;
                 drop(permit);
@@ -182,10 +185,16 @@ impl Server {
     }
 }
 
-async fn connection(socket: Socket, shared: Arc<Shared>, stop: CancellationToken) {
+/// `vm` is the VM whose socket it is, if it is one's.
+async fn connection(
+    socket: Socket,
+    shared: Arc<Shared>,
+    vm: Option<Arc<OneVm>>,
+    stop: CancellationToken,
+) {
     let negotiated = tokio::select! {
         () = stop.cancelled() => return,
-        ended = tokio::time::timeout(shared.negotiation_max, negotiate(socket, &shared, &stop)) => ended,
+        ended = tokio::time::timeout(shared.negotiation_max, negotiate(socket, &shared, vm, &stop)) => ended,
     };
     let ended = match negotiated {
         Ok(Ok(Some((Stream::Plain(socket), agreed)))) => {
@@ -214,10 +223,13 @@ enum Stream {
 async fn negotiate(
     mut socket: Socket,
     shared: &Shared,
+    vm: Option<Arc<OneVm>>,
     stop: &CancellationToken,
 ) -> Result<Option<(Stream, Agreed)>, ConnectionError> {
-    let local = matches!(socket, Socket::Unix(_));
-    let peer = Peer { local, address: socket.peer(), ip: socket.address(), ..Peer::default() };
+    let is_own = socket.is_own() && vm.is_none();
+    let local = is_own || vm.is_some();
+    let (address, ip) = (socket.peer(), socket.address());
+    let peer = Peer { local, is_own, vm, address, ip, ..Peer::default() };
     let mut negotiation = Negotiation::new(shared, peer, stop.clone());
     if !negotiation.greet(&mut socket).await? {
         return Ok(None);

@@ -226,7 +226,9 @@ impl<'a> Negotiation<'a> {
 
     async fn session(&mut self, key: Bytes) {
         let option = option::PERIGEE_SESSION;
-        if self.claim.is_some() {
+        if self.peer.vm.is_some() {
+            self.refuse(option, reply::ERR_POLICY, "a VM's session is not that of another host");
+        } else if self.claim.is_some() {
             self.refuse(option, reply::ERR_INVALID, "the session is named already");
         } else {
             let key = SessionKey::parse(&key);
@@ -291,14 +293,23 @@ impl<'a> Negotiation<'a> {
             let what = format!("can't open export {name:?}");
             Problem::unavailable(what, "the server's access list is wrong")
         })?;
-        let hidden =
-            || Problem::not_found(format!("can't open export {name:?}"), "it does not exist");
+        let hidden = || {
+            let what = format!("can't open export {name:?}");
+            match &self.peer.vm {
+                Some(vm) => {
+                    let why = format!("this VM's socket does not serve it, only {}", vm.names());
+                    Problem::not_found(what, why)
+                }
+                None => Problem::not_found(what, "it does not exist"),
+            }
+        };
         if !view.shows(name, &self.peer) {
             return Err(hidden());
         }
         let proxy = self.claim.as_ref().map(|claim| Opener::Proxy(claim.host()));
         let opener = proxy.unwrap_or(Opener::Client);
-        let peer = exports::Peer { address: self.peer.ip, encrypted: self.peer.encrypted };
+        let Peer { ip: address, encrypted, is_own, .. } = self.peer;
+        let peer = exports::Peer { address, encrypted, is_own };
         match self.shared.exports.open(name, opener, peer).await {
             Err(problem)
                 if problem.kind == ProblemKind::NotFound

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use perigee_agent::VmUids;
 use perigee_http::{Listen, Network};
 use perigee_model::{HostId, Problem, SiteId};
 
@@ -26,9 +27,9 @@ pub struct RunArgs {
     /// Directory for the agent's records of its virtual machines
     #[arg(long, default_value = "/var/lib/perigee/agent", value_name = "DIR")]
     state: PathBuf,
-    /// The unix socket where this host's volume server speaks NBD
-    #[arg(long, default_value = "/run/perigee/volume.sock", value_name = "PATH")]
-    volume_socket: PathBuf,
+    /// The users of QEMU: each VM has one of these for itself
+    #[arg(long, default_value_t, value_name = "FIRST-LAST")]
+    vm_uids: VmUids,
     /// The control API of this host's volume server
     #[arg(long, default_value = "unix:/run/perigee/volume-control.sock", value_name = "ADDRESS")]
     volume_control: String,
@@ -57,7 +58,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         site: args.site,
         listen: args.listen.into_iter().map(Listen::Tcp).collect(),
         state: args.state,
-        volume_socket: args.volume_socket,
+        vm_uids: args.vm_uids,
         volume_control: args.volume_control,
         volume_url: args.volume_url,
         nbd_addr: args.nbd_addr,

@@ -1,13 +1,16 @@
 //! `perigee image`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
+use perigee_http::Client;
 use perigee_model::job::{ClusterImage, NewImage, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
-use perigee_model::volume::{CheckScope, CopyImage, ImageInfo, ImportImage, Keep};
+use perigee_model::volume::{
+    CheckScope, CopyImage, ImageFormat, ImageInfo, ImportImage, Keep, Upload,
+};
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,8 +28,15 @@ pub enum Verb {
     Import {
         /// The new image's name
         name: ImageName,
-        /// The file, or an nbd:// address; with a controller, a path on the host that imports it
+        /// The file, or an nbd:// address
         file: String,
+        /// FILE is a path on the host that imports it, below a directory that its volume server allows
+        /// (--image-dir); otherwise the file is sent there
+        #[arg(long, conflicts_with = "pool")]
+        on_host: bool,
+        /// The file's format: raw, qcow2, vmdk or vhdx [default: it is found out]
+        #[arg(long, value_name = "FORMAT")]
+        image_format: Option<ImageFormat>,
         /// The host that imports it; the others read from there [default: the host with the most free
         /// space]
         #[arg(long, conflicts_with = "pool")]
@@ -196,23 +206,26 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Check { name, pool } => {
             return check::run(CheckScope::Image(name), pool, context).await;
         }
-        Verb::Import { name, file, host, leave_site, pool } => {
-            let source = absolute(&file)?;
+        Verb::Import { name, file, on_host, image_format: format, host, leave_site, pool } => {
             match pool.pool {
                 Some(pool) => {
-                    let body = ImportImage { name, source, layer: None, leave_site };
+                    let source = absolute(&file)?;
+                    let body = ImportImage { name, source, format, layer: None, leave_site };
                     let server = pool_server(&pool).await?;
                     let image: ImageInfo =
                         output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
                             .await?;
-                    output::one(format, &image, LOCAL)
+                    output::one(context.format, &image, LOCAL)
                 }
                 None => {
-                    let body = NewImage { name, source, host, leave_site };
-                    let image: ClusterImage = controller_client_within(context, IMPORT_MAX)?
-                        .post("/v1/images", &body)
-                        .await?;
-                    output::one(format, &image, CLUSTER)
+                    let client = controller_client_within(context, IMPORT_MAX)?;
+                    let (source, host) = match on_host || file.contains("://") {
+                        true => (file, host),
+                        false => send(&client, Path::new(&file), host).await?,
+                    };
+                    let body = NewImage { name, source, format, host, leave_site };
+                    let image: ClusterImage = client.post("/v1/images", &body).await?;
+                    output::one(context.format, &image, CLUSTER)
                 }
             }
         }
@@ -252,6 +265,20 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Sends a file to the host that is to make an image of it.
+async fn send(
+    client: &Client,
+    file: &Path,
+    host: Option<HostId>,
+) -> Result<(String, Option<HostId>), Problem> {
+    let path = match &host {
+        Some(host) => format!("/v1/uploads?host={host}"),
+        None => "/v1/uploads".to_owned(),
+    };
+    let upload: Upload = client.send_file(&path, file).await?;
+    Ok((upload.source, upload.host.or(host)))
 }
 
 /// A client of the pool's server if a pool is given, else of the controller.

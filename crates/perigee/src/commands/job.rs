@@ -1,23 +1,24 @@
 //! `perigee job`
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use perigee_http::{Client, Method, file_body};
+use perigee_http::Client;
 use perigee_model::guest::LogStream;
-use perigee_model::job::{Bundle, DEFAULT_OWNER, Job, JobState, LogLine, Sample};
-use perigee_model::job_file::{self, InputFile, JobFile};
+use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LogLine, Sample};
+use perigee_model::job_file::{self, JobFile};
 use perigee_model::plan::{Decision, Part, Plan, PlanOption};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
 use perigee_model::{JobId, Problem};
 
 use crate::Context;
+use crate::commands::inputs::{Reach, upload};
 use crate::commands::{controller_client, moving};
 use crate::output::{self, Column, Format};
+use crate::terminal;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -28,6 +29,9 @@ pub enum Verb {
         /// Wait until the job has ended; the exit code is then the job's
         #[arg(long, short)]
         wait: bool,
+        /// Let the job file name inputs that are not below its own directory
+        #[arg(long)]
+        inputs_from_anywhere: bool,
     },
     /// Predict how long a job would take, and where it would run.
     ///
@@ -164,7 +168,10 @@ fn progress(job: &Job) -> String {
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     // Faults in a job file are reported even if no controller runs.
     match verb {
-        Verb::Submit { file, wait } => return submit(&file, wait, context).await,
+        Verb::Submit { file, wait, inputs_from_anywhere } => {
+            let reach = if inputs_from_anywhere { Reach::Anywhere } else { Reach::BelowJobFile };
+            return submit(&file, wait, reach, context).await;
+        }
         Verb::Plan { file } => return plan(&file, context).await,
         _ => {}
     }
@@ -229,14 +236,19 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
     }
 }
 
-async fn submit(file: &Path, wait: bool, context: &Context) -> Result<ExitCode, Problem> {
+async fn submit(
+    file: &Path,
+    wait: bool,
+    reach: Reach,
+    context: &Context,
+) -> Result<ExitCode, Problem> {
     let JobFile { mut spec, inputs } = read_job_file(file)?;
     spec.owner = owner();
     spec.check()?;
     let client = controller_client(context)?;
     if !inputs.is_empty() {
         let base = file.parent().unwrap_or(Path::new("")).to_owned();
-        spec.inputs = Some(upload(&client, &base, inputs).await?);
+        spec.inputs = Some(upload(&client, &base, inputs, reach).await?);
     }
     let job: Job = client.post("/v1/jobs", &spec).await?;
     if !wait {
@@ -253,43 +265,6 @@ async fn submit(file: &Path, wait: bool, context: &Context) -> Result<ExitCode, 
     })
 }
 
-/// Packs the inputs and uploads them. Their paths are relative to `base`, the job file's directory. Returns the
-/// bundle's id.
-async fn upload(client: &Client, base: &Path, inputs: Vec<InputFile>) -> Result<String, Problem> {
-    let base = base.to_owned();
-    let packed = tokio::task::spawn_blocking(move || pack(&base, &inputs))
-        .await
-        .map_err(|e| Problem::internal("can't pack the inputs", e))??;
-    let file = tokio::fs::File::from_std(packed);
-    let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", file_body(file)).await?;
-    Ok(bundle.sha256)
-}
-
-fn pack(base: &Path, inputs: &[InputFile]) -> Result<File, Problem> {
-    let scratch =
-        tempfile::tempfile().map_err(|e| Problem::internal("can't pack the inputs", e))?;
-    let mut tar = tar::Builder::new(scratch);
-    for input in inputs {
-        let from = base.join(&input.from);
-        let result = if from.is_dir() {
-            tar.append_dir_all(&input.to, &from)
-        } else {
-            tar.append_path_with_name(&from, &input.to)
-        };
-        result.map_err(|e| {
-            let what = format!("can't pack the input {}", from.display());
-            match e.kind() {
-                std::io::ErrorKind::NotFound => Problem::not_found(what, "there is no such file"),
-                _ => Problem::invalid(what, e),
-            }
-            .next("paths in a job file are relative to the job file")
-        })?;
-    }
-    let mut file = tar.into_inner().map_err(|e| Problem::internal("can't pack the inputs", e))?;
-    std::io::Seek::rewind(&mut file).map_err(|e| Problem::internal("can't pack the inputs", e))?;
-    Ok(file)
-}
-
 /// Shows a job's state and progress until the job has ended.
 async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     let bar = output::progress_bar(id, "{pos}/{len} {msg}");
@@ -303,11 +278,11 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
         }
         let label = job.progress.as_ref().map_or("", |p| p.label.as_str());
         let state = output::word(&job.state);
-        bar.set_message(format!("{state} on {host} {label} {}", job.reason));
+        bar.set_message(terminal::for_stderr(&format!("{state} on {host} {label} {}", job.reason)));
         bar.tick();
         if bar.is_hidden() && said != format!("{state}{}", job.reason) {
             let colon = if job.reason.is_empty() { "" } else { ": " };
-            eprintln!("{id} {state} on {host}{colon}{}", job.reason);
+            output::note(&format!("{id} {state} on {host}{colon}{}", job.reason));
             said = format!("{state}{}", job.reason);
         }
         if job.state.is_final() {
@@ -330,7 +305,7 @@ async fn log(client: &Client, id: &JobId, follow: bool, format: Format) -> Resul
             after = after.max(line.seq);
             match (format, line.stream) {
                 (Format::Table, LogStream::Stdout) => output::text(&line.line),
-                (Format::Table, LogStream::Stderr) => eprintln!("{}", line.line),
+                (Format::Table, LogStream::Stderr) => output::note(&line.line),
                 _ => kept.push(line),
             }
         }

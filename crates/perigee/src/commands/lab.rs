@@ -175,7 +175,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 let up = labs.into_iter().filter(|l| l.id == lab.definition.id).collect::<Vec<_>>();
                 output::list(context.format, &up, LABS)?;
             }
-            eprintln!("remove it with: perigee lab down {}", lab.definition.id);
+            output::note(&format!("remove it with: perigee lab down {}", lab.definition.id));
         }
         Verb::Down { lab: Some(lab), base, .. } => {
             if !perigee_lab::down(&base.base, &lab).await? {

@@ -8,6 +8,7 @@ pub mod controller;
 mod faults;
 pub mod host;
 pub mod image;
+mod inputs;
 pub mod iscsi_clients;
 pub mod job;
 pub mod lab;

@@ -85,12 +85,12 @@ pub async fn begin(
 ) -> Result<(), Problem> {
     let migration: Migration = client.post(&format!("/v1/vms/{vm}/move"), ask).await?;
     if !migration.mode_reason.is_empty() {
-        eprintln!("{}: {}", migration.id, migration.mode_reason);
+        output::note(&format!("{}: {}", migration.id, migration.mode_reason));
     }
     let ended = tokio::select! {
         ended = watch(client, &migration.id, vm) => ended?,
         _ = tokio::signal::ctrl_c() => {
-            eprintln!("the migration continues; `perigee vm move {vm} --cancel` cancels it");
+            output::note(&format!("the migration continues; `perigee vm move {vm} --cancel` cancels it"));
             return Ok(());
         }
     };
@@ -142,7 +142,7 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
         bar.set_message(state_words(&migration));
         let state = (migration.state, migration.moves_ahead);
         if bar.is_hidden() && said != Some(state) {
-            eprintln!("{id} {}", state_words(&migration));
+            output::note(&format!("{id} {}", state_words(&migration)));
             said = Some(state);
         }
         if migration.state.is_final() {

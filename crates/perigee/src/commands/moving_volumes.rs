@@ -62,7 +62,7 @@ pub async fn begin(
     let ended = tokio::select! {
         ended = watch(client, &asked) => ended?,
         _ = tokio::signal::ctrl_c() => {
-            eprintln!("the move continues; `perigee volume info {volume}` shows how far it is");
+            output::note(&format!("the move continues; `perigee volume info {volume}` shows how far it is"));
             return Ok(());
         }
     };
@@ -97,7 +97,7 @@ pub async fn follow(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Probl
     tokio::select! {
         done = watch_following(client, vm, to) => done,
         _ = tokio::signal::ctrl_c() => {
-            eprintln!("the volumes continue to follow; `perigee vm info {vm}` shows how far they are");
+            output::note(&format!("the volumes continue to follow; `perigee vm info {vm}` shows how far they are"));
             Ok(())
         }
     }
@@ -114,14 +114,17 @@ async fn watch_following(client: &Client, vm: &VmId, to: &HostId) -> Result<(), 
         if shown.host != *to {
             // Its job is about to hear that it has arrived; or it has moved on.
             if begun.elapsed() > ARRIVAL_DEADLINE || shown.migration.is_some() {
-                eprintln!("VM {vm} is at {}; `perigee vm info {vm}` shows its volumes", shown.host);
+                output::note(&format!(
+                    "VM {vm} is at {}; `perigee vm info {vm}` shows its volumes",
+                    shown.host
+                ));
                 return Ok(());
             }
         } else if let Some(volume) = shown.volumes.iter().find(|volume| volume.is_moving()) {
             match &volume.last_move {
                 Some(last) if !last.state.is_final() => {
                     let ended = watch(client, last).await?;
-                    eprintln!("{}: {}", ended.volume, summary(&ended));
+                    output::note(&format!("{}: {}", ended.volume, summary(&ended)));
                     is_there(&ended)?;
                 }
                 _ => {}
@@ -165,7 +168,7 @@ async fn watch(client: &Client, asked: &VolumeMove) -> Result<VolumeMove, Proble
         bar.set_position(most_bytes - missing_bytes);
         bar.set_message(state_words(&now));
         if bar.is_hidden() && said != Some(now.state) {
-            eprintln!("{} {}", now.volume, state_words(&now));
+            output::note(&format!("{} {}", now.volume, state_words(&now)));
             said = Some(now.state);
         }
         if now.state.is_final() {

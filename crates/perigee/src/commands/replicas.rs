@@ -116,16 +116,16 @@ pub async fn promote(
     let path = format!("/v1/volumes/{volume}/promote");
     if ask.cancel {
         let promotion: Promotion = client.post(&path, &ask).await?;
-        eprintln!("volume {volume} stays at {}", promotion.from);
+        output::note(&format!("volume {volume} stays at {}", promotion.from));
         return Ok(());
     }
     let would: Promotion = client.post(&path, &ask).await?;
-    eprintln!(
+    output::note(&format!(
         "volume {volume} will be the replica at {}; lost with {}: {}",
         would.to,
         would.from,
         lost(&would)
-    );
+    ));
     if !yes {
         confirm(volume)?;
     }

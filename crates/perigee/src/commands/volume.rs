@@ -220,6 +220,14 @@ pub enum Verb {
         iscsi: IscsiClientOptions,
         #[command(flatten)]
         remotes: Box<RemoteFlags>,
+        /// A directory from which whoever reaches the control API may import images; may be given more than once.
+        /// Without it, images are uploaded
+        #[arg(long, value_name = "DIR")]
+        image_dir: Vec<PathBuf>,
+        /// Directory for the NBD sockets of this host's VMs, one for each. QEMU's users must be able to enter
+        /// the directories above it
+        #[arg(long, default_value = "/run/perigee/vms", value_name = "DIR")]
+        vm_sockets: PathBuf,
         /// What says that this host has booted anew; hosts that share a kernel need a file each
         #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
         boot_id: PathBuf,
@@ -344,7 +352,18 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
         }
         Verb::Trace(verb) => trace::run(verb, format).await,
-        Verb::Serve { pool, private, nbd, control, clients, iscsi, remotes, boot_id } => {
+        Verb::Serve {
+            pool,
+            private,
+            nbd,
+            control,
+            clients,
+            iscsi,
+            remotes,
+            image_dir: image_dirs,
+            vm_sockets,
+            boot_id,
+        } => {
             let control = if control.is_empty() {
                 vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
             } else {
@@ -358,6 +377,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 iscsi: iscsi.into(),
                 remotes: (*remotes).into(),
                 control,
+                image_dirs,
+                vm_sockets,
                 boot_id,
             })
             .await

@@ -81,7 +81,13 @@ where
                 .client
                 .post(
                     "/v1/images",
-                    &NewImage { name, source, host: None, leave_site: Default::default() },
+                    &NewImage {
+                        name,
+                        source,
+                        host: None,
+                        leave_site: Default::default(),
+                        format: None,
+                    },
                 )
                 .await?;
             test(system).await

@@ -48,7 +48,13 @@ async fn an_import_into_a_full_pool_fails_and_leaves_nothing() {
         let source = elsewhere.path().join(name);
         std::fs::write(&source, vec![7; mib * MIB]).unwrap();
         let source = source.to_str().unwrap().to_owned();
-        ImportImage { name: image_name(name), source, layer: None, leave_site: Default::default() }
+        ImportImage {
+            name: image_name(name),
+            source,
+            layer: None,
+            leave_site: Default::default(),
+            format: None,
+        }
     };
     let problem = pool.import_image(import("large", 6), &Arc::default()).await.unwrap_err();
     assert_eq!(problem.kind, ProblemKind::NoSpace, "{problem}");

@@ -8,7 +8,7 @@ use perigee_model::volume::{ImportImage, VolumeSource};
 use perigee_model::{LayerId, ProblemKind};
 
 use super::*;
-use crate::import::{Footprint, Patience, Silence};
+use crate::import::{Footprint, ImportFrom, Patience, Silence};
 use crate::work::Work;
 
 fn qemu_img(arguments: &[&str]) {
@@ -18,7 +18,13 @@ fn qemu_img(arguments: &[&str]) {
 
 fn import(name: &str, source: &Path) -> ImportImage {
     let source = source.to_str().unwrap().to_owned();
-    ImportImage { name: image_name(name), source, layer: None, leave_site: Default::default() }
+    ImportImage {
+        name: image_name(name),
+        source,
+        layer: None,
+        leave_site: Default::default(),
+        format: None,
+    }
 }
 
 /// Data at the start and the end, zeros that take space, and holes; no whole number of blocks.
@@ -146,7 +152,13 @@ fn stalled() -> (Exported, String) {
 }
 
 fn from(source: String) -> ImportImage {
-    ImportImage { name: image_name("i"), source, layer: None, leave_site: Default::default() }
+    ImportImage {
+        name: image_name("i"),
+        source,
+        layer: None,
+        leave_site: Default::default(),
+        format: None,
+    }
 }
 
 fn seconds(info: u64, progress: u64) -> Patience {
@@ -163,7 +175,8 @@ async fn an_import_whose_source_answers_nothing_ends_and_says_what_to_do() {
     let (_daemon, stalled) = stalled();
     for (source, patience) in [(silent, seconds(1, 600)), (stalled, seconds(600, 1))] {
         let work = Arc::default();
-        let import = pool.import_within(patience, from(source.clone()), &work);
+        let import =
+            pool.import_within(patience, from(source.clone()), ImportFrom::open_any, &work);
         let problem = import.await.unwrap_err();
         assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
         assert!(problem.what.contains(&source), "{problem}");

@@ -19,6 +19,7 @@ use super::*;
 use crate::control::{self, Control};
 use crate::exports::Here;
 use crate::remotes::{RemoteOptions, Remotes};
+use crate::sources::Sources;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const BYTES: u64 = 1 << 20;
@@ -79,7 +80,15 @@ impl Host {
         let stats = Arc::clone(&exports.stats);
         let filling = Arc::clone(&pool).fill_copies(1 << 30);
         tokio::spawn(stop.clone().run_until_cancelled_owned(filling));
-        let control = Control { pool, exports: Arc::clone(&exports), stats, remotes };
+        let sources = Arc::new(Sources::new(&[], dir.path()).expect("directories"));
+        let control = Control {
+            pool,
+            exports: Arc::clone(&exports),
+            stats,
+            remotes,
+            vm_sockets: None,
+            sources,
+        };
         let listen = unused_address();
         let control_url = format!("http://{listen}");
         let api = [Listen::Tcp(listen)];

@@ -18,7 +18,13 @@ async fn clones_that_read_a_cold_image_at_once_read_it_from_the_disk_once() {
     let file = server.pool.with_extension("raw").display().to_string();
     std::fs::write(&file, sample(SIZE)).expect("a file");
     let name = ImageName::new("golden").expect("a name");
-    let request = ImportImage { name, source: file, layer: None, leave_site: Default::default() };
+    let request = ImportImage {
+        name,
+        source: file,
+        layer: None,
+        leave_site: Default::default(),
+        format: None,
+    };
     let image: ImageInfo =
         server.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
     until("its checksums, which are made of all of it", async || {

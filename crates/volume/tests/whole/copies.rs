@@ -29,8 +29,13 @@ impl Source {
         let file = dir.path().join("sample.raw").display().to_string();
         std::fs::write(&file, sample(SIZE)).expect("a file");
         let name = ImageName::new("golden").expect("a name");
-        let request =
-            ImportImage { name, source: file.clone(), layer: None, leave_site: Default::default() };
+        let request = ImportImage {
+            name,
+            source: file.clone(),
+            layer: None,
+            leave_site: Default::default(),
+            format: None,
+        };
         let image = home.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
         Self { file, image, _dir: dir }
     }

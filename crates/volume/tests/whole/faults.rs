@@ -48,6 +48,8 @@ async fn a_pool_is_open_in_one_server_only() {
         remotes: perigee_volume::RemoteOptions::default(),
         clients: perigee_volume::ServerOptions::default(),
         control: Vec::new(),
+        image_dirs: Vec::new(),
+        vm_sockets: server.pool.join("vms"),
         boot_id: perigee_http::BOOT_ID.into(),
     };
     let problem: Problem = perigee_volume::serve(config).await.expect_err("it is open already");

@@ -105,7 +105,13 @@ async fn an_image_that_the_new_home_has_is_not_shipped_again() {
     let file = dir.path().join("sample.raw").display().to_string();
     std::fs::write(&file, sample(32 * MIB)).expect("a file");
     let name = ImageName::new("golden").expect("a name");
-    let request = ImportImage { name, source: file, layer: None, leave_site: Default::default() };
+    let request = ImportImage {
+        name,
+        source: file,
+        layer: None,
+        leave_site: Default::default(),
+        format: None,
+    };
     let image: ImageInfo =
         one.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
     let request =

@@ -3,6 +3,7 @@
 mod cold;
 mod confined;
 mod copies;
+mod doors;
 mod epochs;
 mod faults;
 mod homes;

@@ -148,6 +148,7 @@ async fn an_image_is_copied_or_read_from_another_host() {
 
     let source = home.tcp_uri("image:kept");
     let request = ImportImage {
+        format: None,
         name: kept,
         source,
         layer: Some(image.layer),
@@ -336,7 +337,10 @@ async fn a_session_without_an_epoch_stays_fenced_when_it_is_connected_anew() {
     disk.has_done(3).await;
     let said = disk.end().await;
     assert_eq!(said.matches("Operation not permitted").count(), 2, "{said}");
-    assert_io(&host.qemu_io("data", &["read -P 1 0 4k", "write -P 4 0 4k"]));
+    // At another host than the home's, nobody joins the present writer.
+    let refused = host.qemu_io("data", &["write -P 5 0 4k"]);
+    assert!(crate::server::said(&refused).contains("data@N"), "{refused:?}");
+    assert_io(&home.qemu_io("data", &["read -P 1 0 4k", "write -P 4 0 4k"]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

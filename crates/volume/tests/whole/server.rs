@@ -54,6 +54,8 @@ fn server_process() {
             Listen::Unix(sockets(&pool).join("control.sock")),
             Listen::Tcp(std::env::var("PERIGEE_TEST_CONTROL").expect("an address")),
         ],
+        image_dirs: Vec::new(),
+        vm_sockets: sockets(&pool).join("vms"),
         boot_id: boot_id(&pool),
         pool,
     };

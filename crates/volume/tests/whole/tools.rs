@@ -15,6 +15,7 @@ fn image_name(name: &str) -> ImageName {
 
 async fn import(server: &Server, name: &str, source: &str) -> ImageInfo {
     let request = ImportImage {
+        format: None,
         name: image_name(name),
         source: source.into(),
         layer: None,

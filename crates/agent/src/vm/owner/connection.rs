@@ -21,8 +21,12 @@ impl Owner {
     pub(super) fn find_process(&mut self) {
         let mark = mark(&self.vm.dir);
         let arguments = mark.each_ref().map(String::as_str);
-        let looks = Looks { program: QEMU, arguments, user: self.host.user };
-        match Process::find(looks) {
+        let found = match self.vm.dir.user() {
+            // Its directories were never made.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            user => user.and_then(|uid| Process::find(Looks { program: QEMU, arguments, uid })),
+        };
+        match found {
             Ok(found) => {
                 self.vm.observed(|seen| seen.is_searched = false);
                 match found {

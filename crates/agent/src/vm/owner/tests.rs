@@ -34,7 +34,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         site: SiteId::new("here").unwrap(),
         listen: vec![Listen::Tcp("127.0.0.1:1".into())],
         state: dir.to_path_buf(),
-        volume_socket: dir.join("volume.sock"),
+        vm_uids: crate::VmUids::default(),
         volume_control: "http://127.0.0.1:1".into(),
         volume_url: "http://127.0.0.1:1".into(),
         nbd_addr: "127.0.0.1:1".into(),

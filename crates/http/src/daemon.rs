@@ -1,0 +1,60 @@
+//! What every daemon does first.
+
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::stat::{Mode, umask};
+use perigee_model::Problem;
+
+/// The most files that a daemon may open. The limit is not higher, because some programs that it starts close
+/// every possible descriptor one by one.
+const OPEN_FILES_MAX: u64 = 1 << 20;
+
+/// To be called at the start of a daemon, before it makes a file. Its files, directories and sockets are closed to
+/// other users from then on, and so are those of the programs that it starts.
+pub fn prepare_daemon() {
+    umask(Mode::S_IRWXG | Mode::S_IRWXO);
+    allow_many_files();
+}
+
+/// Makes a daemon's directory, and closes it to other users if it exists already.
+///
+/// # Errors
+/// If it can't be made or is not a directory of this user.
+pub fn private_directory(path: &Path) -> Result<(), Problem> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(0o700))).map_err(
+        |error| {
+            Problem::invalid(format!("can't use the directory {}", path.display()), error)
+                .next("choose a directory that this user may make, or that it owns")
+        },
+    )
+}
+
+/// Raises the limit of open files. Clients, volumes and VMs need some descriptors
+/// each, and shells and service managers often allow only 1024 unless a program asks for more.
+fn allow_many_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        let wanted = hard.min(OPEN_FILES_MAX);
+        if soft >= wanted { Ok(()) } else { setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) }
+    });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "can't raise the limit of open files");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_may_open_as_many_files_as_it_is_allowed_to() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+        setrlimit(Resource::RLIMIT_NOFILE, hard.min(1024), hard).expect("a low limit");
+        allow_many_files();
+        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+        assert_eq!(soft, hard.min(OPEN_FILES_MAX));
+    }
+}

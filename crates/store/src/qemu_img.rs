@@ -1,0 +1,199 @@
+//! Runs `qemu-img`, which reads foreign bytes, so that a fault in it reaches little: as a user of its own, without a
+//! network, with limits of memory, CPU time, file size and output, and with the files that it is given and no other.
+//!
+//! A file reaches it as an open descriptor. It opens `/proc/self/fd/N`, for which the kernel asks whether its user may
+//! read the file itself, but not whether it may enter the directories above it.
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl::set_no_new_privs;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
+use perigee_model::Problem;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::Command;
+
+use super::import::{Footprint, Silence, no_progress, stopped};
+use super::work::Work;
+
+/// The user and group of `qemu-img`. Neither distributions nor systemd give it to anybody, and no VM has it.
+const UID: u32 = 1_900_065_536;
+const MEMORY_BYTES_MAX: u64 = 4 << 30;
+const OUTPUT_BYTES_MAX: u64 = 1 << 20;
+/// How often somebody looks whether it makes progress or is to be stopped.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Its first file, and its second one.
+pub const INPUT: &str = "/proc/self/fd/0";
+pub const OUTPUT: &str = "/proc/self/fd/1";
+
+/// One run.
+pub struct Run<'a> {
+    /// What it is for, for errors.
+    pub what: &'a str,
+    pub arguments: &'a [&'a str],
+    /// The file [`INPUT`], if it has one.
+    pub input: Option<&'a File>,
+    /// The file [`OUTPUT`], and the most bytes that it may get.
+    pub output: Option<(&'a File, u64)>,
+    /// Only for an `nbd://` address, whose bytes are not parsed.
+    pub has_network: bool,
+    pub cpu_s_max: u64,
+    pub silence_max: Duration,
+}
+
+/// What it said.
+pub struct Said {
+    pub status: ExitStatus,
+    pub stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Said {
+    /// Why it failed.
+    pub fn reason(&self) -> String {
+        use std::os::unix::process::ExitStatusExt;
+        let text = String::from_utf8_lossy(&self.stderr);
+        match self.status.signal() {
+            Some(nix::libc::SIGXCPU | nix::libc::SIGKILL) => {
+                "qemu-img used more CPU time than such an image may need, and was stopped".into()
+            }
+            Some(nix::libc::SIGXFSZ) => {
+                "qemu-img wanted to write more than the image's size, and was stopped".into()
+            }
+            Some(signal) => format!("qemu-img was killed by signal {signal}"),
+            None => format!("qemu-img: {}", text.trim().trim_start_matches("qemu-img: ")),
+        }
+    }
+}
+
+/// Makes the file that `qemu-img` writes its own.
+pub fn give(file: &File) -> io::Result<()> {
+    if !Uid::effective().is_root() {
+        return Ok(());
+    }
+    std::os::unix::fs::fchown(file, Some(UID), Some(UID))
+}
+
+/// Takes it back.
+pub fn take_back(file: &File) -> io::Result<()> {
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    let own = Uid::effective();
+    if own.is_root() { std::os::unix::fs::fchown(file, Some(0), Some(0)) } else { Ok(()) }
+}
+
+/// Whether `qemu-img` may read this file.
+pub fn may_read(file: &File) -> io::Result<bool> {
+    let meta = file.metadata()?;
+    let is_own = meta.uid() == UID && meta.mode() & 0o400 != 0;
+    Ok(!Uid::effective().is_root() || is_own || meta.mode() & 0o004 != 0)
+}
+
+impl Run<'_> {
+    /// Runs it until it ends, the import is stopped, or there was no progress for too long. `writes` is the path of
+    /// its output, which shows the progress.
+    pub async fn run(self, writes: Option<&Path>, work: &Work) -> Result<Said, Problem> {
+        let cannot_run = |error: io::Error| {
+            let why = format!("can't run qemu-img as a user of its own without network: {error}");
+            let problem = Problem::internal(self.what, why);
+            match error.kind() {
+                io::ErrorKind::NotFound => problem.next("install the package qemu-utils"),
+                _ => problem.next(
+                    "the volume server needs the rights of root for this, also in a container",
+                ),
+            }
+        };
+        let mut process = self.command().and_then(|mut c| c.spawn()).map_err(cannot_run)?;
+        let pid = process.id();
+        let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
+        let mut ended = std::pin::pin!(async {
+            let (stdout, stderr) = tokio::try_join!(bounded(stdout), bounded(stderr))?;
+            Ok::<_, io::Error>(Said { status: process.wait().await?, stdout, stderr })
+        });
+        let mut silence = Silence::new(Instant::now());
+        loop {
+            match tokio::time::timeout(LOOK_EVERY, &mut ended).await {
+                Ok(Err(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
+                    let why = format!("qemu-img said more than {OUTPUT_BYTES_MAX} bytes about it");
+                    return Err(Problem::invalid(self.what, why));
+                }
+                Ok(ended) => return ended.map_err(cannot_run),
+                Err(_) => {}
+            }
+            let now = Footprint::of(pid, writes);
+            work.step(silence.newly_written(&now)).map_err(|_| stopped(self.what))?;
+            if silence.after(now, Instant::now()) > self.silence_max {
+                return Err(no_progress(self.what, self.silence_max));
+            }
+        }
+    }
+
+    fn command(&self) -> io::Result<Command> {
+        let mut command = Command::new("qemu-img");
+        command.args(self.arguments).current_dir("/").kill_on_drop(true).env_clear();
+        if let Some(path) = std::env::var_os("PATH") {
+            command.env("PATH", path);
+        }
+        command.stdin(match self.input {
+            Some(file) => Stdio::from(file.try_clone()?),
+            None => Stdio::null(),
+        });
+        command.stdout(match self.output {
+            Some((file, _)) => Stdio::from(file.try_clone()?),
+            None => Stdio::piped(),
+        });
+        command.stderr(Stdio::piped());
+        let (network, cpu_s_max) = (self.has_network, self.cpu_s_max);
+        let file_bytes_max = self.output.map_or(0, |(_, bytes)| bytes);
+        let is_root = Uid::effective().is_root();
+        let confine = move || {
+            confine(is_root, network)?;
+            let limits = [
+                (Resource::RLIMIT_AS, MEMORY_BYTES_MAX),
+                (Resource::RLIMIT_CPU, cpu_s_max),
+                (Resource::RLIMIT_FSIZE, file_bytes_max),
+                (Resource::RLIMIT_CORE, 0),
+                (Resource::RLIMIT_NOFILE, 64),
+            ];
+            limits.into_iter().try_for_each(|(of, max)| setrlimit(of, max, max))?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+        unsafe { command.pre_exec(confine) };
+        Ok(command)
+    }
+}
+
+/// Gives up all rights. A process that is not root has few, and may be refused a network namespace.
+fn confine(is_root: bool, network: bool) -> io::Result<()> {
+    if is_root {
+        if !network {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+        }
+        setgroups(&[])?;
+        setgid(Gid::from_raw(UID))?;
+        setuid(Uid::from_raw(UID))?;
+    } else if !network {
+        let _ = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET);
+    }
+    Ok(set_no_new_privs()?)
+}
+
+/// All that comes, unless it is too much.
+async fn bounded(from: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    if let Some(from) = from {
+        from.take(OUTPUT_BYTES_MAX + 1).read_to_end(&mut all).await?;
+    }
+    if all.len() as u64 > OUTPUT_BYTES_MAX {
+        Err(io::ErrorKind::FileTooLarge.into())
+    } else {
+        Ok(all)
+    }
+}

@@ -1,0 +1,64 @@
+//! The part of the API with which the host's agent asks for the NBD sockets of its VMs.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::routing::{get, put};
+use perigee_http::{Json, Reply};
+use perigee_model::volume::{VmSocket, VmSocketAt};
+use perigee_model::{Problem, VmId};
+use serde::Deserialize;
+
+use super::{Asker, Control, Named, Shared};
+use crate::vm_sockets::VmSockets;
+
+pub fn routes() -> Router<Arc<Control>> {
+    Router::new().route("/vms", get(list)).route("/vms/{vm}/socket", put(make).delete(end))
+}
+
+fn sockets<'a>(control: &'a Control, Asker(peer): &Asker) -> Result<&'a VmSockets, Problem> {
+    let what = "can't change the NBD sockets of VMs";
+    if !peer.is_own {
+        return Err(Problem::conflict(what, "only this host's agent may ask for them")
+            .next("give the agent the volume server's unix socket: --volume-control unix:PATH"));
+    }
+    control.vm_sockets.as_deref().ok_or_else(|| {
+        Problem::conflict(what, "no volume server runs").next("start one: perigee volume serve")
+    })
+}
+
+async fn list(State(control): Shared) -> Reply<Vec<VmSocket>> {
+    match &control.vm_sockets {
+        Some(sockets) => Ok(Json(sockets.list().await)),
+        None => Ok(Json(Vec::new())),
+    }
+}
+
+async fn make(
+    State(control): Shared,
+    Named(vm): Named<VmId>,
+    asker: Asker,
+    Json(socket): Json<VmSocket>,
+) -> Reply<VmSocketAt> {
+    if socket.vm != vm {
+        let what = format!("can't make the NBD socket of VM {vm}");
+        return Err(Problem::invalid(what, format!("the request is about {}", socket.vm)).into());
+    }
+    Ok(Json(sockets(&control, &asker)?.put(socket).await?))
+}
+
+#[derive(Deserialize)]
+struct Of {
+    uid: u32,
+}
+
+async fn end(
+    State(control): Shared,
+    Named(vm): Named<VmId>,
+    asker: Asker,
+    Query(Of { uid }): Query<Of>,
+) -> Reply<()> {
+    sockets(&control, &asker)?.delete(&vm, uid).await;
+    Ok(Json(()))
+}

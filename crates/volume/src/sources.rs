@@ -1,0 +1,307 @@
+//! Which files an image may be made of.
+//!
+//! The server's own user may name any file. Whoever comes through the network may name an upload of its own, or a file
+//! below a directory that the operator allowed. Such a file is opened once, without leaving the directory by a link or
+//! by `..`, and what was opened is what is read.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use perigee_model::Problem;
+use perigee_model::volume::{UPLOAD_PREFIX, Upload};
+use perigee_store::ImportFrom;
+use tokio::io::AsyncWriteExt;
+use uuid::Uuid;
+
+/// An upload that no image was made of is removed after this time.
+const KEPT_MAX: Duration = Duration::from_secs(3600);
+/// The most uploads at one time.
+const UPLOADS_MAX: usize = 16;
+/// An upload from which nothing comes for this long ends.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Uploads leave so much of the pool's disk free, for what clients write.
+const RESERVE_BYTES: u64 = 256 << 20;
+const LOOK_EVERY_BYTES: u64 = 64 << 20;
+
+#[derive(Debug)]
+pub struct Sources {
+    image_dirs: Vec<PathBuf>,
+    uploads: PathBuf,
+}
+
+impl Sources {
+    /// What earlier servers have not finished is removed.
+    ///
+    /// # Errors
+    /// When a directory can't be used.
+    pub fn new(image_dirs: &[PathBuf], pool: &Path) -> Result<Self, Problem> {
+        let real = |dir: &PathBuf| {
+            dir.canonicalize().map_err(|error| {
+                Problem::invalid(format!("can't take images from {}", dir.display()), error)
+                    .next("give --image-dir a directory that exists")
+            })
+        };
+        let image_dirs = image_dirs.iter().map(real).collect::<Result<_, _>>()?;
+        let uploads = pool.join("uploads");
+        let emptied = match std::fs::remove_dir_all(&uploads) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => std::fs::create_dir(&uploads),
+        };
+        emptied.map_err(|error| {
+            Problem::internal(format!("can't make the directory {}", uploads.display()), error)
+        })?;
+        Ok(Self { image_dirs, uploads })
+    }
+
+    /// Opens what an image is to be made of. `is_own` says that the server's own user asks.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such file, `Invalid` if it may not be used.
+    pub fn open(&self, what: &str, source: &str, is_own: bool) -> Result<ImportFrom, Problem> {
+        if let Some(id) = source.strip_prefix(UPLOAD_PREFIX) {
+            let opened = File::open(self.upload(what, id)?);
+            return match opened {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    let why = "there is no such upload, or it was removed because no image was made of it";
+                    Err(Problem::not_found(what, why).next("upload the file again"))
+                }
+                opened => ImportFrom::opened(what, opened),
+            };
+        }
+        if is_own || source.starts_with("nbd://") {
+            return ImportFrom::open_any(what, source);
+        }
+        let path = Path::new(source);
+        let below = |dir: &&PathBuf| path.starts_with(dir);
+        let Some(dir) = self.image_dirs.iter().find(below) else {
+            let allowed = match self.image_dirs.as_slice() {
+                [] => "this host allows none".to_owned(),
+                dirs => {
+                    let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+                    format!("this host allows: {}", dirs.join(", "))
+                }
+            };
+            let why =
+                format!("the file is not in a directory from which images are taken; {allowed}");
+            return Err(Problem::invalid(what, why).next(
+                "upload it: `perigee image import NAME FILE`; or let the host's operator start its volume server \
+                 with --image-dir DIR",
+            ));
+        };
+        let opened = open_below(dir, path).map_err(|error| match error.raw_os_error() {
+            Some(nix::libc::EXDEV | nix::libc::ELOOP) => Problem::invalid(
+                what,
+                format!("a link or `..` in its path leads out of {}", dir.display()),
+            ),
+            _ => ImportFrom::opened(what, Err(error))
+                .err()
+                .unwrap_or_else(|| Problem::internal(what, "the file can't be opened")),
+        })?;
+        if !opened.metadata().is_ok_and(|meta: Metadata| meta.is_file()) {
+            return Err(Problem::invalid(what, "the source is not a regular file"));
+        }
+        ImportFrom::opened(what, Ok(opened))
+    }
+
+    fn upload(&self, what: &str, id: &str) -> Result<PathBuf, Problem> {
+        let id: Uuid = id
+            .parse()
+            .map_err(|_| Problem::invalid(what, format!("{id:?} is not the id of an upload")))?;
+        Ok(self.uploads.join(id.to_string()))
+    }
+
+    /// To be called when an image was made of a source, or could not be.
+    pub fn used(&self, source: &str) {
+        let path = source.strip_prefix(UPLOAD_PREFIX).and_then(|id| self.upload("", id).ok());
+        if let Some(Err(error)) = path.map(std::fs::remove_file)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, "can't remove an upload");
+        }
+    }
+
+    /// Stores a file that is sent.
+    ///
+    /// # Errors
+    /// `NoSpace` if the pool's disk has no room, `Unavailable` if the sender is gone or silent, a conflict if there
+    /// are too many.
+    pub async fn receive<E: std::fmt::Display>(
+        &self,
+        body: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
+    ) -> Result<Upload, Problem> {
+        let what = "can't take an upload";
+        let count = self.remove_old().map_err(|error| Problem::internal(what, error))?;
+        if count >= UPLOADS_MAX {
+            let why =
+                format!("{UPLOADS_MAX} files are being uploaded or imported, which is the limit");
+            return Err(Problem::conflict(what, why).next("try again when some of them are done"));
+        }
+        let id = Uuid::new_v4();
+        let path = self.uploads.join(id.to_string());
+        let received = self.write(what, &path, body).await;
+        let source = format!("{UPLOAD_PREFIX}{id}");
+        match received {
+            Ok(bytes) => Ok(Upload { host: None, source, bytes }),
+            Err(problem) => {
+                self.used(&source);
+                Err(problem)
+            }
+        }
+    }
+
+    /// Returns how many are left.
+    fn remove_old(&self) -> io::Result<usize> {
+        let mut left = 0;
+        for entry in std::fs::read_dir(&self.uploads)? {
+            let entry = entry?;
+            let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
+            if age > KEPT_MAX {
+                std::fs::remove_file(entry.path())?;
+            } else {
+                left += 1;
+            }
+        }
+        Ok(left)
+    }
+
+    async fn write<E: std::fmt::Display>(
+        &self,
+        what: &str,
+        path: &Path,
+        mut body: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
+    ) -> Result<u64, Problem> {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::StorageFull => no_room(what),
+            _ => Problem::internal(what, error),
+        };
+        let new = File::options().write(true).create_new(true).mode(0o600).open(path);
+        let mut file = tokio::fs::File::from_std(new.map_err(failed)?);
+        let (mut bytes, mut look_at) = (0, 0);
+        loop {
+            if bytes >= look_at {
+                let disk =
+                    nix::sys::statvfs::statvfs(&self.uploads).map_err(|e| failed(e.into()))?;
+                if disk.blocks_available() * disk.fragment_size() < RESERVE_BYTES + LOOK_EVERY_BYTES
+                {
+                    return Err(no_room(what));
+                }
+                look_at = bytes + LOOK_EVERY_BYTES;
+            }
+            let next = tokio::time::timeout(SILENCE_MAX, body.next()).await.map_err(|_| {
+                Problem::unavailable(
+                    what,
+                    format!("no bytes arrived for {} s", SILENCE_MAX.as_secs()),
+                )
+            })?;
+            let Some(chunk) = next else { break };
+            let chunk = chunk.map_err(|error| Problem::unavailable(what, error))?;
+            bytes += chunk.len() as u64;
+            file.write_all(&chunk).await.map_err(failed)?;
+        }
+        file.flush().await.map_err(failed)?;
+        Ok(bytes)
+    }
+}
+
+fn no_room(what: &str) -> Problem {
+    let why = format!(
+        "less than {} MiB are free on the pool's disk",
+        (RESERVE_BYTES + LOOK_EVERY_BYTES) >> 20
+    );
+    Problem::no_space(what, why).next("free space in the pool, or import at another host")
+}
+
+/// Opens a file below a directory. The kernel follows only links that stay below it.
+fn open_below(dir: &Path, path: &Path) -> io::Result<File> {
+    let relative = path.strip_prefix(dir).map_err(io::Error::other)?;
+    let base = File::open(dir)?;
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let opened: OwnedFd = openat2(&base, relative, how)?;
+    Ok(opened.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use perigee_model::ProblemKind;
+
+    use super::*;
+
+    fn sources(dir: &Path) -> Sources {
+        for name in ["images/sub", "pool", "secret"] {
+            std::fs::create_dir_all(dir.join(name)).expect("a directory");
+        }
+        std::fs::write(dir.join("images/sub/disk.raw"), [1; 512]).expect("a file");
+        std::fs::write(dir.join("secret/state.db"), [2; 512]).expect("a file");
+        Sources::new(&[dir.join("images")], &dir.join("pool")).expect("directories")
+    }
+
+    fn refused(sources: &Sources, path: &Path) -> Problem {
+        sources.open("import", &path.display().to_string(), false).expect_err("a refusal")
+    }
+
+    #[test]
+    fn the_network_names_no_file_outside_of_the_allowed_directories() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = sources(dir.path());
+        let path = |name: &str| dir.path().canonicalize().expect("it exists").join(name);
+        symlink(path("secret/state.db"), path("images/link")).expect("a link");
+        symlink("../secret", path("images/out")).expect("a link");
+        symlink("sub/disk.raw", path("images/inside")).expect("a link");
+        symlink("/proc/self/fd/0", path("images/magic")).expect("a link");
+        for bad in [
+            "secret/state.db",
+            "images/../secret/state.db",
+            "images/sub/../../secret/state.db",
+            "images/link",
+            "images/out/state.db",
+            "images/magic",
+            "images/sub",
+        ] {
+            assert_eq!(refused(&sources, &path(bad)).kind, ProblemKind::Invalid, "{bad}");
+        }
+        for bad in ["/dev/sda", "/dev/zero", "/etc/shadow", "relative", "json:{}"] {
+            let problem = refused(&sources, Path::new(bad));
+            assert!(problem.next.contains("--image-dir"), "{problem}");
+        }
+        assert_eq!(refused(&sources, &path("images/missing")).kind, ProblemKind::NotFound);
+        for good in ["images/sub/disk.raw", "images/inside"] {
+            let opened = sources.open("import", &path(good).display().to_string(), false);
+            assert!(matches!(opened, Ok(ImportFrom::File(_))), "{good}: {opened:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_upload_is_a_source_until_it_was_used() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = sources(dir.path());
+        let chunks = ["ab", "cd"].map(|text| Ok::<_, String>(bytes::Bytes::from(text)));
+        let upload = sources.receive(futures_util::stream::iter(chunks)).await.expect("an upload");
+        assert_eq!(upload.bytes, 4);
+        assert!(sources.open("import", &upload.source, false).is_ok());
+        sources.used(&upload.source);
+        let gone = sources.open("import", &upload.source, false).expect_err("it was used");
+        assert_eq!(gone.kind, ProblemKind::NotFound);
+        let odd = sources.open("import", "upload:../../secret/state.db", true).expect_err("no id");
+        assert_eq!(odd.kind, ProblemKind::Invalid);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_breaks_leaves_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = sources(dir.path());
+        let chunks = [Ok(bytes::Bytes::from("ab")), Err("the client is gone")];
+        let problem = sources.receive(futures_util::stream::iter(chunks)).await.expect_err("cut");
+        assert_eq!(problem.kind, ProblemKind::Unavailable);
+        assert_eq!(sources.remove_old().expect("a list"), 0);
+    }
+}

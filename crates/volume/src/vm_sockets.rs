@@ -1,0 +1,161 @@
+//! The NBD sockets of this host's VMs, one for each.
+//!
+//! ```text
+//! DIR/VM/socket.json   what the socket is for: [`VmSocket`]
+//! DIR/VM/nbd.sock      belongs to the VM's user, mode 0600
+//! ```
+//!
+//! A server that starts makes the sockets again that an earlier one has left, so QEMU reconnects without the agent.
+
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Uid, chown};
+use perigee_model::volume::{VmSocket, VmSocketAt};
+use perigee_model::{Problem, VmId};
+use perigee_nbd::server::{OneVm, Server};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// QEMU's users pass through the directories, and can neither list nor change them.
+const PASSABLE: u32 = 0o711;
+/// The most sockets. A host has far fewer VMs.
+const SOCKETS_MAX: usize = 4096;
+
+struct Open {
+    socket: VmSocket,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+pub struct VmSockets {
+    dir: PathBuf,
+    server: Server,
+    open: Mutex<BTreeMap<VmId, Open>>,
+}
+
+impl VmSockets {
+    /// Makes the sockets again that are recorded in the directory.
+    pub async fn load(dir: PathBuf, server: Server) -> Result<Self, Problem> {
+        let sockets = Self { dir, server, open: Mutex::default() };
+        let entries = match std::fs::read_dir(&sockets.dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(sockets),
+            Err(error) => return Err(sockets.failed("can't read", &error)),
+        };
+        for entry in entries {
+            let path = entry.map_err(|error| sockets.failed("can't read", &error))?.path();
+            let text = std::fs::read(path.join("socket.json")).unwrap_or_default();
+            let made = match serde_json::from_slice::<VmSocket>(&text) {
+                Ok(socket) => sockets.put(socket).await.map(drop),
+                // A crash came between the directory and its file: the agent asks again.
+                Err(_) => continue,
+            };
+            if let Err(problem) = made {
+                tracing::error!(%problem, "a VM can't reach its disks");
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn failed(&self, what: &str, error: &io::Error) -> Problem {
+        Problem::internal(format!("{what} the VMs' sockets in {}", self.dir.display()), error)
+            .next("check --vm-sockets of the volume server")
+    }
+
+    pub async fn list(&self) -> Vec<VmSocket> {
+        self.open.lock().await.values().map(|open| open.socket.clone()).collect()
+    }
+
+    /// Makes a VM's socket, unless it is there. One of an earlier VM with the same name or user ends.
+    pub async fn put(&self, socket: VmSocket) -> Result<VmSocketAt, Problem> {
+        let what = format!("can't make the NBD socket of VM {}", socket.vm);
+        if let Some(name) = socket.exports.iter().find(|name| !is_session(name)) {
+            let why = format!("{name:?} is not VOLUME@EPOCH");
+            return Err(Problem::invalid(what, why));
+        }
+        let path = self.dir.join(socket.vm.as_str()).join("nbd.sock");
+        let mut open = self.open.lock().await;
+        if open.get(&socket.vm).is_some_and(|open| open.socket == socket) {
+            return Ok(VmSocketAt { path });
+        }
+        let is_old = |old: &VmSocket| old.vm == socket.vm || old.uid == socket.uid;
+        let old: Vec<VmId> =
+            open.values().filter(|o| is_old(&o.socket)).map(|o| o.socket.vm.clone()).collect();
+        for vm in old {
+            self.end(&mut open, &vm);
+        }
+        if open.len() >= SOCKETS_MAX {
+            let why = format!("{SOCKETS_MAX} VMs have one already, which is the limit");
+            return Err(Problem::conflict(what, why).next("delete VMs that have ended"));
+        }
+        let listener = self.bind(&path, &socket).await.map_err(|error| {
+            Problem::internal(what, error).next("check --vm-sockets of the volume server")
+        })?;
+        let (vm, stop) = (socket.vm.clone(), CancellationToken::new());
+        let one = OneVm { uid: socket.uid, exports: socket.exports.iter().cloned().collect() };
+        let task = tokio::spawn(self.server.clone().serve_vm(listener, one, stop.clone()));
+        open.insert(vm, Open { socket, stop, task });
+        Ok(VmSocketAt { path })
+    }
+
+    async fn bind(&self, path: &Path, socket: &VmSocket) -> io::Result<tokio::net::UnixListener> {
+        let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        // The mode is given twice: the umask takes away bits from new directories.
+        DirBuilder::new().recursive(true).mode(PASSABLE).create(dir)?;
+        for dir in [&*self.dir, dir] {
+            std::fs::set_permissions(dir, Permissions::from_mode(PASSABLE))?;
+        }
+        let text = serde_json::to_vec(socket)?;
+        let (new, record) = (dir.join("socket.new"), dir.join("socket.json"));
+        let mut options = File::options();
+        let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        std::fs::rename(&new, &record)?;
+        let listener = perigee_http::bind_unix(path).await?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        if Uid::effective().as_raw() != socket.uid {
+            chown(path, Some(socket.uid.into()), None)?;
+        }
+        Ok(listener)
+    }
+
+    fn end(&self, open: &mut BTreeMap<VmId, Open>, vm: &VmId) {
+        let Some(old) = open.remove(vm) else { return };
+        old.stop.cancel();
+        match std::fs::remove_dir_all(self.dir.join(vm.as_str())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%vm, %error, "can't remove the NBD socket of a VM that has ended");
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a VM's socket if it is of this user.
+    pub async fn delete(&self, vm: &VmId, uid: u32) {
+        let mut open = self.open.lock().await;
+        if open.get(vm).is_some_and(|open| open.socket.uid == uid) {
+            self.end(&mut open, vm);
+        }
+    }
+
+    /// Ends when all connections are drained. The sockets stay for the next server.
+    pub async fn drain(&self) {
+        let open = std::mem::take(&mut *self.open.lock().await);
+        open.values().for_each(|open| open.stop.cancel());
+        for (_, open) in open {
+            if let Err(error) = open.task.await {
+                tracing::error!(%error, "a VM's NBD socket did not end well");
+            }
+        }
+    }
+}
+
+/// Whether this is the export of one writer epoch: a VM joins no other session.
+fn is_session(export: &str) -> bool {
+    crate::exports::epoch_of(export).is_some()
+}

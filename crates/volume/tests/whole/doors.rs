@@ -1,0 +1,134 @@
+//! Who may use which socket of the server, and for what.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use perigee_http::Client;
+use perigee_model::volume::{EpochChange, EpochIssued, VmSocket, VmSocketAt, VolumeInfo};
+use perigee_model::{Epoch, ProblemKind};
+
+use crate::server::{MIB, Server, assert_io, said, try_run};
+
+/// Nobody has these.
+const VM_UID: u32 = 1_777_100_001;
+const OTHER_UID: u32 = 1_777_100_002;
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").expect("this process").uid() == 0
+}
+
+/// A server whose sockets other users can reach if the sockets let them.
+async fn reachable() -> Server {
+    let server = Server::start().await;
+    for dir in server.socket().ancestors().skip(1).take(2) {
+        std::fs::set_permissions(dir, PermissionsExt::from_mode(0o711)).expect("a mode");
+    }
+    server
+}
+
+fn vm_socket(uid: u32, exports: &[String]) -> VmSocket {
+    VmSocket { vm: "vm-1".parse().expect("a name"), uid, exports: exports.to_vec() }
+}
+
+async fn open(server: &Server, socket: &VmSocket) -> VmSocketAt {
+    let path = format!("/v1/vms/{}/socket", socket.vm);
+    server.control.put(&path, socket).await.expect("a socket")
+}
+
+fn qemu_io_as(uid: u32, socket: &Path, export: &str, command: &str) -> Output {
+    let (uid, uri) = (uid.to_string(), format!("nbd+unix:///{export}?socket={}", socket.display()));
+    let user = ["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"];
+    try_run(&[&user[..], &["qemu-io", "-f", "raw", "-c", command, &uri]].concat())
+}
+
+fn assert_refused(output: &Output, word: &str) {
+    assert!(!output.status.success() && said(output).contains(word), "{word}: {output:?}");
+}
+
+async fn raise(server: &Server, volume: &str) -> Epoch {
+    let one = server.control.get::<VolumeInfo>(&format!("/v1/volumes/{volume}")).await;
+    let from = one.expect("a volume").epoch;
+    let path = format!("/v1/volumes/{volume}/epoch");
+    let issued = server.control.post::<EpochIssued>(&format!("{path}/issue"), &()).await;
+    let to = issued.expect("an epoch").epoch;
+    let changed = server.control.post::<VolumeInfo>(&path, &EpochChange { from, to }).await;
+    changed.expect("the change").epoch
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_users_do_not_reach_the_server_s_own_socket() {
+    if !is_root() {
+        return;
+    }
+    let server = reachable().await;
+    server.create("data", MIB).await;
+    assert_refused(
+        &qemu_io_as(OTHER_UID, &server.socket(), "data", "read 0 4k"),
+        "Permission denied",
+    );
+    assert_io(&server.qemu_io("data", &["write 0 4k"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_s_socket_serves_only_this_vm_and_only_its_sessions() {
+    if !is_root() {
+        return;
+    }
+    let mut server = reachable().await;
+    let epoch = server.create("data", MIB).await.epoch;
+    let other = server.create("other", MIB).await.epoch;
+    let own = format!("data@{epoch}");
+    let at = open(&server, &vm_socket(VM_UID, std::slice::from_ref(&own))).await.path;
+    assert_io(&qemu_io_as(VM_UID, &at, &own, "write -P 7 0 4k"));
+    assert_refused(&qemu_io_as(OTHER_UID, &at, &own, "read 0 4k"), "Permission denied");
+    // The permissions of the file are not all that protects it.
+    std::fs::set_permissions(&at, PermissionsExt::from_mode(0o666)).expect("a mode");
+    assert!(!qemu_io_as(OTHER_UID, &at, &own, "read 0 4k").status.success());
+    let next = epoch.next().expect("an epoch");
+    for name in ["data", "other", &format!("other@{other}"), &format!("data@{next}")] {
+        assert_refused(&qemu_io_as(VM_UID, &at, name, "read 0 4k"), &own);
+    }
+    server.kill();
+    server.start_process().await;
+    assert_io(&qemu_io_as(VM_UID, &at, &own, "read -P 7 0 4k"));
+    // A later VM with this user ends the socket of the earlier one.
+    let later = VmSocket { vm: "vm-2".parse().expect("a name"), ..vm_socket(VM_UID, &[]) };
+    open(&server, &later).await;
+    assert!(!at.exists());
+    let end = format!("/v1/vms/vm-2/socket?uid={OTHER_UID}");
+    server.control.delete(&end).await.expect("of another VM: nothing to do");
+    assert_eq!(server.control.get::<Vec<VmSocket>>("/v1/vms").await.expect("a list"), [later]);
+    let end = format!("/v1/vms/vm-2/socket?uid={VM_UID}");
+    server.control.delete(&end).await.expect("its end");
+    assert!(server.control.get::<Vec<VmSocket>>("/v1/vms").await.expect("a list").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_network_asks_for_no_vm_s_socket_and_nobody_for_one_that_joins_a_writer() {
+    let server = Server::start().await;
+    let uid = std::fs::metadata("/proc/self").expect("this process").uid();
+    let over_tcp = Client::new(&format!("http://{}", server.control_addr), Duration::from_secs(60));
+    let asked: Result<VmSocketAt, _> =
+        over_tcp.expect("a client").put("/v1/vms/vm-1/socket", &vm_socket(uid, &[])).await;
+    let refused = asked.expect_err("not through the network");
+    assert!(refused.next.contains("--volume-control unix:"), "{refused}");
+    let joins = vm_socket(uid, &["data".to_owned()]);
+    let refused = server.control.put::<VmSocketAt>("/v1/vms/vm-1/socket", &joins).await;
+    assert_eq!(refused.expect_err("no epoch").kind, ProblemKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_in_the_network_does_not_join_the_writer_of_a_volume() {
+    let server = Server::start().await;
+    server.create("data", MIB).await;
+    let over_tcp = |export: &str| {
+        try_run(&["qemu-io", "-f", "raw", "-c", "write 0 4k", &server.tcp_uri(export)])
+    };
+    assert_io(&over_tcp("data"));
+    let epoch = raise(&server, "data").await;
+    assert_refused(&over_tcp("data"), "data@N");
+    assert_io(&over_tcp(&format!("data@{epoch}")));
+    assert_io(&server.qemu_io("data", &["write 0 4k"]));
+}
