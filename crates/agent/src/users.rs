@@ -136,10 +136,15 @@ fn is_mapped(map: &str, range: VmUids) -> bool {
 /// The users of this agent's VMs, and of all processes: another agent on this machine may have the same range.
 fn taken(state: &Path) -> std::io::Result<BTreeSet<u32>> {
     let mut taken = BTreeSet::new();
-    let vms = std::fs::read_dir(state.join("vms"))?.map(|entry| (entry, "run"));
-    let processes = std::fs::read_dir("/proc")?.map(|entry| (entry, ""));
-    for (entry, part) in vms.chain(processes) {
-        match std::fs::symlink_metadata(entry?.path().join(part)) {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(state.join("vms"))? {
+        paths.push(entry?.path().join("run"));
+    }
+    for entry in std::fs::read_dir("/proc")? {
+        paths.push(entry?.path());
+    }
+    for path in paths {
+        match std::fs::symlink_metadata(path) {
             Ok(meta) => drop(taken.insert(meta.uid())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             // A process that ends just now.
