@@ -109,7 +109,7 @@ impl Pool {
         request: ImportImage,
         work: &Arc<Work>,
     ) -> Result<ImageInfo, Problem> {
-        self.import_opened(request, |what, source| ImportFrom::open_any(what, source), work).await
+        self.import_opened(request, ImportFrom::open_any, work).await
     }
 
     /// Makes an image from a file or from another host's export. `open` opens the source. It succeeds and does nothing if the pool
