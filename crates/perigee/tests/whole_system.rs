@@ -68,13 +68,17 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
 fn nothing_is_open_to_other_users(system: &system::System) -> system::Checked<()> {
     let lab = system.lab.dir();
     let open = walk::open_to_others(lab, |dir| {
-        let parts: Vec<_> = dir.strip_prefix(lab).into_iter().flatten().collect();
-        match parts.iter().map(|part| part.to_str().unwrap_or_default()).collect::<Vec<_>>()[..] {
-            [] | ["hosts"] | ["hosts", _] | ["hosts", _, "agent"] => true,
-            ["hosts", _, "vms", ..] => true,
-            ["hosts", _, "agent", "vms"] | ["hosts", _, "agent", "vms", _] => true,
-            _ => false,
-        }
+        let parts = dir.strip_prefix(lab).into_iter().flatten();
+        let parts: Vec<_> = parts.map(|part| part.to_str().unwrap_or_default()).collect();
+        matches!(
+            parts[..],
+            [] | ["hosts"]
+                | ["hosts", _]
+                | ["hosts", _, "agent"]
+                | ["hosts", _, "vms", ..]
+                | ["hosts", _, "agent", "vms"]
+                | ["hosts", _, "agent", "vms", _]
+        )
     });
     ensure!(open.is_empty(), "{}", open.join(", "));
     Ok(())

@@ -30,7 +30,7 @@ impl Control {
     pub fn import(&self, image: &str, file: &Path) -> Result<()> {
         let source = file.display().to_string();
         let (name, leave_site) = (image.parse()?, Default::default());
-        let body = ImportImage { name, source, layer: None, leave_site };
+        let body = ImportImage { name, source, format: None, layer: None, leave_site };
         let _: ImageInfo =
             self.runtime.block_on(self.client.post_long("/v1/images", &body, |_| {}))?;
         Ok(())

@@ -105,7 +105,7 @@ async fn measure(
     let source = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
     let source = source.display().to_string();
     let leave_site = Default::default();
-    let import = NewImage { name: image.clone(), source, host: None, leave_site };
+    let import = NewImage { name: image.clone(), source, format: None, host: None, leave_site };
     let client = lab.client(Duration::from_secs(600))?;
     import_everywhere(&client, &import).await?;
     for guest in Guest::ALL {
