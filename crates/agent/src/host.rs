@@ -17,7 +17,7 @@ use crate::files::{VmDir, closed_ancestor};
 use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
-use crate::{Config, cgroup, link};
+use crate::{Config, cgroup, confinement, link};
 
 /// Properties of the host that are determined once, when the agent starts.
 #[derive(Debug)]
@@ -68,6 +68,7 @@ impl Host {
         if let (Some(users), Some(user)) = (&mut users, user) {
             users.take_group(user);
         }
+        warnings.extend(confinement::missing());
         let limits = cgroup::available();
         let has_cgroups = limits.is_ok();
         warnings.extend(limits.err());

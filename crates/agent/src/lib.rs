@@ -12,6 +12,7 @@ mod api;
 mod cgroup;
 mod changes;
 mod command;
+mod confinement;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

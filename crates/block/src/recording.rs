@@ -1,12 +1,13 @@
 //! A trace of all volumes, written to a file as requests end.
 //!
 //! Requests only put a record into a queue, which a separate thread writes to the file. Records that come
-//! faster than it can write are dropped and counted, so a trace never delays a client.
+//! faster than it can write are dropped and counted, so a trace never delays a client. A trace ends at a limit, and then
+//! its summary is an error that says so.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,13 +17,19 @@ use std::time::Instant;
 use perigee_model::trace::{
     Operation, Served, TRACE_MAGIC, TraceClient, TraceRecord, TraceRequest,
 };
-use perigee_model::volume::{StartTrace, TraceSummary};
+use perigee_model::units::format_bytes;
+use perigee_model::volume::TraceSummary;
 use perigee_model::{Problem, VolumeName};
 
 use crate::trace::{Ended, Span, Stage};
 
 /// The most records that wait to be written.
 const QUEUE_RECORDS: usize = 1 << 16;
+
+/// The longest trace: some 38 million requests.
+const TRACE_BYTES_MAX: u64 = 1 << 30;
+/// The most that all traces in a directory may take.
+const TRACES_BYTES_MAX: u64 = 4 << 30;
 
 /// Puts one client's requests into the trace.
 #[derive(Clone)]
@@ -95,14 +102,26 @@ struct Running {
     file: PathBuf,
     queue: Arc<Queue>,
     clients: BTreeMap<VolumeName, u16>,
-    writer: JoinHandle<io::Result<u64>>,
+    writer: JoinHandle<io::Result<Written>>,
+}
+
+/// What a trace's file has.
+#[derive(Debug)]
+struct Written {
+    requests: u64,
+    /// There was more than it may have.
+    is_full: bool,
 }
 
 impl Recording {
     /// # Errors
-    /// A conflict when a trace is running or the file exists; invalid when the file can't be created.
-    pub fn start(&self, request: StartTrace) -> Result<(), Problem> {
-        let StartTrace { file } = request;
+    /// A conflict when a trace is running or the file exists; invalid when the file can't be created; no space when
+    /// the traces beside it take too much.
+    pub fn start(&self, file: PathBuf) -> Result<(), Problem> {
+        self.start_within(file, TRACE_BYTES_MAX, TRACES_BYTES_MAX)
+    }
+
+    fn start_within(&self, file: PathBuf, bytes_max: u64, all_max: u64) -> Result<(), Problem> {
         let what = format!("can't write a trace to {}", file.display());
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = &*running {
@@ -111,8 +130,15 @@ impl Recording {
                 Problem::conflict(what, why).next("end it with `perigee volume trace stop`")
             );
         }
-        if !file.is_absolute() {
-            return Err(Problem::invalid(what, "the path is not absolute"));
+        let dir = file.parent().unwrap_or(&file);
+        let taken = bytes_in(dir).map_err(|error| Problem::invalid(&what, error))?;
+        if taken + bytes_max > all_max {
+            let (taken, limit) = (format_bytes(taken), format_bytes(all_max));
+            let why = format!(
+                "the traces in {} take {taken}; the limit of all is {limit}",
+                dir.display()
+            );
+            return Err(Problem::no_space(what, why).next("remove some of them"));
         }
         let opened = OpenOptions::new().write(true).create_new(true).open(&file);
         let writer = opened.map_err(|error| match error.kind() {
@@ -123,7 +149,7 @@ impl Recording {
         let queue = Queue { started: Instant::now(), records, lost: AtomicU64::new(0) };
         let writer = std::thread::Builder::new()
             .name("trace".into())
-            .spawn(move || write_all(writer, &incoming))
+            .spawn(move || write_all(writer, &incoming, bytes_max))
             .map_err(|error| Problem::internal(&what, error))?;
         let clients = BTreeMap::new();
         *running = Some(Running { file, queue: Arc::new(queue), clients, writer });
@@ -157,28 +183,46 @@ impl Recording {
         // The writer ends when all senders are dropped.
         drop(queue);
         let what = format!("the trace {} is not complete", file.display());
-        let requests = writer
+        let Written { requests, is_full } = writer
             .join()
             .map_err(|_| Problem::internal(&what, "the thread that wrote it has panicked"))?
-            .map_err(|error| Problem::internal(what, error))?;
+            .map_err(|error| Problem::internal(&what, error))?;
+        if is_full {
+            let why =
+                format!("it has reached {}, the limit of a trace", format_bytes(TRACE_BYTES_MAX));
+            return Err(Problem::no_space(what, why)
+                .next(format!("use its first {requests} requests, or trace for a shorter time")));
+        }
         Ok(TraceSummary { file, clients: clients.len() as u64, requests, lost })
     }
 }
 
-/// Writes records until all senders are dropped. Returns the number of requests.
-fn write_all(file: File, records: &Receiver<TraceRecord>) -> io::Result<u64> {
+fn bytes_in(dir: &Path) -> io::Result<u64> {
+    std::fs::read_dir(dir)?.try_fold(0, |sum, entry| Ok(sum + entry?.metadata()?.len()))
+}
+
+/// Writes records until all senders are dropped, or the file is as long as it may be.
+fn write_all(file: File, records: &Receiver<TraceRecord>, bytes_max: u64) -> io::Result<Written> {
     let mut out = BufWriter::new(file);
     out.write_all(TRACE_MAGIC)?;
     let mut requests = 0;
     let mut bytes = Vec::new();
+    let mut left_bytes = bytes_max.saturating_sub(TRACE_MAGIC.len() as u64);
+    let mut is_full = false;
     for record in records {
         bytes.clear();
         record.encode(&mut bytes);
+        // The rest of the queue is read all the same, so that nobody waits for room in it.
+        is_full |= left_bytes < bytes.len() as u64;
+        if is_full {
+            continue;
+        }
+        left_bytes -= bytes.len() as u64;
         out.write_all(&bytes)?;
         requests += u64::from(matches!(record, TraceRecord::Request(_)));
     }
     out.flush()?;
-    Ok(requests)
+    Ok(Written { requests, is_full })
 }
 
 #[cfg(test)]
@@ -203,7 +247,7 @@ mod tests {
         let file = dir.path().join("boot.trace");
         let table = StatsTable::default();
         read(&table, "old");
-        table.start_trace(StartTrace { file: file.clone() }).unwrap();
+        table.start_trace(file.clone()).unwrap();
         for volume in ["old", "new", "old"] {
             read(&table, volume);
         }
@@ -224,7 +268,7 @@ mod tests {
     #[test]
     fn no_file_is_overwritten_and_one_trace_runs_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
-        let start = |name| StartTrace { file: dir.path().join(name) };
+        let start = |name| dir.path().join(name);
         std::fs::write(dir.path().join("there"), "mine").unwrap();
         let recording = Recording::default();
         assert!(recording.start(start("there")).is_err());
@@ -233,5 +277,24 @@ mod tests {
         assert_eq!(std::fs::read(dir.path().join("there")).unwrap(), b"mine");
         recording.stop().unwrap();
         assert!(recording.stop().is_err());
+    }
+
+    #[test]
+    fn a_trace_ends_at_its_limit_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let recording = Recording::default();
+        let file = dir.path().join("a");
+        recording.start_within(file.clone(), 200, 300).unwrap();
+        let recorder = recording.recorder(&"data".parse().unwrap()).unwrap();
+        let ended =
+            || Ended { command: "read", offset: 0, length_bytes: 512, at_once: true, error: None };
+        (0..100).for_each(|_| recorder.record(&Span::new(Instant::now()), &ended()));
+        drop(recorder);
+        let problem = recording.stop().unwrap_err();
+        assert!(problem.why.contains("the limit of a trace"), "{problem}");
+        let bytes = std::fs::read(file).unwrap();
+        assert!((100..=200).contains(&bytes.len()) && read_trace(&bytes).is_ok());
+        let full = recording.start_within(dir.path().join("b"), 200, 300).unwrap_err();
+        assert!(full.why.contains("the limit of all is 300 B"), "{full}");
     }
 }

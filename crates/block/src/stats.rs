@@ -1,11 +1,12 @@
 //! The I/O figures of each volume, as documented at [`IoStats`].
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_model::volume::{CollectTrace, ExportStats, IoStats, StartTrace, TraceSummary};
+use perigee_model::volume::{CollectTrace, ExportStats, IoStats, TraceSummary};
 use perigee_model::{JobId, Problem, VolumeName};
 
 use crate::collection::Collections;
@@ -38,9 +39,9 @@ impl StatsTable {
     ///
     /// # Errors
     /// As [`Recording::start`].
-    pub fn start_trace(&self, request: StartTrace) -> Result<(), Problem> {
+    pub fn start_trace(&self, file: PathBuf) -> Result<(), Problem> {
         let volumes = lock(&self.volumes);
-        self.recording.start(request)?;
+        self.recording.start(file)?;
         for (volume, counters) in &*volumes {
             counters.tracing.record(self.recording.recorder(volume));
         }

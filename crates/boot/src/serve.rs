@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path as Segment, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use perigee_http::{Client, Failure, Listen, Network};
+use axum::{Extension, Router};
+use perigee_http::{Client, ClientAddress, Failure, Listen, Network};
 use perigee_model::client::{Boot, BootRequest, MacAddress, Over};
 use perigee_model::{Problem, ProblemKind};
 use tokio::signal::unix::{SignalKind, signal};
@@ -91,13 +91,17 @@ async fn first(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 /// Every answer is a script, because firmware shows only the number of an HTTP error.
-async fn boot(State(shared): State<Arc<Shared>>, Segment(mac): Segment<String>) -> Response {
+async fn boot(
+    State(shared): State<Arc<Shared>>,
+    Extension(ClientAddress(address)): Extension<ClientAddress>,
+    Segment(mac): Segment<String>,
+) -> Response {
     let what = "can't boot this machine";
     let mac: MacAddress = match mac.parse() {
         Ok(mac) => mac,
         Err(error) => return script(Places::refuse(&Problem::invalid(what, error))),
     };
-    let told = match shared.volumes.post("/v1/boot", &BootRequest { mac }).await {
+    let told = match shared.volumes.post("/v1/boot", &BootRequest { mac, address }).await {
         Ok(boot) => shared.can_start(boot),
         Err(problem) => Err(problem),
     };

@@ -13,6 +13,7 @@
 //! | `GET /logins` | | [`Login`], of all volumes |
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -329,6 +330,9 @@ pub struct Login {
 /// A machine asks for its disk, by the address of its network card.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BootRequest {
+    /// Where the machine asks from, if the boot server knows that.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
     /// The card's address; the client is the one that was given it.
     pub mac: MacAddress,
 }

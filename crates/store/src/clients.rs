@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use perigee_model::client::{
-    Binding, Boot, Chap, ClientInfo, InitiatorName, Lifetime, MacAddress, NewClient, Service,
+    Binding, Boot, Chap, ClientInfo, InitiatorName, Lifetime, MacAddress, NewClient, Over, Service,
 };
 use perigee_model::volume::CachePolicy;
 use perigee_model::{ClientName, ImageName, Problem, TenantName, VolumeName};
@@ -153,6 +153,12 @@ impl Pool {
     }
 
     fn check_binding(&self, what: &str, row: &ClientRow, binding: &Binding) -> Result<(), Problem> {
+        if binding.over == Over::Nbd && row.chap.is_some() {
+            let why = "it has a CHAP secret, which protects a disk over iSCSI only";
+            return Err(
+                Problem::invalid(what, why).next("bind it over iSCSI, or add it without a secret")
+            );
+        }
         match &binding.service {
             Service::Volume(volume) => {
                 let found = self.catalog.volume(volume).map_err(failed(what))?;

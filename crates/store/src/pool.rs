@@ -132,6 +132,11 @@ impl Locked {
 }
 
 impl Pool {
+    /// Where traces of its volumes are kept.
+    pub fn traces_dir(&self) -> PathBuf {
+        self.dir.join("traces")
+    }
+
     /// Opens the pool in a directory, and creates it if it does not exist.
     ///
     /// # Errors

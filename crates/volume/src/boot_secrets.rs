@@ -51,8 +51,9 @@ impl BootSecrets {
         let what = format!("can't give client {client} its CHAP secret");
         if open_sessions > 0 {
             let why = format!("it is running: its disk has {open_sessions} sessions");
-            return Err(Problem::unavailable(what, why)
-                .next("wait until they have ended, at most half a minute after the machine was reset"));
+            return Err(Problem::unavailable(what, why).next(
+                "wait until they have ended, at most half a minute after the machine was reset",
+            ));
         }
         let given = lock(&self.0);
         let Some(last) = given.get(client).filter(|last| !last.used) else { return Ok(()) };
@@ -61,7 +62,8 @@ impl BootSecrets {
             return Ok(());
         }
         let to = last.to.map_or_else(|| "somebody".to_owned(), |to| to.to_string());
-        let why = format!("{to} got it {} s ago, and nobody has logged in with it since", age.as_secs());
+        let why =
+            format!("{to} got it {} s ago, and nobody has logged in with it since", age.as_secs());
         Err(Problem::unavailable(what, why).next(format!(
             "if that was another machine, give the client another secret; if not, expect its boot again with \
              `perigee client bind {client}`"

@@ -38,6 +38,7 @@ use perigee_store::{Data, Pool};
 use uuid::Uuid;
 
 use crate::ahead::Ahead;
+use crate::boot_secrets::BootSecrets;
 use crate::common;
 use crate::memory;
 use crate::proxies::{Proxies, ProxySlot};
@@ -133,6 +134,7 @@ pub struct PoolExports {
     start: Uuid,
     pub(crate) remotes: Remotes,
     pub logins: Arc<Logins>,
+    pub(crate) boot_secrets: BootSecrets,
     pub(crate) pool: Arc<Pool>,
     pub(crate) local: LocalSessions,
     pub(crate) turns: Turns,
@@ -144,7 +146,7 @@ impl PoolExports {
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, here: Here, remotes: Remotes) -> Arc<Self> {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
-        let (logins, local, turns, sites) = Default::default();
+        let (logins, boot_secrets, local, turns, sites) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
@@ -153,6 +155,7 @@ impl PoolExports {
             start,
             remotes,
             logins,
+            boot_secrets,
             pool,
             local,
             turns,
@@ -476,6 +479,9 @@ impl Exports for PoolExports {
     fn log_in(&self, name: &str, over: Over, peer: &str) -> Option<LoginGuard> {
         match Wanted::parse(name) {
             Some(Wanted::Volume(volume, _)) => {
+                if over == Over::Iscsi {
+                    self.boot_secrets.logged_in(&volume);
+                }
                 Some(self.logins.enter(volume, over, peer.to_owned()))
             }
             _ => None,

@@ -17,6 +17,7 @@
 //! | how a session that is held gets its volume again | `settle` |
 //! | which site an asker is at, and what it may have | `sites` |
 //! | which iSCSI initiators the pool knows | `iscsi_clients` |
+//! | to whom their secrets were given | `boot_secrets` |
 //! | which files an image may be made of | `sources` |
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
@@ -27,6 +28,7 @@
 //! | the control API without a server, for one command | `offline` |
 
 mod ahead;
+mod boot_secrets;
 mod cache;
 mod coherent;
 mod common;

@@ -75,7 +75,9 @@ async fn start_trace(
     State(control): State<Arc<Control>>,
     Json(request): Json<StartTrace>,
 ) -> Reply<()> {
-    Ok(Json(control.stats.start_trace(request)?))
+    let dir = control.pool.traces_dir();
+    perigee_http::private_directory(&dir)?;
+    Ok(Json(control.stats.start_trace(dir.join(format!("{}.trace", request.name)))?))
 }
 
 async fn stop_trace(State(control): State<Arc<Control>>) -> Reply<TraceSummary> {

@@ -108,7 +108,8 @@ async fn run(config: Config) -> Result<(), Problem> {
         sessions_max: config.clients.clients_max,
     });
     let stop = CancellationToken::new();
-    let vm_sockets = Arc::new(VmSockets::load(config.vm_sockets.clone(), server.clone()).await?);
+    let vm_sockets =
+        Arc::new(VmSockets::load(config.vm_sockets.clone(), server_id, server.clone()).await?);
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
     let (kept, filled, swept) = (pool.clone(), pool.clone(), pool.clone());

@@ -1,7 +1,7 @@
 //! The NBD sockets of this host's VMs, one for each.
 //!
 //! ```text
-//! DIR/VM/socket.json   what the socket is for: [`VmSocket`]
+//! DIR/VM/socket.json   what the socket is for, and which server made it
 //! DIR/VM/nbd.sock      belongs to the VM's user, mode 0600
 //! ```
 //!
@@ -17,9 +17,11 @@ use nix::unistd::{Uid, chown};
 use perigee_model::volume::{VmSocket, VmSocketAt};
 use perigee_model::{Problem, VmId};
 use perigee_nbd::server::{OneVm, Server};
+use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// QEMU's users pass through the directories, and can neither list nor change them.
 const PASSABLE: u32 = 0o711;
@@ -32,16 +34,24 @@ struct Open {
     task: JoinHandle<()>,
 }
 
+#[derive(Serialize, Deserialize)]
+struct Record {
+    /// The pool's server. Another one on this machine does not touch it.
+    server: Uuid,
+    socket: VmSocket,
+}
+
 pub struct VmSockets {
     dir: PathBuf,
+    id: Uuid,
     server: Server,
     open: Mutex<BTreeMap<VmId, Open>>,
 }
 
 impl VmSockets {
     /// Makes the sockets again that are recorded in the directory.
-    pub async fn load(dir: PathBuf, server: Server) -> Result<Self, Problem> {
-        let sockets = Self { dir, server, open: Mutex::default() };
+    pub async fn load(dir: PathBuf, id: Uuid, server: Server) -> Result<Self, Problem> {
+        let sockets = Self { dir, id, server, open: Mutex::default() };
         let entries = match std::fs::read_dir(&sockets.dir) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(sockets),
@@ -50,10 +60,10 @@ impl VmSockets {
         for entry in entries {
             let path = entry.map_err(|error| sockets.failed("can't read", &error))?.path();
             let text = std::fs::read(path.join("socket.json")).unwrap_or_default();
-            let made = match serde_json::from_slice::<VmSocket>(&text) {
-                Ok(socket) => sockets.put(socket).await.map(drop),
-                // A crash came between the directory and its file: the agent asks again.
-                Err(_) => continue,
+            let made = match serde_json::from_slice::<Record>(&text) {
+                Ok(record) if record.server == id => sockets.put(record.socket).await.map(drop),
+                // Another server's, or a crash came between the directory and its file: the agent asks again.
+                _ => continue,
             };
             if let Err(problem) = made {
                 tracing::error!(%problem, "a VM can't reach its disks");
@@ -110,7 +120,8 @@ impl VmSockets {
         for dir in [&*self.dir, dir] {
             std::fs::set_permissions(dir, Permissions::from_mode(PASSABLE))?;
         }
-        let text = serde_json::to_vec(socket)?;
+        let record = Record { server: self.id, socket: socket.clone() };
+        let text = serde_json::to_vec(&record)?;
         let (new, record) = (dir.join("socket.new"), dir.join("socket.json"));
         let mut options = File::options();
         let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&new)?;

@@ -309,7 +309,7 @@ impl Measure<'_> {
         }
         let trace = self.scratch.join("storm.trace");
         if traced {
-            places.start_trace(&trace)?;
+            places.start_trace()?;
         }
         let read_before = (source.read_bytes()?, private.map(LoopDisk::read_bytes).transpose()?);
         let cpu_before_s = running.cpu_s()?;
@@ -384,11 +384,8 @@ impl Measure<'_> {
 }
 
 impl Places<'_> {
-    fn start_trace(&self, file: &Path) -> Result<()> {
-        if file.exists() {
-            fs::remove_file(file)?;
-        }
-        self.perigee(&["volume", "trace", "start", "--out", &file.to_string_lossy()])?;
+    fn start_trace(&self) -> Result<()> {
+        self.perigee(&["volume", "trace", "start", "storm"])?;
         Ok(())
     }
 
@@ -398,6 +395,9 @@ impl Places<'_> {
         if summary.lost > 0 {
             bail!("the trace lost {} requests", summary.lost);
         }
+        fs::rename(&summary.file, file).or_else(|_| {
+            fs::copy(&summary.file, file).and_then(|_| fs::remove_file(&summary.file))
+        })?;
         Cache::of_trace(&fs::read(file)?)
     }
 }

@@ -154,15 +154,14 @@ async fn tell(options: &Options, dir: &Path, steps: &Steps) -> Result<Outcome, P
         );
         machines.push(Machine { name, console, command, qemu: None, up: None });
     }
-    let trace = dir.join("storm.trace");
-    servers.start_trace(&trace).await?;
+    servers.start_trace().await?;
     step.done("");
 
     let before = servers.volume_usage()?;
     let mut step = steps.begin(format!("{} machines boot over {}", machines.len(), options.over));
     boot(&mut machines, &mut servers, options.over, &mut step).await?;
     let usage = servers.volume_usage()?;
-    servers.stop_trace().await?;
+    let trace = servers.stop_trace().await?;
     let bytes = fs::read(&trace)
         .map_err(|error| Problem::internal(format!("can't read {}", trace.display()), error))?;
     let last = machines.iter().filter_map(|machine| machine.up).max().unwrap_or_default();

@@ -10,7 +10,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use perigee_http::Client;
 use perigee_model::client::{Binding, ClientInfo, Lifetime, NewClient, Over, Service};
 use perigee_model::volume::{StartTrace, TraceSummary};
-use perigee_model::{ImageName, Problem};
+use perigee_model::{ImageName, JobId, Problem};
 use tokio::process::Child;
 
 use super::{Options, last_lines};
@@ -157,19 +157,22 @@ impl Servers {
 
     /// # Errors
     /// The volume server refuses.
-    pub async fn start_trace(&self, file: &Path) -> Result<(), Problem> {
-        self.control.post("/v1/trace/start", &StartTrace { file: file.to_owned() }).await
+    pub async fn start_trace(&self) -> Result<(), Problem> {
+        let name = JobId::new("storm").map_err(|e| Problem::internal("can't name a trace", e))?;
+        self.control.post("/v1/trace/start", &StartTrace { name }).await
     }
 
+    /// Returns the file with the trace.
+    ///
     /// # Errors
     /// The volume server refuses; `Internal` when requests are missing from the trace.
-    pub async fn stop_trace(&self) -> Result<(), Problem> {
+    pub async fn stop_trace(&self) -> Result<PathBuf, Problem> {
         let summary: TraceSummary = self.control.post("/v1/trace/stop", &()).await?;
         if summary.lost > 0 {
             let why = format!("{} requests came faster than they could be written", summary.lost);
             return Err(Problem::internal("can't record the storm", why));
         }
-        Ok(())
+        Ok(summary.file)
     }
 
     /// # Errors

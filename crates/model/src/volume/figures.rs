@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::VolumeName;
+use crate::{JobId, VolumeName};
 
 /// Counters of one export since the volume server started; they only grow.
 ///
@@ -83,8 +83,8 @@ pub struct TracedRequest {
 /// Starts a trace of all volumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartTrace {
-    /// A new file on the volume server's machine, in the format of [`crate::trace`].
-    pub file: PathBuf,
+    /// The name of a new file among the volume server's traces, in the format of [`crate::trace`].
+    pub name: JobId,
 }
 
 /// Collects a trace of some volumes in memory until it is fetched.

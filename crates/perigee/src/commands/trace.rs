@@ -7,7 +7,7 @@ use clap::Subcommand;
 use perigee_http::Client;
 use perigee_model::trace::{TraceRecord, read_trace};
 use perigee_model::volume::{StartTrace, TraceSummary, TracedRequest};
-use perigee_model::{Problem, VolumeName};
+use perigee_model::{JobId, Problem, VolumeName};
 
 use crate::commands::{CONTROL_SOCKET, pool_server};
 use crate::output::{self, Column, Format};
@@ -25,11 +25,11 @@ pub enum TraceVerb {
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
     },
-    /// Record the requests to all volumes in a file, until `perigee volume trace stop`
+    /// Record the requests to all volumes in a file of the pool, until `perigee volume trace stop`, which says where it
+    /// is
     Start {
-        /// The file; it must not exist yet
-        #[arg(long, value_name = "FILE")]
-        out: PathBuf,
+        /// The trace's name; none of that name may exist
+        name: JobId,
         /// The pool directory of the volume server
         #[arg(long, value_name = "DIR")]
         pool: PathBuf,
@@ -55,10 +55,8 @@ pub async fn run(verb: TraceVerb, format: Format) -> Result<(), Problem> {
         TraceVerb::Follow { name, seconds, pool } => {
             follow(&*pool_server(&pool).await?, &name, seconds, format).await
         }
-        TraceVerb::Start { out, pool } => {
-            let what = format!("can't write a trace to {}", out.display());
-            let file = std::path::absolute(&out).map_err(|error| Problem::invalid(what, error))?;
-            running_server(&pool).await?.post("/v1/trace/start", &StartTrace { file }).await
+        TraceVerb::Start { name, pool } => {
+            running_server(&pool).await?.post("/v1/trace/start", &StartTrace { name }).await
         }
         TraceVerb::Stop { pool } => {
             let summary: TraceSummary =

@@ -44,7 +44,9 @@ async fn info(State(control): Shared, Named(client): Named<ClientName>) -> Reply
 }
 
 async fn remove(State(control): Shared, Named(client): Named<ClientName>) -> Reply<()> {
-    Ok(Json(control.pool.remove_client(&client).await?))
+    control.pool.remove_client(&client).await?;
+    control.exports.boot_secrets.expect(&client);
+    Ok(Json(()))
 }
 
 async fn bind(
@@ -52,7 +54,9 @@ async fn bind(
     Named(client): Named<ClientName>,
     Json(binding): Json<Binding>,
 ) -> Reply<ClientInfo> {
-    Ok(Json(with_logins(&control, control.pool.bind_client(&client, Some(binding)).await?)))
+    let bound = control.pool.bind_client(&client, Some(binding)).await?;
+    control.exports.boot_secrets.expect(&client);
+    Ok(Json(with_logins(&control, bound)))
 }
 
 async fn unbind(State(control): Shared, Named(client): Named<ClientName>) -> Reply<ClientInfo> {
@@ -60,7 +64,18 @@ async fn unbind(State(control): Shared, Named(client): Named<ClientName>) -> Rep
 }
 
 async fn boot(State(control): Shared, Json(request): Json<BootRequest>) -> Reply<Boot> {
-    Ok(Json(control.pool.boot(&request.mac).await?))
+    let BootRequest { mac, address } = request;
+    let secrets = &control.exports.boot_secrets;
+    let client = control.pool.clients().await?.into_iter().find(|client| client.mac == Some(mac));
+    if let Some(client) = client.filter(|client| client.chap_user.is_some()) {
+        let client = with_logins(&control, client);
+        secrets.check(&client.name, client.sessions.len(), address)?;
+    }
+    let boot = control.pool.boot(&mac).await?;
+    if boot.chap.is_some() {
+        secrets.given(boot.client.clone(), boot.volume.clone(), address);
+    }
+    Ok(Json(boot))
 }
 
 async fn logins(State(control): Shared) -> Reply<Vec<Login>> {
