@@ -102,7 +102,10 @@ pub fn sending(info: &MigrateInfo) -> Sending {
 /// Why QEMU has stopped sending.
 pub fn why_ended(info: &MigrateInfo) -> String {
     match info.status.as_str() {
-        "" | "none" | "completed" => "QEMU knows of no migration from here".to_owned(),
+        // The order was stored, and QEMU has not got it.
+        "" | "none" | "completed" => {
+            "the agent ended before it told QEMU to send the VM".to_owned()
+        }
         other if info.error_desc.is_empty() => format!("QEMU says: {other}"),
         _ => info.error_desc.clone(),
     }
@@ -228,6 +231,8 @@ mod tests {
     fn a_failed_copy_says_why() {
         assert_eq!(why_ended(&info("failed", "Unable to write")), "Unable to write");
         assert_eq!(why_ended(&info("cancelled", "")), "QEMU says: cancelled");
+        let never_told = "the agent ended before it told QEMU to send the VM";
+        assert_eq!(why_ended(&info("none", "")), never_told);
         assert_eq!(sending(&info("pre-switchover", "")), Sending::AtSwitch);
         assert_eq!(sending(&info("wait-unplug", "")), Sending::Copying);
     }
