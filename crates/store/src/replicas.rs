@@ -229,14 +229,16 @@ impl Pool {
                 return Err(Problem::conflict(&what, why)
                     .next("delete that image or volume at this host, or choose another host"));
             }
+            // This is counted first: as soon as the point is recorded, the filler may begin.
+            let copies = chain.iter().filter(|row| row.is_copy());
+            let copies = copies.filter_map(|row| pool.layer_copy(row.id));
+            let ships_bytes = copies.map(|copy| copy.missing_bytes()).sum();
             let added = pool.catalog.add_point(&name, top.layer, taken_ms, &sealed);
             added.map_err(failed(&what))?;
             pool.drop_staged(&name);
             pool.drop_incomplete(&what, &name, Some(top.layer))?;
             pool.to_fill.notify_one();
-            let copies = chain.iter().filter(|row| row.is_copy());
-            let copies = copies.filter_map(|row| pool.layer_copy(row.id));
-            Ok(copies.map(|copy| copy.missing_bytes()).sum())
+            Ok(ships_bytes)
         })
         .await
     }
