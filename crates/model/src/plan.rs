@@ -41,6 +41,16 @@ impl Estimate {
     pub fn holds(&self, seconds: f64) -> bool {
         (self.low_s..=self.high_s).contains(&seconds)
     }
+
+    /// What is left of this time when `seconds` have passed. Once all that was expected has passed, only the rest of
+    /// the range is known, and its middle is expected.
+    pub fn after(&self, seconds: f64) -> Self {
+        let left = |s: f64| (s - seconds).max(0.0);
+        let (expected_s, low_s, high_s) =
+            (left(self.expected_s), left(self.low_s), left(self.high_s));
+        let expected_s = if expected_s > 0.0 { expected_s } else { high_s / 2.0 };
+        Self { expected_s, low_s, high_s }
+    }
 }
 
 impl fmt::Display for Estimate {
@@ -394,6 +404,16 @@ mod tests {
             measured_s,
             measured: measured_s.map(|_| Seconds::default()),
         }
+    }
+
+    #[test]
+    fn a_predicted_time_becomes_shorter_while_it_passes() {
+        let whole = Estimate { expected_s: 10.0, low_s: 8.0, high_s: 14.0 };
+        let left = |expected_s, low_s, high_s| Estimate { expected_s, low_s, high_s };
+        assert_eq!(whole.after(3.0), left(7.0, 5.0, 11.0));
+        assert_eq!(whole.after(9.0), left(1.0, 0.0, 5.0));
+        assert_eq!(whole.after(12.0), left(1.0, 0.0, 2.0));
+        assert_eq!(whole.after(20.0), left(0.0, 0.0, 0.0));
     }
 
     #[test]

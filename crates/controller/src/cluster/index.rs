@@ -201,10 +201,11 @@ impl Index {
         let Some((at, end)) = found else {
             return not_known("the figures of its VM were not read yet".to_owned());
         };
-        if at.elapsed() <= END_AGE_MAX {
-            return end;
+        let age = at.elapsed();
+        if age > END_AGE_MAX {
+            return not_known(format!("the figures of its VM were last read {} s ago", age.as_secs()));
         }
-        not_known(format!("the figures of its VM were last read {} s ago", at.elapsed().as_secs()))
+        PredictedEnd { left: end.left.map(|left| left.after(age.as_secs_f64())), ..end }
     }
 
     pub fn past_moves(&self) -> Vec<Arc<MigrationRecord>> {
