@@ -142,6 +142,7 @@ pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Run
         progress_at_arrival: record.meter.progress_at_arrival,
         requests,
         host: host.clone(),
+        moving_to: moving_to(cluster, record),
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
         may_migrate: spec.may_migrate,
@@ -314,6 +315,13 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
         })
     });
     completed.collect()
+}
+
+/// Where a migration of the job's VM that has begun takes it.
+fn moving_to(cluster: &Cluster, record: &JobRecord) -> Option<HostId> {
+    let moves = cluster.index.migrations_of(record.job.vm.as_ref()?);
+    let under_way = moves.iter().map(|m| &m.migration).find(|m| !m.state.is_final())?;
+    Some(under_way.to.clone())
 }
 
 /// The dirty rate that the last migration of the job's VM measured.

@@ -65,7 +65,8 @@ impl fmt::Display for Estimate {
 /// When a running job's command is predicted to end, as its figures of this moment say.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PredictedEnd {
-    /// The seconds until then, if its VM and its data stay where they are; `None` if that is not known.
+    /// The seconds until then, if its VM and its data stay where they are, or where a migration takes the VM; `None` if
+    /// that is not known.
     pub left: Option<Estimate>,
     /// What they are predicted from, or why they are not known, in plain words.
     pub why: String,

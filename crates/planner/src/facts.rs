@@ -277,6 +277,8 @@ pub struct Running {
     pub requests: f64,
     /// Where the VM runs now.
     pub host: HostId,
+    /// Where a migration that has begun takes it; `None` if there is none.
+    pub moving_to: Option<HostId>,
     /// The memory of the VM.
     pub memory_bytes: u64,
     /// The vCPUs of the VM.

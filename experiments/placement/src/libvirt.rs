@@ -149,7 +149,7 @@ pub async fn measure(bench: &Bench<'_>, image: &Path, overlay_bytes: u64) -> Res
         memory_bytes,
         wan_bytes_running: wan_bytes,
         wan_bytes_complete: wan_bytes,
-        written_since_bytes: None,
+        written_since: None,
         load_1min,
     })
 }

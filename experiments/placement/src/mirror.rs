@@ -67,7 +67,7 @@ pub async fn measure(
         memory_bytes,
         wan_bytes_running: wan_bytes,
         wan_bytes_complete: wan_bytes,
-        written_since_bytes: None,
+        written_since: None,
         load_1min,
     })
 }

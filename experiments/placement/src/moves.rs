@@ -11,7 +11,7 @@ use perigee_model::{HostId, VmId};
 
 use crate::bench::Bench;
 use crate::case::BEGUN;
-use crate::results::{Direction, DiskMove, System, float};
+use crate::results::{Direction, DiskMove, System, Written, float};
 
 /// The size of the root disk.
 pub const ROOT_BYTES: u64 = 4 << 30;
@@ -20,10 +20,11 @@ const FIRST_MIB: u64 = 1024;
 /// And from here on while it is moved.
 const AFTER_MIB: u64 = 3200;
 pub const FILL_DEADLINE: Duration = Duration::from_secs(300);
-/// How long the VM stays at its destination before it moves back.
-const STAY: Duration = Duration::from_secs(10);
+/// How long the VM stays at its destination before it moves back. What it writes meanwhile is much more than what it
+/// writes between two samples.
+const STAY: Duration = Duration::from_secs(30);
 
-/// The guest fills its disk, and then writes 256 KiB a second of it.
+/// The guest fills its disk, and then writes 1 MiB a second of it.
 pub fn command(overlay_bytes: u64) -> Vec<String> {
     let script = format!(
         "set -eu\n\
@@ -31,10 +32,10 @@ pub fn command(overlay_bytes: u64) -> Vec<String> {
          head -c 3000 /dev/urandom | base64 -w 0 >/tmp/line\n\
          yes \"$(cat /tmp/line)\" | head -c {overlay_bytes} | \
          dd of=\"$disk\" bs=1M seek={FIRST_MIB} iflag=fullblock oflag=direct conv=notrunc status=none\n\
-         head -c 256K /dev/urandom >/tmp/more; sync\n\
+         head -c 1M /dev/urandom >/tmp/more; sync\n\
          echo '{BEGUN}' >/dev/console\n\
          n=0; while sleep 1; do \
-         dd if=/tmp/more of=\"$disk\" bs=256K seek=$(({AFTER_MIB} * 4 + n % 512)) oflag=direct conv=notrunc status=none; \
+         dd if=/tmp/more of=\"$disk\" bs=1M seek=$(({AFTER_MIB} + n % 512)) oflag=direct conv=notrunc status=none; \
          n=$((n + 1)); done\n"
     );
     vec!["sh".to_owned(), "-c".to_owned(), script]
@@ -63,7 +64,7 @@ pub async fn measure(bench: &Bench<'_>, overlay_bytes: u64) -> Result<(Vec<DiskM
         let step = bench.step(format!("a VM with {mib} MiB on its disk: move to {to}"));
         let mut moved = one(bench, &vm, to, direction, overlay_bytes).await?;
         if direction == Direction::Back {
-            moved.written_since_bytes = written(&bench.cluster.samples(&job.id).await?, &bench.far);
+            moved.written_since = written(&bench.cluster.samples(&job.id).await?, &bench.far);
         }
         step.done(&format!(
             "runs after {:.1} s, complete after {:.1} s, pause {:.0} ms",
@@ -109,14 +110,21 @@ async fn one(
         memory_bytes: migration.bytes,
         wan_bytes_running,
         wan_bytes_complete: bench.wan_bytes_since(before),
-        written_since_bytes: None,
+        written_since: None,
         load_1min,
     })
 }
 
-/// What the VM had written to its disks while it was at a host, by the samples of its counters.
-fn written(samples: &[Sample], host: &HostId) -> Option<u64> {
-    let at: Vec<u64> =
-        samples.iter().filter(|s| s.host == *host).map(|s| s.io.write_bytes).collect();
-    Some(at.last()?.saturating_sub(*at.first()?))
+/// What the VM wrote to its disks while it was at a host, by the samples of its counters. They only grow, on whatever
+/// host the VM is. So what lies between the first and the last sample of this host was written there, and what lies
+/// between the samples of the other host around them is all that can have been.
+fn written(samples: &[Sample], host: &HostId) -> Option<Written> {
+    let bytes = |at: usize| samples.get(at).map(|sample| sample.io.write_bytes);
+    let first = samples.iter().position(|sample| sample.host == *host)?;
+    let last = samples.iter().rposition(|sample| sample.host == *host)?;
+    let between = |from: usize, to: usize| Some(bytes(to)?.saturating_sub(bytes(from)?));
+    Some(Written {
+        least_bytes: between(first, last)?,
+        most_bytes: between(first.checked_sub(1)?, last + 1)?,
+    })
 }

@@ -75,9 +75,20 @@ pub struct DiskMove {
     pub wan_bytes_running: Option<u64>,
     pub wan_bytes_complete: Option<u64>,
     /// What the guest wrote to its disks between the move before and this one.
-    pub written_since_bytes: Option<u64>,
+    #[serde(default)]
+    pub written_since: Option<Written>,
     pub load_1min: f64,
 }
+
+/// What a guest wrote between two moves. Its counters are read every second, so there are two bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Written {
+    pub least_bytes: u64,
+    pub most_bytes: u64,
+}
+
+/// The share of a TCP segment of 1,448 bytes in its Ethernet frame of 1,514.
+const PAYLOAD_SHARE: f64 = 1448.0 / 1514.0;
 
 impl DiskMove {
     /// The largest share of the overlay that can have been at the destination when the guest ran there: all that the
@@ -87,9 +98,11 @@ impl DiskMove {
         (self.overlay_bytes > 0).then(|| (float(disk) / float(self.overlay_bytes)).min(1.0))
     }
 
-    /// All that the WAN carried, without the memory.
-    pub fn disk_bytes(&self) -> Option<u64> {
-        Some(self.wan_bytes_complete?.saturating_sub(self.memory_bytes))
+    /// What the WAN carried after the guest ran at its destination, without the headers of its frames. The disk begins
+    /// to come only then, and the memory has come before.
+    pub fn disk_bytes(&self) -> Option<f64> {
+        let after = self.wan_bytes_complete?.saturating_sub(self.wan_bytes_running?);
+        Some(float(after) * PAYLOAD_SHARE)
     }
 }
 
@@ -253,7 +266,8 @@ pub mod tests {
             memory_bytes: 100 << 20,
             wan_bytes_running: Some(110 << 20),
             wan_bytes_complete: Some((100 << 20) + (overlay_bytes / 4)),
-            written_since_bytes: (direction == Direction::Back).then_some(512 << 20),
+            written_since: (direction == Direction::Back)
+                .then_some(Written { least_bytes: 510 << 20, most_bytes: 512 << 20 }),
             load_1min: 0.5,
         };
         for (overlay_bytes, pause_ms) in [(0, 250.0), (2 << 30, 300.0)] {

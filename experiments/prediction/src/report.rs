@@ -71,7 +71,7 @@ fn shown_ends(page: &mut String, results: &Results) {
     }
     page.push_str(
         "<h2>The end that is shown while a job runs</h2>\n<p>As <code>job status</code> shows it, in all runs. It says when the \
-         command ends if its VM and its data stay where they are. The errors are shares of the command's whole time.</p>\n\
+         command ends if its VM and its data stay where they are, or where a migration takes the VM. The errors are shares of the command's whole time.</p>\n\
          <div class=\"scroll\"><table>\n<tr><th>shown</th><th>number</th><th>median error</th><th>90th percentile</th>\
          <th>in range</th><th>not known</th></tr>\n",
     );

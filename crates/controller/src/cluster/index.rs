@@ -203,7 +203,10 @@ impl Index {
         };
         let age = at.elapsed();
         if age > END_AGE_MAX {
-            return not_known(format!("the figures of its VM were last read {} s ago", age.as_secs()));
+            return not_known(format!(
+                "the figures of its VM were last read {} s ago",
+                age.as_secs()
+            ));
         }
         PredictedEnd { left: end.left.map(|left| left.after(age.as_secs_f64())), ..end }
     }

@@ -40,14 +40,15 @@ impl Run {
         if self.job().state != JobState::Running {
             return Ok(());
         }
-        let stays = moving
-            || !self.job().spec.may_migrate
-            || !self.record.value.to_follow.is_empty()
-            || self.homes_move()?;
         let index = &self.cluster.index;
-        if stays && !index.is_end_older(&self.id, self.cluster.timing.monitor) {
+        let may_migrate = self.job().spec.may_migrate;
+        if !may_migrate && !index.is_end_older(&self.id, self.cluster.timing.monitor) {
             return Ok(());
         }
+        let stays = moving
+            || !may_migrate
+            || !self.record.value.to_follow.is_empty()
+            || self.homes_move()?;
         let mut facts = planning::running(&self.cluster, &self.record.value).await?;
         if let Some(running) = &facts {
             index.put_end(&self.id, perigee_planner::predicted_end(running));

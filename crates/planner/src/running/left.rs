@@ -10,6 +10,9 @@
 //!
 //! The mean of the first two counts first. The more of the job is done, the more counts its own pace, which shows what
 //! earlier runs can't: a slower link, or another load of the host. Where these differ, the range holds all of them.
+//!
+//! While a migration takes its VM to another host, the rest of the work is taken to be done there, and the cost of the
+//! move is added.
 
 use perigee_model::HostId;
 use perigee_model::plan::PredictedEnd;
@@ -17,6 +20,7 @@ use perigee_model::plan::PredictedEnd;
 use crate::facts::{HostFacts, Running};
 use crate::figures::Figures;
 use crate::learn::{Learned, Source};
+use crate::moving::{Dirty, move_cost};
 use crate::network::seconds;
 use crate::spread::Spread;
 
@@ -27,14 +31,17 @@ const PROGRESS_ERROR: (f64, f64) = (0.5, 2.0);
 /// Less progress than this is not used for predictions.
 const PROGRESS_LEAST: f64 = 0.05;
 
-/// Predicts when the command ends if its VM and its data stay where they are.
+/// Predicts when the command ends if its VM and its data stay where they are, or where they are on their way to.
 pub fn predicted_end(running: &Running) -> PredictedEnd {
     let (cluster, traits) = (&running.cluster, &running.traits);
     let learned = Learned::from_history(cluster, traits, &running.history, &mut Figures::default());
     let by_history = learned
         .ok_or_else(|| "no earlier run of such a job is known".to_owned())
         .and_then(|learned| by_history(running, &learned));
-    let by_pace = by_progress(running, at_work_s(running)).filter(|left| left.expected > 0.0);
+    // Its pace here says nothing about the other host.
+    let stays = running.moving_to.is_none();
+    let by_pace =
+        by_progress(running, at_work_s(running)).filter(|left| left.expected > 0.0 && stays);
     let (left, why) = match (by_history, by_pace) {
         (Ok(history), Some(pace)) => {
             let done = running.progress.unwrap_or_default().clamp(0.0, 1.0);
@@ -89,6 +96,11 @@ pub(super) fn sources<'a>(running: &'a Running, at: &HostId) -> Vec<Source<'a>> 
 /// An error says why its earlier runs do not tell.
 fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     let cluster = &running.cluster;
+    if let Some(left) =
+        running.moving_to.as_ref().and_then(|to| after_the_move(running, learned, to))
+    {
+        return Ok(left);
+    }
     let here = cluster.host(&running.host).map_err(|why| why.to_string())?;
     // The VM itself is among those that run here.
     let here = HostFacts { running_vms: here.running_vms.saturating_sub(1), ..here.clone() };
@@ -108,6 +120,19 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     // Beyond the expected end only the rest of the range is known.
     let expected = if left.expected > 0.0 { left.expected } else { left.high() / 2.0 };
     Ok(Spread::between(left.low().max(0.0), expected, left.high()))
+}
+
+/// What is left if the migration takes the VM to this host. `None` if that can't be predicted.
+fn after_the_move(running: &Running, learned: &Learned, to: &HostId) -> Option<Spread> {
+    let (cluster, from) = (&running.cluster, &running.host);
+    let there = cluster.host(to).ok()?;
+    let place =
+        learned.place(cluster, there, &sources(running, to), &mut Figures::default()).ok()?;
+    let dirty = Dirty::of_running(running.dirty_bytes_per_s, &running.disks, running.wall_s);
+    let cost = move_cost(cluster, from, to, running.memory_bytes, dirty).ok()?;
+    let (_, whole) = learned.at(&place);
+    let work = whole.by(share_left(running, learned)?);
+    (work.expected > 0.0).then(|| work.plus(cost.of_the_job()))
 }
 
 /// The time since the VM's arrival in which its link was up.

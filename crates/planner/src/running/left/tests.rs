@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fixture::*;
-use crate::running::tests::{reading, remembered};
+use crate::running::tests::{COST_S, reading, remembered};
 
 /// A whole run of 1,000 reads far from its data: 20 s of computing, 1 s of other time, 16.4 ms for each read.
 const WHOLE_S: f64 = 20.0 + 1.0 + 16.4;
@@ -27,6 +27,22 @@ fn half_of_a_known_job_takes_half_of_its_time() {
     // Since the VM came here it has worked for 3 s only.
     let moved = Running { moves: 1, ..remembered(500, 3.0, 1000.0) };
     assert_close(left(&moved).expected_s, WHOLE_S / 2.0);
+}
+
+/// 500 of 1,000 reads are to come. Beside the data they are answered at once: half of 20 s of computing and 1 s of
+/// other time are left, and the move.
+#[test]
+fn a_job_on_its_way_ends_as_at_the_host_to_which_it_goes() {
+    let stays = remembered(500, WHOLE_S / 2.0, 1000.0);
+    let goes = Running { moving_to: Some(host_id("cloud1")), progress: Some(0.5), ..stays.clone() };
+    let (stays_s, goes_s) = (left(&stays).expected_s, left(&goes).expected_s);
+    assert!(
+        (10.5..10.5 + 2.0 * COST_S).contains(&goes_s) && goes_s < stays_s,
+        "{goes_s} {stays_s}"
+    );
+    // An unknown host: as if it stayed.
+    let lost = Running { moving_to: Some(host_id("nowhere")), ..stays };
+    assert_close(left(&lost).expected_s, stays_s);
 }
 
 #[test]
