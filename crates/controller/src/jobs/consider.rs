@@ -42,18 +42,16 @@ impl Run {
         }
         let index = &self.cluster.index;
         let may_migrate = self.job().spec.may_migrate;
-        if !may_migrate && !index.is_end_older(&self.id, self.cluster.timing.monitor) {
+        let changes = moving || !self.record.value.to_follow.is_empty() || self.homes_move()?;
+        let is_new = !index.is_end_older(&self.id, self.cluster.timing.monitor);
+        if !may_migrate && !changes && is_new {
             return Ok(());
         }
-        let stays = moving
-            || !may_migrate
-            || !self.record.value.to_follow.is_empty()
-            || self.homes_move()?;
         let mut facts = planning::running(&self.cluster, &self.record.value).await?;
         if let Some(running) = &facts {
             index.put_end(&self.id, perigee_planner::predicted_end(running));
         }
-        if stays {
+        if changes || !may_migrate {
             return Ok(());
         }
         while let Some(mut running) = facts {
