@@ -162,7 +162,15 @@ pub(super) struct Catalog {
 }
 
 impl Catalog {
+    /// Opens the catalog, also on a full disk.
     pub(super) fn open(path: &Path) -> std::result::Result<Self, OpenError> {
+        match Self::try_open(path) {
+            Err(OpenError::Sqlite(_)) if Reserve::free_beside(path) => Self::try_open(path),
+            opened => opened,
+        }
+    }
+
+    fn try_open(path: &Path) -> std::result::Result<Self, OpenError> {
         schema::close_to_others(path)?;
         let mut connection = Connection::open(path)?;
         schema::upgrade(&mut connection)?;
@@ -175,7 +183,15 @@ impl Catalog {
     }
 
     fn change<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
-        let mut connection = self.lock();
+        self.change_with(&mut self.lock(), work)
+    }
+
+    /// As [`Self::change`], by who has the connection.
+    fn change_with<T>(
+        &self,
+        connection: &mut Connection,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T>,
+    ) -> Result<T> {
         let transaction = connection.transaction()?;
         let result = work(&transaction)?;
         transaction.commit()?;

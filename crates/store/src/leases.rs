@@ -6,6 +6,7 @@ use perigee_block::device::IoError;
 use perigee_block::lease::{HostTag, LeaseAnswer, LeaseAsk, LeaseWish, Wish};
 
 use super::blocking;
+use super::catalog;
 use super::volume::Volume;
 
 impl Volume {
@@ -44,7 +45,9 @@ impl Volume {
             if let Wish::Answer(answer) = volume.lease.wish(host, false, number) {
                 return Ok(answer);
             }
-            volume.remember_lease(Some(volume.lease.remembered_with(host)))?;
+            let holders = volume.lease.remembered_with(host);
+            let remembered = volume.catalog.remember_lease(volume.name(), holders);
+            remembered.map_err(catalog::io_error)?;
             Ok(volume.lease.grant(host, number))
         })
         .await
@@ -61,7 +64,9 @@ impl Volume {
                     let _changing = volume.lease.changing();
                     // Another write may have ended it, and another host may hold the next one.
                     if volume.lease.is_recalled(grant) {
-                        volume.remember_lease(volume.lease.forgetting(by))?;
+                        let left = volume.lease.forgetting(by);
+                        let forgotten = volume.catalog.forget_lease(volume.name(), left);
+                        forgotten.map_err(catalog::io_error)?;
                         volume.lease.forget();
                     }
                     Ok::<_, IoError>(())
@@ -71,10 +76,5 @@ impl Volume {
             Ok(())
         });
         ending.await.map_err(std::io::Error::from)?
-    }
-
-    fn remember_lease(&self, host: Option<HostTag>) -> Result<(), IoError> {
-        let done = self.catalog.remember_lease(self.name(), host);
-        done.map_err(|error| std::io::Error::other(error).into())
     }
 }

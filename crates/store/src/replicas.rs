@@ -20,7 +20,7 @@ use perigee_model::replica::{
 use perigee_model::volume::{CachePolicy, Compacted, Keep};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
-use super::catalog::{self, LayerRow, PointRow, Sealed, failed};
+use super::catalog::{self, LayerRow, PointRow, failed};
 use super::homes::refused;
 use super::layer::live_name;
 use super::pool::Pool;
@@ -363,7 +363,7 @@ impl Pool {
     // --- at the home that was lost ---
 
     /// A replica became the volume while this server did not answer, so the volume is removed here. What it had stays
-    /// as an image, also if its disk fails to write it or is full.
+    /// as an image, also if its disk fails to write it or is full, or if its files can't be opened.
     ///
     /// # Errors
     /// No space in the catalog; unavailable while other hosts have blocks of it in memory.
@@ -381,8 +381,15 @@ impl Pool {
                 Ok::<_, Problem>(matches!(before.place, Place::Here(_)))
             })
             .await?;
-        if is_here {
-            let volume = self.volume(name).await?;
+        let opened = match is_here {
+            true => self.volume(name).await.map(Some),
+            false => Ok(None),
+        };
+        let opened = opened.unwrap_or_else(|problem| {
+            tracing::warn!(%image, %problem, "the image has what the volume's files have");
+            None
+        });
+        if let Some(volume) = opened {
             self.end_leases(&what, &volume).await?;
             let guard = self.wait_for_changes(&what).await?;
             let (pool, named, ask, now) =
@@ -397,10 +404,10 @@ impl Pool {
         } else {
             let (named, ask, now) = (name.clone(), ask.clone(), what.clone());
             let kept = image.clone();
+            let guard = self.wait_for_changes(&what).await?;
             self.run(move |pool| {
-                let to = &ask.to.nbd_addr;
-                let done = pool.catalog.supersede(&named, ask.lost, to, &kept, None);
-                done.map_err(failed(&now))
+                let _guard = guard;
+                pool.supersede_closed(&now, &named, &ask, &kept)
             })
             .await?;
         }
@@ -408,6 +415,33 @@ impl Pool {
         let is_kept =
             self.run(move |pool| pool.catalog.image(&kept).map_err(failed(&what))).await?.is_some();
         Ok(Superseded { image: is_kept.then_some(image) })
+    }
+
+    /// Gives up a volume that is not here, or that nobody has open. Its files may be damaged. The caller holds the lock
+    /// `changes`.
+    fn supersede_closed(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        ask: &Supersede,
+        image: &ImageName,
+    ) -> Result<(), Problem> {
+        let supersede = |head| {
+            let done = self.catalog.supersede(name, ask.lost, &ask.to.nbd_addr, image, head);
+            done.map(drop).map_err(failed(what))
+        };
+        let opened = self.unless_opened(name, || {
+            let row = self.catalog.volume(name).map_err(failed(what))?;
+            supersede(row.map(|row| (row.head, None)))
+        })?;
+        match opened {
+            None => Ok(()),
+            Some(volume) if volume.incarnation() == ask.lost.incarnation() => {
+                Err(Problem::unavailable(what, "it was opened meanwhile").next("ask again"))
+            }
+            // It is the one that took its place.
+            Some(_) => supersede(None),
+        }
     }
 
     fn supersede_now(
@@ -419,14 +453,14 @@ impl Pool {
         stack: &Stack,
     ) -> Result<(), (Problem, bool)> {
         let layer = &stack.head.layer;
-        let sealed = Sealed { layer: layer.id, data_bytes: layer.data_bytes() };
+        let head = (layer.id, Some(layer.data_bytes()));
         if let Some(why) = stack.head.why_unflushed() {
             tracing::warn!(%image, why, "the image may lack the volume's last writes");
             if let Err(error) = stack.head.keep_unflushed() {
                 tracing::error!(%image, %error, "the image will lack what was written since the last flush");
             }
         }
-        let done = self.catalog.supersede(name, ask.lost, &ask.to.nbd_addr, image, Some(sealed));
+        let done = self.catalog.supersede(name, ask.lost, &ask.to.nbd_addr, image, Some(head));
         self.forget_volume(name);
         // It is not known whether this was recorded. The next one who opens the volume looks.
         done.map_err(|error| (failed(what)(error), true))?;

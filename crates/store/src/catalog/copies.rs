@@ -53,11 +53,14 @@ impl Catalog {
     /// Removes all staged layers on which nothing stands, and forgets which ones were staged. Returns the removed
     /// ones.
     pub(crate) fn drop_all_staged(&self) -> Result<Vec<LayerId>> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let staged: Vec<LayerId> = tx
                 .prepare("SELECT layer FROM staged")?
                 .query_map([], |row| parsed(row, 0))?
                 .collect::<Result<_>>()?;
+            if staged.is_empty() {
+                return Ok(staged);
+            }
             let dropped = drop_unneeded(tx, &staged)?;
             tx.execute("DELETE FROM staged", [])?;
             Ok(dropped)
@@ -66,7 +69,7 @@ impl Catalog {
 
     /// Removes those of these staged layers on which nothing stands. Returns the removed ones.
     pub(crate) fn drop_staged(&self, staged: &[LayerId]) -> Result<Vec<LayerId>> {
-        self.change(|tx| drop_unneeded(tx, staged))
+        self.change_on_full_disk(|tx| drop_unneeded(tx, staged))
     }
 
     /// Records that a copy of own blocks has none of them any more, only their map.

@@ -37,13 +37,13 @@ impl Catalog {
         })
     }
 
-    /// Changes the epoch by the rules of [`WriterEpochs::apply`].
+    /// Changes the epoch by the rules of [`WriterEpochs::apply`]. A VM may be paused until this is done.
     pub(crate) fn change_epoch(
         &self,
         volume: &VolumeName,
         change: EpochChange,
     ) -> Result<std::result::Result<(), EpochRefused>> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let sql = "SELECT epoch, epoch_issued_max FROM volumes WHERE name = ?1";
             let (current, issued_max) = tx.query_row(sql, [volume.as_str()], |row| {
                 Ok((Epoch(unsigned(row, 0)?), Epoch(unsigned(row, 1)?)))

@@ -195,9 +195,9 @@ impl Catalog {
         })
     }
 
-    /// See [`Residence::refuse`]. Returns what holds from now on.
+    /// See [`Residence::refuse`]. Returns what holds from now on. The volume's clients may be waiting for this.
     pub(crate) fn refuse_home(&self, volume: &VolumeName, tenure: Tenure) -> Result<Residence> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let before = residence(tx, volume, tenure)?;
             let Some(after) = before.refuse(tenure) else { return Ok(before) };
             set_spent(tx, volume, &after)?;
@@ -205,9 +205,9 @@ impl Catalog {
         })
     }
 
-    /// The volume is here again, with an empty head on what departed.
+    /// The volume is here again, with an empty head on what departed. Until then it is nowhere.
     pub(crate) fn take_back(&self, volume: &VolumeName, tenure: Tenure) -> Decided<()> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let before = residence(tx, volume, tenure)?;
             let Some(after) = decided!(before.take_back(tenure)) else { return Ok(Ok(())) };
             if let Place::Departed { tenure: gone, .. } = before.place {

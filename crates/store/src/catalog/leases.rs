@@ -2,7 +2,7 @@
 
 use perigee_block::lease::HostTag;
 use perigee_model::VolumeName;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::{Catalog, Result};
 
@@ -15,18 +15,25 @@ impl Catalog {
     }
 
     /// `None`: it is forgotten.
-    pub(crate) fn remember_lease(&self, volume: &VolumeName, host: Option<HostTag>) -> Result<()> {
-        // A write waits for this.
-        self.change_on_full_disk(|tx| {
-            let done = match host {
-                Some(host) => {
-                    let sql = "INSERT INTO leases VALUES (?1, ?2)
-                               ON CONFLICT (volume) DO UPDATE SET host = excluded.host";
-                    tx.execute(sql, params![volume.as_str(), host.cast_signed()])
-                }
-                None => tx.execute("DELETE FROM leases WHERE volume = ?1", [volume.as_str()]),
-            };
-            done.map(drop)
-        })
+    /// Records who holds it, with a new holder.
+    pub(crate) fn remember_lease(&self, volume: &VolumeName, host: HostTag) -> Result<()> {
+        self.change(|tx| set_lease(tx, volume, Some(host)))
     }
+
+    /// Records who still holds it. `None`: nobody. A write waits for this.
+    pub(crate) fn forget_lease(&self, volume: &VolumeName, left: Option<HostTag>) -> Result<()> {
+        self.change_on_full_disk(|tx| set_lease(tx, volume, left))
+    }
+}
+
+fn set_lease(tx: &Transaction<'_>, volume: &VolumeName, host: Option<HostTag>) -> Result<()> {
+    let done = match host {
+        Some(host) => {
+            let sql = "INSERT INTO leases VALUES (?1, ?2)
+                       ON CONFLICT (volume) DO UPDATE SET host = excluded.host";
+            tx.execute(sql, params![volume.as_str(), host.cast_signed()])
+        }
+        None => tx.execute("DELETE FROM leases WHERE volume = ?1", [volume.as_str()]),
+    };
+    done.map(drop)
 }

@@ -9,7 +9,7 @@ use rusqlite::{Row, Transaction, params};
 
 use super::columns::{layer_bytes, parsed, signed, unsigned};
 use super::homes::{decided, put_here, residence, set_spent, tenure_here};
-use super::{Catalog, LayerRow, NewVolume, Result, Sealed, chain, delete_unneeded, insert_image};
+use super::{Catalog, LayerRow, NewVolume, Result, chain, delete_unneeded, insert_image};
 
 /// What a replica has of a volume at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,14 +74,14 @@ impl Catalog {
     }
 
     /// A replica here becomes the volume, with a new incarnation and an empty head on the point. Its points are
-    /// removed. Returns the layers that are not needed any more.
+    /// removed. Returns the layers that are not needed any more. Until then the volume may be nowhere.
     pub(crate) fn promote(
         &self,
         volume: &VolumeName,
         point: &PointRow,
         tenure: Tenure,
     ) -> Result<std::result::Result<Vec<LayerId>, HomeRefused>> {
-        self.change(|tx| {
+        self.change_on_full_disk(|tx| {
             let before = residence(tx, volume, tenure)?;
             let Some(after) = decided!(before.promote(tenure)) else { return Ok(Ok(Vec::new())) };
             if let Some(here) = tenure_here(tx, volume)? {
@@ -103,15 +103,16 @@ impl Catalog {
         })
     }
 
-    /// A replica elsewhere has become the volume. The volume is removed here, an image keeps what it had (`sealed` is
-    /// its head), and the new home's address is attached. Returns `false` if the volume was not here.
+    /// A replica elsewhere has become the volume. The volume is removed here, an image keeps what it had, and the new
+    /// home's address is attached. `head` is its head, and how many bytes of it are data if that is known. Returns
+    /// `false` if the volume was not here.
     pub(crate) fn supersede(
         &self,
         volume: &VolumeName,
         lost: Tenure,
         to_nbd_addr: &str,
         image: &ImageName,
-        sealed: Option<Sealed>,
+        head: Option<(LayerId, Option<u64>)>,
     ) -> Result<bool> {
         self.change_on_full_disk(|tx| {
             let Some(after) = residence(tx, volume, lost)?.supersede(lost) else {
@@ -119,14 +120,14 @@ impl Catalog {
             };
             set_spent(tx, volume, &after)?;
             let here = tenure_here(tx, volume)?;
-            let Some(sealed) = sealed
-                .filter(|_| here.is_some_and(|here| here.incarnation() == lost.incarnation()))
+            let Some((head, data_bytes)) =
+                head.filter(|_| here.is_some_and(|here| here.incarnation() == lost.incarnation()))
             else {
                 return Ok(false);
             };
             let sql = "UPDATE layers SET data_bytes = ?2 WHERE id = ?1";
-            tx.execute(sql, params![sealed.layer.to_string(), signed(sealed.data_bytes)?])?;
-            insert_image(tx, image, sealed.layer)?;
+            tx.execute(sql, params![head.to_string(), data_bytes.map(signed).transpose()?])?;
+            insert_image(tx, image, head)?;
             tx.execute("DELETE FROM volumes WHERE name = ?1", [volume.as_str()])?;
             let sql = "INSERT INTO attachments VALUES (?1, ?2)
                        ON CONFLICT (volume) DO UPDATE SET nbd_addr = excluded.nbd_addr";

@@ -1,7 +1,9 @@
 //! Space for the catalog on a full disk.
 //!
 //! SQLite needs space also for a change that gives some back. So a file beside the catalog takes a little, and is
-//! removed when such a change finds the disk full. It is made again as soon as there is space.
+//! removed when such a change finds the disk full, or the catalog can't be opened. It is made again as soon as there is
+//! space. Who has the catalog's connection removes and makes it, so that what was freed for one change is not taken
+//! back by another one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,12 +27,16 @@ pub(super) struct Reserve {
 impl Reserve {
     /// The reserve of the catalog at this path. It is made if there is space for it.
     pub(super) fn beside(catalog: &Path) -> Self {
-        let path = catalog.with_extension("reserve");
-        let reserve = Self { path, is_missing: AtomicBool::new(true) };
+        let reserve = Self { path: path_of(catalog), is_missing: AtomicBool::new(true) };
         if !reserve.keep() {
             tracing::warn!("no space is reserved for the catalog; free space in the pool");
         }
         reserve
+    }
+
+    /// Frees what an earlier server has reserved. Returns whether there was something.
+    pub(super) fn free_beside(catalog: &Path) -> bool {
+        std::fs::remove_file(path_of(catalog)).is_ok()
     }
 
     /// Makes the reserve if it is not there. Returns whether it is there.
@@ -66,6 +72,10 @@ impl Reserve {
     }
 }
 
+fn path_of(catalog: &Path) -> PathBuf {
+    catalog.with_extension("reserve")
+}
+
 impl Catalog {
     /// As [`Self::change`], for changes that give space back or can't wait until there is some.
     pub(super) fn change_on_full_disk<T>(
@@ -74,14 +84,47 @@ impl Catalog {
     ) -> Result<T> {
         let is_full =
             |error: &rusqlite::Error| error.sqlite_error_code() == Some(ErrorCode::DiskFull);
-        match self.change(&work) {
-            Err(error) if is_full(&error) && self.reserve.free() => self.change(&work),
+        let mut connection = self.lock();
+        match self.change_with(&mut connection, &work) {
+            Err(error) if is_full(&error) && self.reserve.free() => {
+                self.change_with(&mut connection, &work)
+            }
             done => done,
         }
     }
 
     /// Makes the reserve again after it was used and there may be space.
     pub(crate) fn keep_reserve(&self) {
+        let _alone = self.lock();
         let _is_there = self.reserve.keep();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tests::full::SmallDisk;
+
+    #[test]
+    fn what_was_freed_for_a_change_is_not_reserved_again_before_it_is_made() {
+        let Some(disk) = SmallDisk::mount() else { return };
+        let catalog = Catalog::open(&disk.path().join("catalog.sqlite")).expect("a catalog");
+        disk.fill("others");
+        let (tries, text, other) = (AtomicU32::new(0), "x".repeat(100 << 10), &catalog);
+        std::thread::scope(|scope| {
+            let changed = catalog.change_on_full_disk(|tx| {
+                if tries.fetch_add(1, Ordering::SeqCst) == 1 {
+                    scope.spawn(move || other.keep_reserve());
+                    // It waits for this change, however long that takes.
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                tx.execute("INSERT INTO stores VALUES (?1)", [&text])
+            });
+            changed.expect("the space that was freed for it");
+        });
+        assert_eq!(tries.load(Ordering::SeqCst), 2, "the disk was full");
     }
 }

@@ -4,9 +4,10 @@
 use std::io::Write;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use perigee_model::home::{HomeState, ServerAddresses, Tenure};
+use perigee_block::lease::{LeaseAsk, LeaseWish};
+use perigee_model::home::{CallOff, Depart, HomeState, ServerAddresses, Tenure};
 use perigee_model::replica::Supersede;
-use perigee_model::volume::ImportImage;
+use perigee_model::volume::{EpochChange, ImportImage};
 use perigee_model::{Incarnation, ProblemKind};
 
 use super::*;
@@ -14,10 +15,10 @@ use super::*;
 const MIB: usize = 1 << 20;
 
 /// A tmpfs of 4 MiB that goes away with the test.
-struct SmallDisk(tempfile::TempDir);
+pub(crate) struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    fn mount() -> Option<Self> {
+    pub(crate) fn mount() -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             eprintln!("not run: mounting a small filesystem needs root");
             return None;
@@ -28,8 +29,14 @@ impl SmallDisk {
         Some(Self(dir))
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
+    }
+
+    /// A file of this name gets all that is free.
+    pub(crate) fn fill(&self, name: &str) {
+        let file = std::fs::File::create(self.path().join(name)).unwrap();
+        while (&file).write_all(&[1; 4096]).is_ok() {}
     }
 }
 
@@ -94,8 +101,7 @@ async fn a_lost_home_gives_its_volume_up_although_its_disk_is_full() {
     let pool = open_real(disk.path()).await;
     let device = empty(&pool, "v", 64 << 20).await;
     device.write(0, bytes(1, 4096), true).await.unwrap();
-    let full = std::fs::File::create(disk.path().join("others")).unwrap();
-    while (&full).write_all(&[1; 4096]).is_ok() {}
+    disk.fill("others");
     device.write(4096, bytes(2, 4096), false).await.expect_err("no space");
     let v = volume_name("v");
     let HomeState::Here { tenure: lost, .. } = pool.home(&v).await.unwrap().home else {
@@ -110,6 +116,77 @@ async fn a_lost_home_gives_its_volume_up_although_its_disk_is_full() {
 }
 
 #[tokio::test]
+async fn a_move_is_called_off_although_the_disks_are_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    let device = empty(&pool, "v", 64 << 20).await;
+    device.write(0, bytes(1, 4096), true).await.unwrap();
+    let v = volume_name("v");
+    let HomeState::Here { tenure, .. } = pool.home(&v).await.unwrap().home else {
+        panic!("it is here");
+    };
+    let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+    let step = pool.move_step(&v).await.unwrap();
+    step.depart(&Depart { tenure, to }).await.unwrap();
+    disk.fill("others");
+    let step = pool.move_step(&v).await.unwrap();
+    step.return_home(CallOff { tenure }).await.expect("else the volume is nowhere");
+    assert_eq!(session(&pool, "v").await.read(0, 4096).await.unwrap(), bytes(1, 4096));
+}
+
+#[tokio::test]
+async fn a_volume_is_refused_for_good_although_the_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    disk.fill("others");
+    let off = CallOff { tenure: Tenure::first(Incarnation(9)) };
+    let home = pool.refuse_home(&volume_name("v"), off).await.expect("its old home waits for this");
+    assert!(matches!(home.home, HomeState::NotHere { .. }), "{home:?}");
+}
+
+#[tokio::test]
+async fn a_vm_that_is_paused_to_move_goes_on_although_the_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    drop(empty(&pool, "v", 64 << 20).await);
+    let volume = pool.volume(&volume_name("v")).await.unwrap();
+    let (from, to) = (volume.epoch(), volume.issue_epoch().await.unwrap().epoch);
+    disk.fill("others");
+    volume.change_epoch(EpochChange { from, to }).await.expect("the VM waits for this");
+    assert_eq!(volume.epoch(), to);
+}
+
+/// It can read at the home instead. The reserve is for what can't wait.
+#[tokio::test]
+async fn a_host_that_wants_to_keep_blocks_in_memory_does_not_take_the_catalog_s_reserve() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let pool = open_real(disk.path()).await;
+    drop(empty(&pool, "v", 64 << 20).await);
+    let device = pool.open_session(&volume_name("v"), None, 7).await.unwrap();
+    disk.fill("others");
+    let ask = LeaseAsk { wish: LeaseWish::Hold, number: 1 };
+    let refused = device.lease(ask).await;
+    assert!(matches!(refused, Err(IoError::NoSpace)), "{refused:?}");
+    assert!(disk.path().join("catalog.reserve").exists());
+}
+
+#[tokio::test]
+async fn a_server_starts_although_the_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let device = empty(&open_real(disk.path()).await, "v", 64 << 20).await;
+    device.write(0, bytes(1, MIB), true).await.unwrap();
+    drop(device);
+    disk.fill("others");
+    for _ in 0..2 {
+        let pool = open_real(disk.path()).await;
+        assert_eq!(session(&pool, "v").await.read(0, 4096).await.unwrap(), bytes(1, 4096));
+    }
+    let pool = open_real(disk.path()).await;
+    pool.delete_volume(&volume_name("v")).await.expect("it gives space back");
+    empty(&pool, "w", 64 << 20).await.write(0, bytes(1, MIB / 4), true).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_volume_can_be_deleted_although_the_disk_is_full() {
     let Some(disk) = SmallDisk::mount() else { return };
     let pool = open_real(disk.path()).await;
@@ -117,8 +194,7 @@ async fn a_volume_can_be_deleted_although_the_disk_is_full() {
         empty(&pool, name, 64 << 20).await.write(0, bytes(1, MIB), true).await.unwrap();
     }
     for name in ["a", "b"] {
-        let full = std::fs::File::create(disk.path().join(name)).unwrap();
-        while (&full).write_all(&[1; 4096]).is_ok() {}
+        disk.fill(name);
         pool.delete_volume(&volume_name(name)).await.expect("it gives space back");
     }
     empty(&pool, "c", 64 << 20).await.write(0, bytes(1, MIB / 4), true).await.unwrap();

@@ -7,7 +7,7 @@ mod copies;
 mod costs;
 mod damaged;
 mod directories;
-mod full;
+pub(crate) mod full;
 mod homes;
 mod images;
 mod map;

@@ -179,6 +179,34 @@ async fn a_lost_home_whose_disk_fails_gives_its_volume_up_and_keeps_what_it_can_
 }
 
 #[tokio::test]
+async fn a_lost_home_that_can_not_open_its_volume_gives_it_up() {
+    let (home, _) = two().await;
+    let v = volume_name("v");
+    let device = session(&home.pool, "v").await;
+    device.write(0, bytes(1, 4096), true).await.unwrap();
+    let head = home.pool.volume(&v).await.unwrap().stack().head.layer.id;
+    drop(device);
+    let home = home.restart(None).await;
+    let map = home.files.file(&map_name(head));
+    crate::files::BlockFile::write_at(&*map, 0, &[0xbd; 4096]).unwrap();
+    home.pool.volume(&v).await.map(drop).expect_err("its map is damaged");
+    let HomeState::Here { tenure: lost, .. } = home.pool.home(&v).await.unwrap().home else {
+        panic!("it is here");
+    };
+    let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+    let ask = Supersede { lost, tenure: Tenure::first(Incarnation(9)), to };
+    for _ in 0..2 {
+        let done = home.pool.supersede(&v, &ask).await.expect("nobody can use it here");
+        assert_eq!(
+            home.pool.image_info(&done.image.expect("its files stay")).await.unwrap().layer,
+            head
+        );
+        let now = home.pool.home(&v).await.unwrap().home;
+        assert!(matches!(now, HomeState::NotHere { .. }), "{now:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_image_of_a_lost_volume_whose_flush_failed_shows_the_same_after_a_restart() {
     for (was_flushed, map_fails) in [(true, false), (false, false), (true, true), (false, true)] {
         let (home, _) = two().await;
