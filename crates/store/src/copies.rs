@@ -289,6 +289,14 @@ impl Pool {
         Ok(true)
     }
 
+    /// As [`Self::renew_copies`], for one copy, if it is still damaged. The caller holds the lock `changes`.
+    pub(super) fn renew_damaged(&self, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
+        // It may have been deleted or opened anew meanwhile.
+        let open = self.layer_copy(copy.layer().id);
+        let is_open = open.is_some_and(|open| Arc::ptr_eq(&open, copy));
+        if is_open && copy.is_broken() { self.renew_copy(copy) } else { Ok(()) }
+    }
+
     fn renew_copy(&self, copy: &LayerCopy) -> Result<(), IoError> {
         let layer = copy.layer().id;
         copy.stop_filling();

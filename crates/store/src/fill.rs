@@ -1,7 +1,7 @@
 //! Completes copies in the background. Fetches that a reader waits for go first, and the background goes on from
 //! where a reader last missed a block.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
-use futures_util::stream::FuturesUnordered;
 use perigee_block::device::IoError;
 use perigee_block::locking::lock;
 use perigee_model::read_ahead::{self, FILL_PIECE_BLOCKS, fill_pieces_in_flight};
 use perigee_model::volume::BLOCK_BYTES;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::blocks::{blocks_of, index};
@@ -31,6 +30,11 @@ const WINDOW_BYTES: u64 = 256 << 20;
 const FLUSH_BYTES: u64 = 256 << 20;
 /// Fetched blocks are made durable at least this often.
 const FLUSH_EVERY: Duration = Duration::from_secs(30);
+/// What is left of so many windows is kept in memory.
+const OPEN_WINDOWS_MAX: usize = 64;
+/// How often the blocks of a copy that differ from the other host's checksums are fetched again. If they still differ,
+/// the other host's data and checksums don't fit each other.
+const MENDS_MAX: u32 = 3;
 
 /// The result of completing a copy in the background.
 #[derive(PartialEq, Eq)]
@@ -95,15 +99,17 @@ impl Pool {
     /// fetched blocks of the other copies durable. It runs until the future is dropped.
     pub async fn fill_copies(self: Arc<Self>, bytes_per_s: u64) {
         let mut pace = Pace::new(bytes_per_s);
-        // Damaged copies are not tried again in the background.
-        let mut damaged = HashSet::new();
+        // Copies that are still damaged when they were mended are not tried again in the background.
+        let (mut damaged, mut mended) = (HashSet::new(), HashMap::new());
         loop {
             let copies = self.run(move |pool| Ok::<_, Infallible>(pool.copies_to_fill())).await;
             for copy in copies.unwrap_or_default() {
-                if !damaged.contains(&copy.layer().id)
+                let layer = copy.layer().id;
+                if !damaged.contains(&layer)
                     && self.fill_in_background(&copy, &mut pace).await == Filled::Damaged
+                    && !self.mend(&copy, mended.entry(layer).or_default()).await
                 {
-                    damaged.insert(copy.layer().id);
+                    damaged.insert(layer);
                 }
             }
             let again = self.to_fill.notified();
@@ -143,6 +149,21 @@ impl Pool {
         if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
     }
 
+    /// Has the damaged blocks of a copy of own blocks fetched again. Returns `false` if that was tried often enough.
+    async fn mend(self: &Arc<Self>, copy: &Arc<LayerCopy>, times: &mut u32) -> bool {
+        if !copy.is_own() || *times == MENDS_MAX {
+            return false;
+        }
+        *times += 1;
+        let (layer, copy) = (copy.layer().id, Arc::clone(copy));
+        let renewed = self.change(move |pool| pool.renew_damaged(&copy)).await;
+        if let Err(error) = &renewed {
+            tracing::warn!(%layer, %error, "can't have the damaged blocks of a copy fetched again");
+        }
+        self.to_fill.notify_one();
+        renewed.is_ok()
+    }
+
     pub(super) fn copies_to_fill(&self) -> Vec<Arc<LayerCopy>> {
         let layers = self.catalog.copies_to_fill().unwrap_or_else(|error| {
             tracing::error!(%error, "can't list the copies to complete");
@@ -162,11 +183,29 @@ impl Pool {
         copy.head.check_writable()?;
         let mut unfilled = Unfilled::new(copy.layer().blocks() * BLOCK_BYTES);
         work.expect(unfilled.size_bytes);
-        let (mut from, mut fetched_bytes, flow) = (0, 0, Flow::default());
-        while let Some(window) = unfilled.next(from) {
-            let limits = (&flow, &mut *pace);
-            let visited = fill_window(copy, &mut unfilled, (window, from), work, limits).await?;
-            (from, fetched_bytes) = (visited.next, fetched_bytes + visited.fetched_bytes);
+        let (mut from, mut fetched_bytes, flow) = (0, 0, Arc::<Flow>::default());
+        // Each fetch is a task of its own, so that it goes on while something else is waited for here.
+        let mut fetches = JoinSet::new();
+        loop {
+            while fetches.len() < flow.pieces_in_flight(copy) {
+                if let Some(missed) = copy.take_missed().filter(|block| unfilled.has(*block)) {
+                    from = missed;
+                    unfilled.begin_at(missed);
+                }
+                let Some((window, blocks)) = unfilled.next_piece(copy, from, work).await? else {
+                    break;
+                };
+                let at = pace.after(length_bytes(&blocks));
+                let (copy, flow) = (Arc::clone(copy), Arc::clone(&flow));
+                fetches.spawn(async move {
+                    Ok::<_, IoError>((window, fetch_piece(&copy, blocks, &flow, at).await?))
+                });
+            }
+            let Some(fetched) = fetches.join_next().await else { break };
+            let (window, bytes) = fetched.map_err(std::io::Error::other)??;
+            work.step(bytes)?;
+            work.step(unfilled.fetched(window, bytes))?;
+            fetched_bytes += bytes;
             if fetched_bytes >= FLUSH_BYTES {
                 self.flush_copy(copy).await?;
                 fetched_bytes = 0;
@@ -231,18 +270,39 @@ async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), I
     Err(std::io::Error::new(ErrorKind::InvalidData, why).into())
 }
 
-/// The windows of a copy that are not filled yet.
+/// What of a copy is not filled yet.
 struct Unfilled {
     size_bytes: u64,
-    /// For each window the bytes that are not yet counted as done; `None` once it is filled.
-    windows: Vec<Option<u64>>,
+    windows: Vec<Window>,
+}
+
+/// A part of a copy of which the other host's extents are asked for at once.
+struct Window {
+    /// The bytes that are not yet counted as done.
+    left_bytes: u64,
+    /// What is still to be fetched; `None` if that is not known.
+    pieces: Option<VecDeque<Range<u64>>>,
+    in_flight: usize,
+}
+
+impl Window {
+    fn is_exhausted(&self) -> bool {
+        self.pieces.as_ref().is_some_and(VecDeque::is_empty)
+    }
+
+    /// If nothing of it is left or in flight, returns the bytes that were not counted yet: they are holes.
+    fn holes(&mut self) -> u64 {
+        let is_filled = self.is_exhausted() && self.in_flight == 0;
+        if is_filled { std::mem::take(&mut self.left_bytes) } else { 0 }
+    }
 }
 
 impl Unfilled {
     fn new(size_bytes: u64) -> Self {
         let starts = (0..size_bytes).step_by(index(WINDOW_BYTES));
-        let windows = starts.map(|start| Some(WINDOW_BYTES.min(size_bytes - start))).collect();
-        Self { size_bytes, windows }
+        let left_bytes = starts.map(|start| WINDOW_BYTES.min(size_bytes - start));
+        let window = |left_bytes| Window { left_bytes, pieces: None, in_flight: 0 };
+        Self { size_bytes, windows: left_bytes.map(window).collect() }
     }
 
     fn window_of(block: u64) -> usize {
@@ -250,14 +310,21 @@ impl Unfilled {
     }
 
     fn has(&self, block: u64) -> bool {
-        matches!(self.windows.get(Self::window_of(block)), Some(Some(_)))
+        self.windows.get(Self::window_of(block)).is_some_and(|window| !window.is_exhausted())
     }
 
-    /// The window of a block or the next one that is not filled; after the last one it begins again.
+    /// Puts a block's window in order, beginning with this block.
+    fn begin_at(&mut self, block: u64) {
+        if let Some(pieces) = &mut self.windows[Self::window_of(block)].pieces {
+            begin_at(pieces, block);
+        }
+    }
+
+    /// The window of a block or the next one of which something is left; after the last one it begins again.
     fn next(&self, block: u64) -> Option<usize> {
         let from = Self::window_of(block).min(self.windows.len());
         let mut order = (from..self.windows.len()).chain(0..from);
-        order.find(|window| self.windows[*window].is_some())
+        order.find(|window| !self.windows[*window].is_exhausted())
     }
 
     fn bytes(&self, window: usize) -> Range<u64> {
@@ -265,68 +332,45 @@ impl Unfilled {
         start..(start + WINDOW_BYTES).min(self.size_bytes)
     }
 
-    /// Counts fetched bytes of a window.
-    fn fetched(&mut self, window: usize, bytes: u64) {
-        if let Some(left) = &mut self.windows[window] {
-            *left = left.saturating_sub(bytes);
-        }
-    }
-
-    /// The window is filled. Returns its bytes that were not counted yet.
-    fn end(&mut self, window: usize) -> u64 {
-        self.windows[window].take().unwrap_or(0)
-    }
-}
-
-/// The end of a visit to a window.
-struct Visited {
-    fetched_bytes: u64,
-    /// The block where the work goes on.
-    next: u64,
-}
-
-/// Fetches a window's missing blocks, from block `from` on if it is in the window and then those before it. If a
-/// reader misses a block in another window, it ends early, and the work goes on there.
-async fn fill_window(
-    copy: &Arc<LayerCopy>,
-    unfilled: &mut Unfilled,
-    (window, from): (usize, u64),
-    work: &Work,
-    (flow, pace): (&Flow, &mut Pace),
-) -> Result<Visited, IoError> {
-    let window_bytes = unfilled.bytes(window);
-    let mut pieces = missing_pieces(copy, window_bytes.clone()).await?;
-    begin_at(&mut pieces, from);
-    let mut visited = Visited { fetched_bytes: 0, next: window_bytes.end / BLOCK_BYTES };
-    let mut fetches = FuturesUnordered::new();
-    let (mut started, mut left_early) = (false, false);
-    loop {
-        while fetches.len() < flow.pieces_in_flight(copy) && !left_early {
-            // Each visit fetches something, however often readers miss blocks elsewhere.
-            match copy.take_missed().filter(|_| started) {
-                Some(missed) if Unfilled::window_of(missed) == window => {
-                    begin_at(&mut pieces, missed);
-                }
-                Some(missed) if unfilled.has(missed) => {
-                    (visited.next, left_early) = (missed, true);
-                    break;
-                }
-                _ => {}
+    /// The next blocks to fetch, from this block on and then those before it, and their window.
+    async fn next_piece(
+        &mut self,
+        copy: &LayerCopy,
+        from: u64,
+        work: &Work,
+    ) -> Result<Option<(usize, Range<u64>)>, IoError> {
+        while let Some(at) = self.next(from) {
+            if self.windows[at].pieces.is_none() {
+                let mut pieces = missing_pieces(copy, self.bytes(at)).await?;
+                begin_at(&mut pieces, from);
+                self.forget_some();
+                self.windows[at].pieces = Some(pieces);
             }
-            let Some(blocks) = pieces.pop_front() else { break };
-            let at = pace.after(length_bytes(&blocks));
-            fetches.push(fetch_piece(copy, blocks, flow, at));
-            started = true;
+            let window = &mut self.windows[at];
+            if let Some(piece) = window.pieces.as_mut().and_then(VecDeque::pop_front) {
+                window.in_flight += 1;
+                return Ok(Some((at, piece)));
+            }
+            work.step(window.holes())?;
         }
-        let Some(bytes) = fetches.try_next().await? else { break };
-        visited.fetched_bytes += bytes;
-        unfilled.fetched(window, bytes);
-        work.step(bytes)?;
+        Ok(None)
     }
-    if pieces.is_empty() {
-        work.step(unfilled.end(window))?;
+
+    /// Limits the memory. What is left of these windows is asked for again, without what has come.
+    fn forget_some(&mut self) {
+        let is_open = |window: &&mut Window| window.pieces.is_some() && !window.is_exhausted();
+        if self.windows.iter_mut().filter(is_open).count() >= OPEN_WINDOWS_MAX {
+            self.windows.iter_mut().filter(is_open).for_each(|window| window.pieces = None);
+        }
     }
-    Ok(visited)
+
+    /// Counts fetched bytes of a window. Returns what its holes add.
+    fn fetched(&mut self, window: usize, bytes: u64) -> u64 {
+        let window = &mut self.windows[window];
+        window.left_bytes = window.left_bytes.saturating_sub(bytes);
+        window.in_flight -= 1;
+        window.holes()
+    }
 }
 
 /// The blocks of a part that are missing here and not empty at the other host, in order.

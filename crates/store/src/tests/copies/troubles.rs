@@ -7,11 +7,15 @@ use super::*;
 use crate::fill::Flow;
 
 const ROUND_TRIP: Duration = Duration::from_millis(16);
+/// The background asks for the extents of so much at once.
+const WINDOW_BYTES: u64 = 256 << 20;
 
 /// Another host with a large image, behind a link with a rate and a round trip.
 struct Far {
     size_bytes: u64,
     bytes_per_s: u64,
+    /// Of each [`WINDOW_BYTES`] only so many have data.
+    dense_bytes: u64,
     /// The link is in use until then.
     busy_until: Mutex<Instant>,
     /// The disk there fails.
@@ -24,9 +28,13 @@ struct Far {
 
 impl Far {
     fn new(size_bytes: u64, bytes_per_s: u64) -> Arc<Self> {
+        Self::with_holes(size_bytes, bytes_per_s, u64::MAX)
+    }
+
+    fn with_holes(size_bytes: u64, bytes_per_s: u64, dense_bytes: u64) -> Arc<Self> {
         let (broken, shreds, asked) = Default::default();
         let busy_until = Mutex::new(Instant::now());
-        Arc::new(Self { size_bytes, bytes_per_s, busy_until, broken, shreds, asked })
+        Arc::new(Self { size_bytes, bytes_per_s, dense_bytes, busy_until, broken, shreds, asked })
     }
 
     fn pool(self: &Arc<Self>, dir: &tempfile::TempDir) -> Arc<Pool> {
@@ -75,14 +83,21 @@ impl Device for Far {
         Box::pin(async { Ok(()) })
     }
 
-    fn extents(&self, _: u64, length_bytes: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+    fn extents(&self, at: u64, length_bytes: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let shreds = self.shreds.load(Ordering::SeqCst);
+        let place = at % WINDOW_BYTES;
+        let hole = place >= self.dense_bytes;
+        let left_bytes = if hole { WINDOW_BYTES - place } else { self.dense_bytes - place };
         Box::pin(async move {
+            tokio::time::sleep(ROUND_TRIP).await;
             let byte = |number| Extent { length_bytes: 1, hole: number % 2 == 0, zero: false };
             match shreds {
                 true => Ok((0..1 << 16).map(byte).collect()),
-                false => Ok(vec![Extent { length_bytes, hole: false, zero: false }]),
+                false => {
+                    let length_bytes = length_bytes.min(left_bytes);
+                    Ok(vec![Extent { length_bytes, hole, zero: hole }])
+                }
             }
         })
     }
@@ -127,6 +142,45 @@ async fn round_trips_do_not_keep_the_background_from_the_link_s_rate() {
         let best = Duration::from_micros(SIZE_BYTES * 1_000_000 / rate);
         assert!(took < best * 13 / 10, "{took:?} at {bytes_per_s} bytes/s; the best is {best:?}");
     }
+}
+
+/// How long the background takes for this much data in each of these windows, while so many readers read here and there,
+/// each with a pause between two reads.
+async fn filled_beside(windows: u64, dense_bytes: u64, readers: u64, pause: Duration) -> Duration {
+    let dir = tempfile::tempdir().unwrap();
+    let far = Far::with_holes(windows * WINDOW_BYTES, 125_000_000, dense_bytes);
+    let pool = far.pool(&dir);
+    copy_in(&pool).await;
+    let device = pool.open_image(&image_name("i")).await.unwrap();
+    let background = tokio::spawn(Arc::clone(&pool).fill_copies(FILL_BYTES_PER_S));
+    let readers: Vec<_> = (0..readers)
+        .map(|reader| {
+            let (device, mut dice) = (Arc::clone(&device), Dice(reader));
+            tokio::spawn(async move {
+                for turn in 0.. {
+                    let block = dice.below(usize::try_from(dense_bytes / 4096).unwrap()) as u64;
+                    let at = (reader + turn) % windows * WINDOW_BYTES + block * 4096;
+                    device.read(at, 4096).await.unwrap();
+                    tokio::time::sleep(pause).await;
+                }
+            })
+        })
+        .collect();
+    let took = completed(&pool).await;
+    background.abort();
+    readers.iter().for_each(|reader| reader.abort());
+    took
+}
+
+/// The clock stands still while anything works, so this measures the waits only.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_misses_blocks_here_and_there_does_not_empty_the_background_s_pipeline() {
+    const DATA_BYTES: u64 = 32 << 20;
+    let pause = Duration::from_millis(20);
+    let near = filled_beside(1, DATA_BYTES, 1, pause).await;
+    let far = filled_beside(4, DATA_BYTES / 4, 1, pause).await;
+    // Each window is asked about once, which takes a round trip.
+    assert!(far < near * 3 / 2, "{far:?}, and {near:?} beside a reader of one window");
 }
 
 /// In a real pool these come from the page cache, thousands of times as fast as from a thin link.

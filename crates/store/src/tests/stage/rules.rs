@@ -227,6 +227,47 @@ async fn bytes_that_differ_from_the_other_host_s_checksums_complete_nothing() {
     assert_eq!(site.pool.copies_to_fill().len(), 1);
 }
 
+/// Nobody begins a move anew, as a replica's round.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_differs_from_the_other_host_s_checksums_is_fetched_again() {
+    let (from, content) = two_layers().await;
+    let site = taken(&from).await;
+    *site.way.damage.lock().unwrap() = Some(0xbd);
+    session(&site.pool, "v").await.read(2 * BLOCK, 4096).await.unwrap();
+    site.pool.settle_copies().await;
+    *site.way.damage.lock().unwrap() = None;
+    let background = tokio::spawn(Arc::clone(&site.pool).fill_copies(u64::MAX));
+    let started = std::time::Instant::now();
+    while !site.pool.copies_to_fill().is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(120), "waited 120 s for the whole copy");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    background.abort();
+    // The second time also the block of zeros between them, which has no other checksum.
+    assert_eq!(site.way.read_bytes(OWN_SUFFIX), (2 + 3) * BLOCK);
+    site.way.away.store(true, Ordering::SeqCst);
+    assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checksums_that_never_fit_are_not_tried_for_ever() {
+    let (from, _) = two_layers().await;
+    let site = taken(&from).await;
+    *site.way.damage.lock().unwrap() = Some(0xbd);
+    let background = tokio::spawn(Arc::clone(&site.pool).fill_copies(u64::MAX));
+    let fetched = || site.way.read_bytes(OWN_SUFFIX);
+    let started = std::time::Instant::now();
+    let four_tries = (2 + 3 * 3) * BLOCK;
+    while fetched() < four_tries {
+        assert!(started.elapsed() < Duration::from_secs(120), "waited 120 s for four tries");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    background.abort();
+    assert_eq!(fetched(), four_tries, "the other host was asked in vain");
+    assert_eq!(site.pool.copies_to_fill().len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_whose_layer_came_with_a_volume_only_gets_its_name() {
     let (from, content) = two_layers().await;
