@@ -133,6 +133,12 @@ pub trait Exports: Send + Sync + 'static {
         Box::pin(async { None })
     }
 
+    /// Whether the volume here is another one than that of the writer epoch in the name. Then nobody opens this name
+    /// here any more.
+    fn is_replaced<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, bool> {
+        Box::pin(async { false })
+    }
+
     /// Records that a client uses an export, until the guard is dropped.
     fn log_in(&self, _name: &str, _over: Over, _peer: &str) -> Option<LoginGuard> {
         None

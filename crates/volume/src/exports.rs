@@ -476,6 +476,16 @@ impl Exports for PoolExports {
         })
     }
 
+    fn is_replaced<'a>(&'a self, name: &'a str) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            let Some(Wanted::Volume(volume, Some(epoch))) = Wanted::parse(name) else {
+                return false;
+            };
+            let here = self.pool.volume(&volume).await;
+            here.is_ok_and(|here| here.epoch().incarnation() != epoch.incarnation())
+        })
+    }
+
     fn log_in(&self, name: &str, over: Over, peer: &str) -> Option<LoginGuard> {
         match Wanted::parse(name) {
             Some(Wanted::Volume(volume, _)) => {

@@ -80,6 +80,9 @@ pub enum HandshakeError {
     /// The address of its new home, `HOST:PORT`.
     #[error("the volume has another home now, at {0}")]
     Moved(String),
+    /// What the server says.
+    #[error("{0}")]
+    Replaced(String),
     #[error("it wants TLS")]
     TlsRequired,
     #[error("TLS: {0}")]
@@ -101,6 +104,7 @@ impl HandshakeError {
                 "do --remote-tls-ca, and the server's --tls-ca, fit the other's certificate?",
             ),
             Self::Moved(_) => Problem::conflict(what, self).next("attach it at its home"),
+            Self::Replaced(_) => Problem::conflict(what, self),
             Self::Framing(_) | Self::Refused(_) => Problem::unavailable(what, self),
         }
     }
@@ -255,6 +259,7 @@ async fn choose(
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
         Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
         Err((reply::ERR_PERIGEE_MOVED, nbd_addr)) => Err(HandshakeError::Moved(nbd_addr)),
+        Err((reply::ERR_PERIGEE_REPLACED, text)) => Err(HandshakeError::Replaced(text)),
         Err((_, text)) => Err(HandshakeError::Refused(text)),
     }
 }

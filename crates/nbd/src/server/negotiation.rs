@@ -331,6 +331,19 @@ impl<'a> Negotiation<'a> {
         self.shared.exports.moved_to(name).await
     }
 
+    /// The kind of reply for an export that was not opened. A proxy is told when asking again can't help.
+    async fn refusal(&self, name: &str, problem: &Problem) -> u32 {
+        let may_be_final = problem.kind == ProblemKind::Conflict && self.claim.is_some();
+        if may_be_final && self.shared.exports.is_replaced(name).await {
+            return reply::ERR_PERIGEE_REPLACED;
+        }
+        match problem.kind {
+            ProblemKind::NotFound => reply::ERR_UNKNOWN,
+            ProblemKind::Invalid => reply::ERR_INVALID,
+            _ => reply::ERR_POLICY,
+        }
+    }
+
     fn agree(&mut self, name: &str, export: Export) -> Next {
         let contexts = self.contexts.take().filter(|(of, _)| of == name);
         let rules = Rules {
@@ -356,11 +369,7 @@ impl<'a> Negotiation<'a> {
         let export = match opened {
             Ok(export) => export,
             Err(problem) => {
-                let kind = match problem.kind {
-                    ProblemKind::NotFound => reply::ERR_UNKNOWN,
-                    ProblemKind::Invalid => reply::ERR_INVALID,
-                    _ => reply::ERR_POLICY,
-                };
+                let kind = self.refusal(&go.name, &problem).await;
                 self.refuse(option, kind, &problem);
                 return Next::Option;
             }

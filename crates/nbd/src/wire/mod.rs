@@ -99,6 +99,8 @@ pub mod reply {
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
     /// An error of Perigee's own, for a proxy: the volume has another home now. Its data are `HOST:PORT`.
     pub const ERR_PERIGEE_MOVED: u32 = ERROR + 0x5047_0001;
+    /// An error of Perigee's own, for a proxy: the volume of that name is another one than that of the writer epoch.
+    pub const ERR_PERIGEE_REPLACED: u32 = ERROR + 0x5047_0002;
 
     pub fn is_error(kind: u32) -> bool {
         kind & ERROR != 0

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use perigee_block::exports::{Exports, Opener, Peer};
 use perigee_http::{Listen, Network};
 use perigee_model::home::{CallOff, Depart, ServerAddresses, TakeVolume, Tenure};
+use perigee_model::replica::Supersede;
 use perigee_model::volume::{CreateVolume, VolumeSource};
 use perigee_nbd::ServerOptions;
 use perigee_nbd::server::{Listener, Server};
@@ -315,4 +316,24 @@ async fn a_session_on_a_volume_that_is_not_attached_any_more_follows_it() {
     write(&disk, 8).await;
     assert_eq!(read(&*two.open().await).await, 8);
     assert_eq!(third.exports.attachment(&data()).await.expect("a list"), None);
+}
+
+/// The lost home says where the volume is, and a new home may not be ready yet: but this one is, and says no.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_of_a_volume_in_whose_place_there_is_another_one_is_refused_for_good() {
+    let (lost, home) = (Host::with_a_volume().await, Host::with_a_volume().await);
+    let third = Host::start().await;
+    third.attach(&lost).await;
+    let epoch = lost.exports.pool.volume(&data()).await.expect("the lost one").epoch();
+    let (tenure, to) = (home.tenure().await, home.addresses.clone());
+    let ask = Supersede { lost: lost.tenure().await, tenure, to };
+    lost.exports.supersede(&data(), &ask).await.expect("that it is given up");
+    let export = format!("data@{epoch}");
+    let opened = third.exports.open(&export, Opener::Client, Peer::LOCAL);
+    let refused = within("an answer", opened).await.err().expect("another volume has its name");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "nobody waits for it: {refused}");
+    let says_why = refused.to_string().contains("another volume was created with its name");
+    assert!(says_why, "{refused}");
+    write(&*third.open().await, 7).await;
+    assert_eq!(read(&*home.open().await).await, 7, "sessions of the new one are opened");
 }
