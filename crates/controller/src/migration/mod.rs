@@ -1,7 +1,8 @@
 //! Live migrations. Each has one task, and only this task writes the migration's record.
 //!
 //! ```text
-//! preparing   other moves over the link are waited for, epochs issued and volumes attached, then the destination's QEMU waits
+//! preparing   other moves over the link are waited for, epochs issued and volumes attached, then the destination's QEMU waits;
+//!             a host that does not answer is asked again for a while
 //! copying     the source sends memory
 //! switching   the source is paused, epochs are raised, the rest is sent
 //! completed | aborted
@@ -115,7 +116,7 @@ impl Run {
         self.take_turn().await?;
         let mut waiting = None;
         if !self.record.value.asked_source {
-            waiting = Some(self.prepare().await?);
+            waiting = Some(self.prepare_patiently().await?);
             self.record.value.asked_source = true;
             self.record.save().await?;
         }

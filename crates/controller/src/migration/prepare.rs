@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use perigee_model::Problem;
 use perigee_model::phases::Prepare;
 use perigee_model::vm::{Disk, EpochRaise, VmReport, VmSpec, VmStatus};
+use perigee_model::{Problem, ProblemKind};
 
 use super::Run;
 use crate::cluster::{Cluster, HostLink};
@@ -20,11 +20,39 @@ use crate::{catalog, disks, jobs};
 const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
 /// The longest request to a destination that does not listen yet. It is shorter than the client's deadline.
 const LISTEN_WAIT: Duration = Duration::from_secs(10);
+/// From the beginning of the preparation until a host that does not answer is not asked again. The migration keeps its
+/// place on the link meanwhile.
+const PREPARE_PATIENCE: Duration = Duration::from_secs(60);
+/// Between two tries; doubled each time up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl Run {
+    /// As [`Self::prepare`], and asks again while a host does not answer. Each part of the preparation can be done again.
+    pub(super) async fn prepare_patiently(&mut self) -> Result<VmReport, Problem> {
+        let (begun, mut pause) = (Instant::now(), self.cluster.timing.poll);
+        loop {
+            let problem = match self.prepare().await {
+                Err(problem)
+                    if problem.kind == ProblemKind::Unavailable
+                        && begun.elapsed() < PREPARE_PATIENCE =>
+                {
+                    problem
+                }
+                done => return done,
+            };
+            tracing::info!("{} is prepared again: {problem}", self.record.value.migration.id);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+            // A host that is unreachable by now is not waited for.
+            if self.check_while_it_waits().await.is_err() {
+                return Err(problem);
+            }
+        }
+    }
+
     /// Does everything before the source is asked, and measures each part. Returns the destination's report
     /// that it waits.
-    pub(super) async fn prepare(&mut self) -> Result<VmReport, Problem> {
+    async fn prepare(&mut self) -> Result<VmReport, Problem> {
         let begun = Instant::now();
         let placed = self.disks()?;
         let attach = attach(Arc::clone(&self.cluster), self.destination()?, placed.clone());
@@ -106,8 +134,9 @@ impl Run {
         let begun = Instant::now();
         while report.incoming_uri.is_none() {
             if report.status == VmStatus::Gone {
+                // To ask again would only show the same.
                 let why = format!("QEMU at {} ended: {}", destination.id, report.reason);
-                return Err(Problem::unavailable("can't start the destination", why));
+                return Err(Problem::internal("can't start the destination", why));
             }
             if begun.elapsed() > LISTEN_DEADLINE {
                 let why = format!(

@@ -75,7 +75,7 @@ impl Run {
 
     /// The job does not act on a dead VM or host while its migration is not over, so a migration that waits must
     /// end then.
-    async fn check_while_it_waits(&self) -> Result<(), Problem> {
+    pub(super) async fn check_while_it_waits(&self) -> Result<(), Problem> {
         for host in [self.source()?, self.destination()?] {
             if self.cluster.hosts.state(&host.id) != HostState::Up {
                 return Err(self.unavailable(format!("host {} does not answer", host.id)));

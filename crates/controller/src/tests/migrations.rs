@@ -95,6 +95,33 @@ async fn a_job_follows_its_vm_to_the_data() {
     assert!(decisions.iter().all(|decision| decision.measured_s.is_some()));
 }
 
+#[tokio::test]
+async fn a_request_without_an_answer_does_not_undo_a_migration_that_is_preparing() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.cloud.inside().loses_answers = true;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
+    wait_for("the destination's QEMU", async || {
+        lab.cloud.inside().vms.contains_key(&vm).then_some(())
+    })
+    .await;
+    lab.cloud.inside().loses_answers = false;
+    wait_for("the source to be asked", async || {
+        assert_ne!(lab.job(&id).await.migrations[0].state, MigrationState::Aborted);
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    lab.wait_for_job(&id, "copying", |job| job.migrations[0].state == MigrationState::Copying)
+        .await;
+    assert_eq!(lab.cloud.inside().starts[&vm], 1, "the same start");
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
 /// The time lost is in the counters, so the test does not take that time.
 #[tokio::test]
 async fn a_job_that_loses_time_to_the_network_is_moved_to_its_data() {
