@@ -7,15 +7,30 @@ use std::task::{Context, Poll};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Uid;
+use nix::{getsockopt_impl, libc, setsockopt_impl, sockopt_impl};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A peer that acknowledges nothing for this long counts as gone.
 const SILENCE_S_MAX: u32 = 20;
 const KEEPALIVE_IDLE_S: u32 = 5;
+/// What is not acknowledged is sent again at least so often: the shortest time that the kernel allows. By default each
+/// wait is twice as long as the one before, so a connection goes on up to as long after an outage as the outage was.
+const RETRANSMIT_MS_MAX: u32 = 1000;
+/// Since Linux 6.15.
+const TCP_RTO_MAX_MS: libc::c_int = 44;
 /// The send buffer of a unix socket. The default is smaller than two replies of 128 KiB. (TCP sizes its
 /// buffers itself.)
 const UNIX_SEND_BYTES: usize = 512 << 10;
+
+sockopt_impl!(
+    /// The longest time until a packet that was not acknowledged is sent again.
+    RetransmitMsMax,
+    Both,
+    libc::IPPROTO_TCP,
+    TCP_RTO_MAX_MS,
+    u32
+);
 
 /// A connected socket with the options that [`Self::tcp`] or [`Self::unix`] sets.
 #[derive(Debug)]
@@ -35,6 +50,8 @@ impl Socket {
         setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?;
         setsockopt(&stream, sockopt::TcpKeepInterval, &KEEPALIVE_IDLE_S)?;
         setsockopt(&stream, sockopt::TcpUserTimeout, &(SILENCE_S_MAX * 1000))?;
+        // Older kernels don't know it.
+        let _waits_longer = setsockopt(&stream, RetransmitMsMax, &RETRANSMIT_MS_MAX);
         Ok(Self::Tcp(stream))
     }
 
@@ -134,5 +151,28 @@ impl AsyncWrite for Socket {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::getsockopt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_goes_on_a_second_after_an_outage_however_long_that_was() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let stream = TcpStream::connect(address).await.expect("a connection");
+        let by_default_ms = getsockopt(&stream, RetransmitMsMax);
+        let Ok(Socket::Tcp(stream)) = Socket::tcp(stream) else { panic!("no socket") };
+        let Ok(by_default_ms) = by_default_ms else {
+            eprintln!("not run: this kernel is older than Linux 6.15");
+            return;
+        };
+        assert!(by_default_ms >= RETRANSMIT_MS_MAX, "{by_default_ms}");
+        assert_eq!(getsockopt(&stream, RetransmitMsMax), Ok(RETRANSMIT_MS_MAX));
     }
 }
