@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_model::job::ClusterVolume;
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume};
-use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use perigee_model::{HostId, Problem, VolumeName};
 
 use super::ground::{Ground, STEP_MAX, until};
 use super::inflict::{Ends, inflict};
@@ -152,7 +152,7 @@ async fn replica_that(
     })
 }
 
-/// Asks for the promotion until it is done, or it is said why it can't be done: the inner error.
+/// Asks for the promotion until it is done or called off. The inner error says why it was called off.
 async fn promote(
     ground: &Ground<'_>,
     name: &VolumeName,
@@ -165,16 +165,16 @@ async fn promote(
             Ok(_) => Ok(Some(Ok(()))),
             // The answer of an earlier request may be lost.
             Err(_) if ground.volume(name).await?.home == *to => Ok(Some(Ok(()))),
-            Err(problem) if problem.to_string().contains("was called off") => {
-                Ok(Some(Err(problem.why)))
-            }
-            Err(problem) if problem.kind == ProblemKind::Internal => {
-                Ok(Some(Err(format!("internal: {}", problem.why))))
-            }
-            Err(problem) => Err(problem),
+            Err(problem) => called_off(problem).map(|why| Some(Err(why))),
         }
     })
     .await
+}
+
+/// Why a promotion was called off. After any other error, also one of a disk that has failed, the controller may go on
+/// with it by itself, and the clients of the old home would lose their sessions later.
+fn called_off(problem: Problem) -> Result<String, Problem> {
+    if problem.to_string().contains("was called off") { Ok(problem.why) } else { Err(problem) }
 }
 
 /// Waits until the lost home knows that it is not the home any more.
@@ -189,4 +189,23 @@ async fn one_home(ground: &Ground<'_>, name: &VolumeName) -> Result<(), Problem>
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fault table has shown it: the old home's disk failed, the table was filled in as if the volume had stayed
+    /// there, and a client got an I/O error when the promotion went on.
+    #[test]
+    fn a_promotion_is_not_over_because_the_old_home_could_not_give_the_volume_up() {
+        let why = "its home cloud1 answers, and did not give it up: the disk with the pool's catalog failed";
+        let failed = Problem::internal("can't make a replica of volume v the volume", why)
+            .next("it is tried again until it does");
+        called_off(failed).expect_err("the controller goes on with it");
+        let ended =
+            Problem::conflict("can't make a replica of volume v the volume", "home1 was removed")
+                .next("it was called off, and the volume stays at cloud1");
+        assert_eq!(called_off(ended), Ok("home1 was removed".to_owned()));
+    }
 }
