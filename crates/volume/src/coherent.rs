@@ -75,6 +75,8 @@ struct State {
     unlearned: bool,
     /// Layers of this host's pool that could not be read, since the first of the sessions that are open.
     unreadable: Vec<LayerId>,
+    /// The disk of one of them did not answer. It probably has the others too.
+    hangs: bool,
 }
 
 /// A question to the home what is common, which is not answered yet.
@@ -171,7 +173,7 @@ impl CachedVolume {
     pub fn new(cache: Arc<ReadCache>) -> Self {
         let (until, distrusted_until, used) = Default::default();
         let (in_flight, next, sessions, number, common, learning) = Default::default();
-        let unreadable = Vec::new();
+        let (unreadable, hangs) = Default::default();
         let state = State {
             content: new_content(),
             until,
@@ -185,6 +187,7 @@ impl CachedVolume {
             learning,
             unlearned: true,
             unreadable,
+            hangs,
         };
         let (filled, wanted, asking, learning, unlearned) = Default::default();
         Self { cache, state: Mutex::new(state), filled, wanted, asking, learning, unlearned }
@@ -212,6 +215,7 @@ impl CachedVolume {
         // Files of layers that were deleted meanwhile are not kept open.
         state.forget_common();
         state.unreadable.clear();
+        state.hangs = false;
         Some(state.next_number())
     }
 
@@ -294,10 +298,10 @@ impl CachedVolume {
     }
 
     /// Begins to ask the home what is common. Returns the question's number, and the layer that is known to be
-    /// common now. `None` without a lease.
+    /// common now. `None` without a lease, and when nothing can be read here.
     pub fn learn(&self) -> Option<(u64, Option<LayerId>)> {
         let mut state = self.lock();
-        if !state.usable() {
+        if !state.usable() || state.hangs {
             return None;
         }
         state.next += 1;
@@ -340,9 +344,11 @@ impl CachedVolume {
     }
 
     /// Stops reading from the layer of this host's pool, because that failed. It is not chosen again as long as this
-    /// host has sessions on the volume.
+    /// host has sessions on the volume. If its disk does not answer, no other one is chosen either: with each of them
+    /// reads would wait once more.
     pub fn forget_common(&self, failed: &Arc<Common>, error: &IoError) {
         let (mut state, layer) = (self.lock(), failed.layer());
+        state.hangs |= matches!(error, IoError::Unreachable(_));
         state.common.take_if(|common| Arc::ptr_eq(common, failed));
         if !state.unreadable.contains(&layer) {
             state.unreadable.push(layer);
