@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use perigee_block::device::Device;
 use perigee_block::switch::{Held, Switch};
-use perigee_model::{Problem, VolumeName};
+use perigee_model::{Problem, ProblemKind, VolumeName};
 use tokio::time::Instant;
 
 use crate::exports::PoolExports;
@@ -126,8 +126,13 @@ impl PoolExports {
         } else {
             self.new_key(volume, &old.export)
         };
-        let new =
-            self.open_proxy(volume, &old.export, nbd_addr.to_owned(), key, Some(&old)).await?;
+        let opened =
+            self.open_proxy(volume, &old.export, nbd_addr.to_owned(), key, Some(&old)).await;
+        let new = opened.map_err(|problem| match problem.kind {
+            // Who attaches the volume can do it again: the session may have ended by then.
+            ProblemKind::Conflict => Problem { kind: ProblemKind::Unavailable, ..problem },
+            _ => problem,
+        })?;
         if !new.upstream.is_still(&old.upstream) {
             let what = format!("volume {volume} at {nbd_addr}");
             let why = format!("it is another one than that at {}", old.nbd_addr);
