@@ -14,12 +14,14 @@
 //! ```
 //!
 //! The owner of `run/` is the record of which user the VM has. QEMU runs as this user, and no other VM has it: see
-//! [`crate::users`]. Everything under `run/` was written by this user: it is opened without following links.
+//! [`crate::users`]. Everything under `run/` was written by this user: it is opened without following links, and a
+//! socket there counts only if the process that listens has this user.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
@@ -27,6 +29,7 @@ use nix::unistd::{Gid, Uid, chown};
 use perigee_model::{Problem, VmId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
 
 /// The longest path of a unix socket: `sun_path` without its final zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -108,13 +111,17 @@ impl VmDir {
         Ok(())
     }
 
+    /// `rm` removes directories however deep they are in each other; the standard library's function would need a
+    /// descriptor and a part of the stack for each.
     pub fn remove(&self) -> Result<(), Problem> {
-        match std::fs::remove_dir_all(&self.root) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Problem::internal(format!("can't remove {}", self.root.display()), e))
-            }
-            _ => Ok(()),
+        let what = || format!("can't remove {}", self.root.display());
+        let mut rm = std::process::Command::new("rm");
+        rm.args(["-rf", "--one-file-system", "--"]).arg(&self.root).stdin(Stdio::null());
+        let ended = rm.output().map_err(|error| Problem::internal(what(), error))?;
+        if ended.status.success() {
+            return Ok(());
         }
+        Err(Problem::internal(what(), String::from_utf8_lossy(&ended.stderr).trim()))
     }
 }
 
@@ -222,6 +229,26 @@ pub fn bound(path: &Path, bytes_max: u64, keep_bytes: u64) -> std::io::Result<()
     file.write_all(&kept)
 }
 
+/// Connects to a socket of a VM's QEMU, in a directory of QEMU's user. This user can put a link to any other socket in its
+/// place, for example to another VM's.
+///
+/// # Errors
+/// `PermissionDenied` if the process that listens has another user than the directory.
+pub async fn connect(socket: &Path) -> std::io::Result<UnixStream> {
+    let dir = socket.parent().ok_or(std::io::ErrorKind::InvalidInput)?;
+    let owner = std::fs::symlink_metadata(dir)?.uid();
+    let stream = UnixStream::connect(socket).await?;
+    let listener = stream.peer_cred()?.uid();
+    if listener != owner {
+        let why = format!(
+            "user {listener} listens at {}, and not user {owner}, whose VM it is",
+            socket.display()
+        );
+        return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why));
+    }
+    Ok(stream)
+}
+
 /// A link or a FIFO planted by QEMU's user must not lead or stop the agent.
 const NO_TRICKS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
@@ -267,6 +294,41 @@ mod tests {
         assert!(tail(&link, 100).is_err());
         assert!(bound(&link, 1, 1).is_err());
         assert_eq!(std::fs::read(&secret).unwrap(), b"root only");
+    }
+
+    #[tokio::test]
+    async fn the_agent_does_not_speak_to_another_vm_in_place_of_the_one_whose_socket_it_opens() {
+        let dir = tempfile::tempdir().unwrap();
+        let (other, run) = (dir.path().join("other.sock"), dir.path().join("run"));
+        let _listener = tokio::net::UnixListener::bind(&other).unwrap();
+        std::fs::create_dir(&run).unwrap();
+        let link = run.join("qmp.sock");
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        connect(&link).await.expect("of the same user");
+        if !Uid::effective().is_root() {
+            return;
+        }
+        chown(&run, Some(Uid::from_raw(1_777_200_001)), None).unwrap();
+        let refused = connect(&link).await.unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{refused}");
+    }
+
+    #[test]
+    fn what_a_vm_has_made_does_not_keep_its_directory_from_being_removed() {
+        let state = tempfile::tempdir().unwrap();
+        std::fs::create_dir(state.path().join("vms")).unwrap();
+        let dir = VmDir::new(state.path(), &VmId::new("vm-1").unwrap());
+        dir.create(Uid::effective()).unwrap();
+        let (mode, flags) = (nix::sys::stat::Mode::S_IRWXU, nix::fcntl::OFlag::O_DIRECTORY);
+        let mut deepest = std::os::fd::OwnedFd::from(File::open(dir.run()).unwrap());
+        for _ in 0..20_000 {
+            nix::sys::stat::mkdirat(&deepest, "d", mode).unwrap();
+            deepest = nix::fcntl::openat(&deepest, "d", flags, mode).unwrap();
+        }
+        drop(deepest);
+        dir.remove().unwrap();
+        assert!(!dir.run().exists());
+        dir.remove().expect("nothing to do");
     }
 
     #[test]

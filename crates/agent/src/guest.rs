@@ -19,6 +19,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::files;
 use crate::lines::next_line;
 use crate::process::Process;
 pub(crate) use intake::Intake;
@@ -45,7 +46,7 @@ pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: P
             continue;
         }
         said_full = false;
-        if let Ok(stream) = UnixStream::connect(socket).await {
+        if let Ok(stream) = files::connect(socket).await {
             let mut intake = Intake::new(log.last_seq(), from_start);
             match converse(stream, &log, &mut intake).await {
                 Ok(()) => {}

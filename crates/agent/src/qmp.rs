@@ -16,12 +16,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
+use crate::files;
 use crate::lines::next_line;
 
 /// The longest line that is accepted. QEMU's longest answer has some kilobytes.
@@ -158,9 +158,9 @@ impl Qmp {
     /// Connects and negotiates. The events end with the connection.
     ///
     /// # Errors
-    /// If no process listens, or what listens is not a monitor.
+    /// If no process of the VM's user listens, or what listens is not a monitor.
     pub async fn connect(path: &Path) -> Result<(Self, mpsc::Receiver<Event>), std::io::Error> {
-        let (reader, writer) = UnixStream::connect(path).await?.into_split();
+        let (reader, writer) = files::connect(path).await?.into_split();
         let (event_tx, event_rx) = mpsc::channel(EVENTS_MAX);
         let (greeted_tx, greeted_rx) = oneshot::channel();
         let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
