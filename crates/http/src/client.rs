@@ -242,15 +242,18 @@ impl Client {
         mut take: impl FnMut(T) -> Option<R>,
     ) -> Result<Option<R>, Problem> {
         let mut text = Vec::new();
+        // Where the search for a line's end goes on: a long line is not searched again with each piece.
+        let mut searched = 0;
         loop {
             let chunk = tokio::time::timeout(silence_max, response.chunk()).await;
             let received = chunk.map_err(|_| self.silent())?.map_err(|e| self.broken(&e))?;
             let Some(received) = received else { return Ok(None) };
             text.extend_from_slice(&received);
             let mut done = 0;
-            while let Some(length) = text[done..].iter().position(|byte| *byte == b'\n') {
-                let line = &text[done..done + length];
-                done += length + 1;
+            while let Some(length) = text[searched..].iter().position(|byte| *byte == b'\n') {
+                let line = &text[done..searched + length];
+                searched += length + 1;
+                done = searched;
                 if let Some(result) =
                     take(serde_json::from_slice(line).map_err(|e| self.unread(&e))?)
                 {
@@ -258,6 +261,7 @@ impl Client {
                 }
             }
             text.drain(..done);
+            searched = text.len();
             if text.len() > ANSWER_BYTES_MAX {
                 return Err(self.broken(&too_long("line")));
             }

@@ -28,6 +28,9 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 use crate::guard::{self, Guard};
 use crate::peer::Peer;
+use places::Places;
+
+mod places;
 
 /// The number of refused connections that get an answer at the same time; further ones are closed at once.
 const REFUSALS_MAX: usize = 64;
@@ -39,6 +42,8 @@ const REFUSAL_DEADLINE: Duration = Duration::from_secs(1);
 pub(crate) struct Limits {
     /// The most connections at the same time.
     pub connections: usize,
+    /// The most of them from one address.
+    pub connections_of_one: usize,
     /// The time for a TLS handshake.
     pub handshake: Duration,
     /// The time from the connection's start, or from the end of the last answer, until all headers of a request
@@ -54,6 +59,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            connections_of_one: 512,
             handshake: Duration::from_secs(10),
             headers: Duration::from_secs(30),
             silence: Duration::from_secs(60),
@@ -105,36 +111,43 @@ pub(crate) async fn serve<L: Listener>(
         request.map(|body| Body::from_stream(in_time(body.into_data_stream(), limits)))
     });
     let router = router.layer(slow_bodies).layer(checked);
-    let permits = Arc::new(Semaphore::new(limits.connections));
+    let places = Places::new(limits);
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         let (stream, address) = listener.accept().await;
         let address = ClientAddress::from(address);
         let stream = Impatient { stream, patience: limits.silence, until: None };
-        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
-            let (router, tls) = (router.clone(), tls.clone());
-            tokio::spawn(async move {
-                let _permit = permit;
-                let Some(tls) = tls else {
-                    let peer = Peer::of_plain(address);
-                    return converse(stream, (address, peer), router, limits).await;
-                };
-                match timeout(limits.handshake, tls.accept(stream)).await {
-                    Ok(Ok((stream, peer))) => {
-                        converse(stream, (address, peer), router, limits).await;
+        let why = match places.take(address) {
+            Ok(place) => {
+                let (router, tls) = (router.clone(), tls.clone());
+                tokio::spawn(async move {
+                    let _place = place;
+                    let Some(tls) = tls else {
+                        let peer = Peer::of_plain(address);
+                        return converse(stream, (address, peer), router, limits).await;
+                    };
+                    match timeout(limits.handshake, tls.accept(stream)).await {
+                        Ok(Ok((stream, peer))) => {
+                            converse(stream, (address, peer), router, limits).await;
+                        }
+                        Ok(Err(error)) => tracing::info!(?address, %error, "no TLS with a client"),
+                        Err(_) => {
+                            tracing::info!(?address, "a client did not finish its TLS handshake")
+                        }
                     }
-                    Ok(Err(error)) => tracing::info!(?address, %error, "no TLS with a client"),
-                    Err(_) => tracing::info!(?address, "a client did not finish its TLS handshake"),
-                }
-            });
-        } else if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
+                });
+                continue;
+            }
+            Err(why) => why,
+        };
+        if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
             let tls = tls.clone();
             tokio::spawn(async move {
                 let _refusal = refusal;
                 let answer = async {
                     match tls {
-                        None => refuse(stream, limits).await,
-                        Some(tls) => refuse(tls.accept(stream).await?.0, limits).await,
+                        None => refuse(stream, why).await,
+                        Some(tls) => refuse(tls.accept(stream).await?.0, why).await,
                     }
                 };
                 // It does not matter whether the client reads the answer.
@@ -167,8 +180,7 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>
 
 /// Sends the reason, and reads what the client sends: closing with unread bytes would reset the connection
 /// before the client can read the answer.
-async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, limits: Limits) -> io::Result<()> {
-    let why = format!("{} connections are open, which is the limit", limits.connections);
+async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, why: String) -> io::Result<()> {
     let problem =
         Problem::unavailable("can't answer the request", why).next("try again in a minute");
     let body = serde_json::to_vec(&problem)?;

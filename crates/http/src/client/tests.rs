@@ -61,6 +61,24 @@ async fn an_answer_without_an_end_is_read_to_a_limit() {
 }
 
 #[tokio::test]
+async fn lines_are_whole_however_they_are_cut_into_pieces() {
+    for piece_bytes in [1, 2, 3, 5, 100] {
+        let cut = async move || {
+            let text = b"1\n22\n\"three\"\n4\n";
+            let pieces = text.chunks(piece_bytes).map(Bytes::from_static);
+            Body::from_stream(futures_util::stream::iter(
+                pieces.map(Ok::<_, std::convert::Infallible>),
+            ))
+        };
+        let client = serve(axum::Router::new().route("/", axum::routing::get(cut))).await;
+        let mut lines = Vec::new();
+        client.get_lines("/", |line: serde_json::Value| lines.push(line)).await.expect("lines");
+        let expected = serde_json::json!([1, 22, "three", 4]);
+        assert_eq!(serde_json::Value::from(lines), expected, "pieces of {piece_bytes}");
+    }
+}
+
+#[tokio::test]
 async fn a_stream_is_read_piece_by_piece_and_a_file_is_sent() {
     let router = axum::Router::new().route("/", axum::routing::post(async |body: Bytes| body));
     let client = serve(router).await;

@@ -10,6 +10,7 @@ use super::*;
 /// Short enough for a test, and each alone decides in its test.
 const LIMITS: Limits = Limits {
     connections: 4,
+    connections_of_one: 4,
     handshake: Duration::from_millis(300),
     headers: Duration::from_millis(300),
     silence: Duration::from_millis(300),

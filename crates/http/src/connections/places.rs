@@ -1,0 +1,99 @@
+//! The places for connections: so many for all clients, and so many for one address, so that one client does not lock
+//! out the others.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{ClientAddress, Limits};
+
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    limits: Limits,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    count: usize,
+    of: BTreeMap<IpAddr, usize>,
+}
+
+/// A connection's place. It is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    address: Option<IpAddr>,
+    places: Places,
+}
+
+impl Places {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { limits, taken: Arc::default() }
+    }
+
+    /// Ignores poisoning: no step between two changes can panic.
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Errors
+    /// Why there is none. Processes of this host on a unix socket have only the limit of all.
+    pub(super) fn take(&self, ClientAddress(address): ClientAddress) -> Result<Place, String> {
+        let mut taken = self.lock();
+        if taken.count >= self.limits.connections {
+            let max = self.limits.connections;
+            return Err(format!("{max} connections are open, which is the limit"));
+        }
+        if let Some(address) = address {
+            let max = self.limits.connections_of_one;
+            let count = taken.of.entry(address).or_default();
+            if *count >= max {
+                return Err(format!(
+                    "{max} connections from {address} are open, which is the limit for one address"
+                ));
+            }
+            *count += 1;
+        }
+        taken.count += 1;
+        Ok(Place { address, places: self.clone() })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.lock();
+        taken.count -= 1;
+        if let Some(address) = self.address
+            && let Some(count) = taken.of.get_mut(&address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                taken.of.remove(&address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_does_not_lock_out_the_others() {
+        let limits = Limits { connections: 3, connections_of_one: 2, ..Limits::default() };
+        let places = Places::new(limits);
+        let [greedy, other] =
+            ["10.0.0.7", "10.0.0.8"].map(|ip| ClientAddress(Some(ip.parse().expect("an address"))));
+        let first = places.take(greedy).expect("a place");
+        let _second = places.take(greedy).expect("a place");
+        let refused = places.take(greedy).expect_err("the limit of one");
+        assert!(refused.contains("2 connections from 10.0.0.7"), "{refused}");
+        let third = places.take(other).expect("another client");
+        let refused = places.take(ClientAddress(None)).expect_err("the limit of all");
+        assert!(refused.contains("3 connections are open"), "{refused}");
+        drop(first);
+        let _again = places.take(greedy).expect("it is free again");
+        drop(third);
+        let _local = places.take(ClientAddress(None)).expect("it is free again");
+    }
+}
