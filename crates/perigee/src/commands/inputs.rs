@@ -5,7 +5,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use nix::libc::O_NONBLOCK;
 
 use perigee_http::{Client, Method, file_body};
 use perigee_model::Problem;
@@ -61,6 +65,16 @@ struct Packing {
 }
 
 impl Packing {
+    fn check_reach(&self, what: impl Fn() -> String, real: &Path) -> Result<(), Problem> {
+        if self.reach == Reach::Anywhere || real.starts_with(&self.base) {
+            return Ok(());
+        }
+        let why = format!("{} is not below the job file's directory", real.display());
+        Err(Problem::invalid(what(), why).next(
+            "if you trust the job file, submit it with --inputs-from-anywhere; else move the file there",
+        ))
+    }
+
     fn add(&mut self, from: &Path, to: &Path, depth: usize) -> Result<(), Problem> {
         let what = || format!("can't pack the input {}", from.display());
         let failed = |e: io::Error| {
@@ -71,14 +85,18 @@ impl Packing {
             .next("paths in a job file are relative to the job file")
         };
         let real = from.canonicalize().map_err(failed)?;
-        if self.reach == Reach::BelowJobFile && !real.starts_with(&self.base) {
-            let why = format!("{} is not below the job file's directory", real.display());
-            return Err(Problem::invalid(what(), why).next(
-                "if you trust the job file, submit it with --inputs-from-anywhere; else move the file there",
-            ));
-        }
+        self.check_reach(what, &real)?;
         if !real.is_dir() {
-            return self.tar.append_path_with_name(&real, to).map_err(failed);
+            // A pipe is opened at once, and then refused.
+            let opened = File::options().read(true).custom_flags(O_NONBLOCK).open(&real);
+            let mut file = opened.map_err(failed)?;
+            if !file.metadata().map_err(failed)?.is_file() {
+                return Err(Problem::invalid(what(), "it is neither a file nor a directory"));
+            }
+            // Another user may have put a link in its place in the meantime.
+            let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+            self.check_reach(what, &std::fs::read_link(opened).map_err(failed)?)?;
+            return self.tar.append_file(to, &mut file).map_err(failed);
         }
         if depth == DEPTH_MAX {
             let why = format!(
@@ -138,6 +156,9 @@ mod tests {
             names(pack(&base, &[input("link")], Reach::Anywhere).expect("it was allowed")),
             ["in"]
         );
+        nix::unistd::mkfifo(&base.join("pipe"), nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        let refused = pack(&base, &[input("pipe")], Reach::BelowJobFile).expect_err("a pipe");
+        assert!(refused.why.contains("neither a file nor a directory"), "{refused}");
         symlink(".", base.join("data/circle")).expect("a link");
         let refused = pack(&base, &[input("data")], Reach::BelowJobFile).expect_err("a circle");
         assert!(refused.why.contains("circle"), "{refused}");
