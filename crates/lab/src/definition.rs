@@ -20,7 +20,8 @@ pub const NBD_PORT: u16 = 10809;
 
 /// The last number of the controller's address. Hosts have 10 and up.
 const CONTROLLER_NUMBER: u8 = 2;
-const FIRST_VM_UID: usize = 1_900_000_000;
+/// Above the users of an agent's VMs by default, and that of `qemu-img`.
+const FIRST_VM_UID: usize = 1_901_000_000;
 const VM_UIDS_PER_HOST: usize = 1000;
 const FIRST_HOST_NUMBER: u8 = 10;
 const HOSTS_MAX: usize = 200;
@@ -270,6 +271,23 @@ mod tests {
         assert_eq!(addresses.len(), 3);
         assert!(addresses.iter().all(|a| a.octets()[..3] == [10, 0x0a, 0x1f]));
         assert!(!addresses.contains(&lab.controller_address()));
+    }
+
+    #[test]
+    fn the_vms_of_a_large_lab_do_not_have_the_user_of_qemu_img() {
+        let mut lab = demo();
+        let name = |number: usize| HostId::new(format!("h{number}")).expect("a name");
+        lab.sites[0].hosts = (0..HOSTS_MAX).map(name).collect();
+        let uids = |host: &HostId| -> Vec<u64> {
+            let range = lab.vm_uids(host);
+            range.split('-').map(|uid| uid.parse().expect("a number")).collect()
+        };
+        let mut last = 1_900_065_536;
+        for (_, host) in lab.hosts() {
+            let range = uids(host);
+            assert!(last < range[0] && range[0] < range[1], "{host}: {range:?} after {last}");
+            last = range[1];
+        }
     }
 
     #[test]
