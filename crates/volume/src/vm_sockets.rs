@@ -93,7 +93,9 @@ impl VmSockets {
         if open.get(&socket.vm).is_some_and(|open| open.socket == socket) {
             return Ok(VmSocketAt { path });
         }
-        let is_old = |old: &VmSocket| old.vm == socket.vm || old.uid == socket.uid;
+        // An agent that is not root runs all VMs as its own user, which is this server's.
+        let is_shared = socket.uid == Uid::effective().as_raw();
+        let is_old = |old: &VmSocket| old.vm == socket.vm || (old.uid == socket.uid && !is_shared);
         let old: Vec<VmId> =
             open.values().filter(|o| is_old(&o.socket)).map(|o| o.socket.vm.clone()).collect();
         for vm in old {
@@ -115,8 +117,7 @@ impl VmSockets {
 
     async fn bind(&self, path: &Path, socket: &VmSocket) -> io::Result<tokio::net::UnixListener> {
         let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        // The mode is given twice: the umask takes away bits from new directories.
-        DirBuilder::new().recursive(true).mode(PASSABLE).create(dir)?;
+        make_passable(dir)?;
         for dir in [&*self.dir, dir] {
             std::fs::set_permissions(dir, Permissions::from_mode(PASSABLE))?;
         }
@@ -164,6 +165,21 @@ impl VmSockets {
             }
         }
     }
+}
+
+/// Makes a directory, and those above it that are missing. One that is there keeps its mode.
+fn make_passable(dir: &Path) -> io::Result<()> {
+    // The empty path is the working directory.
+    if dir.as_os_str().is_empty() || dir.exists() {
+        return Ok(());
+    }
+    dir.parent().map_or(Ok(()), make_passable)?;
+    match DirBuilder::new().mode(PASSABLE).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made?,
+    }
+    // The umask takes away bits from new directories.
+    std::fs::set_permissions(dir, Permissions::from_mode(PASSABLE))
 }
 
 /// Whether this is the export of one writer epoch: a VM joins no other session.

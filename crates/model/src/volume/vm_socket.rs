@@ -11,7 +11,8 @@ use crate::VmId;
 pub struct VmSocket {
     /// The VM that uses it.
     pub vm: VmId,
-    /// The user of the VM's QEMU. No other user may connect, and no other VM has this user.
+    /// The user of the VM's QEMU. No other user may connect. No other VM has this user, unless it is the volume
+    /// server's own.
     pub uid: u32,
     /// The exports that it serves, each `VOLUME@EPOCH`.
     pub exports: Vec<String>,

@@ -107,6 +107,21 @@ async fn a_vm_s_socket_serves_only_this_vm_and_only_its_sessions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_network_asks_for_no_vm_s_socket_and_nobody_for_one_that_joins_a_writer() {
+#[tokio::test(flavor = "multi_thread")]
+async fn vms_of_an_agent_that_is_not_root_do_not_end_each_other_s_sockets() {
+    let server = Server::start().await;
+    // Such VMs all have the agent's user, which is the server's.
+    let uid = std::fs::metadata("/proc/self").expect("this process").uid();
+    let [one, other] = ["vm-1", "vm-2"].map(|vm| {
+        let vm = vm.parse().expect("a name");
+        VmSocket { vm, ..vm_socket(uid, &[]) }
+    });
+    let [first, second] = [open(&server, &one).await, open(&server, &other).await];
+    assert!(first.path.exists() && second.path.exists());
+    let listed = server.control.get::<Vec<VmSocket>>("/v1/vms").await.expect("a list");
+    assert_eq!(listed, [one, other]);
+}
+
     let server = Server::start().await;
     let uid = std::fs::metadata("/proc/self").expect("this process").uid();
     let over_tcp = Client::new(&format!("http://{}", server.control_addr), Duration::from_secs(60));

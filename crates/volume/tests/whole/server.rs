@@ -55,7 +55,7 @@ fn server_process() {
             Listen::Tcp(std::env::var("PERIGEE_TEST_CONTROL").expect("an address")),
         ],
         image_dirs: Vec::new(),
-        vm_sockets: sockets(&pool).join("vms"),
+        vm_sockets: sockets(&pool).join("run/vms"),
         boot_id: boot_id(&pool),
         pool,
     };
