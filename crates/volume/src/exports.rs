@@ -234,8 +234,7 @@ impl PoolExports {
         let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
         let confined = self.check_leaving(&of, want, peer).await?;
         let may_join = peer.is_own && opener == Opener::Client;
-        let joined =
-            if may_join { epoch } else { self.epoch_unless_joining(volume, epoch).await? };
+        let joined = self.epoch_of_session(volume, epoch, may_join).await?;
         let found = match self.local(volume, name, joined, opener).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 // What is here by now has come back in the meantime.
@@ -252,22 +251,25 @@ impl PoolExports {
         Ok(found)
     }
 
-    /// The epoch of a session that was asked for without one by somebody who may not join the present writer.
+    /// The epoch of a session that was asked for with this one or without one. `None` joins the present writer.
     ///
     /// # Errors
-    /// A conflict if the volume is written with epochs.
-    async fn epoch_unless_joining(
+    /// A conflict if the volume is written with epochs, and the client may not join.
+    pub(crate) async fn epoch_of_session(
         &self,
         volume: &VolumeName,
         epoch: Option<Epoch>,
+        may_join: bool,
     ) -> Result<Option<Epoch>, Problem> {
-        if epoch.is_some() {
+        if epoch.is_some() || may_join {
             return Ok(epoch);
         }
         // One that is not here is refused by its home.
         let Ok(found) = self.pool.volume(volume).await else { return Ok(None) };
         let current = found.epoch();
-        if current == Epoch::first(current.incarnation()) {
+        let is_first = current == Epoch::first(current.incarnation());
+        // A job's VM writes its own volumes with their first epoch.
+        if is_first && self.pool.volume_info(volume).await?.owner.is_none() {
             return Ok(Some(current));
         }
         let what = format!("can't open export {:?}", volume.as_str());

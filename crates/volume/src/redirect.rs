@@ -45,6 +45,18 @@ impl From<NotFound> for Problem {
 }
 
 impl PoolExports {
+    /// A session on a volume that has just come to this pool.
+    async fn come_back(
+        &self,
+        volume: &VolumeName,
+        name: &str,
+        epoch: Option<Epoch>,
+        peer: Peer,
+    ) -> Result<Export, Problem> {
+        let epoch = self.epoch_of_session(volume, epoch, peer.is_own).await?;
+        self.local(volume, name, epoch, Opener::Client).await
+    }
+
     /// Opens a session on an attached volume. If the volume is on its way to a new home, this waits for it.
     pub(crate) async fn proxy(
         &self,
@@ -65,9 +77,7 @@ impl PoolExports {
                         .next("open it through the volume server of the host that asks"));
                 }
                 Ok(Some(export)) => return Ok(export),
-                Ok(None) => {
-                    self.local(volume, name, epoch, Opener::Client).await.map_err(NotFound::from)
-                }
+                Ok(None) => self.come_back(volume, name, epoch, peer).await.map_err(NotFound::from),
                 Err(not_found) => Err(not_found),
             };
             match opened {

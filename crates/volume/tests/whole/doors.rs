@@ -6,7 +6,9 @@ use std::process::Output;
 use std::time::Duration;
 
 use perigee_http::Client;
-use perigee_model::volume::{EpochChange, EpochIssued, VmSocket, VmSocketAt, VolumeInfo};
+use perigee_model::volume::{
+    CreateVolume, EpochChange, EpochIssued, VmSocket, VmSocketAt, VolumeInfo, VolumeSource,
+};
 use perigee_model::{Epoch, ProblemKind};
 
 use crate::server::{MIB, Server, assert_io, said, try_run};
@@ -106,8 +108,6 @@ async fn a_vm_s_socket_serves_only_this_vm_and_only_its_sessions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_network_asks_for_no_vm_s_socket_and_nobody_for_one_that_joins_a_writer() {
-#[tokio::test(flavor = "multi_thread")]
 async fn vms_of_an_agent_that_is_not_root_do_not_end_each_other_s_sockets() {
     let server = Server::start().await;
     // Such VMs all have the agent's user, which is the server's.
@@ -122,6 +122,8 @@ async fn vms_of_an_agent_that_is_not_root_do_not_end_each_other_s_sockets() {
     assert_eq!(listed, [one, other]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_network_asks_for_no_vm_s_socket_and_nobody_for_one_that_joins_a_writer() {
     let server = Server::start().await;
     let uid = std::fs::metadata("/proc/self").expect("this process").uid();
     let over_tcp = Client::new(&format!("http://{}", server.control_addr), Duration::from_secs(60));
@@ -146,4 +148,21 @@ async fn a_client_in_the_network_does_not_join_the_writer_of_a_volume() {
     assert_refused(&over_tcp("data"), "data@N");
     assert_io(&over_tcp(&format!("data@{epoch}")));
     assert_io(&server.qemu_io("data", &["write 0 4k"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_in_the_network_does_not_join_the_vm_of_a_job_that_has_not_moved() {
+    let server = Server::start().await;
+    let name = "job-1.root".parse().expect("a name");
+    let owner = Some("job-1".parse().expect("an owner"));
+    let new = CreateVolume::new(name, Some(MIB), VolumeSource::Empty);
+    let new = CreateVolume { owner, ..new };
+    let made = server.control.post::<VolumeInfo>("/v1/volumes", &new).await;
+    let epoch = made.expect("a volume").epoch;
+    let over_tcp = |export: &str| {
+        try_run(&["qemu-io", "-f", "raw", "-c", "write 0 4k", &server.tcp_uri(export)])
+    };
+    assert_refused(&over_tcp("job-1.root"), "job-1.root@N");
+    assert_io(&over_tcp(&format!("job-1.root@{epoch}")));
+    assert_io(&server.qemu_io("job-1.root", &["write 0 4k"]));
 }
