@@ -104,11 +104,14 @@ pub struct Peer {
     /// A process of this host that runs as the server's own user or as root. Only such a one may join whoever
     /// writes a volume.
     pub is_own: bool,
+    /// Whether the protocol knows who it is: by its user, by its certificate, or as an initiator that the target let in.
+    pub is_authenticated: bool,
 }
 
 impl Peer {
     /// A client of the server's own user on a unix socket of this host.
-    pub const LOCAL: Self = Self { address: None, encrypted: false, is_own: true };
+    pub const LOCAL: Self =
+        Self { address: None, encrypted: false, is_own: true, is_authenticated: true };
 }
 
 /// Finds exports by name.

@@ -310,7 +310,7 @@ impl<'a> Login<'a> {
         let address = self.peer.parse::<SocketAddr>().map(|peer| peer.ip().to_canonical());
         // A peer without an address belongs to no site.
         let address = Some(address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()));
-        let peer = Peer { address, encrypted: false, is_own: false };
+        let peer = Peer { address, encrypted: false, is_own: false, is_authenticated: true };
         let opened = self.shared.exports.open(export, Opener::Client, peer).await;
         let opened = opened.map_err(|problem| match problem.kind {
             ProblemKind::NotFound | ProblemKind::Invalid => Refusal::NO_TARGET,

@@ -382,6 +382,17 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// Whether a volume is the disk of a client that has a secret.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn has_secret(self: &Arc<Self>, volume: &VolumeName) -> Result<bool, Problem> {
+        let (what, volume) = (format!("can't find out whose disk {volume} is"), volume.clone());
+        self.run(move |pool| pool.catalog.has_secret(&volume).map_err(failed(&what))).await
+    }
+}
+
 fn check_chap(what: &str, new: &NewClient) -> Result<(), Problem> {
     match (&new.chap, &new.target_chap) {
         (None, Some(_)) => Err(Problem::invalid(

@@ -2,8 +2,8 @@
 //!
 //! A machine's firmware gets its secret from the boot server, and proves who it is only by its network card's address,
 //! which others can use. So a secret is given once for each boot that is expected: not while the machine is running, and
-//! not again before somebody has logged in with it. Whoever steals it first keeps the machine from booting, and is noticed.
-//! A restart of the server forgets what it has given.
+//! not again before somebody has logged in with it. Whoever steals it and does not use it keeps the machine from booting,
+//! and is noticed. A restart of the server forgets what it has given.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,9 +27,18 @@ struct Given {
 
 /// There are never more entries than clients of the pool.
 #[derive(Debug, Default)]
-pub struct BootSecrets(Mutex<BTreeMap<ClientName, Given>>);
+pub struct BootSecrets {
+    given: Mutex<BTreeMap<ClientName, Given>>,
+    turn: tokio::sync::Mutex<()>,
+}
 
 impl BootSecrets {
+    /// To be held from a check until the secret is given, so that two machines that ask at the same time don't both get
+    /// it.
+    pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
     /// # Errors
     /// `Unavailable` if the client's secret is not to be given now. Firmware then asks again.
     pub fn check(
@@ -55,7 +64,7 @@ impl BootSecrets {
                 "wait until they have ended, at most half a minute after the machine was reset",
             ));
         }
-        let given = lock(&self.0);
+        let given = lock(&self.given);
         let Some(last) = given.get(client).filter(|last| !last.used) else { return Ok(()) };
         let age = now.saturating_duration_since(last.at);
         if asker.is_some() && asker == last.to && age <= SAME_BOOT {
@@ -72,19 +81,19 @@ impl BootSecrets {
 
     /// To be called when a client was given its secret.
     pub fn given(&self, client: ClientName, volume: VolumeName, to: Option<IpAddr>) {
-        lock(&self.0).insert(client, Given { volume, to, at: Instant::now(), used: false });
+        lock(&self.given).insert(client, Given { volume, to, at: Instant::now(), used: false });
     }
 
     /// To be called when somebody has logged in to a volume.
     pub fn logged_in(&self, volume: &VolumeName) {
-        for given in lock(&self.0).values_mut().filter(|given| given.volume == *volume) {
+        for given in lock(&self.given).values_mut().filter(|given| given.volume == *volume) {
             given.used = true;
         }
     }
 
     /// To be called when a client's next boot is expected, or when it is no client any more.
     pub fn expect(&self, client: &ClientName) {
-        lock(&self.0).remove(client);
+        lock(&self.given).remove(client);
     }
 }
 

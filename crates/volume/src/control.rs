@@ -135,7 +135,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Asker {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         match parts.extensions.get::<ClientAddress>() {
             Some(ClientAddress(address)) => {
-                Ok(Self(Peer { address: *address, encrypted: false, is_own: address.is_none() }))
+                let is_own = address.is_none();
+                let peer =
+                    Peer { address: *address, encrypted: false, is_own, is_authenticated: is_own };
+                Ok(Self(peer))
             }
             None => Err(Failure(Problem::internal(
                 format!("{} {}", parts.method, parts.uri.path()),

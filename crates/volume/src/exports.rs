@@ -231,6 +231,9 @@ impl PoolExports {
         epoch: Option<Epoch>,
         (opener, peer): (Opener, Peer),
     ) -> Result<Export, Problem> {
+        if !peer.is_authenticated {
+            self.check_no_secret(volume).await?;
+        }
         let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
         let confined = self.check_leaving(&of, want, peer).await?;
         let may_join = peer.is_own && opener == Opener::Client;
@@ -249,6 +252,19 @@ impl PoolExports {
         };
         self.note_foreign(of, want, peer, confined, &found.device).await?;
         Ok(found)
+    }
+
+    /// A disk that a client's secret protects over iSCSI is not served to whoever reaches the NBD port.
+    async fn check_no_secret(&self, volume: &VolumeName) -> Result<(), Problem> {
+        if !self.pool.has_secret(volume).await? {
+            return Ok(());
+        }
+        let what = format!("can't open export {:?}", volume.as_str());
+        let why =
+            "it is the disk of a client with a CHAP secret, and NBD without TLS asks for no proof";
+        Err(Problem::conflict(what, why).next(
+            "use iSCSI with the secret, NBD over TLS with a certificate, or the volume server's unix socket",
+        ))
     }
 
     /// The epoch of a session that was asked for with this one or without one. `None` joins the present writer.

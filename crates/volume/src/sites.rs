@@ -305,7 +305,8 @@ mod tests {
     }
 
     fn peer(address: &str, encrypted: bool) -> Peer {
-        Peer { address: Some(address.parse().expect("an address")), encrypted, is_own: false }
+        let address = Some(address.parse().expect("an address"));
+        Peer { address, encrypted, is_own: false, is_authenticated: encrypted }
     }
 
     fn told() -> Sites {

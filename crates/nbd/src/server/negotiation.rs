@@ -309,7 +309,8 @@ impl<'a> Negotiation<'a> {
         let proxy = self.claim.as_ref().map(|claim| Opener::Proxy(claim.host()));
         let opener = proxy.unwrap_or(Opener::Client);
         let Peer { ip: address, encrypted, is_own, .. } = self.peer;
-        let peer = exports::Peer { address, encrypted, is_own };
+        let is_authenticated = self.peer.local || self.peer.common_name.is_some();
+        let peer = exports::Peer { address, encrypted, is_own, is_authenticated };
         match self.shared.exports.open(name, opener, peer).await {
             Err(problem)
                 if problem.kind == ProblemKind::NotFound

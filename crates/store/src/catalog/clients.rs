@@ -160,6 +160,14 @@ impl Catalog {
         self.lock().query_row(sql, [volume.as_str()], clone_row).optional()
     }
 
+    /// Whether a client with a secret boots from a volume, is bound to it, or has it as a clone.
+    pub(crate) fn has_secret(&self, volume: &VolumeName) -> Result<bool> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM clients WHERE chap_user IS NOT NULL AND (
+                       volume = ?1 OR bound_volume = ?1
+                       OR name = (SELECT client FROM client_clones WHERE volume = ?1)))";
+        self.lock().prepare_cached(sql)?.query_row([volume.as_str()], |row| row.get(0))
+    }
+
     /// Records that a session of a volume begins: the client that boots from it has opened it.
     pub(crate) fn note_opened(&self, volume: &VolumeName) -> Result<()> {
         let connection = self.lock();

@@ -67,10 +67,15 @@ async fn boot(State(control): Shared, Json(request): Json<BootRequest>) -> Reply
     let BootRequest { mac, address } = request;
     let secrets = &control.exports.boot_secrets;
     let client = control.pool.clients().await?.into_iter().find(|client| client.mac == Some(mac));
-    if let Some(client) = client.filter(|client| client.chap_user.is_some()) {
-        let client = with_logins(&control, client);
-        secrets.check(&client.name, client.sessions.len(), address)?;
-    }
+    let _turn = match client.filter(|client| client.chap_user.is_some()) {
+        None => None,
+        Some(client) => {
+            let turn = secrets.turn().await;
+            let client = with_logins(&control, client);
+            secrets.check(&client.name, client.sessions.len(), address)?;
+            Some(turn)
+        }
+    };
     let boot = control.pool.boot(&mac).await?;
     if boot.chap.is_some() {
         secrets.given(boot.client.clone(), boot.volume.clone(), address);

@@ -119,6 +119,37 @@ async fn clients_of_the_pool_get_what_they_are_bound_to() {
     inquire(&server, "one%a-long-enough-secret@", "data").expect("what it is bound to");
     inquire(&server, "one%a-long-enough-secret@", "other").expect_err("something else");
     inquire(&server, "one%another-long-secret@", "data").expect_err("a wrong secret");
+    // NBD without TLS asks for no secret.
+    let over_nbd = |uri: &str| try_run(&["qemu-io", "-f", "raw", "-c", "read 0 4k", uri]);
+    let refused = over_nbd(&server.tcp_uri("data"));
+    assert!(!refused.status.success() && said(&refused).contains("CHAP secret"), "{refused:?}");
+    assert_io(&over_nbd(&server.tcp_uri("other")));
+    assert_io(&over_nbd(&server.uri("data")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_machines_that_ask_for_a_secret_at_the_same_time_one_gets_it() {
+    let server = Server::start().await;
+    server.create("data", MIB).await;
+    let client = serde_json::json!({
+        "name": "one", "mac": "52:54:00:77:00:01",
+        "chap": { "user": "one", "secret": "a-long-enough-secret" },
+    });
+    let _: serde_json::Value = server.control.post("/v1/clients", &client).await.expect("a client");
+    let binding = serde_json::json!({ "service": { "volume": "data" }, "over": "iscsi" });
+    let bound: Result<serde_json::Value, _> =
+        server.control.put("/v1/clients/one/binding", &binding).await;
+    bound.expect("a binding");
+    let mut asked = tokio::task::JoinSet::new();
+    for number in 1..=16 {
+        let control = server.control.clone();
+        let ask = serde_json::json!({
+            "mac": "52:54:00:77:00:01", "address": format!("10.0.0.{number}"),
+        });
+        asked.spawn(async move { control.post::<serde_json::Value>("/v1/boot", &ask).await });
+    }
+    let answers = asked.join_all().await;
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
