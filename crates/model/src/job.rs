@@ -464,8 +464,8 @@ pub struct ClusterImage {
 pub struct NewImage {
     /// Must not stand for another image in the cluster.
     pub name: ImageName,
-    /// What an upload to that host was answered with, a path below a directory that its operator allows for this
-    /// (`--image-dir`), or an `nbd://HOST:PORT/EXPORT` address.
+    /// What an upload to that host was answered with, or a path below a directory that its operator allows for this
+    /// (`--image-dir`).
     pub source: String,
     /// The source's format. Default: it is found out.
     #[serde(default)]

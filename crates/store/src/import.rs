@@ -6,6 +6,8 @@
 //! An import may take as long as it needs while it makes progress. It ends when it makes none for
 //! [`Patience::progress`], or when it is stopped: because nobody waits for it, or because the image is deleted.
 
+mod source;
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -25,9 +27,10 @@ use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
-use super::qemu_img::{self, INPUT, OUTPUT, Run};
+use super::qemu_img::{self, OUTPUT, Run};
 use super::volume::io_problem;
 use super::work::Work;
+pub use source::ImportFrom;
 
 /// How long an import waits for its source, which may be on another host that does not answer.
 #[derive(Debug, Clone, Copy)]
@@ -70,15 +73,6 @@ struct FormatData {
 #[derive(Debug, Deserialize)]
 struct ExtentFile {
     filename: Option<String>,
-}
-
-/// The source of an image.
-#[derive(Debug)]
-pub enum ImportFrom {
-    /// What is read is this file, whatever its name stands for by then.
-    File(File),
-    /// An `nbd://` address.
-    Nbd(String),
 }
 
 /// For each of so many bytes of an image, `qemu-img` gets one second of CPU time, and some for a start.
@@ -140,7 +134,7 @@ impl Pool {
         if self.is_imported(&what, &request.name, layer).await? {
             return self.image_info(&request.name).await;
         }
-        let source = self.readable(&what, open(&what, &request.source)?).await?;
+        let source = self.readable(&what, open(&what, &request.source)?, work).await?;
         let info = inspect(&what, &source, request.format, patience.info, work).await?;
         let size_bytes = Self::layer_size(&what, info.virtual_size)?;
         work.expect(size_bytes);
@@ -170,10 +164,12 @@ impl Pool {
         self: &Arc<Self>,
         what: &str,
         source: ImportFrom,
+        work: &Arc<Work>,
     ) -> Result<ImportFrom, Problem> {
-        let ImportFrom::File(mut file) = source else { return Ok(source) };
+        let ImportFrom::File(file) = source else { return Ok(source) };
         let failed = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::StorageFull => no_room(what),
+            _ if work.is_stopped() => stopped(what),
             _ => Problem::internal(what, error),
         };
         if qemu_img::may_read(&file).map_err(failed)? {
@@ -181,10 +177,11 @@ impl Pool {
         }
         // It has no name any more when the copy begins.
         let temp = self.temp_file();
-        let mut copy = new_file(&temp.0).map_err(failed)?;
+        let copy = new_file(&temp.0).map_err(failed)?;
         drop(temp);
+        let copying = Arc::clone(work);
         let copied = tokio::task::spawn_blocking(move || {
-            std::io::copy(&mut file, &mut copy)?;
+            source::copy(&file, &copy, &copying)?;
             qemu_img::give(&copy)?;
             Ok(copy)
         });
@@ -255,65 +252,13 @@ impl Pool {
     }
 }
 
-impl ImportFrom {
-    /// Accepts only an absolute path or an nbd:// address. `qemu-img` itself accepts many other forms, which may
-    /// contain options.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such file, `Invalid` if it can't be one.
-    pub fn open_any(what: &str, source: &str) -> Result<Self, Problem> {
-        if source.starts_with("nbd://") {
-            return Ok(Self::Nbd(source.to_owned()));
-        }
-        let path = Path::new(source);
-        if !path.is_absolute() {
-            return Err(Problem::invalid(
-                what,
-                "the source is neither an absolute path nor an nbd:// address",
-            ));
-        }
-        Self::opened(what, File::open(path))
-    }
-
-    /// What an attempt to open a file has given.
-    ///
-    /// # Errors
-    /// As [`Self::open_any`].
-    pub fn opened(what: &str, file: std::io::Result<File>) -> Result<Self, Problem> {
-        let file = file.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                Problem::not_found(what, "the file does not exist on the volume server's machine")
-            }
-            _ => Problem::invalid(what, error),
-        })?;
-        match file.metadata() {
-            Ok(found) if found.is_dir() => Err(Problem::invalid(what, "the source is a directory")),
-            Ok(_) => Ok(Self::File(file)),
-            Err(error) => Err(Problem::invalid(what, error)),
-        }
-    }
-
-    fn argument(&self) -> &str {
-        match self {
-            Self::File(_) => INPUT,
-            Self::Nbd(address) => address,
-        }
-    }
-
-    fn file(&self) -> Option<&File> {
-        match self {
-            Self::File(file) => Some(file),
-            Self::Nbd(_) => None,
-        }
-    }
-}
-
 fn new_file(path: &Path) -> std::io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-fn no_room(what: &str) -> Problem {
-    Problem::no_space(what, "no space is left in the pool").next("free space in the pool")
+pub(super) fn no_room(what: &str) -> Problem {
+    let why = "the pool's disk has no room for it beside what is left free for clients' writes";
+    Problem::no_space(what, why).next("free space in the pool")
 }
 
 /// Since when nothing has changed.

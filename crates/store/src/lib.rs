@@ -83,6 +83,7 @@ pub use common::{Common, Compared};
 pub use confined::Data;
 pub use import::ImportFrom;
 pub use pool::{Pool, PoolConfig};
+pub use qemu_img::give as give_to_qemu_img;
 pub use remote::Connector;
 pub use steps::MoveStep;
 pub use volume::{Volume, io_problem};

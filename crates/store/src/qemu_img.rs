@@ -19,13 +19,16 @@ use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
-use super::import::{Footprint, Silence, no_progress, stopped};
+use super::import::{Footprint, Silence, no_progress, no_room, stopped};
 use super::work::Work;
 
 /// The user and group of `qemu-img`. Neither distributions nor systemd give it to anybody, and no VM has it.
 const UID: u32 = 1_900_065_536;
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
+/// An import leaves so much of the disk free, for what clients write; on a small disk, this part of it.
+const RESERVE_BYTES_MAX: u64 = 256 << 20;
+const RESERVE_PART: u64 = 32;
 /// How often somebody looks whether it makes progress or is to be stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -81,6 +84,19 @@ pub fn give(file: &File) -> io::Result<()> {
     std::os::unix::fs::fchown(file, Some(UID), Some(UID))
 }
 
+/// To be called while a file grows.
+///
+/// # Errors
+/// `StorageFull` when its disk has no more room for what is not a client's own.
+pub fn check_room(file: &File) -> io::Result<()> {
+    let disk = rustix::fs::fstatvfs(file)?;
+    let reserve_bytes = RESERVE_BYTES_MAX.min(disk.f_blocks * disk.f_frsize / RESERVE_PART);
+    if disk.f_bavail * disk.f_frsize < reserve_bytes {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    Ok(())
+}
+
 /// Takes it back.
 pub fn take_back(file: &File) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -109,6 +125,14 @@ impl Run<'_> {
                 ),
             }
         };
+        let has_room = || match self.output.map(|(file, _)| check_room(file)) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) if error.kind() == io::ErrorKind::StorageFull => {
+                Err(no_room(self.what))
+            }
+            Some(Err(error)) => Err(Problem::internal(self.what, error)),
+        };
+        has_room()?;
         let mut process = self.command().and_then(|mut c| c.spawn()).map_err(cannot_run)?;
         let pid = process.id();
         let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
@@ -126,6 +150,7 @@ impl Run<'_> {
                 Ok(ended) => return ended.map_err(cannot_run),
                 Err(_) => {}
             }
+            has_room()?;
             let now = Footprint::of(pid, writes);
             work.step(silence.newly_written(&now)).map_err(|_| stopped(self.what))?;
             if silence.after(now, Instant::now()) > self.silence_max {

@@ -112,7 +112,9 @@ async fn run(config: Config) -> Result<(), Problem> {
         Arc::new(VmSockets::load(config.vm_sockets.clone(), server_id, server.clone()).await?);
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
+    let sources = Arc::new(Sources::new(&config.image_dirs, &config.pool)?);
     let (kept, filled, swept) = (pool.clone(), pool.clone(), pool.clone());
+    let uploads = sources.clone();
     let background = [
         keep_running("the keeper of layers", move || kept.clone().keep()),
         keep_running("the completing of copies", move || {
@@ -121,6 +123,7 @@ async fn run(config: Config) -> Result<(), Problem> {
         keep_running("the removal of used clones", move || {
             swept.clone().keep_dropping_spent_clones()
         }),
+        keep_running("the removal of old uploads", move || uploads.clone().keep_removing_old()),
     ];
     let control = Control {
         pool: pool.clone(),
@@ -128,7 +131,7 @@ async fn run(config: Config) -> Result<(), Problem> {
         stats: stats.clone(),
         remotes,
         vm_sockets: Some(vm_sockets.clone()),
-        sources: Arc::new(Sources::new(&config.image_dirs, &config.pool)?),
+        sources,
     };
     let network = &config.remotes.network;
     let api = perigee_http::serve(control::router(Arc::new(control)), &config.control, network);

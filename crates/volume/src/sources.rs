@@ -1,7 +1,7 @@
 //! Which files an image may be made of.
 //!
-//! The server's own user may name any file. Whoever comes through the network may name an upload of its own, or a file
-//! below a directory that the operator allowed. Such a file is opened once, without leaving the directory by a link or
+//! The server's own user may name any file and any NBD server. Whoever comes through the network may name an upload, or
+//! a file below a directory that the operator allowed. Such a file is opened once, without leaving the directory by a link or
 //! by `..`, and what was opened is what is read.
 
 use std::fs::{File, Metadata};
@@ -9,18 +9,20 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use perigee_model::Problem;
 use perigee_model::volume::{UPLOAD_PREFIX, Upload};
-use perigee_store::ImportFrom;
+use perigee_store::{ImportFrom, give_to_qemu_img};
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 
 /// An upload that no image was made of is removed after this time.
 const KEPT_MAX: Duration = Duration::from_secs(3600);
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// The most uploads at one time.
 const UPLOADS_MAX: usize = 16;
 /// An upload from which nothing comes for this long ends.
@@ -74,8 +76,15 @@ impl Sources {
                 opened => ImportFrom::opened(what, opened),
             };
         }
-        if is_own || source.starts_with("nbd://") {
+        if is_own {
             return ImportFrom::open_any(what, source);
+        }
+        if source.contains("://") {
+            let why = "it is an address, which would be read from this host's place in the network";
+            return Err(Problem::invalid(what, why).next(
+                "upload a file instead; or let an administrator of the host run there: perigee image import NAME \
+                 ADDRESS --pool DIR",
+            ));
         }
         let path = Path::new(source);
         let below = |dir: &&PathBuf| path.starts_with(dir);
@@ -155,17 +164,32 @@ impl Sources {
         }
     }
 
+    /// Removes old uploads until the future is dropped.
+    pub async fn keep_removing_old(self: Arc<Self>) {
+        let mut moments = tokio::time::interval(SWEEP_EVERY);
+        loop {
+            moments.tick().await;
+            if let Err(error) = self.remove_old() {
+                tracing::warn!(%error, "can't remove uploads that no image was made of");
+            }
+        }
+    }
+
     /// Returns how many are left.
     fn remove_old(&self) -> io::Result<usize> {
         let mut left = 0;
         for entry in std::fs::read_dir(&self.uploads)? {
             let entry = entry?;
-            let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
-            if age > KEPT_MAX {
-                std::fs::remove_file(entry.path())?;
-            } else {
-                left += 1;
-            }
+            let looked = entry.metadata().and_then(|meta| {
+                let age = meta.modified()?.elapsed().unwrap_or_default();
+                let is_old = age > KEPT_MAX;
+                if is_old { std::fs::remove_file(entry.path()).map(|()| 0) } else { Ok(1) }
+            });
+            left += match looked {
+                // An image was made of it just now.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                looked => looked?,
+            };
         }
         Ok(left)
     }
@@ -181,6 +205,7 @@ impl Sources {
             _ => Problem::internal(what, error),
         };
         let new = File::options().write(true).create_new(true).mode(0o600).open(path);
+        let new = new.and_then(|new| give_to_qemu_img(&new).map(|()| new));
         let mut file = tokio::fs::File::from_std(new.map_err(failed)?);
         let (mut bytes, mut look_at) = (0, 0);
         loop {
@@ -273,6 +298,10 @@ mod tests {
             let problem = refused(&sources, Path::new(bad));
             assert!(problem.next.contains("--image-dir"), "{problem}");
         }
+        let inner = sources.open("import", "nbd://127.0.0.1:10809/secret", false);
+        let inner = inner.expect_err("that is the host's own network");
+        assert!(inner.why.contains("this host's place in the network"), "{inner}");
+        assert!(sources.open("import", "nbd://127.0.0.1:10809/disk", true).is_ok());
         assert_eq!(refused(&sources, &path("images/missing")).kind, ProblemKind::NotFound);
         for good in ["images/sub/disk.raw", "images/inside"] {
             let opened = sources.open("import", &path(good).display().to_string(), false);
@@ -293,6 +322,31 @@ mod tests {
         assert_eq!(gone.kind, ProblemKind::NotFound);
         let odd = sources.open("import", "upload:../../secret/state.db", true).expect_err("no id");
         assert_eq!(odd.kind, ProblemKind::Invalid);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_nobody_uses_goes_without_another_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = Arc::new(sources(dir.path()));
+        let chunks = [Ok::<_, String>(bytes::Bytes::from("ab"))];
+        let upload = sources.receive(futures_util::stream::iter(chunks)).await.expect("an upload");
+        let sweeper = tokio::spawn(sources.clone().keep_removing_old());
+        tokio::time::sleep(SWEEP_EVERY * 2).await;
+        let ImportFrom::File(file) = sources.open("import", &upload.source, false).expect("new")
+        else {
+            panic!("a file");
+        };
+        let path = dir.path().join("pool/uploads");
+        let left = || std::fs::read_dir(&path).expect("a directory").count();
+        assert_eq!(left(), 1);
+        let long_ago = std::time::SystemTime::now() - KEPT_MAX * 2;
+        let name = upload.source.strip_prefix(UPLOAD_PREFIX).expect("an upload");
+        let writable = File::options().write(true).open(path.join(name)).expect("it is there");
+        writable.set_modified(long_ago).expect("a time");
+        tokio::time::sleep(SWEEP_EVERY * 2).await;
+        assert_eq!(left(), 0);
+        assert_eq!(file.metadata().expect("who reads it still can").len(), 2);
+        sweeper.abort();
     }
 
     #[tokio::test]

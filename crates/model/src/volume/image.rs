@@ -163,9 +163,9 @@ pub struct Upload {
 pub struct ImportImage {
     /// Unique in the pool.
     pub name: ImageName,
-    /// What `qemu-img convert` reads: what an upload was answered with ([`Upload::source`]), a path on the volume
-    /// server's machine, below a directory that it was started with, or an `nbd://HOST:PORT/EXPORT` address. A file
-    /// may not have a backing file.
+    /// What `qemu-img convert` reads: what an upload was answered with ([`Upload::source`]), or a path on the volume
+    /// server's machine, below a directory that it was started with. The server's own user may name any path, and an
+    /// `nbd://HOST:PORT/EXPORT` address. A file may not have a backing file.
     pub source: String,
     /// The source's format. `None`: `qemu-img` finds it out.
     #[serde(default)]

@@ -28,7 +28,7 @@ pub enum Verb {
     Import {
         /// The new image's name
         name: ImageName,
-        /// The file, or an nbd:// address
+        /// The file; with --pool also an nbd:// address
         file: String,
         /// FILE is a path on the host that imports it, below a directory that its volume server allows
         /// (--image-dir); otherwise the file is sent there

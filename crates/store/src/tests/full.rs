@@ -72,6 +72,32 @@ async fn an_import_into_a_full_pool_fails_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn an_import_leaves_room_for_what_clients_write() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let elsewhere = tempfile::tempdir().unwrap();
+    let pool = open_real(disk.path()).await;
+    let source = elsewhere.path().join("tiny");
+    std::fs::write(&source, [7; 4096]).unwrap();
+    let request = ImportImage {
+        name: image_name("tiny"),
+        source: source.to_str().unwrap().to_owned(),
+        layer: None,
+        leave_site: Default::default(),
+        format: None,
+    };
+    let free = || rustix::fs::statvfs(disk.path()).unwrap();
+    let mut file = std::fs::File::create(disk.path().join("ballast")).unwrap();
+    while free().f_bavail * free().f_frsize > 64 << 10 {
+        file.write_all(&[1; 4096]).unwrap();
+    }
+    let problem = pool.import_image(request.clone(), &Arc::default()).await.unwrap_err();
+    assert_eq!(problem.kind, ProblemKind::NoSpace, "{problem}");
+    assert!(problem.why.contains("left free for clients' writes"), "{problem}");
+    file.set_len(0).unwrap();
+    pool.import_image(request, &Arc::default()).await.expect("there is room again");
+}
+
+#[tokio::test]
 async fn a_full_pool_keeps_what_it_has_and_takes_more_after_a_trim() {
     let Some(disk) = SmallDisk::mount() else { return };
     let pool = open_real(disk.path()).await;
