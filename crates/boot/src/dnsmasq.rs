@@ -13,6 +13,7 @@ use perigee_model::Problem;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
 
+use crate::cards::Cards;
 use crate::config::{Config, Dhcp, Interface};
 use crate::script::Places;
 
@@ -26,8 +27,13 @@ const END_MAX: Duration = Duration::from_secs(5);
 const LOG_LINES_KEPT: usize = 5;
 
 /// The configuration. iPXE, which alone sends DHCP option 175, gets the script. Other firmware gets iPXE over
-/// TFTP.
-pub fn configuration(config: &Config, interface: &Interface, places: &Places) -> String {
+/// TFTP. Only machines with these cards get an address.
+pub fn configuration(
+    config: &Config,
+    interface: &Interface,
+    places: &Places,
+    cards: &Cards,
+) -> String {
     let state = config.state.display();
     let first = places.url("/boot.ipxe");
     let mut lines = vec![
@@ -44,20 +50,26 @@ pub fn configuration(config: &Config, interface: &Interface, places: &Places) ->
         "dhcp-match=set:efi,option:client-arch,9".to_owned(),
     ];
     match config.dhcp {
-        Dhcp::Serve { first: from, last } => lines.extend([
-            // Leases never end, because a machine that loses its address also loses its root disk.
-            format!("dhcp-range={from},{last},{},infinite", interface.netmask),
-            format!("dhcp-leasefile={state}/leases"),
-            // With pings dnsmasq would test each address for 3 s, one machine after the other. If eight
-            // machines start together, some of them would give up in the meantime.
-            "no-ping".to_owned(),
-            // This machine is not a router.
-            "dhcp-option=option:router".to_owned(),
-            "dhcp-authoritative".to_owned(),
-            format!("dhcp-boot=tag:ipxe,{first}"),
-            format!("dhcp-boot=tag:!ipxe,tag:efi,{EFI_IPXE}"),
-            format!("dhcp-boot=tag:!ipxe,tag:!efi,{BIOS_IPXE}"),
-        ]),
+        Dhcp::Serve { first: from, last } => {
+            lines.extend(cards.iter().map(|card| format!("dhcp-host={card},set:client")));
+            lines.extend([
+                "dhcp-ignore=tag:!client".to_owned(),
+                // A machine has one lease, whatever its firmware and its system call themselves.
+                "dhcp-ignore-clid".to_owned(),
+                // Leases never end, because a machine that loses its address also loses its root disk.
+                format!("dhcp-range={from},{last},{},infinite", interface.netmask),
+                format!("dhcp-leasefile={state}/leases"),
+                // With pings dnsmasq would test each address for 3 s, one machine after the other. If eight
+                // machines start together, some of them would give up in the meantime.
+                "no-ping".to_owned(),
+                // This machine is not a router.
+                "dhcp-option=option:router".to_owned(),
+                "dhcp-authoritative".to_owned(),
+                format!("dhcp-boot=tag:ipxe,{first}"),
+                format!("dhcp-boot=tag:!ipxe,tag:efi,{EFI_IPXE}"),
+                format!("dhcp-boot=tag:!ipxe,tag:!efi,{BIOS_IPXE}"),
+            ]);
+        }
         Dhcp::Proxy => lines.extend([
             format!("dhcp-range={},proxy,{}", interface.network(), interface.netmask),
             format!("pxe-service=tag:ipxe,x86PC,Perigee,{first}"),
@@ -214,7 +226,8 @@ mod tests {
             nbd_port: 10809,
             append: String::new(),
         };
-        configuration(&config(dhcp), &interface, &places)
+        let cards = ["52:54:00:77:00:01".parse().expect("a card")].into();
+        configuration(&config(dhcp), &interface, &places, &cards)
     }
 
     #[test]
@@ -238,6 +251,18 @@ mod tests {
         let text = text(Dhcp::Proxy);
         assert!(text.contains("dhcp-range=10.1.2.0,proxy,255.255.255.0\n"), "{text}");
         assert!(!text.contains("leasefile") && !text.contains("authoritative"), "{text}");
+    }
+
+    #[test]
+    fn nobody_takes_more_addresses_than_there_are_clients() {
+        let range =
+            Dhcp::Serve { first: Ipv4Addr::new(10, 1, 2, 100), last: Ipv4Addr::new(10, 1, 2, 200) };
+        let text = text(range);
+        let hosts: Vec<_> = text.lines().filter(|l| l.starts_with("dhcp-host=")).collect();
+        assert_eq!(hosts, ["dhcp-host=52:54:00:77:00:01,set:client"]);
+        for line in ["dhcp-ignore=tag:!client", "dhcp-ignore-clid"] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in {text}");
+        }
     }
 
     #[test]

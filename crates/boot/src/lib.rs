@@ -11,6 +11,7 @@
 //! |---|---|
 //! | the configuration | `config` |
 //! | dnsmasq's configuration, start and end | `dnsmasq` |
+//! | which machines get an address | `cards` |
 //! | the scripts for a machine's firmware | `script` |
 //! | the HTTP server | `serve` |
 //! | what is missing on the network | `check` |
@@ -19,6 +20,7 @@
 //! The boot server keeps no state except for dnsmasq's leases: the volume server knows which client boots
 //! what. After a crash the next start writes dnsmasq's configuration again and ends the old dnsmasq.
 
+mod cards;
 mod check;
 mod config;
 mod dhcp;

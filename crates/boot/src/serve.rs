@@ -15,12 +15,15 @@ use perigee_model::{Problem, ProblemKind};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::io::ReaderStream;
 
-use crate::config::Config;
+use crate::cards;
+use crate::config::{Config, Dhcp};
 use crate::dnsmasq::{self, Dnsmasq};
 use crate::script::Places;
 
 /// How long the volume server may take. A clone takes milliseconds, but many machines may ask at once.
 const ASK_MAX: Duration = Duration::from_secs(60);
+/// How long it may take to say which clients there are.
+const LIST_MAX: Duration = Duration::from_secs(5);
 
 struct Shared {
     volumes: Client,
@@ -54,19 +57,28 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     };
     let volumes = Client::new(&config.control, ASK_MAX)?
         .hint("is the volume server running? perigee volume serve starts it");
-    let text = dnsmasq::configuration(&config, &interface, &places);
+    let lister = Client::new(&config.control, LIST_MAX)?;
+    let mut cards = cards::known(&lister).await;
+    let text = dnsmasq::configuration(&config, &interface, &places, &cards);
     let http = Listen::Tcp(format!("{}:{}", interface.address, config.http_port));
     let (kernel, initrd) = (config.kernel.clone(), config.initrd.clone());
-    let router = router(Arc::new(Shared { volumes, places, kernel, initrd }));
+    let router = router(Arc::new(Shared { volumes, places: places.clone(), kernel, initrd }));
     let mut dnsmasq = Dnsmasq::start(&config, &text).await?;
     let addresses = [http];
-    let served = perigee_http::serve(router, &addresses, &Network::Plain);
+    let mut served = std::pin::pin!(perigee_http::serve(router, &addresses, &Network::Plain));
     tracing::info!(interface = %interface.name, http = %addresses[0], "ready");
-    let ended = tokio::select! {
-        failed = served => failed,
-        problem = dnsmasq.ended() => return Err(problem),
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+    let ended = loop {
+        cards = tokio::select! {
+            failed = &mut served => break failed,
+            problem = dnsmasq.ended() => return Err(problem),
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+            new = cards::added(&lister, &cards), if config.dhcp != Dhcp::Proxy => new,
+        };
+        // It can't read its configuration again: it has given up the right to.
+        dnsmasq.stop().await;
+        let text = dnsmasq::configuration(&config, &interface, &places, &cards);
+        dnsmasq = Dnsmasq::start(&config, &text).await?;
     };
     dnsmasq.stop().await;
     ended

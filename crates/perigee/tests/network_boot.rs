@@ -2,6 +2,7 @@
 
 mod diskless;
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -86,6 +87,17 @@ fn machines_without_disks_boot_from_their_own_clones() {
     network.says(&fresh, "up, root over iscsi, boot 1 of this disk");
     network.says(&stranger, "can't boot client stranger: it is not bound to anything");
     assert!(!stranger.console().contains("login:"));
+
+    // Leases never end, so a machine that is no client gets none.
+    let mut nobody = network.machine("nobody");
+    network.start(&mut nobody);
+    let ignored = format!("{} ignored", nobody.mac);
+    until("its requests to be ignored", || network.log("boot").contains(&ignored).then_some(()));
+    let leases = std::fs::read_to_string(network.pool().join("boot/leases")).expect("the leases");
+    for (machine, count) in [(&kept, 1), (&fresh, 1), (&nbd, 1), (&stranger, 1), (&nobody, 0)] {
+        let of_it = leases.lines().filter(|line| line.split(' ').nth(1) == Some(&machine.mac));
+        assert_eq!(of_it.count(), count, "{}:\n{leases}", machine.name);
+    }
     until("the spent clone to go", || {
         network.get("/boot/52-54-00-77-00-04");
         network.ok(&["client", "remove", "stranger"]);
@@ -125,6 +137,18 @@ fn a_machine_is_told_plainly_what_it_boots_or_why_not() {
         .collect();
     assert!(code == 1 && missing.len() == 1, "{findings}");
     assert_eq!(missing[0]["what"], "kernel and initramfs for NBD");
+
+    // A new client's card is one that gets an address, without a restart of the boot server.
+    let boot = network.pool().join("boot");
+    let read = |name: &str| std::fs::read_to_string(boot.join(name)).unwrap_or_default();
+    let before = read("dnsmasq.pid");
+    network.ok(&["client", "add", "c2", "--mac", "52:54:00:77:00:02"]);
+    until("dnsmasq to know the new client's card", || {
+        let id = read("dnsmasq.pid");
+        let lives = Path::new("/proc").join(id.trim()).join("cmdline").exists();
+        let knows = read("dnsmasq.conf").contains("dhcp-host=52:54:00:77:00:02,");
+        (knows && lives && !id.is_empty() && id != before).then_some(())
+    });
 
     network.end("volume", "-KILL");
     let waits = told(&network);

@@ -140,7 +140,7 @@ async fn tell(options: &Options, dir: &Path, steps: &Steps) -> Result<Outcome, P
     let mut servers = Servers::prepare(options, &network, dir).await?;
     step.done("");
     let step = steps.begin("start the servers");
-    servers.start().await?;
+    servers.start_volume_server().await?;
     let mut machines = Vec::new();
     for number in 1..=options.machines {
         let (name, card) = (format!("m{number}"), network.plug(number).await?);
@@ -154,6 +154,7 @@ async fn tell(options: &Options, dir: &Path, steps: &Steps) -> Result<Outcome, P
         );
         machines.push(Machine { name, console, command, qemu: None, up: None });
     }
+    servers.start_boot_server().await?;
     servers.start_trace().await?;
     step.done("");
 

@@ -75,13 +75,19 @@ impl Servers {
     }
 
     /// # Errors
-    /// A server is not ready within a minute. The problem shows the end of its log.
-    pub async fn start(&mut self) -> Result<(), Problem> {
+    /// It is not ready within a minute. The problem shows the end of its log.
+    pub async fn start_volume_server(&mut self) -> Result<(), Problem> {
         let (nbd, iscsi) = (format!("{ADDRESS}:10809"), format!("{ADDRESS}:3260"));
         self.spawn("volume", &["serve", "--nbd", &nbd, "--iscsi", &iscsi])?;
         let socket = self.pool().join("control.sock");
-        self.ready("volume", || UnixStream::connect(&socket).is_ok()).await?;
+        self.ready("volume", || UnixStream::connect(&socket).is_ok()).await
+    }
 
+    /// To be called when all machines are clients, so that none waits for its address.
+    ///
+    /// # Errors
+    /// As [`Self::start_volume_server`].
+    pub async fn start_boot_server(&mut self) -> Result<(), Problem> {
         let kernel =
             self.kernel.take().map(|files| files.map(|f| f.to_string_lossy().into_owned()));
         let mut args = vec!["serve", "--interface", BRIDGE, "--range", RANGE, "--append", APPEND];

@@ -166,7 +166,7 @@ impl Network {
     }
 
     /// The end of a server's log.
-    fn log(&self, name: &str) -> String {
+    pub fn log(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
         let lines: Vec<_> = text.lines().rev().take(15).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
