@@ -8,6 +8,7 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use perigee_http::guard::restrict;
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestEvent;
 use perigee_model::switchover::Fate;
@@ -18,9 +19,9 @@ use perigee_model::vm::{
 use perigee_model::{Problem, VmId, VmStart};
 use serde::Deserialize;
 
-use crate::link;
 use crate::vm::Request;
 use crate::vms::{Vms, gone};
+use crate::{callers, link};
 
 type Shared = State<Arc<Vms>>;
 
@@ -28,7 +29,7 @@ type Shared = State<Arc<Vms>>;
 const BODY_BYTES_MAX: usize = 256 << 10;
 
 pub fn router(vms: Arc<Vms>) -> Router {
-    Router::new()
+    let router = Router::new()
         .route("/v1/host", get(host))
         .route("/v1/vms", get(list))
         .route("/v1/changes", get(changes))
@@ -42,7 +43,8 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/blob", get(blob))
         .fallback(no_such_path)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .with_state(vms)
+        .with_state(vms);
+    restrict(router, callers::may)
 }
 
 fn id(text: &str) -> Result<VmId, Problem> {

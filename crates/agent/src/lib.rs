@@ -9,6 +9,8 @@
 
 mod accelerator;
 mod api;
+mod callers;
+mod certificate;
 mod cgroup;
 mod changes;
 mod command;
@@ -54,7 +56,7 @@ pub struct Config {
     /// The same control API's address for other hosts.
     pub volume_url: String,
     pub nbd_addr: String,
-    /// `http://IP:PORT`; incoming migrations listen on the same IP.
+    /// `https://IP:PORT`, or `http://IP:PORT` without TLS; incoming migrations listen on the same IP.
     pub agent_url: String,
     pub controller: Option<String>,
     /// The kernel to boot once to find out whether KVM works; by default the newest `/boot/vmlinuz-*`.
@@ -117,5 +119,6 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         result = perigee_http::serve(api::router(vms), &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
         () = sockets => Ok(()),
+        () = certificate::keep(&config) => Ok(()),
     }
 }

@@ -10,6 +10,7 @@ mod catalog;
 mod cleaner;
 mod cluster;
 mod disks;
+mod enrol;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -36,14 +37,14 @@ mod watching;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_http::{Listen, Network};
+use perigee_http::{Authority, Listen};
 use perigee_model::{Problem, SiteId};
 use tokio::signal::unix::{SignalKind, signal};
 
-use cluster::Timing;
+use cluster::{Timing, Traffic};
 use supervisor::Supervisor;
 pub use tars::{TarError, check_output};
 
@@ -55,8 +56,16 @@ pub struct Config {
     /// The controller's site, if it is at one. Outputs that may not leave their site come to the controller only if
     /// it is at that site.
     pub site: Option<SiteId>,
-    /// How it talks with the hosts and with clients over TCP.
-    pub network: Network,
+    /// Whether it talks plain TCP with the hosts and with clients.
+    pub insecure: bool,
+}
+
+/// The authority of the cluster whose controller has this state directory. It is made if there is none.
+///
+/// # Errors
+/// When its files can't be used.
+pub fn authority(state: &Path) -> Result<Authority, Problem> {
+    Authority::open(&state.join("authority"))
 }
 
 /// Runs until SIGTERM or SIGINT. The future is boxed, so that it is compiled in this crate only.
@@ -72,13 +81,13 @@ async fn until_stopped(config: Config) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
     let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
-    let supervisor =
-        Supervisor::start(&config.state, Timing::default(), config.network.clone()).await?;
+    let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls };
+    let supervisor = Supervisor::start(&config.state, Timing::default(), traffic).await?;
     if let Some(site) = config.site {
         supervisor.cluster.site.get_or_init(|| site);
     }
     let router = api::router(supervisor.cluster.clone());
-    let serve = perigee_http::serve(router, &config.listen, &config.network);
+    let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let ended = tokio::select! {
         ended = serve => ended,
         _ = terminate.recv() => Ok(()),

@@ -3,6 +3,7 @@
 //! | key | value | written by |
 //! |---|---|---|
 //! | `hosts/HOST` | [`HostRecord`] | the host's registration |
+//! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::enrol`] | enrolment |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |

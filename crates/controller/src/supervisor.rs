@@ -13,17 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use perigee_http::Network;
 use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, Timing, Wanted};
+use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    cleaner, hosts, images, jobs, links, migration, replicas, scheduler, shadows, volume_moves,
-    watching,
+    cleaner, enrol, hosts, images, jobs, links, migration, replicas, scheduler, shadows,
+    volume_moves, watching,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
@@ -45,10 +44,11 @@ impl Supervisor {
     pub async fn start(
         state_dir: &Path,
         timing: Timing,
-        network: Network,
+        traffic: Traffic,
     ) -> Result<Arc<Self>, Problem> {
         let (wanted, wishes) = mpsc::unbounded_channel();
-        let cluster = Cluster::open(state_dir, timing, network, wanted).await?;
+        let cluster = Cluster::open(state_dir, timing, traffic, wanted).await?;
+        enrol::know_revoked(&cluster).await?;
         let asked = cluster.records.keys("intents/jobs/").await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
@@ -72,6 +72,7 @@ impl Supervisor {
         supervisor.keep_running("the monitor of the hosts", hosts::monitor);
         supervisor.keep_running("the watchers of the hosts", watching::run);
         supervisor.keep_running("the measuring of links", links::run);
+        supervisor.keep_running("the controller's own certificate", enrol::keep_own_certificate);
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);
@@ -225,7 +226,7 @@ mod tests {
     async fn a_driver_that_panics_is_named_on_its_job_and_started_again() {
         let dir = tempfile::tempdir().expect("tempdir");
         let supervisor =
-            Supervisor::start(dir.path(), Timing::default(), Network::Plain).await.expect("start");
+            Supervisor::start(dir.path(), Timing::default(), Traffic::Plain).await.expect("start");
         let cluster = Arc::clone(&supervisor.cluster);
         let id = JobId::new("q-0001").expect("name");
         let spec = crate::tests::spec(perigee_model::job::Access::Read);
@@ -258,7 +259,7 @@ mod tests {
     async fn a_task_without_an_end_is_started_again_after_a_panic() {
         let dir = tempfile::tempdir().expect("tempdir");
         let supervisor =
-            Supervisor::start(dir.path(), Timing::default(), Network::Plain).await.expect("start");
+            Supervisor::start(dir.path(), Timing::default(), Traffic::Plain).await.expect("start");
         let starts = Arc::new(AtomicU32::new(0));
         let (runs, mut second_start) = mpsc::unbounded_channel();
         supervisor.keep_running("a task", {

@@ -15,7 +15,7 @@ use rcgen::{
 };
 use sha2::{Digest as _, Sha256};
 
-use crate::files::{read, write_private};
+use crate::files::{read, read_private, write_private};
 use crate::identity::{CA_FILE, Credentials, IDENTITY_FILE};
 use crate::peer::{Certified, PeerIdentity};
 
@@ -120,31 +120,49 @@ pub fn fingerprint(certificate_der: &[u8]) -> String {
 }
 
 impl Authority {
-    /// The authority in a directory. It is made if the directory has none.
+    /// The authority in a directory. It is made if there is neither a directory nor a file in it.
     ///
     /// # Errors
-    /// When the files can't be read or written, or do not belong together.
+    /// When the files can't be read or written, do not belong together, or other users may read the key.
     pub fn open(dir: &Path) -> Result<Self, Problem> {
-        let (ca_path, key_path) = (dir.join(CA_FILE), dir.join(CA_KEY_FILE));
-        if !key_path.exists() {
-            let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
-            let ca = params(&key).self_signed(&key).map_err(failed)?;
-            // The key comes last: an authority without a certificate could not be told from another one.
-            write_private(&ca_path, ca.pem().as_bytes())?;
-            write_private(&key_path, key.serialize_pem().as_bytes())?;
+        if !dir.join(CA_FILE).exists() && !dir.join(CA_KEY_FILE).exists() {
+            Self::make(dir)?;
         }
-        let text = |path: &Path| {
-            String::from_utf8(read(path)?).map_err(|e| {
-                Problem::invalid(format!("can't use the authority in {}", dir.display()), e)
-            })
+        let unusable = |why: &dyn std::fmt::Display| {
+            Problem::invalid(format!("can't use the authority in {}", dir.display()), why).next(
+                "restore both files from a backup; or remove the directory for a new authority, which all hosts have to join",
+            )
         };
-        let (ca_pem, key_pem) = (text(&ca_path)?, text(&key_path)?);
-        let key = KeyPair::from_pem(&key_pem).map_err(|e| {
-            Problem::invalid(format!("can't use the authority in {}", dir.display()), e)
-        })?;
-        let der = crate::identity::certificates(ca_pem.as_bytes()).map_err(failed)?;
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|e| unusable(&e));
+        let ca_pem = text(read(&dir.join(CA_FILE))?)?;
+        let key_pem = text(read_private(&dir.join(CA_KEY_FILE))?)?;
+        let key = KeyPair::from_pem(&key_pem).map_err(|e| unusable(&e))?;
+        let der = crate::identity::certificates(ca_pem.as_bytes()).map_err(|e| unusable(&e))?;
+        let public = key.public_key_raw();
+        if !der[0].windows(public.len()).any(|part| part == public) {
+            return Err(unusable(&"the key is not the one of the certificate"));
+        }
         let fingerprint = fingerprint(&der[0]);
         Ok(Self { ca_pem, fingerprint, issuer: Issuer::new(params(&key), key) })
+    }
+
+    /// Makes both files under another name, so that two processes that begin together use one authority.
+    fn make(dir: &Path) -> Result<(), Problem> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+        let ca = params(&key).self_signed(&key).map_err(failed)?;
+        let new = dir.with_extension(format!("new-{}", uuid::Uuid::new_v4().simple()));
+        write_private(&new.join(CA_FILE), ca.pem().as_bytes())?;
+        write_private(&new.join(CA_KEY_FILE), key.serialize_pem().as_bytes())?;
+        if let Err(error) = std::fs::rename(&new, dir) {
+            let removed = std::fs::remove_dir_all(&new);
+            if !dir.join(CA_KEY_FILE).exists() {
+                let what = format!("can't make the authority in {}", dir.display());
+                return Err(Problem::invalid(what, error));
+            }
+            return removed.map_err(failed);
+        }
+        tracing::info!(dir = %dir.display(), "made the cluster's certificate authority");
+        Ok(())
     }
 
     /// The authority's certificate.
@@ -157,7 +175,8 @@ impl Authority {
         &self.fingerprint
     }
 
-    /// A certificate, as PEM. The addresses are those at which its owner may be called.
+    /// A certificate, as PEM. The addresses are those at which its owner may be called. The certificate counts from
+    /// `now`. `issued_ms` is compared with what is revoked, and is later than `now` if the clock was set back.
     ///
     /// # Errors
     /// `Internal` when it can't be signed.
@@ -167,10 +186,10 @@ impl Authority {
         addresses: &[IpAddr],
         key: &PublicKey,
         now: SystemTime,
+        issued_ms: u64,
     ) -> Result<String, Problem> {
         let now = since_1970(now);
         let epoch = date_time_ymd(1970, 1, 1);
-        let issued_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let uri = to.to_string().try_into().map_err(failed)?;
         let ips = addresses.iter().map(|address| SanType::IpAddress(*address));
         let mut params = CertificateParams::default();
@@ -195,7 +214,7 @@ impl Authority {
         addresses: &[IpAddr],
     ) -> Result<Credentials, Problem> {
         let key = NewKey::generate()?;
-        let certificate = self.issue(to, addresses, &key.public(), SystemTime::now())?;
+        let certificate = self.issue(to, addresses, &key.public(), SystemTime::now(), now_ms())?;
         Ok(key.credentials(&certificate, &self.ca_pem))
     }
 }

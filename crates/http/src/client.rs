@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
-use crate::network::Network;
+use crate::network::{Network, authority_of};
 use crate::verify::Expected;
 use answer::{ANSWER_BYTES_MAX, too_late, too_long};
 
@@ -78,6 +78,26 @@ impl Client {
         }
     }
 
+    /// For a host that has no certificate yet. The controller has to show one of the authority with this fingerprint.
+    ///
+    /// # Errors
+    /// `Invalid` when the address is not `https://HOST:PORT`.
+    pub fn to_enrol(
+        address: &str,
+        fingerprint: &str,
+        answer_max: Duration,
+    ) -> Result<Self, Problem> {
+        let authority = authority_of(address).filter(|_| address.starts_with("https://"));
+        let authority = authority.ok_or_else(|| {
+            Problem::invalid(
+                format!("can't use the address {address:?}"),
+                "it is not https://HOST:PORT",
+            )
+        })?;
+        let way = Way::Enrol(authority.to_owned(), fingerprint.to_owned());
+        Ok(Self::over(way, address, answer_max))
+    }
+
     /// An address that [`Network`] has checked.
     pub(crate) fn to_authority(
         address: &str,
@@ -97,7 +117,9 @@ impl Client {
     fn over(way: Way, address: &str, answer_max: Duration) -> Self {
         let base = match &way {
             Way::Unix(_) => "http://localhost".to_owned(),
-            Way::Tcp(authority) | Way::Tls(authority, ..) => format!("http://{authority}"),
+            Way::Tcp(authority) | Way::Tls(authority, ..) | Way::Enrol(authority, _) => {
+                format!("http://{authority}")
+            }
         };
         let http = legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())

@@ -130,6 +130,8 @@ pub(crate) async fn serve<L: Listener>(
                         Ok(Ok((stream, peer))) => {
                             converse(stream, (address, peer), router, limits).await;
                         }
+                        // Whoever measures the way here only connects.
+                        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
                         Ok(Err(error)) => tracing::info!(?address, %error, "no TLS with a client"),
                         Err(_) => {
                             tracing::info!(?address, "a client did not finish its TLS handshake")

@@ -1,7 +1,7 @@
 //! Files that only their owner may read.
 
 use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use perigee_model::Problem;
@@ -13,6 +13,21 @@ fn can_not(what: &str, path: &Path, error: &std::io::Error) -> Problem {
 
 pub fn read(path: &Path) -> Result<Vec<u8>, Problem> {
     std::fs::read(path).map_err(|e| can_not("read", path, &e))
+}
+
+/// Reads a file with a secret.
+///
+/// # Errors
+/// Also when other users may read it: then it is no secret any more.
+pub fn read_private(path: &Path) -> Result<Vec<u8>, Problem> {
+    let mode = std::fs::metadata(path).map_err(|e| can_not("read", path, &e))?.mode();
+    if mode & 0o077 != 0 {
+        let (what, mode) = (format!("can't use {}", path.display()), mode & 0o777);
+        let why = format!("its mode is {mode:o}: other users may use the key in it too");
+        return Err(Problem::invalid(what, why)
+            .next("make a new key if somebody else may have read it; else give it mode 600"));
+    }
+    read(path)
 }
 
 /// Replaces a file, so that it is the old or the new one at any time. Its directory is made if it does not exist.

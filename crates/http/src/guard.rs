@@ -8,10 +8,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::Request;
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::{HeaderMap, Method};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use perigee_model::Problem;
 
@@ -84,17 +85,23 @@ fn sent_by_a_page(headers: &HeaderMap, names: &[String]) -> Result<(), String> {
 /// Says whether this peer may send a request with this method and path.
 pub type MaySend = fn(&Peer, &Method, &[&str]) -> bool;
 
-/// A layer for [`axum::middleware::from_fn`]: refuses what a daemon's table of callers does not allow. It is asked
-/// before the routes are, so a new route is closed until the table opens it.
+/// Refuses what a daemon's table of callers does not allow. It is asked before the routes are, so a new route is closed
+/// until the table opens it.
 ///
 /// A process of the same host may do everything: its socket is protected by the permissions of its directory. So may
-/// whoever is not known, because plain TCP is only spoken where the user has asked for that.
-pub async fn only(may: MaySend, request: Request, next: Next) -> Response {
+/// whoever is not known, because plain TCP is only spoken where the user has asked for that. A server other than
+/// [`crate::serve`] has to say who asks: without a [`Peer`] nothing is allowed.
+pub fn restrict(router: Router, may: MaySend) -> Router {
+    router.layer(from_fn(move |request: Request, next: Next| only(may, request, next)))
+}
+
+async fn only(may: MaySend, request: Request, next: Next) -> Response {
     let segments: Vec<&str> = request.uri().path().split('/').skip(1).collect();
     let refused = match request.extensions().get::<Peer>() {
-        None | Some(Peer::Local | Peer::NotKnown) => None,
+        Some(Peer::Local | Peer::NotKnown) => None,
         Some(peer) if may(peer, request.method(), &segments) => None,
         Some(peer) => Some(peer.to_string()),
+        None => Some("an unknown client".to_owned()),
     };
     match refused {
         None => next.run(request).await,

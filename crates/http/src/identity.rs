@@ -22,8 +22,9 @@ use tokio_rustls::rustls::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
+use crate::files::read_private;
 use crate::peer::{Certified, Peer, PeerIdentity};
-use crate::verify::{Expected, Refusal, Verifier};
+use crate::verify::{Expected, Refusal, Roots, Verifier};
 
 /// The authority's certificate, in an identity's directory.
 pub const CA_FILE: &str = "ca.pem";
@@ -67,6 +68,9 @@ pub struct Credentials {
 pub struct Identity {
     provider: Arc<CryptoProvider>,
     trust: Arc<Trust>,
+    strangers: Strangers,
+    /// The directory of the files, if it was read from some.
+    dir: Option<PathBuf>,
     loaded: RwLock<Arc<Loaded>>,
 }
 
@@ -98,10 +102,19 @@ impl Identity {
     /// # Errors
     /// When the certificates or the key can't be used.
     pub fn new(credentials: &Credentials, strangers: Strangers) -> Result<Arc<Self>, Problem> {
+        Self::of(credentials, strangers, None)
+    }
+
+    fn of(
+        credentials: &Credentials,
+        strangers: Strangers,
+        dir: Option<PathBuf>,
+    ) -> Result<Arc<Self>, Problem> {
         let (provider, trust) = (Arc::new(ring::default_provider()), Arc::default());
         let loaded = Loaded::new(credentials, strangers, &provider);
         let loaded = loaded.map_err(|why| Problem::invalid("can't use the certificates", why))?;
-        Ok(Arc::new(Self { provider, trust, loaded: RwLock::new(Arc::new(loaded)) }))
+        let loaded = RwLock::new(Arc::new(loaded));
+        Ok(Arc::new(Self { provider, trust, strangers, dir, loaded }))
     }
 
     /// The identity in a directory. [`Identity::follow`] keeps it up to date.
@@ -109,13 +122,20 @@ impl Identity {
     /// # Errors
     /// When a file is missing or can't be used.
     pub fn load(dir: &Path) -> Result<Arc<Self>, Problem> {
-        let identity = Self::new(&read(dir)?, Strangers::Refused).map_err(|p| of(dir, p.why))?;
+        let identity = Self::of(&read(dir)?, Strangers::Refused, Some(dir.to_owned()));
+        let identity = identity.map_err(|p| of(dir, p.why))?;
         identity.revoke(read_revoked(dir)?);
         Ok(identity)
     }
 
+    /// Where its files are, if it was read from some.
+    pub fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
+    }
+
     /// Reads the files again when they have changed. It does not end.
-    pub async fn follow(self: Arc<Self>, dir: PathBuf) {
+    pub async fn follow(self: Arc<Self>) {
+        let Some(dir) = self.dir.clone() else { return std::future::pending().await };
         let mut seen = changed(&dir);
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -123,7 +143,7 @@ impl Identity {
             if now == seen {
                 continue;
             }
-            let renewed = read(&dir).and_then(|new| self.replace(&new, Strangers::Refused));
+            let renewed = read(&dir).and_then(|new| self.replace(&new));
             match renewed.and_then(|()| read_revoked(&dir)) {
                 Ok(revoked) => {
                     self.revoke(revoked);
@@ -138,16 +158,22 @@ impl Identity {
 
     /// # Errors
     /// When the certificates or the key can't be used. Then the former ones stay.
-    pub fn replace(&self, new: &Credentials, strangers: Strangers) -> Result<(), Problem> {
-        let loaded = Loaded::new(new, strangers, &self.provider);
+    pub fn replace(&self, new: &Credentials) -> Result<(), Problem> {
+        let loaded = Loaded::new(new, self.strangers, &self.provider);
         let loaded = loaded.map_err(|why| Problem::invalid("can't use the certificates", why))?;
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
         Ok(())
     }
 
-    /// Replaces the list of revoked certificates.
-    pub fn revoke(&self, revoked: Revoked) {
-        *self.trust.0.write().unwrap_or_else(PoisonError::into_inner) = revoked;
+    /// Adds to the list of revoked certificates, and returns the whole list. What is revoked stays so, even if the
+    /// one who keeps the list has lost it.
+    pub fn revoke(&self, revoked: Revoked) -> Revoked {
+        let mut known = self.trust.0.write().unwrap_or_else(PoisonError::into_inner);
+        for (identity, until_ms) in revoked {
+            let known = known.entry(identity).or_default();
+            *known = until_ms.max(*known);
+        }
+        known.clone()
     }
 
     /// Whom the own certificate is for.
@@ -164,10 +190,11 @@ impl Identity {
         self.trust.check(certified)
     }
 
-    /// The server's side of a handshake.
+    /// The server's side of a handshake. Whether the client's certificate is revoked is checked with each request,
+    /// which is told so.
     ///
     /// # Errors
-    /// When the client shows a certificate that does not count, or none where one is needed.
+    /// When the client shows a certificate that is not one of the authority, or none where one is needed.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -178,9 +205,7 @@ impl Identity {
             None => Peer::Stranger,
             Some(certificate) => {
                 let certified = Certified::of(certificate).ok_or(Refusal::NotOurs);
-                let certified = certified.map_err(io::Error::other)?;
-                self.check(&certified).map_err(io::Error::other)?;
-                Peer::Known(certified)
+                Peer::Known(certified.map_err(io::Error::other)?)
             }
         };
         Ok((stream, peer))
@@ -198,23 +223,51 @@ impl Identity {
     ) -> io::Result<client::TlsStream<S>> {
         let loaded = self.loaded();
         let verifier = Verifier {
-            roots: Arc::clone(&loaded.roots),
+            roots: Roots::Known(Arc::clone(&loaded.roots)),
             provider: Arc::clone(&self.provider),
             expected,
             trust: Arc::clone(&self.trust),
         };
-        let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_auth_cert(loaded.chain.clone(), loaded.key.clone_key())
-            .map_err(io::Error::other)?;
-        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let name = ServerName::try_from(host).map_err(io::Error::other)?;
-        TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(readable)
+        let own = (loaded.chain.clone(), loaded.key.clone_key());
+        handshake(verifier, Some(own), authority, stream).await
     }
+}
+
+/// A connection to a controller, without a certificate of one's own. Only the fingerprint of its authority's certificate
+/// is known.
+pub(crate) async fn connect_to_enrol<S: AsyncRead + AsyncWrite + Unpin>(
+    authority: &str,
+    fingerprint: String,
+    stream: S,
+) -> io::Result<client::TlsStream<S>> {
+    let verifier = Verifier {
+        roots: Roots::Pinned(fingerprint),
+        provider: Arc::new(ring::default_provider()),
+        expected: Expected::Identity(PeerIdentity::Controller),
+        trust: Arc::default(),
+    };
+    handshake(verifier, None, authority, stream).await
+}
+
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    verifier: Verifier,
+    own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+    authority: &str,
+    stream: S,
+) -> io::Result<client::TlsStream<S>> {
+    let config = ClientConfig::builder_with_provider(Arc::clone(&verifier.provider))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    let config = match own {
+        None => config.with_no_client_auth(),
+        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(io::Error::other)?,
+    };
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let name = ServerName::try_from(host).map_err(io::Error::other)?;
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(readable)
 }
 
 /// An error of a handshake. The TLS library shows our own reasons as they stand in the code.
@@ -278,10 +331,10 @@ fn of(dir: &Path, why: impl std::fmt::Display) -> Problem {
 }
 
 fn read(dir: &Path) -> Result<Credentials, Problem> {
-    let file = |name: &str| {
-        std::fs::read(dir.join(name)).map_err(|e| of(dir, format!("can't read {name}: {e}")))
-    };
-    Ok(Credentials { ca: file(CA_FILE)?, identity: file(IDENTITY_FILE)? })
+    let ca = std::fs::read(dir.join(CA_FILE));
+    let ca = ca.map_err(|e| of(dir, format!("can't read {CA_FILE}: {e}")))?;
+    let identity = read_private(&dir.join(IDENTITY_FILE)).map_err(|p| of(dir, p.why))?;
+    Ok(Credentials { ca, identity })
 }
 
 /// Without a list nothing is revoked yet; a list that can't be read is a fault.
@@ -298,9 +351,4 @@ fn read_revoked(dir: &Path) -> Result<Revoked, Problem> {
 fn changed(dir: &Path) -> [Option<SystemTime>; 3] {
     let time = |name: &str| std::fs::metadata(dir.join(name)).ok()?.modified().ok();
     [CA_FILE, IDENTITY_FILE, REVOKED_FILE].map(time)
-}
-
-/// The identity whose certificates are revoked, and since when, for a list.
-pub fn revocation(identity: &PeerIdentity, until_ms: u64) -> (String, u64) {
-    (identity.to_string(), until_ms)
 }

@@ -4,7 +4,7 @@
 //! [`perigee_model::Problem`] in JSON and its HTTP status. The client returns the same `Problem`.
 //!
 //! Over TLS both sides show a certificate of the cluster's authority ([`identity`]). A handler learns from [`Peer`] who
-//! asks. [`guard::only`] refuses what the sender may not ask for.
+//! asks. [`guard::restrict`] refuses what the sender may not ask for.
 
 #![warn(missing_docs)]
 

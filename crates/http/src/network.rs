@@ -49,6 +49,14 @@ impl Network {
         }
     }
 
+    /// Keeps this daemon's identity as its files are: [`Identity::follow`]. It does not end.
+    pub async fn follow(&self) {
+        match self {
+            Self::Plain => std::future::pending().await,
+            Self::Tls(identity) => Arc::clone(identity).follow().await,
+        }
+    }
+
     /// How addresses of this network begin.
     pub fn scheme(&self) -> &'static str {
         match self {

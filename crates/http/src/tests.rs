@@ -11,7 +11,7 @@ use perigee_model::{HostId, Problem, ProblemKind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::identity::{Revoked, Strangers, revocation};
+use crate::identity::{Credentials, Revoked, Strangers};
 use crate::*;
 
 /// Whatever a slow machine does meanwhile.
@@ -36,6 +36,12 @@ impl Cluster {
     fn identity(&self, of: &PeerIdentity, strangers: Strangers) -> Arc<Identity> {
         let credentials = self.authority.credentials(of, &[HERE]).expect("credentials");
         Identity::new(&credentials, strangers).expect("an identity")
+    }
+
+    fn issued(&self, to: &PeerIdentity, now: SystemTime, issued_ms: u64) -> Credentials {
+        let key = authority::NewKey::generate().expect("a key");
+        let pem = self.authority.issue(to, &[HERE], &key.public(), now, issued_ms);
+        key.credentials(&pem.expect("a certificate"), self.authority.ca_pem())
     }
 
     fn network(&self, of: &PeerIdentity) -> Network {
@@ -146,20 +152,39 @@ async fn a_revoked_certificate_counts_on_neither_side_also_on_open_connections()
     let open = network.client(&address, Expected::Address, PATIENCE).expect("a client");
     open.get::<String>("/").await.expect("not revoked yet");
     let now_ms = authority::now_ms();
-    server.revoke(Revoked::from([revocation(&host("cloud1"), now_ms)]));
+    server.revoke(Revoked::from([(host("cloud1").to_string(), now_ms)]));
     let refused = open.get::<String>("/").await.expect_err("revoked");
     assert_eq!(refused.kind, ProblemKind::Forbidden, "{refused}");
-    ask(&network, &address, Expected::Address).await.expect_err("no new connection");
+    let refused = ask(&network, &address, Expected::Address).await.expect_err("revoked");
+    assert_eq!(refused.kind, ProblemKind::Forbidden, "a new connection is told so too: {refused}");
+    // A list without it, of somebody who has lost his, changes nothing.
+    server.revoke(Revoked::new());
+    open.get::<String>("/").await.expect_err("it stays revoked");
     // One that is issued later counts.
-    let later = SystemTime::now() + Duration::from_secs(1);
-    let key = authority::NewKey::generate().expect("a key");
-    let pem = cluster.authority.issue(&host("cloud1"), &[HERE], &key.public(), later);
-    let new = key.credentials(&pem.expect("a certificate"), cluster.authority.ca_pem());
-    client.replace(&new, Strangers::Refused).expect("a new certificate");
+    let new = cluster.issued(&host("cloud1"), SystemTime::now(), now_ms + 1);
+    client.replace(&new).expect("a new certificate");
     ask(&network, &address, Expected::Address).await.expect("it is enrolled again");
-    client.revoke(Revoked::from([revocation(&host("home1"), now_ms)]));
+    client.revoke(Revoked::from([(host("home1").to_string(), now_ms)]));
     let refused = ask(&network, &address, Expected::Address).await.expect_err("a revoked server");
     assert!(refused.why.contains("revoked"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_certificate_outside_of_its_time_counts_on_neither_side() {
+    let cluster = Cluster::new();
+    let day = Duration::from_secs(24 * 3600);
+    let (address, _) = cluster.serve(&host("home1")).await;
+    let network = cluster.network(&PeerIdentity::Controller);
+    let long_ago = SystemTime::now() - authority::CERTIFICATE_LIFE - day;
+    for then in [long_ago, SystemTime::now() + day] {
+        let wrong = cluster.issued(&host("cloud1"), then, authority::now_ms());
+        let wrong = Identity::new(&wrong, Strangers::Refused).expect("an identity");
+        let client = Network::Tls(Arc::clone(&wrong));
+        ask(&client, &address, Expected::Address).await.expect_err("the client's");
+        let server = start(Network::Tls(wrong)).await;
+        let refused = ask(&network, &server, Expected::Address).await.expect_err("the server's");
+        assert!(refused.why.contains("certificate"), "{refused}");
+    }
 }
 
 #[tokio::test]
@@ -181,7 +206,7 @@ async fn an_identity_is_kept_in_files_that_only_its_owner_reads_and_followed_the
     let identity = Identity::load(&dir).expect("an identity");
     let first = identity.own();
     assert_eq!(first.identity, host("home1"));
-    let follow = tokio::spawn(Arc::clone(&identity).follow(dir.clone()));
+    let follow = tokio::spawn(Arc::clone(&identity).follow());
     // The time of a file's change is the kernel's, whose clock ticks slowly.
     tokio::time::sleep(Duration::from_millis(50)).await;
     save(&host("home1"));
@@ -192,6 +217,52 @@ async fn an_identity_is_kept_in_files_that_only_its_owner_reads_and_followed_the
     };
     tokio::time::timeout(PATIENCE, renewed).await.expect("the new certificate is used");
     follow.abort();
+}
+
+#[test]
+fn a_key_that_others_may_read_is_not_used() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path().join("authority");
+    let authority = Authority::open(&dir).expect("a new one");
+    authority.credentials(&host("home1"), &[HERE]).expect("credentials").save(&dir).expect("saved");
+    for file in [authority::CA_KEY_FILE, identity::IDENTITY_FILE] {
+        let mode = std::fs::metadata(dir.join(file)).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+        let open = std::fs::Permissions::from_mode(0o640);
+        std::fs::set_permissions(dir.join(file), open).expect("a mode");
+    }
+    let refused = Authority::open(&dir).err().expect("the key is open");
+    assert!(refused.why.contains("640"), "{refused}");
+    let refused = Identity::load(&dir).expect_err("the key is open");
+    assert!(refused.why.contains("640"), "{refused}");
+}
+
+#[test]
+fn an_authority_without_its_own_key_is_no_authority() {
+    let base = tempfile::tempdir().expect("a directory");
+    let dirs = ["a", "b"].map(|name| base.path().join(name));
+    for dir in &dirs {
+        Authority::open(dir).expect("a new one");
+    }
+    let key = |dir: &std::path::Path| dir.join(authority::CA_KEY_FILE);
+    std::fs::copy(key(&dirs[1]), key(&dirs[0])).expect("the other one's key");
+    let refused = Authority::open(&dirs[0]).err().expect("another key");
+    assert!(refused.why.contains("not the one of the certificate"), "{refused}");
+    std::fs::remove_file(key(&dirs[0])).expect("removed");
+    Authority::open(&dirs[0]).err().expect("a lost key is not replaced by another one");
+}
+
+#[test]
+fn those_who_make_an_authority_together_have_one() {
+    let base = tempfile::tempdir().expect("a directory");
+    let dir = base.path().join("authority");
+    let made: Vec<String> = std::thread::scope(|scope| {
+        let open = || Authority::open(&dir).map(|made| made.fingerprint().to_owned());
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|t| t.join().expect("a thread").expect("an authority")).collect()
+    });
+    assert!(made.iter().all(|fingerprint| *fingerprint == made[0]), "{made:?}");
 }
 
 #[tokio::test]
@@ -223,4 +294,23 @@ async fn a_web_page_does_not_reach_a_plain_server() {
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("evil.example"), "{answer}");
     let asked = ask(&Network::Plain, &address, Expected::Address).await;
     assert_eq!(asked.as_deref(), Ok("a client over plain TCP"));
+}
+
+#[tokio::test]
+async fn who_joins_talks_to_no_controller_but_the_one_of_its_token() {
+    let (cluster, other) = (Cluster::new(), Cluster::new());
+    let identity = cluster.identity(&PeerIdentity::Controller, Strangers::Heard);
+    let address = start(Network::Tls(identity)).await;
+    let client =
+        |fingerprint: &str| Client::to_enrol(&address, fingerprint, PATIENCE).expect("a client");
+    let heard = client(cluster.authority.fingerprint()).get::<String>("/").await;
+    assert_eq!(heard.as_deref(), Ok("a client without a certificate"));
+    let refused = client(other.authority.fingerprint()).get::<String>("/").await;
+    let refused = refused.expect_err("another cluster").why;
+    assert!(refused.contains("not one of the cluster"), "{refused}");
+    // A host of the cluster is no controller.
+    let identity = cluster.identity(&host("home1"), Strangers::Heard);
+    let address = start(Network::Tls(identity)).await;
+    let impostor = Client::to_enrol(&address, cluster.authority.fingerprint(), PATIENCE);
+    impostor.expect("a client").get::<String>("/").await.expect_err("it is home1");
 }

@@ -15,6 +15,7 @@ use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
 };
 
+use crate::authority::fingerprint;
 use crate::identity::Trust;
 use crate::peer::{Certified, PeerIdentity};
 
@@ -32,6 +33,8 @@ pub enum Expected {
 pub(crate) enum Refusal {
     #[error("the certificate is not one of a cluster")]
     NotOurs,
+    #[error("its certificate is not one of the cluster that the token is for")]
+    AnotherCluster,
     #[error("the certificate of {0} is revoked")]
     Revoked(PeerIdentity),
     #[error("the certificate is for {0}, and not for {1}")]
@@ -46,10 +49,32 @@ impl From<Refusal> for Error {
     }
 }
 
+/// The authority that has to have signed a server's certificate.
+#[derive(Debug)]
+pub(crate) enum Roots {
+    Known(Arc<RootCertStore>),
+    /// The one whose own certificate, which the server shows too, has this SHA-256 in hexadecimal.
+    Pinned(String),
+}
+
+impl Roots {
+    fn find(&self, shown: &[CertificateDer<'_>]) -> Result<Arc<RootCertStore>, Error> {
+        match self {
+            Self::Known(roots) => Ok(Arc::clone(roots)),
+            Self::Pinned(pinned) => {
+                let found = shown.iter().find(|shown| fingerprint(shown) == *pinned);
+                let mut roots = RootCertStore::empty();
+                roots.add(found.ok_or(Refusal::AnotherCluster)?.clone().into_owned())?;
+                Ok(Arc::new(roots))
+            }
+        }
+    }
+}
+
 /// Checks a server's certificate.
 #[derive(Debug)]
 pub(crate) struct Verifier {
-    pub roots: Arc<RootCertStore>,
+    pub roots: Roots,
     pub provider: Arc<CryptoProvider>,
     pub expected: Expected,
     pub trust: Arc<Trust>,
@@ -79,9 +104,10 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let certificate = ParsedCertificate::try_from(end_entity)?;
+        let roots = self.roots.find(intermediates)?;
         verify_server_cert_signed_by_trust_anchor(
             &certificate,
-            &self.roots,
+            &roots,
             intermediates,
             now,
             self.provider.signature_verification_algorithms.all,

@@ -24,7 +24,6 @@
 //! | how do long programs clean up after a signal | `interrupt.rs` |
 
 pub mod bare;
-mod certificates;
 pub mod cluster;
 mod command;
 pub mod definition;

@@ -15,14 +15,15 @@
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use perigee_http::{Authority, PeerIdentity};
 use perigee_model::{HostId, Problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::certificates;
 use crate::definition::{Definition, LabId};
 use crate::ours;
 use crate::process::Process;
@@ -57,9 +58,25 @@ impl LabDir {
         &self.0
     }
 
-    /// The lab's certificate authority, and a certificate for each host.
-    pub fn certificates(&self) -> PathBuf {
-        self.0.join("certificates")
+    /// The host's certificate and key.
+    pub fn identity(&self, host: &HostId) -> PathBuf {
+        self.host(host).join("identity")
+    }
+
+    pub fn controller_state(&self) -> PathBuf {
+        self.0.join("ctl/state")
+    }
+
+    /// Makes the cluster's authority and enrols all hosts, as `perigee host join` does it on a real one.
+    fn enrol_hosts(&self, definition: &Definition) -> Result<(), Problem> {
+        let authority = Authority::open(&self.controller_state().join("authority"))?;
+        for (_, host) in definition.hosts() {
+            let addresses = definition.host_address(host).map(IpAddr::from);
+            let identity = PeerIdentity::Host(host.clone());
+            let addresses: Vec<_> = addresses.into_iter().collect();
+            authority.credentials(&identity, &addresses)?.save(&self.identity(host))?;
+        }
+        Ok(())
     }
 
     /// Makes the directory. The process that makes it owns the id.
@@ -90,10 +107,6 @@ impl LabDir {
             }
             _ => Problem::internal(what(), e),
         })?;
-        if file.definition.tls {
-            make_dir(&self.certificates(), CLOSED)?;
-            certificates::make(&self.certificates(), &file.definition)?;
-        }
         for dir in ["net", "ctl"] {
             make_dir(&self.0.join(dir), CLOSED)?;
         }
@@ -104,6 +117,7 @@ impl LabDir {
             make_dir(&self.host(host).join("agent"), PASSABLE)?;
             self.boot_anew(host)?;
         }
+        self.enrol_hosts(&file.definition)?;
         self.write("lab.json", file)
     }
 

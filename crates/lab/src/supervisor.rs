@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use perigee_http::identity::{CA_FILE, IDENTITY_FILE};
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -172,7 +173,7 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
             "controller",
             "run",
             "--state",
-            &ctl.join("state").to_string_lossy(),
+            &dir.controller_state().to_string_lossy(),
             "--listen",
             &unix(&dir.controller_socket()),
             "--listen",
@@ -188,11 +189,11 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
     let home = dir.host(host);
     let mut args = volume_server_args(dir, host, address);
     if file.definition.tls {
-        let pem = |name: &str| dir.certificates().join(name).display().to_string();
-        let (cert, key) = (pem(&format!("{host}.pem")), pem(&format!("{host}.key")));
+        let pem = |name: &str| dir.identity(host).join(name).display().to_string();
+        let own = pem(IDENTITY_FILE);
         // `optional`: programs without a certificate still get what they may have.
-        args.extend(words(&["--tls-cert", &cert, "--tls-key", &key, "--tls", "optional"]));
-        args.extend(words(&["--remote-tls-ca", &pem("ca.pem")]));
+        args.extend(words(&["--tls-cert", &own, "--tls-key", &own, "--tls", "optional"]));
+        args.extend(words(&["--remote-tls-ca", &pem(CA_FILE)]));
     }
     Daemon {
         name: format!("{host}/volume"),
@@ -222,6 +223,8 @@ fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String>
         &home.join("vms").to_string_lossy(),
         "--boot-id",
         &dir.boot_id(host).to_string_lossy(),
+        "--identity",
+        &dir.identity(host).to_string_lossy(),
     ]);
     if let Some(cache) = images::cache() {
         args.extend(words(&["--image-dir", &cache.to_string_lossy()]));
@@ -246,15 +249,17 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         "--volume-control",
         &unix(&home.join("volume-control.sock")),
         "--volume-url",
-        &format!("http://{address}:{VOLUME_PORT}"),
+        &format!("https://{address}:{VOLUME_PORT}"),
         "--nbd-addr",
         &format!("{address}:{NBD_PORT}"),
         "--controller",
-        &format!("http://{}:{CONTROLLER_PORT}", definition.controller_address()),
+        &format!("https://{}:{CONTROLLER_PORT}", definition.controller_address()),
         "--boot-id",
         &dir.boot_id(host).to_string_lossy(),
         "--vm-uids",
         &definition.vm_uids(host),
+        "--identity",
+        &dir.identity(host).to_string_lossy(),
     ]);
     if let Some(kernel) = &definition.probe_kernel {
         args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));

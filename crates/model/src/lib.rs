@@ -8,6 +8,7 @@ pub mod client;
 pub mod clock;
 pub mod compression;
 pub mod disk_role;
+pub mod enrol;
 pub mod guest;
 pub mod home;
 pub mod ids;

@@ -55,6 +55,9 @@ pub static MEMORY_BYTES: Limit = Limit::new("a VM's memory", Unit::Bytes, 64 * M
 /// job's channel and the random numbers.
 pub static VM_DISKS: Limit = Limit::new("a VM's number of disks", Unit::Count, 1, 20);
 
+/// Addresses in a host's certificate.
+pub static HOST_ADDRESSES: Limit = Limit::new("a host's number of addresses", Unit::Count, 1, 64);
+
 /// Volumes of a job: a VM's disks without root, seed and output.
 pub static JOB_VOLUMES: Limit =
     Limit::new("a job's number of volumes", Unit::Count, 0, VM_DISKS.max - 3);
@@ -235,10 +238,11 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 27] = [
+    const ALL: [&Limit; 28] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
+        &HOST_ADDRESSES,
         &JOB_VOLUMES,
         &JOB_DISK_BYTES,
         &VOLUME_BYTES,

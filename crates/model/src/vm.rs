@@ -71,9 +71,9 @@ pub struct HostReport {
 pub struct HostAddresses {
     /// The host's site; a host is at one.
     pub site: SiteId,
-    /// `http://IP:PORT`
+    /// `https://IP:PORT`, or `http://IP:PORT` in a cluster without TLS
     pub agent_url: String,
-    /// `http://IP:PORT` of the volume server's control API.
+    /// The same of the volume server's control API.
     pub volume_url: String,
     /// `IP:PORT` of the volume server's NBD listener.
     pub nbd_addr: String,
@@ -340,7 +340,7 @@ impl MigrationReport {
 /// Has an agent measure the link to another host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ProbeLink {
-    /// The other host's agent, `http://IP:PORT`.
+    /// The other host's agent, `https://IP:PORT`.
     pub peer_agent_url: String,
     /// Bytes to read for the rate; at most 64 MiB.
     pub length_bytes: u64,

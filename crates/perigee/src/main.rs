@@ -4,6 +4,7 @@ mod commands;
 mod output;
 mod terminal;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -23,7 +24,7 @@ use crate::output::Format;
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, max_term_width = 100)]
 struct Cli {
-    /// Address of the controller's API: `unix:PATH` or `http://HOST:PORT`
+    /// Address of the controller's API: `unix:PATH`, `https://HOST:PORT` or `http://HOST:PORT`
     #[arg(
         long,
         global = true,
@@ -32,6 +33,15 @@ struct Cli {
         value_name = "ADDRESS"
     )]
     api: String,
+    /// The certificate with which a person reaches the controller over https
+    #[arg(
+        long,
+        global = true,
+        env = "PERIGEE_OPERATOR",
+        default_value = "/etc/perigee/operator",
+        value_name = "DIR"
+    )]
+    operator: PathBuf,
     /// Format of the output
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -94,6 +104,8 @@ enum Noun {
 #[derive(Debug, Clone)]
 pub struct Context {
     pub api: String,
+    /// The directory with the operator's certificate.
+    pub operator: PathBuf,
     pub format: Format,
 }
 
@@ -104,7 +116,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Problem::internal("can't start the runtime", error), 1),
     };
-    let context = Context { api: cli.api, format: cli.format };
+    let context = Context { api: cli.api, operator: cli.operator, format: cli.format };
     let planning = matches!(cli.noun, Noun::Job(job::Verb::Plan { .. }));
     match runtime.block_on(run(cli.noun, &context)) {
         Ok(code) => code,
@@ -139,7 +151,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Link(verb) => host::run_link(verb, context).await?,
         Noun::Lab(verb) => return lab::run(verb, context).await,
         Noun::Agent(verb) => agent::run(verb).await?,
-        Noun::Controller(verb) => controller::run(verb).await?,
+        Noun::Controller(verb) => controller::run(verb, context).await?,
         Noun::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "perigee", &mut script);

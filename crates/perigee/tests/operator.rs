@@ -309,7 +309,7 @@ fn nothing_that_the_daemons_make_is_open_to_other_users() {
         &[
             &["agent", "run", "--host", "a", "--site", "s", "--listen", &agent][..],
             &["--state", &path("agent"), "--volume-control", &unix("pool/control.sock")],
-            &["--volume-url", "http://127.0.0.1:1", "--nbd-addr", "127.0.0.1:1"],
+            &["--volume-url", "http://127.0.0.1:1", "--nbd-addr", "127.0.0.1:1", "--insecure"],
         ]
         .concat(),
     );

@@ -1,5 +1,6 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
+mod callers;
 mod clients;
 mod confined;
 mod homes;
@@ -24,6 +25,7 @@ use futures_util::{StreamExt, stream};
 use perigee_block::device::{Device, IoError};
 use perigee_block::exports::Peer;
 use perigee_block::stats::StatsTable;
+use perigee_http::guard::restrict;
 use perigee_http::{ClientAddress, Failure, Json, Reply};
 use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
@@ -97,12 +99,13 @@ pub fn router(control: Arc<Control>) -> Router {
         .merge(replicas::routes())
         .merge(vm_sockets::routes())
         .merge(observe::trace());
-    Router::new()
+    let router = Router::new()
         .nest("/v1", v1)
         .merge(observe::metrics())
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_path)
-        .with_state(control)
+        .with_state(control);
+    restrict(router, callers::may)
 }
 
 async fn no_such_path(request: Request) -> Failure {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use perigee_block::stats::StatsTable;
-use perigee_http::{ClientAddress, Listen, bind_unix, cannot_listen};
+use perigee_http::{ClientAddress, Listen, Peer, bind_unix, cannot_listen};
 use perigee_model::Problem;
 use perigee_store::{Pool, PoolConfig};
 use tokio::task::JoinHandle;
@@ -60,7 +60,8 @@ impl Offline {
             vm_sockets: None,
             sources,
         }))
-        .layer(Extension(ClientAddress(None)));
+        .layer(Extension(ClientAddress(None)))
+        .layer(Extension(Peer::Local));
         // Not the server's socket name, because other programs expect a volume server there.
         let socket = dir.join(format!("command-{}.sock", std::process::id()));
         let listener = bind_unix(&socket)

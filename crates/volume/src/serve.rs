@@ -144,6 +144,7 @@ async fn run(config: Config) -> Result<(), Problem> {
         biased;
         failed = api, if !config.control.is_empty() => failed,
         () = ready => Ok(()),
+        () = network.follow() => Ok(()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };

@@ -43,12 +43,8 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     if let Some(Part::Controller { state, address }) = options.part {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
-        let config = perigee_controller::Config {
-            state,
-            listen: vec![listen],
-            site: None,
-            network: perigee_http::Network::Plain,
-        };
+        let config =
+            perigee_controller::Config { state, listen: vec![listen], site: None, insecure: true };
         return Ok(perigee_controller::run(config).await?);
     }
     let load_1min = load_1min()?;

@@ -1,6 +1,8 @@
 //! The controller's HTTP API and its OpenAPI document, made from the same handlers.
 
+mod callers;
 mod catalog;
+mod enrol;
 mod hosts;
 mod jobs;
 mod metrics;
@@ -10,6 +12,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
+use perigee_http::guard::restrict;
 use perigee_http::{Failure, Json};
 use perigee_model::Problem;
 use utoipa::OpenApi;
@@ -18,6 +21,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::cluster::Cluster;
+#[cfg(test)]
+pub use callers::may;
 
 type Shared = State<Arc<Cluster>>;
 
@@ -36,6 +41,12 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
     let v1 = OpenApiRouter::new()
         .routes(routes!(hosts::register, hosts::info, hosts::remove))
         .routes(routes!(hosts::list))
+        .routes(routes!(enrol::token))
+        .routes(routes!(enrol::enrol))
+        .routes(routes!(enrol::renew))
+        .routes(routes!(enrol::revoke_host))
+        .routes(routes!(enrol::revoke_operators))
+        .routes(routes!(enrol::revoked))
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))
         .routes(routes!(hosts::probe_links))
@@ -94,11 +105,12 @@ fn document_failures(document: &mut utoipa::openapi::OpenApi) {
 
 pub fn router(cluster: Arc<Cluster>) -> Router {
     let (router, document) = routes().split_for_parts();
-    router
+    let router = router
         .route("/v1/openapi.json", axum::routing::get(move || async { axum::Json(document) }))
         .route("/metrics", axum::routing::get(metrics::metrics))
         .fallback(nothing_here)
-        .with_state(cluster)
+        .with_state(cluster);
+    restrict(router, callers::may)
 }
 
 async fn nothing_here(request: axum::extract::Request) -> Failure {
@@ -126,6 +138,21 @@ where
             .map_err(|e| Failure(Problem::invalid("request path", e.body_text())))?;
         text.0.parse().map(Self).map_err(|e: T::Err| Failure(Problem::invalid("request path", e)))
     }
+}
+
+/// Every method and path of the API's document.
+#[cfg(test)]
+pub fn operations() -> Vec<(String, String)> {
+    let document = serde_json::to_value(routes().split_for_parts().1).expect("JSON");
+    let paths = document["paths"].as_object().expect("paths").clone();
+    let methods = |item: &serde_json::Value| -> Vec<String> {
+        let known = ["get", "put", "post", "delete"].map(str::to_owned);
+        known.into_iter().filter(|method| item.get(method).is_some()).collect()
+    };
+    let all = paths.iter().flat_map(|(path, item)| {
+        methods(item).into_iter().map(move |method| (method, path.clone()))
+    });
+    all.collect()
 }
 
 fn json<T>(value: T) -> Result<Json<T>, Failure> {

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use perigee_http::Network;
+use perigee_http::identity::Strangers;
+use perigee_http::{Authority, Identity, Network, PeerIdentity};
 use perigee_model::{ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use tokio::sync::{Notify, broadcast, mpsc};
 
@@ -81,8 +82,36 @@ pub enum Wanted {
     Replica(VolumeName, SiteId),
 }
 
+/// How the controller talks over TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Traffic {
+    /// Over TLS, with certificates of the cluster's authority.
+    Tls,
+    /// Nothing is encrypted, and nobody proves who they are.
+    Plain,
+}
+
+impl Traffic {
+    fn network(self, authority: &Authority) -> Result<Network, Problem> {
+        match self {
+            Self::Plain => Ok(Network::Plain),
+            // The clients of a controller know it by its name, and not by its address.
+            Self::Tls => {
+                let own = authority.credentials(&PeerIdentity::Controller, &[])?;
+                Identity::new(&own, Strangers::Heard).map(Network::Tls)
+            }
+        }
+    }
+}
+
 pub struct Cluster {
     pub records: Records,
+    /// Makes the certificates of the hosts.
+    pub authority: Authority,
+    /// Whoever makes tokens and certificates, or revokes some, takes turns.
+    pub enrolling: tokio::sync::Mutex<()>,
+    /// How the controller talks with hosts and clients over TCP.
+    pub network: Network,
     pub hosts: Hosts,
     pub index: Index,
     pub state_dir: PathBuf,
@@ -113,19 +142,24 @@ impl Cluster {
     pub async fn open(
         state_dir: &Path,
         timing: Timing,
-        network: Network,
+        traffic: Traffic,
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         perigee_http::private_directory(state_dir)?;
         let lock = lock(state_dir)?;
         files::prepare(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
-        let hosts = Hosts::load(&records, timing.host_deadline, network).await?;
+        let authority = crate::authority(state_dir)?;
+        let network = traffic.network(&authority)?;
+        let hosts = Hosts::load(&records, timing.host_deadline, network.clone()).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
         let taught = Taught::load(&records).await?;
         Ok(Arc::new(Self {
             records,
+            authority,
+            enrolling: tokio::sync::Mutex::default(),
+            network,
             hosts,
             index,
             state_dir: state_dir.to_owned(),

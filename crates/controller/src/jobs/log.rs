@@ -131,10 +131,8 @@ fn gap(kept: &LogKept) -> LogLine {
 
 #[cfg(test)]
 mod tests {
-    use perigee_http::Network;
-
     use super::*;
-    use crate::cluster::Timing;
+    use crate::cluster::{Timing, Traffic};
     use crate::supervisor::Supervisor;
 
     #[test]
@@ -158,7 +156,7 @@ mod tests {
     async fn a_log_without_end_keeps_its_last_part_and_is_read_in_pages() {
         let dir = tempfile::tempdir().expect("tempdir");
         let supervisor =
-            Supervisor::start(dir.path(), Timing::default(), Network::Plain).await.expect("start");
+            Supervisor::start(dir.path(), Timing::default(), Traffic::Plain).await.expect("start");
         let cluster = &supervisor.cluster;
         let job = JobId::new("q-0001").expect("name");
         let line = |seq: u64| LogLine {

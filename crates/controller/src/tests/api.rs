@@ -1,6 +1,6 @@
 //! The HTTP API from outside, with the client that everybody uses.
 
-use perigee_http::{Client, Method};
+use perigee_http::{Client, Method, Peer};
 use perigee_model::ProblemKind;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{
@@ -14,7 +14,7 @@ use super::{Lab, finish, spec, vm_of};
 async fn client(lab: &Lab) -> Client {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}", listener.local_addr().expect("address"));
-    let router = crate::api::router(lab.cluster.clone());
+    let router = crate::api::router(lab.cluster.clone()).layer(axum::Extension(Peer::Local));
     lab.supervisor.spawn(async move { axum::serve(listener, router).await.expect("serve") });
     Client::new(&url, super::PATIENCE).expect("client")
 }

@@ -1,6 +1,5 @@
 //! Jobs from submission to their end.
 
-use perigee_http::Network;
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, Job, JobState, Start};
 use perigee_model::plan::PredictedEnd;
@@ -350,7 +349,8 @@ async fn a_plan_measures_the_links_it_needs() {
 async fn a_state_directory_has_one_controller() {
     let lab = Lab::up().await;
     let second =
-        crate::supervisor::Supervisor::start(lab.dir.path(), super::TIMING, Network::Plain).await;
+        crate::supervisor::Supervisor::start(lab.dir.path(), super::TIMING, super::Traffic::Plain)
+            .await;
     assert_eq!(second.err().expect("refused").kind, ProblemKind::Conflict);
 }
 

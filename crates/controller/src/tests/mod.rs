@@ -4,6 +4,7 @@
 mod api;
 mod confined;
 mod copies;
+mod enrol;
 mod fake;
 mod faults;
 mod gone;
@@ -20,7 +21,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::Network;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{
     Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, NewVolume, Restart, Start,
@@ -28,7 +28,7 @@ use perigee_model::job::{
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
-use crate::cluster::{Cluster, Timing};
+use crate::cluster::{Cluster, Timing, Traffic};
 use crate::supervisor::Supervisor;
 use crate::{catalog, hosts};
 use fake::FakeHost;
@@ -65,7 +65,7 @@ impl Lab {
         let home = FakeHost::start("home1", "home").await;
         let cloud = FakeHost::start("cloud1", "cloud").await;
         let supervisor =
-            Supervisor::start(dir.path(), TIMING, Network::Plain).await.expect("start");
+            Supervisor::start(dir.path(), TIMING, Traffic::Plain).await.expect("start");
         let cluster = Arc::clone(&supervisor.cluster);
         for host in [&home, &cloud] {
             hosts::register(&cluster, &host.id, host.addresses.clone()).await.expect("register");
@@ -89,7 +89,7 @@ impl Lab {
 
     async fn start_controller(&mut self, timing: Timing) {
         self.supervisor =
-            Supervisor::start(self.dir.path(), timing, Network::Plain).await.expect("start again");
+            Supervisor::start(self.dir.path(), timing, Traffic::Plain).await.expect("start again");
         self.cluster = Arc::clone(&self.supervisor.cluster);
     }
 

@@ -15,11 +15,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-use crate::identity::Identity;
+use crate::identity::{Identity, connect_to_enrol};
 use crate::verify::Expected;
 
-/// A connection, with its TLS handshake, is made within this time.
+/// A connection is made within this time.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// The handshake of TLS needs the server itself, which may be busy, and not only its kernel.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Where a server is, and how it is reached.
 #[derive(Debug, Clone)]
@@ -29,6 +31,8 @@ pub(super) enum Way {
     Tcp(String),
     /// `HOST:PORT`, the client's own certificates, and whose certificate the server has to show.
     Tls(String, Arc<Identity>, Expected),
+    /// `HOST:PORT` of a controller, and the fingerprint of its authority's certificate.
+    Enrol(String, String),
 }
 
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -41,19 +45,32 @@ impl Connection for Box<dyn Io> {
     }
 }
 
+async fn within<T>(limit: Duration, made: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(limit, made).await.unwrap_or_else(|_| {
+        let why = format!("no connection within {} s", limit.as_secs());
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    })
+}
+
 impl Way {
     async fn connect(&self) -> io::Result<Box<dyn Io>> {
         let tcp = async |authority: &str| {
-            let stream = TcpStream::connect(authority).await?;
+            let stream = within(CONNECT_MAX, TcpStream::connect(authority)).await?;
             stream.set_nodelay(true)?;
             Ok::<_, io::Error>(stream)
         };
         Ok(match self {
-            Self::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            Self::Unix(path) => Box::new(within(CONNECT_MAX, UnixStream::connect(path)).await?),
             Self::Tcp(authority) => Box::new(tcp(authority).await?),
             Self::Tls(authority, identity, expected) => {
                 let stream = tcp(authority).await?;
-                Box::new(identity.connect(authority, expected.clone(), stream).await?)
+                let handshake = identity.connect(authority, expected.clone(), stream);
+                Box::new(within(HANDSHAKE_MAX, handshake).await?)
+            }
+            Self::Enrol(authority, fingerprint) => {
+                let stream = tcp(authority).await?;
+                let handshake = connect_to_enrol(authority, fingerprint.clone(), stream);
+                Box::new(within(HANDSHAKE_MAX, handshake).await?)
             }
         })
     }
@@ -74,13 +91,6 @@ impl tower_service::Service<Uri> for Connector {
 
     fn call(&mut self, _: Uri) -> Self::Future {
         let way = self.0.clone();
-        async move {
-            let connected = timeout(CONNECT_MAX, way.connect()).await.map_err(|_| {
-                let why = format!("no connection within {} s", CONNECT_MAX.as_secs());
-                io::Error::new(io::ErrorKind::TimedOut, why)
-            })?;
-            connected.map(TokioIo::new)
-        }
-        .boxed()
+        async move { way.connect().await.map(TokioIo::new) }.boxed()
     }
 }

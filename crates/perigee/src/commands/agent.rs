@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_agent::VmUids;
-use perigee_http::{Listen, Network};
+use perigee_http::{Listen, Network, PeerIdentity};
 use perigee_model::{HostId, Problem, SiteId};
+
+use crate::commands::network::NetworkFlags;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -48,11 +50,15 @@ pub struct RunArgs {
     /// The file with the id of this boot; hosts that share a kernel need one file each
     #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
     boot_id: PathBuf,
+    #[command(flatten)]
+    network: NetworkFlags,
 }
 
 pub async fn run(verb: Verb) -> Result<(), Problem> {
     let Verb::Run(args) = verb;
-    let agent_url = format!("http://{}", args.listen[0]);
+    let network = args.network.network()?;
+    is_identity_of(&args.host, &network)?;
+    let agent_url = format!("{}{}", network.scheme(), args.listen[0]);
     perigee_agent::run(perigee_agent::Config {
         host: args.host,
         site: args.site,
@@ -66,7 +72,20 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         controller: args.controller,
         probe_kernel: args.probe_kernel,
         boot_id: args.boot_id,
-        network: Network::Plain,
+        network,
     })
     .await
+}
+
+/// The controller would refuse a host with the certificate of another one.
+fn is_identity_of(host: &HostId, network: &Network) -> Result<(), Problem> {
+    let Some(own) = network.identity().map(|identity| identity.own().identity) else {
+        return Ok(());
+    };
+    if own == PeerIdentity::Host(host.clone()) {
+        return Ok(());
+    }
+    let what = format!("can't run the agent of host {host}");
+    Err(Problem::invalid(what, format!("its certificate is for {own}"))
+        .next("start it with the name with which this host has joined, or name another --identity"))
 }

@@ -33,7 +33,8 @@ pub struct Options {
     /// The pool whose volume server runs on this machine
     #[arg(long, value_name = "DIR")]
     pool: Option<PathBuf>,
-    /// The volume server's control API, if it is not in the pool: `unix:PATH` or `http://HOST:PORT`
+    /// The volume server's control API, if it is not in the pool: `unix:PATH`, or `http://HOST:PORT` of one that runs
+    /// with --insecure
     #[arg(long, value_name = "ADDRESS", requires = "state")]
     control: Option<String>,
     /// The network interface that leads to the machines

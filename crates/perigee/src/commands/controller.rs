@@ -3,15 +3,20 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use perigee_http::{Listen, Network};
+use perigee_http::{Listen, PeerIdentity};
 use perigee_model::{Problem, SiteId};
+
+use crate::Context;
+use crate::commands::controller_client;
+use crate::commands::network::warn_insecure;
+use crate::output;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Run the controller of a cluster
     Run {
         /// Directory for jobs, decisions, inputs and outputs
-        #[arg(long, default_value = "/var/lib/perigee/controller", value_name = "DIR")]
+        #[arg(long, default_value = STATE, value_name = "DIR")]
         state: PathBuf,
         /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
         #[arg(long, required = true, value_name = "ADDRESS")]
@@ -19,16 +24,50 @@ pub enum Verb {
         /// The controller's site. Outputs that may not leave their site come to the controller only if it is there
         #[arg(long)]
         site: Option<SiteId>,
+        /// Talk plain HTTP over TCP: whoever reaches a port can do everything
+        #[arg(long)]
+        insecure: bool,
     },
+    /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
+    Init {
+        /// The controller's directory
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
+    /// Make a certificate with which a person or program may do everything over https for 30 days
+    Operator {
+        /// The directory in which it is put
+        dir: PathBuf,
+        /// The controller's directory
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
+    /// Refuse the certificates that operators have
+    RevokeOperators,
 }
 
-pub async fn run(verb: Verb) -> Result<(), Problem> {
-    let Verb::Run { state, listen, site } = verb;
-    perigee_controller::run(perigee_controller::Config {
-        state,
-        listen,
-        site,
-        network: Network::Plain,
-    })
-    .await
+const STATE: &str = "/var/lib/perigee/controller";
+
+pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+    match verb {
+        Verb::Run { state, listen, site, insecure } => {
+            if insecure {
+                warn_insecure();
+            }
+            let config = perigee_controller::Config { state, listen, site, insecure };
+            perigee_controller::run(config).await
+        }
+        Verb::Init { state } => {
+            output::text(perigee_controller::authority(&state)?.fingerprint());
+            Ok(())
+        }
+        Verb::Operator { dir, state } => {
+            let authority = perigee_controller::authority(&state)?;
+            authority.credentials(&PeerIdentity::Operator, &[])?.save(&dir)
+        }
+        Verb::RevokeOperators => {
+            let client = controller_client(context)?;
+            client.post("/v1/operators/revoke", &serde_json::json!({})).await
+        }
+    }
 }

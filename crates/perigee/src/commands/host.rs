@@ -1,12 +1,17 @@
 //! `perigee host`, `perigee site` and `perigee link`
 
+use std::net::IpAddr;
+use std::path::PathBuf;
+
 use clap::Subcommand;
 use perigee_http::Method;
+use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::{HostId, Problem};
 
 use crate::Context;
-use crate::commands::controller_client;
+use crate::commands::network::IDENTITY_DIR;
+use crate::commands::{controller_client, join};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -16,6 +21,31 @@ pub enum HostVerb {
     List,
     /// Show one host
     Info {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+    },
+    /// Make a token with which a host joins the cluster. It is good for one time and one hour
+    Token {
+        /// The name that the host gets
+        host: HostId,
+        /// Where the host reaches the controller [default: --api, if that is https]
+        #[arg(long, value_name = "URL")]
+        controller: Option<String>,
+    },
+    /// Join a cluster: run this on the new host
+    Join {
+        /// What `perigee host token` has printed at the controller
+        token: JoinToken,
+        /// Where this host's certificate and key are put
+        #[arg(long, value_name = "DIR", default_value = IDENTITY_DIR)]
+        identity: PathBuf,
+        /// An address of this host for the others; may be given more than once [default: the one that reaches the
+        /// controller]
+        #[arg(long, value_name = "IP")]
+        address: Vec<IpAddr>,
+    },
+    /// Refuse the certificates that a host has. It may join again with a new token
+    Revoke {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
     },
@@ -98,18 +128,34 @@ const LINKS: &[Column<Link>] = &[
 ];
 
 pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
-    let client = controller_client(context)?;
+    let client = || controller_client(context);
     match verb {
+        HostVerb::Join { token, identity, address } => join::join(token, &identity, address).await,
+        HostVerb::Token { host, controller } => {
+            let controller_url = controller.unwrap_or_else(|| context.api.clone());
+            let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });
+            let made: MadeToken = client()?.post(&path, &ask).await?;
+            output::text(&made.token);
+            Ok(())
+        }
+        HostVerb::Revoke { host } => {
+            let path = format!("/v1/hosts/{host}/revoke");
+            let revoked: HostRevoked = client()?.post(&path, &serde_json::json!({})).await?;
+            if !revoked.was_enrolled {
+                output::note(&format!("no host {host} has joined; is this its name?"));
+            }
+            Ok(())
+        }
         HostVerb::List => {
-            let hosts: Vec<Host> = client.get("/v1/hosts").await?;
+            let hosts: Vec<Host> = client()?.get("/v1/hosts").await?;
             output::list(context.format, &hosts, HOSTS)
         }
         HostVerb::Info { host } => {
-            let host: Host = client.get(&format!("/v1/hosts/{host}")).await?;
+            let host: Host = client()?.get(&format!("/v1/hosts/{host}")).await?;
             output::one(context.format, &host, &[HOSTS, DETAILS].concat())
         }
         HostVerb::Remove { host, force } => {
-            let removal: HostRemoval = client
+            let removal: HostRemoval = client()?
                 .send_body(Method::DELETE, &format!("/v1/hosts/{host}?force={force}"), "")
                 .await?;
             output::one(context.format, &removal, REMOVAL)

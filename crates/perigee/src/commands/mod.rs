@@ -11,10 +11,12 @@ pub mod image;
 mod inputs;
 pub mod iscsi_clients;
 pub mod job;
+mod join;
 pub mod lab;
 pub mod moving;
 pub mod moving_volumes;
 pub mod nbd_clients;
+pub mod network;
 pub mod planner;
 pub mod pool;
 pub mod remotes;
@@ -29,7 +31,7 @@ pub mod wan;
 use std::path::Path;
 use std::time::Duration;
 
-use perigee_http::Client;
+use perigee_http::{Client, Expected, Identity, Network, PeerIdentity};
 use perigee_model::Problem;
 use perigee_volume::Offline;
 use tokio::net::UnixStream;
@@ -51,6 +53,13 @@ pub fn controller_client_within(context: &Context, wait: Duration) -> Result<Cli
             format!("the socket {path} does not exist"),
         )
         .next(NO_CONTROLLER));
+    }
+    if context.api.starts_with("https://") {
+        let network = Network::Tls(Identity::load(&context.operator).map_err(|problem| {
+            problem.next("make one at the controller: `perigee controller operator DIR`; name it with --operator")
+        })?);
+        let expected = Expected::Identity(PeerIdentity::Controller);
+        return Ok(network.client(&context.api, expected, wait)?.hint(NO_CONTROLLER));
     }
     Ok(Client::new(&context.api, wait)?.hint(NO_CONTROLLER))
 }

@@ -31,11 +31,12 @@ pub struct RemoteFlags {
     remote_tls_key: Option<PathBuf>,
 }
 
-impl From<RemoteFlags> for RemoteOptions {
-    fn from(flags: RemoteFlags) -> Self {
+impl RemoteFlags {
+    pub fn options(self, network: Network) -> RemoteOptions {
+        let flags = self;
         let own = flags.remote_tls_cert.zip(flags.remote_tls_key);
-        Self {
-            network: Network::Plain,
+        RemoteOptions {
+            network,
             tls: flags.remote_tls_ca.map(|ca| RemoteTlsFiles { ca, own }),
             patience: Duration::from_secs(flags.remote_patience),
             fill_bytes_per_s: flags.fill_rate,

@@ -20,6 +20,7 @@ use crate::Context;
 use crate::commands::image::{LeaveSiteChange, PoolOption, info, list, server};
 use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
+use crate::commands::network::NetworkFlags;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
 use crate::commands::{
@@ -215,11 +216,13 @@ pub enum Verb {
         #[arg(long, value_name = "ADDRESS")]
         control: Vec<Listen>,
         #[command(flatten)]
-        clients: ClientOptions,
+        clients: Box<ClientOptions>,
         #[command(flatten)]
         iscsi: IscsiClientOptions,
         #[command(flatten)]
         remotes: Box<RemoteFlags>,
+        #[command(flatten)]
+        network: NetworkFlags,
         /// A directory from which whoever reaches the control API may import images; may be given more than once.
         /// Without it, images are uploaded
         #[arg(long, value_name = "DIR")]
@@ -360,6 +363,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             clients,
             iscsi,
             remotes,
+            network,
             image_dir: image_dirs,
             vm_sockets,
             boot_id,
@@ -369,13 +373,15 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             } else {
                 control
             };
+            let on_tcp = control.iter().any(|address| matches!(address, Listen::Tcp(_)));
+            let network = network.network_if(on_tcp)?;
             perigee_volume::serve(perigee_volume::Config {
                 pool,
                 private,
                 nbd,
-                clients: clients.into(),
+                clients: (*clients).into(),
                 iscsi: iscsi.into(),
-                remotes: (*remotes).into(),
+                remotes: remotes.options(network),
                 control,
                 image_dirs,
                 vm_sockets,

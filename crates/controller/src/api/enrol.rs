@@ -1,0 +1,60 @@
+//! `/enrol`, `/revoked`, and the certificates below `/hosts`
+
+use axum::extract::State;
+use perigee_http::identity::Revoked;
+use perigee_http::{Json, Reply};
+use perigee_model::HostId;
+use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, MadeToken, NewToken, RenewCertificate};
+
+use super::{Name, Shared, json};
+use crate::enrol;
+
+/// Makes a token with which the host joins the cluster. It is good for one time and one hour, and replaces an earlier one.
+#[utoipa::path(post, path = "/hosts/{host}/token", tag = "hosts", params(("host" = String, Path)),
+    request_body = NewToken, responses((status = 200, body = MadeToken)))]
+pub async fn token(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+    Json(ask): Json<NewToken>,
+) -> Reply<MadeToken> {
+    let token = enrol::token(&cluster, host, ask.controller_url).await?.to_string();
+    json(MadeToken { token })
+}
+
+/// Gives a host that has a token its first certificate.
+#[utoipa::path(post, path = "/enrol", tag = "hosts", request_body = Enrol,
+    responses((status = 200, body = Enrolled)))]
+pub async fn enrol(State(cluster): Shared, Json(ask): Json<Enrol>) -> Reply<Enrolled> {
+    json(enrol::enrol(&cluster, ask).await?)
+}
+
+/// Gives a host its next certificate. Only the host itself may ask.
+#[utoipa::path(post, path = "/hosts/{host}/certificate", tag = "hosts", params(("host" = String, Path)),
+    request_body = RenewCertificate, responses((status = 200, body = Enrolled)))]
+pub async fn renew(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+    Json(ask): Json<RenewCertificate>,
+) -> Reply<Enrolled> {
+    json(enrol::renew(&cluster, &host, &ask.public_key).await?)
+}
+
+/// The certificates that the host has do not count any more.
+#[utoipa::path(post, path = "/hosts/{host}/revoke", tag = "hosts", params(("host" = String, Path)),
+    responses((status = 200, body = HostRevoked)))]
+pub async fn revoke_host(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<HostRevoked> {
+    json(enrol::revoke_host(&cluster, host).await?)
+}
+
+/// The certificates that operators have do not count any more.
+#[utoipa::path(post, path = "/operators/revoke", tag = "hosts", responses((status = 200)))]
+pub async fn revoke_operators(State(cluster): Shared) -> Reply<()> {
+    json(enrol::revoke_operators(&cluster).await?)
+}
+
+/// For each identity whose certificates are revoked, the time in ms up to which they are.
+#[utoipa::path(get, path = "/revoked", tag = "hosts",
+    responses((status = 200, body = std::collections::BTreeMap<String, u64>)))]
+pub async fn revoked(State(cluster): Shared) -> Reply<Revoked> {
+    json(enrol::revoked(&cluster).await?)
+}

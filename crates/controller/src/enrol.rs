@@ -1,0 +1,246 @@
+//! Which hosts belong to the cluster: tokens with which they join, their certificates, and revoking these.
+//!
+//! A token is good for one host and one time. Only the SHA-256 of its secret is kept. It is removed before the
+//! certificate is made, so a host whose answer was lost needs another token.
+//!
+//! A certificate carries the time of its issue, and is revoked if this is not later than the time of a revocation.
+//! So that this holds after the clock was set back, both times are later than all earlier ones of the same identity.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use perigee_http::authority::{PublicKey, fingerprint, hex, now_ms};
+use perigee_http::identity::Revoked;
+use perigee_http::{PeerIdentity, authority_of};
+use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, JoinToken};
+use perigee_model::limits::HOST_ADDRESSES;
+use perigee_model::{HostId, Problem};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Cluster;
+
+/// How long a host has to join.
+const TOKEN_LIFE: Duration = Duration::from_secs(3600);
+
+/// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
+const OWN_RENEWAL: Duration = Duration::from_secs(3600);
+
+const TOKENS: &str = "join_tokens/";
+const ENROLLED: &str = "enrolled/";
+const REVOKED: &str = "revoked/";
+
+/// A token that was not used yet. The key is its host's name: a new one replaces it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Token {
+    secret_sha256: String,
+    until_ms: u64,
+}
+
+/// A host that has a certificate.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EnrolledHost {
+    host: HostId,
+    /// The addresses at which its certificate counts.
+    addresses: Vec<IpAddr>,
+    /// The time of issue in its newest certificate.
+    issued_ms: u64,
+}
+
+/// The certificates of an identity that do not count any more.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RevokedIdentity {
+    identity: String,
+    /// Those that were issued until then.
+    until_ms: u64,
+}
+
+fn key(prefix: &str, of: impl std::fmt::Display) -> String {
+    format!("{prefix}{of}")
+}
+
+impl Token {
+    /// Both sides of the comparison are hashes, so the time that it takes tells nothing about the secret.
+    fn counts(&self, secret: &str) -> bool {
+        self.secret_sha256 == fingerprint(secret.as_bytes()) && now_ms() < self.until_ms
+    }
+}
+
+/// With `--insecure` anybody could ask for any host's certificate.
+fn has_certificates(cluster: &Cluster, what: &str) -> Result<(), Problem> {
+    if cluster.network.identity().is_some() {
+        return Ok(());
+    }
+    let why = "this controller runs with --insecure, and gives no certificates";
+    Err(Problem::forbidden(what, why).next("start the controller without --insecure"))
+}
+
+/// Makes a token with which the host joins.
+///
+/// # Errors
+/// `Invalid` when the controller's address is not one for a host.
+pub async fn token(
+    cluster: &Cluster,
+    host: HostId,
+    controller_url: String,
+) -> Result<JoinToken, Problem> {
+    let what = format!("can't make a token for host {host}");
+    has_certificates(cluster, &what)?;
+    if !controller_url.starts_with("https://") || authority_of(&controller_url).is_none() {
+        let why = format!("{controller_url:?} is not https://HOST:PORT");
+        return Err(Problem::invalid(what, why)
+            .next("name the address at which the host reaches the controller: --controller URL"));
+    }
+    let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(|id| *id.as_bytes());
+    let secret = hex(&random.concat());
+    let life_ms = u64::try_from(TOKEN_LIFE.as_millis()).unwrap_or(u64::MAX);
+    let token =
+        Token { secret_sha256: fingerprint(secret.as_bytes()), until_ms: now_ms() + life_ms };
+    let _turn = cluster.enrolling.lock().await;
+    cluster.records.put(&key(TOKENS, &host), &token).await?;
+    tracing::info!(%host, "made a token for a host to join");
+    let fingerprint = cluster.authority.fingerprint().to_owned();
+    Ok(JoinToken { host, secret, fingerprint, controller_url })
+}
+
+/// A host joins with a token, and gets its first certificate.
+///
+/// # Errors
+/// `Forbidden` when the token does not count; `Conflict` when another host has one of the addresses.
+pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
+    let host = &ask.host;
+    let what = format!("can't enrol host {host}");
+    has_certificates(cluster, &what)?;
+    HOST_ADDRESSES.check(ask.addresses.len()).map_err(|e| e.problem(&what))?;
+    let public = PublicKey::from_hex(&ask.public_key)?;
+    let addresses: Vec<IpAddr> = ask.addresses.iter().map(IpAddr::to_canonical).collect();
+    let _turn = cluster.enrolling.lock().await;
+    let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
+    if !token.is_some_and(|token| token.counts(&ask.secret)) {
+        tracing::warn!(%host, "a host can't join: its token does not count");
+        let why = "the token is wrong, used, or older than an hour";
+        return Err(
+            Problem::forbidden(what, why).next(format!("make one: perigee host token {host}"))
+        );
+    }
+    let others: Vec<EnrolledHost> = cluster.records.list(ENROLLED).await?;
+    for other in others.iter().filter(|other| other.host != *host) {
+        if let Some(taken) = addresses.iter().find(|a| other.addresses.contains(a)) {
+            let why = format!("host {} has the address {taken}", other.host);
+            return Err(Problem::conflict(what, why).next(format!(
+                "if that host is gone for good: perigee host revoke {}",
+                other.host
+            )));
+        }
+    }
+    cluster.records.remove(&key(TOKENS, host)).await?;
+    tracing::info!(%host, ?addresses, "a host joins");
+    issue(cluster, host, addresses, &public).await
+}
+
+/// A host that has a certificate asks for the next one. The caller has checked that it is this host.
+///
+/// # Errors
+/// `Forbidden` when the host is not enrolled, or was revoked.
+pub async fn renew(cluster: &Cluster, host: &HostId, key_hex: &str) -> Result<Enrolled, Problem> {
+    let what = format!("can't renew the certificate of host {host}");
+    has_certificates(cluster, &what)?;
+    let public = PublicKey::from_hex(key_hex)?;
+    let _turn = cluster.enrolling.lock().await;
+    let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, host)).await?;
+    let enrolled = enrolled.ok_or_else(|| {
+        let why = "the controller does not know that it has joined";
+        Problem::forbidden(what, why).next(format!("let it join again: perigee host token {host}"))
+    })?;
+    tracing::info!(%host, "a host renews its certificate");
+    issue(cluster, host, enrolled.addresses, &public).await
+}
+
+/// The caller has its turn at enrolling.
+async fn issue(
+    cluster: &Cluster,
+    host: &HostId,
+    addresses: Vec<IpAddr>,
+    public: &PublicKey,
+) -> Result<Enrolled, Problem> {
+    let identity = PeerIdentity::Host(host.clone());
+    let issued_ms = now_ms().max(last_ms(cluster, &identity).await?.saturating_add(1));
+    let certificate =
+        cluster.authority.issue(&identity, &addresses, public, SystemTime::now(), issued_ms)?;
+    let enrolled = EnrolledHost { host: host.clone(), addresses, issued_ms };
+    cluster.records.put(&key(ENROLLED, host), &enrolled).await?;
+    Ok(Enrolled { certificate, ca: cluster.authority.ca_pem().to_owned() })
+}
+
+/// The latest time that was given to a certificate of this identity, or to its revocation.
+async fn last_ms(cluster: &Cluster, of: &PeerIdentity) -> Result<u64, Problem> {
+    let revoked: Option<RevokedIdentity> = cluster.records.read(&key(REVOKED, of)).await?;
+    let enrolled: Option<EnrolledHost> = match of {
+        PeerIdentity::Host(host) => cluster.records.read(&key(ENROLLED, host)).await?,
+        PeerIdentity::Controller | PeerIdentity::Operator => None,
+    };
+    let revoked_ms = revoked.map_or(0, |revoked| revoked.until_ms);
+    Ok(enrolled.map_or(0, |enrolled| enrolled.issued_ms).max(revoked_ms))
+}
+
+/// The certificates that the host has do not count any more. It may join again with a new token.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn revoke_host(cluster: &Cluster, host: HostId) -> Result<HostRevoked, Problem> {
+    let _turn = cluster.enrolling.lock().await;
+    let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, &host)).await?;
+    revoke(cluster, &PeerIdentity::Host(host.clone())).await?;
+    cluster.records.remove(&key(ENROLLED, &host)).await?;
+    cluster.records.remove(&key(TOKENS, &host)).await?;
+    Ok(HostRevoked { was_enrolled: enrolled.is_some() })
+}
+
+/// The certificates that operators have do not count any more.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn revoke_operators(cluster: &Cluster) -> Result<(), Problem> {
+    let _turn = cluster.enrolling.lock().await;
+    revoke(cluster, &PeerIdentity::Operator).await
+}
+
+async fn revoke(cluster: &Cluster, identity: &PeerIdentity) -> Result<(), Problem> {
+    let until_ms = now_ms().max(last_ms(cluster, identity).await?);
+    let revoked = RevokedIdentity { identity: identity.to_string(), until_ms };
+    cluster.records.put(&key(REVOKED, identity), &revoked).await?;
+    tracing::warn!(%identity, "certificates are revoked");
+    know_revoked(cluster).await
+}
+
+/// What every daemon has to know about revoked certificates.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn revoked(cluster: &Cluster) -> Result<Revoked, Problem> {
+    let all: Vec<RevokedIdentity> = cluster.records.list(REVOKED).await?;
+    Ok(all.into_iter().map(|revoked| (revoked.identity, revoked.until_ms)).collect())
+}
+
+/// From now on the controller itself refuses what is revoked.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn know_revoked(cluster: &Cluster) -> Result<(), Problem> {
+    if let Some(identity) = cluster.network.identity() {
+        identity.revoke(revoked(cluster).await?);
+    }
+    Ok(())
+}
+
+/// The controller gives itself a new certificate from time to time. It does not end.
+pub async fn keep_own_certificate(cluster: Arc<Cluster>) {
+    loop {
+        tokio::time::sleep(OWN_RENEWAL).await;
+        let Some(identity) = cluster.network.identity() else { continue };
+        let renewed = cluster.authority.credentials(&PeerIdentity::Controller, &[]);
+        if let Err(problem) = renewed.and_then(|new| identity.replace(&new)) {
+            tracing::error!(%problem, "the controller can't renew its own certificate");
+        }
+    }
+}

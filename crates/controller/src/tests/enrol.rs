@@ -1,0 +1,234 @@
+//! Hosts that join over real TLS, and what those may do who have joined, and those who have not.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use axum::http::Method;
+use perigee_http::authority::NewKey;
+use perigee_http::identity::{Credentials, Revoked, Strangers};
+use perigee_http::{Certified, Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
+use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate};
+use perigee_model::vm::HostAddresses;
+use perigee_model::{HostId, Problem, ProblemKind, SiteId};
+
+use super::{PATIENCE, TIMING, Traffic, wait_for};
+use crate::supervisor::Supervisor;
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+struct Secure {
+    dir: tempfile::TempDir,
+    supervisor: Arc<Supervisor>,
+    url: String,
+}
+
+fn host(name: &str) -> HostId {
+    HostId::new(name).expect("a name")
+}
+
+impl Secure {
+    async fn up() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (supervisor, url) = serve(&dir).await;
+        Self { dir, supervisor, url }
+    }
+
+    async fn restart(&mut self) {
+        self.supervisor.stop().await;
+        (self.supervisor, self.url) = serve(&self.dir).await;
+    }
+
+    async fn token(&self, name: &str) -> JoinToken {
+        let made = crate::enrol::token(&self.supervisor.cluster, host(name), self.url.clone());
+        made.await.expect("a token")
+    }
+
+    async fn join(&self, token: &JoinToken, address: IpAddr) -> Result<Credentials, Problem> {
+        let client = Client::to_enrol(&token.controller_url, &token.fingerprint, PATIENCE)?;
+        let key = NewKey::generate()?;
+        let (host, secret) = (token.host.clone(), token.secret.clone());
+        let (public_key, addresses) = (key.public().to_hex(), vec![address]);
+        let ask = Enrol { host, secret, public_key, addresses };
+        let enrolled: Enrolled = client.post("/v1/enrol", &ask).await?;
+        Ok(key.credentials(&enrolled.certificate, &enrolled.ca))
+    }
+
+    /// A host that has joined.
+    async fn joined(&self, name: &str) -> Client {
+        let own = self.join(&self.token(name).await, HERE).await.expect("it joins");
+        self.client(&own)
+    }
+
+    fn client(&self, own: &Credentials) -> Client {
+        let network = Network::Tls(Identity::new(own, Strangers::Refused).expect("an identity"));
+        let expected = Expected::Identity(PeerIdentity::Controller);
+        network.client(&self.url, expected, PATIENCE).expect("a client")
+    }
+}
+
+/// A controller with its API. Returns where it is.
+async fn serve(dir: &tempfile::TempDir) -> (Arc<Supervisor>, String) {
+    let supervisor = Supervisor::start(dir.path(), TIMING, Traffic::Tls).await.expect("start");
+    let listen = format!("127.0.0.1:{}", perigee_http::unused_port());
+    let (router, address) = (crate::api::router(supervisor.cluster.clone()), listen.clone());
+    let network = supervisor.cluster.network.clone();
+    supervisor.spawn(async move {
+        perigee_http::serve(router, &[Listen::Tcp(address)], &network).await.expect("serve");
+    });
+    wait_for("the API", async || tokio::net::TcpStream::connect(&listen).await.ok()).await;
+    (supervisor, format!("https://{listen}"))
+}
+
+fn forbidden<T: std::fmt::Debug>(result: Result<T, Problem>) {
+    let problem = result.expect_err("it must be refused");
+    assert_eq!(problem.kind, ProblemKind::Forbidden, "{problem}");
+}
+
+fn addresses() -> HostAddresses {
+    let url = "https://127.0.0.1:1".to_owned();
+    let site = SiteId::new("here").expect("a name");
+    HostAddresses {
+        site,
+        agent_url: url.clone(),
+        volume_url: url,
+        nbd_addr: "127.0.0.1:1".to_owned(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_has_joined_reports_as_itself_and_as_nobody_else() {
+    let secure = Secure::up().await;
+    let client = secure.joined("home1").await;
+    client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("it is home1");
+    forbidden(client.put::<()>("/v1/hosts/cloud1", &addresses()).await);
+    forbidden(client.get::<serde_json::Value>("/v1/jobs").await);
+    forbidden(client.post::<serde_json::Value>("/v1/hosts/cloud1/token", &()).await);
+    // Addresses that are not encrypted are not taken.
+    let plain = HostAddresses { agent_url: "http://127.0.0.1:1".to_owned(), ..addresses() };
+    client.put::<()>("/v1/hosts/home1", &plain).await.expect_err("plain HTTP");
+    // Without a certificate only joining is possible.
+    let token = secure.token("cloud1").await;
+    let stranger = Client::to_enrol(&secure.url, &token.fingerprint, PATIENCE).expect("a client");
+    forbidden(stranger.put::<()>("/v1/hosts/home1", &addresses()).await);
+    forbidden(stranger.get::<serde_json::Value>("/v1/hosts").await);
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_good_for_one_host_and_one_time() {
+    let secure = Secure::up().await;
+    let token = secure.token("home1").await;
+    let other = JoinToken { host: host("cloud1"), ..token.clone() };
+    forbidden(secure.join(&other, HERE).await.map(drop));
+    let wrong = JoinToken { secret: "0".repeat(token.secret.len()), ..token.clone() };
+    forbidden(secure.join(&wrong, HERE).await.map(drop));
+    secure.join(&token, HERE).await.expect("the first time");
+    forbidden(secure.join(&token, HERE).await.map(drop));
+    // An address has one host, and the token is still good for another address.
+    let token = secure.token("cloud1").await;
+    let taken = secure.join(&token, HERE).await.map(drop).expect_err("home1 has it");
+    assert_eq!(taken.kind, ProblemKind::Conflict, "{taken}");
+    secure.join(&token, [127, 0, 0, 2].into()).await.expect("its own address");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_is_renewed_by_its_host_until_it_is_revoked() {
+    let secure = Secure::up().await;
+    let client = secure.joined("home1").await;
+    let key = NewKey::generate().expect("a key");
+    let ask = RenewCertificate { public_key: key.public().to_hex() };
+    forbidden(client.post::<Enrolled>("/v1/hosts/cloud1/certificate", &ask).await);
+    let renewed = client.post::<Enrolled>("/v1/hosts/home1/certificate", &ask).await;
+    let renewed = renewed.expect("the next one");
+    let renewed = secure.client(&key.credentials(&renewed.certificate, &renewed.ca));
+    assert_eq!(renewed.get::<Revoked>("/v1/revoked").await.expect("none"), Revoked::new());
+    let revoked = crate::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await;
+    assert!(revoked.expect("revoked").was_enrolled);
+    forbidden(renewed.get::<Revoked>("/v1/revoked").await);
+    forbidden(client.post::<Enrolled>("/v1/hosts/home1/certificate", &ask).await);
+    // The host may join again.
+    let again = secure.joined("home1").await;
+    let revoked = again.get::<Revoked>("/v1/revoked").await.expect("it counts");
+    assert!(revoked.contains_key("perigee:host:home1"), "{revoked:?}");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_hosts_with_one_token_one_joins() {
+    let secure = Secure::up().await;
+    let token = secure.token("home1").await;
+    let both = [secure.join(&token, HERE), secure.join(&token, HERE)];
+    let joined = futures_util::future::join_all(both).await;
+    assert_eq!(joined.iter().filter(|joined| joined.is_ok()).count(), 1);
+    // A new token makes the earlier one useless.
+    let (first, second) = (secure.token("cloud1").await, secure.token("cloud1").await);
+    let elsewhere = [127, 0, 0, 2].into();
+    forbidden(secure.join(&first, elsewhere).await.map(drop));
+    secure.join(&second, elsewhere).await.expect("the newest");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_starts_again_knows_its_hosts_and_who_is_revoked() {
+    let mut secure = Secure::up().await;
+    let home = secure.join(&secure.token("home1").await, HERE).await.expect("it joins");
+    let elsewhere = secure.token("cloud1").await;
+    let cloud = secure.join(&elsewhere, [127, 0, 0, 2].into()).await.expect("it joins");
+    let unused = secure.token("home2").await;
+    crate::enrol::revoke_host(&secure.supervisor.cluster, host("cloud1")).await.expect("revoked");
+    secure.restart().await;
+    secure.client(&home).put::<()>("/v1/hosts/home1", &addresses()).await.expect("it is known");
+    forbidden(secure.client(&cloud).get::<Revoked>("/v1/revoked").await);
+    let unused = JoinToken { controller_url: secure.url.clone(), ..unused };
+    secure.join(&unused, [127, 0, 0, 3].into()).await.expect("the token is still good");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_does_everything_until_operators_are_revoked() {
+    let secure = Secure::up().await;
+    let cluster = &secure.supervisor.cluster;
+    let own = cluster.authority.credentials(&PeerIdentity::Operator, &[]);
+    let operator = secure.client(&own.expect("credentials"));
+    operator.get::<serde_json::Value>("/v1/jobs").await.expect("an operator may");
+    operator.post::<()>("/v1/operators/revoke", &()).await.expect("an operator may");
+    forbidden(operator.get::<serde_json::Value>("/v1/jobs").await);
+    secure.supervisor.stop().await;
+}
+
+/// The authority's key may be there from a time with TLS.
+#[tokio::test]
+async fn a_controller_without_tls_gives_no_certificates() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let supervisor = Supervisor::start(dir.path(), TIMING, Traffic::Plain).await.expect("start");
+    let (cluster, home1) = (&supervisor.cluster, host("home1"));
+    let key = NewKey::generate().expect("a key").public().to_hex();
+    forbidden(crate::enrol::renew(cluster, &home1, &key).await);
+    forbidden(crate::enrol::token(cluster, home1, "https://127.0.0.1:1".to_owned()).await);
+    supervisor.stop().await;
+}
+
+/// A route that is added later is closed for hosts and strangers until the table names it.
+#[test]
+fn hosts_and_strangers_get_nothing_of_the_api_but_what_the_table_names() {
+    let known = |identity| Peer::Known(Certified { identity, issued_ms: 0 });
+    let a_host = known(PeerIdentity::Host(host("home1")));
+    let mut open = Vec::new();
+    for (method, path) in crate::api::operations() {
+        let method = Method::from_bytes(method.to_uppercase().as_bytes()).expect("a method");
+        // Every parameter is the host's own name: the most that it could ask for.
+        let path = path.replace("{host}", "home1");
+        let segments: Vec<&str> = path.split('/').skip(1).collect();
+        let may = |peer: &Peer| crate::api::may(peer, &method, &segments);
+        assert!(may(&known(PeerIdentity::Operator)), "{method} {path}");
+        assert!(!may(&known(PeerIdentity::Controller)), "{method} {path}");
+        assert_eq!(may(&Peer::Stranger), path == "/v1/enrol", "{method} {path}");
+        if may(&a_host) {
+            open.push(format!("{method} {path}"));
+        }
+    }
+    open.sort();
+    let table = ["GET /v1/revoked", "POST /v1/hosts/home1/certificate", "PUT /v1/hosts/home1"];
+    assert_eq!(open, table);
+}
