@@ -289,7 +289,9 @@ async fn probe_blocks(
 async fn something_to_read(host: &HostLink) -> Result<Option<String>, Problem> {
     let volumes: Vec<VolumeInfo> = host.volume.get("/v1/volumes").await?;
     let images: Vec<ImageInfo> = host.volume.get("/v1/images").await?;
-    let volumes = volumes.into_iter().map(|v| (v.allocated_bytes, v.name.to_string()));
+    // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs.
+    let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
+    let volumes = volumes.into_iter().map(|v| (v.allocated_bytes, export(&v)));
     let images = images.into_iter().map(|i| (i.allocated_bytes, format!("image:{}", i.name)));
     Ok(volumes.chain(images).max().filter(|(bytes, _)| *bytes > 0).map(|(_, export)| export))
 }
