@@ -59,7 +59,7 @@ impl Places {
             }
         }
         let (address, port) = (self.address, self.iscsi_port);
-        lines + &format!("sanboot iscsi:{address}::{port}:0:{}", target_name(&boot.volume))
+        lines + &format!("sanboot iscsi:{address}::{port}:0:{}", target_name(boot.volume.as_str()))
     }
 
     /// The kernel and its initramfs come over HTTP. `nbdroot=` has the format of Debian's nbd-client, and

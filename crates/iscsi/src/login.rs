@@ -301,7 +301,7 @@ impl<'a> Login<'a> {
         }
         let target = self.target.clone().unwrap_or_default();
         let allowed = export_of(&target).filter(|export| self.client.may_use(export));
-        let export = allowed.ok_or(Refusal::NO_TARGET)?;
+        let export = &allowed.ok_or(Refusal::NO_TARGET)?;
         let port = self.port();
         // The session that this one replaces ends first, with all of its tasks.
         let key = SessionKey::plain(format!("{} {target}", port.0));

@@ -10,7 +10,9 @@ use super::answers::Answers;
 use super::batch::Work;
 use super::execute::Disk;
 use super::pdu::{Head, NO_TAG, flag, reject, request};
-use super::session::{PORTAL_GROUP, export_of, is_listed, target_of};
+use perigee_model::client::target_name;
+
+use super::session::{PORTAL_GROUP, export_of, is_listed};
 use super::tasks::{Ready, managed};
 use super::text::{self, TEXT_BYTES_MAX};
 use super::{ConnectionError, Shared};
@@ -178,12 +180,12 @@ async fn targets(
         other => other.to_string(),
     };
     for name in names {
-        let meant = match wanted {
-            Some(wanted) => wanted == name,
+        let meant = match &wanted {
+            Some(wanted) => *wanted == name,
             None => matches!(asked, "All" | "") && is_listed(&name),
         };
         if meant && client.may_use(&name) {
-            answers.add("TargetName", target_of(&name));
+            answers.add("TargetName", target_name(&name));
             answers.add("TargetAddress", format_args!("{address},{PORTAL_GROUP}"));
         }
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use perigee_block::logins::LoginGuard;
 use perigee_block::sessions::Claim;
-use perigee_model::client::IQN_PREFIX;
+use perigee_model::client::export_of_target;
 
 use super::access::Client;
 use super::execute::Disk;
@@ -126,13 +126,8 @@ impl Numbers {
 }
 
 /// The export of a target's name. Initiators can't choose an epoch.
-pub fn export_of(target: &str) -> Option<&str> {
-    let export = target.strip_prefix(IQN_PREFIX)?.strip_prefix(':')?;
-    (!export.contains('@')).then_some(export)
-}
-
-pub fn target_of(export: &str) -> String {
-    format!("{IQN_PREFIX}:{export}")
+pub fn export_of(target: &str) -> Option<String> {
+    export_of_target(target).filter(|export| !export.contains('@'))
 }
 
 /// Whether discovery lists an export. Images are not listed, but can be used by name.
@@ -181,9 +176,12 @@ mod tests {
 
     #[test]
     fn a_target_s_name_says_its_export() {
-        assert_eq!(export_of("iqn.2026-11.org.perigee:data"), Some("data"));
-        assert_eq!(export_of("iqn.2026-11.org.perigee:image:debian"), Some("image:debian"));
-        assert_eq!(export_of("iqn.2026-11.org.perigee:data@3"), None);
-        assert_eq!(export_of("iqn.2026-11.org.other:data"), None);
+        assert_eq!(export_of("iqn.2026-11.org.perigee:data").as_deref(), Some("data"));
+        assert_eq!(
+            export_of("iqn.2026-11.org.perigee:image:debian").as_deref(),
+            Some("image:debian")
+        );
+        assert_eq!(export_of("iqn.2026-11.org.perigee:data@3").as_deref(), None);
+        assert_eq!(export_of("iqn.2026-11.org.other:data").as_deref(), None);
     }
 }

@@ -18,6 +18,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tenant::SEPARATOR;
 use crate::{ClientName, ImageName, VolumeName};
 
 /// The longest name of an initiator or a target (RFC 7143).
@@ -25,9 +26,25 @@ pub const ISCSI_NAME_BYTES_MAX: usize = 223;
 /// What the names of all targets and of initiators that were given none begin with.
 pub const IQN_PREFIX: &str = "iqn.2026-11.org.perigee";
 
-/// The name of a volume's iSCSI target; the volume is LUN 0.
-pub fn target_name(volume: &VolumeName) -> String {
-    format!("{IQN_PREFIX}:{volume}")
+/// Kinds of exports that stand before a name. No tenant is called so.
+pub const EXPORT_KINDS: [&str; 2] = ["image", "layer"];
+
+/// The name of an export's iSCSI target; a volume's export has the volume's name, and the volume is LUN 0. The `~` after
+/// a tenant's name can't stand in it (RFC 3722), so there is a `:`.
+pub fn target_name(export: &str) -> String {
+    format!("{IQN_PREFIX}:{}", export.replace(SEPARATOR, ":"))
+}
+
+/// The export of a target with this name; `None` for a name that no target has.
+pub fn export_of_target(target: &str) -> Option<String> {
+    let export = target.strip_prefix(IQN_PREFIX)?.strip_prefix(':')?;
+    let tenant = SEPARATOR.to_string();
+    match export.split_once(':') {
+        Some((kind, name)) if EXPORT_KINDS.contains(&kind) => {
+            Some(format!("{kind}:{}", name.replace(':', &tenant)))
+        }
+        _ => Some(export.replace(':', &tenant)),
+    }
 }
 
 /// The Ethernet address of a network card.
@@ -357,6 +374,20 @@ pub struct Boot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_target_of_an_export_is_that_of_no_other_export() {
+        for (export, target) in [
+            ("data", "iqn.2026-11.org.perigee:data"),
+            ("acme~data", "iqn.2026-11.org.perigee:acme:data"),
+            ("image:debian", "iqn.2026-11.org.perigee:image:debian"),
+            ("image:acme~debian", "iqn.2026-11.org.perigee:image:acme:debian"),
+        ] {
+            assert_eq!(target_name(export), target);
+            assert_eq!(export_of_target(target).as_deref(), Some(export));
+        }
+        assert_eq!(export_of_target("iqn.2026-11.org.other:data"), None);
+    }
 
     #[test]
     fn a_card_s_address_has_colons_or_dashes_and_is_shown_in_one_way() {

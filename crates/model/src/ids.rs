@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::limits::NAME_BYTES;
+use crate::tenant::{DEFAULT_TENANT, SEPARATOR};
 
 /// Why a text is not a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,20 +20,61 @@ pub struct BadName {
     text: String,
 }
 
-fn check_name(text: &str) -> Result<(), BadName> {
-    let first_ok = text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let rest_ok = text
-        .chars()
-        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-'));
-    if first_ok && rest_ok && NAME_BYTES.check(text.len()).is_ok() {
+fn is_word(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && text
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-'))
+}
+
+/// A name that is one word.
+fn check_word(text: &str) -> Result<(), BadName> {
+    checked(text, is_word(text))
+}
+
+/// The name of a tenant's thing: one word, or several with [`SEPARATOR`] between them. Three words are the most that
+/// [`TenantName::meant`] makes.
+fn check_full(text: &str) -> Result<(), BadName> {
+    let words = text.split(SEPARATOR).count();
+    checked(text, words <= 3 && text.split(SEPARATOR).all(is_word))
+}
+
+fn checked(text: &str, is_name: bool) -> Result<(), BadName> {
+    if is_name && NAME_BYTES.check(text.len()).is_ok() {
         Ok(())
     } else {
         Err(BadName { text: text.chars().take(80).collect() })
     }
 }
 
+/// A name that belongs to a tenant; see [`crate::tenant`].
+pub trait Owned: Sized {
+    /// The text as a name.
+    ///
+    /// # Errors
+    /// [`BadName`] when it is none.
+    fn named(text: String) -> Result<Self, BadName>;
+
+    /// The full name.
+    fn full(&self) -> &str;
+}
+
+macro_rules! owned {
+    ($($name:ident)*) => {
+        $(impl Owned for $name {
+            fn named(text: String) -> Result<Self, BadName> {
+                Self::new(text)
+            }
+
+            fn full(&self) -> &str {
+                &self.0
+            }
+        })*
+    };
+}
+
 macro_rules! name_type {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($check:ident $(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
         #[serde(try_from = "String", into = "String")]
@@ -44,10 +86,10 @@ macro_rules! name_type {
             ///
             /// # Errors
             /// [`BadName`] unless it is 1 to 63 of `a-z`, `0-9`, `.`, `_` and `-`, and begins with a
-            /// letter or a digit.
+            /// letter or a digit. The name of a tenant's thing may have the tenant and `~` before it.
             pub fn new(text: impl Into<String>) -> Result<Self, BadName> {
                 let text = text.into();
-                check_name(&text)?;
+                $check(&text)?;
                 Ok(Self(text))
             }
 
@@ -85,31 +127,36 @@ macro_rules! name_type {
     };
 }
 
-name_type!(/// A machine that runs an agent and a volume server.
+name_type!(check_word /// A machine that runs an agent and a volume server.
     HostId);
-name_type!(/// A group of hosts with fast links between them.
+name_type!(check_word /// A group of hosts with fast links between them.
     SiteId);
-name_type!(/// A volume's name, unique in the cluster. It is also the NBD export name.
+name_type!(check_full /// A volume's full name, unique in the cluster. It is also the NBD export name.
     VolumeName);
-name_type!(/// The name of a sealed layer: an imported image or a snapshot.
+name_type!(check_full /// The full name of a sealed layer: an imported image or a snapshot.
     ImageName);
-name_type!(/// Whose a volume is, for accounting.
+name_type!(check_word /// People who share their volumes, images, VMs and jobs, and whose space and share of the cluster
+    /// are counted together.
     TenantName);
-name_type!(/// Who made a volume, where that is a job and not a person: nobody else takes or deletes it for its own.
+name_type!(check_word /// A person or program of a tenant.
+    UserName);
+name_type!(check_full /// Who made a volume, where that is a job and not a person: nobody else takes or deletes it for its own.
     OwnerName);
-name_type!(/// A machine that boots from a volume of a pool.
+name_type!(check_word /// A machine that boots from a volume of a pool.
     ClientName);
-name_type!(/// A job, `NAME-NNNN`: the name in the job file and a number.
+name_type!(check_full /// A job, `NAME-NNNN`: the full name of the job file's job and a number.
     JobId);
-name_type!(/// A virtual machine.
+name_type!(check_full /// A virtual machine.
     VmId);
-name_type!(/// One attempt to move a VM.
+name_type!(check_full /// One attempt to move a VM.
     MigrationId);
+
+owned!(VolumeName ImageName JobId VmId);
 
 impl Default for TenantName {
     /// Who has what nobody else was named for.
     fn default() -> Self {
-        Self("default".to_owned())
+        Self(DEFAULT_TENANT.to_owned())
     }
 }
 
@@ -204,6 +251,16 @@ mod tests {
         for bad in ["", "-a", "A", "a/b", "a b", "a@1", &"x".repeat(64)] {
             assert!(VolumeName::new(bad).is_err(), "{bad:?} must be refused");
         }
+    }
+
+    #[test]
+    fn only_a_tenant_s_thing_has_a_tenant_in_its_name() {
+        assert!(VolumeName::new("acme~data").is_ok());
+        assert!(VolumeName::new("acme~blue~data").is_ok(), "what somebody else's name becomes");
+        for bad in ["acme~", "~data", "acme~~data", "acme~-a", "a~b~c~d", "Acme~data"] {
+            assert!(VolumeName::new(bad).is_err(), "{bad:?} must be refused");
+        }
+        assert!(HostId::new("acme~home1").is_err() && TenantName::new("a~b").is_err());
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod spec;
 pub mod starts;
 pub mod states;
 pub mod switchover;
+pub mod tenant;
 pub mod trace;
 pub mod units;
 pub mod vm;
@@ -37,7 +38,7 @@ pub mod yaml;
 pub use disk_role::DiskRole;
 pub use ids::{
     BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
-    OwnerName, SiteId, TenantName, VmId, VolumeName,
+    OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
 };
 pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};

@@ -77,9 +77,29 @@ pub static TIMEOUT_S: Limit = Limit::new("a job's timeout", Unit::Seconds, 1, 36
 /// A job's priority, the higher the sooner.
 pub static PRIORITY: Limit = Limit::new("a job's priority", Unit::Count, -100, 100);
 
-/// Names of hosts, sites, volumes, images, tenants, clients, VMs and migrations, and ids of jobs:
+/// Names of hosts, sites, volumes, images, users, clients, VMs and migrations, and ids of jobs:
 /// as long as one label of a host's name (RFC 1035, 2.3.4).
 pub static NAME_BYTES: Limit = Limit::new("the length of a name", Unit::TextBytes, 1, 63);
+
+/// A tenant's name. It is a part of the names of its things, and leaves them at least 46 of [`NAME_BYTES`].
+pub static TENANT_NAME_BYTES: Limit =
+    Limit::new("the length of a tenant's name", Unit::TextBytes, 1, 16);
+
+/// Tenants of a cluster, which are all in the controller's memory.
+pub static TENANTS: Limit = Limit::new("the number of tenants", Unit::Count, 0, 1000);
+
+/// Users of a tenant, which are all in the controller's memory.
+pub static USERS: Limit = Limit::new("a tenant's number of users", Unit::Count, 0, 1000);
+
+/// Tokens of a user that are not revoked, and have not expired.
+pub static ACCESS_TOKENS: Limit = Limit::new("a user's number of tokens", Unit::Count, 0, 20);
+
+/// How long a user's token is good for.
+pub static ACCESS_TOKEN_S: Limit =
+    Limit::new("how long a token is good for", Unit::Seconds, 60, 365 * 86_400);
+
+/// SSH keys of a user.
+pub static SSH_KEYS: Limit = Limit::new("a user's number of SSH keys", Unit::Count, 0, 20);
 
 /// A job's name. What is made of it is a name too: `NAME-0000001-r8-data16` is the longest.
 pub static JOB_NAME_BYTES: Limit = Limit::new(
@@ -238,7 +258,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 28] = [
+    const ALL: [&Limit; 34] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -249,6 +269,12 @@ mod tests {
         &TIMEOUT_S,
         &PRIORITY,
         &NAME_BYTES,
+        &TENANT_NAME_BYTES,
+        &TENANTS,
+        &USERS,
+        &ACCESS_TOKENS,
+        &ACCESS_TOKEN_S,
+        &SSH_KEYS,
         &JOB_NAME_BYTES,
         &JOB_NUMBER,
         &RESTARTS,

@@ -80,6 +80,23 @@ pub fn format_rate(bytes_per_s: u64) -> String {
     format!("{}/s", format_bytes(bytes_per_s))
 }
 
+/// A Unix time as `2026-11-23 16:07:02` in UTC.
+pub fn format_time(unix_ms: u64) -> String {
+    let (seconds, days) = (unix_ms / 1000 % 86_400, unix_ms / 86_400_000);
+    // A year that begins in March has its leap day at its end; 400 years have 146097 days.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
 /// `90s`, `10m`, `1h30m`, `2d`: in seconds. Units go from large to small, each once.
 ///
 /// # Errors
@@ -143,6 +160,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_time_is_shown_with_its_date() {
+        for (unix_s, shown) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_709_251_199, "2024-02-29 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+            (1_795_450_022, "2026-11-23 16:07:02"),
+        ] {
+            assert_eq!(format_time(unix_s * 1000), shown);
+        }
+    }
 
     #[test]
     fn sizes_are_iec_and_have_a_unit() {

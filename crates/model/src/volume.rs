@@ -198,9 +198,10 @@ impl From<CreateVolume> for CreateVolumes {
 }
 
 impl CreateVolume {
-    /// A volume of the default tenant, with the default cache policy and without an owner.
+    /// A volume of the tenant in its name, with the default cache policy and without an owner.
     pub fn new(name: VolumeName, size_bytes: Option<u64>, source: VolumeSource) -> Self {
-        let (tenant, cache, owner, leave_site) = Default::default();
+        let (tenant, (cache, owner, leave_site)) =
+            (TenantName::of(name.as_str()), Default::default());
         Self { name, size_bytes, source, tenant, cache, owner, leave_site }
     }
 }
