@@ -14,7 +14,7 @@ use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
-use crate::{given_up, images, replicas, volume_moves};
+use crate::{accounts, given_up, images, replicas, volume_moves};
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let replicas = replicas::list(cluster).await?;
@@ -173,6 +173,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
     if let VolumeSource::Image(image) = &new.source {
         images::ensure(cluster, &home, image).await?;
     }
+    let _room = room_for(cluster, &new).await?;
     let key = format!("volumes/{}", new.name);
     let mut record = VolumeRecord { name: new.name.clone(), home: home.id.clone(), seen: None };
     if !cluster.records.create(&key, &record).await? {
@@ -195,6 +196,29 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             Err(problem)
         }
     }
+}
+
+/// Takes room for a new volume in its tenant's quota.
+async fn room_for<'a>(
+    cluster: &'a Cluster,
+    new: &NewVolume,
+) -> Result<accounts::Held<'a>, Problem> {
+    let full = new.name.as_str();
+    let limited = cluster.accounts.quota_of(full).volume_bytes.is_some();
+    let of_source = match &new.source {
+        VolumeSource::Image(image) if limited => images::image(cluster, image).await?.size_bytes,
+        VolumeSource::Volume(source) => limited_size(cluster, full, source).await?,
+        VolumeSource::Image(_) | VolumeSource::Empty | VolumeSource::Remote { .. } => 0,
+    };
+    accounts::hold_volume(cluster, full, new.size_bytes.unwrap_or(of_source)).await
+}
+
+/// The size of a volume of which something is made. 0 if the tenant of that has no quota for it: then nobody is asked.
+pub async fn limited_size(cluster: &Cluster, made: &str, of: &VolumeName) -> Result<u64, Problem> {
+    if cluster.accounts.quota_of(made).volume_bytes.is_none() {
+        return Ok(0);
+    }
+    Ok(find(cluster, of).await?.seen.map_or(0, |seen| seen.size_bytes))
 }
 
 async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, Problem> {

@@ -1,7 +1,7 @@
 //! The controller's files: uploaded input bundles, seeds while they are built, and outputs.
 //!
-//! A bundle's name is its SHA-256, an output's name is its job. Both get their names only when they are
-//! complete. They are on the same disk as the controller's store, for which some space is always reserved.
+//! A bundle's name is its tenant's full name of its SHA-256, an output's name is its job. Both get their names only when
+//! they are complete. They are on the same disk as the controller's store, for which some space is always reserved.
 //! A tar is never unpacked here (see [`crate::tars`]).
 
 use std::collections::BTreeSet;
@@ -12,7 +12,8 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use perigee_model::guest::Seed;
 use perigee_model::job::Bundle;
-use perigee_model::{JobId, Problem};
+use perigee_model::tenant::SEPARATOR;
+use perigee_model::{JobId, Problem, TenantName};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 
@@ -33,8 +34,8 @@ const RESERVE_BYTES: u64 = 256 << 20;
 /// The disk's free space is checked each time a file has grown by this much.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
 
-pub fn bundle_path(state_dir: &Path, sha256: &str) -> PathBuf {
-    state_dir.join("bundles").join(format!("{sha256}.tar"))
+pub fn bundle_path(state_dir: &Path, name: &str) -> PathBuf {
+    state_dir.join("bundles").join(format!("{name}.tar"))
 }
 
 pub fn output_path(state_dir: &Path, job: &JobId) -> PathBuf {
@@ -62,7 +63,7 @@ pub fn prepare(state_dir: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether a text is a valid bundle name. The name becomes part of a path, so this must be checked.
+/// Whether a text is a SHA-256. It becomes part of a path, so this must be checked.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -73,6 +74,7 @@ pub fn is_sha256(text: &str) -> bool {
 /// `Invalid` if it is no tar or contains an entry that a job may not have.
 pub async fn store_bundle<E: std::fmt::Display>(
     state_dir: &Path,
+    tenant: &TenantName,
     body: impl Stream<Item = Result<Bytes, E>> + Unpin,
 ) -> Result<Bundle, Problem> {
     let part = Part::new(state_dir.join("bundles").join(format!("{}.part", uuid::Uuid::new_v4())));
@@ -81,7 +83,7 @@ pub async fn store_bundle<E: std::fmt::Display>(
     blocking("check a bundle", move || tars::check_inputs(std::fs::File::open(path)?))
         .await
         .map_err(|problem| Problem::invalid("can't upload input files", problem.why))?;
-    part.keep(&bundle_path(state_dir, &sha256))?;
+    part.keep(&bundle_path(state_dir, &tenant.full(&sha256)))?;
     Ok(Bundle { sha256, bytes })
 }
 
@@ -118,7 +120,7 @@ pub async fn build_seed(
     bundle: Option<&str>,
 ) -> Result<PathBuf, Problem> {
     let path = seed_path(state_dir, job);
-    let bundle = bundle.map(|sha256| bundle_path(state_dir, sha256));
+    let bundle = bundle.map(|name| bundle_path(state_dir, name));
     let target = path.clone();
     blocking("build a seed", move || {
         let file = std::io::BufWriter::new(std::fs::File::create(target)?);
@@ -198,9 +200,10 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), Problem> {
 
 /// Returns whether a bundle exists, and protects it from being collected until the job that needs it is
 /// recorded.
-pub fn keep_bundle(state_dir: &Path, sha256: &str) -> bool {
+pub fn keep_bundle(state_dir: &Path, name: &str) -> bool {
     let touch = |path: PathBuf| std::fs::File::open(path)?.set_modified(SystemTime::now());
-    is_sha256(sha256) && touch(bundle_path(state_dir, sha256)).is_ok()
+    let sha256 = name.rsplit_once(SEPARATOR).map_or(name, |(_, sha256)| sha256);
+    is_sha256(sha256) && touch(bundle_path(state_dir, name)).is_ok()
 }
 
 /// Removes the bundles that are not needed and are older than [`BUNDLE_KEPT`]. Returns their number.

@@ -6,13 +6,16 @@
 mod imports;
 mod sources;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
 use perigee_model::volume::{CopyImage, ImageInfo, Keep, Snapshot};
-use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName};
+use perigee_model::{
+    HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VolumeName,
+};
 
+use crate::accounts;
 use crate::catalog::{self, or_silent, reachable};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, image_key};
@@ -70,6 +73,8 @@ fn in_words(hosts: &[HostId]) -> String {
 /// All images, each with the hosts that have the layer of that name.
 pub async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     let records = cluster.records.list::<ImageRecord>("images/").await?;
+    let shared = records.iter().filter(|record| record.shared).map(|record| record.name.clone());
+    let shared: BTreeSet<ImageName> = shared.collect();
     let mut layers: BTreeMap<ImageName, LayerId> =
         records.into_iter().filter_map(|record| Some((record.name, record.layer?))).collect();
     let mut images: BTreeMap<ImageName, ClusterImage> = BTreeMap::new();
@@ -79,6 +84,7 @@ pub async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
             continue;
         }
         let image = images.entry(info.name.clone()).or_insert_with(|| view(&info));
+        image.shared = shared.contains(&info.name);
         image.hosts.push(host);
         image.missing_bytes += missing_bytes(&info);
     }
@@ -102,6 +108,7 @@ fn view(info: &ImageInfo) -> ClusterImage {
         hosts: Vec::new(),
         missing_bytes: 0,
         leave_site: info.leave_site,
+        shared: false,
     }
 }
 
@@ -143,20 +150,26 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
     let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);
     let Some(first) = found.first() else { return Err(not_shown(name, &silent)) };
-    let layer = first.info.layer;
+    let (layer, size_bytes) = (first.info.layer, first.info.size_bytes);
     if let Some(other) = found.iter().find(|other| other.info.layer != layer) {
         let why = format!("{} and {} have different images with this name", first.host, other.host);
         return Err(Problem::conflict(format!("image {name}"), why)
             .next("delete the wrong one at its host, with `perigee image delete --pool`"));
     }
-    bind(cluster, name, layer).await?;
+    bind(cluster, name, layer, size_bytes).await?;
     Ok(layer)
 }
 
-async fn bind(cluster: &Cluster, name: &ImageName, layer: LayerId) -> Result<(), Problem> {
+async fn bind(
+    cluster: &Cluster,
+    name: &ImageName,
+    layer: LayerId,
+    size_bytes: u64,
+) -> Result<(), Problem> {
     let record = |old: Option<ImageRecord>| {
         let old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
-        ImageRecord { layer: Some(old.layer.unwrap_or(layer)), import: None, ..old }
+        let layer = Some(old.layer.unwrap_or(layer));
+        ImageRecord { layer, import: None, size_bytes: Some(size_bytes), ..old }
     };
     let kept = cluster.records.update(&image_key(name), record).await?;
     if kept.layer == Some(layer) {
@@ -303,6 +316,29 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
     cluster.records.remove(&image_key(name)).await
 }
 
+/// Lets every tenant use an image, or ends that.
+///
+/// # Errors
+/// `Invalid` for an image of another tenant than `default`.
+pub async fn share(
+    cluster: &Cluster,
+    name: &ImageName,
+    shared: bool,
+) -> Result<ClusterImage, Problem> {
+    if !TenantName::default().owns(name.as_str()) {
+        let why = "only images of the tenant default can be shared";
+        return Err(Problem::invalid(format!("can't share image {name}"), why)
+            .next("import it again under a name without a tenant"));
+    }
+    layer_of(cluster, name).await?;
+    let record = |old: Option<ImageRecord>| ImageRecord {
+        shared,
+        ..old.unwrap_or_else(|| ImageRecord::new(name.clone()))
+    };
+    cluster.records.update(&image_key(name), record).await?;
+    image(cluster, name).await
+}
+
 /// Seals the current content of a volume under a name, at the volume's home.
 pub async fn snapshot(
     cluster: &Cluster,
@@ -311,12 +347,14 @@ pub async fn snapshot(
 ) -> Result<ClusterImage, Problem> {
     let home = reachable(cluster, &catalog::settled_home(cluster, volume).await?)?;
     let what = format!("can't snapshot volume {volume} as {}", ask.image);
+    let size_bytes = catalog::limited_size(cluster, ask.image.as_str(), volume).await?;
+    let _room = accounts::hold_volume(cluster, ask.image.as_str(), size_bytes).await?;
     let record = ImageRecord::new(ask.image.clone());
     take_name(cluster, &what, &record).await?;
     let path = format!("/v1/volumes/{volume}/snapshot");
     match home.volume_slow.post::<ImageInfo>(&path, ask).await {
         Ok(info) => {
-            bind(cluster, &ask.image, info.layer).await?;
+            bind(cluster, &ask.image, info.layer, info.size_bytes).await?;
             if info.leave_site.is_never() {
                 let confined = |old: Option<ImageRecord>| ImageRecord {
                     leave_site: info.leave_site,

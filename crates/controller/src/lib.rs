@@ -5,7 +5,9 @@
 //! that a restarted controller continues where the last one was stopped. VMs, volumes and figures are at the
 //! hosts; the controller only has their last reports.
 
+mod accounts;
 mod api;
+mod audit;
 mod catalog;
 mod cleaner;
 mod cluster;

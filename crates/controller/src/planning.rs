@@ -7,6 +7,7 @@ mod history;
 use perigee_model::job::{Access, JobSpec, Migration};
 use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
+use perigee_model::tenant::tenant_of;
 use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{HostId, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::{
@@ -77,7 +78,8 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         volumes,
         dirty_bytes_per_s: history.dirty_bytes_per_s,
     };
-    let others = cluster.taught.others(&history::history_key(spec));
+    let tenant = tenant_of(&spec.name);
+    let others = cluster.taught.others(&history::history_key(spec), tenant);
     Ok(Prepared { job, history: history.runs.clone(), others })
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `hosts/HOST` | [`HostRecord`] | the host's registration |
 //! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::enrol`] | enrolment |
+//! | `tenants/TENANT`, `users/TENANT/USER`, `tokens/ID` | those of [`crate::accounts`] | the API |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
@@ -74,12 +75,19 @@ pub struct ImageRecord {
     pub import: Option<PendingImport>,
     #[serde(default)]
     pub leave_site: LeaveSite,
+    /// The size that a VM sees; `None` until it is known.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// Every tenant may use it.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 impl ImageRecord {
     /// The record of a name that has no layer yet.
     pub fn new(name: ImageName) -> Self {
-        Self { name, layer: None, import: None, leave_site: LeaveSite::Allowed }
+        let leave_site = LeaveSite::Allowed;
+        Self { name, layer: None, import: None, leave_site, size_bytes: None, shared: false }
     }
 }
 

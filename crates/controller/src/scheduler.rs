@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem};
-use perigee_planner::queue::{HostRoom, Queue, Turn, Waiting, schedule};
+use perigee_planner::queue::{Holder, HostRoom, Queue, Turn, Waiting, schedule};
 use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
 use tokio::task::JoinSet;
 
@@ -255,8 +255,9 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
             start_slots: starts_at_once(&report).saturating_sub(used.starting),
         });
     }
-    let (held, uses) = cluster.index.taken();
-    Queue { hosts, waiting, held, uses }
+    let taken = cluster.index.taken();
+    let quotas = cluster.accounts.quotas(&taken.running);
+    Queue { hosts, waiting, held: taken.held, quotas, uses: taken.uses }
 }
 
 /// Of the hosts that the job was lost at, those that still have something of it.
@@ -275,7 +276,7 @@ fn waiting(record: &JobRecord, avoid: Vec<HostId>) -> Waiting {
     let spec = &record.job.spec;
     Waiting {
         job: record.job.id.clone(),
-        owner: spec.owner.clone(),
+        holder: Holder::of(&record.job.id, &spec.owner),
         priority: spec.priority,
         submitted: record.job.submitted_ms,
         waited_ms: now_ms().saturating_sub(record.job.submitted_ms),

@@ -90,10 +90,13 @@ fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId
 pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
     let at = jobs::of_vm(cluster, vm).and_then(|record| record.job.host.clone());
     let found = list(cluster).await?.into_iter().filter(|found| found.id == *vm);
-    found.max_by_key(|found| Some(&found.host) == at.as_ref()).ok_or_else(|| {
-        Problem::not_found(format!("VM {vm}"), "no host has a VM with this name")
-            .next("`perigee vm list` shows the VMs")
-    })
+    found.max_by_key(|found| Some(&found.host) == at.as_ref()).ok_or_else(|| unknown(vm))
+}
+
+/// The problem of a VM that does not exist, or that somebody may not know of.
+pub fn unknown(vm: &VmId) -> Problem {
+    Problem::not_found(format!("VM {vm}"), "no host has a VM with this name")
+        .next("`perigee vm list` shows the VMs")
 }
 
 pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {

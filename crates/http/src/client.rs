@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub use answer::Response;
 use axum::body::Body;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use axum::http::{Method, Request, Uri};
 use bytes::Bytes;
 use connect::{Connector, Way};
@@ -56,6 +56,8 @@ pub struct Client {
     answer_max: Duration,
     /// What a person can do if the server can't be reached.
     hint: String,
+    /// Says who asks, where that is not a certificate's or the connection's to say.
+    authorization: Option<HeaderValue>,
 }
 
 impl Client {
@@ -78,7 +80,8 @@ impl Client {
         }
     }
 
-    /// For a host that has no certificate yet. The controller has to show one of the authority with this fingerprint.
+    /// For whoever has no certificate: a host that joins, or a user with a token. The controller has to show one of the
+    /// authority with this fingerprint.
     ///
     /// # Errors
     /// `Invalid` when the address is not `https://HOST:PORT`.
@@ -125,7 +128,22 @@ impl Client {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
             .build(Connector(way));
-        Self { http, base, address: address.to_owned(), answer_max, hint: String::new() }
+        let (address, hint) = (address.to_owned(), String::new());
+        Self { http, base, address, answer_max, hint, authorization: None }
+    }
+
+    /// Sends a user's token with each request.
+    ///
+    /// # Errors
+    /// `Invalid` when it has a character that no token has. The error does not show it.
+    pub fn with_token(mut self, token: &str) -> Result<Self, Problem> {
+        let value = HeaderValue::try_from(format!("Bearer {token}"));
+        let mut value = value.map_err(|_| {
+            Problem::invalid("can't use the token", "it has a character that no token has")
+        })?;
+        value.set_sensitive(true);
+        self.authorization = Some(value);
+        Ok(self)
     }
 
     /// Sets what a person can do if the server can't be reached, for errors.
@@ -338,6 +356,9 @@ impl Client {
             .map_err(|e| Problem::invalid(format!("can't ask {} for {path:?}", self.address), e))?;
         let mut request = Request::new(body);
         (*request.method_mut(), *request.uri_mut()) = (method, url);
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
         if let Some(kind) = content_type {
             request.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("a constant"));
         }

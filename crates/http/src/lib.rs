@@ -32,7 +32,7 @@ pub use axum::http::Method;
 pub use client::{Client, Response};
 pub use connections::ClientAddress;
 pub use daemon::{prepare_daemon, private_directory};
-pub use files::write_private;
+pub use files::{read_private, write_private};
 pub use identity::Identity;
 pub use network::{Network, authority_of};
 pub use peer::{Certified, Peer, PeerIdentity};

@@ -107,7 +107,8 @@ pub struct JobSpec {
     pub timeout_s: Option<u64>,
     /// SHA-256 of a tar of the input files, uploaded before (`POST /v1/bundles`).
     pub inputs: Option<String>,
-    /// Who submitted it. Owners share the cluster equally.
+    /// Who submitted it: the user, where a token says that. Tenants share the cluster equally, and their users share
+    /// their tenant's part.
     #[serde(default = "default_owner")]
     pub owner: String,
     /// The higher, the sooner it starts; within a priority, owners take turns.
@@ -167,7 +168,7 @@ pub struct Job {
     /// Why it waits or failed, in plain words.
     #[serde(default)]
     pub reason: String,
-    /// While it is queued: its place in the queue, from 1 on.
+    /// While it is queued: its place among its tenant's jobs in the queue, from 1 on.
     #[serde(default)]
     pub queue_place: Option<u32>,
     /// Where its VM is now.
@@ -457,6 +458,9 @@ pub struct ClusterImage {
     /// Whether it may leave its site.
     #[serde(default)]
     pub leave_site: LeaveSite,
+    /// Whether every tenant may use it.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 /// An image to be imported.

@@ -16,7 +16,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
-    agent, boot, client, controller, host, image, job, lab, planner, pool, vm, volume,
+    agent, boot, client, controller, host, image, job, lab, login, planner, pool, tenant, user, vm,
+    volume,
 };
 use crate::output::Format;
 
@@ -24,15 +25,10 @@ use crate::output::Format;
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, max_term_width = 100)]
 struct Cli {
-    /// Address of the controller's API: `unix:PATH`, `https://HOST:PORT` or `http://HOST:PORT`
-    #[arg(
-        long,
-        global = true,
-        env = "PERIGEE_API",
-        default_value = "unix:/run/perigee/controller.sock",
-        value_name = "ADDRESS"
-    )]
-    api: String,
+    /// Address of the controller's API: `unix:PATH`, `https://HOST:PORT` or `http://HOST:PORT` [default: that of
+    /// `perigee login`, else unix:/run/perigee/controller.sock]
+    #[arg(long, global = true, env = "PERIGEE_API", value_name = "ADDRESS")]
+    api: Option<String>,
     /// The certificate with which a person reaches the controller over https
     #[arg(
         long,
@@ -93,6 +89,23 @@ enum Noun {
     /// The controller of a cluster
     #[command(subcommand)]
     Controller(controller::Verb),
+    /// Tenants: people who share their volumes, images and jobs, and a quota
+    #[command(subcommand)]
+    Tenant(tenant::Verb),
+    /// Users of tenants, and their SSH keys
+    #[command(subcommand)]
+    User(user::Verb),
+    /// Tokens with which users log in
+    #[command(subcommand)]
+    Token(user::TokenVerb),
+    /// Keep a token, so that the other commands use it. The token is read from standard input
+    Login(login::Login),
+    /// Forget the token that `perigee login` has kept
+    Logout,
+    /// Show who you are for the controller
+    Whoami,
+    /// Show who has asked for what: changes, and what was refused
+    Audit(tenant::Audit),
     /// Print completions for a shell
     Completion {
         /// The shell
@@ -103,7 +116,8 @@ enum Noun {
 /// The options that all commands share.
 #[derive(Debug, Clone)]
 pub struct Context {
-    pub api: String,
+    /// The controller's address, if the user names one.
+    pub api: Option<String>,
     /// The directory with the operator's certificate.
     pub operator: PathBuf,
     pub format: Format,
@@ -152,6 +166,13 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Lab(verb) => return lab::run(verb, context).await,
         Noun::Agent(verb) => agent::run(verb).await?,
         Noun::Controller(verb) => controller::run(verb, context).await?,
+        Noun::Tenant(verb) => tenant::run(verb, context).await?,
+        Noun::User(verb) => user::run(verb, context).await?,
+        Noun::Token(verb) => user::run_token(verb, context).await?,
+        Noun::Login(ask) => login::login(ask, context).await?,
+        Noun::Logout => login::logout()?,
+        Noun::Whoami => login::whoami(context).await?,
+        Noun::Audit(ask) => tenant::audit(ask, context).await?,
         Noun::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "perigee", &mut script);

@@ -158,6 +158,11 @@ pub fn bytes(bytes: u64) -> String {
     perigee_model::units::format_bytes(bytes)
 }
 
+/// A Unix time, in UTC.
+pub fn time(unix_ms: u64) -> String {
+    perigee_model::units::format_time(unix_ms)
+}
+
 /// `12.3 s`, or an empty text.
 pub fn seconds(seconds: Option<f64>) -> String {
     seconds.map_or_else(String::new, |s| format!("{s:.1} s"))

@@ -1,26 +1,293 @@
-//! Who may send which request to the controller over TLS. A process of the controller's host may do everything over the
-//! unix socket, which is protected by the permissions of its directory.
+//! Who may send which request to the controller. A process of the controller's host may do everything over the unix
+//! socket, which is protected by the permissions of its directory; so may an operator's certificate, and with `--insecure`
+//! whoever sends no token. A user is known by its token, over any connection.
 //!
-//! | who | may |
-//! |---|---|
-//! | an operator | everything |
-//! | host H | report as H, renew its certificate, ask which certificates are revoked |
-//! | a client without a certificate | enrol with a token |
+//! [`TABLE`] says who may ask for what. What is not in it is for admins only. Which things a user sees is decided by
+//! [`super::caller`].
 
-use axum::http::Method;
-use perigee_http::{Peer, PeerIdentity};
+use std::fmt;
+use std::sync::Arc;
 
-pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
-    match peer.identity() {
-        Some(PeerIdentity::Operator) => true,
-        Some(PeerIdentity::Host(own)) => match (method.as_str(), path) {
-            ("PUT", ["v1", "hosts", host]) => *host == own.as_str(),
-            ("POST", ["v1", "hosts", host, "certificate"]) => *host == own.as_str(),
-            ("GET", ["v1", "revoked"]) => true,
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use perigee_http::{Failure, Peer, PeerIdentity};
+use perigee_model::tenant::{AuditEntry, Role};
+use perigee_model::{HostId, Problem, TenantName};
+
+use super::caller::Caller;
+use crate::cluster::{Cluster, now_ms};
+
+/// Who may send a request. Admins may send all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum May {
+    /// A client that has neither a certificate nor a token.
+    Stranger,
+    /// The host whose name is in the path.
+    ThisHost,
+    /// Any host.
+    Host,
+    /// Users of every role. They see their own tenant's things.
+    Member,
+    /// Users who see all of their tenant.
+    Operator,
+    Admin,
+}
+
+/// `{x}` stands for one part of a path, and `{*x}` for all that follows.
+#[rustfmt::skip]
+pub const TABLE: &[(May, &str, &str)] = &[
+    (May::Stranger, "POST",   "/v1/enrol"),
+    (May::ThisHost, "PUT",    "/v1/hosts/{host}"),
+    (May::ThisHost, "POST",   "/v1/hosts/{host}/certificate"),
+    (May::Host,     "GET",    "/v1/revoked"),
+    (May::Member,   "GET",    "/v1/me"),
+    (May::Member,   "GET",    "/v1/openapi.json"),
+    (May::Member,   "GET",    "/v1/sites"),
+    (May::Member,   "GET",    "/v1/images"),
+    (May::Member,   "POST",   "/v1/images"),
+    (May::Member,   "POST",   "/v1/uploads"),
+    (May::Member,   "GET",    "/v1/images/{image}"),
+    (May::Member,   "DELETE", "/v1/images/{image}"),
+    (May::Member,   "PUT",    "/v1/images/{image}/leave-site"),
+    (May::Member,   "POST",   "/v1/images/{image}/replicate"),
+    (May::Member,   "GET",    "/v1/volumes"),
+    (May::Member,   "POST",   "/v1/volumes"),
+    (May::Member,   "GET",    "/v1/volumes/{volume}"),
+    (May::Member,   "DELETE", "/v1/volumes/{volume}"),
+    (May::Member,   "POST",   "/v1/volumes/{volume}/snapshot"),
+    (May::Member,   "PUT",    "/v1/volumes/{volume}/leave-site"),
+    (May::Member,   "POST",   "/v1/volumes/{volume}/move"),
+    (May::Member,   "GET",    "/v1/volumes/{volume}/move"),
+    (May::Member,   "POST",   "/v1/volumes/{volume}/move/cancel"),
+    (May::Member,   "POST",   "/v1/volumes/{volume}/replicas"),
+    (May::Member,   "POST",   "/v1/volumes/{volume}/replicas/stop"),
+    (May::Member,   "POST",   "/v1/volumes/{volume}/promote"),
+    (May::Member,   "GET",    "/v1/vms"),
+    (May::Member,   "GET",    "/v1/vms/{vm}"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/stop"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/move"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/move/cancel"),
+    (May::Member,   "GET",    "/v1/vms/{vm}/migrations"),
+    (May::Member,   "GET",    "/v1/vms/{vm}/console"),
+    (May::Member,   "POST",   "/v1/bundles"),
+    (May::Member,   "POST",   "/v1/jobs/plan"),
+    (May::Member,   "GET",    "/v1/jobs"),
+    (May::Member,   "POST",   "/v1/jobs"),
+    (May::Member,   "GET",    "/v1/jobs/{job}"),
+    (May::Member,   "DELETE", "/v1/jobs/{job}"),
+    (May::Member,   "POST",   "/v1/jobs/{job}/cancel"),
+    (May::Member,   "GET",    "/v1/jobs/{job}/log"),
+    (May::Member,   "GET",    "/v1/jobs/{job}/decisions"),
+    (May::Member,   "GET",    "/v1/jobs/{job}/samples"),
+    (May::Member,   "GET",    "/v1/jobs/{job}/output"),
+    (May::Member,   "GET",    "/v1/planner/score"),
+    (May::Member,   "GET",    "/v1/tenants/{tenant}/users/{user}"),
+    (May::Member,   "GET",    "/v1/tenants/{tenant}/users/{user}/tokens"),
+    (May::Member,   "POST",   "/v1/tenants/{tenant}/users/{user}/tokens"),
+    (May::Member,   "DELETE", "/v1/tenants/{tenant}/users/{user}/tokens/{token}"),
+    (May::Member,   "PUT",    "/v1/tenants/{tenant}/users/{user}/keys"),
+    (May::Member,   "DELETE", "/v1/tenants/{tenant}/users/{user}/keys/{key}"),
+    (May::Operator, "GET",    "/v1/tenants/{tenant}"),
+    (May::Operator, "GET",    "/v1/audit"),
+    (May::Admin,    "GET",    "/v1/tenants"),
+    (May::Admin,    "POST",   "/v1/tenants"),
+    (May::Admin,    "DELETE", "/v1/tenants/{tenant}"),
+    (May::Admin,    "PUT",    "/v1/tenants/{tenant}/quota"),
+    (May::Admin,    "GET",    "/v1/tenants/{tenant}/users"),
+    (May::Admin,    "PUT",    "/v1/tenants/{tenant}/users/{user}"),
+    (May::Admin,    "DELETE", "/v1/tenants/{tenant}/users/{user}"),
+    (May::Admin,    "PUT",    "/v1/images/{image}/shared"),
+    (May::Admin,    "GET",    "/v1/hosts"),
+    (May::Admin,    "GET",    "/v1/hosts/{host}"),
+    (May::Admin,    "DELETE", "/v1/hosts/{host}"),
+    (May::Admin,    "POST",   "/v1/hosts/{host}/token"),
+    (May::Admin,    "POST",   "/v1/hosts/{host}/revoke"),
+    (May::Admin,    "POST",   "/v1/operators/revoke"),
+    (May::Admin,    "GET",    "/v1/links"),
+    (May::Admin,    "POST",   "/v1/links/probe"),
+    (May::Admin,    "GET",    "/metrics"),
+];
+
+/// Who sends a request.
+#[derive(Debug, Clone)]
+pub enum Sender {
+    User(Caller),
+    Host(HostId),
+    Stranger,
+    /// The controller does not call itself.
+    Controller,
+}
+
+impl Sender {
+    /// # Errors
+    /// When a token does not count, or it is not known who sends the request.
+    fn of(cluster: &Cluster, request: &Request) -> Result<Self, String> {
+        if let Some(token) = bearer(request.headers()) {
+            let user = cluster.accounts.by_token(token);
+            let user = user.ok_or("the token is wrong, expired or revoked")?;
+            return Ok(Self::User(user.into()));
+        }
+        match request.extensions().get::<Peer>() {
+            None => Err("an unknown client may not ask for this".to_owned()),
+            Some(peer @ (Peer::Local | Peer::NotKnown)) => Ok(Self::User(Caller::admin(peer))),
+            Some(Peer::Stranger) => Ok(Self::Stranger),
+            Some(peer @ Peer::Known(certified)) => Ok(match &certified.identity {
+                PeerIdentity::Operator => Self::User(Caller::admin(peer)),
+                PeerIdentity::Host(host) => Self::Host(host.clone()),
+                PeerIdentity::Controller => Self::Controller,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(caller) => f.write_str(&caller.who),
+            Self::Host(host) => write!(f, "host {host}"),
+            Self::Stranger => f.write_str("a client without a certificate or a token"),
+            Self::Controller => f.write_str("the controller"),
+        }
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// The value of the first `{x}`, if the path has this pattern.
+fn matched<'a>(pattern: &str, path: &'a str) -> Option<Option<&'a str>> {
+    let (mut expected, mut parts) = (pattern.split('/'), path.split('/'));
+    let mut first = None;
+    loop {
+        match (expected.next(), parts.next()) {
+            (None, None) => return Some(first),
+            (Some(rest), _) if rest.starts_with("{*") => return Some(first),
+            (Some(expected), Some(part)) if expected.starts_with('{') && !part.is_empty() => {
+                first = first.or(Some(part));
+            }
+            (Some(expected), Some(part)) if expected == part => {}
+            _ => return None,
+        }
+    }
+}
+
+/// Whether this sender may send a request with this method and path.
+pub fn may(sender: &Sender, method: &Method, path: &str) -> bool {
+    // A HEAD request is answered as a GET request, without the body.
+    let method = if method == Method::HEAD { &Method::GET } else { method };
+    let found = TABLE.iter().find_map(|(may, of, pattern)| {
+        let is_of = *of == method.as_str();
+        matched(pattern, path).filter(|_| is_of).map(|first| (*may, first))
+    });
+    let (least, first) = found.unwrap_or((May::Admin, None));
+    match sender {
+        Sender::User(caller) => match least {
+            May::Member => true,
+            May::Operator => caller.role >= Role::Operator,
+            May::Stranger | May::ThisHost | May::Host | May::Admin => caller.is_admin(),
+        },
+        Sender::Host(own) => match least {
+            May::ThisHost => first == Some(own.as_str()),
+            May::Host => true,
             _ => false,
         },
-        // The controller does not call itself.
-        Some(PeerIdentity::Controller) => false,
-        None => matches!((method.as_str(), path), ("POST", ["v1", "enrol"])),
+        Sender::Stranger => least == May::Stranger,
+        Sender::Controller => false,
+    }
+}
+
+/// Refuses what the sender may not ask for, tells the handlers who asks, and writes the audit log. It is asked before the
+/// routes are, so a new route is closed until the table opens it.
+pub async fn admit(
+    State(cluster): State<Arc<Cluster>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let refuse = |why: String| {
+        Failure(Problem::forbidden(format!("can't answer {method} {path}"), why)).into_response()
+    };
+    let sender = match Sender::of(&cluster, &request) {
+        Ok(sender) => sender,
+        Err(why) => return refuse(why),
+    };
+    let mut unwritten = Unwritten::new(&cluster, &sender, &method, &path);
+    let answer = if may(&sender, &method, &path) {
+        if let Sender::User(caller) = &sender {
+            request.extensions_mut().insert(caller.clone());
+        }
+        next.run(request).await
+    } else {
+        refuse(format!("{sender} may not ask for this"))
+    };
+    unwritten.answered(answer.status());
+    answer
+}
+
+/// An entry of the audit log. It is written when the request is over, also if the client has gone meanwhile.
+struct Unwritten {
+    cluster: Arc<Cluster>,
+    sender: Sender,
+    entry: AuditEntry,
+    /// Whether the request only reads, or is one that comes every few seconds.
+    is_noise: bool,
+}
+
+/// The status of a request whose client has gone before the answer.
+const GONE: u16 = 499;
+
+impl Unwritten {
+    fn new(cluster: &Arc<Cluster>, sender: &Sender, method: &Method, path: &str) -> Self {
+        let reads = [Method::GET, Method::HEAD].contains(method);
+        let is_noise = match sender {
+            Sender::User(_) => reads,
+            Sender::Host(_) => reads || *method == Method::PUT,
+            Sender::Stranger | Sender::Controller => false,
+        };
+        let entry = AuditEntry {
+            at_ms: now_ms(),
+            who: sender.to_string(),
+            request: format!("{method} {path}"),
+            thing: String::new(),
+            status: GONE,
+        };
+        Self { cluster: Arc::clone(cluster), sender: sender.clone(), entry, is_noise }
+    }
+
+    fn answered(&mut self, status: StatusCode) {
+        self.entry.status = status.as_u16();
+    }
+
+    /// Anybody who reaches the port could fill the log with what is refused to strangers.
+    fn is_wanted(&self) -> bool {
+        let refused = self.entry.status == StatusCode::FORBIDDEN.as_u16();
+        match self.sender {
+            Sender::User(_) | Sender::Host(_) => !self.is_noise || refused,
+            Sender::Stranger | Sender::Controller => !refused,
+        }
+    }
+}
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        if !self.is_wanted() {
+            return;
+        }
+        let mut entry = self.entry.clone();
+        let tenant = match &self.sender {
+            Sender::User(caller) => {
+                entry.thing = caller.thing.get().cloned().unwrap_or_default();
+                caller.tenant.clone()
+            }
+            Sender::Host(_) | Sender::Stranger | Sender::Controller => TenantName::default(),
+        };
+        let cluster = Arc::clone(&self.cluster);
+        // The disk may be slow, and the answer does not wait for it.
+        tokio::task::spawn_blocking(move || cluster.audit.add(&tenant, entry));
     }
 }

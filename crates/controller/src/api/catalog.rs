@@ -6,18 +6,22 @@ use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
+use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{Snapshot, Upload};
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
 use perigee_model::{HostId, ImageName, Problem, VolumeName};
 
-use super::{Name, Shared, json};
+use super::caller::{Caller, Full};
+use super::{Shared, json};
 use crate::leave_site::{self, Of};
 use crate::{catalog, images, replicas as of_volumes, volume_moves};
 
 #[utoipa::path(get, path = "/images", tag = "images",
     responses((status = 200, body = Vec<ClusterImage>)))]
-pub async fn images(State(cluster): Shared) -> Reply<Vec<ClusterImage>> {
-    json(images::images(&cluster).await?)
+pub async fn images(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterImage>> {
+    let mut images = images::images(&cluster).await?;
+    images.retain(|image| image.shared || caller.sees(image.name.as_str()));
+    json(images)
 }
 
 /// Imports an image at one host. The other hosts get copies, which can be used at once and are completed in the
@@ -26,8 +30,10 @@ pub async fn images(State(cluster): Shared) -> Reply<Vec<ClusterImage>> {
     responses((status = 200, body = ClusterImage)))]
 pub async fn import_image(
     State(cluster): Shared,
+    caller: Caller,
     Json(new): Json<NewImage>,
 ) -> Reply<ClusterImage> {
+    let new = caller.new_image(&cluster, new)?;
     // In a task of its own, because a client that disconnects must not end an import.
     let import = tokio::spawn(async move { images::import(&cluster, new).await });
     json(import.await.map_err(|e| Problem::internal("can't import an image", e))??)
@@ -54,28 +60,37 @@ pub async fn upload_image(
 
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
     responses((status = 200, body = ClusterImage)))]
-pub async fn image(State(cluster): Shared, Name(image): Name<ImageName>) -> Reply<ClusterImage> {
+pub async fn image(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(image): Full<ImageName>,
+) -> Reply<ClusterImage> {
+    let image = caller.image(&cluster, &image).await?;
     json(images::image(&cluster, &image).await?)
 }
 
 #[utoipa::path(delete, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
     responses((status = 200)))]
-pub async fn delete_image(State(cluster): Shared, Name(image): Name<ImageName>) -> Reply<()> {
+pub async fn delete_image(State(cluster): Shared, Full(image): Full<ImageName>) -> Reply<()> {
     json(images::delete(&cluster, &image).await?)
 }
 
 #[utoipa::path(get, path = "/volumes", tag = "volumes",
     responses((status = 200, body = Vec<ClusterVolume>)))]
-pub async fn volumes(State(cluster): Shared) -> Reply<Vec<ClusterVolume>> {
-    json(catalog::volumes(&cluster).await?)
+pub async fn volumes(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterVolume>> {
+    let mut volumes = catalog::volumes(&cluster).await?;
+    volumes.retain(|volume| caller.sees(volume.name.as_str()));
+    json(volumes)
 }
 
 #[utoipa::path(post, path = "/volumes", tag = "volumes", request_body = NewVolume,
     responses((status = 200, body = ClusterVolume)))]
 pub async fn create_volume(
     State(cluster): Shared,
+    caller: Caller,
     Json(new): Json<NewVolume>,
 ) -> Reply<ClusterVolume> {
+    let new = caller.new_volume(&cluster, new).await?;
     json(catalog::create(&cluster, new).await?)
 }
 
@@ -83,14 +98,14 @@ pub async fn create_volume(
     params(("volume" = String, Path)), responses((status = 200, body = ClusterVolume)))]
 pub async fn volume(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
 ) -> Reply<ClusterVolume> {
     json(catalog::volume(&cluster, &volume).await?)
 }
 
 #[utoipa::path(delete, path = "/volumes/{volume}", tag = "volumes",
     params(("volume" = String, Path)), responses((status = 200)))]
-pub async fn delete_volume(State(cluster): Shared, Name(volume): Name<VolumeName>) -> Reply<()> {
+pub async fn delete_volume(State(cluster): Shared, Full(volume): Full<VolumeName>) -> Reply<()> {
     json(catalog::delete(&cluster, &volume).await?)
 }
 
@@ -100,10 +115,25 @@ pub async fn delete_volume(State(cluster): Shared, Name(volume): Name<VolumeName
     responses((status = 200, body = ClusterImage)))]
 pub async fn snapshot(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    caller: Caller,
+    Full(volume): Full<VolumeName>,
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
+    let ask = Snapshot { image: caller.new_name(&cluster, &ask.image)? };
     json(images::snapshot(&cluster, &volume, &ask).await?)
+}
+
+/// Lets every tenant use an image of the tenant `default`, or ends that. A tenant's own image of the same name comes
+/// first. Jobs and volumes that use it already go on.
+#[utoipa::path(put, path = "/images/{image}/shared", tag = "images",
+    params(("image" = String, Path)), request_body = ShareImage,
+    responses((status = 200, body = ClusterImage)))]
+pub async fn share_image(
+    State(cluster): Shared,
+    Full(image): Full<ImageName>,
+    Json(ask): Json<ShareImage>,
+) -> Reply<ClusterImage> {
+    json(images::share(&cluster, &image, ask.shared).await?)
 }
 
 /// Changes whether a volume may leave its site. `never` is refused while other sites have copies; `allowed` has to
@@ -113,7 +143,7 @@ pub async fn snapshot(
     responses((status = 200, body = LeaveSiteSet)))]
 pub async fn set_volume_leave_site(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
     Json(ask): Json<SetLeaveSite>,
 ) -> Reply<LeaveSiteSet> {
     json(leave_site::set(&cluster, &Of::Volume(volume), ask).await?)
@@ -125,7 +155,7 @@ pub async fn set_volume_leave_site(
     responses((status = 200, body = LeaveSiteSet)))]
 pub async fn set_image_leave_site(
     State(cluster): Shared,
-    Name(image): Name<ImageName>,
+    Full(image): Full<ImageName>,
     Json(ask): Json<SetLeaveSite>,
 ) -> Reply<LeaveSiteSet> {
     json(leave_site::set(&cluster, &Of::Image(image), ask).await?)
@@ -137,7 +167,7 @@ pub async fn set_image_leave_site(
     responses((status = 200, body = ClusterImage)))]
 pub async fn replicate_image(
     State(cluster): Shared,
-    Name(image): Name<ImageName>,
+    Full(image): Full<ImageName>,
     Json(ask): Json<ReplicateImage>,
 ) -> Reply<ClusterImage> {
     json(images::replicate(&cluster, &image, &ask.to).await?)
@@ -150,7 +180,7 @@ pub async fn replicate_image(
     responses((status = 200, body = VolumeMove)))]
 pub async fn move_volume(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
     Json(ask): Json<MoveVolume>,
 ) -> Reply<VolumeMove> {
     if !ask.confirmed {
@@ -164,7 +194,7 @@ pub async fn move_volume(
     params(("volume" = String, Path)), responses((status = 200, body = VolumeMove)))]
 pub async fn last_move(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
 ) -> Reply<VolumeMove> {
     json(volume_moves::of_volume(&cluster, &volume).await?)
 }
@@ -174,7 +204,7 @@ pub async fn last_move(
     params(("volume" = String, Path)), responses((status = 200, body = VolumeMove)))]
 pub async fn cancel_volume_move(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
 ) -> Reply<VolumeMove> {
     json(volume_moves::cancel(&cluster, &volume).await?)
 }
@@ -185,7 +215,7 @@ pub async fn cancel_volume_move(
     responses((status = 200, body = Replica)))]
 pub async fn replicate_volume(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
     Json(ask): Json<ReplicateVolume>,
 ) -> Reply<Replica> {
     json(of_volumes::replicate(&cluster, &volume, &ask).await?)
@@ -197,7 +227,7 @@ pub async fn replicate_volume(
     responses((status = 200, body = Replica)))]
 pub async fn stop_replica(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
     Json(ask): Json<StopReplica>,
 ) -> Reply<Replica> {
     json(of_volumes::stop(&cluster, &volume, &ask.to).await?)
@@ -209,7 +239,7 @@ pub async fn stop_replica(
     responses((status = 200, body = Promotion)))]
 pub async fn promote_volume(
     State(cluster): Shared,
-    Name(volume): Name<VolumeName>,
+    Full(volume): Full<VolumeName>,
     Json(ask): Json<PromoteVolume>,
 ) -> Reply<Promotion> {
     // In a task of its own: a client that disconnects does not leave it in the middle.

@@ -10,54 +10,67 @@ use perigee_model::plan::{Decision, Plan, Score};
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
 
-use super::{Name, Shared, json};
+use super::caller::{Caller, Full};
+use super::{Shared, json};
 use crate::{files, jobs, planning};
 
 /// Stores input files for a job; the body is a tar.
 #[utoipa::path(post, path = "/bundles", tag = "jobs",
     request_body(content = Vec<u8>, content_type = "application/x-tar"),
     responses((status = 200, body = Bundle)))]
-pub async fn upload_bundle(State(cluster): Shared, body: Body) -> Reply<Bundle> {
-    json(files::store_bundle(&cluster.state_dir, body.into_data_stream()).await?)
+pub async fn upload_bundle(State(cluster): Shared, caller: Caller, body: Body) -> Reply<Bundle> {
+    json(files::store_bundle(&cluster.state_dir, &caller.tenant, body.into_data_stream()).await?)
 }
 
 /// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,
     responses((status = 200, body = Plan)))]
-pub async fn plan(State(cluster): Shared, Json(spec): Json<JobSpec>) -> Reply<Plan> {
+pub async fn plan(
+    State(cluster): Shared,
+    caller: Caller,
+    Json(spec): Json<JobSpec>,
+) -> Reply<Plan> {
+    let spec = caller.job(&cluster, spec).await?;
     jobs::check(&cluster, &spec).await?;
     json(planning::plan(&cluster, &spec).await?)
 }
 
 #[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobSpec,
     responses((status = 200, body = Job)))]
-pub async fn submit(State(cluster): Shared, Json(spec): Json<JobSpec>) -> Reply<Job> {
+pub async fn submit(
+    State(cluster): Shared,
+    caller: Caller,
+    Json(spec): Json<JobSpec>,
+) -> Reply<Job> {
+    let spec = caller.job(&cluster, spec).await?;
     json(jobs::submit(&cluster, spec).await?)
 }
 
 /// All jobs, the oldest first.
 #[utoipa::path(get, path = "/jobs", tag = "jobs", responses((status = 200, body = Vec<Job>)))]
-pub async fn list(State(cluster): Shared) -> Reply<Vec<Job>> {
-    json(jobs::list(&cluster).await?)
+pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Job>> {
+    let mut jobs = jobs::list(&cluster).await?;
+    jobs.retain(|job| caller.sees_this_job(job));
+    json(jobs)
 }
 
 #[utoipa::path(get, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Job)))]
-pub async fn info(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job> {
+pub async fn info(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Job> {
     json(jobs::get(&cluster, &job).await?)
 }
 
 /// Deletes an ended job with its log and its output.
 #[utoipa::path(delete, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200)))]
-pub async fn delete(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<()> {
+pub async fn delete(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<()> {
     json(jobs::delete(&cluster, &job).await?)
 }
 
 /// Cancels a job. The answer comes at once.
 #[utoipa::path(post, path = "/jobs/{job}/cancel", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Job)))]
-pub async fn cancel(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Job> {
+pub async fn cancel(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Job> {
     json(jobs::intend(&cluster, &job, |intent| intent.cancel = true).await?)
 }
 
@@ -75,7 +88,7 @@ pub struct Page {
     responses((status = 200, body = Vec<LogLine>)))]
 pub async fn log(
     State(cluster): Shared,
-    Name(job): Name<JobId>,
+    Full(job): Full<JobId>,
     query: Result<Query<Page>, axum::extract::rejection::QueryRejection>,
 ) -> Reply<Vec<LogLine>> {
     let Query(page) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
@@ -85,7 +98,7 @@ pub async fn log(
 
 #[utoipa::path(get, path = "/jobs/{job}/decisions", tag = "jobs",
     params(("job" = String, Path)), responses((status = 200, body = Vec<Decision>)))]
-pub async fn decisions(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Vec<Decision>> {
+pub async fn decisions(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Vec<Decision>> {
     jobs::record(&cluster, &job).await?;
     json(planning::decisions(&cluster, &job).await?)
 }
@@ -93,21 +106,21 @@ pub async fn decisions(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<
 /// Compares the predictions for all stored jobs with their measured times.
 #[utoipa::path(get, path = "/planner/score", tag = "jobs",
     responses((status = 200, body = Score)))]
-pub async fn score(State(cluster): Shared) -> Reply<Score> {
-    json(planning::score(&cluster).await?)
+pub async fn score(State(cluster): Shared, caller: Caller) -> Reply<Score> {
+    json(planning::score(&cluster, |full| caller.sees(full)).await?)
 }
 
 /// The job's time series.
 #[utoipa::path(get, path = "/jobs/{job}/samples", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Vec<Sample>)))]
-pub async fn samples(State(cluster): Shared, Name(job): Name<JobId>) -> Reply<Vec<Sample>> {
+pub async fn samples(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Vec<Sample>> {
     json(jobs::samples(&cluster, &job).await?)
 }
 
 /// The output tar of a job whose command has ended.
 #[utoipa::path(get, path = "/jobs/{job}/output", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "application/x-tar")))]
-pub async fn output(State(cluster): Shared, Name(job): Name<JobId>) -> Result<Response, Failure> {
+pub async fn output(State(cluster): Shared, Full(job): Full<JobId>) -> Result<Response, Failure> {
     let state = jobs::record(&cluster, &job).await?.job.state;
     let path = files::output_path(&cluster.state_dir, &job);
     let what = format!("output of job {job}");

@@ -1,18 +1,20 @@
 //! The controller's HTTP API and its OpenAPI document, made from the same handlers.
 
+mod caller;
 mod callers;
 mod catalog;
 mod enrol;
 mod hosts;
 mod jobs;
 mod metrics;
+mod tenants;
 mod vms;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use perigee_http::guard::restrict;
+use axum::middleware::from_fn_with_state;
 use perigee_http::{Failure, Json};
 use perigee_model::Problem;
 use utoipa::OpenApi;
@@ -22,7 +24,9 @@ use utoipa_axum::routes;
 
 use crate::cluster::Cluster;
 #[cfg(test)]
-pub use callers::may;
+pub use caller::Caller;
+#[cfg(test)]
+pub use callers::{Sender, TABLE, may};
 
 type Shared = State<Arc<Cluster>>;
 
@@ -30,7 +34,7 @@ type Shared = State<Arc<Cluster>>;
 #[openapi(
     info(
         title = "Perigee controller",
-        description = "Hosts, images, volumes, VMs and jobs of one cluster. Every error is a Problem.",
+        description = "Hosts, tenants, images, volumes, VMs and jobs of one cluster. A short name is one of the own tenant; answers have full names, TENANT~NAME. Every error is a Problem.",
         license(name = "Apache-2.0")
     ),
     components(schemas(Problem))
@@ -58,6 +62,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::snapshot))
         .routes(routes!(catalog::set_volume_leave_site))
         .routes(routes!(catalog::set_image_leave_site))
+        .routes(routes!(catalog::share_image))
         .routes(routes!(catalog::replicate_image))
         .routes(routes!(catalog::move_volume, catalog::last_move))
         .routes(routes!(catalog::cancel_volume_move))
@@ -80,7 +85,18 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(jobs::decisions))
         .routes(routes!(jobs::score))
         .routes(routes!(jobs::samples))
-        .routes(routes!(jobs::output));
+        .routes(routes!(jobs::output))
+        .routes(routes!(tenants::me))
+        .routes(routes!(tenants::audit))
+        .routes(routes!(tenants::list, tenants::create))
+        .routes(routes!(tenants::info, tenants::delete))
+        .routes(routes!(tenants::set_quota))
+        .routes(routes!(tenants::users))
+        .routes(routes!(tenants::user, tenants::put_user, tenants::remove_user))
+        .routes(routes!(tenants::tokens, tenants::make_token))
+        .routes(routes!(tenants::revoke_token))
+        .routes(routes!(tenants::put_key))
+        .routes(routes!(tenants::remove_key));
     let mut router = OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1);
     document_failures(router.get_openapi_mut());
     router
@@ -109,8 +125,8 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .route("/v1/openapi.json", axum::routing::get(move || async { axum::Json(document) }))
         .route("/metrics", axum::routing::get(metrics::metrics))
         .fallback(nothing_here)
-        .with_state(cluster);
-    restrict(router, callers::may)
+        .with_state(Arc::clone(&cluster));
+    router.layer(from_fn_with_state(cluster, callers::admit))
 }
 
 async fn nothing_here(request: axum::extract::Request) -> Failure {
@@ -118,7 +134,8 @@ async fn nothing_here(request: axum::extract::Request) -> Failure {
     Problem::not_found(what, "the API has no such path").next("see /v1/openapi.json").into()
 }
 
-/// A path parameter. If it is not a valid name, the answer is a [`Problem`].
+/// A path parameter that is no tenant's ([`caller::Full`] is for the others). If it is not a valid name, the answer is a
+/// [`Problem`].
 struct Name<T>(T);
 
 impl<T, S> axum::extract::FromRequestParts<S> for Name<T>
@@ -140,10 +157,16 @@ where
     }
 }
 
+/// The API's document.
+#[cfg(test)]
+pub fn document() -> serde_json::Value {
+    serde_json::to_value(routes().split_for_parts().1).expect("JSON")
+}
+
 /// Every method and path of the API's document.
 #[cfg(test)]
 pub fn operations() -> Vec<(String, String)> {
-    let document = serde_json::to_value(routes().split_for_parts().1).expect("JSON");
+    let document = document();
     let paths = document["paths"].as_object().expect("paths").clone();
     let methods = |item: &serde_json::Value| -> Vec<String> {
         let known = ["get", "put", "post", "delete"].map(str::to_owned);

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
+use perigee_model::tenant::Running;
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
 use perigee_planner::Traits;
-use perigee_planner::queue::{Demand, VolumeUse};
+use perigee_planner::queue::{Demand, Holder, VolumeUse};
 use tokio::sync::Notify;
 
 use holds::Held;
@@ -72,6 +73,15 @@ pub struct Grant {
     pub volume_homes: Vec<HostId>,
     /// [`Index::home_changes`] before these homes were looked for.
     pub homes_at: u64,
+}
+
+/// What the jobs have that no longer wait.
+#[derive(Debug, Default)]
+pub struct Taken {
+    pub held: BTreeMap<Holder, Demand>,
+    /// By tenant.
+    pub running: BTreeMap<String, Running>,
+    pub uses: Vec<VolumeUse>,
 }
 
 /// The reserved capacity of a host.
@@ -247,19 +257,21 @@ impl Index {
         waiting.cloned().collect()
     }
 
-    /// The capacity of each owner's jobs that no longer wait, and the volumes that they use.
-    pub fn taken(&self) -> (BTreeMap<String, Demand>, Vec<VolumeUse>) {
+    /// The capacity of the jobs that no longer wait, and the volumes that they use.
+    pub fn taken(&self) -> Taken {
         let inner = self.lock();
-        let (mut held, mut uses) = (BTreeMap::<String, Demand>::new(), Vec::new());
+        let mut taken = Taken::default();
         for (id, record) in &inner.jobs {
             let granted = inner.grants.contains_key(id);
             if record.job.state == JobState::Queued && !granted {
                 continue;
             }
-            held.entry(record.job.spec.owner.clone()).or_default().add(demand_of(record));
-            uses.extend(volume_uses(record));
+            let (holder, demand) = (Holder::of(id, &record.job.spec.owner), demand_of(record));
+            taken.running.entry(holder.tenant.clone()).or_default().add(demand.running());
+            taken.held.entry(holder).or_default().add(demand);
+            taken.uses.extend(volume_uses(record));
         }
-        (held, uses)
+        taken
     }
 
     /// Lets a queued job start, unless a volume of it may have got another home in the meantime.

@@ -20,6 +20,8 @@ use perigee_http::{Authority, Identity, Network, PeerIdentity};
 use perigee_model::{ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use tokio::sync::{Notify, broadcast, mpsc};
 
+use crate::accounts::Accounts;
+use crate::audit::Audit;
 use crate::files;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
@@ -110,6 +112,9 @@ pub struct Cluster {
     pub authority: Authority,
     /// Whoever makes tokens and certificates, or revokes some, takes turns.
     pub enrolling: tokio::sync::Mutex<()>,
+    /// Tenants and their users.
+    pub accounts: Accounts,
+    pub audit: Audit,
     /// How the controller talks with hosts and clients over TCP.
     pub network: Network,
     pub hosts: Hosts,
@@ -151,6 +156,7 @@ impl Cluster {
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
         let authority = crate::authority(state_dir)?;
         let network = traffic.network(&authority)?;
+        let (accounts, audit) = (Accounts::load(&records).await?, Audit::open(state_dir)?);
         let hosts = Hosts::load(&records, timing.host_deadline, network.clone()).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
@@ -159,6 +165,8 @@ impl Cluster {
             records,
             authority,
             enrolling: tokio::sync::Mutex::default(),
+            accounts,
+            audit,
             network,
             hosts,
             index,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, Problem};
 use perigee_planner::{Boot, PastRun};
 use serde::{Deserialize, Serialize};
@@ -77,11 +78,16 @@ impl Taught {
         self.lock().histories.get(key).cloned()
     }
 
-    /// The newest run of each other kind of job that is in memory, [`OTHERS_MAX`] at most.
-    pub fn others(&self, key: &str) -> Vec<PastRun> {
+    /// The newest run of each other kind of the tenant's jobs that is in memory, [`OTHERS_MAX`] at most.
+    pub fn others(&self, key: &str, tenant: &str) -> Vec<PastRun> {
         let inner = self.lock();
         let others = inner.histories.iter().filter(|(other, _)| *other != key);
-        others.filter_map(|(_, history)| history.runs.last().cloned()).take(OTHERS_MAX).collect()
+        let newest = others.filter_map(|(_, history)| history.runs.last());
+        newest
+            .filter(|run| tenant_of(&run.traits.name) == tenant)
+            .take(OTHERS_MAX)
+            .cloned()
+            .collect()
     }
 
     pub fn set_history(&self, key: &str, history: Arc<History>) {

@@ -13,12 +13,13 @@ async fn an_entry_that_leaves_its_directory_is_refused() {
     std::fs::create_dir(dir.path().join("bundles")).expect("mkdir");
     for bad in ["/etc/passwd", "a/../../b", ".."] {
         let tar = tar_of(&[(bad, tar::EntryType::Regular)]);
-        let problem = store_bundle(dir.path(), body(tar)).await.expect_err(bad);
+        let problem =
+            store_bundle(dir.path(), &TenantName::default(), body(tar)).await.expect_err(bad);
         assert_eq!(problem.kind, perigee_model::ProblemKind::Invalid);
     }
     let device = tar_of(&[("disk", tar::EntryType::Block)]);
-    assert!(store_bundle(dir.path(), body(device)).await.is_err());
-    assert!(store_bundle(dir.path(), body(vec![7; 2000])).await.is_err());
+    assert!(store_bundle(dir.path(), &TenantName::default(), body(device)).await.is_err());
+    assert!(store_bundle(dir.path(), &TenantName::default(), body(vec![7; 2000])).await.is_err());
     let left = std::fs::read_dir(dir.path().join("bundles")).expect("ls").count();
     assert_eq!(left, 0, "nothing stays of a refused bundle");
 }

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::{copy, image, take_name};
+use crate::accounts;
 use crate::catalog::{reachable, roomiest};
 use crate::cluster::{Cluster, Hold, HostLink};
 use crate::records::{ImageRecord, PendingImport, image_key};
@@ -35,7 +36,8 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     let import = PendingImport { host: first.id.clone(), source: new.source, format: new.format };
     let layer = Some(LayerId(Uuid::new_v4()));
     let leave_site = new.leave_site;
-    let record = ImageRecord { name: new.name.clone(), layer, import: Some(import), leave_site };
+    let import = Some(import);
+    let record = ImageRecord { layer, import, leave_site, ..ImageRecord::new(new.name.clone()) };
     take_name(cluster, &what, &record).await?;
     finish_import(cluster, &first, record).await?;
     image(cluster, &new.name).await
@@ -62,8 +64,8 @@ async fn finish_import(
             return Err(Problem::conflict(format!("can't import image {name}"), why));
         }
     };
-    match told {
-        Ok(Ok(_)) => {}
+    let info = match told {
+        Ok(Ok(info)) => info,
         // The host has said how it ended.
         Ok(Err(problem)) => {
             cluster.records.remove(&key).await?;
@@ -80,8 +82,11 @@ async fn finish_import(
             cluster.records.remove(&key).await?;
             return Err(problem);
         }
-    }
-    cluster.records.put(&key, &ImageRecord { import: None, ..record.clone() }).await?;
+    };
+    let _room = room_for(cluster, host, name, info.size_bytes).await?;
+    let size_bytes = Some(info.size_bytes);
+    let known = ImageRecord { import: None, size_bytes, ..record.clone() };
+    cluster.records.put(&key, &known).await?;
     let gets_copy = |other: &HostLink| {
         let is_near = other.addresses.site == host.addresses.site;
         other.id != host.id && (is_near || !record.leave_site.is_never())
@@ -93,6 +98,33 @@ async fn finish_import(
         }
     }
     Ok(())
+}
+
+/// Takes room in the tenant's quota for an image that was just made. Its size was not known before.
+///
+/// # Errors
+/// `NoSpace` if there is no such room. Then the image is deleted again.
+async fn room_for<'a>(
+    cluster: &'a Cluster,
+    host: &HostLink,
+    name: &ImageName,
+    size_bytes: u64,
+) -> Result<accounts::Held<'a>, Problem> {
+    let refused = match accounts::hold_volume(cluster, name.as_str(), size_bytes).await {
+        Err(problem) if problem.kind == ProblemKind::NoSpace => problem,
+        room => return room,
+    };
+    match host.volume.delete(&format!("/v1/images/{name}")).await {
+        // Its record stays, so that the image can be deleted.
+        Err(problem) if problem.kind != ProblemKind::NotFound => {
+            tracing::warn!(
+                "can't delete image {name} at {}, which is over a quota: {problem}",
+                host.id
+            );
+        }
+        _ => cluster.records.remove(&image_key(name)).await?,
+    }
+    Err(refused)
 }
 
 /// Passes a file on to the host that is to make an image of it. Nothing of it is kept here.

@@ -30,6 +30,7 @@ use std::time::Duration;
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::limits::JOB_NUMBER;
 use perigee_model::plan::PredictedEnd;
+use perigee_model::tenant::{Running, sibling};
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
@@ -132,11 +133,17 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
 /// `Invalid` or `NotFound`, with the name of the field.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
     spec.check()?;
+    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let quota = cluster.accounts.quota_of(&spec.name);
+    if let Some(why) = quota.lacks(Running::default(), needs) {
+        return Err(Problem::invalid(format!("job {}", spec.name), why)
+            .next("ask for less, or ask an admin for more (perigee tenant quota)"));
+    }
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }
     if let Some(sha256) = &spec.inputs
-        && !files::keep_bundle(&cluster.state_dir, sha256)
+        && !files::keep_bundle(&cluster.state_dir, &sibling(&spec.name, sha256))
     {
         let why = format!("inputs: no bundle {sha256} was uploaded");
         return Err(Problem::invalid(format!("job {}", spec.name), why));
@@ -151,10 +158,13 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
 /// # Errors
 /// `NotFound`.
 pub async fn record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
-    cluster.records.read(&job_key(id)).await?.ok_or_else(|| {
-        Problem::not_found(format!("job {id}"), "there is no job with this name")
-            .next("`perigee job list` shows the jobs")
-    })
+    cluster.records.read(&job_key(id)).await?.ok_or_else(|| unknown(id))
+}
+
+/// The problem of a job that does not exist, or that somebody may not know of.
+pub fn unknown(id: &JobId) -> Problem {
+    Problem::not_found(format!("job {id}"), "there is no job with this name")
+        .next("`perigee job list` shows the jobs")
 }
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
@@ -253,7 +263,7 @@ pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Probl
 pub async fn collect_bundles(cluster: Arc<Cluster>) {
     loop {
         let jobs = cluster.unfinished_jobs();
-        let needed = jobs.iter().filter_map(|record| record.job.spec.inputs.clone()).collect();
+        let needed = jobs.iter().filter_map(|record| bundle_of(&record.job.spec)).collect();
         match files::collect_bundles(&cluster.state_dir, &needed) {
             Ok(0) => {}
             Ok(removed) => tracing::info!("{removed} bundles that no job needs are removed"),
@@ -284,13 +294,18 @@ pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     cluster.records.remove(&job_intent_key(id)).await?;
     remove_file(&files::output_path(&cluster.state_dir, id))?;
     cluster.records.remove(&job_key(id)).await?;
-    if let Some(sha256) = &record.job.spec.inputs {
-        let used = cluster.jobs().await?.iter().any(|r| r.job.spec.inputs.as_ref() == Some(sha256));
-        if !used {
-            remove_file(&files::bundle_path(&cluster.state_dir, sha256))?;
+    if let Some(bundle) = bundle_of(&record.job.spec) {
+        let mut jobs = cluster.jobs().await?.into_iter();
+        if !jobs.any(|record| bundle_of(&record.job.spec).as_ref() == Some(&bundle)) {
+            remove_file(&files::bundle_path(&cluster.state_dir, &bundle))?;
         }
     }
     Ok(())
+}
+
+/// The full name of a job's input files, which are its tenant's.
+fn bundle_of(spec: &JobSpec) -> Option<String> {
+    spec.inputs.as_ref().map(|sha256| sibling(&spec.name, sha256))
 }
 
 pub(crate) fn remove_file(path: &std::path::Path) -> Result<(), Problem> {

@@ -110,7 +110,8 @@ impl Run {
         let spec = &self.job().spec;
         let seed = seed(&self.id, spec, at);
         let dir = &self.cluster.state_dir;
-        let path = files::build_seed(dir, &self.id, seed, spec.inputs.as_deref()).await?;
+        let bundle = super::bundle_of(spec);
+        let path = files::build_seed(dir, &self.id, seed, bundle.as_deref()).await?;
         let fault =
             |e: std::io::Error| Problem::internal(format!("can't read {}", path.display()), e);
         let file = tokio::fs::File::open(&path).await.map_err(fault)?;

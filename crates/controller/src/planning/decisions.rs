@@ -65,10 +65,13 @@ pub fn asked_plan(figures: Vec<String>) -> Plan {
     Plan { basis: Basis::Running, options: Vec::new(), figures, moves: true }
 }
 
-/// Compares the predictions for all stored jobs with their measured times, and equal runs with each other.
-pub async fn score(cluster: &Cluster) -> Result<Score, Problem> {
-    let decisions: Vec<Decision> = cluster.records.list(DECISIONS).await?;
-    let histories: Vec<History> = cluster.records.list(RUNS).await?;
+/// Compares the predictions for all stored jobs whose full names are wanted with their measured times, and equal runs with
+/// each other.
+pub async fn score(cluster: &Cluster, is_wanted: impl Fn(&str) -> bool) -> Result<Score, Problem> {
+    let mut decisions: Vec<Decision> = cluster.records.list(DECISIONS).await?;
+    decisions.retain(|decision| is_wanted(decision.job.as_str()));
+    let mut histories: Vec<History> = cluster.records.list(RUNS).await?;
+    histories.retain(|history| history.runs.iter().all(|run| is_wanted(&run.traits.name)));
     let noise = perigee_planner::noise(histories.iter().map(|history| history.runs.as_slice()));
     Ok(Score { noise, ..Score::of(&decisions) })
 }

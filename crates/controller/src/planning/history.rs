@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::{Decision, Seconds, Trigger};
+use perigee_model::tenant::{DEFAULT_TENANT, tenant_of};
 use perigee_model::trace::HELD_BACK_US;
 use perigee_model::{HostId, Problem};
 use perigee_planner::replay::Replayed;
@@ -175,10 +176,14 @@ pub(super) async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<His
     Ok(history)
 }
 
-/// Jobs with the same image and command share a history. Their other differences are in their
+/// A tenant's jobs with the same image and command share a history. Their other differences are in their
 /// [`perigee_planner::Traits`].
 pub(crate) fn history_key(spec: &JobSpec) -> String {
-    format!("{RUNS}{}", digest(&serde_json::json!([spec.image, spec.command])))
+    let of = match tenant_of(&spec.name) {
+        DEFAULT_TENANT => serde_json::json!([spec.image, spec.command]),
+        tenant => serde_json::json!([spec.image, spec.command, tenant]),
+    };
+    format!("{RUNS}{}", digest(&of))
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {

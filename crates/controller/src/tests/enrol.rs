@@ -6,10 +6,13 @@ use std::sync::Arc;
 use axum::http::Method;
 use perigee_http::authority::NewKey;
 use perigee_http::identity::{Credentials, Revoked, Strangers};
-use perigee_http::{Certified, Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
+use perigee_http::{Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
 use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate};
+use perigee_model::tenant::{Me, NewTenant, Quota, Role};
 use perigee_model::vm::HostAddresses;
-use perigee_model::{HostId, Problem, ProblemKind, SiteId};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName, UserName};
+
+use crate::api::{Caller, Sender, TABLE};
 
 use super::{PATIENCE, TIMING, Traffic, wait_for};
 use crate::supervisor::Supervisor;
@@ -209,21 +212,35 @@ async fn a_controller_without_tls_gives_no_certificates() {
     supervisor.stop().await;
 }
 
-/// A route that is added later is closed for hosts and strangers until the table names it.
+/// A route that is added later is closed for all but admins until the table names it, and what the table names is a route.
+#[test]
+fn the_table_of_callers_has_every_operation_once() {
+    let routes = crate::api::operations();
+    // These are not in the document, which describes the API.
+    let others = ["GET /v1/openapi.json", "GET /metrics"].map(str::to_owned);
+    let mut served: Vec<String> =
+        routes.iter().map(|(method, path)| format!("{} {path}", method.to_uppercase())).collect();
+    served.extend(others);
+    served.sort();
+    let named = TABLE.iter().map(|(_, method, path)| format!("{method} {path}"));
+    let mut named: Vec<String> = named.collect();
+    named.sort();
+    assert_eq!(named, served);
+}
+
 #[test]
 fn hosts_and_strangers_get_nothing_of_the_api_but_what_the_table_names() {
-    let known = |identity| Peer::Known(Certified { identity, issued_ms: 0 });
-    let a_host = known(PeerIdentity::Host(host("home1")));
+    let a_host = Sender::Host(host("home1"));
+    let operator = Sender::User(Caller::admin(&Peer::Local));
     let mut open = Vec::new();
     for (method, path) in crate::api::operations() {
         let method = Method::from_bytes(method.to_uppercase().as_bytes()).expect("a method");
         // Every parameter is the host's own name: the most that it could ask for.
         let path = path.replace("{host}", "home1");
-        let segments: Vec<&str> = path.split('/').skip(1).collect();
-        let may = |peer: &Peer| crate::api::may(peer, &method, &segments);
-        assert!(may(&known(PeerIdentity::Operator)), "{method} {path}");
-        assert!(!may(&known(PeerIdentity::Controller)), "{method} {path}");
-        assert_eq!(may(&Peer::Stranger), path == "/v1/enrol", "{method} {path}");
+        let may = |sender: &Sender| crate::api::may(sender, &method, &path);
+        assert!(may(&operator), "{method} {path}");
+        assert!(!may(&Sender::Controller), "{method} {path}");
+        assert_eq!(may(&Sender::Stranger), path == "/v1/enrol", "{method} {path}");
         if may(&a_host) {
             open.push(format!("{method} {path}"));
         }
@@ -231,4 +248,26 @@ fn hosts_and_strangers_get_nothing_of_the_api_but_what_the_table_names() {
     open.sort();
     let table = ["GET /v1/revoked", "POST /v1/hosts/home1/certificate", "PUT /v1/hosts/home1"];
     assert_eq!(open, table);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_is_known_by_its_token_and_the_controller_by_its_fingerprint() {
+    let secure = Secure::up().await;
+    let cluster = &secure.supervisor.cluster;
+    let tenant = TenantName::new("acme").expect("a name");
+    let user = UserName::new("ann").expect("a name");
+    let new = NewTenant { name: tenant.clone(), quota: Quota::default() };
+    crate::accounts::create_tenant(cluster, new).await.expect("a tenant");
+    crate::accounts::put_user(cluster, &tenant, &user, Role::Member).await.expect("a user");
+    let made = crate::accounts::make_token(cluster, &tenant, &user, 3600).await.expect("a token");
+    let client = |fingerprint: &str| {
+        let client = Client::to_enrol(&secure.url, fingerprint, PATIENCE).expect("a client");
+        client.with_token(&made.token).expect("a token")
+    };
+    let known = client(cluster.authority.fingerprint());
+    assert_eq!(known.get::<Me>("/v1/me").await.expect("it is known").tenant, tenant);
+    forbidden(known.get::<serde_json::Value>("/v1/hosts").await);
+    let other = client(&"0".repeat(64)).get::<Me>("/v1/me").await.expect_err("another cluster");
+    assert_eq!(other.kind, ProblemKind::Unavailable, "{other}");
+    secure.supervisor.stop().await;
 }

@@ -15,6 +15,8 @@ mod migrations;
 mod queue;
 mod replicas;
 mod sure;
+mod tenant_walk;
+mod tenants;
 mod volume_moves;
 
 use std::future::Future;

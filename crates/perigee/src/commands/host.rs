@@ -11,7 +11,7 @@ use perigee_model::{HostId, Problem};
 
 use crate::Context;
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{controller_client, join};
+use crate::commands::{api, controller_client, join};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -132,7 +132,7 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
     match verb {
         HostVerb::Join { token, identity, address } => join::join(token, &identity, address).await,
         HostVerb::Token { host, controller } => {
-            let controller_url = controller.unwrap_or_else(|| context.api.clone());
+            let controller_url = controller.unwrap_or_else(|| api(context));
             let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });
             let made: MadeToken = client()?.post(&path, &ask).await?;
             output::text(&made.token);

@@ -153,7 +153,7 @@ fn left(job: &Job) -> String {
     end.left.map_or_else(|| "not known".to_owned(), |left| left.to_string())
 }
 
-/// The name of the user who submits. There are no accounts yet, so the controller trusts it.
+/// The name of this process's user. For a user who has logged in, the controller puts that user's name in its place.
 fn owner() -> String {
     let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
     user.map_or_else(|| DEFAULT_OWNER.to_owned(), |user| user.name)

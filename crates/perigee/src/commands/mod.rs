@@ -13,6 +13,7 @@ pub mod iscsi_clients;
 pub mod job;
 mod join;
 pub mod lab;
+pub mod login;
 pub mod moving;
 pub mod moving_volumes;
 pub mod nbd_clients;
@@ -23,7 +24,9 @@ pub mod remotes;
 mod replicas;
 pub mod soak;
 mod storm;
+pub mod tenant;
 pub mod trace;
+pub mod user;
 pub mod vm;
 pub mod volume;
 pub mod wan;
@@ -45,7 +48,11 @@ pub fn controller_client(context: &Context) -> Result<Client, Problem> {
 
 /// For a request whose answer may take this long.
 pub fn controller_client_within(context: &Context, wait: Duration) -> Result<Client, Problem> {
-    if let Some(path) = context.api.strip_prefix("unix:")
+    if let Some(kept) = login::kept(context)? {
+        return Ok(kept.client(wait)?.hint(NO_CONTROLLER));
+    }
+    let api = api(context);
+    if let Some(path) = api.strip_prefix("unix:")
         && !Path::new(path).exists()
     {
         return Err(Problem::unavailable(
@@ -54,14 +61,19 @@ pub fn controller_client_within(context: &Context, wait: Duration) -> Result<Cli
         )
         .next(NO_CONTROLLER));
     }
-    if context.api.starts_with("https://") {
+    if api.starts_with("https://") {
         let network = Network::Tls(Identity::load(&context.operator).map_err(|problem| {
-            problem.next("make one at the controller: `perigee controller operator DIR`; name it with --operator")
+            problem.next("log in with a token: perigee login; or make a certificate at the controller: perigee controller operator DIR, and name it with --operator")
         })?);
         let expected = Expected::Identity(PeerIdentity::Controller);
-        return Ok(network.client(&context.api, expected, wait)?.hint(NO_CONTROLLER));
+        return Ok(network.client(&api, expected, wait)?.hint(NO_CONTROLLER));
     }
-    Ok(Client::new(&context.api, wait)?.hint(NO_CONTROLLER))
+    Ok(Client::new(&api, wait)?.hint(NO_CONTROLLER))
+}
+
+/// The controller's address for those who have not logged in.
+pub fn api(context: &Context) -> String {
+    context.api.clone().unwrap_or_else(|| "unix:/run/perigee/controller.sock".to_owned())
 }
 
 const NO_CONTROLLER: &str =

@@ -1,9 +1,10 @@
 //! Decides which of the waiting jobs starts now, and where. It is a pure function of a snapshot.
 //!
-//! - **Order**: a higher priority comes first. Within a priority, the owner with the smallest share of the
-//!   cluster comes next. The share is the larger of the owner's shares of CPUs and memory (dominant resource
-//!   fairness, Ghodsi et al., NSDI 2011). Of one owner's jobs the one that was submitted first comes next.
-//!   Between equal shares the earlier submission decides.
+//! - **Order**: a higher priority comes first. Within a priority, the tenant with the smallest share of the
+//!   cluster comes next, and of its owners the one with the smallest share. The share is the larger of the shares of CPUs
+//!   and memory (dominant resource fairness, Ghodsi et al., NSDI 2011). Of one owner's jobs the one that was submitted
+//!   first comes next. Between equal shares the earlier submission decides.
+//! - **Quotas**: a job waits while its tenant's quota has no room for it.
 //! - **Ageing**: a waiting job gains a point of priority over jobs of other priorities in each
 //!   [`AGEING_STEP_MS`], so that none starves. Ageing does not change the order within a priority.
 //! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
@@ -21,6 +22,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use perigee_model::job::{Access, JobVolume, Start};
+use perigee_model::tenant::{Quota, Running, tenant_of};
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
 
 use room::Rooms;
@@ -36,9 +38,27 @@ pub struct Queue {
     /// The jobs that wait, in any order.
     pub waiting: Vec<Waiting>,
     /// The resources of each owner's jobs that no longer wait.
-    pub held: BTreeMap<String, Demand>,
+    pub held: BTreeMap<Holder, Demand>,
+    /// The tenants that have a quota, each with what its jobs use that no longer wait.
+    pub quotas: BTreeMap<String, (Quota, Running)>,
     /// The volumes that these jobs use.
     pub uses: Vec<VolumeUse>,
+}
+
+/// Whose a job is, to share the cluster fairly.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    /// Tenants share the cluster equally.
+    pub tenant: String,
+    /// Owners share their tenant's part equally.
+    pub owner: String,
+}
+
+impl Holder {
+    /// Of a job with an owner; the job's id names its tenant.
+    pub fn of(job: &JobId, owner: &str) -> Self {
+        Self { tenant: tenant_of(job.as_str()).to_owned(), owner: owner.to_owned() }
+    }
 }
 
 /// The resources that a host has for VMs: in total, and now.
@@ -66,6 +86,11 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// What one VM with this demand takes of its tenant's quota.
+    pub fn running(self) -> Running {
+        Running { vms: 1, cpus: self.cpus, memory_bytes: self.memory_bytes }
+    }
+
     fn fits(self, room: Self) -> bool {
         self.cpus <= room.cpus && self.memory_bytes <= room.memory_bytes
     }
@@ -88,8 +113,8 @@ impl Demand {
 pub struct Waiting {
     /// Unique in the queue.
     pub job: JobId,
-    /// The owner to whose share of the cluster it counts.
-    pub owner: String,
+    /// To whose share of the cluster it counts.
+    pub holder: Holder,
     /// A higher priority starts sooner.
     pub priority: i32,
     /// A number that grows with each submission.
@@ -137,7 +162,7 @@ pub enum Turn {
     Start(HostId),
     /// It keeps waiting.
     Wait {
-        /// Its position among the jobs that wait after this decision, from 1.
+        /// Its position among the jobs of its tenant that wait after this decision, from 1.
         place: u32,
         /// Why, in plain words for its owner.
         reason: String,
@@ -152,19 +177,33 @@ pub fn schedule(
 ) -> Vec<(JobId, Turn)> {
     let mut rooms = Rooms::new(&queue.hosts);
     let mut uses = queue.uses.clone();
+    let mut quotas = queue.quotas.clone();
     let mut turns = Vec::with_capacity(queue.waiting.len());
-    let mut place = 0;
+    let mut places: BTreeMap<&str, u32> = BTreeMap::new();
     for waiting in InOrder::new(queue) {
-        let turn = match try_start(waiting, &mut rooms, &mut uses, &mut choose) {
-            Ok(host) => Turn::Start(host),
+        let mut quota = quotas.get_mut(&waiting.holder.tenant);
+        let lacks =
+            quota.as_deref().and_then(|(quota, used)| quota.lacks(*used, waiting.demand.running()));
+        let started = match lacks {
+            Some(reason) => Err(reason),
+            None => try_start(waiting, &mut rooms, &mut uses, &mut choose),
+        };
+        let turn = match started {
+            Ok(host) => {
+                if let Some((_, used)) = &mut quota {
+                    used.add(waiting.demand.running());
+                }
+                Turn::Start(host)
+            }
             Err(mut reason) => {
-                place += 1;
+                let place = places.entry(&waiting.holder.tenant).or_default();
+                *place += 1;
                 if waiting.gained() > 0 {
                     let (from, to) = (waiting.priority, waiting.aged_priority());
                     reason =
                         format!("{reason}; its wait has raised its priority from {from} to {to}");
                 }
-                Turn::Wait { place, reason }
+                Turn::Wait { place: *place, reason }
             }
         };
         turns.push((waiting.job.clone(), turn));
@@ -209,17 +248,27 @@ fn volume_taken(waiting: &Waiting, uses: &[VolumeUse]) -> Option<String> {
     let taken = uses.iter().find(|other| {
         mine.iter().any(|own| own.volume == other.volume && (own.writes || other.writes))
     })?;
-    Some(format!("volume {} is in use by job {}", taken.volume, taken.job))
+    Some(format!("volume {} is in use by {}", taken.volume, named(&taken.job, waiting)))
+}
+
+/// A job as the owner of another one may know it.
+fn named(job: &JobId, to: &Waiting) -> String {
+    if tenant_of(job.as_str()) == to.holder.tenant {
+        format!("job {job}")
+    } else {
+        "another job".to_owned()
+    }
 }
 
 /// The jobs of one priority, by owner.
-type Line<'a> = BTreeMap<&'a str, VecDeque<&'a Waiting>>;
+type Line<'a> = BTreeMap<&'a Holder, VecDeque<&'a Waiting>>;
 
 /// The waiting jobs in scheduling order. Each job counts to its owner's share as soon as it was returned.
 struct InOrder<'a> {
     /// By priority, then by owner; each owner's first submission comes first.
     lines: BTreeMap<Reverse<i32>, Line<'a>>,
-    held: BTreeMap<&'a str, Demand>,
+    held: BTreeMap<&'a Holder, Demand>,
+    held_by_tenants: BTreeMap<&'a str, Demand>,
     total: Demand,
 }
 
@@ -230,23 +279,35 @@ impl<'a> InOrder<'a> {
         let mut lines: BTreeMap<_, Line> = BTreeMap::new();
         for waiting in all {
             let owners = lines.entry(Reverse(waiting.priority)).or_default();
-            owners.entry(waiting.owner.as_str()).or_default().push_back(waiting);
+            owners.entry(&waiting.holder).or_default().push_back(waiting);
         }
-        let held = queue.held.iter().map(|(owner, held)| (owner.as_str(), *held)).collect();
         let mut total = Demand::default();
         queue.hosts.iter().for_each(|host| total.add(host.total));
-        Self { lines, held, total }
+        let (held, held_by_tenants) = (BTreeMap::new(), BTreeMap::new());
+        let mut order = Self { lines, held, held_by_tenants, total };
+        queue.held.iter().for_each(|(holder, held)| order.hold(holder, *held));
+        order
+    }
+
+    fn hold(&mut self, holder: &'a Holder, demand: Demand) {
+        self.held.entry(holder).or_default().add(demand);
+        self.held_by_tenants.entry(&holder.tenant).or_default().add(demand);
     }
 
     /// The next job of one priority.
     fn first_of(&self, line: &Line<'a>) -> Option<&'a Waiting> {
         let firsts = line.values().filter_map(|of_owner| of_owner.front().copied());
-        firsts.min_by_key(|first| (self.share(&first.owner), first.submitted, &first.job))
+        firsts.min_by_key(|first| (self.shares(&first.holder), first.submitted, &first.job))
     }
 
-    /// The larger of the owner's shares, in millionths of the cluster.
-    fn share(&self, owner: &str) -> u64 {
-        let held = self.held.get(owner).copied().unwrap_or_default();
+    /// The shares of the tenant and of the owner.
+    fn shares(&self, holder: &Holder) -> [u64; 2] {
+        let tenant = self.held_by_tenants.get(holder.tenant.as_str());
+        [tenant, self.held.get(holder)].map(|held| self.share(held.copied().unwrap_or_default()))
+    }
+
+    /// The larger of the shares of CPUs and memory, in millionths of the cluster.
+    fn share(&self, held: Demand) -> u64 {
         let of = |part: u64, whole: u64| {
             let share = u128::from(part) * 1_000_000 / u128::from(whole.max(1));
             u64::try_from(share).unwrap_or(u64::MAX)
@@ -263,17 +324,17 @@ impl<'a> Iterator for InOrder<'a> {
         // Of equal priorities `min_by_key` returns the first, which is the higher one before ageing.
         let firsts = self.lines.values().filter_map(|line| self.first_of(line));
         let waiting = firsts.min_by_key(|first| Reverse(first.aged_priority()))?;
-        let (priority, owner) = (Reverse(waiting.priority), waiting.owner.as_str());
+        let (priority, holder) = (Reverse(waiting.priority), &waiting.holder);
         let line = self.lines.get_mut(&priority)?;
-        let of_owner = line.get_mut(owner)?;
+        let of_owner = line.get_mut(holder)?;
         of_owner.pop_front();
         if of_owner.is_empty() {
-            line.remove(owner);
+            line.remove(holder);
         }
         if line.is_empty() {
             self.lines.remove(&priority);
         }
-        self.held.entry(owner).or_default().add(waiting.demand);
+        self.hold(holder, waiting.demand);
         Some(waiting)
     }
 }

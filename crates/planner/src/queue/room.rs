@@ -4,7 +4,7 @@ use perigee_model::job::Start;
 use perigee_model::units::format_bytes;
 use perigee_model::{HostId, JobId};
 
-use super::{Demand, HostRoom, Waiting};
+use super::{Demand, HostRoom, Waiting, named};
 
 pub(super) struct Rooms {
     rooms: Vec<Room>,
@@ -142,7 +142,9 @@ impl Wait {
                     words(*free)
                 )
             }
-            Self::KeptForAnother(job) => format!("the hosts with room are reserved for job {job}"),
+            Self::KeptForAnother(job) => {
+                format!("the hosts with room are reserved for {}", named(job, waiting))
+            }
             Self::Starting => {
                 "each host with room is starting as many jobs as it may at once".to_owned()
             }

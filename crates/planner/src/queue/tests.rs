@@ -9,10 +9,20 @@ fn room(id: &str, cpus: u32, memory_mib: u64) -> HostRoom {
     HostRoom { id: host_id(id), site, total, free: total, start_slots: u32::MAX }
 }
 
+fn holder(tenant: &str, owner: &str) -> Holder {
+    Holder { tenant: tenant.to_owned(), owner: owner.to_owned() }
+}
+
+/// A job of another tenant than `default`.
+fn job_of(tenant: &str, number: u64, owner: &str) -> Waiting {
+    let id = JobId::new(format!("{tenant}~j-{number:04}")).unwrap();
+    Waiting { holder: Holder::of(&id, owner), job: id, ..job(number, owner, 1) }
+}
+
 fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
     Waiting {
         job: JobId::new(format!("j-{number:04}")).unwrap(),
-        owner: owner.to_owned(),
+        holder: holder("default", owner),
         priority: 0,
         submitted: number,
         waited_ms: 0,
@@ -83,10 +93,56 @@ fn the_owner_with_the_smallest_share_comes_next() {
     let queue = Queue {
         hosts: vec![room("h1", 4, 4096)],
         waiting: many.chain([job(11, "bob", 1), job(12, "bob", 1)]).collect(),
-        held: [("bob".to_owned(), Demand::default())].into(),
+        held: [(holder("default", "bob"), Demand::default())].into(),
         ..Queue::default()
     };
     assert_eq!(started(&schedule(&queue, first)), ["j-0001", "j-0011", "j-0002", "j-0012"]);
+}
+
+#[test]
+fn a_tenant_with_many_users_gets_no_more_than_one_with_a_single_user() {
+    let crowd =
+        (1..=9).map(|number| job_of("acme", number, if number % 2 == 0 { "ann" } else { "bob" }));
+    let queue = Queue {
+        hosts: vec![room("h1", 4, 4096)],
+        waiting: crowd.chain([job_of("blue", 11, "dan"), job_of("blue", 12, "dan")]).collect(),
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["acme~j-0001", "blue~j-0011", "acme~j-0002", "blue~j-0012"]);
+}
+
+#[test]
+fn a_job_waits_for_its_tenant_s_quota_and_keeps_no_host_meanwhile() {
+    let quota = Quota { vms: Some(2), ..Quota::default() };
+    let used = Running { vms: 1, ..Running::default() };
+    let queue = Queue {
+        hosts: vec![room("h1", 8, 8192)],
+        waiting: vec![job_of("acme", 1, "ann"), job_of("acme", 2, "ann"), job_of("blue", 3, "dan")],
+        quotas: [("acme".to_owned(), (quota, used))].into(),
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["acme~j-0001", "blue~j-0003"]);
+    let why = "it needs 1 of the tenant's 2 VMs, and 2 are in use";
+    assert_eq!(reason(&turns, "acme~j-0002"), why);
+}
+
+#[test]
+fn a_job_s_reason_to_wait_names_no_job_of_another_tenant() {
+    let mut large = job_of("acme", 1, "ann");
+    large.demand.cpus = 4;
+    let mut host = room("h1", 4, 4096);
+    host.free.cpus = 2;
+    let queue = Queue {
+        hosts: vec![host],
+        waiting: vec![large, job_of("acme", 2, "ann"), job_of("blue", 3, "dan")],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    let (own, other) = (reason(&turns, "acme~j-0002"), reason(&turns, "blue~j-0003"));
+    assert_eq!(own, "the hosts with room are reserved for job acme~j-0001");
+    assert_eq!(other, "the hosts with room are reserved for another job");
 }
 
 #[test]
@@ -182,7 +238,7 @@ fn jobs() -> impl Strategy<Value = Vec<Waiting>> {
 struct Run {
     hosts: Vec<HostRoom>,
     /// The host, the owner, the demand, and the step at which the job ends.
-    running: Vec<(HostId, String, Demand, u64)>,
+    running: Vec<(HostId, Holder, Demand, u64)>,
 }
 
 impl Run {
@@ -200,7 +256,7 @@ impl Run {
         for job in queue.waiting {
             match &turns[&job.job] {
                 Turn::Start(host) => {
-                    let of = (host.clone(), job.owner.clone(), job.demand, now + steps);
+                    let of = (host.clone(), job.holder.clone(), job.demand, now + steps);
                     self.running.push(of);
                     starts.push(job);
                 }
@@ -239,7 +295,7 @@ proptest! {
         let waits = |w: &Waiting| matches!(turns[&w.job], Turn::Wait { .. });
         for early in waiting.iter().filter(|w| waits(w)) {
             for late in waiting.iter().filter(|w| w.submitted > early.submitted && !waits(w)) {
-                let equal = late.owner == early.owner
+                let equal = late.holder == early.holder
                     && late.demand == early.demand
                     && late.priority == early.priority;
                 prop_assert!(!equal, "{} started before {}", late.job, early.job);
@@ -348,7 +404,7 @@ proptest! {
                 }
             }
             run.step(now, &mut waiting, 1);
-            let of = |name: &str| run.running.iter().filter(|(_, owner, ..)| owner == name).count();
+            let of = |name: &str| run.running.iter().filter(|(_, holder, ..)| holder.owner == name).count();
             prop_assert!(of("ann").abs_diff(of("bob")) <= 1, "{} and {}", of("ann"), of("bob"));
         }
     }

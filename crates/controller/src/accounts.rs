@@ -1,0 +1,327 @@
+//! Tenants, their users, and the tokens and SSH keys by which users are known.
+//!
+//! All of it is in memory, so that asking who sends a request waits for nothing. The store is written first. Whoever
+//! changes something has the turn.
+
+mod tokens;
+mod usage;
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use perigee_model::client::EXPORT_KINDS;
+use perigee_model::limits::{SSH_KEYS, TENANT_NAME_BYTES, TENANTS, USERS};
+use perigee_model::tenant::{NewTenant, Quota, Role, Running, SshKey, User};
+use perigee_model::{Problem, TenantName, UserName};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Cluster, now_ms};
+use crate::records::Records;
+
+pub use tokens::{TokenRecord, make_token, revoke_token, tokens_of};
+pub use usage::{Held, hold_volume, tenant};
+
+use usage::Making;
+
+const TENANT_RECORDS: &str = "tenants/";
+const USER_RECORDS: &str = "users/";
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TenantRecord {
+    pub name: TenantName,
+    pub quota: Quota,
+}
+
+#[derive(Debug, Default)]
+pub struct Accounts {
+    inner: RwLock<Inner>,
+    /// Whoever changes accounts, or takes on a volume, takes turns. It is held over no call to a host.
+    turn: tokio::sync::Mutex<()>,
+    /// The sizes of volumes and images that are being made.
+    making: Making,
+}
+
+type UserKey = (TenantName, UserName);
+
+#[derive(Debug, Default)]
+struct Inner {
+    tenants: BTreeMap<TenantName, TenantRecord>,
+    users: BTreeMap<UserKey, User>,
+    /// By their ids.
+    tokens: BTreeMap<String, TokenRecord>,
+}
+
+fn tenant_key(tenant: &TenantName) -> String {
+    format!("{TENANT_RECORDS}{tenant}")
+}
+
+fn user_key(tenant: &TenantName, user: &UserName) -> String {
+    format!("{USER_RECORDS}{tenant}/{user}")
+}
+
+impl Accounts {
+    pub async fn load(records: &Records) -> Result<Self, Problem> {
+        let mut inner = Inner::default();
+        let default = TenantRecord { name: TenantName::default(), quota: Quota::default() };
+        inner.tenants.insert(default.name.clone(), default);
+        for tenant in records.list::<TenantRecord>(TENANT_RECORDS).await? {
+            inner.tenants.insert(tenant.name.clone(), tenant);
+        }
+        for user in records.list::<User>(USER_RECORDS).await? {
+            inner.users.insert((user.tenant.clone(), user.name.clone()), user);
+        }
+        for token in records.list::<TokenRecord>(tokens::RECORDS).await? {
+            inner.tokens.insert(token.id.clone(), token);
+        }
+        Ok(Self { inner: RwLock::new(inner), ..Self::default() })
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The user who has this token, if the token is good now.
+    pub fn by_token(&self, token: &str) -> Option<User> {
+        self.by_token_at(token, now_ms())
+    }
+
+    pub fn by_token_at(&self, token: &str, now_ms: u64) -> Option<User> {
+        let inner = self.read();
+        let record = tokens::find(&inner.tokens, token, now_ms)?;
+        inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()
+    }
+
+    /// The users who have this SSH key, as [`SshKey::key`] writes it.
+    pub fn by_key(&self, key: &str) -> Vec<User> {
+        let inner = self.read();
+        let has = |user: &&User| user.keys.iter().any(|own| own.key == key);
+        inner.users.values().filter(has).cloned().collect()
+    }
+
+    pub fn has_tenant(&self, name: &str) -> bool {
+        TenantName::new(name).is_ok_and(|name| self.read().tenants.contains_key(&name))
+    }
+
+    /// The quota of the tenant whose thing this is.
+    pub fn quota_of(&self, full: &str) -> Quota {
+        self.read()
+            .tenants
+            .get(&TenantName::of(full))
+            .map(|tenant| tenant.quota)
+            .unwrap_or_default()
+    }
+
+    /// All quotas, with what is used of each.
+    pub fn quotas(
+        &self,
+        running: &BTreeMap<String, Running>,
+    ) -> BTreeMap<String, (Quota, Running)> {
+        let inner = self.read();
+        let limited = inner.tenants.values().filter(|tenant| tenant.quota != Quota::default());
+        let of = |name: &str| running.get(name).copied().unwrap_or_default();
+        limited
+            .map(|tenant| (tenant.name.to_string(), (tenant.quota, of(tenant.name.as_str()))))
+            .collect()
+    }
+
+    pub fn tenant_names(&self) -> Vec<TenantName> {
+        self.read().tenants.keys().cloned().collect()
+    }
+
+    pub fn users_of(&self, tenant: &TenantName) -> Vec<User> {
+        self.read().users.values().filter(|user| user.tenant == *tenant).cloned().collect()
+    }
+
+    /// # Errors
+    /// `NotFound`.
+    pub fn user(&self, tenant: &TenantName, name: &UserName) -> Result<User, Problem> {
+        let found = self.read().users.get(&(tenant.clone(), name.clone())).cloned();
+        found.ok_or_else(|| unknown_user(tenant, name))
+    }
+
+    fn quota(&self, tenant: &TenantName) -> Result<Quota, Problem> {
+        let found = self.read().tenants.get(tenant).map(|tenant| tenant.quota);
+        found.ok_or_else(|| unknown_tenant(tenant))
+    }
+}
+
+pub fn unknown_tenant(tenant: &TenantName) -> Problem {
+    Problem::not_found(format!("tenant {tenant}"), "there is no tenant with this name")
+        .next("`perigee tenant list` shows the tenants")
+}
+
+pub fn unknown_user(tenant: &TenantName, user: &UserName) -> Problem {
+    Problem::not_found(format!("user {tenant}/{user}"), "there is no user with this name")
+        .next("`perigee user list` shows the users")
+}
+
+/// # Errors
+/// `Conflict` if there is such a tenant; `Invalid` if the name can't be a tenant's.
+pub async fn create_tenant(cluster: &Cluster, new: NewTenant) -> Result<(), Problem> {
+    let NewTenant { name, quota } = new;
+    let what = format!("can't make tenant {name}");
+    TENANT_NAME_BYTES.check(name.as_str().len()).map_err(|e| e.problem(&what))?;
+    if EXPORT_KINDS.contains(&name.as_str()) {
+        let why = format!("{name} is a kind of export, and its volumes' names would be unclear");
+        return Err(Problem::invalid(what, why).next("choose another name"));
+    }
+    let accounts = &cluster.accounts;
+    let _turn = accounts.turn.lock().await;
+    if accounts.quota(&name).is_ok() {
+        return Err(Problem::conflict(what, "there is a tenant with this name"));
+    }
+    TENANTS.check(accounts.tenant_names().len() + 1).map_err(|e| e.problem(&what))?;
+    put_tenant(cluster, TenantRecord { name, quota }).await
+}
+
+/// # Errors
+/// `NotFound`.
+pub async fn set_quota(cluster: &Cluster, name: &TenantName, quota: Quota) -> Result<(), Problem> {
+    let _turn = cluster.accounts.turn.lock().await;
+    cluster.accounts.quota(name)?;
+    put_tenant(cluster, TenantRecord { name: name.clone(), quota }).await?;
+    // A job may wait for it.
+    cluster.index.changed.notify_one();
+    Ok(())
+}
+
+async fn put_tenant(cluster: &Cluster, record: TenantRecord) -> Result<(), Problem> {
+    cluster.records.put(&tenant_key(&record.name), &record).await?;
+    cluster.accounts.write().tenants.insert(record.name.clone(), record);
+    Ok(())
+}
+
+/// Deletes a tenant that has nothing any more, with its users.
+///
+/// # Errors
+/// `Conflict` while it has volumes, images or jobs.
+pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), Problem> {
+    let what = format!("can't delete tenant {name}");
+    if *name == TenantName::default() {
+        return Err(Problem::invalid(what, "what is nobody else's is this tenant's"));
+    }
+    let accounts = &cluster.accounts;
+    let _turn = accounts.turn.lock().await;
+    accounts.quota(name)?;
+    for (kind, prefix) in [("volume", "volumes/"), ("image", "images/"), ("job", "jobs/")] {
+        let own = format!("{prefix}{}", name.full(""));
+        if let Some(key) = cluster.records.keys(&own).await?.first() {
+            let why = format!("it has {kind} {}", key.trim_start_matches(prefix));
+            return Err(Problem::conflict(what, why).next("delete what it has first"));
+        }
+    }
+    for user in accounts.users_of(name) {
+        forget_user(cluster, &user).await?;
+    }
+    cluster.records.remove(&tenant_key(name)).await?;
+    accounts.write().tenants.remove(name);
+    Ok(())
+}
+
+/// Adds a user, or changes its role.
+///
+/// # Errors
+/// `NotFound` if there is no such tenant; `Invalid` for an admin of another tenant than `default`.
+pub async fn put_user(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    name: &UserName,
+    role: Role,
+) -> Result<User, Problem> {
+    let what = format!("can't add user {tenant}/{name}");
+    if role == Role::Admin && *tenant != TenantName::default() {
+        let why = "an admin may do everything, for all tenants";
+        return Err(Problem::invalid(what, why)
+            .next(format!("add it as default/{name}, or with another role")));
+    }
+    let accounts = &cluster.accounts;
+    let _turn = accounts.turn.lock().await;
+    accounts.quota(tenant)?;
+    let user = match accounts.user(tenant, name) {
+        Ok(user) => User { role, ..user },
+        Err(_) => {
+            USERS.check(accounts.users_of(tenant).len() + 1).map_err(|e| e.problem(&what))?;
+            let (tenant, name) = (tenant.clone(), name.clone());
+            User { tenant, name, role, created_ms: now_ms(), keys: Vec::new() }
+        }
+    };
+    save_user(cluster, &user).await?;
+    Ok(user)
+}
+
+async fn save_user(cluster: &Cluster, user: &User) -> Result<(), Problem> {
+    cluster.records.put(&user_key(&user.tenant, &user.name), user).await?;
+    let key = (user.tenant.clone(), user.name.clone());
+    cluster.accounts.write().users.insert(key, user.clone());
+    Ok(())
+}
+
+/// Removes a user with its tokens and keys. What it has made is its tenant's, and stays.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn remove_user(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    name: &UserName,
+) -> Result<(), Problem> {
+    let _turn = cluster.accounts.turn.lock().await;
+    let user = cluster.accounts.user(tenant, name)?;
+    forget_user(cluster, &user).await
+}
+
+/// The caller has the turn.
+async fn forget_user(cluster: &Cluster, user: &User) -> Result<(), Problem> {
+    tokens::forget_all(cluster, &user.tenant, &user.name).await?;
+    cluster.records.remove(&user_key(&user.tenant, &user.name)).await?;
+    let key = (user.tenant.clone(), user.name.clone());
+    cluster.accounts.write().users.remove(&key);
+    Ok(())
+}
+
+/// Adds an SSH key. One of the same name is replaced.
+///
+/// # Errors
+/// `NotFound` without such a user; `Conflict` if another user has the key: it would not say who logs in.
+pub async fn put_key(
+    cluster: &Cluster,
+    (tenant, name): (&TenantName, &UserName),
+    key: SshKey,
+) -> Result<User, Problem> {
+    let what = format!("can't add key {} of user {tenant}/{name}", key.name);
+    let accounts = &cluster.accounts;
+    let _turn = accounts.turn.lock().await;
+    let mut user = accounts.user(tenant, name)?;
+    let mut others = accounts.by_key(&key.key).into_iter();
+    if others.any(|other| (&other.tenant, &other.name) != (tenant, name)) {
+        let why = "another user has this key, and it would not say who logs in";
+        return Err(Problem::conflict(what, why).next("make another key: ssh-keygen"));
+    }
+    user.keys.retain(|own| own.name != key.name && own.key != key.key);
+    user.keys.push(key);
+    SSH_KEYS.check(user.keys.len()).map_err(|e| e.problem(&what))?;
+    save_user(cluster, &user).await?;
+    Ok(user)
+}
+
+/// # Errors
+/// `NotFound`.
+pub async fn remove_key(
+    cluster: &Cluster,
+    (tenant, name): (&TenantName, &UserName),
+    key: &UserName,
+) -> Result<(), Problem> {
+    let _turn = cluster.accounts.turn.lock().await;
+    let mut user = cluster.accounts.user(tenant, name)?;
+    let before = user.keys.len();
+    user.keys.retain(|own| own.name != *key);
+    if user.keys.len() == before {
+        return Err(Problem::not_found(format!("key {key}"), "the user has no such key")
+            .next("`perigee user key list` shows the keys"));
+    }
+    save_user(cluster, &user).await
+}

@@ -1,0 +1,144 @@
+//! Tokens of users: `perigee_ID_SECRET`. The secret has 256 random bits and is shown once. Only the SHA-256 of the whole
+//! token is kept.
+
+use std::collections::BTreeMap;
+
+use perigee_http::authority::{fingerprint, hex};
+use perigee_model::limits::{ACCESS_TOKEN_S, ACCESS_TOKENS};
+use perigee_model::tenant::{AccessToken, MadeAccessToken};
+use perigee_model::{Problem, TenantName, UserName};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+
+use crate::cluster::{Cluster, now_ms};
+
+pub const RECORDS: &str = "tokens/";
+
+const PREFIX: &str = "perigee_";
+const ID_BYTES: usize = 8;
+const SECRET_BYTES: usize = 32;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TokenRecord {
+    pub id: String,
+    pub tenant: TenantName,
+    pub user: UserName,
+    sha256: String,
+    created_ms: u64,
+    expires_ms: u64,
+}
+
+fn key(id: &str) -> String {
+    format!("{RECORDS}{id}")
+}
+
+/// The record of a token that is good now. An unknown token is compared too, so that the time tells nothing.
+pub fn find<'a>(
+    all: &'a BTreeMap<String, TokenRecord>,
+    token: &str,
+    now_ms: u64,
+) -> Option<&'a TokenRecord> {
+    let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
+    let found = all.get(id);
+    let expected = found.map_or("", |record| record.sha256.as_str());
+    let is_equal = bool::from(fingerprint(token.as_bytes()).as_bytes().ct_eq(expected.as_bytes()));
+    found.filter(|record| is_equal && now_ms < record.expires_ms)
+}
+
+fn random<const N: usize>() -> Result<String, Problem> {
+    let mut bytes = [0; N];
+    getrandom(&mut bytes[..], GetRandomFlags::empty())
+        .map_err(|e| Problem::internal("can't make a token: no random numbers", e))?;
+    Ok(hex(&bytes))
+}
+
+/// Makes a token of a user.
+///
+/// # Errors
+/// `NotFound` without such a user; `Invalid` beyond a limit.
+pub async fn make_token(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    user: &UserName,
+    life_s: u64,
+) -> Result<MadeAccessToken, Problem> {
+    let what = format!("can't make a token for {tenant}/{user}");
+    ACCESS_TOKEN_S.check(life_s).map_err(|e| e.problem(&what))?;
+    let _turn = cluster.accounts.turn.lock().await;
+    cluster.accounts.user(tenant, user)?;
+    for token in tokens_of(cluster, tenant, user) {
+        if token.expires_ms <= now_ms() {
+            forget(cluster, &token.id).await?;
+        }
+    }
+    let count = tokens_of(cluster, tenant, user).len() + 1;
+    ACCESS_TOKENS
+        .check(count)
+        .map_err(|e| e.problem(&what).next("revoke one that is not used: perigee token revoke"))?;
+    let id = random::<ID_BYTES>()?;
+    let token = format!("{PREFIX}{id}_{}", random::<SECRET_BYTES>()?);
+    let created_ms = now_ms();
+    let expires_ms = created_ms.saturating_add(life_s.saturating_mul(1000));
+    let record = TokenRecord {
+        id: id.clone(),
+        tenant: tenant.clone(),
+        user: user.clone(),
+        sha256: fingerprint(token.as_bytes()),
+        created_ms,
+        expires_ms,
+    };
+    cluster.records.put(&key(&id), &record).await?;
+    cluster.accounts.write().tokens.insert(id.clone(), record);
+    Ok(MadeAccessToken { token, id, expires_ms })
+}
+
+/// A user's tokens, the oldest first.
+pub fn tokens_of(cluster: &Cluster, tenant: &TenantName, user: &UserName) -> Vec<AccessToken> {
+    let inner = cluster.accounts.read();
+    let own = inner.tokens.values().filter(|t| (&t.tenant, &t.user) == (tenant, user));
+    let mut tokens: Vec<AccessToken> = own
+        .map(|t| AccessToken {
+            id: t.id.clone(),
+            created_ms: t.created_ms,
+            expires_ms: t.expires_ms,
+        })
+        .collect();
+    tokens.sort_by_key(|token| token.created_ms);
+    tokens
+}
+
+/// # Errors
+/// `NotFound`.
+pub async fn revoke_token(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    user: &UserName,
+    id: &str,
+) -> Result<(), Problem> {
+    let _turn = cluster.accounts.turn.lock().await;
+    if !tokens_of(cluster, tenant, user).iter().any(|token| token.id == id) {
+        let id: String = id.chars().take(80).collect();
+        return Err(Problem::not_found(format!("token {id}"), "the user has no such token")
+            .next("`perigee token list` shows the tokens"));
+    }
+    forget(cluster, id).await
+}
+
+async fn forget(cluster: &Cluster, id: &str) -> Result<(), Problem> {
+    cluster.records.remove(&key(id)).await?;
+    cluster.accounts.write().tokens.remove(id);
+    Ok(())
+}
+
+/// All tokens of a user. The caller has the turn.
+pub async fn forget_all(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    user: &UserName,
+) -> Result<(), Problem> {
+    for token in tokens_of(cluster, tenant, user) {
+        forget(cluster, &token.id).await?;
+    }
+    Ok(())
+}

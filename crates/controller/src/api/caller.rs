@@ -1,0 +1,261 @@
+//! Who asks, as a handler sees it, and what the names mean that they write.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use perigee_http::{Failure, Peer};
+use perigee_model::ids::Owned;
+use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
+use perigee_model::tenant::{Me, Role, User, is_nobodys, new_name, shared_image, tenant_of};
+use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
+use perigee_model::{
+    ImageName, JobId, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
+};
+
+use crate::cluster::Cluster;
+use crate::records::{ImageRecord, image_key};
+use crate::{jobs, vms};
+
+/// A user, or somebody who may do everything without being one.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// Whose things short names are.
+    pub tenant: TenantName,
+    pub user: Option<UserName>,
+    pub role: Role,
+    /// As the audit log names it.
+    pub who: String,
+    /// The full name of what is made, for the audit log.
+    pub thing: Arc<OnceLock<String>>,
+}
+
+impl From<User> for Caller {
+    fn from(user: User) -> Self {
+        Self {
+            who: format!("{}/{}", user.tenant, user.name),
+            tenant: user.tenant,
+            user: Some(user.name),
+            role: user.role,
+            thing: Arc::default(),
+        }
+    }
+}
+
+impl Caller {
+    /// Who has an operator's certificate, or uses the controller's unix socket.
+    pub fn admin(peer: &Peer) -> Self {
+        let (tenant, who) = (TenantName::default(), peer.to_string());
+        Self { tenant, user: None, role: Role::Admin, who, thing: Arc::default() }
+    }
+
+    pub fn me(&self) -> Me {
+        Me { tenant: self.tenant.clone(), user: self.user.clone(), role: self.role }
+    }
+
+    pub fn is_admin(&self) -> bool {
+        self.role == Role::Admin
+    }
+
+    fn meant(&self, text: &str) -> String {
+        if self.is_admin() { TenantName::meant_by_admin(text) } else { self.tenant.meant(text) }
+    }
+
+    /// The full name of a thing that may be there.
+    pub fn name<N: Owned>(&self, written: &N) -> Result<N, Problem> {
+        let full = self.meant(written.full());
+        N::named(full).map_err(|e| Problem::invalid("can't use a name", e))
+    }
+
+    /// The full name of a thing that is to be made.
+    pub fn new_name<N: Owned>(&self, cluster: &Cluster, written: &N) -> Result<N, Problem> {
+        let full: N = new_name(self.meant(written.full()))?;
+        self.makes(cluster, full.full())?;
+        Ok(full)
+    }
+
+    /// Notes for the audit log what is made.
+    fn makes(&self, cluster: &Cluster, full: &str) -> Result<(), Problem> {
+        let tenant = tenant_of(full);
+        if !cluster.accounts.has_tenant(tenant) {
+            let what = format!("can't use the name {full}");
+            return Err(Problem::invalid(what, format!("there is no tenant {tenant}"))
+                .next("`perigee tenant list` shows the tenants"));
+        }
+        self.did(full);
+        Ok(())
+    }
+
+    /// Notes the full name of what was made for the audit log.
+    pub fn did(&self, full: &str) {
+        // The first name is the one that counts.
+        let _ = self.thing.set(full.to_owned());
+    }
+
+    /// The image to use: the own tenant's, or else a shared one.
+    pub async fn image(
+        &self,
+        cluster: &Cluster,
+        written: &ImageName,
+    ) -> Result<ImageName, Problem> {
+        let own = self.name(written)?;
+        let Some(shared) = shared_image(&own).filter(|_| !self.is_admin()) else { return Ok(own) };
+        let read =
+            async |name: &ImageName| cluster.records.read::<ImageRecord>(&image_key(name)).await;
+        if read(&own).await?.is_some() {
+            return Ok(own);
+        }
+        let is_shared = read(&shared).await?.is_some_and(|record| record.shared);
+        Ok(if is_shared { shared } else { own })
+    }
+
+    pub async fn new_volume(
+        &self,
+        cluster: &Cluster,
+        new: NewVolume,
+    ) -> Result<NewVolume, Problem> {
+        let name: VolumeName = self.new_name(cluster, &new.name)?;
+        let source = match new.source {
+            VolumeSource::Empty => VolumeSource::Empty,
+            VolumeSource::Image(image) => VolumeSource::Image(self.image(cluster, &image).await?),
+            VolumeSource::Volume(volume) => VolumeSource::Volume(self.name(&volume)?),
+            remote @ VolumeSource::Remote { .. } if self.is_admin() => remote,
+            VolumeSource::Remote { .. } => {
+                let why = "only an admin may make a volume of another host's export";
+                return Err(Problem::forbidden(format!("can't create volume {name}"), why));
+            }
+        };
+        Ok(NewVolume { name, source, ..new })
+    }
+
+    pub fn new_image(&self, cluster: &Cluster, new: NewImage) -> Result<NewImage, Problem> {
+        let name: ImageName = self.new_name(cluster, &new.name)?;
+        if !self.is_admin() && !new.source.starts_with(UPLOAD_PREFIX) {
+            let why = "only an admin may import a file of a host";
+            return Err(Problem::forbidden(format!("can't import image {name}"), why)
+                .next("send the file there: perigee image import, without --on-host"));
+        }
+        Ok(NewImage { name, ..new })
+    }
+
+    /// The job with full names, and the user as its owner.
+    pub async fn job(&self, cluster: &Cluster, spec: JobSpec) -> Result<JobSpec, Problem> {
+        let name = self.meant(&spec.name);
+        if is_nobodys(&name) {
+            // The same words as for all other names.
+            new_name::<JobId>(name.clone())?;
+        }
+        self.makes(cluster, &name)?;
+        let image = self.image(cluster, &spec.image).await?;
+        let mut volumes = spec.volumes;
+        for volume in &mut volumes {
+            volume.volume = self.name(&volume.volume)?;
+        }
+        let owner = self.user.as_ref().map_or(spec.owner, ToString::to_string);
+        Ok(JobSpec { name, image, volumes, owner, ..spec })
+    }
+
+    /// Whether a list that this caller asks for has the thing with this full name.
+    pub fn sees(&self, full: &str) -> bool {
+        self.is_admin() || self.tenant.owns(full)
+    }
+
+    /// The same for a job or its VM. A member sees its own ones only.
+    pub fn sees_job(&self, id: &str, owner: &str) -> bool {
+        let is_own = self.user.as_ref().is_some_and(|user| user.as_str() == owner);
+        self.sees(id) && (self.role > Role::Member || is_own)
+    }
+
+    pub fn sees_this_job(&self, job: &Job) -> bool {
+        self.sees_job(job.id.as_str(), &job.spec.owner)
+    }
+
+    /// Whether this caller may change the tokens and keys of a user: its own ones, or an admin those of all.
+    ///
+    /// # Errors
+    /// That there is no such user, whether there is one or not.
+    pub fn check_self(&self, tenant: &TenantName, user: &UserName) -> Result<(), Problem> {
+        let is_own = self.tenant == *tenant && self.user.as_ref() == Some(user);
+        if self.is_admin() || is_own {
+            return Ok(());
+        }
+        Err(crate::accounts::unknown_user(tenant, user))
+    }
+
+    /// The same for what a tenant may and does use.
+    pub fn check_tenant(&self, tenant: &TenantName) -> Result<(), Problem> {
+        if self.is_admin() || self.tenant == *tenant {
+            return Ok(());
+        }
+        Err(crate::accounts::unknown_tenant(tenant))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| {
+            let what = format!("{} {}", parts.method, parts.uri.path());
+            Failure(Problem::forbidden(what, "only users may ask for this"))
+        })
+    }
+}
+
+/// A kind of thing whose name is in a path.
+pub trait Named: Owned + Send + Sync {
+    /// The job that it belongs to, and what is said if there is none; `None` for what belongs to the whole tenant.
+    fn of_job(&self) -> Option<(JobId, Problem)> {
+        None
+    }
+}
+
+impl Named for VolumeName {}
+impl Named for ImageName {}
+
+impl Named for JobId {
+    fn of_job(&self) -> Option<(JobId, Problem)> {
+        Some((self.clone(), jobs::unknown(self)))
+    }
+}
+
+impl Named for VmId {
+    fn of_job(&self) -> Option<(JobId, Problem)> {
+        JobId::new(self.as_str()).ok().map(|job| (job, vms::unknown(self)))
+    }
+}
+
+/// The name in a path, as the full name that the caller means. Every handler gets names in this way, so that none can
+/// forget whose they are.
+#[derive(Debug)]
+pub struct Full<N>(pub N);
+
+impl<N: Named> FromRequestParts<Arc<Cluster>> for Full<N> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        cluster: &Arc<Cluster>,
+    ) -> Result<Self, Failure> {
+        let invalid = |why: String| Failure(Problem::invalid("request path", why));
+        let Path(text) = Path::<String>::from_request_parts(parts, cluster)
+            .await
+            .map_err(|e| invalid(e.body_text()))?;
+        let caller = Caller::from_request_parts(parts, cluster).await?;
+        // What was written is checked first, so that an error shows it.
+        let written = N::named(text).map_err(|e| invalid(e.to_string()))?;
+        let name = caller.name(&written)?;
+        if caller.role == Role::Member
+            && let Some((job, unknown)) = name.of_job()
+        {
+            match jobs::record(cluster, &job).await {
+                Ok(record) if !caller.sees_this_job(&record.job) => return Err(Failure(unknown)),
+                Err(problem) if problem.kind != ProblemKind::NotFound => {
+                    return Err(Failure(problem));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self(name))
+    }
+}

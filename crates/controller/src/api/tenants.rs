@@ -1,0 +1,236 @@
+//! `/tenants`, `/me`, `/audit`
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use perigee_http::{Json, Reply};
+use perigee_model::tenant::{
+    AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota,
+    SshKey, Tenant, User,
+};
+use perigee_model::{Problem, TenantName, UserName};
+use serde::Deserialize;
+
+use super::caller::Caller;
+use super::{Name, Shared, json};
+use crate::accounts;
+use crate::cluster::Cluster;
+
+/// A tenant and one of its users, in a path.
+type OfUser = Result<Path<(TenantName, UserName)>, PathRejection>;
+
+fn parsed<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Problem> {
+    path.map(|Path(parts)| parts).map_err(|e| Problem::invalid("request path", e.body_text()))
+}
+
+/// Who asks: the user of the token, or an admin.
+#[utoipa::path(get, path = "/me", tag = "tenants", responses((status = 200, body = Me)))]
+pub async fn me(caller: Caller) -> Reply<Me> {
+    json(caller.me())
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Since {
+    #[serde(default)]
+    since_ms: u64,
+    tenant: Option<TenantName>,
+}
+
+/// The last entries of a tenant's audit log, the oldest first, at most 1000. The log has what was asked for but reading, and
+/// what was refused, and keeps the newest 8 to 16 MiB.
+#[utoipa::path(get, path = "/audit", tag = "tenants",
+    params(("since_ms" = Option<u64>, Query), ("tenant" = Option<String>, Query)),
+    responses((status = 200, body = Vec<AuditEntry>)))]
+pub async fn audit(
+    State(cluster): Shared,
+    caller: Caller,
+    query: Result<Query<Since>, QueryRejection>,
+) -> Reply<Vec<AuditEntry>> {
+    let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let tenant = ask.tenant.unwrap_or_else(|| caller.tenant.clone());
+    check_tenant(&cluster, &caller, &tenant)?;
+    let read = tokio::task::spawn_blocking(move || cluster.audit.read(&tenant, ask.since_ms));
+    json(read.await.map_err(|e| Problem::internal("can't read the audit log", e))??)
+}
+
+/// The same answer for a tenant that is not the caller's as for one that does not exist.
+fn check_tenant(cluster: &Cluster, caller: &Caller, tenant: &TenantName) -> Result<(), Problem> {
+    caller.check_tenant(tenant)?;
+    if cluster.accounts.has_tenant(tenant.as_str()) {
+        return Ok(());
+    }
+    Err(accounts::unknown_tenant(tenant))
+}
+
+#[utoipa::path(get, path = "/tenants", tag = "tenants",
+    responses((status = 200, body = Vec<Tenant>)))]
+pub async fn list(State(cluster): Shared) -> Reply<Vec<Tenant>> {
+    let mut tenants = Vec::new();
+    for name in cluster.accounts.tenant_names() {
+        tenants.push(accounts::tenant(&cluster, &name).await?);
+    }
+    json(tenants)
+}
+
+#[utoipa::path(post, path = "/tenants", tag = "tenants", request_body = NewTenant,
+    responses((status = 200, body = Tenant)))]
+pub async fn create(
+    State(cluster): Shared,
+    caller: Caller,
+    Json(new): Json<NewTenant>,
+) -> Reply<Tenant> {
+    let name = new.name.clone();
+    caller.did(name.as_str());
+    accounts::create_tenant(&cluster, new).await?;
+    json(accounts::tenant(&cluster, &name).await?)
+}
+
+/// A tenant, with what it may use and what it uses.
+#[utoipa::path(get, path = "/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
+    responses((status = 200, body = Tenant)))]
+pub async fn info(
+    State(cluster): Shared,
+    caller: Caller,
+    Name(tenant): Name<TenantName>,
+) -> Reply<Tenant> {
+    caller.check_tenant(&tenant)?;
+    json(accounts::tenant(&cluster, &tenant).await?)
+}
+
+/// Deletes a tenant that has no volumes, images and jobs any more, with its users.
+#[utoipa::path(delete, path = "/tenants/{tenant}", tag = "tenants",
+    params(("tenant" = String, Path)), responses((status = 200)))]
+pub async fn delete(State(cluster): Shared, Name(tenant): Name<TenantName>) -> Reply<()> {
+    json(accounts::delete_tenant(&cluster, &tenant).await?)
+}
+
+/// Changes what a tenant may use. What it has already stays.
+#[utoipa::path(put, path = "/tenants/{tenant}/quota", tag = "tenants",
+    params(("tenant" = String, Path)), request_body = Quota,
+    responses((status = 200, body = Tenant)))]
+pub async fn set_quota(
+    State(cluster): Shared,
+    Name(tenant): Name<TenantName>,
+    Json(quota): Json<Quota>,
+) -> Reply<Tenant> {
+    accounts::set_quota(&cluster, &tenant, quota).await?;
+    json(accounts::tenant(&cluster, &tenant).await?)
+}
+
+#[utoipa::path(get, path = "/tenants/{tenant}/users", tag = "tenants",
+    params(("tenant" = String, Path)), responses((status = 200, body = Vec<User>)))]
+pub async fn users(
+    State(cluster): Shared,
+    caller: Caller,
+    Name(tenant): Name<TenantName>,
+) -> Reply<Vec<User>> {
+    check_tenant(&cluster, &caller, &tenant)?;
+    json(cluster.accounts.users_of(&tenant))
+}
+
+/// A user, with its SSH keys.
+#[utoipa::path(get, path = "/tenants/{tenant}/users/{user}", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path)),
+    responses((status = 200, body = User)))]
+pub async fn user(State(cluster): Shared, caller: Caller, path: OfUser) -> Reply<User> {
+    let (tenant, user) = parsed(path)?;
+    caller.check_self(&tenant, &user)?;
+    json(cluster.accounts.user(&tenant, &user)?)
+}
+
+/// Adds a user, or changes its role.
+#[utoipa::path(put, path = "/tenants/{tenant}/users/{user}", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path)), request_body = NewUser,
+    responses((status = 200, body = User)))]
+pub async fn put_user(
+    State(cluster): Shared,
+    path: OfUser,
+    Json(new): Json<NewUser>,
+) -> Reply<User> {
+    let (tenant, user) = parsed(path)?;
+    json(accounts::put_user(&cluster, &tenant, &user, new.role).await?)
+}
+
+/// Removes a user with its tokens and SSH keys. What it has made is its tenant's, and stays.
+#[utoipa::path(delete, path = "/tenants/{tenant}/users/{user}", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path)), responses((status = 200)))]
+pub async fn remove_user(State(cluster): Shared, path: OfUser) -> Reply<()> {
+    let (tenant, user) = parsed(path)?;
+    json(accounts::remove_user(&cluster, &tenant, &user).await?)
+}
+
+/// A user's tokens, without their secrets.
+#[utoipa::path(get, path = "/tenants/{tenant}/users/{user}/tokens", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path)),
+    responses((status = 200, body = Vec<AccessToken>)))]
+pub async fn tokens(
+    State(cluster): Shared,
+    caller: Caller,
+    path: OfUser,
+) -> Reply<Vec<AccessToken>> {
+    let (tenant, user) = parsed(path)?;
+    caller.check_self(&tenant, &user)?;
+    cluster.accounts.user(&tenant, &user)?;
+    json(accounts::tokens_of(&cluster, &tenant, &user))
+}
+
+/// Makes a token with which the user is known. It is shown this once.
+#[utoipa::path(post, path = "/tenants/{tenant}/users/{user}/tokens", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path)), request_body = NewAccessToken,
+    responses((status = 200, body = MadeAccessToken)))]
+pub async fn make_token(
+    State(cluster): Shared,
+    caller: Caller,
+    path: OfUser,
+    Json(new): Json<NewAccessToken>,
+) -> Reply<MadeAccessToken> {
+    let (tenant, user) = parsed(path)?;
+    caller.check_self(&tenant, &user)?;
+    let made = accounts::make_token(&cluster, &tenant, &user, new.life_s).await?;
+    caller.did(&format!("token {}", made.id));
+    json(made)
+}
+
+/// Revokes a token.
+#[utoipa::path(delete, path = "/tenants/{tenant}/users/{user}/tokens/{token}", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path), ("token" = String, Path)),
+    responses((status = 200)))]
+pub async fn revoke_token(
+    State(cluster): Shared,
+    caller: Caller,
+    path: Result<Path<(TenantName, UserName, String)>, PathRejection>,
+) -> Reply<()> {
+    let (tenant, user, token) = parsed(path)?;
+    caller.check_self(&tenant, &user)?;
+    json(accounts::revoke_token(&cluster, &tenant, &user, &token).await?)
+}
+
+/// Adds an SSH key. One of the same name is replaced.
+#[utoipa::path(put, path = "/tenants/{tenant}/users/{user}/keys", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path)), request_body = SshKey,
+    responses((status = 200, body = User)))]
+pub async fn put_key(
+    State(cluster): Shared,
+    caller: Caller,
+    path: OfUser,
+    Json(key): Json<SshKey>,
+) -> Reply<User> {
+    let (tenant, user) = parsed(path)?;
+    caller.check_self(&tenant, &user)?;
+    let key = SshKey::new(key.name, &key.key)
+        .map_err(|e| Problem::invalid(format!("can't add a key of {tenant}/{user}"), e))?;
+    json(accounts::put_key(&cluster, (&tenant, &user), key).await?)
+}
+
+/// Removes an SSH key.
+#[utoipa::path(delete, path = "/tenants/{tenant}/users/{user}/keys/{key}", tag = "tenants",
+    params(("tenant" = String, Path), ("user" = String, Path), ("key" = String, Path)),
+    responses((status = 200)))]
+pub async fn remove_key(
+    State(cluster): Shared,
+    caller: Caller,
+    path: Result<Path<(TenantName, UserName, UserName)>, PathRejection>,
+) -> Reply<()> {
+    let (tenant, user, key) = parsed(path)?;
+    caller.check_self(&tenant, &user)?;
+    json(accounts::remove_key(&cluster, (&tenant, &user), &key).await?)
+}

@@ -1,0 +1,275 @@
+//! The second tenant walks through the whole API with the first one's names, and learns nothing.
+//!
+//! Each operation of the API's document is asked for with the name of a thing of `acme`, and with a name that nothing ever
+//! had. The answers have to be the same but for the name. A parameter or a body that the walk does not know how to fill
+//! fails it, so whoever adds a route adds it here too.
+
+use std::collections::BTreeSet;
+
+use perigee_http::{Client, Method};
+use perigee_model::Problem;
+use perigee_model::job::{Access, Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobVolume};
+use perigee_model::tenant::{AccessToken, SshKey, User};
+use serde_json::{Value, json};
+
+use super::tenants::{Tenants, new_volume, small, user_name, volume};
+use super::vm_of;
+
+/// The name of something that `acme` has, and one that nothing has.
+#[derive(Debug, Clone)]
+struct Names {
+    secret: String,
+    never: String,
+}
+
+fn names(secret: &str, never: &str) -> Names {
+    Names { secret: secret.to_owned(), never: never.to_owned() }
+}
+
+/// What the first tenant has.
+struct Secrets {
+    token: Names,
+    bundle: Names,
+}
+
+const VOLUME: [&str; 2] = ["topsecret1", "neverthere1"];
+const IMAGE: [&str; 2] = ["topsecret2", "neverthere2"];
+const JOB: [&str; 2] = ["topsecret3-0001", "neverthere3-0001"];
+
+/// `acme` has one of everything.
+async fn fill(tenants: &Tenants) -> Secrets {
+    tenants.share_debian().await;
+    let ann = &tenants.ann;
+    let _: ClusterVolume =
+        ann.post("/v1/volumes", &new_volume(VOLUME[0], 1 << 30)).await.expect("a volume");
+    let import = json!({"name": IMAGE[0], "source": "upload:1"});
+    let _: ClusterImage = ann.post("/v1/images", &import).await.expect("an image");
+    let key = SshKey::new(user_name("topsecret4"), "ssh-ed25519 AAAAC3Nza x").expect("a key");
+    let _: User = ann.put("/v1/tenants/acme/users/ann/keys", &key).await.expect("a key");
+    let tar = crate::tars::tests::tar_of(&[("q.sql", tar::EntryType::Regular)]);
+    let bundle: Bundle = ann.send_body(Method::POST, "/v1/bundles", tar).await.expect("a bundle");
+    let data =
+        JobVolume { volume: volume(VOLUME[0]), mount: "/data".to_owned(), access: Access::Write };
+    let home1 = super::spec(Access::Read).start;
+    let inputs = Some(bundle.sha256.clone());
+    let spec = JobSpec { volumes: vec![data], start: home1, inputs, ..small("topsecret3") };
+    let job: Job = ann.post("/v1/jobs", &spec).await.expect("a job");
+    assert_eq!(job.id.as_str(), format!("acme~{}", JOB[0]));
+    tenants.lab.wait_for_vm(&tenants.lab.home, &vm_of(&job.id)).await;
+    let tokens: Vec<AccessToken> =
+        ann.get("/v1/tenants/acme/users/ann/tokens").await.expect("tokens");
+    Secrets {
+        token: names(&tokens[0].id, "0123456789abcdef"),
+        bundle: names(&bundle.sha256, &"0".repeat(64)),
+    }
+}
+
+/// The values of a path's parameter: full names of the first tenant, and the short ones.
+fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
+    let both = |[secret, never]: [&str; 2]| {
+        vec![names(&format!("acme~{secret}"), &format!("acme~{never}")), names(secret, never)]
+    };
+    match parameter {
+        "volume" => both(VOLUME),
+        "image" => both(IMAGE),
+        "job" | "vm" => both(JOB),
+        "tenant" => vec![names("acme", "void")],
+        "user" => vec![names("ann", "zzz")],
+        "token" => vec![secrets.token.clone()],
+        "key" => vec![names("topsecret4", "neverthere4")],
+        // The cluster's, and only an admin's to see.
+        "host" => vec![names("home1", "home9")],
+        _ => panic!("the walk does not know what {{{parameter}}} is: give it a value"),
+    }
+}
+
+/// The bodies with which an operation is tried, with `NAME` where a name of the first tenant may stand, and the kind of
+/// that thing. They lead as far as whoever has the named thing gets.
+fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
+    let plain = |body: Value| vec![("", body)];
+    let job = |kind, part: Value| {
+        let mut body = serde_json::to_value(small("own")).expect("JSON");
+        body.as_object_mut().expect("a map").extend(part.as_object().expect("a map").clone());
+        (kind, body)
+    };
+    let jobs = || {
+        let data = json!([{"volume": "NAME", "mount": "/data", "access": "read"}]);
+        vec![
+            job("volume", json!({"volumes": data})),
+            job("image", json!({"image": "NAME"})),
+            job("bundle", json!({"inputs": "NAME"})),
+            job("full job", json!({"name": "NAME"})),
+        ]
+    };
+    match operation {
+        "POST /v1/images" => vec![("full image", json!({"name": "NAME", "source": "upload:1"}))],
+        "POST /v1/volumes" => vec![
+            ("full volume", json!({"name": "NAME", "size_bytes": 4096, "source": "empty"})),
+            ("volume", json!({"name": "own", "source": {"volume": "NAME"}})),
+            ("image", json!({"name": "own", "source": {"image": "NAME"}})),
+        ],
+        "POST /v1/jobs" | "POST /v1/jobs/plan" => jobs(),
+        "POST /v1/volumes/{volume}/snapshot" => {
+            vec![("", json!({"image": "own"})), ("full image", json!({"image": "NAME"}))]
+        }
+        "PUT /v1/volumes/{volume}/leave-site" | "PUT /v1/images/{image}/leave-site" => {
+            plain(json!({"leave_site": "never"}))
+        }
+        "PUT /v1/images/{image}/shared" => plain(json!({"shared": true})),
+        "POST /v1/images/{image}/replicate" => plain(json!({"to": "home"})),
+        "POST /v1/volumes/{volume}/move" => plain(json!({"to": "home1"})),
+        "POST /v1/volumes/{volume}/replicas" => plain(json!({"to": "cloud"})),
+        "POST /v1/volumes/{volume}/replicas/stop" => plain(json!({"to": "cloud"})),
+        "POST /v1/volumes/{volume}/promote" => plain(json!({})),
+        "POST /v1/vms/{vm}/move" => plain(json!({"host": "cloud1"})),
+        "POST /v1/tenants/{tenant}/users/{user}/tokens" => plain(json!({"life_s": 3600})),
+        "PUT /v1/tenants/{tenant}/users/{user}/keys" => {
+            plain(json!({"name": "own", "key": "ssh-ed25519 AAAA"}))
+        }
+        // Only admins and hosts get as far as the body.
+        "PUT /v1/hosts/{host}"
+        | "POST /v1/hosts/{host}/token"
+        | "POST /v1/hosts/{host}/certificate"
+        | "POST /v1/enrol"
+        | "POST /v1/tenants"
+        | "PUT /v1/tenants/{tenant}/quota"
+        | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
+        // No JSON.
+        "POST /v1/bundles" | "POST /v1/uploads" => plain(Value::Null),
+        _ => panic!("the walk does not know the body of {operation}: give it one"),
+    }
+}
+
+/// An answer as text; a problem's kind stands for the status.
+async fn ask(client: &Client, method: &str, path: &str, body: Option<&Value>) -> String {
+    let shown = |answer: Result<Value, Problem>| match answer {
+        Ok(value) => format!("done: {value}"),
+        Err(problem) => serde_json::to_string(&problem).expect("JSON"),
+    };
+    let nothing = json!({});
+    let body = body.unwrap_or(&nothing);
+    match method {
+        "GET" => match client.get_bytes(path).await {
+            Ok(bytes) => format!("done: {}", String::from_utf8_lossy(&bytes)),
+            Err(problem) => shown(Err(problem)),
+        },
+        "POST" if body.is_null() => shown(client.send_body(Method::POST, path, "no tar").await),
+        "POST" => shown(client.post(path, body).await),
+        "PUT" => shown(client.put(path, body).await),
+        "DELETE" => shown(client.delete(path).await.map(|()| Value::Null)),
+        _ => panic!("the walk does not know {method}"),
+    }
+}
+
+/// The parameters of a path.
+fn parameters(path: &str) -> Vec<&str> {
+    let parts = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+    parts.collect()
+}
+
+/// The ways to fill a path: each has names for its parameters.
+fn fillings(path: &str, secrets: &Secrets) -> Vec<Vec<(String, Names)>> {
+    let mut ways = vec![Vec::new()];
+    for parameter in parameters(path) {
+        let values = values(parameter, secrets);
+        ways = ways
+            .into_iter()
+            .flat_map(|way: Vec<(String, Names)>| {
+                values.iter().map(move |value| {
+                    let mut way = way.clone();
+                    way.push((parameter.to_owned(), value.clone()));
+                    way
+                })
+            })
+            .collect();
+    }
+    ways
+}
+
+struct Walk<'a> {
+    client: &'a Client,
+    asked: BTreeSet<String>,
+}
+
+impl Walk<'_> {
+    /// Asks with the secret names and with those that never were, and compares the answers.
+    async fn compare(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+        all: &[(String, Names)],
+    ) {
+        let fill = |text: &str, which: fn(&Names) -> &String| {
+            all.iter().fold(text.to_owned(), |text, (hole, names)| text.replace(hole, which(names)))
+        };
+        let mut answers = Vec::new();
+        for which in [(|names| &names.secret) as fn(&Names) -> &String, |names| &names.never] {
+            let url = fill(path, which);
+            let body = body.as_ref().map(|body| {
+                serde_json::from_str::<Value>(&fill(&body.to_string(), which)).expect("JSON")
+            });
+            let answer = ask(self.client, method, &url, body.as_ref()).await;
+            // What was asked for may be in the answer.
+            let said = all.iter().enumerate().fold(answer.clone(), |said, (number, (_, names))| {
+                said.replace(which(names), &format!("NAME{number}"))
+            });
+            assert!(!said.contains("topsecret"), "{method} {url}: {answer}");
+            answers.push(said);
+        }
+        assert_eq!(answers[0], answers[1], "{method} {path} {body:?} {all:?}");
+        self.asked.insert(format!("{method} {path}"));
+    }
+
+    async fn operation(&mut self, operation: &Value, method: &str, path: &str, secrets: &Secrets) {
+        let name = format!("{method} {path}");
+        let bodies = match operation.get("requestBody") {
+            Some(_) => bodies(&name).into_iter().map(|(kind, body)| (kind, Some(body))).collect(),
+            None => vec![("", None)],
+        };
+        for way in fillings(path, secrets) {
+            let way: Vec<(String, Names)> =
+                way.into_iter().map(|(hole, names)| (format!("{{{hole}}}"), names)).collect();
+            for (kind, body) in &bodies {
+                let in_body = match *kind {
+                    "" => vec![None],
+                    "bundle" => vec![Some(secrets.bundle.clone())],
+                    // A short name is one of the own tenant, and would be made.
+                    full if full.starts_with("full ") => {
+                        vec![values(full.trim_start_matches("full "), secrets).into_iter().next()]
+                    }
+                    kind => values(kind, secrets).into_iter().map(Some).collect(),
+                };
+                for in_body in in_body {
+                    let mut all = way.clone();
+                    all.extend(in_body.map(|names| ("NAME".to_owned(), names)));
+                    self.compare(method, path, body.clone(), &all).await;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_second_tenant_finds_nothing_of_the_first_in_the_whole_api() {
+    let tenants = Tenants::up().await;
+    let secrets = fill(&tenants).await;
+    let mut walk = Walk { client: &tenants.bob, asked: BTreeSet::new() };
+    let document = crate::api::document();
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("operations") {
+            walk.operation(operation, &method.to_uppercase(), path, &secrets).await;
+        }
+    }
+    assert_eq!(walk.asked.len(), crate::api::operations().len());
+    let audit = "/v1/audit?tenant={tenant}";
+    walk.compare("GET", audit, None, &[("{tenant}".to_owned(), names("acme", "void"))]).await;
+    let volumes: Vec<ClusterVolume> = tenants.bob.get("/v1/volumes").await.expect("volumes");
+    assert!(volumes.is_empty(), "the walk has made {volumes:?}");
+    // What the first one has is as it was.
+    let ann = &tenants.ann;
+    ann.get::<ClusterVolume>(&format!("/v1/volumes/{}", VOLUME[0])).await.expect("its volume");
+    ann.get::<ClusterImage>(&format!("/v1/images/{}", IMAGE[0])).await.expect("its image");
+    let job: Job = ann.get(&format!("/v1/jobs/{}", JOB[0])).await.expect("its job");
+    assert!(!job.state.is_final(), "{job:?}");
+}

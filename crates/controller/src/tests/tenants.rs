@@ -1,0 +1,409 @@
+//! What users of tenants see, may do, and may use.
+
+use axum::Extension;
+use perigee_http::{Client, Peer};
+use perigee_model::job::{
+    Access, ClusterImage, ClusterVolume, Job, JobSpec, JobState, NewVolume, Start, Vm,
+};
+use perigee_model::tenant::{
+    AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota, Role,
+    ShareImage, SshKey, Tenant, User,
+};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{ImageName, Problem, ProblemKind, TenantName, UserName, VolumeName};
+
+use super::{Lab, finish, spec, vm_of, wait_for};
+use perigee_model::guest::GuestBody;
+
+/// A cluster with two tenants: `acme` with the operator `ann` and the member `amy`, and `blue` with the operator `bob`.
+pub struct Tenants {
+    pub lab: Lab,
+    pub admin: Client,
+    pub ann: Client,
+    pub amy: Client,
+    pub bob: Client,
+    /// Where users ask, who have no certificate.
+    url: String,
+}
+
+pub fn user_name(name: &str) -> UserName {
+    UserName::new(name).expect("a name")
+}
+
+pub fn tenant(name: &str) -> TenantName {
+    TenantName::new(name).expect("a name")
+}
+
+pub fn volume(name: &str) -> VolumeName {
+    VolumeName::new(name).expect("a name")
+}
+
+async fn serve(lab: &Lab, peer: Peer) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    let router = crate::api::router(lab.cluster.clone()).layer(Extension(peer));
+    lab.supervisor.spawn(async move { axum::serve(listener, router).await.expect("serve") });
+    url
+}
+
+pub fn client(url: &str) -> Client {
+    Client::new(url, super::PATIENCE).expect("a client")
+}
+
+async fn make_token(admin: &Client, of: &str) -> MadeAccessToken {
+    let (tenant, user) = of.split_once('/').expect("TENANT/USER");
+    let path = format!("/v1/tenants/{tenant}/users/{user}/tokens");
+    admin.post(&path, &NewAccessToken { life_s: 3600 }).await.expect("a token")
+}
+
+impl Tenants {
+    pub async fn up() -> Self {
+        let lab = Lab::up().await;
+        for host in [&lab.home, &lab.cloud] {
+            host.inside().pool_free_bytes = Some(1 << 40);
+        }
+        let admin = client(&serve(&lab, Peer::Local).await);
+        let url = serve(&lab, Peer::Stranger).await;
+        for name in ["acme", "blue"] {
+            let new = NewTenant { name: tenant(name), quota: Quota::default() };
+            let _: Tenant = admin.post("/v1/tenants", &new).await.expect("a tenant");
+        }
+        let mut users = Vec::new();
+        for (of, role) in
+            [("acme/ann", Role::Operator), ("acme/amy", Role::Member), ("blue/bob", Role::Operator)]
+        {
+            let path = format!("/v1/tenants/{}", of.replace('/', "/users/"));
+            let _: User = admin.put(&path, &NewUser { role }).await.expect("a user");
+            let token = make_token(&admin, of).await.token;
+            users.push(client(&url).with_token(&token).expect("a token"));
+        }
+        let [ann, amy, bob] = users.try_into().expect("three");
+        Self { lab, admin, ann, amy, bob, url }
+    }
+
+    pub async fn set_quota(&self, of: &str, quota: Quota) {
+        let path = format!("/v1/tenants/{of}/quota");
+        let _: Tenant = self.admin.put(&path, &quota).await.expect("a quota");
+    }
+
+    pub async fn share_debian(&self) {
+        let ask = ShareImage { shared: true };
+        let path = "/v1/images/debian/shared";
+        let shared: ClusterImage = self.admin.put(path, &ask).await.expect("shared");
+        assert!(shared.shared);
+    }
+}
+
+pub fn new_volume(name: &str, size_bytes: u64) -> NewVolume {
+    let (host, size_bytes, source) = (None, Some(size_bytes), VolumeSource::Empty);
+    NewVolume { name: volume(name), host, size_bytes, source, leave_site: Default::default() }
+}
+
+/// A job that needs nothing but the shared image.
+pub fn small(name: &str) -> JobSpec {
+    let (name, volumes) = (name.to_owned(), Vec::new());
+    JobSpec { name, start: Start::Anywhere, memory_bytes: 256 << 20, volumes, ..spec(Access::Read) }
+}
+
+fn is_kind<T: std::fmt::Debug>(result: Result<T, Problem>, kind: ProblemKind) -> Problem {
+    let problem = result.expect_err("it must be refused");
+    assert_eq!(problem.kind, kind, "{problem}");
+    problem
+}
+
+#[tokio::test]
+async fn two_tenants_use_one_name_for_two_volumes() {
+    let tenants = Tenants::up().await;
+    for (user, full) in [(&tenants.ann, "acme~data"), (&tenants.bob, "blue~data")] {
+        let made: ClusterVolume =
+            user.post("/v1/volumes", &new_volume("data", 1 << 20)).await.expect("a volume");
+        assert_eq!(made.name, volume(full));
+        let found: ClusterVolume = user.get("/v1/volumes/data").await.expect("its own");
+        assert_eq!(found.name, volume(full));
+        let listed: Vec<ClusterVolume> = user.get("/v1/volumes").await.expect("volumes");
+        assert_eq!(listed.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), [full]);
+    }
+    let all: Vec<ClusterVolume> = tenants.admin.get("/v1/volumes").await.expect("volumes");
+    assert_eq!(all.len(), 3, "an admin sees those of all tenants");
+    let of_acme: ClusterVolume = tenants.admin.get("/v1/volumes/acme~data").await.expect("it");
+    assert_eq!(of_acme.name, volume("acme~data"));
+    is_kind(tenants.bob.get::<ClusterVolume>("/v1/volumes/acme~data").await, ProblemKind::NotFound);
+    let taken = tenants.bob.post::<ClusterVolume>("/v1/volumes", &new_volume("acme~x", 1)).await;
+    is_kind(taken, ProblemKind::Invalid);
+    let unknown = tenants.admin.post::<ClusterVolume>("/v1/volumes", &new_volume("red~x", 1)).await;
+    is_kind(unknown, ProblemKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_member_sees_its_own_jobs_and_an_operator_those_of_its_tenant() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let job: Job = tenants.ann.post("/v1/jobs", &small("q")).await.expect("a job");
+    assert_eq!((job.id.as_str(), job.spec.owner.as_str()), ("acme~q-0001", "ann"));
+    let own: Job = tenants.amy.post("/v1/jobs", &small("q")).await.expect("a job");
+    assert_eq!((own.id.as_str(), own.spec.owner.as_str()), ("acme~q-0002", "amy"));
+    tenants.lab.wait_for_state(&job.id, JobState::Starting).await;
+    let ids = async |user: &Client| {
+        let jobs: Vec<Job> = user.get("/v1/jobs").await.expect("jobs");
+        jobs.into_iter().map(|job| job.id.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&tenants.ann).await, ["acme~q-0001", "acme~q-0002"]);
+    assert_eq!(ids(&tenants.amy).await, ["acme~q-0002"]);
+    assert!(ids(&tenants.bob).await.is_empty());
+    let vms: Vec<Vm> = tenants.amy.get("/v1/vms").await.expect("VMs");
+    assert!(vms.iter().all(|vm| vm.id.as_str() == "acme~q-0002"), "{vms:?}");
+    let problem = |number| {
+        let path = format!("/v1/jobs/q-{number}");
+        let amy = &tenants.amy;
+        async move { is_kind(amy.get::<Job>(&path).await, ProblemKind::NotFound).to_string() }
+    };
+    let (other, none) = (problem("0001").await, problem("0009").await);
+    assert_eq!(other.replace("0001", "0009"), none);
+    let path = "/v1/vms/q-0001/stop";
+    is_kind(tenants.amy.post::<()>(path, &()).await, ProblemKind::NotFound);
+    tenants.ann.get::<Job>("/v1/jobs/q-0002").await.expect("an operator sees it");
+    tenants.ann.post::<Job>("/v1/jobs/q-0002/cancel", &()).await.expect("and cancels it");
+}
+
+#[tokio::test]
+async fn a_job_of_a_tenant_runs_to_its_end() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = tenants.amy.post("/v1/jobs", &asked).await.expect("a job");
+    let (vm, home) = (vm_of(&job.id), &tenants.lab.home);
+    tenants.lab.wait_for_vm(home, &vm).await;
+    home.say(&vm, GuestBody::Started);
+    finish(home, home, &vm);
+    tenants.lab.wait_for_state(&job.id, JobState::Succeeded).await;
+    let output = tenants.amy.get_bytes("/v1/jobs/q-0001/output").await.expect("its output");
+    assert_eq!(&output[..], b"the answers");
+    tenants.amy.delete("/v1/jobs/q-0001").await.expect("it has ended");
+}
+
+#[tokio::test]
+async fn a_shared_image_is_used_where_a_tenant_has_none_of_that_name() {
+    let tenants = Tenants::up().await;
+    let use_it = async || {
+        let source = VolumeSource::Image(ImageName::new("debian").expect("a name"));
+        let new = NewVolume { source, ..new_volume("root", 1 << 30) };
+        tenants.ann.post::<ClusterVolume>("/v1/volumes", &new).await
+    };
+    is_kind(use_it().await, ProblemKind::NotFound);
+    assert!(tenants.ann.get::<Vec<ClusterImage>>("/v1/images").await.expect("none").is_empty());
+    tenants.share_debian().await;
+    use_it().await.expect("it is shared");
+    let images: Vec<ClusterImage> = tenants.ann.get("/v1/images").await.expect("images");
+    assert_eq!(images.len(), 1);
+    let refused = tenants.ann.delete("/v1/images/debian").await;
+    is_kind(refused, ProblemKind::NotFound);
+    let body = ShareImage { shared: true };
+    let refused = tenants.ann.put::<ClusterImage>("/v1/images/debian/shared", &body).await;
+    is_kind(refused, ProblemKind::Forbidden);
+}
+
+#[tokio::test]
+async fn a_token_counts_until_it_is_revoked_or_its_user_is_removed() {
+    let tenants = Tenants::up().await;
+    let me: Me = tenants.amy.get("/v1/me").await.expect("who");
+    assert_eq!(me, Me { tenant: tenant("acme"), user: Some(user_name("amy")), role: Role::Member });
+    let own = "/v1/tenants/acme/users/amy";
+    let ask = NewAccessToken { life_s: 3600 };
+    let made: MadeAccessToken =
+        tenants.amy.post(&format!("{own}/tokens"), &ask).await.expect("a token");
+    let other = client(&tenants.url).with_token(&made.token).expect("a token");
+    other.get::<Me>("/v1/me").await.expect("it counts");
+    // Nothing that is stored is the secret.
+    let secret = made.token.rsplit_once('_').expect("a secret").1;
+    let stored: Vec<serde_json::Value> =
+        tenants.lab.cluster.records.list("tokens/").await.expect("records");
+    assert_eq!(secret.len(), 64);
+    assert!(!serde_json::to_string(&stored).expect("JSON").contains(secret));
+    for wrong in [
+        format!("{}0", made.token),
+        made.token.replace(secret, &"0".repeat(64)),
+        format!("perigee_{}_", made.id),
+        "perigee__".to_owned(),
+        "x".to_owned(),
+    ] {
+        let wrong = client(&tenants.url).with_token(&wrong).expect("a word");
+        is_kind(wrong.get::<Me>("/v1/me").await, ProblemKind::Forbidden);
+    }
+    tenants.amy.delete(&format!("{own}/tokens/{}", made.id)).await.expect("revoked");
+    is_kind(other.get::<Me>("/v1/me").await, ProblemKind::Forbidden);
+    let left: Vec<AccessToken> = tenants.amy.get(&format!("{own}/tokens")).await.expect("tokens");
+    assert_eq!(left.len(), 1);
+    tenants.admin.delete(own).await.expect("removed");
+    is_kind(tenants.amy.get::<Me>("/v1/me").await, ProblemKind::Forbidden);
+    let nobody = client(&tenants.url);
+    is_kind(nobody.get::<Me>("/v1/me").await, ProblemKind::Forbidden);
+}
+
+#[tokio::test]
+async fn a_token_expires() {
+    let tenants = Tenants::up().await;
+    let (acme, amy) = (tenant("acme"), user_name("amy"));
+    let cluster = &tenants.lab.cluster;
+    let made = crate::accounts::make_token(cluster, &acme, &amy, 60).await.expect("a token");
+    assert!(cluster.accounts.by_token(&made.token).is_some());
+    assert!(cluster.accounts.by_token_at(&made.token, made.expires_ms - 1).is_some());
+    assert!(cluster.accounts.by_token_at(&made.token, made.expires_ms).is_none());
+    let long = crate::accounts::make_token(cluster, &acme, &amy, 366 * 86_400).await;
+    is_kind(long, ProblemKind::Invalid);
+}
+
+#[tokio::test]
+async fn accounts_are_there_after_the_controller_starts_again() {
+    let mut tenants = Tenants::up().await;
+    let made = make_token(&tenants.admin, "acme/ann").await;
+    let key = SshKey::new(user_name("laptop"), "ssh-ed25519 AAAAC3Nza x").expect("a key");
+    let path = "/v1/tenants/acme/users/ann/keys";
+    let _: User = tenants.ann.put(path, &key).await.expect("a key");
+    let path = "/v1/tenants/blue/users/bob/keys";
+    is_kind(tenants.bob.put::<User>(path, &key).await, ProblemKind::Conflict);
+    tenants.lab.restart_controller().await;
+    let accounts = &tenants.lab.cluster.accounts;
+    let ann = accounts.by_token(&made.token).expect("it is known");
+    assert_eq!((ann.name.as_str(), ann.role), ("ann", Role::Operator));
+    assert_eq!(accounts.by_key(&key.key), [ann]);
+}
+
+#[tokio::test]
+async fn only_an_empty_tenant_is_deleted_and_only_default_has_admins() {
+    let tenants = Tenants::up().await;
+    let path = "/v1/tenants/blue/users/bob";
+    let admin = tenants.admin.put::<User>(path, &NewUser { role: Role::Admin }).await;
+    is_kind(admin, ProblemKind::Invalid);
+    let _: ClusterVolume =
+        tenants.bob.post("/v1/volumes", &new_volume("data", 1 << 20)).await.expect("a volume");
+    let problem = is_kind(tenants.admin.delete("/v1/tenants/blue").await, ProblemKind::Conflict);
+    assert!(problem.why.contains("volume blue~data"), "{problem}");
+    tenants.bob.delete("/v1/volumes/data").await.expect("deleted");
+    tenants.admin.delete("/v1/tenants/blue").await.expect("it is empty");
+    is_kind(tenants.bob.get::<Me>("/v1/me").await, ProblemKind::Forbidden);
+    for bad in ["image", "default", &"x".repeat(17)] {
+        let new = NewTenant { name: tenant(bad), quota: Quota::default() };
+        tenants.admin.post::<Tenant>("/v1/tenants", &new).await.expect_err(bad);
+    }
+}
+
+#[tokio::test]
+async fn volumes_beyond_a_quota_are_refused_with_the_figures() {
+    let tenants = Tenants::up().await;
+    tenants.set_quota("acme", Quota { volume_bytes: Some(3 << 30), ..Quota::default() }).await;
+    let make = async |name: &str, bytes: u64| {
+        tenants.ann.post::<ClusterVolume>("/v1/volumes", &new_volume(name, bytes)).await
+    };
+    make("a", 2 << 30).await.expect("there is room");
+    let problem = is_kind(make("b", 2 << 30).await, ProblemKind::NoSpace);
+    let why = "tenant acme may have 3 GiB of volumes and images and has 2 GiB; this one has 2 GiB";
+    assert_eq!(problem.why, why);
+    // What two ask for at once does not fit together.
+    let both = tokio::join!(make("c", 1 << 30), make("d", 1 << 30));
+    assert_eq!([&both.0, &both.1].iter().filter(|made| made.is_ok()).count(), 1, "{both:?}");
+    let _: ClusterVolume = tenants
+        .bob
+        .post("/v1/volumes", &new_volume("b", 9 << 30))
+        .await
+        .expect("blue has no quota");
+    let mine: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert_eq!(mine.volume_bytes, 3 << 30);
+    is_kind(tenants.amy.get::<Tenant>("/v1/tenants/acme").await, ProblemKind::Forbidden);
+    is_kind(tenants.bob.get::<Tenant>("/v1/tenants/acme").await, ProblemKind::NotFound);
+    tenants.ann.delete("/v1/volumes/a").await.expect("deleted");
+    make("b", 2 << 30).await.expect("there is room again");
+}
+
+#[tokio::test]
+async fn an_image_beyond_a_quota_is_not_kept() {
+    let tenants = Tenants::up().await;
+    tenants.set_quota("acme", Quota { volume_bytes: Some(1 << 20), ..Quota::default() }).await;
+    let new = serde_json::json!({"name": "own", "source": "upload:1"});
+    let problem =
+        is_kind(tenants.ann.post::<ClusterImage>("/v1/images", &new).await, ProblemKind::NoSpace);
+    assert!(problem.why.contains("this one has 1 GiB"), "{problem}");
+    let all: Vec<ClusterImage> = tenants.admin.get("/v1/images").await.expect("images");
+    assert!(all.iter().all(|image| image.name.as_str() == "debian"), "{all:?}");
+    let of_a_host = serde_json::json!({"name": "own", "source": "/etc/shadow"});
+    let refused = tenants.ann.post::<ClusterImage>("/v1/images", &of_a_host).await;
+    is_kind(refused, ProblemKind::Forbidden);
+}
+
+#[tokio::test]
+async fn a_job_waits_for_its_tenant_s_quota() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    tenants.set_quota("acme", Quota { vms: Some(1), cpus: Some(2), ..Quota::default() }).await;
+    let huge = JobSpec { cpus: 3, ..small("huge") };
+    let problem = is_kind(tenants.ann.post::<Job>("/v1/jobs", &huge).await, ProblemKind::Invalid);
+    assert!(problem.why.contains("it needs 3 of the tenant's 2 vCPUs"), "{problem}");
+    let first: Job = tenants.ann.post("/v1/jobs", &small("q")).await.expect("a job");
+    tenants.lab.wait_for_state(&first.id, JobState::Starting).await;
+    let second: Job = tenants.ann.post("/v1/jobs", &small("q")).await.expect("a job");
+    let why = "it needs 1 of the tenant's 1 VMs, and 1 are in use";
+    tenants.lab.wait_for_job(&second.id, "waiting", |job| job.reason.contains(why)).await;
+    let other: Job = tenants.bob.post("/v1/jobs", &small("q")).await.expect("a job");
+    tenants.lab.wait_for_state(&other.id, JobState::Starting).await;
+    tenants.ann.post::<Job>("/v1/jobs/q-0001/cancel", &()).await.expect("cancelled");
+    tenants.lab.wait_for_state(&second.id, JobState::Starting).await;
+}
+
+#[tokio::test]
+async fn the_audit_log_says_who_asked_for_what_and_shows_no_secret() {
+    let tenants = Tenants::up().await;
+    let _: ClusterVolume =
+        tenants.amy.post("/v1/volumes", &new_volume("data", 1 << 20)).await.expect("a volume");
+    is_kind(tenants.amy.get::<Vec<Tenant>>("/v1/tenants").await, ProblemKind::Forbidden);
+    let token = make_token(&tenants.admin, "acme/amy").await;
+    let log = async |user: &Client, tenant: &str| {
+        user.get::<Vec<AuditEntry>>(&format!("/v1/audit?tenant={tenant}")).await
+    };
+    let has = |entries: &[AuditEntry], who: &str, request: &str, thing: &str, status: u16| {
+        entries.iter().any(|entry| {
+            (entry.who.as_str(), entry.request.as_str(), entry.thing.as_str(), entry.status)
+                == (who, request, thing, status)
+        })
+    };
+    wait_for("the entries", async || {
+        let own = log(&tenants.ann, "acme").await.expect("an operator sees it");
+        let all = has(&own, "acme/amy", "POST /v1/volumes", "acme~data", 200)
+            && has(&own, "acme/amy", "GET /v1/tenants", "", 403);
+        all.then_some(())
+    })
+    .await;
+    let made = format!("token {}", token.id);
+    let path = "POST /v1/tenants/acme/users/amy/tokens";
+    wait_for("the admin's entries", async || {
+        let own = log(&tenants.admin, "default").await.expect("an admin sees it");
+        has(&own, "a process of this host", path, &made, 200).then_some(())
+    })
+    .await;
+    is_kind(log(&tenants.amy, "acme").await, ProblemKind::Forbidden);
+    let (other, none) = (log(&tenants.bob, "acme").await, log(&tenants.bob, "none").await);
+    let [other, none] = [other, none].map(|log| is_kind(log, ProblemKind::NotFound).to_string());
+    assert_eq!(other.replace("acme", "none"), none);
+    let dir = tenants.lab.dir.path().join("audit");
+    for file in std::fs::read_dir(dir).expect("files") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("text");
+        assert!(!text.contains(token.token.rsplit_once('_').expect("a secret").1));
+    }
+}
+
+#[tokio::test]
+async fn input_files_are_their_tenant_s() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let tar = crate::tars::tests::tar_of(&[("q.sql", tar::EntryType::Regular)]);
+    let bundle: perigee_model::job::Bundle = tenants
+        .ann
+        .send_body(perigee_http::Method::POST, "/v1/bundles", tar)
+        .await
+        .expect("a bundle");
+    let with = |inputs: &str| JobSpec { inputs: Some(inputs.to_owned()), ..small("q") };
+    let problem = is_kind(
+        tenants.bob.post::<Job>("/v1/jobs", &with(&bundle.sha256)).await,
+        ProblemKind::Invalid,
+    );
+    assert!(problem.why.contains("was uploaded"), "{problem}");
+    let _: Job = tenants.amy.post("/v1/jobs", &with(&bundle.sha256)).await.expect("its tenant's");
+}

@@ -1,0 +1,139 @@
+//! `perigee tenant`, `perigee audit`
+
+use clap::{Args, Subcommand};
+use perigee_model::tenant::{AuditEntry, NewTenant, Quota, Tenant};
+use perigee_model::units::{format_bytes, parse_duration};
+use perigee_model::{Problem, TenantName};
+
+use crate::Context;
+use crate::commands::controller_client;
+use crate::commands::volume::size;
+use crate::output::{self, Column};
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Make a tenant
+    Create {
+        /// Its name, at most 16 letters
+        name: TenantName,
+        #[command(flatten)]
+        quota: QuotaFlags,
+    },
+    /// List tenants, with what they use and what they may use
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show one tenant
+    Info {
+        /// The tenant's name
+        name: TenantName,
+    },
+    /// Replace what a tenant may use; without an option it may use as much as there is
+    Quota {
+        /// The tenant's name
+        name: TenantName,
+        #[command(flatten)]
+        quota: QuotaFlags,
+    },
+    /// Delete a tenant that has no volumes, images and jobs any more, with its users
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// The tenant's name
+        name: TenantName,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct QuotaFlags {
+    /// VMs that run at the same time
+    #[arg(long, value_name = "N")]
+    vms: Option<u32>,
+    /// Their vCPUs together
+    #[arg(long, value_name = "N")]
+    cpus: Option<u32>,
+    /// Their memory together
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// The sizes of volumes and images together
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    volumes: Option<u64>,
+    /// Files in the data repository together
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    files: Option<u64>,
+}
+
+impl From<QuotaFlags> for Quota {
+    fn from(flags: QuotaFlags) -> Self {
+        let QuotaFlags { vms, cpus, memory, volumes, files } = flags;
+        let (memory_bytes, volume_bytes, file_bytes) = (memory, volumes, files);
+        Self { vms, cpus, memory_bytes, volume_bytes, file_bytes }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Audit {
+    /// Only what was asked for in this time until now, such as `1h`
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    since: Option<u64>,
+    /// Of this tenant [default: one's own]
+    #[arg(long)]
+    tenant: Option<TenantName>,
+}
+
+fn of<T: std::fmt::Display>(used: T, limit: Option<T>) -> String {
+    limit.map_or_else(|| used.to_string(), |limit| format!("{used} of {limit}"))
+}
+
+fn bytes_of(used: u64, limit: Option<u64>) -> String {
+    of(format_bytes(used), limit.map(format_bytes))
+}
+
+const TENANT: &[Column<Tenant>] = &[
+    ("tenant", |t| t.name.to_string()),
+    ("users", |t| t.users.to_string()),
+    ("vms", |t| of(t.running.vms, t.quota.vms)),
+    ("cpus", |t| of(t.running.cpus, t.quota.cpus)),
+    ("memory", |t| bytes_of(t.running.memory_bytes, t.quota.memory_bytes)),
+    ("volumes", |t| bytes_of(t.volume_bytes, t.quota.volume_bytes)),
+];
+
+const AUDIT: &[Column<AuditEntry>] = &[
+    ("at", |e| output::time(e.at_ms)),
+    ("who", |e| e.who.clone()),
+    ("request", |e| e.request.clone()),
+    ("thing", |e| e.thing.clone()),
+    ("status", |e| e.status.to_string()),
+];
+
+pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+    let client = controller_client(context)?;
+    match verb {
+        Verb::Create { name, quota } => {
+            let new = NewTenant { name, quota: quota.into() };
+            let made: Tenant = client.post("/v1/tenants", &new).await?;
+            output::one(context.format, &made, TENANT)
+        }
+        Verb::List => {
+            let all: Vec<Tenant> = client.get("/v1/tenants").await?;
+            output::list(context.format, &all, TENANT)
+        }
+        Verb::Info { name } => {
+            let found: Tenant = client.get(&format!("/v1/tenants/{name}")).await?;
+            output::one(context.format, &found, TENANT)
+        }
+        Verb::Quota { name, quota } => {
+            let path = format!("/v1/tenants/{name}/quota");
+            let changed: Tenant = client.put(&path, &Quota::from(quota)).await?;
+            output::one(context.format, &changed, TENANT)
+        }
+        Verb::Delete { name } => client.delete(&format!("/v1/tenants/{name}")).await,
+    }
+}
+
+pub async fn audit(ask: Audit, context: &Context) -> Result<(), Problem> {
+    let now_ms = perigee_http::authority::now_ms();
+    let since_ms = ask.since.map_or(0, |since_s| now_ms.saturating_sub(since_s * 1000));
+    let tenant = ask.tenant.map_or_else(String::new, |tenant| format!("&tenant={tenant}"));
+    let path = format!("/v1/audit?since_ms={since_ms}{tenant}");
+    let entries: Vec<AuditEntry> = controller_client(context)?.get(&path).await?;
+    output::list(context.format, &entries, AUDIT)
+}

@@ -1,0 +1,219 @@
+//! `perigee user`, `perigee token`
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use perigee_http::Client;
+use perigee_model::tenant::{
+    AccessToken, MadeAccessToken, NewAccessToken, NewUser, Role, SshKey, User,
+};
+use perigee_model::units::parse_duration;
+use perigee_model::{Problem, TenantName, UserName};
+
+use crate::Context;
+use crate::commands::{controller_client, login};
+use crate::output::{self, Column};
+
+/// `TENANT/USER`
+#[derive(Debug, Clone)]
+pub struct UserPath {
+    tenant: TenantName,
+    user: UserName,
+}
+
+impl std::str::FromStr for UserPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (tenant, user) =
+            text.split_once('/').ok_or_else(|| format!("{text:?} is not TENANT/USER"))?;
+        let tenant = TenantName::new(tenant).map_err(|e| e.to_string())?;
+        Ok(Self { tenant, user: UserName::new(user).map_err(|e| e.to_string())? })
+    }
+}
+
+impl UserPath {
+    fn url(&self) -> String {
+        format!("/v1/tenants/{}/users/{}", self.tenant, self.user)
+    }
+
+    /// The user that is named, or the one who asks.
+    async fn or_me(named: Option<Self>, client: &Client) -> Result<Self, Problem> {
+        if let Some(named) = named {
+            return Ok(named);
+        }
+        let me = login::me(client).await?;
+        let user = me.user.ok_or_else(|| {
+            Problem::invalid("can't say which user is meant", "you are not logged in as one")
+                .next("name it with --user TENANT/USER")
+        })?;
+        Ok(Self { tenant: me.tenant, user })
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Add a user, or change its role
+    Add {
+        /// `TENANT/USER`
+        user: UserPath,
+        /// `member` uses the tenant's things and its own jobs, `operator` sees all of the tenant, and `admin`, which is
+        /// for users of the tenant default, does everything for all tenants
+        #[arg(long)]
+        role: Role,
+    },
+    /// List a tenant's users
+    #[command(visible_alias = "ls")]
+    List {
+        /// The tenant
+        tenant: TenantName,
+    },
+    /// Remove a user with its tokens and SSH keys. What it has made is its tenant's, and stays
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// `TENANT/USER`
+        user: UserPath,
+    },
+    /// SSH keys, for the data repository
+    #[command(subcommand)]
+    Key(KeyVerb),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeyVerb {
+    /// Add a key
+    Add {
+        /// A name for the key
+        name: UserName,
+        /// The public key's file
+        file: PathBuf,
+        /// `TENANT/USER` [default: yourself]
+        #[arg(long)]
+        user: Option<UserPath>,
+    },
+    /// List keys
+    #[command(visible_alias = "ls")]
+    List {
+        /// `TENANT/USER` [default: yourself]
+        #[arg(long)]
+        user: Option<UserPath>,
+    },
+    /// Remove a key
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The key's name
+        name: UserName,
+        /// `TENANT/USER` [default: yourself]
+        #[arg(long)]
+        user: Option<UserPath>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenVerb {
+    /// Make a token, and print it this once
+    Create {
+        /// How long it is good for
+        #[arg(long, value_name = "TIME", default_value = "30d", value_parser = parse_duration)]
+        life: u64,
+        /// `TENANT/USER` [default: yourself]
+        #[arg(long)]
+        user: Option<UserPath>,
+    },
+    /// List tokens, without their secrets
+    #[command(visible_alias = "ls")]
+    List {
+        /// `TENANT/USER` [default: yourself]
+        #[arg(long)]
+        user: Option<UserPath>,
+    },
+    /// Revoke a token
+    Revoke {
+        /// The token's id, as `perigee token list` shows it
+        id: String,
+        /// `TENANT/USER` [default: yourself]
+        #[arg(long)]
+        user: Option<UserPath>,
+    },
+}
+
+const USERS: &[Column<User>] = &[
+    ("user", |u| format!("{}/{}", u.tenant, u.name)),
+    ("role", |u| output::word(&u.role)),
+    ("since", |u| output::time(u.created_ms)),
+    ("keys", |u| u.keys.len().to_string()),
+];
+
+const KEYS: &[Column<SshKey>] = &[("key", |k| k.name.to_string()), ("public", |k| k.key.clone())];
+
+const TOKENS: &[Column<AccessToken>] = &[
+    ("id", |t| t.id.clone()),
+    ("since", |t| output::time(t.created_ms)),
+    ("expires", |t| output::time(t.expires_ms)),
+];
+
+pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+    let client = controller_client(context)?;
+    match verb {
+        Verb::Add { user, role } => {
+            let added: User = client.put(&user.url(), &NewUser { role }).await?;
+            output::one(context.format, &added, USERS)
+        }
+        Verb::List { tenant } => {
+            let users: Vec<User> = client.get(&format!("/v1/tenants/{tenant}/users")).await?;
+            output::list(context.format, &users, USERS)
+        }
+        Verb::Remove { user } => client.delete(&user.url()).await,
+        Verb::Key(verb) => run_key(verb, &client, context).await,
+    }
+}
+
+async fn run_key(verb: KeyVerb, client: &Client, context: &Context) -> Result<(), Problem> {
+    match verb {
+        KeyVerb::Add { name, file, user } => {
+            let line = std::fs::read_to_string(&file)
+                .map_err(|e| Problem::invalid(format!("can't read {}", file.display()), e))?;
+            let key = SshKey::new(name, &line)
+                .map_err(|e| Problem::invalid(format!("can't use {}", file.display()), e))?;
+            let user = UserPath::or_me(user, client).await?;
+            let changed: User = client.put(&format!("{}/keys", user.url()), &key).await?;
+            output::list(context.format, &changed.keys, KEYS)
+        }
+        KeyVerb::List { user } => {
+            let user = UserPath::or_me(user, client).await?;
+            let found: User = client.get(&user.url()).await?;
+            output::list(context.format, &found.keys, KEYS)
+        }
+        KeyVerb::Remove { name, user } => {
+            let user = UserPath::or_me(user, client).await?;
+            client.delete(&format!("{}/keys/{name}", user.url())).await
+        }
+    }
+}
+
+pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem> {
+    let client = controller_client(context)?;
+    match verb {
+        TokenVerb::Create { life, user } => {
+            let path = format!("{}/tokens", UserPath::or_me(user, &client).await?.url());
+            let made: MadeAccessToken =
+                client.post(&path, &NewAccessToken { life_s: life }).await?;
+            let until = output::time(made.expires_ms);
+            output::note(&format!(
+                "token {} is good until {until}; it is not shown again",
+                made.id
+            ));
+            output::text(&made.token);
+            Ok(())
+        }
+        TokenVerb::List { user } => {
+            let path = format!("{}/tokens", UserPath::or_me(user, &client).await?.url());
+            let tokens: Vec<AccessToken> = client.get(&path).await?;
+            output::list(context.format, &tokens, TOKENS)
+        }
+        TokenVerb::Revoke { id, user } => {
+            let user = UserPath::or_me(user, &client).await?;
+            client.delete(&format!("{}/tokens/{id}", user.url())).await
+        }
+    }
+}
