@@ -108,10 +108,12 @@ impl<'a> Guest<'a> {
         }
         self.works(ROUNDS, STEP_MAX + MOVE_MAX).await?;
         ran.faults.extend(watch.end().await?);
-        let vm = self.vm().await?;
         let expected = if is_there { &ends.new } else { &ends.old };
-        if vm.host != *expected {
-            ran.faults.push(format!("{}, and the VM is at {}", ran.ended, vm.host));
+        // The job's driver sees the end of a migration later than the one that records it.
+        let is_at = async || Ok((self.vm().await?.host == *expected).then_some(()));
+        if let Err(problem) = until("the VM's host", STEP_MAX, is_at).await {
+            ran.faults
+                .push(format!("{}, and the VM is not at {expected}: {}", ran.ended, problem.why));
         }
         if is_there {
             ran.faults.extend(self.stale_write(before).await?);

@@ -204,12 +204,18 @@ impl System {
         until("the move to begin", async || self.client.post(&path, &wish).await.map(Some)).await
     }
 
+    /// The migration once it has ended, and once its job knows where the VM is: the job's driver sees the end of
+    /// a migration later than the one that records it.
     pub async fn migration_ended(&self, id: &JobId, migration: &Migration) -> Checked<Migration> {
         until("the migration's end", async || {
             let job = self.job(id).await?;
+            let last = job.migrations.last().is_some_and(|m| m.id == migration.id);
+            let follows = last && !job.state.is_final();
             let found = job.migrations.into_iter().find(|m| m.id == migration.id);
-            Ok(found
-                .filter(|m| matches!(m.state, MigrationState::Completed | MigrationState::Aborted)))
+            Ok(found.filter(|m| match m.state {
+                MigrationState::Completed => !follows || job.host.as_ref() == Some(&m.to),
+                state => state == MigrationState::Aborted,
+            }))
         })
         .await
     }
