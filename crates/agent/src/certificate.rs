@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_http::authority::{CERTIFICATE_LIFE, NewKey, now_ms};
-use perigee_http::identity::{REVOKED_FILE, Revoked};
+use perigee_http::identity::{Credentials, REVOKED_FILE, Revoked};
 use perigee_http::{Client, Identity, write_private};
 use perigee_model::enrol::{Enrolled, RenewCertificate};
 use perigee_model::{HostId, Problem};
@@ -29,7 +29,8 @@ async fn ask_controller(config: &Config, identity: &Identity) {
     let client = config.controller.as_ref().map(|url| register::client(url, &config.network));
     // An address that can't be used is the heartbeat's problem.
     let Some(Ok(client)) = client else { return };
-    let mut keeper = Keeper { client, host: &config.host, identity, known: None, tried: None };
+    let mut keeper =
+        Keeper { client, host: &config.host, identity, known: None, tried: None, unsaved: None };
     let mut said = None;
     loop {
         let failed = keeper.look().await.err().map(|problem| problem.to_string());
@@ -51,21 +52,38 @@ struct Keeper<'a> {
     known: Option<Revoked>,
     /// When it was last tried to renew the certificate.
     tried: Option<Instant>,
+    /// The one that is in use, if it could not be written.
+    unsaved: Option<Credentials>,
 }
 
 impl Keeper<'_> {
     async fn look(&mut self) -> Result<(), Problem> {
         let revoked = self.identity.revoke(self.client.get("/v1/revoked").await?);
+        // The certificate is renewed also where nothing can be written at present.
+        let mut kept = Ok(());
         if self.known.as_ref() != Some(&revoked) {
-            self.keep_revoked(&revoked)?;
-            self.known = Some(revoked);
+            kept = self.keep_revoked(&revoked);
+            self.known = kept.is_ok().then_some(revoked);
+        }
+        if let Some(new) = &self.unsaved {
+            kept = kept.and(self.save(new));
+            if kept.is_ok() {
+                self.unsaved = None;
+            }
         }
         let tried_lately = self.tried.is_some_and(|tried| tried.elapsed() < RENEWAL_PAUSE);
         if !tried_lately && is_due(self.identity.own().issued_ms, now_ms()) {
             self.tried = Some(Instant::now());
-            self.renew().await?;
+            let new = self.renew().await?;
+            if let Err(problem) = self.save(&new) {
+                (kept, self.unsaved) = (Err(problem), Some(new));
+            }
         }
-        Ok(())
+        kept
+    }
+
+    fn save(&self, new: &Credentials) -> Result<(), Problem> {
+        self.identity.dir().map_or(Ok(()), |dir| new.save(dir))
     }
 
     fn keep_revoked(&self, revoked: &Revoked) -> Result<(), Problem> {
@@ -75,7 +93,7 @@ impl Keeper<'_> {
         write_private(&dir.join(REVOKED_FILE), &text)
     }
 
-    async fn renew(&self) -> Result<(), Problem> {
+    async fn renew(&self) -> Result<Credentials, Problem> {
         let key = NewKey::generate()?;
         let ask = RenewCertificate { public_key: key.public().to_hex() };
         let path = format!("/v1/hosts/{}/certificate", self.host);
@@ -83,11 +101,8 @@ impl Keeper<'_> {
         let new = key.credentials(&new.certificate, &new.ca);
         // What can't be used does not replace what is in the directory.
         self.identity.replace(&new)?;
-        if let Some(dir) = self.identity.dir() {
-            new.save(dir)?;
-        }
         tracing::info!(host = %self.host, "the host has a new certificate");
-        Ok(())
+        Ok(new)
     }
 }
 

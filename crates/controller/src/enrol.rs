@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use perigee_http::authority::{PublicKey, fingerprint, hex, now_ms};
-use perigee_http::identity::Revoked;
-use perigee_http::{PeerIdentity, authority_of};
+use perigee_http::identity::{self, REVOKED_FILE, Revoked};
+use perigee_http::{PeerIdentity, authority_of, write_private};
 use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, JoinToken};
 use perigee_model::limits::HOST_ADDRESSES;
+use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 use serde::{Deserialize, Serialize};
 
@@ -134,6 +135,10 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
         }
     }
     cluster.records.remove(&key(TOKENS, host)).await?;
+    if others.iter().any(|known| known.host == *host) {
+        // Whoever had joined as this host may not be the one who joins now.
+        revoke(cluster, &PeerIdentity::Host(host.clone())).await?;
+    }
     tracing::info!(%host, ?addresses, "a host joins");
     issue(cluster, host, addresses, &public).await
 }
@@ -174,12 +179,11 @@ async fn issue(
 
 /// The latest time that was given to a certificate of this identity, or to its revocation.
 async fn last_ms(cluster: &Cluster, of: &PeerIdentity) -> Result<u64, Problem> {
-    let revoked: Option<RevokedIdentity> = cluster.records.read(&key(REVOKED, of)).await?;
+    let revoked_ms = revoked(cluster).await?.remove(&of.to_string()).unwrap_or(0);
     let enrolled: Option<EnrolledHost> = match of {
         PeerIdentity::Host(host) => cluster.records.read(&key(ENROLLED, host)).await?,
         PeerIdentity::Controller | PeerIdentity::Operator => None,
     };
-    let revoked_ms = revoked.map_or(0, |revoked| revoked.until_ms);
     Ok(enrolled.map_or(0, |enrolled| enrolled.issued_ms).max(revoked_ms))
 }
 
@@ -219,16 +223,55 @@ async fn revoke(cluster: &Cluster, identity: &PeerIdentity) -> Result<(), Proble
 /// When the store can't be used.
 pub async fn revoked(cluster: &Cluster) -> Result<Revoked, Problem> {
     let all: Vec<RevokedIdentity> = cluster.records.list(REVOKED).await?;
-    Ok(all.into_iter().map(|revoked| (revoked.identity, revoked.until_ms)).collect())
+    let all = all.into_iter().map(|revoked| (revoked.identity, revoked.until_ms));
+    let all: Revoked = all.collect();
+    // The controller's own list has also what a store that was lost or set back knew.
+    Ok(cluster.network.identity().map_or(all.clone(), |identity| identity.revoke(all)))
 }
 
-/// From now on the controller itself refuses what is revoked.
+/// From now on the controller itself refuses what is revoked, also if it loses its store: the list is kept beside the
+/// authority's key too.
 ///
 /// # Errors
-/// When the store can't be used.
+/// When the store or the list can't be used.
 pub async fn know_revoked(cluster: &Cluster) -> Result<(), Problem> {
-    if let Some(identity) = cluster.network.identity() {
-        identity.revoke(revoked(cluster).await?);
+    let Some(identity) = cluster.network.identity() else { return Ok(()) };
+    let dir = crate::authority_dir(&cluster.state_dir);
+    let kept = identity::read_revoked(&dir)?;
+    identity.revoke(kept.clone());
+    let all = revoked(cluster).await?;
+    if all == kept {
+        return Ok(());
+    }
+    let what = "can't keep the list of revoked certificates";
+    let text = serde_json::to_vec(&all).map_err(|e| Problem::internal(what, e))?;
+    write_private(&dir.join(REVOKED_FILE), &text)
+}
+
+/// Under TLS the others find a host only at addresses of its certificate.
+///
+/// # Errors
+/// `Invalid` if the host reports another address.
+pub async fn check_addresses(
+    cluster: &Cluster,
+    host: &HostId,
+    reported: &HostAddresses,
+) -> Result<(), Problem> {
+    let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, host)).await?;
+    // Without a record the store was lost: what a host can't be called at shows later.
+    let (Some(_), Some(enrolled)) = (cluster.network.identity(), enrolled) else { return Ok(()) };
+    for address in [&reported.agent_url, &reported.volume_url, &reported.nbd_addr] {
+        let authority = authority_of(address).unwrap_or(address);
+        let ip = authority.rsplit_once(':').map_or(authority, |(ip, _)| ip);
+        let ip = ip.trim_matches(['[', ']']).parse().ok().map(|ip: IpAddr| ip.to_canonical());
+        if !ip.is_some_and(|ip| enrolled.addresses.contains(&ip)) {
+            let known: Vec<String> = enrolled.addresses.iter().map(IpAddr::to_string).collect();
+            let known = known.join(", ");
+            let why = format!("{address} is not at an address of its certificate ({known})");
+            return Err(Problem::invalid(format!("can't register host {host}"), why).next(format!(
+                "start its daemons with one of these, or let it join again with --address: perigee host token {host}"
+            )));
+        }
     }
     Ok(())
 }

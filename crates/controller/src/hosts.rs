@@ -10,6 +10,7 @@ use perigee_model::volume_move::VolumeMove;
 use perigee_model::{HostId, Problem, VolumeName};
 
 use crate::cluster::{Cluster, Known, now_ms, state_of};
+use crate::enrol;
 use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
 use crate::leave_site;
@@ -32,6 +33,7 @@ pub async fn register(
     let (cluster, id) = (Arc::clone(cluster), id.clone());
     // In a task of its own, so that the host is registered even if it closes the connection.
     let done = tokio::spawn(async move {
+        enrol::check_addresses(&cluster, &id, &addresses).await?;
         let link = cluster.hosts.link(&id, addresses.clone())?;
         let record = HostRecord { addresses, registered_ms: now_ms() };
         // The store comes first: a host that is known only in memory would not register again.

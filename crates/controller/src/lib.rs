@@ -67,7 +67,11 @@ pub struct Config {
 /// # Errors
 /// When its files can't be used.
 pub fn authority(state: &Path) -> Result<Authority, Problem> {
-    Authority::open(&state.join("authority"))
+    Authority::open(&authority_dir(state))
+}
+
+fn authority_dir(state: &Path) -> PathBuf {
+    state.join("authority")
 }
 
 /// Runs until SIGTERM or SIGINT. The future is boxed, so that it is compiled in this crate only.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::header::{HOST, ORIGIN};
-use axum::http::{HeaderMap, Method};
+use axum::http::header::{CONNECTION, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use perigee_model::Problem;
@@ -34,21 +34,23 @@ pub(crate) struct Guard {
 
 pub(crate) async fn check(guard: Guard, request: Request, next: Next) -> Response {
     let refused = match request.extensions().get::<Peer>() {
-        // A browser does not reach a unix socket, and has no certificate of the cluster.
-        Some(Peer::Local) => None,
+        // A browser does not reach a unix socket, and has no certificate of the cluster. A stranger may only join, with a
+        // secret that no web page knows; the name by which it calls the controller is the operator's choice.
+        Some(Peer::Local | Peer::Stranger) => None,
         Some(Peer::Known(certified)) => {
             let checked = guard.identity.as_ref().map(|identity| identity.check(certified));
             checked.and_then(Result::err).map(|refusal| refusal.to_string())
         }
-        Some(Peer::Stranger | Peer::NotKnown) | None => {
-            sent_by_a_page(request.headers(), &guard.names).err()
-        }
+        Some(Peer::NotKnown) | None => sent_by_a_page(request.headers(), &guard.names).err(),
     };
     match refused {
         None => next.run(request).await,
         Some(why) => {
             let what = format!("can't answer {} {}", request.method(), request.uri().path());
-            Failure(Problem::forbidden(what, why)).into_response()
+            let mut answer = Failure(Problem::forbidden(what, why)).into_response();
+            // A client that has a new certificate meanwhile shows it over a new connection.
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            answer
         }
     }
 }

@@ -16,12 +16,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::{
     CertificateError, ClientConfig, Error, OtherError, RootCertStore, ServerConfig,
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
+use crate::authority::{CERTIFICATE_LIFE, now_ms};
 use crate::files::read_private;
 use crate::peer::{Certified, Peer, PeerIdentity};
 use crate::verify::{Expected, Refusal, Roots, Verifier};
@@ -44,7 +45,12 @@ pub type Revoked = BTreeMap<String, u64>;
 pub(crate) struct Trust(RwLock<Revoked>);
 
 impl Trust {
+    /// A handshake has looked at the certificate's time already, but a connection may be open for longer.
     pub fn check(&self, certified: &Certified) -> Result<(), Refusal> {
+        let life_ms = u64::try_from(CERTIFICATE_LIFE.as_millis()).unwrap_or(u64::MAX);
+        if now_ms() > certified.issued_ms.saturating_add(life_ms) {
+            return Err(Refusal::Expired(certified.identity.clone()));
+        }
         let revoked = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match revoked.get(&certified.identity.to_string()) {
             Some(until_ms) if certified.issued_ms <= *until_ms => {
@@ -136,7 +142,8 @@ impl Identity {
     /// Reads the files again when they have changed. It does not end.
     pub async fn follow(self: Arc<Self>) {
         let Some(dir) = self.dir.clone() else { return std::future::pending().await };
-        let mut seen = changed(&dir);
+        // What has changed since `load` is read with the first look.
+        let mut seen = [None; 3];
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let now = changed(&dir);
@@ -306,12 +313,15 @@ impl Loaded {
             Strangers::Heard => verifier.allow_unauthenticated(),
         };
         let verifier = verifier.build().map_err(|e| text(&e))?;
-        let config = ServerConfig::builder_with_provider(Arc::clone(provider))
+        let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
             .with_safe_default_protocol_versions()
             .map_err(|e| text(&e))?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(|e: Error| text(&e))?;
+        // A client that resumes a session shows no certificate again, and nobody would look at its time.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         let acceptor = TlsAcceptor::from(Arc::new(config));
         Ok(Self { own, roots, chain, key, acceptor })
     }
@@ -326,8 +336,9 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, S
 }
 
 fn of(dir: &Path, why: impl std::fmt::Display) -> Problem {
-    Problem::invalid(format!("can't use the identity in {}", dir.display()), why)
-        .next("enrol this host: `perigee host token NAME` at the controller, `perigee host join TOKEN` here")
+    Problem::invalid(format!("can't use the identity in {}", dir.display()), why).next(
+        "enrol this host: `perigee host token NAME` at the controller, `perigee host join` here",
+    )
 }
 
 fn read(dir: &Path) -> Result<Credentials, Problem> {
@@ -337,8 +348,11 @@ fn read(dir: &Path) -> Result<Credentials, Problem> {
     Ok(Credentials { ca, identity })
 }
 
-/// Without a list nothing is revoked yet; a list that can't be read is a fault.
-fn read_revoked(dir: &Path) -> Result<Revoked, Problem> {
+/// The list of revoked certificates in a directory. Without one nothing is revoked yet.
+///
+/// # Errors
+/// When there is a list that can't be read.
+pub fn read_revoked(dir: &Path) -> Result<Revoked, Problem> {
     match std::fs::read(dir.join(REVOKED_FILE)) {
         Ok(text) => {
             serde_json::from_slice(&text).map_err(|e| of(dir, format!("{REVOKED_FILE}: {e}")))

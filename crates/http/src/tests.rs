@@ -164,9 +164,46 @@ async fn a_revoked_certificate_counts_on_neither_side_also_on_open_connections()
     let new = cluster.issued(&host("cloud1"), SystemTime::now(), now_ms + 1);
     client.replace(&new).expect("a new certificate");
     ask(&network, &address, Expected::Address).await.expect("it is enrolled again");
+    open.get::<String>("/").await.expect("the open client shows the new one too");
     client.revoke(Revoked::from([(host("home1").to_string(), now_ms)]));
     let refused = ask(&network, &address, Expected::Address).await.expect_err("a revoked server");
     assert!(refused.why.contains("revoked"), "{refused}");
+    open.get::<String>("/").await.expect_err("its connection to the revoked server has ended");
+}
+
+#[tokio::test]
+async fn a_certificate_whose_time_has_passed_since_the_handshake_counts_no_more() {
+    let cluster = Cluster::new();
+    let (address, _) = cluster.serve(&host("home1")).await;
+    let life_ms = u64::try_from(authority::CERTIFICATE_LIFE.as_millis()).expect("it is short");
+    let issued_ms = authority::now_ms() - life_ms - 1;
+    // Its time as the handshake sees it is not over.
+    let own = cluster.issued(&host("cloud1"), SystemTime::now(), issued_ms);
+    let network = Network::Tls(Identity::new(&own, Strangers::Refused).expect("an identity"));
+    let refused = ask(&network, &address, Expected::Address).await.expect_err("expired");
+    assert_eq!(refused.kind, ProblemKind::Forbidden, "{refused}");
+}
+
+#[tokio::test]
+async fn a_stranger_may_call_a_server_by_any_name() {
+    let cluster = Cluster::new();
+    let identity = cluster.identity(&PeerIdentity::Controller, Strangers::Heard);
+    let address = start(Network::Tls(identity)).await;
+    let named = address.replace("127.0.0.1", "localhost.localdomain");
+    let request = format!("GET / HTTP/1.1\r\nhost: {named}\r\nconnection: close\r\n\r\n");
+    let stream = TcpStream::connect(authority_of(&address).expect("an address")).await;
+    let fingerprint = cluster.authority.fingerprint().to_owned();
+    let stream = identity::connect_to_enrol(
+        authority_of(&address).expect("an address"),
+        fingerprint,
+        stream.expect("a connection"),
+    );
+    let mut stream = stream.await.expect("a handshake");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("an answer");
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 #[tokio::test]
@@ -206,16 +243,26 @@ async fn an_identity_is_kept_in_files_that_only_its_owner_reads_and_followed_the
     let identity = Identity::load(&dir).expect("an identity");
     let first = identity.own();
     assert_eq!(first.identity, host("home1"));
-    let follow = tokio::spawn(Arc::clone(&identity).follow());
-    // The time of a file's change is the kernel's, whose clock ticks slowly.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    save(&host("home1"));
-    let renewed = async {
-        while identity.own().issued_ms == first.issued_ms {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    let renewed = async |earlier: &Certified| {
+        let used = async {
+            while identity.own().issued_ms == earlier.issued_ms {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, used).await.expect("the new certificate is used");
     };
-    tokio::time::timeout(PATIENCE, renewed).await.expect("the new certificate is used");
+    // The time of a file's change is the kernel's, whose clock ticks slowly.
+    let tick = || tokio::time::sleep(Duration::from_millis(50));
+    tick().await;
+    save(&host("home1"));
+    // A server that opens its pool looks at the files late.
+    tick().await;
+    let follow = tokio::spawn(Arc::clone(&identity).follow());
+    renewed(&first).await;
+    let second = identity.own();
+    tick().await;
+    save(&host("home1"));
+    renewed(&second).await;
     follow.abort();
 }
 

@@ -37,6 +37,8 @@ pub(crate) enum Refusal {
     AnotherCluster,
     #[error("the certificate of {0} is revoked")]
     Revoked(PeerIdentity),
+    #[error("the time of the certificate of {0} is over")]
+    Expired(PeerIdentity),
     #[error("the certificate is for {0}, and not for {1}")]
     Another(PeerIdentity, PeerIdentity),
     #[error("the certificate is for {0}, which is no host")]

@@ -158,6 +158,53 @@ async fn a_certificate_is_renewed_by_its_host_until_it_is_revoked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_joins_again_ends_what_had_joined_under_its_name() {
+    let secure = Secure::up().await;
+    let thief = secure.joined("home1").await;
+    thief.get::<Revoked>("/v1/revoked").await.expect("it has joined");
+    let own = secure.joined("home1").await;
+    forbidden(thief.get::<Revoked>("/v1/revoked").await);
+    own.put::<()>("/v1/hosts/home1", &addresses()).await.expect("the one that joined last");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_reports_only_addresses_of_its_certificate() {
+    let secure = Secure::up().await;
+    let client = secure.joined("home1").await;
+    let elsewhere = "https://127.0.0.9:1".to_owned();
+    for wrong in [
+        HostAddresses { agent_url: elsewhere.clone(), ..addresses() },
+        HostAddresses { volume_url: "https://home1.example:1".to_owned(), ..addresses() },
+        HostAddresses { nbd_addr: "127.0.0.9:1".to_owned(), ..addresses() },
+    ] {
+        let refused = client.put::<()>("/v1/hosts/home1", &wrong).await.expect_err("not its own");
+        assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+    }
+    client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("its own");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_has_lost_its_store_still_refuses_what_was_revoked() {
+    let mut secure = Secure::up().await;
+    let home = secure.join(&secure.token("home1").await, HERE).await.expect("it joins");
+    crate::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await.expect("revoked");
+    secure.supervisor.stop().await;
+    for entry in std::fs::read_dir(secure.dir.path()).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_file() {
+            std::fs::remove_file(path).expect("the store is lost");
+        }
+    }
+    (secure.supervisor, secure.url) = serve(&secure.dir).await;
+    forbidden(secure.client(&home).put::<()>("/v1/hosts/home1", &addresses()).await);
+    let again = secure.joined("home1").await;
+    again.put::<()>("/v1/hosts/home1", &addresses()).await.expect("it has joined again");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn of_two_hosts_with_one_token_one_joins() {
     let secure = Secure::up().await;
     let token = secure.token("home1").await;

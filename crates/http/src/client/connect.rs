@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -11,12 +12,14 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 
 use crate::identity::{Identity, connect_to_enrol};
-use crate::verify::Expected;
+use crate::peer::Certified;
+use crate::verify::{Expected, Refusal};
 
 /// A connection is made within this time.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
@@ -65,7 +68,11 @@ impl Way {
             Self::Tls(authority, identity, expected) => {
                 let stream = tcp(authority).await?;
                 let handshake = identity.connect(authority, expected.clone(), stream);
-                Box::new(within(HANDSHAKE_MAX, handshake).await?)
+                let stream = within(HANDSHAKE_MAX, handshake).await?;
+                let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                let server = shown.and_then(Certified::of);
+                let server = server.ok_or_else(|| io::Error::other(Refusal::NotOurs))?;
+                Box::new(Trusted { stream, server, identity: Arc::clone(identity) })
             }
             Self::Enrol(authority, fingerprint) => {
                 let stream = tcp(authority).await?;
@@ -73,6 +80,50 @@ impl Way {
                 Box::new(within(HANDSHAKE_MAX, handshake).await?)
             }
         })
+    }
+}
+
+/// A connection that ends when the server's certificate does not count any more.
+struct Trusted {
+    stream: TlsStream<TcpStream>,
+    server: Certified,
+    identity: Arc<Identity>,
+}
+
+impl Trusted {
+    fn check(&self) -> io::Result<()> {
+        let checked = self.identity.check(&self.server);
+        checked.map_err(|refusal| io::Error::new(io::ErrorKind::PermissionDenied, refusal))
+    }
+}
+
+impl AsyncRead for Trusted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Trusted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -34,8 +34,9 @@ pub enum HostVerb {
     },
     /// Join a cluster: run this on the new host
     Join {
-        /// What `perigee host token` has printed at the controller
-        token: JoinToken,
+        /// What `perigee host token` has printed at the controller [default: it is read from the standard input, where
+        /// other users of this host do not see it]
+        token: Option<JoinToken>,
         /// Where this host's certificate and key are put
         #[arg(long, value_name = "DIR", default_value = IDENTITY_DIR)]
         identity: PathBuf,
@@ -130,7 +131,10 @@ const LINKS: &[Column<Link>] = &[
 pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
     let client = || controller_client(context);
     match verb {
-        HostVerb::Join { token, identity, address } => join::join(token, &identity, address).await,
+        HostVerb::Join { token, identity, address } => {
+            let token = token.map_or_else(join::read_token, Ok)?;
+            join::join(token, &identity, address).await
+        }
         HostVerb::Token { host, controller } => {
             let controller_url = controller.unwrap_or_else(|| api(context));
             let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });

@@ -1,5 +1,6 @@
 //! `perigee host join`: this host gets its first certificate.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -37,6 +38,23 @@ pub async fn join(token: JoinToken, dir: &Path, addresses: Vec<IpAddr>) -> Resul
     let (host, dir) = (token.host, dir.display());
     output::text(&format!("host {host} has joined; its certificate is in {dir}"));
     Ok(())
+}
+
+/// A token is at most this long; the limit is only for what is not a token.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
+
+/// The token from the standard input.
+///
+/// # Errors
+/// `Invalid` when it is none.
+pub fn read_token() -> Result<JoinToken, Problem> {
+    let what = "can't read the token from the standard input";
+    let mut text = String::new();
+    let read = BufReader::new(std::io::stdin().lock().take(TOKEN_BYTES_MAX)).read_line(&mut text);
+    read.map_err(|error| Problem::invalid(what, error))?;
+    text.trim().parse().map_err(|why| {
+        Problem::invalid(what, why).next("give it the line that `perigee host token` has printed")
+    })
 }
 
 /// The address from which this host reaches the controller.
