@@ -101,11 +101,19 @@ fn page_checksums_of(
     let mut found =
         PageChecksums { checksums: vec![0; PAGE_CHECKSUMS], data_bytes: 0, unreadable: Vec::new() };
     let mut buffer = vec![0; index(PIECE_BLOCKS * BLOCK_BYTES)];
-    for run in runs {
+    for (run, state) in runs.flat_map(|run| layer.states.runs(run)) {
         for piece in pieces(run) {
             let (at, length) = bytes_of(&piece);
             let buffer = &mut buffer[..index(length)];
-            match layer.data().read_at(at, buffer) {
+            // The file of a copy may have something else under blocks that are known to be zeros.
+            let read = match state {
+                BlockState::Zero => {
+                    buffer.fill(0);
+                    Ok(())
+                }
+                _ => layer.data().read_at(at, buffer),
+            };
+            match read {
                 Ok(()) => add(&mut found.checksums, piece.start - first, buffer),
                 Err(error) => {
                     let why = format!("its data can't be read: {error}");

@@ -24,7 +24,7 @@
 //! next server fetches all of it again. A map of own blocks stays right even then: each version of it that was
 //! ever written has the same blocks, so the one that is found says what the layer has.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -44,8 +44,12 @@ use super::layer::Layer;
 use super::remote::RemoteParent;
 use super::work::Work;
 
-/// The longest time for which a fetch of the background lets readers' fetches go first.
-const READERS_FIRST: Duration = Duration::from_millis(250);
+/// The longest time for which a fetch of the background lets readers' fetches go first, in round trips to the other
+/// host. Where readers never pause, as those with many requests in flight, it goes on beside them.
+const READERS_FIRST_ROUND_TRIPS: u32 = 2;
+/// The bounds of that time: a round trip that is not known, or that was measured while the other host was away.
+const READERS_FIRST: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_millis(250);
 /// No block has this number.
 const NOWHERE: u64 = u64::MAX;
 /// The limit for fetches that are answered but not yet written. More would only use memory.
@@ -74,8 +78,8 @@ impl Waiting {
         Reader(self)
     }
 
-    /// Returns when no reader waits for a fetch, or after [`READERS_FIRST`].
-    pub(super) async fn nobody(&self) {
+    /// Returns when no reader waits for a fetch, or after this time.
+    async fn nobody(&self, longest: Duration) {
         let nobody = async {
             loop {
                 let ended = self.ended.notified();
@@ -85,8 +89,7 @@ impl Waiting {
                 ended.await;
             }
         };
-        // The background goes on slowly even where readers never pause.
-        let _waited = tokio::time::timeout(READERS_FIRST, nobody).await;
+        let _waited = tokio::time::timeout(longest, nobody).await;
     }
 }
 
@@ -199,7 +202,8 @@ impl LayerCopy {
 
     /// Returns when no reader waits for a fetch of any copy, or after a short time.
     pub(super) async fn readers_first(&self) {
-        self.waiting.nobody().await;
+        let longest = self.remote.round_trip() * READERS_FIRST_ROUND_TRIPS;
+        self.waiting.nobody(longest.clamp(*READERS_FIRST.start(), *READERS_FIRST.end())).await;
     }
 
     /// Reads blocks from the copy and the other host. The bytes from the other host may still be being
@@ -351,9 +355,10 @@ impl LayerCopy {
         *lock(&self.damaged) = blocks;
     }
 
-    /// Makes the damaged blocks missing. Only for copies of own blocks that are closed.
+    /// Makes the damaged blocks missing. Only for copies that are closed.
     pub(super) fn lose_damaged(&self) -> Result<(), IoError> {
-        lock(&self.damaged).drain(..).try_for_each(|blocks| self.head.lose(&blocks))
+        let missing = if self.is_own() { BlockState::Remote } else { BlockState::Absent };
+        lock(&self.damaged).drain(..).try_for_each(|blocks| self.head.lose(&blocks, missing))
     }
 
     /// Something here of it can't be used: it is damaged, or its disk has failed.

@@ -149,9 +149,9 @@ impl Pool {
         if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
     }
 
-    /// Has the damaged blocks of a copy of own blocks fetched again. Returns `false` if that was tried often enough.
+    /// Has the damaged blocks of a copy fetched again. Returns `false` if that was tried often enough.
     async fn mend(self: &Arc<Self>, copy: &Arc<LayerCopy>, times: &mut u32) -> bool {
-        if !copy.is_own() || *times == MENDS_MAX {
+        if *times == MENDS_MAX {
             return false;
         }
         *times += 1;
@@ -195,6 +195,7 @@ impl Pool {
                 let Some((window, blocks)) = unfilled.next_piece(copy, from, work).await? else {
                     break;
                 };
+                from = blocks.start;
                 let at = pace.after(length_bytes(&blocks));
                 let (copy, flow) = (Arc::clone(copy), Arc::clone(&flow));
                 fetches.spawn(async move {
@@ -254,9 +255,9 @@ impl Pool {
     }
 }
 
-/// Compares the fetched bytes with the other host's checksums, if it has any.
+/// Compares the fetched bytes with the other host's checksums, unless it says that it has none.
 async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), IoError> {
-    let Some(checksums) = copy.remote.checksums().await else { return Ok(()) };
+    let Some(checksums) = copy.remote.checksums().await? else { return Ok(()) };
     work.expect(copy.layer().data_bytes());
     let findings = checksums::compare_with_source(copy, &*checksums, work).await?;
     let Some((range, _)) = findings.first() else { return Ok(()) };
@@ -347,7 +348,12 @@ impl Unfilled {
                 self.windows[at].pieces = Some(pieces);
             }
             let window = &mut self.windows[at];
-            if let Some(piece) = window.pieces.as_mut().and_then(VecDeque::pop_front) {
+            let piece = window.pieces.as_mut().and_then(VecDeque::pop_front);
+            if window.is_exhausted() {
+                // Without the memory that it had.
+                window.pieces = Some(VecDeque::new());
+            }
+            if let Some(piece) = piece {
                 window.in_flight += 1;
                 return Ok(Some((at, piece)));
             }

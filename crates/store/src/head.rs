@@ -318,15 +318,15 @@ impl Head {
         result
     }
 
-    /// What these blocks have is to come from another host again. Only for a copy of own blocks, which keeps nothing
-    /// meanwhile; its other blocks stay as they are.
-    pub(super) fn lose(&self, blocks: &Range<u64>) -> Result<(), IoError> {
+    /// What these blocks have is to come from another host again, and `missing` is the state of such blocks. Only for a
+    /// copy, which keeps nothing meanwhile; its other blocks stay as they are.
+    pub(super) fn lose(&self, blocks: &Range<u64>, missing: BlockState) -> Result<(), IoError> {
         self.check_writable()?;
         let files = self.files()?;
         let runs: Vec<_> = self.layer.states.runs(blocks.clone()).collect();
         let has = |state| matches!(state, BlockState::Data | BlockState::Zero);
         for (run, _) in runs.into_iter().filter(|(_, state)| has(*state)) {
-            self.mark(files, run, BlockState::Remote, None)?;
+            self.mark(files, run, missing, None)?;
         }
         self.set_unsynced();
         Ok(())

@@ -80,6 +80,15 @@ pub(super) enum MapError {
     Io(#[from] io::Error),
 }
 
+impl MapError {
+    /// Whether the same may work a moment later: this process or its host lacks something that others use now.
+    pub(super) fn passes(&self) -> bool {
+        use nix::libc::{EINTR, EMFILE, ENFILE, ENOMEM};
+        let code = if let Self::Io(error) = self { error.raw_os_error() } else { None };
+        code.is_some_and(|code| [EINTR, EMFILE, ENFILE, ENOMEM].contains(&code))
+    }
+}
+
 /// The reason why pages could not be stored.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {

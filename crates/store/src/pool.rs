@@ -320,7 +320,10 @@ impl Pool {
             .ok_or_else(|| Problem::not_found(what, "there is no such volume in this pool"))?;
         let rows = self.catalog.chain(row.head).map_err(failed(what))?;
         let head = Head::open(&self.home, row.head, row.size_bytes, rows[0].untouched)
-            .map_err(|error| Problem::internal(what, error))?
+            .map_err(|error| match error.source.passes() {
+                true => Problem::unavailable(what, error).next("try again"),
+                false => Problem::internal(what, error),
+            })?
             .with_cache(row.cache);
         match (&rows[0].poisoned, head.poisoned()) {
             (Some(why), _) => drop(head.poison(why.clone())),

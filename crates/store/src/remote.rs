@@ -13,8 +13,8 @@ use perigee_block::device::{Device, Extent, IoError};
 use perigee_block::exports::CHECKSUMS_SUFFIX;
 use perigee_block::locking::lock;
 use perigee_block::trace::{self, Stage};
-use perigee_model::Problem;
 use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::{Problem, ProblemKind};
 use tokio::sync::{OnceCell, watch};
 
 use super::blocks::{BlockState, BlockStates, index, overlap};
@@ -189,14 +189,24 @@ impl RemoteParent {
         }
     }
 
-    /// The other host's checksums of the layer, if it has any.
-    pub(super) async fn checksums(&self) -> Option<Arc<dyn Device>> {
-        self.row.is_layer?;
+    /// The other host's checksums of the layer; `None` if it says that it has none.
+    ///
+    /// # Errors
+    /// It is not known: the other host does not answer, or can't open them.
+    pub(super) async fn checksums(&self) -> Result<Option<Arc<dyn Device>>, IoError> {
+        if self.row.is_layer.is_none() {
+            return Ok(None);
+        }
         let source = self.source();
         let export = format!("{}{CHECKSUMS_SUFFIX}", source.export);
-        let opened = (self.connector.connect)(source.nbd_addr.clone(), export);
-        let without = |error: &Problem| tracing::debug!(%error, "no checksums to compare with");
-        opened.await.inspect_err(without).ok()
+        match (self.connector.connect)(source.nbd_addr.clone(), export).await {
+            Ok(device) => Ok(Some(device)),
+            Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
+            Err(problem) => Err(IoError::Unreachable(format!(
+                "the checksums of {} at {}: {problem}",
+                source.export, source.nbd_addr
+            ))),
+        }
     }
 
     /// Which blocks the export's layer has, and which of them are zeros there; the others are remote here. Several

@@ -18,7 +18,7 @@ use perigee_model::replica::{
     Superseded, VolumeReplica,
 };
 use perigee_model::volume::{CachePolicy, Compacted, Keep};
-use perigee_model::{ImageName, LayerId, Problem, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, ProblemKind, VolumeName};
 
 use super::catalog::{self, LayerRow, PointRow, failed};
 use super::homes::refused;
@@ -385,10 +385,15 @@ impl Pool {
             true => self.volume(name).await.map(Some),
             false => Ok(None),
         };
-        let opened = opened.unwrap_or_else(|problem| {
-            tracing::warn!(%image, %problem, "the image has what the volume's files have");
-            None
-        });
+        let opened = match opened {
+            // What is only in its live map would be lost.
+            Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
+            Err(problem) => {
+                tracing::warn!(%image, %problem, "the image has what the volume's files have");
+                None
+            }
+            Ok(opened) => opened,
+        };
         if let Some(volume) = opened {
             self.end_leases(&what, &volume).await?;
             let guard = self.wait_for_changes(&what).await?;

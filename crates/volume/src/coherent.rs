@@ -328,7 +328,12 @@ impl CachedVolume {
         match told {
             Compared::Nothing => state.common = None,
             Compared::Same => {}
-            Compared::Other(common) if state.unreadable.contains(&common.layer()) => return false,
+            // It was asked before that became known.
+            Compared::Other(common)
+                if state.hangs || state.unreadable.contains(&common.layer()) =>
+            {
+                return false;
+            }
             Compared::Other(common) => {
                 asked.written.iter().for_each(|blocks| common.note_write(blocks));
                 state.common = Some(Arc::new(common));

@@ -237,8 +237,7 @@ impl PoolExports {
         let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
         let confined = self.check_leaving(&of, want, peer).await?;
         let may_join = peer.is_own && opener == Opener::Client;
-        let joined = self.epoch_of_session(volume, epoch, may_join).await?;
-        let found = match self.local(volume, name, joined, opener).await {
+        let found = match self.local(volume, name, epoch, (opener, may_join)).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 // What is here by now has come back in the meantime.
                 let is_known =
@@ -271,7 +270,7 @@ impl PoolExports {
     ///
     /// # Errors
     /// A conflict if the volume is written with epochs, and the client may not join.
-    pub(crate) async fn epoch_of_session(
+    async fn epoch_of_session(
         &self,
         volume: &VolumeName,
         epoch: Option<Epoch>,
@@ -280,9 +279,7 @@ impl PoolExports {
         if epoch.is_some() || may_join {
             return Ok(epoch);
         }
-        // One that is not here is refused by its home.
-        let Ok(found) = self.pool.volume(volume).await else { return Ok(None) };
-        let current = found.epoch();
+        let current = self.pool.volume(volume).await?.epoch();
         let is_first = current == Epoch::first(current.incarnation());
         // A job's VM writes its own volumes with their first epoch.
         if is_first && self.pool.volume_info(volume).await?.owner.is_none() {
@@ -298,6 +295,12 @@ impl PoolExports {
     }
 
     async fn find_sealed(&self, name: &str, of: &Wanted, peer: Peer) -> Result<Export, Problem> {
+        // Nobody guesses the id of a layer, so whoever has one was told of it.
+        if let (Wanted::Layers(volume) | Wanted::Since(volume, _), false) =
+            (of, peer.is_authenticated)
+        {
+            self.check_no_secret(volume).await?;
+        }
         let device = match of {
             Wanted::Image(image) => self.pool.open_image(image).await?,
             Wanted::Layer(layer) => self.pool.open_layer(*layer).await?,
@@ -331,19 +334,21 @@ impl PoolExports {
         }
     }
 
-    /// A session on a volume of this pool.
+    /// A session on a volume of this pool. `may_join` says whether a session without an epoch may join the present
+    /// writer. That is decided within the turn, so that the volume that was looked at is the one that is opened.
     pub(crate) async fn local(
         &self,
         volume: &VolumeName,
         name: &str,
         epoch: Option<Epoch>,
-        opener: Opener,
+        (opener, may_join): (Opener, bool),
     ) -> Result<Export, Problem> {
         let host = match opener {
             Opener::Proxy(host) => host,
             Opener::Client => NO_HOST,
         };
         let _turn = self.turns.opening(volume).await?;
+        let epoch = self.epoch_of_session(volume, epoch, may_join).await?;
         let session = self.pool.open_session(volume, epoch, host).await?;
         let home = session.epoch().map(|epoch| self.home(epoch));
         let device = Switch::new(session);

@@ -53,8 +53,7 @@ impl PoolExports {
         epoch: Option<Epoch>,
         peer: Peer,
     ) -> Result<Export, Problem> {
-        let epoch = self.epoch_of_session(volume, epoch, peer.is_own).await?;
-        self.local(volume, name, epoch, Opener::Client).await
+        self.local(volume, name, epoch, (Opener::Client, peer.is_own)).await
     }
 
     /// Opens a session on an attached volume. If the volume is on its way to a new home, this waits for it.
@@ -198,7 +197,7 @@ impl PoolExports {
         let attached = self.attachment(volume).await?;
         let from = device.nbd_addr.as_str();
         let elsewhere = attached.as_deref().filter(|at| *at != from);
-        let mut lost = Ok(());
+        let (mut lost, mut is_replaced) = (Ok(()), true);
         for at in elsewhere.into_iter().chain(to) {
             match self.chase(volume, &device.export, at).await {
                 Ok(found) => {
@@ -208,8 +207,17 @@ impl PoolExports {
                     }
                     return self.repoint(volume, Some(&found)).await;
                 }
-                Err(not_found) => lost = Err(not_found.problem),
+                Err(NotFound { problem, .. }) => {
+                    is_replaced &= problem.kind == ProblemKind::Conflict;
+                    lost = Err(problem);
+                }
             }
+        }
+        if lost.is_err() && is_replaced {
+            // Another volume has its name now, so the session's own one will not be found again.
+            let sessions = self.proxies.sessions(volume).into_iter();
+            let of_device = sessions.filter(|(_, its)| Arc::ptr_eq(its, device));
+            of_device.for_each(|(switch, _)| switch.hang_up());
         }
         lost
     }

@@ -79,11 +79,11 @@ impl PoolExports {
             return Ok(Err("they are being moved already".to_owned()));
         };
         let Some(nbd_addr) = self.address(volume, found).await? else { return Ok(Ok(())) };
-        let sessions = self.proxies.elsewhere(volume, &nbd_addr);
+        let sessions = self.proxies.elsewhere(volume, &nbd_addr).into_iter();
         let moves = sessions
-            .into_iter()
+            .filter(|(switch, _)| !switch.is_hung_up())
             .map(|(switch, old)| self.open_again(volume, &nbd_addr, switch, old));
-        let moves = try_join_all(moves).await?;
+        let moves: Vec<Move> = try_join_all(moves).await?.into_iter().flatten().collect();
         // A move that begins after this waits, and then finds each session with its new device.
         let _turn = self.turns.opening(volume).await?;
         if self.pool.is_here(volume).await? {
@@ -113,32 +113,45 @@ impl PoolExports {
         Ok(self.attachment(volume).await?.or_else(|| found.map(str::to_owned)))
     }
 
+    /// `None` if another volume has its name there, and the session has lost its own one: it ends.
     async fn open_again(
         &self,
         volume: &VolumeName,
         nbd_addr: &str,
         switch: Arc<Switch>,
         old: Arc<ProxySession>,
-    ) -> Result<Move, Problem> {
+    ) -> Result<Option<Move>, Problem> {
         let away = old.upstream.is_away();
         let key = if away {
             (Arc::clone(&old.key), Arc::clone(&old.slot))
         } else {
             self.new_key(volume, &old.export)
         };
-        let opened =
-            self.open_proxy(volume, &old.export, nbd_addr.to_owned(), key, Some(&old)).await;
-        let new = opened.map_err(|problem| match problem.kind {
+        let at = nbd_addr.to_owned();
+        let new = match self.try_open_proxy(volume, &old.export, at, key, Some(&old)).await {
+            Ok(Ok(new)) => new,
+            Ok(Err(to)) => {
+                let what = format!("can't move open sessions of volume {volume} to {nbd_addr}");
+                let why = format!("it has another home now, at {to}");
+                return Err(Problem::unavailable(what, why).next("attach it at its home"));
+            }
+            Err(problem) if problem.kind == ProblemKind::Conflict && away => {
+                tracing::warn!(%volume, %problem, "a session ends");
+                switch.hang_up();
+                return Ok(None);
+            }
             // Who attaches the volume can do it again: the session may have ended by then.
-            ProblemKind::Conflict => Problem { kind: ProblemKind::Unavailable, ..problem },
-            _ => problem,
-        })?;
+            Err(problem) if problem.kind == ProblemKind::Conflict => {
+                return Err(Problem { kind: ProblemKind::Unavailable, ..problem });
+            }
+            Err(problem) => return Err(problem),
+        };
         if !new.upstream.is_still(&old.upstream) {
             let what = format!("volume {volume} at {nbd_addr}");
             let why = format!("it is another one than that at {}", old.nbd_addr);
             return Err(Problem::conflict(what, why).next("stop what uses it, then attach it"));
         }
-        Ok(Move { switch, old, new, away })
+        Ok(Some(Move { switch, old, new, away }))
     }
 }
 

@@ -13,7 +13,7 @@ use perigee_block::device::Device;
 use perigee_block::lease::NO_HOST;
 use perigee_block::locking;
 use perigee_block::switch::{Held, Switch};
-use perigee_model::{Problem, VolumeName};
+use perigee_model::{Problem, ProblemKind, VolumeName};
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 
@@ -164,6 +164,10 @@ impl PoolExports {
             }
             Err(problem) => {
                 tracing::debug!(%volume, %problem, "a session waits for its volume");
+                if problem.kind == ProblemKind::Conflict {
+                    // Another volume has its name now.
+                    one.switch.hang_up();
+                }
                 (!one.switch.is_hung_up()).then_some(one)
             }
         }

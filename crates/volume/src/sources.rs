@@ -51,13 +51,24 @@ impl Sources {
         };
         let image_dirs = image_dirs.iter().map(real).collect::<Result<_, _>>()?;
         let uploads = pool.join("uploads");
-        let emptied = match std::fs::remove_dir_all(&uploads) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => std::fs::create_dir(&uploads),
+        // The directory itself stays: on a full disk it might not be made again.
+        let emptied = match std::fs::read_dir(&uploads) {
+            Ok(left) => left.flatten().try_for_each(|upload| match upload.file_type()?.is_dir() {
+                true => std::fs::remove_dir_all(upload.path()),
+                false => std::fs::remove_file(upload.path()),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make(&uploads),
+            Err(error) => Err(error),
         };
-        emptied.map_err(|error| {
-            Problem::internal(format!("can't make the directory {}", uploads.display()), error)
-        })?;
+        match emptied {
+            // The volumes are served all the same. The next upload makes it.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!(%error, "can't make the directory for uploads");
+            }
+            emptied => emptied.map_err(|error| {
+                Problem::internal(format!("can't make the directory {}", uploads.display()), error)
+            })?,
+        }
         Ok(Self { image_dirs, uploads })
     }
 
@@ -178,7 +189,11 @@ impl Sources {
     /// Returns how many are left.
     fn remove_old(&self) -> io::Result<usize> {
         let mut left = 0;
-        for entry in std::fs::read_dir(&self.uploads)? {
+        let entries = match std::fs::read_dir(&self.uploads) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            entries => entries?,
+        };
+        for entry in entries {
             let entry = entry?;
             let looked = entry.metadata().and_then(|meta| {
                 let age = meta.modified()?.elapsed().unwrap_or_default();
@@ -204,6 +219,7 @@ impl Sources {
             io::ErrorKind::StorageFull => no_room(what),
             _ => Problem::internal(what, error),
         };
+        make(&self.uploads).map_err(failed)?;
         let new = File::options().write(true).create_new(true).mode(0o600).open(path);
         let new = new.and_then(|new| give_to_qemu_img(&new).map(|()| new));
         let mut file = tokio::fs::File::from_std(new.map_err(failed)?);
@@ -231,6 +247,13 @@ impl Sources {
         }
         file.flush().await.map_err(failed)?;
         Ok(bytes)
+    }
+}
+
+fn make(dir: &Path) -> io::Result<()> {
+    match std::fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -272,6 +295,20 @@ mod tests {
 
     fn refused(sources: &Sources, path: &Path) -> Problem {
         sources.open("import", &path.display().to_string(), false).expect_err("a refusal")
+    }
+
+    #[test]
+    fn a_server_that_starts_empties_the_uploads_and_keeps_their_directory() {
+        use std::os::unix::fs::MetadataExt;
+
+        let dir = tempfile::tempdir().expect("a directory");
+        let uploads = sources(dir.path()).uploads;
+        let inode = || std::fs::metadata(&uploads).expect("it is there").ino();
+        let before = inode();
+        std::fs::write(uploads.join("half"), [1; 512]).expect("an upload");
+        sources(dir.path());
+        assert_eq!(uploads.read_dir().expect("it is there").count(), 0);
+        assert_eq!(inode(), before, "on a full disk it might not be made again");
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(super) enum Fault {
     Io,
     /// ENOSPC, for operations that take space.
     NoSpace,
+    /// EMFILE: this process has too many files open.
+    NoDescriptor,
 }
 
 impl Fault {
@@ -36,6 +38,7 @@ impl Fault {
         io::Error::from_raw_os_error(match self {
             Self::Io => nix::libc::EIO,
             Self::NoSpace => nix::libc::ENOSPC,
+            Self::NoDescriptor => nix::libc::EMFILE,
         })
     }
 }
@@ -133,7 +136,7 @@ impl Shared {
         let at = self.operations;
         self.operations += 1;
         let faults = self.faults.as_ref().filter(|faults| faults.operations.contains(&at))?;
-        (takes_space || faults.fault == Fault::Io).then_some(faults.fault)
+        (takes_space || faults.fault != Fault::NoSpace).then_some(faults.fault)
     }
 
     fn try_op(&mut self, takes_space: bool, op: Op) -> io::Result<()> {

@@ -28,6 +28,9 @@ impl Hosts {
             let number: usize = nbd_addr.trim_start_matches("host:").parse().unwrap();
             let pool = hosts.0.lock().unwrap()[number].upgrade();
             Box::pin(async move {
+                if export.ends_with("@sums") {
+                    return Err(Problem::not_found(nbd_addr, "it has no checksums"));
+                }
                 let layer = export.strip_prefix("layer:").and_then(|id| id.parse().ok());
                 let found = pool.zip(layer);
                 let (pool, layer) = found.ok_or_else(|| {

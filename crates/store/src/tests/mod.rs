@@ -159,9 +159,13 @@ fn layers_of(pool: &Arc<Pool>) -> Connector {
     let pool = Arc::downgrade(pool);
     let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
         let own = export.ends_with("@own");
+        let is_sums = export.ends_with("@sums");
         let layer = export.trim_end_matches("@own").strip_prefix("layer:").map(str::parse);
         let found = pool.upgrade().zip(layer.and_then(Result::ok));
         Box::pin(async move {
+            if is_sums {
+                return Err(Problem::not_found(nbd_addr, "it has no checksums"));
+            }
             let away = || Problem::unavailable(nbd_addr, "it is away, or has no such layer");
             let (pool, layer): (_, LayerId) = found.ok_or_else(away)?;
             if own { pool.open_own(layer).await } else { pool.open_layer(layer).await }
@@ -195,9 +199,13 @@ fn connector() -> Connector {
 fn reach(device: Arc<dyn Device>) -> Connector {
     let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
         let device = Arc::clone(&device);
-        let there = nbd_addr == "there:1" && !export.ends_with("@sums");
+        let (there, is_sums) = (nbd_addr == "there:1", export.ends_with("@sums"));
         Box::pin(async move {
-            if there { Ok(device) } else { Err(Problem::unavailable("can't connect", nbd_addr)) }
+            match (there, is_sums) {
+                (true, false) => Ok(device),
+                (true, true) => Err(Problem::not_found("checksums", "it has none")),
+                (false, _) => Err(Problem::unavailable("can't connect", nbd_addr)),
+            }
         })
     };
     Connector { patience: Duration::from_secs(10), connect: Arc::new(connect) }

@@ -325,6 +325,8 @@ async fn a_session_of_a_volume_in_whose_place_there_is_another_one_is_refused_fo
     let third = Host::start().await;
     third.attach(&lost).await;
     let epoch = lost.exports.pool.volume(&data()).await.expect("the lost one").epoch();
+    let old = third.open().await;
+    write(&old, 5).await;
     let (tenure, to) = (home.tenure().await, home.addresses.clone());
     let ask = Supersede { lost: lost.tenure().await, tenure, to };
     lost.exports.supersede(&data(), &ask).await.expect("that it is given up");
@@ -334,6 +336,37 @@ async fn a_session_of_a_volume_in_whose_place_there_is_another_one_is_refused_fo
     assert_eq!(refused.kind, ProblemKind::Conflict, "nobody waits for it: {refused}");
     let says_why = refused.to_string().contains("another volume was created with its name");
     assert!(says_why, "{refused}");
-    write(&*third.open().await, 7).await;
+    let ends = old.run(|device| device.write(0, Bytes::from(vec![6; 4096]), true));
+    within("the end of its session", ends).await.expect_err("its volume is gone");
+    third.attach(&home).await;
+    third.exports.repoint(&data(), None).await.expect("the ended session holds up nobody");
+    let disk = third.open().await;
+    write(&disk, 7).await;
     assert_eq!(read(&*home.open().await).await, 7, "sessions of the new one are opened");
+    let next = Host::start().await;
+    next.take_from(&home).await;
+    write(&disk, 8).await;
+    assert_eq!(read(&*next.open().await).await, 8, "they follow it");
+}
+
+/// Whoever asks while the volume comes here is answered when it is here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_of_the_network_that_comes_before_the_volume_does_not_join_its_writer() {
+    let host = Host::start().await;
+    let turn = host.exports.turns.moving(&data()).await.expect("a turn");
+    let exports = Arc::clone(&host.exports);
+    let address = Some([10, 0, 0, 9].into());
+    let foreign = Peer { address, encrypted: false, is_own: false, is_authenticated: false };
+    let asks =
+        tokio::spawn(async move { exports.open("data", Opener::Client, foreign).await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let owner = perigee_model::OwnerName::new("job-1").expect("a name");
+    let create = CreateVolume {
+        owner: Some(owner),
+        ..CreateVolume::new(data(), Some(BYTES), VolumeSource::Empty)
+    };
+    host.exports.pool.create_volume(create).await.expect("a volume");
+    drop(turn);
+    let refused = within("an answer", asks).await.expect("no panic").expect_err("a job writes it");
+    assert!(refused.why.contains("written with epochs"), "{refused}");
 }

@@ -42,13 +42,19 @@ fn open_two(dir: &tempfile::TempDir, files: &Arc<SimFiles>, homes: &[Arc<Home>; 
     let homes = homes.clone();
     let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
         let [there, other] = homes.clone();
-        let home = match (nbd_addr.as_str(), export.ends_with("@sums")) {
-            ("there:1", false) if !there.away.load(Ordering::SeqCst) => Some(there),
-            ("other:1", false) => Some(other),
+        let home = match nbd_addr.as_str() {
+            "there:1" if !there.away.load(Ordering::SeqCst) => Some(there),
+            "other:1" => Some(other),
             _ => None,
         };
-        let found = home.map(|home| home as Arc<dyn Device>);
-        Box::pin(async { found.ok_or_else(|| Problem::unavailable("can't connect", nbd_addr)) })
+        Box::pin(async move {
+            let found = home.map(|home| home as Arc<dyn Device>);
+            let found = found.ok_or_else(|| Problem::unavailable("can't connect", nbd_addr))?;
+            match export.ends_with("@sums") {
+                true => Err(Problem::not_found("checksums", "it has none")),
+                false => Ok(found),
+            }
+        })
     };
     let connect = Connector { patience: Duration::from_secs(120), connect: Arc::new(connect) };
     let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };

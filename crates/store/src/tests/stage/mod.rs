@@ -42,6 +42,8 @@ struct Read {
 struct Way {
     to: Mutex<Option<Arc<Pool>>>,
     away: AtomicBool,
+    /// Its checksums can't be opened.
+    no_checksums: AtomicBool,
     /// The host at this address is gone.
     gone: Mutex<Option<String>>,
     reads: Mutex<Vec<Read>>,
@@ -56,6 +58,7 @@ impl Way {
         Arc::new(Self {
             to: Mutex::default(),
             away: AtomicBool::new(false),
+            no_checksums: AtomicBool::new(false),
             gone: Mutex::default(),
             reads: Mutex::default(),
             gate: Semaphore::new(GATE as usize),
@@ -85,7 +88,10 @@ impl Way {
             let way = Arc::clone(&way);
             Box::pin(async move {
                 let to = way.to.lock().unwrap().clone();
-                let (Some(pool), false) = (to, way.is_away(&nbd_addr)) else {
+                let is_away = way.is_away(&nbd_addr)
+                    || (export.ends_with(CHECKSUMS_SUFFIX)
+                        && way.no_checksums.load(Ordering::SeqCst));
+                let (Some(pool), false) = (to, is_away) else {
                     return Err(Problem::unavailable("can't connect", "it is away"));
                 };
                 let device = open_export(&pool, &export).await?;

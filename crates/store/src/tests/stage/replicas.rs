@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::files::LayerFiles;
 use crate::layer::{data_name, map_name};
+use crate::sim::{Fault, Faults};
 
 fn place(at: u64) -> usize {
     usize::try_from(at).unwrap()
@@ -204,6 +205,29 @@ async fn a_lost_home_that_can_not_open_its_volume_gives_it_up() {
         let now = home.pool.home(&v).await.unwrap().home;
         assert!(matches!(now, HomeState::NotHere { .. }), "{now:?}");
     }
+}
+
+/// What was acknowledged and not flushed is only in the live map, which is removed with the volume.
+#[tokio::test]
+async fn a_lost_home_without_a_free_descriptor_gives_nothing_up() {
+    let (home, _) = two().await;
+    let v = volume_name("v");
+    let device = session(&home.pool, "v").await;
+    device.write(0, bytes(1, 4096), false).await.unwrap();
+    drop(device);
+    let home = home.restart(None).await;
+    let HomeState::Here { tenure: lost, .. } = home.pool.home(&v).await.unwrap().home else {
+        panic!("it is here");
+    };
+    let to = ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
+    let ask = Supersede { lost, tenure: Tenure::first(Incarnation(9)), to };
+    home.files.fail(Some(Faults { fault: Fault::NoDescriptor, operations: 0..u64::MAX }));
+    let refused = home.pool.supersede(&v, &ask).await.expect_err("it can't be opened now");
+    assert_eq!(refused.kind, ProblemKind::Unavailable, "{refused}");
+    home.files.fail(None);
+    let done = home.pool.supersede(&v, &ask).await.expect("it can be opened");
+    let image = home.pool.open_image(&done.image.expect("it is kept")).await.unwrap();
+    assert_eq!(image.read(0, 4096).await.unwrap(), bytes(1, 4096));
 }
 
 #[tokio::test]

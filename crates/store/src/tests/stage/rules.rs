@@ -236,17 +236,90 @@ async fn what_differs_from_the_other_host_s_checksums_is_fetched_again() {
     session(&site.pool, "v").await.read(2 * BLOCK, 4096).await.unwrap();
     site.pool.settle_copies().await;
     *site.way.damage.lock().unwrap() = None;
-    let background = tokio::spawn(Arc::clone(&site.pool).fill_copies(u64::MAX));
-    let started = std::time::Instant::now();
-    while !site.pool.copies_to_fill().is_empty() {
-        assert!(started.elapsed() < Duration::from_secs(120), "waited 120 s for the whole copy");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    background.abort();
+    fill_in_background(&site.pool).await;
     // The second time also the block of zeros between them, which has no other checksum.
     assert_eq!(site.way.read_bytes(OWN_SUFFIX), (2 + 3) * BLOCK);
     site.way.away.store(true, Ordering::SeqCst);
     assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_whose_checksums_are_not_to_be_had_is_not_complete() {
+    let (from, content) = two_layers().await;
+    let site = taken(&from).await;
+    site.way.no_checksums.store(true, Ordering::SeqCst);
+    let refused = fill_all(&site.pool).await.unwrap_err();
+    assert!(refused.to_string().contains("the checksums of"), "{refused}");
+    assert_eq!(site.pool.copies_to_fill().len(), 1);
+    site.way.no_checksums.store(false, Ordering::SeqCst);
+    site.fill().await;
+    assert!(site.way.read_bytes(CHECKSUMS_SUFFIX) > 0, "they were compared");
+    site.way.away.store(true, Ordering::SeqCst);
+    assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
+/// Fills the copies in the background, until all are complete.
+async fn fill_in_background(pool: &Arc<Pool>) {
+    let background = tokio::spawn(Arc::clone(pool).fill_copies(u64::MAX));
+    let started = std::time::Instant::now();
+    while !pool.copies_to_fill().is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(120), "waited 120 s for the whole copy");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    background.abort();
+}
+
+/// What guests read of an image must be right sooner or later.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_differs_in_a_whole_copy_is_fetched_again_too() {
+    let (from, content) = two_layers().await;
+    let layer = sealed_chain(&from.pool, "v")[1].layer;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    let request = CopyImage {
+        nbd_addr: "there:1".to_owned(),
+        export: Some("image:below".to_owned()),
+        keep: Keep::All,
+        layer: Some(layer),
+    };
+    site.pool.copy_image(&image_name("below"), request).await.unwrap();
+    let image = site.pool.open_image(&image_name("below")).await.unwrap();
+    let size_bytes = u32::try_from(image.size_bytes()).unwrap();
+    let right = from.pool.open_layer(layer).await.unwrap().read(0, size_bytes).await.unwrap();
+    assert!(right.len() <= content.len());
+    *site.way.damage.lock().unwrap() = Some(0xbd);
+    image.read(0, size_bytes).await.unwrap();
+    site.pool.settle_copies().await;
+    drop(image);
+    *site.way.damage.lock().unwrap() = None;
+    fill_in_background(&site.pool).await;
+    site.way.away.store(true, Ordering::SeqCst);
+    let image = site.pool.open_image(&image_name("below")).await.unwrap();
+    assert!(image.read(0, size_bytes).await.unwrap() == right);
+}
+
+/// The source has a block of zeros that a guest wrote, so it is fetched as data.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_block_of_zeros_is_mended() {
+    let from = Site::new();
+    let device = empty(&from.pool, "v", 16 * BLOCK).await;
+    device.write(2 * BLOCK, bytes(7, 4096), true).await.unwrap();
+    device.write(4 * BLOCK, bytes(0, 4096), true).await.unwrap();
+    drop(device);
+    snapshot(&from.pool, "v", "top").await;
+    checksums(&from.pool).await;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    site.take(&from.pool, "v").await;
+    *site.way.damage.lock().unwrap() = Some(0xbd);
+    session(&site.pool, "v").await.read(4 * BLOCK, 4096).await.unwrap();
+    site.pool.settle_copies().await;
+    *site.way.damage.lock().unwrap() = None;
+    fill_in_background(&site.pool).await;
+    site.way.away.store(true, Ordering::SeqCst);
+    let device = session(&site.pool, "v").await;
+    assert_eq!(device.read(4 * BLOCK, 4096).await.unwrap(), bytes(0, 4096));
+    assert_eq!(device.read(2 * BLOCK, 4096).await.unwrap(), bytes(7, 4096));
 }
 
 #[tokio::test(flavor = "multi_thread")]
