@@ -198,7 +198,7 @@ async fn put_tenant(cluster: &Cluster, record: TenantRecord) -> Result<(), Probl
 /// Deletes a tenant that has nothing any more, with its users.
 ///
 /// # Errors
-/// `Conflict` while it has volumes, images or jobs.
+/// `Conflict` while it has volumes, images, jobs or files.
 pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), Problem> {
     let what = format!("can't delete tenant {name}");
     if *name == TenantName::default() {
@@ -213,6 +213,10 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
             let why = format!("it has {kind} {}", key.trim_start_matches(prefix));
             return Err(Problem::conflict(what, why).next("delete what it has first"));
         }
+    }
+    if cluster.repository.has_files(name)? {
+        let why = format!("it has files: repo://{name}/");
+        return Err(Problem::conflict(what, why).next("delete what it has first"));
     }
     for user in accounts.users_of(name) {
         forget_user(cluster, &user).await?;

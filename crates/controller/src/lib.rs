@@ -11,6 +11,7 @@ mod audit;
 mod catalog;
 mod cleaner;
 mod cluster;
+mod data;
 mod disks;
 mod enrol;
 mod files;

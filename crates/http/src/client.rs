@@ -12,8 +12,8 @@ use std::time::Duration;
 
 pub use answer::Response;
 use axum::body::Body;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use axum::http::{Method, Request, Uri};
+use axum::http::header::{AUTHORIZATION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RANGE};
+use axum::http::{HeaderName, Method, Request, Uri};
 use bytes::Bytes;
 use connect::{Connector, Way};
 use futures_util::future::{BoxFuture, FutureExt as _};
@@ -40,7 +40,13 @@ const WHOLE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A server that works tells its progress several times a second.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-const JSON: &str = "application/json";
+/// A header of a request; its value is ASCII.
+type Header = (HeaderName, String);
+
+fn json() -> Header {
+    (CONTENT_TYPE, "application/json".to_owned())
+}
+
 /// This much of an error that is not ours is shown.
 const FOREIGN_BYTES_MAX: usize = 4096;
 
@@ -219,6 +225,26 @@ impl Client {
         self.check(self.run(Method::GET, path, None, Body::empty(), TRANSFER_MAX).await?).await
     }
 
+    /// A part of what is at a path, from one byte until before another, with its body unread. A server that does not know
+    /// ranges sends the whole.
+    pub async fn get_range(&self, path: &str, from: u64, until: u64) -> Result<Response, Problem> {
+        let range = format!("bytes={from}-{}", until.saturating_sub(1));
+        let header = Some((RANGE, range));
+        self.check(self.run(Method::GET, path, header, Body::empty(), TRANSFER_MAX).await?).await
+    }
+
+    /// Puts a part of a file at a path: from one byte until before another, of so many in all.
+    pub async fn put_range<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        (from, until, total): (u64, u64, u64),
+        body: Body,
+    ) -> Result<T, Problem> {
+        let range = format!("bytes {from}-{}/{total}", until.saturating_sub(1));
+        let header = Some((CONTENT_RANGE, range));
+        self.parse(&self.exchange(Method::PUT, path, header, body, TRANSFER_MAX).await?)
+    }
+
     /// Sends a request that may take long, and reports its progress until it is done.
     pub async fn post_long<T: DeserializeOwned>(
         &self,
@@ -238,7 +264,7 @@ impl Client {
         mut told: impl FnMut(Progress),
     ) -> Result<Result<T, Problem>, Problem> {
         let body = Body::from(self.to_json(body)?);
-        let run = self.run(Method::POST, path, Some(JSON), body, WHOLE_MAX);
+        let run = self.run(Method::POST, path, Some(json()), body, WHOLE_MAX);
         let first = tokio::time::timeout(SILENCE_MAX, run);
         let response = self.check(first.await.map_err(|_| self.silent())??).await?;
         let done = self.lines(response, SILENCE_MAX, |step| match step {
@@ -314,11 +340,11 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, Problem> {
-        let (kind, body) = match body {
-            Some(body) => (Some(JSON), Body::from(self.to_json(body)?)),
+        let (header, body) = match body {
+            Some(body) => (Some(json()), Body::from(self.to_json(body)?)),
             None => (None, Body::empty()),
         };
-        self.parse(&self.exchange(method, path, kind, body, self.answer_max).await?)
+        self.parse(&self.exchange(method, path, header, body, self.answer_max).await?)
     }
 
     fn to_json(&self, body: &impl Serialize) -> Result<Vec<u8>, Problem> {
@@ -331,12 +357,12 @@ impl Client {
         &'a self,
         method: Method,
         path: &'a str,
-        content_type: Option<&'static str>,
+        header: Option<Header>,
         body: Body,
         answer_max: Duration,
     ) -> BoxFuture<'a, Result<Bytes, Problem>> {
         async move {
-            let response = self.run(method, path, content_type, body, answer_max).await?;
+            let response = self.run(method, path, header, body, answer_max).await?;
             self.check(response).await?.whole().await.map_err(|e| self.broken(&e))
         }
         .boxed()
@@ -346,7 +372,7 @@ impl Client {
         &self,
         method: Method,
         path: &str,
-        content_type: Option<&'static str>,
+        header: Option<Header>,
         body: Body,
         answer_max: Duration,
     ) -> Result<Response, Problem> {
@@ -359,8 +385,8 @@ impl Client {
         if let Some(authorization) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
-        if let Some(kind) = content_type {
-            request.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("a constant"));
+        if let Some((name, value)) = header {
+            request.headers_mut().insert(name, value.parse().expect("ASCII"));
         }
         let answer = timeout_at(until, self.http.request(request));
         let answer = answer.await.map_err(|_| self.broken(&too_late()))?;

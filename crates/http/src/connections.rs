@@ -30,7 +30,7 @@ use crate::guard::{self, Guard};
 use crate::peer::Peer;
 use places::Places;
 
-mod places;
+pub mod places;
 
 /// The number of refused connections that get an answer at the same time; further ones are closed at once.
 const REFUSALS_MAX: usize = 64;
@@ -111,7 +111,7 @@ pub(crate) async fn serve<L: Listener>(
         request.map(|body| Body::from_stream(in_time(body.into_data_stream(), limits)))
     });
     let router = router.layer(slow_bodies).layer(checked);
-    let places = Places::new(limits);
+    let places = Places::new(limits.connections, limits.connections_of_one);
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
         let (stream, address) = listener.accept().await;

@@ -31,6 +31,7 @@ pub use axum::body::Body;
 pub use axum::http::Method;
 pub use client::{Client, Response};
 pub use connections::ClientAddress;
+pub use connections::places::{Place, Places};
 pub use daemon::{prepare_daemon, private_directory};
 pub use files::{read_private, write_private};
 pub use identity::Identity;

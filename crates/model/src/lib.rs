@@ -7,6 +7,7 @@
 pub mod client;
 pub mod clock;
 pub mod compression;
+pub mod data;
 pub mod disk_role;
 pub mod enrol;
 pub mod guest;

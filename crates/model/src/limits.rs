@@ -139,6 +139,29 @@ pub static COMMAND_BYTES: Limit =
 /// A path in the guest: Linux's `PATH_MAX` without the zero byte at its end.
 pub static PATH_BYTES: Limit = Limit::new("the length of a path", Unit::TextBytes, 1, 4095);
 
+/// The name of a file or a directory of the repository: as Linux bounds it (`NAME_MAX` in limits.h).
+pub static FILE_NAME_BYTES: Limit =
+    Limit::new("the length of a file's name", Unit::TextBytes, 1, 255);
+
+/// How deep the repository's directories go.
+pub static PATH_NAMES: Limit = Limit::new("the number of names in a path", Unit::Count, 0, 64);
+
+/// Uploads of one tenant at the same time, with those that can be continued.
+pub static UPLOADS: Limit =
+    Limit::new("a tenant's number of unfinished uploads", Unit::Count, 0, 1000);
+
+/// Parts of one upload that arrive apart from each other.
+pub static UPLOAD_PARTS: Limit =
+    Limit::new("an upload's number of separate parts", Unit::Count, 0, 10_000);
+
+/// Paths that a tenant shares with others.
+pub static FILE_SHARES: Limit =
+    Limit::new("a tenant's number of shared paths", Unit::Count, 0, 1000);
+
+/// Entries of a directory in one answer.
+pub static FILE_LIST: Limit =
+    Limit::new("the number of entries in one answer", Unit::Count, 1, 10_000);
+
 /// Files and directories that a job names as its output.
 pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count, 0, 256);
 
@@ -258,7 +281,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 34] = [
+    const ALL: [&Limit; 40] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -283,6 +306,12 @@ mod tests {
         &ARGUMENT_BYTES,
         &COMMAND_BYTES,
         &PATH_BYTES,
+        &FILE_NAME_BYTES,
+        &PATH_NAMES,
+        &UPLOADS,
+        &UPLOAD_PARTS,
+        &FILE_SHARES,
+        &FILE_LIST,
         &OUTPUTS,
         &BATCH_VOLUMES,
         &NEW_VOLUMES,

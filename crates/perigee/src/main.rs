@@ -16,8 +16,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
-    agent, boot, client, controller, host, image, job, lab, login, planner, pool, tenant, user, vm,
-    volume,
+    agent, boot, client, controller, data, host, image, job, lab, login, planner, pool, tenant,
+    user, vm, volume,
 };
 use crate::output::Format;
 
@@ -68,6 +68,9 @@ enum Noun {
     /// Virtual machines
     #[command(subcommand)]
     Vm(vm::Verb),
+    /// Files of the repository: send, fetch, share
+    #[command(subcommand)]
+    Data(data::Verb),
     /// How well the planner predicts
     #[command(subcommand)]
     Planner(planner::Verb),
@@ -159,6 +162,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
         Noun::Vm(verb) => vm::run(verb, context).await?,
+        Noun::Data(verb) => data::run(verb, context).await?,
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
         Noun::Site(verb) => host::run_site(verb, context).await?,

@@ -9,10 +9,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Peer, PeerIdentity};
 use perigee_model::tenant::{AuditEntry, Role};
 use perigee_model::{HostId, Problem, TenantName};
@@ -36,7 +37,7 @@ pub enum May {
     Admin,
 }
 
-/// `{x}` stands for one part of a path, and `{*x}` for all that follows.
+/// `{x}` stands for one part of a path, and `{*x}` for all that follows; `*` is every method.
 #[rustfmt::skip]
 pub const TABLE: &[(May, &str, &str)] = &[
     (May::Stranger, "POST",   "/v1/enrol"),
@@ -90,6 +91,12 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "DELETE", "/v1/tenants/{tenant}/users/{user}/tokens/{token}"),
     (May::Member,   "PUT",    "/v1/tenants/{tenant}/users/{user}/keys"),
     (May::Member,   "DELETE", "/v1/tenants/{tenant}/users/{user}/keys/{key}"),
+    // Which files a user sees is decided by the repository.
+    (May::Member,   "*",      "/v1/data"),
+    (May::Member,   "*",      "/v1/data/{tenant}"),
+    (May::Member,   "*",      "/v1/data/{tenant}/{*path}"),
+    (May::Member,   "*",      "/dav"),
+    (May::Member,   "*",      "/dav/{*path}"),
     (May::Operator, "GET",    "/v1/tenants/{tenant}"),
     (May::Operator, "GET",    "/v1/audit"),
     (May::Admin,    "GET",    "/v1/tenants"),
@@ -125,8 +132,8 @@ impl Sender {
     /// # Errors
     /// When a token does not count, or it is not known who sends the request.
     fn of(cluster: &Cluster, request: &Request) -> Result<Self, String> {
-        if let Some(token) = bearer(request.headers()) {
-            let user = cluster.accounts.by_token(token);
+        if let Some(token) = token(request.headers()) {
+            let user = cluster.accounts.by_token(&token);
             let user = user.ok_or("the token is wrong, expired or revoked")?;
             return Ok(Self::User(user.into()));
         }
@@ -154,9 +161,18 @@ impl fmt::Display for Sender {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+/// The token that a request has. Clients of WebDAV send it as the password of any user.
+fn token(headers: &HeaderMap) -> Option<String> {
+    let (scheme, value) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(value.trim().to_owned());
+    }
+    let decoded = BASE64_STANDARD.decode(value.trim()).unwrap_or_default();
+    let text = String::from_utf8(decoded).unwrap_or_default();
+    scheme.eq_ignore_ascii_case("basic").then(|| match text.split_once(':') {
+        Some((_, password)) => password.to_owned(),
+        None => String::new(),
+    })
 }
 
 /// The value of the first `{x}`, if the path has this pattern.
@@ -181,7 +197,7 @@ pub fn may(sender: &Sender, method: &Method, path: &str) -> bool {
     // A HEAD request is answered as a GET request, without the body.
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let found = TABLE.iter().find_map(|(may, of, pattern)| {
-        let is_of = *of == method.as_str();
+        let is_of = ["*", method.as_str()].contains(of);
         matched(pattern, path).filter(|_| is_of).map(|first| (*may, first))
     });
     let (least, first) = found.unwrap_or((May::Admin, None));
@@ -222,6 +238,11 @@ pub async fn admit(
             request.extensions_mut().insert(caller.clone());
         }
         next.run(request).await
+    } else if matches!(sender, Sender::Stranger) && path.starts_with("/dav") {
+        // Clients of WebDAV send no token before they are asked for one.
+        let challenge = [(WWW_AUTHENTICATE, "Basic realm=\"perigee\", charset=\"UTF-8\"")];
+        let problem = refuse("it needs a token as the password".to_owned());
+        (StatusCode::UNAUTHORIZED, challenge, problem.into_body()).into_response()
     } else {
         refuse(format!("{sender} may not ask for this"))
     };
@@ -265,7 +286,8 @@ impl Unwritten {
 
     /// Anybody who reaches the port could fill the log with what is refused to strangers.
     fn is_wanted(&self) -> bool {
-        let refused = self.entry.status == StatusCode::FORBIDDEN.as_u16();
+        let refusals = [StatusCode::FORBIDDEN, StatusCode::UNAUTHORIZED];
+        let refused = refusals.iter().any(|status| self.entry.status == status.as_u16());
         match self.sender {
             Sender::User(_) | Sender::Host(_) => !self.is_noise || refused,
             Sender::Stranger | Sender::Controller => !refused,

@@ -23,7 +23,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::cluster::Cluster;
-#[cfg(test)]
+use crate::data;
 pub use caller::Caller;
 #[cfg(test)]
 pub use callers::{Sender, TABLE, may};
@@ -125,7 +125,8 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .route("/v1/openapi.json", axum::routing::get(move || async { axum::Json(document) }))
         .route("/metrics", axum::routing::get(metrics::metrics))
         .fallback(nothing_here)
-        .with_state(Arc::clone(&cluster));
+        .with_state(Arc::clone(&cluster))
+        .merge(data::router(&cluster));
     router.layer(from_fn_with_state(cluster, callers::admit))
 }
 

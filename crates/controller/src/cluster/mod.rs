@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, Identity, Network, PeerIdentity};
 use perigee_model::{ImageName, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::accounts::Accounts;
@@ -122,6 +123,8 @@ pub struct Cluster {
     pub state_dir: PathBuf,
     pub timing: Timing,
     pub links: Links,
+    /// The files of all tenants.
+    pub repository: Arc<Repository>,
     /// Migrations share links.
     pub lanes: Lanes,
     pub taught: Taught,
@@ -173,6 +176,7 @@ impl Cluster {
             state_dir: state_dir.to_owned(),
             timing,
             links,
+            repository: Repository::open(&state_dir.join("data"))?,
             lanes: Lanes::default(),
             taught,
             wakes: Wakes::default(),

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{ClientAddress, Limits};
+use super::ClientAddress;
 
+/// The places of one listener.
 #[derive(Debug, Clone)]
-pub(super) struct Places {
-    limits: Limits,
+pub struct Places {
+    connections: usize,
+    connections_of_one: usize,
     taken: Arc<Mutex<Taken>>,
 }
 
@@ -21,14 +23,15 @@ struct Taken {
 
 /// A connection's place. It is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     address: Option<IpAddr>,
     places: Places,
 }
 
 impl Places {
-    pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, taken: Arc::default() }
+    /// So many connections at the same time, and so many of them from one address.
+    pub fn new(connections: usize, connections_of_one: usize) -> Self {
+        Self { connections, connections_of_one, taken: Arc::default() }
     }
 
     /// Ignores poisoning: no step between two changes can panic.
@@ -36,16 +39,18 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes a place for a connection.
+    ///
     /// # Errors
     /// Why there is none. Processes of this host on a unix socket have only the limit of all.
-    pub(super) fn take(&self, ClientAddress(address): ClientAddress) -> Result<Place, String> {
+    pub fn take(&self, ClientAddress(address): ClientAddress) -> Result<Place, String> {
         let mut taken = self.lock();
-        if taken.count >= self.limits.connections {
-            let max = self.limits.connections;
+        if taken.count >= self.connections {
+            let max = self.connections;
             return Err(format!("{max} connections are open, which is the limit"));
         }
         if let Some(address) = address {
-            let max = self.limits.connections_of_one;
+            let max = self.connections_of_one;
             let count = taken.of.entry(address).or_default();
             if *count >= max {
                 return Err(format!(
@@ -80,8 +85,7 @@ mod tests {
 
     #[test]
     fn one_address_does_not_lock_out_the_others() {
-        let limits = Limits { connections: 3, connections_of_one: 2, ..Limits::default() };
-        let places = Places::new(limits);
+        let places = Places::new(3, 2);
         let [greedy, other] =
             ["10.0.0.7", "10.0.0.8"].map(|ip| ClientAddress(Some(ip.parse().expect("an address"))));
         let first = places.take(greedy).expect("a place");

@@ -5,6 +5,7 @@ pub mod boot;
 pub mod check;
 pub mod client;
 pub mod controller;
+pub mod data;
 mod faults;
 pub mod host;
 pub mod image;

@@ -1,0 +1,346 @@
+//! The HTTP door, below `/v1/data/TENANT/PATH`. Each request needs an [`Account`] among its extensions.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET`, `HEAD` | the file, or a range of it (`Range`); `ETag` is its SHA-256. Of a directory: a page of its list |
+//! | `GET ?stat` | what it is, as JSON |
+//! | `GET ?after=NAME&limit=N` | a later page of a directory |
+//! | `PUT` | writes a file. With `X-Content-Sha256` only if the content has that SHA-256 |
+//! | `PUT`, `Content-Range: bytes A-B/N` | continues an upload that was cut. `Upload-Offset` in a `HEAD`'s answer says where |
+//! | `DELETE` | deletes a file or an empty directory |
+//! | `POST ?directory` | makes a directory |
+//! | `POST ?rename=PATH` | gives it another name in the same tenant's tree |
+//! | `GET ?shares`, `PUT ?share=TENANT`, `DELETE ?share=TENANT` | who else may read it |
+//! | `POST ?upload`, then `PUT`, `GET`, `POST`, `DELETE` with `?upload=ID` | an upload in parts, see [`parallel`] |
+
+mod headers;
+pub mod parallel;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use futures_util::{StreamExt, stream};
+use perigee_http::{Failure, Json};
+use perigee_model::data::{BeginUpload, FileEntry, OWN_TENANT};
+use perigee_model::limits::FILE_LIST;
+use perigee_model::{Problem, TenantName};
+use serde::Deserialize;
+
+use crate::account::Account;
+use crate::dav;
+use crate::path::Location;
+use crate::repository::Repository;
+use crate::transfer::{Reading, Writing};
+use crate::upload::Begin;
+use crate::view::View;
+use headers::{ContentRange, Wanted, content_range, is_unchanged, wanted};
+
+/// Where an upload that was cut can be continued.
+const UPLOAD_OFFSET: &str = "upload-offset";
+/// The SHA-256 that the content must have.
+const CONTENT_SHA256: &str = "x-content-sha256";
+/// The most bytes of a request in JSON.
+const JSON_BYTES_MAX: usize = 64 << 10;
+/// How many bytes of a file are sent at once.
+const SEND_BYTES: usize = 256 << 10;
+
+#[derive(Debug, Deserialize)]
+struct Options {
+    stat: Option<String>,
+    after: Option<String>,
+    limit: Option<usize>,
+    directory: Option<String>,
+    rename: Option<String>,
+    shares: Option<String>,
+    share: Option<TenantName>,
+    upload: Option<String>,
+}
+
+/// The HTTP doors: `/v1/data/` and, for WebDAV, `/dav/`.
+pub fn router(repository: Arc<Repository>) -> Router {
+    Router::new()
+        .route("/v1/data", any(top))
+        .route("/v1/data/{tenant}", any(of_tenant))
+        .route("/v1/data/{tenant}/", any(of_tenant))
+        .route("/v1/data/{tenant}/{*path}", any(of_path))
+        .with_state(Arc::clone(&repository))
+        .merge(dav::router(repository))
+}
+
+type Shared = State<Arc<Repository>>;
+
+async fn top(repository: Shared, options: Query<Options>, request: Request) -> Response {
+    answer(repository, None, options, request).await
+}
+
+async fn of_tenant(
+    repository: Shared,
+    Path(tenant): Path<String>,
+    options: Query<Options>,
+    request: Request,
+) -> Response {
+    answer(repository, Some((tenant, String::new())), options, request).await
+}
+
+async fn of_path(
+    repository: Shared,
+    Path((tenant, path)): Path<(String, String)>,
+    options: Query<Options>,
+    request: Request,
+) -> Response {
+    answer(repository, Some((tenant, path)), options, request).await
+}
+
+fn locate(view: &View, named: Option<(String, String)>) -> Result<Location, Problem> {
+    let Some((tenant, path)) = named else { return Ok(Location::Top) };
+    let own = view.account().tenant.as_str();
+    Location::new(if tenant == OWN_TENANT { own } else { &tenant }, &path)
+}
+
+/// The view of the account that sends a request.
+pub fn view_of(repository: &Arc<Repository>, request: &Request) -> Result<View, Problem> {
+    let account = request.extensions().get::<Account>().cloned().ok_or_else(|| {
+        Problem::forbidden("can't use the repository", "it is not known who asks")
+    })?;
+    Ok(View::new(Arc::clone(repository), account))
+}
+
+async fn answer(
+    State(repository): Shared,
+    named: Option<(String, String)>,
+    Query(options): Query<Options>,
+    request: Request,
+) -> Response {
+    let view = view_of(&repository, &request);
+    let located = view.and_then(|view| Ok((locate(&view, named)?, view)));
+    let (location, view) = match located {
+        Ok(both) => both,
+        Err(problem) => return Failure(problem).into_response(),
+    };
+    let may_continue = *request.method() == Method::HEAD || *request.method() == Method::PUT;
+    let answered = match *request.method() {
+        Method::GET | Method::HEAD => get(&view, &location, options, request).await,
+        Method::PUT => put(&view, &location, options, request).await,
+        Method::POST => post(&view, &location, options, request).await,
+        Method::DELETE => delete(&view, &location, options).await,
+        _ => Err(Problem::invalid("can't answer the request", "files know no such method")
+            .next("WebDAV is spoken at /dav/TENANT/PATH")),
+    };
+    let is_complete = answered.as_ref().is_ok_and(|done| done.status() == StatusCode::CREATED);
+    let mut response = answered.unwrap_or_else(|problem| Failure(problem).into_response());
+    if may_continue
+        && !is_complete
+        && let Some(bytes) = view.unfinished_bytes(location).await
+    {
+        response.headers_mut().insert(UPLOAD_OFFSET, HeaderValue::from(bytes));
+    }
+    response
+}
+
+fn ok<T: serde::Serialize>(value: T) -> Result<Response, Problem> {
+    Ok(Json(value).into_response())
+}
+
+async fn get(
+    view: &View,
+    location: &Location,
+    options: Options,
+    request: Request,
+) -> Result<Response, Problem> {
+    if let Some(id) = &options.upload {
+        return ok(parallel::state(view, location, id)?);
+    }
+    if options.shares.is_some() {
+        return ok(view.shares(location.clone()).await?);
+    }
+    let entry = view.entry(location.clone()).await?;
+    if options.stat.is_some() {
+        return ok(entry);
+    }
+    if entry.is_directory() {
+        let limit = options.limit.unwrap_or(1000);
+        FILE_LIST.check(limit).map_err(|e| e.problem("can't list a directory"))?;
+        return ok(view.list(location.clone(), options.after, limit).await?);
+    }
+    if is_unchanged(request.headers(), &entry) {
+        return Ok(with_etag(StatusCode::NOT_MODIFIED.into_response(), &entry));
+    }
+    let range = wanted(request.headers(), &entry);
+    if *request.method() == Method::HEAD {
+        return Ok(file_response(&entry, &range, Body::empty()));
+    }
+    let reading = view.read(location.clone()).await?;
+    // The file may have been replaced since it was looked at.
+    let entry = reading.entry().clone();
+    let range = wanted(request.headers(), &entry);
+    let body = match &range {
+        Wanted::Nothing => Body::empty(),
+        Wanted::All => send(reading, 0, entry.size_bytes),
+        Wanted::Part(from, until) => send(reading, *from, *until),
+    };
+    Ok(file_response(&entry, &range, body))
+}
+
+fn with_etag(mut response: Response, entry: &FileEntry) -> Response {
+    let etag = entry.sha256.as_ref().and_then(|sha256| format!("\"{sha256}\"").parse().ok());
+    if let Some(etag) = etag {
+        response.headers_mut().insert(ETAG, etag);
+    }
+    response
+}
+
+/// A file's content is never a page: it is data, whatever a browser would make of it.
+fn file_response(entry: &FileEntry, range: &Wanted, body: Body) -> Response {
+    let size = entry.size_bytes;
+    let (status, length, part) = match range {
+        Wanted::Nothing => (StatusCode::RANGE_NOT_SATISFIABLE, 0, Some(format!("bytes */{size}"))),
+        Wanted::All => (StatusCode::OK, size, None),
+        Wanted::Part(from, until) => (
+            StatusCode::PARTIAL_CONTENT,
+            until - from,
+            Some(format!("bytes {from}-{}/{size}", until - 1)),
+        ),
+    };
+    let mut response = with_etag((status, body).into_response(), entry);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if let Some(part) = part.and_then(|part| part.parse().ok()) {
+        headers.insert(CONTENT_RANGE, part);
+    }
+    response
+}
+
+fn send(reading: Reading, from: u64, until: u64) -> Body {
+    let pieces = stream::try_unfold((reading, from), move |(mut reading, at)| async move {
+        let left = usize::try_from(until - at).unwrap_or(SEND_BYTES);
+        let piece = reading.read(at, left.min(SEND_BYTES)).await;
+        let piece = piece.map_err(|problem| std::io::Error::other(problem.to_string()))?;
+        let next = at + piece.len() as u64;
+        Ok::<_, std::io::Error>((!piece.is_empty()).then_some((piece, (reading, next))))
+    });
+    Body::from_stream(pieces)
+}
+
+async fn put(
+    view: &View,
+    location: &Location,
+    options: Options,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (head, body) = request.into_parts();
+    let range = content_range(&head.headers)?;
+    if let Some(id) = &options.upload {
+        return ok(parallel::part(view, location, id, range, body).await?);
+    }
+    if let Some(with) = options.share {
+        view.share(location.clone(), with, true).await?;
+        return ok(());
+    }
+    let how = range.as_ref().map_or(Begin::Empty, |range| Begin::Continue(range.from));
+    let mut writing = view.write(location.clone(), how, true).await?;
+    if let Err(problem) = receive(&mut writing, range.as_ref(), body).await {
+        // What has arrived is kept, also if the disk does not take more.
+        return Err(writing.leave().await.err().unwrap_or(problem));
+    }
+    if let Some(ContentRange { until, total: Some(total), .. }) = range
+        && until < total
+    {
+        writing.leave().await?;
+        return Ok(StatusCode::ACCEPTED.into_response());
+    }
+    let entry = writing.commit(expected_sha256(&head.headers)?).await?;
+    Ok(with_etag((StatusCode::CREATED, Json(entry.clone())).into_response(), &entry))
+}
+
+async fn receive(
+    writing: &mut Writing,
+    range: Option<&ContentRange>,
+    body: Body,
+) -> Result<(), Problem> {
+    let mut at = range.map_or(0, |range| range.from);
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|e| Problem::unavailable("can't receive a file", e))?;
+        writing.write(at, &piece).await?;
+        at += piece.len() as u64;
+    }
+    match range {
+        Some(range) if at != range.until => {
+            let why =
+                format!("its Content-Range ends at {}, and its bytes end at {at}", range.until);
+            Err(Problem::invalid("can't receive a file", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn expected_sha256(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(value) = headers.get(CONTENT_SHA256) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().to_ascii_lowercase();
+    match crate::listing::is_sha256(&text) {
+        true => Ok(Some(text)),
+        false => Err(Problem::invalid(
+            "can't write a file",
+            "X-Content-Sha256 is not a SHA-256 of 64 hexadecimal digits",
+        )),
+    }
+}
+
+async fn post(
+    view: &View,
+    location: &Location,
+    options: Options,
+    request: Request,
+) -> Result<Response, Problem> {
+    match options {
+        Options { upload: Some(id), .. } if id.is_empty() => {
+            let body = axum::body::to_bytes(request.into_body(), JSON_BYTES_MAX).await;
+            let body = body.map_err(|e| Problem::invalid("can't begin an upload", e))?;
+            let begin: BeginUpload = serde_json::from_slice(&body)
+                .map_err(|e| Problem::invalid("can't begin an upload", e))?;
+            ok(parallel::begin(view, location, begin).await?)
+        }
+        Options { upload: Some(id), .. } => ok(parallel::complete(view, location, &id).await?),
+        Options { rename: Some(to), .. } => {
+            let Location::In(tenant, _) = location else {
+                return Err(Problem::conflict("can't rename /", "it always exists"));
+            };
+            let to = Location::new(tenant.as_str(), &to)?;
+            view.rename(location.clone(), to, false).await?;
+            ok(())
+        }
+        Options { directory: Some(_), .. } => {
+            view.make_directory(location.clone()).await?;
+            ok(())
+        }
+        _ => Err(Problem::invalid(
+            "can't answer the request",
+            "a POST needs ?upload, ?rename or ?directory",
+        )
+        .next("send a file with PUT")),
+    }
+}
+
+async fn delete(view: &View, location: &Location, options: Options) -> Result<Response, Problem> {
+    if let Some(id) = &options.upload {
+        parallel::drop_upload(view, location, id)?;
+    } else if let Some(with) = options.share {
+        view.share(location.clone(), with, false).await?;
+    } else if view.entry(location.clone()).await?.is_directory() {
+        view.remove_directory(location.clone()).await?;
+    } else {
+        view.remove_file(location.clone()).await?;
+    }
+    ok(())
+}

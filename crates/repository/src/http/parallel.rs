@@ -1,0 +1,246 @@
+//! Uploads in parts that come in any order and at the same time, over several connections.
+//!
+//! `POST ?upload` with the file's length and SHA-256 begins one, or finds the unfinished one of the same content, and
+//! answers with its id and what has arrived. `PUT ?upload=ID` with a `Content-Range` sends a part. `POST ?upload=ID`
+//! completes it: the content is hashed, and the file gets its name if the hash is right. An upload that nobody uses for
+//! an hour is dropped, and so are all when the server stops; the client begins anew then.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use futures_util::StreamExt;
+use perigee_model::Problem;
+use perigee_model::data::{BeginUpload, FileEntry, UploadState};
+use perigee_model::limits::UPLOAD_PARTS;
+use sha2::{Digest, Sha256};
+
+use super::headers::ContentRange;
+use crate::listing::is_sha256;
+use crate::path::Location;
+use crate::space::lock;
+use crate::upload::{Part, hex};
+use crate::view::View;
+
+/// An upload that nobody uses is dropped after this.
+const IDLE_MAX: Duration = Duration::from_secs(3600);
+
+/// How many bytes of a part are written at once.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// All uploads in parts.
+#[derive(Debug, Default)]
+pub struct Uploads(Mutex<BTreeMap<String, Arc<Parallel>>>);
+
+/// One upload in parts.
+#[derive(Debug)]
+struct Parallel {
+    location: Location,
+    begin: BeginUpload,
+    part: Part,
+    /// The first byte and the one after the last of what is written, sorted and not adjacent.
+    arrived: Mutex<Vec<(u64, u64)>>,
+    last_used: Mutex<Instant>,
+}
+
+impl Uploads {
+    /// # Errors
+    /// `NotFound` if there is no such upload of this file.
+    fn find(&self, location: &Location, id: &str) -> Result<Arc<Parallel>, Problem> {
+        let found = lock(&self.0).get(id).filter(|upload| upload.location == *location).cloned();
+        let upload = found.ok_or_else(|| {
+            let what = format!("can't continue the upload {id:.64}");
+            Problem::not_found(what, "there is no such upload of this file").next("begin it again")
+        })?;
+        *lock(&upload.last_used) = Instant::now();
+        Ok(upload)
+    }
+
+    fn of_same_content(&self, location: &Location, begin: &BeginUpload) -> Option<UploadState> {
+        let uploads = lock(&self.0);
+        let same = uploads.iter().find(|(_, u)| u.location == *location && u.begin == *begin);
+        same.map(|(id, upload)| upload.state(id))
+    }
+
+    fn drop_idle(&self) {
+        let is_idle = |upload: &Parallel| lock(&upload.last_used).elapsed() > IDLE_MAX;
+        let idle: Vec<_> = lock(&self.0).extract_if(.., |_, upload| is_idle(upload)).collect();
+        drop(idle);
+    }
+}
+
+impl Parallel {
+    fn state(&self, id: &str) -> UploadState {
+        UploadState { upload: id.to_owned(), parts: lock(&self.arrived).clone() }
+    }
+
+    /// # Errors
+    /// `Conflict` if there are too many parts apart from each other.
+    fn add(&self, from: u64, until: u64) -> Result<(), Problem> {
+        let mut arrived = lock(&self.arrived);
+        let merged = merge(&arrived, from, until);
+        UPLOAD_PARTS.check(merged.len()).map_err(|e| {
+            Problem::conflict("can't receive a part", e).next("send parts that are adjacent")
+        })?;
+        *arrived = merged;
+        Ok(())
+    }
+}
+
+/// Adds a range to others.
+fn merge(ranges: &[(u64, u64)], from: u64, until: u64) -> Vec<(u64, u64)> {
+    let mut new = (from, until);
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(ranges.len() + 1);
+    for range in ranges {
+        if range.1 < new.0 || range.0 > new.1 {
+            merged.push(*range);
+        } else {
+            new = (new.0.min(range.0), new.1.max(range.1));
+        }
+    }
+    let place = merged.partition_point(|range| range.0 < new.0);
+    merged.insert(place, new);
+    merged
+}
+
+pub async fn begin(
+    view: &View,
+    location: &Location,
+    begin: BeginUpload,
+) -> Result<UploadState, Problem> {
+    if !is_sha256(&begin.sha256) {
+        let why = "sha256 is not 64 hexadecimal digits in lower case";
+        return Err(Problem::invalid("can't begin an upload", why));
+    }
+    let location = location.clone();
+    view.blocking(move |view| {
+        let (space, path) = view.to_write(&location, "write")?;
+        let uploads = &view.repository.uploads;
+        uploads.drop_idle();
+        if let Some(state) = uploads.of_same_content(&location, &begin) {
+            return Ok(state);
+        }
+        space.make_directories_above(path)?;
+        let mut part = Part::new(&space, path)?;
+        part.reserve(begin.size_bytes)?;
+        let id = uuid::Uuid::new_v4().to_string();
+        let (arrived, last_used) = (Mutex::default(), Mutex::new(Instant::now()));
+        let upload = Parallel { location: location.clone(), begin, part, arrived, last_used };
+        let state = upload.state(&id);
+        lock(&uploads.0).insert(id, Arc::new(upload));
+        Ok(state)
+    })
+    .await
+}
+
+pub fn state(view: &View, location: &Location, id: &str) -> Result<UploadState, Problem> {
+    view.to_write(location, "write")?;
+    Ok(view.repository.uploads.find(location, id)?.state(id))
+}
+
+pub fn drop_upload(view: &View, location: &Location, id: &str) -> Result<(), Problem> {
+    view.to_write(location, "write")?;
+    let uploads = &view.repository.uploads;
+    uploads.find(location, id)?;
+    drop(lock(&uploads.0).remove(id));
+    Ok(())
+}
+
+pub async fn part(
+    view: &View,
+    location: &Location,
+    id: &str,
+    range: Option<ContentRange>,
+    body: Body,
+) -> Result<UploadState, Problem> {
+    view.to_write(location, "write")?;
+    let upload = view.repository.uploads.find(location, id)?;
+    let what = "can't receive a part";
+    let range = range.ok_or_else(|| Problem::invalid(what, "it has no Content-Range"))?;
+    if range.until > upload.begin.size_bytes {
+        let why =
+            format!("it ends at {}, and the file at {}", range.until, upload.begin.size_bytes);
+        return Err(Problem::invalid(what, why));
+    }
+    let mut at = range.from;
+    let mut pieces = body.into_data_stream();
+    let mut piece = Vec::new();
+    loop {
+        let next = pieces.next().await.transpose();
+        let next = next.map_err(|e| Problem::unavailable(what, e))?;
+        let is_end = next.is_none();
+        piece.extend_from_slice(&next.unwrap_or_default());
+        if at + piece.len() as u64 > range.until {
+            return Err(Problem::invalid(what, "it is longer than its Content-Range"));
+        }
+        if (is_end && !piece.is_empty()) || piece.len() >= PIECE_BYTES {
+            at = write(view, &upload, at, std::mem::take(&mut piece)).await?;
+        }
+        if is_end {
+            break;
+        }
+    }
+    if at != range.until {
+        return Err(Problem::invalid(what, "it is shorter than its Content-Range"));
+    }
+    *lock(&upload.last_used) = Instant::now();
+    Ok(upload.state(id))
+}
+
+/// What is written counts at once: after a cut, the client sends only the rest.
+async fn write(
+    view: &View,
+    upload: &Arc<Parallel>,
+    at: u64,
+    piece: Vec<u8>,
+) -> Result<u64, Problem> {
+    let upload = Arc::clone(upload);
+    view.blocking(move |_| {
+        upload.part.write(at, &piece)?;
+        let until = at + piece.len() as u64;
+        upload.add(at, until)?;
+        Ok(until)
+    })
+    .await
+}
+
+pub async fn complete(view: &View, location: &Location, id: &str) -> Result<FileEntry, Problem> {
+    view.to_write(location, "write")?;
+    let uploads = &view.repository.uploads;
+    let upload = uploads.find(location, id)?;
+    let what = "can't complete an upload";
+    let size = upload.begin.size_bytes;
+    if size > 0 && *lock(&upload.arrived) != [(0, size)] {
+        return Err(Problem::conflict(what, "some of its parts have not arrived")
+            .next("ask which ones have, and send the others"));
+    }
+    drop(upload);
+    let taken = lock(&uploads.0).remove(id).and_then(Arc::into_inner);
+    // A part that is still being written would change what is hashed.
+    let upload = taken.ok_or_else(|| {
+        Problem::conflict(what, "a part of it is just being sent").next("begin the upload again")
+    })?;
+    view.blocking(move |_| {
+        let mut hasher = Sha256::new();
+        upload.part.hash(&mut hasher, 0, size)?;
+        upload.part.publish(&hex(&hasher.finalize()), Some(&upload.begin.sha256))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::merge;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut ranges = Vec::new();
+        for (from, until) in [(10, 20), (30, 40), (0, 5), (20, 30)] {
+            ranges = merge(&ranges, from, until);
+        }
+        assert_eq!(ranges, [(0, 5), (10, 40)]);
+        assert_eq!(merge(&ranges, 3, 50), [(0, 50)]);
+        assert_eq!(merge(&ranges, 12, 13), ranges);
+    }
+}

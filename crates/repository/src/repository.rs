@@ -1,0 +1,99 @@
+//! The repository of a cluster: a directory with the files of all tenants.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use perigee_http::{BOOT_ID, boot_id, private_directory};
+use perigee_model::{Problem, TenantName};
+use rustix::fs::{XattrFlags, fsetxattr};
+use rustix::io::Errno;
+
+use crate::http::parallel::Uploads;
+use crate::listing::SHA256;
+use crate::path::DataPath;
+use crate::shares::Shares;
+use crate::space::{Space, lock};
+
+/// The files of all tenants.
+#[derive(Debug)]
+pub struct Repository {
+    directory: PathBuf,
+    boot_id: String,
+    spaces: Mutex<BTreeMap<TenantName, Arc<Space>>>,
+    pub(crate) shares: Shares,
+    pub(crate) uploads: Uploads,
+}
+
+impl Repository {
+    /// Opens a repository, and makes it if there is none.
+    ///
+    /// # Errors
+    /// If the directory can't be used, or its filesystem has no extended attributes.
+    pub fn open(directory: &Path) -> Result<Arc<Self>, Problem> {
+        private_directory(directory)?;
+        check_attributes(directory)?;
+        Ok(Arc::new(Self {
+            directory: directory.to_owned(),
+            boot_id: boot_id(Path::new(BOOT_ID)),
+            spaces: Mutex::default(),
+            shares: Shares::open(directory.join("shares.json"))?,
+            uploads: Uploads::default(),
+        }))
+    }
+
+    /// A tenant's files; `None` if it has none, unless its directory is to be made.
+    pub(crate) fn space(
+        &self,
+        tenant: &TenantName,
+        make: bool,
+    ) -> Result<Option<Arc<Space>>, Problem> {
+        let mut spaces = lock(&self.spaces);
+        if let Some(space) = spaces.get(tenant) {
+            return Ok(Some(Arc::clone(space)));
+        }
+        let directory = self.directory.join("tenants").join(tenant.as_str());
+        if !make && !directory.is_dir() {
+            return Ok(None);
+        }
+        let space = Arc::new(Space::open(tenant.clone(), &directory, &self.boot_id)?);
+        spaces.insert(tenant.clone(), Arc::clone(&space));
+        Ok(Some(space))
+    }
+
+    /// Whether a tenant has any file or directory.
+    ///
+    /// # Errors
+    /// If its directory can't be used.
+    pub fn has_files(&self, tenant: &TenantName) -> Result<bool, Problem> {
+        let Some(space) = self.space(tenant, false)? else { return Ok(false) };
+        Ok(!space.list(&DataPath::default(), None, 1)?.entries.is_empty())
+    }
+
+    /// The tenants that have files.
+    pub(crate) fn tenants(&self) -> Vec<TenantName> {
+        let entries = std::fs::read_dir(self.directory.join("tenants")).into_iter().flatten();
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut tenants: Vec<_> = names.filter_map(|name| TenantName::new(name).ok()).collect();
+        tenants.sort();
+        tenants
+    }
+}
+
+/// A file's hash is an extended attribute, so the filesystem must have them.
+fn check_attributes(directory: &Path) -> Result<(), Problem> {
+    let what = || format!("can't keep files in {}", directory.display());
+    let probe = directory.join(".probe");
+    let made = File::create(&probe).map_err(|e| Problem::invalid(what(), e))?;
+    let set = fsetxattr(&made, SHA256, b"", XattrFlags::empty());
+    drop(std::fs::remove_file(&probe));
+    match set {
+        Ok(()) => Ok(()),
+        Err(Errno::OPNOTSUPP) => {
+            Err(Problem::unsupported(what(), "its filesystem has no extended attributes")
+                .next("choose a directory on ext4, XFS or Btrfs"))
+        }
+        Err(error) => Err(Problem::invalid(what(), std::io::Error::from(error))),
+    }
+}

@@ -1,0 +1,378 @@
+//! One tenant's files.
+//!
+//! The calls block on the disk; the doors make them through [`crate::View`], which moves them off the async threads.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use perigee_model::data::{FileEntry, FileList};
+use perigee_model::limits::{PATH_BYTES, PATH_NAMES};
+use perigee_model::{Problem, TenantName};
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fgetxattr, fstatvfs, fsync, mkdirat, openat,
+    renameat, renameat_with, unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::beneath::{open, open_directory};
+use crate::errors::{missing, no_room, problem};
+use crate::listing::{Directory, entry, entry_of};
+use crate::path::DataPath;
+use crate::reader::FileReader;
+use crate::usage::{Below, Usage, Used, count};
+
+/// An upload that was cut can be continued for this long.
+pub const UNFINISHED_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// The extended attribute of an unfinished upload: which boot of the host it is of, and the file's path.
+pub const TARGET: &str = "user.perigee.target";
+
+/// The space that files leave to what else is on the disk, such as the controller's store.
+const RESERVE_BYTES: u64 = 256 << 20;
+
+/// An upload that was cut, of which a part is in `parts/`.
+#[derive(Debug)]
+pub struct Unfinished {
+    /// The name of the part.
+    pub part: String,
+    pub length: u64,
+    pub since: SystemTime,
+}
+
+/// One tenant's files, its quota, and its unfinished uploads.
+#[derive(Debug)]
+pub struct Space {
+    tenant: TenantName,
+    pub(crate) tree: OwnedFd,
+    pub(crate) parts: OwnedFd,
+    pub(crate) usage: Usage,
+    /// Names change one after the other, so that the sizes that are added and taken away are those of the names.
+    changes: Mutex<()>,
+    pub(crate) unfinished: Mutex<HashMap<DataPath, Unfinished>>,
+    /// Which boot of this host it is.
+    pub(crate) boot_id: String,
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Space {
+    /// Opens a tenant's directory, and makes it if it does not exist.
+    ///
+    /// # Errors
+    /// If the directory can't be used.
+    pub fn open(tenant: TenantName, directory: &Path, boot_id: &str) -> Result<Self, Problem> {
+        let fault =
+            |e: Errno| problem(format!("can't use the directory {}", directory.display()), e);
+        let opened = |name: &str| {
+            let path = directory.join(name);
+            perigee_http::private_directory(&path)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            openat(CWD, &path, flags, Mode::empty()).map_err(fault)
+        };
+        let (tree, parts) = (opened("tree")?, opened("parts")?);
+        let Below { bytes, files, .. } = count(tree.as_fd()).map_err(fault)?;
+        let usage = Usage::new(tenant.clone(), Used { bytes, files, uploads: 0 });
+        let space = Self {
+            tenant,
+            tree,
+            parts,
+            usage,
+            changes: Mutex::default(),
+            unfinished: Mutex::default(),
+            boot_id: boot_id.to_owned(),
+        };
+        space.find_unfinished().map_err(fault)?;
+        Ok(space)
+    }
+
+    /// Uploads that a kill of the server has cut can be continued. After a reboot nobody knows which of their bytes
+    /// reached the disk, so they are removed.
+    fn find_unfinished(&self) -> Result<(), Errno> {
+        let mut parts = Dir::read_from(&self.parts)?;
+        while let Some(part) = parts.read() {
+            let part = part?;
+            let Ok(name) = part.file_name().to_str() else { continue };
+            if matches!(name, "." | "..") {
+                continue;
+            }
+            match self.target_of(name) {
+                Some((path, length)) if self.usage.take_upload().is_ok() => {
+                    self.usage.take_anyway(length);
+                    self.keep_unfinished(path, name.to_owned(), length);
+                }
+                _ => unlinkat(&self.parts, name, AtFlags::empty())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn target_of(&self, part: &str) -> Option<(DataPath, u64)> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.parts, part, flags, Mode::empty()).ok()?);
+        let mut text = vec![0_u8; 8192];
+        let length = fgetxattr(&file, TARGET, &mut text[..]).ok()?;
+        let (boot_id, path) = std::str::from_utf8(text.get(..length)?).ok()?.split_once('\n')?;
+        let metadata = file.metadata().ok()?;
+        let is_new = metadata.modified().ok()?.elapsed().is_ok_and(|age| age < UNFINISHED_KEPT);
+        (boot_id == self.boot_id && is_new).then_some(())?;
+        Some((DataPath::parse(path).ok()?, metadata.len()))
+    }
+
+    /// Remembers what there is of an upload, instead of what there was of an earlier one.
+    pub(crate) fn keep_unfinished(&self, path: DataPath, part: String, length: u64) {
+        let new = Unfinished { part, length, since: SystemTime::now() };
+        let old = lock(&self.unfinished).insert(path, new);
+        old.into_iter().for_each(|old| self.drop_unfinished(&old));
+    }
+
+    /// Takes what there is of an upload, to continue or to drop it.
+    pub(crate) fn take_unfinished(&self, path: &DataPath) -> Option<Unfinished> {
+        lock(&self.unfinished).remove(path)
+    }
+
+    pub(crate) fn drop_unfinished(&self, unfinished: &Unfinished) {
+        let removed = unlinkat(&self.parts, &unfinished.part, AtFlags::empty());
+        if let Err(error) = removed {
+            tracing::warn!(tenant = %self.tenant, %error, "can't remove an unfinished upload");
+        }
+        self.usage.give(unfinished.length, 1);
+        self.usage.give_upload();
+    }
+
+    /// Drops uploads that were cut long ago.
+    pub(crate) fn drop_old_unfinished(&self) {
+        let is_old = |since: SystemTime| since.elapsed().is_ok_and(|age| age > UNFINISHED_KEPT);
+        let old: Vec<_> =
+            lock(&self.unfinished).extract_if(|_, unfinished| is_old(unfinished.since)).collect();
+        old.iter().for_each(|(_, unfinished)| self.drop_unfinished(unfinished));
+    }
+
+    /// How much there is of an upload of this file that was cut.
+    pub fn unfinished_bytes(&self, path: &DataPath) -> Option<u64> {
+        lock(&self.unfinished).get(path).map(|unfinished| unfinished.length)
+    }
+
+    /// Whose files these are.
+    pub fn tenant(&self) -> &TenantName {
+        &self.tenant
+    }
+
+    /// `can't read repo://TENANT/PATH`.
+    pub(crate) fn what(&self, verb: &str, path: &DataPath) -> String {
+        format!("can't {verb} repo://{}/{path}", self.tenant)
+    }
+
+    /// # Errors
+    /// `NoSpace` if the disk has less room than is left to others.
+    pub(crate) fn check_room(&self, path: &DataPath) -> Result<(), Problem> {
+        let what = || self.what("write", path);
+        let disk = fstatvfs(&self.parts).map_err(|e| problem(what(), e))?;
+        if disk.f_bavail.saturating_mul(disk.f_frsize) >= RESERVE_BYTES {
+            return Ok(());
+        }
+        let why = format!(
+            "the disk of the repository has less than {} MiB free, which are kept for the cluster itself",
+            RESERVE_BYTES >> 20
+        );
+        Err(no_room(what(), why))
+    }
+
+    /// What a path names.
+    ///
+    /// # Errors
+    /// `NotFound` if it names nothing.
+    pub fn entry(&self, path: &DataPath) -> Result<FileEntry, Problem> {
+        self.open_entry(path, "find").map(|(_, entry)| entry)
+    }
+
+    fn open_entry(&self, path: &DataPath, verb: &str) -> Result<(File, FileEntry), Problem> {
+        let fault = |e| problem(self.what(verb, path), e);
+        let file = File::from(open(self.tree.as_fd(), path, OFlags::RDONLY).map_err(fault)?);
+        let name = path.names().last().map_or("", String::as_str);
+        let found = entry_of(&file, name).map_err(fault)?;
+        Ok((file, found.ok_or_else(|| missing(self.what(verb, path)))?))
+    }
+
+    /// Opens a file to read it.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no file, `Conflict` if it is a directory.
+    pub fn read(&self, path: &DataPath) -> Result<FileReader, Problem> {
+        let (file, entry) = self.open_entry(path, "read")?;
+        if entry.is_directory() {
+            return Err(problem(self.what("read", path), Errno::ISDIR));
+        }
+        Ok(FileReader::new(file, entry, self.what("read", path)))
+    }
+
+    /// Opens a directory to list it.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not exist, `Conflict` if it is a file.
+    pub fn directory(&self, path: &DataPath) -> Result<Directory, Problem> {
+        let opened = open_directory(self.tree.as_fd(), path).and_then(Directory::new);
+        opened.map_err(|e| problem(self.what("list", path), e))
+    }
+
+    /// A sorted page of a directory.
+    ///
+    /// # Errors
+    /// As [`Space::directory`].
+    pub fn list(
+        &self,
+        path: &DataPath,
+        after: Option<&str>,
+        max: usize,
+    ) -> Result<FileList, Problem> {
+        let page = self.directory(path)?.page(after, max);
+        page.map_err(|e| problem(self.what("list", path), e))
+    }
+
+    /// The directory above, opened, and the name in it.
+    fn above<'a>(&self, path: &'a DataPath, what: &str) -> Result<(OwnedFd, &'a str), Problem> {
+        let split = path.split();
+        let (above, name) = split.ok_or_else(|| {
+            Problem::conflict(what, "this is the tenant's own directory, which always exists")
+        })?;
+        let opened = open_directory(self.tree.as_fd(), &above).map_err(|e| problem(what, e))?;
+        Ok((opened, name))
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// `Conflict` if the name is taken, `NotFound` if the directory above does not exist.
+    pub fn make_directory(&self, path: &DataPath) -> Result<(), Problem> {
+        let what = self.what("make the directory", path);
+        let turn = lock(&self.changes);
+        let (above, name) = self.above(path, &what)?;
+        self.usage.take(0, 1)?;
+        let made = mkdirat(&above, name, Mode::RWXU);
+        if let Err(error) = made {
+            self.usage.give(0, 1);
+            return Err(problem(what, error));
+        }
+        drop(turn);
+        fsync(&above).map_err(|e| problem(what, e))
+    }
+
+    /// Makes the directories above a path that do not exist.
+    ///
+    /// # Errors
+    /// As [`Space::make_directory`], if one of them is a file.
+    pub fn make_directories_above(&self, path: &DataPath) -> Result<(), Problem> {
+        let Some((above, _)) = path.split() else { return Ok(()) };
+        if open_directory(self.tree.as_fd(), &above).is_ok() {
+            return Ok(());
+        }
+        self.make_directories_above(&above)?;
+        match self.make_directory(&above) {
+            // Another upload has made it.
+            Err(_) if open_directory(self.tree.as_fd(), &above).is_ok() => Ok(()),
+            made => made,
+        }
+    }
+
+    /// Deletes a file.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not exist, `Conflict` if it is a directory.
+    pub fn remove_file(&self, path: &DataPath) -> Result<(), Problem> {
+        let what = self.what("delete", path);
+        let fault = |e| problem(&what, e);
+        let turn = lock(&self.changes);
+        let (above, name) = self.above(path, &what)?;
+        let found = entry(above.as_fd(), name).map_err(fault)?;
+        let found = found.ok_or_else(|| missing(&what))?;
+        if found.is_directory() {
+            return Err(fault(Errno::ISDIR));
+        }
+        unlinkat(&above, name, AtFlags::empty()).map_err(fault)?;
+        self.usage.give(found.size_bytes, 1);
+        drop(turn);
+        fsync(&above).map_err(fault)
+    }
+
+    /// Deletes an empty directory.
+    ///
+    /// # Errors
+    /// `Conflict` if it is not empty or is a file.
+    pub fn remove_directory(&self, path: &DataPath) -> Result<(), Problem> {
+        let what = self.what("delete the directory", path);
+        let fault = |e| problem(&what, e);
+        let turn = lock(&self.changes);
+        let (above, name) = self.above(path, &what)?;
+        unlinkat(&above, name, AtFlags::REMOVEDIR).map_err(fault)?;
+        self.usage.give(0, 1);
+        drop(turn);
+        fsync(&above).map_err(fault)
+    }
+
+    /// Gives a file or a directory another name. With `replace`, a file takes the place of another file.
+    ///
+    /// # Errors
+    /// `Conflict` if the new name is taken.
+    pub fn rename(&self, from: &DataPath, to: &DataPath, replace: bool) -> Result<(), Problem> {
+        let what = format!("{} to {to}", self.what("rename", from));
+        let fault = |e| problem(&what, e);
+        let turn = lock(&self.changes);
+        let ((old_above, old), (new_above, new)) =
+            (self.above(from, &what)?, self.above(to, &what)?);
+        let moved = entry(old_above.as_fd(), old).map_err(fault)?;
+        let moved = moved.ok_or_else(|| missing(&what))?;
+        if from == to {
+            return Ok(());
+        }
+        if moved.is_directory() {
+            self.check_depth(from, to, &what)?;
+        }
+        let replaced = entry(new_above.as_fd(), new).map_err(fault)?;
+        match replaced {
+            Some(file) if replace && !moved.is_directory() && !file.is_directory() => {
+                renameat(&old_above, old, &new_above, new).map_err(fault)?;
+                self.usage.give(file.size_bytes, 1);
+            }
+            Some(_) => return Err(fault(Errno::EXIST)),
+            None => renameat_with(&old_above, old, &new_above, new, RenameFlags::NOREPLACE)
+                .map_err(fault)?,
+        }
+        drop(turn);
+        fsync(&new_above).and_then(|()| fsync(&old_above)).map_err(fault)
+    }
+
+    /// What is below a directory must still have paths of an allowed length afterwards.
+    fn check_depth(&self, from: &DataPath, to: &DataPath, what: &str) -> Result<(), Problem> {
+        if to.names().len() <= from.names().len() && to.length_bytes() <= from.length_bytes() {
+            return Ok(());
+        }
+        let opened = open_directory(self.tree.as_fd(), from);
+        let below = opened.and_then(|fd| count(fd.as_fd())).map_err(|e| problem(what, e))?;
+        PATH_NAMES.check(to.names().len() + below.names).map_err(|e| e.problem(what))?;
+        let longest = to.length_bytes() + 1 + below.path_bytes;
+        PATH_BYTES.check(longest).map_err(|e| e.problem(what)).map(drop)
+    }
+
+    /// Gives a part that is complete and on the disk its name in the tree.
+    pub(crate) fn publish(&self, part: &str, path: &DataPath) -> Result<(), Problem> {
+        let what = self.what("write", path);
+        let fault = |e| problem(&what, e);
+        let turn = lock(&self.changes);
+        let (above, name) = self.above(path, &what)?;
+        let replaced = entry(above.as_fd(), name).map_err(fault)?;
+        if replaced.as_ref().is_some_and(FileEntry::is_directory) {
+            return Err(fault(Errno::ISDIR));
+        }
+        renameat(&self.parts, part, &above, name).map_err(fault)?;
+        if let Some(file) = replaced {
+            self.usage.give(file.size_bytes, 1);
+        }
+        drop(turn);
+        fsync(&above).map_err(fault)
+    }
+}

@@ -1,0 +1,70 @@
+//! Quotas hold, also for uploads at the same time.
+
+use std::sync::Arc;
+
+use perigee_model::ProblemKind;
+use tempfile::tempdir;
+
+use super::{path, put, space};
+use crate::account::Quota;
+use crate::space::Space;
+use crate::upload::{Begin, Upload};
+
+fn used(space: &Space) -> (u64, u64, usize) {
+    let used = space.usage.used();
+    (used.bytes, used.files, used.uploads)
+}
+
+#[test]
+fn a_quota_counts_bytes_files_and_directories_and_gives_them_back() {
+    let dir = tempdir().expect("a directory");
+    let space = space(dir.path());
+    space.usage.set_quota(Quota { bytes: 100, files: 3 });
+    put(&space, "a", &[0; 60]).expect("it fits");
+    let problem = put(&space, "b", &[0; 41]).expect_err("101 bytes");
+    assert_eq!(problem.kind, ProblemKind::NoSpace);
+    assert!(problem.why.contains("100 B"), "the limit is named: {problem}");
+    assert_eq!(used(&space), (60, 1, 0), "what was refused takes nothing");
+    space.make_directory(&path("d")).expect("a directory");
+    put(&space, "d/c", &[0; 40]).expect("exactly full");
+    let problem = put(&space, "e", &[]).expect_err("a fourth file");
+    assert!(problem.why.contains('3'), "the limit is named: {problem}");
+    space.make_directory(&path("f")).expect_err("a fourth directory");
+    space.remove_file(&path("a")).expect("it is deleted");
+    assert_eq!(used(&space), (40, 2, 0));
+    put(&space, "e", &[0; 60]).expect("there is room again");
+    space.rename(&path("e"), &path("d/c"), true).expect("it replaces the other file");
+    assert_eq!(used(&space), (60, 2, 0));
+    drop(space);
+    let again = super::space(dir.path());
+    assert_eq!(used(&again), (60, 2, 0), "the same is counted when it is opened");
+}
+
+#[test]
+fn uploads_at_the_same_time_do_not_exceed_the_quota_together() {
+    let dir = tempdir().expect("a directory");
+    let space = space(dir.path());
+    space.usage.set_quota(Quota { bytes: 1000, files: 100 });
+    let threads: Vec<_> = (0..8)
+        .map(|number| {
+            let space = Arc::clone(&space);
+            std::thread::spawn(move || put(&space, &format!("f{number}"), &[1; 300]).is_ok())
+        })
+        .collect();
+    let stored = threads.into_iter().filter_map(|t| t.join().ok()).filter(|stored| *stored).count();
+    assert!((1..=3).contains(&stored), "{stored} files of 300 bytes in a quota of 1000");
+    assert_eq!(used(&space), (300 * stored as u64, stored as u64, 0));
+}
+
+#[test]
+fn an_upload_that_was_cut_counts_until_it_is_dropped() {
+    let dir = tempdir().expect("a directory");
+    let space = space(dir.path());
+    let mut upload = Upload::begin(&space, &path("a"), Begin::Empty).expect("an upload");
+    upload.write(0, &[0; 10]).expect("ten bytes");
+    drop(upload);
+    assert_eq!(used(&space), (10, 1, 1));
+    put(&space, "a", &[0; 5]).expect("a new upload replaces the old one");
+    assert_eq!(used(&space), (5, 1, 0));
+    assert_eq!(std::fs::read_dir(dir.path().join("parts")).expect("parts").count(), 0);
+}

@@ -1,0 +1,217 @@
+//! Files for the doors: the next piece is read, and the last one is hashed and written, while the network has another
+//! one. Each open file needs two pieces of memory, however long it is.
+
+use bytes::Bytes;
+use perigee_model::Problem;
+use perigee_model::data::FileEntry;
+use tokio::task::JoinHandle;
+
+use crate::reader::FileReader;
+use crate::upload::Upload;
+
+/// Larger pieces need more memory for each client and are not faster.
+const PIECE_BYTES: usize = 256 << 10;
+
+fn lost(error: tokio::task::JoinError) -> Problem {
+    Problem::internal("can't use the repository", error)
+}
+
+type Ahead = JoinHandle<(FileReader, u64, Result<Bytes, Problem>)>;
+
+/// A file that is read.
+#[derive(Debug)]
+pub struct Reading {
+    entry: FileEntry,
+    /// `None` while a piece is read ahead.
+    reader: Option<FileReader>,
+    ahead: Option<Ahead>,
+    /// The last piece, and its offset.
+    piece: (u64, Bytes),
+}
+
+impl Reading {
+    pub(crate) fn new(reader: FileReader) -> Self {
+        let entry = reader.entry().clone();
+        Self { entry, reader: Some(reader), ahead: None, piece: (0, Bytes::new()) }
+    }
+
+    /// What is read.
+    pub fn entry(&self) -> &FileEntry {
+        &self.entry
+    }
+
+    /// Reads at most `max` bytes; none at the end of the file.
+    ///
+    /// # Errors
+    /// If the disk fails, or the content is not what was written.
+    pub async fn read(&mut self, offset: u64, max: usize) -> Result<Bytes, Problem> {
+        if offset >= self.entry.size_bytes {
+            return Ok(Bytes::new());
+        }
+        if self.in_piece(offset).is_none() {
+            self.fetch(offset).await?;
+        }
+        let from = self.in_piece(offset).unwrap_or(self.piece.1.len());
+        let until = from.saturating_add(max).min(self.piece.1.len());
+        Ok(self.piece.1.slice(from..until))
+    }
+
+    fn in_piece(&self, offset: u64) -> Option<usize> {
+        let within = usize::try_from(offset.checked_sub(self.piece.0)?).ok()?;
+        (within < self.piece.1.len()).then_some(within)
+    }
+
+    async fn fetch(&mut self, offset: u64) -> Result<(), Problem> {
+        let mut found = None;
+        if let Some(ahead) = self.ahead.take() {
+            let (reader, at, piece) = ahead.await.map_err(lost)?;
+            self.reader = Some(reader);
+            found = (at == offset).then_some(piece);
+        }
+        if found.is_none() {
+            self.start(offset);
+            let Some(ahead) = self.ahead.take() else {
+                return Err(Problem::internal("can't read a file", "it is closed"));
+            };
+            let (reader, _, piece) = ahead.await.map_err(lost)?;
+            self.reader = Some(reader);
+            found = Some(piece);
+        }
+        self.piece = (offset, found.unwrap_or_else(|| Ok(Bytes::new()))?);
+        let next = offset + self.piece.1.len() as u64;
+        if next < self.entry.size_bytes {
+            self.start(next);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, offset: u64) {
+        if let Some(mut reader) = self.reader.take() {
+            self.ahead = Some(tokio::task::spawn_blocking(move || {
+                let piece = reader.read(offset, PIECE_BYTES);
+                (reader, offset, piece)
+            }));
+        }
+    }
+}
+
+/// A file that is written.
+#[derive(Debug)]
+pub struct Writing {
+    /// `None` while a piece is written.
+    upload: Option<Upload>,
+    busy: Option<JoinHandle<(Upload, Result<(), Problem>)>>,
+    /// What is not written yet, and its offset.
+    offset: u64,
+    piece: Vec<u8>,
+    length: u64,
+    failed: Option<Problem>,
+}
+
+impl Writing {
+    pub(crate) fn new(upload: Upload) -> Self {
+        let length = upload.length();
+        let (upload, piece) = (Some(upload), Vec::new());
+        Self { upload, busy: None, offset: length, piece, length, failed: None }
+    }
+
+    /// How long the file is, with what is still to be written.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Takes bytes for an offset. A failure may show at the next call.
+    ///
+    /// # Errors
+    /// `NoSpace` if the quota or the disk has no room for them.
+    pub async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Problem> {
+        if offset != self.offset.saturating_add(self.piece.len() as u64) {
+            self.hand_over().await?;
+            self.offset = offset;
+        }
+        self.piece.extend_from_slice(bytes);
+        self.length = self.length.max(offset.saturating_add(bytes.len() as u64));
+        if self.piece.len() >= PIECE_BYTES {
+            self.hand_over().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the last piece, and begins to write the next one.
+    async fn hand_over(&mut self) -> Result<(), Problem> {
+        self.settle().await?;
+        if self.piece.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::take(&mut self.piece);
+        let offset = self.offset;
+        self.offset = offset.saturating_add(piece.len() as u64);
+        let mut upload = self.take_upload()?;
+        self.busy = Some(tokio::task::spawn_blocking(move || {
+            let written = upload.write(offset, &piece);
+            (upload, written)
+        }));
+        Ok(())
+    }
+
+    async fn settle(&mut self) -> Result<(), Problem> {
+        if let Some(problem) = &self.failed {
+            return Err(problem.clone());
+        }
+        if let Some(busy) = self.busy.take() {
+            let (upload, written) = busy.await.map_err(lost)?;
+            self.upload = Some(upload);
+            self.failed = written.as_ref().err().cloned();
+            return written;
+        }
+        Ok(())
+    }
+
+    fn take_upload(&mut self) -> Result<Upload, Problem> {
+        let closed = || Problem::conflict("can't write a file", "it is closed already");
+        self.upload.take().ok_or_else(closed)
+    }
+
+    /// Cuts or extends the file.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub async fn set_length(&mut self, length: u64) -> Result<(), Problem> {
+        self.hand_over().await?;
+        self.settle().await?;
+        let mut upload = self.take_upload()?;
+        let set = tokio::task::spawn_blocking(move || {
+            let set = upload.set_length(length);
+            (upload, set)
+        });
+        let (upload, set) = set.await.map_err(lost)?;
+        self.upload = Some(upload);
+        (self.length, self.offset) = (length, length);
+        set
+    }
+
+    /// The file is complete: it gets its name.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not have the SHA-256 that is expected.
+    pub async fn commit(mut self, expected: Option<String>) -> Result<FileEntry, Problem> {
+        self.hand_over().await?;
+        self.settle().await?;
+        let upload = self.take_upload()?;
+        let committed = tokio::task::spawn_blocking(move || upload.commit(expected.as_deref()));
+        committed.await.map_err(lost)?
+    }
+
+    /// The client goes away: what has arrived is kept, so that the upload can be continued.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub async fn leave(mut self) -> Result<u64, Problem> {
+        self.hand_over().await?;
+        self.settle().await?;
+        let upload = self.take_upload()?;
+        let length = upload.length();
+        tokio::task::spawn_blocking(move || drop(upload)).await.map_err(lost)?;
+        Ok(length)
+    }
+}

@@ -1,0 +1,388 @@
+//! Writing a file: whole or not there.
+//!
+//! 1. The bytes go into a part, a file in `parts/`, and are hashed while they arrive.
+//! 2. The hash becomes an extended attribute of the part, and the part is synced: content and hash are on the disk.
+//! 3. The part is renamed to its name in the tree.
+//! 4. The directory is synced, and only then the client has its answer.
+//!
+//! After a crash before 3 the name has what it had before, and after it the new content with its hash. A part without a
+//! name is removed when the repository is opened. If its bytes came in order it is kept instead, for a day and until
+//! the host boots again: the upload can be continued where it was cut.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use perigee_model::Problem;
+use perigee_model::data::FileEntry;
+use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags, fremovexattr, fsetxattr, openat, unlinkat};
+use sha2::{Digest, Sha256};
+
+use crate::errors::{missing, problem};
+use crate::listing::{SHA256, entry_of, errno};
+use crate::path::DataPath;
+use crate::space::{Space, TARGET};
+
+/// How much is read at once to hash it.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// The disk's free space is checked each time a file has grown by this much.
+const LOOK_EVERY_BYTES: u64 = 16 << 20;
+
+/// A file that has no name in the tree yet, and the room that it takes of the quota.
+#[derive(Debug)]
+pub struct Part {
+    space: Arc<Space>,
+    path: DataPath,
+    pub file: File,
+    name: String,
+    reserved_bytes: u64,
+    /// It has a name in the tree, or is kept as an unfinished upload.
+    is_settled: bool,
+}
+
+impl Part {
+    pub fn new(space: &Arc<Space>, path: &DataPath) -> Result<Self, Problem> {
+        if path.is_root() {
+            return Err(Problem::conflict(space.what("write", path), "it is a directory"));
+        }
+        space.drop_old_unfinished();
+        space.check_room(path)?;
+        space.usage.take_upload()?;
+        let name = uuid::Uuid::new_v4().to_string();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let made = space.usage.take(0, 1).and_then(|()| {
+            let made = openat(&space.parts, &name, flags, Mode::RUSR | Mode::WUSR);
+            made.map_err(|e| {
+                space.usage.give(0, 1);
+                problem(space.what("write", path), e)
+            })
+        });
+        match made {
+            Ok(fd) => Ok(Self {
+                space: Arc::clone(space),
+                path: path.clone(),
+                file: fd.into(),
+                name,
+                reserved_bytes: 0,
+                is_settled: false,
+            }),
+            Err(problem) => {
+                space.usage.give_upload();
+                Err(problem)
+            }
+        }
+    }
+
+    /// What there is of an upload that was cut.
+    fn continued(space: &Arc<Space>, path: &DataPath) -> Result<Option<(Self, u64)>, Problem> {
+        let Some(unfinished) = space.take_unfinished(path) else { return Ok(None) };
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&space.parts, &unfinished.part, flags, Mode::empty()) {
+            Ok(fd) => {
+                let part = Self {
+                    space: Arc::clone(space),
+                    path: path.clone(),
+                    file: fd.into(),
+                    name: unfinished.part,
+                    reserved_bytes: unfinished.length,
+                    is_settled: false,
+                };
+                Ok(Some((part, unfinished.length)))
+            }
+            Err(error) => {
+                space.drop_unfinished(&unfinished);
+                Err(problem(space.what("continue the upload of", path), error))
+            }
+        }
+    }
+
+    /// Takes room until the file may have this length.
+    pub fn reserve(&mut self, length: u64) -> Result<(), Problem> {
+        let more = length.saturating_sub(self.reserved_bytes);
+        if more > 0 {
+            self.space.usage.take(more, 0)?;
+            self.reserved_bytes = length;
+        }
+        Ok(())
+    }
+
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Problem> {
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(|e| problem(self.space.what("write", &self.path), errno(e)))?;
+        let end = offset + bytes.len() as u64;
+        if offset / LOOK_EVERY_BYTES != end / LOOK_EVERY_BYTES {
+            self.space.check_room(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// Hashes what the file has between two offsets.
+    pub fn hash(&self, hasher: &mut Sha256, from: u64, until: u64) -> Result<(), Problem> {
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut at = from;
+        while at < until {
+            let length = usize::try_from(until - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            let read = self.file.read_exact_at(&mut piece[..length], at);
+            read.map_err(|e| problem(self.space.what("read again", &self.path), errno(e)))?;
+            hasher.update(&piece[..length]);
+            at += length as u64;
+        }
+        Ok(())
+    }
+
+    /// Puts content and hash on the disk, and gives the file its name.
+    ///
+    /// # Errors
+    /// `Invalid` if the client expects another hash. The file does not get its name then.
+    pub fn publish(mut self, sha256: &str, expected: Option<&str>) -> Result<FileEntry, Problem> {
+        let what = self.space.what("write", &self.path);
+        if let Some(expected) = expected.filter(|expected| *expected != sha256) {
+            let why = format!("what arrived has the SHA-256 {sha256}, and not {expected}");
+            return Err(Problem::invalid(what, why).next("send the file again"));
+        }
+        let fault = |e| problem(&what, e);
+        fsetxattr(&self.file, SHA256, sha256.as_bytes(), XattrFlags::empty()).map_err(fault)?;
+        self.file.sync_all().map_err(|e| fault(errno(e)))?;
+        self.space.publish(&self.name, &self.path)?;
+        self.is_settled = true;
+        // The part may have reserved more than the file has in the end.
+        let name = self.path.names().last().map_or("", String::as_str);
+        let entry = entry_of(&self.file, name).map_err(fault)?.ok_or_else(|| missing(&what))?;
+        self.space.usage.give(self.reserved_bytes.saturating_sub(entry.size_bytes), 0);
+        self.space.usage.give_upload();
+        // It is no unfinished upload any more. If this fails, the attribute says nothing that anyone asks for.
+        let _ = fremovexattr(&self.file, TARGET);
+        Ok(entry)
+    }
+
+    /// Remembers for whoever continues the upload, also after a kill of the server, which file this is to be.
+    fn mark_resumable(&self) -> bool {
+        let target = format!("{}\n{}", self.space.boot_id, self.path);
+        fsetxattr(&self.file, TARGET, target.as_bytes(), XattrFlags::empty()).is_ok()
+    }
+
+    fn keep(mut self, length: u64) {
+        self.is_settled = true;
+        self.space.usage.give(self.reserved_bytes.saturating_sub(length), 0);
+        self.space.keep_unfinished(self.path.clone(), self.name.clone(), length);
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if self.is_settled {
+            return;
+        }
+        match unlinkat(self.space.parts.as_fd(), &self.name, AtFlags::empty()) {
+            Ok(()) => self.space.usage.give(self.reserved_bytes, 1),
+            // It takes its room until the server starts again, or has its name and only its directory was not synced.
+            Err(error) => tracing::warn!(%error, "can't remove an unfinished upload"),
+        }
+        self.space.usage.give_upload();
+    }
+}
+
+/// How an upload begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// With nothing.
+    Empty,
+    /// With what there is of an upload that was cut: this many bytes of it.
+    Continue(u64),
+    /// With the file's content. If there is no file: with what there is of an upload that was cut.
+    Present,
+}
+
+/// A file while it is written. When it is dropped before [`Upload::commit`], it can be continued if its bytes came in
+/// order.
+#[derive(Debug)]
+pub struct Upload {
+    /// `None` after the commit.
+    part: Option<Part>,
+    length: u64,
+    hasher: Sha256,
+    /// How many bytes from the beginning are hashed.
+    hashed: u64,
+    is_resumable: bool,
+}
+
+impl Upload {
+    /// Begins to write a file.
+    ///
+    /// # Errors
+    /// `Conflict` if it is to continue where the upload was not cut.
+    pub fn begin(space: &Arc<Space>, path: &DataPath, how: Begin) -> Result<Self, Problem> {
+        match how {
+            Begin::Empty | Begin::Continue(0) => Self::empty(space, path),
+            Begin::Continue(at) => Self::continued(space, path, at),
+            Begin::Present => match space.read(path) {
+                Ok(reader) => {
+                    let mut upload = Self::new(Part::new(space, path)?, false);
+                    let size_bytes = reader.entry().size_bytes;
+                    upload.copy_from(reader, size_bytes)?;
+                    Ok(upload)
+                }
+                Err(_) => match space.unfinished_bytes(path) {
+                    Some(at) if at > 0 => Self::continued(space, path, at),
+                    _ => Self::empty(space, path),
+                },
+            },
+        }
+    }
+
+    fn new(part: Part, is_resumable: bool) -> Self {
+        Self { part: Some(part), length: 0, hasher: Sha256::new(), hashed: 0, is_resumable }
+    }
+
+    fn empty(space: &Arc<Space>, path: &DataPath) -> Result<Self, Problem> {
+        let old = space.take_unfinished(path);
+        old.into_iter().for_each(|old| space.drop_unfinished(&old));
+        let part = Part::new(space, path)?;
+        let is_resumable = part.mark_resumable();
+        Ok(Self::new(part, is_resumable))
+    }
+
+    fn continued(space: &Arc<Space>, path: &DataPath, at: u64) -> Result<Self, Problem> {
+        let there = space.unfinished_bytes(path).unwrap_or(0);
+        let refused = |why| {
+            Problem::conflict(space.what("continue the upload of", path), why)
+                .next(format!("continue at {there}"))
+        };
+        if at > there {
+            return Err(refused(format!("{there} bytes of it have arrived, and not {at}")));
+        }
+        let Some((part, length)) = Part::continued(space, path)? else {
+            return Err(refused("another client continues it".to_owned()));
+        };
+        let mut upload = Self::new(part, true);
+        upload.length = length;
+        upload.set_length(at)?;
+        upload.hash_until(at)?;
+        Ok(upload)
+    }
+
+    fn part(&mut self) -> Result<&mut Part, Problem> {
+        self.part.as_mut().ok_or_else(|| Problem::conflict("can't write a file", "it is closed"))
+    }
+
+    /// How many bytes the file has so far.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Copies what is there of another file.
+    pub fn copy_from(
+        &mut self,
+        mut reader: crate::reader::FileReader,
+        size_bytes: u64,
+    ) -> Result<(), Problem> {
+        while self.length < size_bytes {
+            let piece = reader.read(self.length, PIECE_BYTES)?;
+            if piece.is_empty() {
+                break;
+            }
+            self.write(self.length, &piece)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes at an offset.
+    ///
+    /// # Errors
+    /// `NoSpace` if the quota or the disk has no room for them.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Problem> {
+        let end = offset
+            .checked_add(bytes.len() as u64)
+            .filter(|end| i64::try_from(*end).is_ok())
+            .ok_or_else(|| Problem::invalid("can't write a file", "the offset is too large"))?;
+        if offset != self.length {
+            self.out_of_order();
+        }
+        self.part()?.reserve(end)?;
+        self.part()?.write(offset, bytes)?;
+        if offset == self.hashed {
+            self.hasher.update(bytes);
+            self.hashed = end;
+        } else if offset < self.hashed {
+            self.hash_anew();
+        }
+        self.length = self.length.max(end);
+        Ok(())
+    }
+
+    /// Cuts or extends the file.
+    ///
+    /// # Errors
+    /// As [`Upload::write`].
+    pub fn set_length(&mut self, length: u64) -> Result<(), Problem> {
+        if length == self.length {
+            return Ok(());
+        }
+        if length > self.length {
+            self.out_of_order();
+        }
+        self.part()?.reserve(length)?;
+        let part = self.part()?;
+        let set = part.file.set_len(length);
+        set.map_err(|e| problem(part.space.what("write", &part.path), errno(e)))?;
+        self.length = length;
+        if length < self.hashed {
+            self.hash_anew();
+        }
+        Ok(())
+    }
+
+    /// What was hashed is not what the file has any more.
+    fn hash_anew(&mut self) {
+        (self.hasher, self.hashed) = (Sha256::new(), 0);
+    }
+
+    fn hash_until(&mut self, end: u64) -> Result<(), Problem> {
+        if let Some(part) = &self.part {
+            part.hash(&mut self.hasher, self.hashed, end)?;
+        }
+        self.hashed = end;
+        Ok(())
+    }
+
+    /// Nobody could say where to continue.
+    fn out_of_order(&mut self) {
+        if std::mem::take(&mut self.is_resumable)
+            && let Some(part) = &self.part
+        {
+            let _ = fremovexattr(&part.file, TARGET);
+        }
+    }
+
+    /// The file is complete: it gets its name.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not have the SHA-256 that is expected; then it is dropped.
+    pub fn commit(mut self, expected: Option<&str>) -> Result<FileEntry, Problem> {
+        self.hash_until(self.length)?;
+        self.is_resumable = false;
+        let sha256 = hex(&std::mem::take(&mut self.hasher).finalize());
+        let part = self.part.take();
+        let part =
+            part.ok_or_else(|| Problem::conflict("can't write a file", "it is closed already"))?;
+        part.publish(&sha256, expected)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take()
+            && self.is_resumable
+            && self.length > 0
+        {
+            part.keep(self.length);
+        }
+    }
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

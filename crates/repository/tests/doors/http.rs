@@ -1,0 +1,190 @@
+//! The HTTP door with curl, and the WebDAV door with cadaver and curl.
+
+use crate::server::{Server, content, path, run, text};
+
+struct Curl<'a> {
+    server: &'a Server,
+    token: &'a str,
+}
+
+impl Curl<'_> {
+    /// What curl shows, and the status of the answer.
+    async fn ask(&self, arguments: &[&str], url: &str) -> (u16, String) {
+        let url = format!("{}{url}", self.server.http);
+        let token = format!("Authorization: Bearer {}", self.token);
+        let mut all = vec!["-sS", "-w", "\n%{http_code}", "-H", &token];
+        all.extend_from_slice(arguments);
+        all.push(&url);
+        let output = run("curl", &all, "").await;
+        let shown = text(&output.stdout);
+        let (body, status) = shown.rsplit_once('\n').expect("a status");
+        (status.parse().expect("a number"), body.to_owned())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curl_uploads_reads_ranges_lists_renames_and_deletes() {
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let sent = content(300_000);
+    let file = server.file("sent", &sent);
+    let (status, entry) = curl.ask(&["-T", path(&file)], "/v1/data/a/in/sub%20dir/f").await;
+    assert_eq!(status, 201, "{entry}");
+    assert_eq!(std::fs::read(server.stored("a", "in/sub dir/f")).expect("it is stored"), sent);
+    let to = server.dir.path().join("got");
+    let (status, _) = curl.ask(&["-o", path(&to)], "/v1/data/~/in/sub%20dir/f").await;
+    assert_eq!((status, std::fs::read(&to).expect("it came")), (200, sent.clone()));
+    let (status, _) =
+        curl.ask(&["-r", "1000-1999", "-o", path(&to)], "/v1/data/a/in/sub%20dir/f").await;
+    assert_eq!((status, std::fs::read(&to).expect("it came")), (206, sent[1000..2000].to_vec()));
+    let (_, head) = curl.ask(&["-I"], "/v1/data/a/in/sub%20dir/f").await;
+    let sha256 = serde_json::from_str::<serde_json::Value>(&entry).expect("JSON")["sha256"].clone();
+    let etag = format!("etag: \"{}\"", sha256.as_str().expect("a hash"));
+    assert!(head.contains(&etag) && head.contains("content-length: 300000"), "{head}");
+    let known = format!("If-None-Match: \"{}\"", sha256.as_str().expect("a hash"));
+    assert_eq!(curl.ask(&["-H", &known], "/v1/data/a/in/sub%20dir/f").await.0, 304);
+    let (_, list) = curl.ask(&[], "/v1/data/a/in").await;
+    assert!(list.contains("\"sub dir\"") && list.contains("\"directory\""), "{list}");
+    let (status, _) = curl.ask(&["-X", "POST"], "/v1/data/a/in/sub%20dir/f?rename=in/g").await;
+    assert_eq!(status, 200);
+    assert_eq!(curl.ask(&["-X", "DELETE"], "/v1/data/a/in/sub%20dir").await.0, 200);
+    assert_eq!(curl.ask(&["-X", "DELETE"], "/v1/data/a/in/g").await.0, 200);
+    let (status, problem) = curl.ask(&[], "/v1/data/a/in/g").await;
+    assert_eq!(status, 404, "{problem}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curl_goes_on_with_an_upload_that_was_cut() {
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let sent = content(400_000);
+    let file = server.file("sent", &sent);
+    let beginning = server.file("beginning", &sent[..150_000]);
+    let part = ["-H", "Content-Range: bytes 0-149999/400000", "-T", path(&beginning)];
+    let (status, _) = curl.ask(&part, "/v1/data/a/f").await;
+    assert_eq!(status, 202, "it is not complete");
+    assert_eq!(curl.ask(&[], "/v1/data/a/f").await.0, 404, "it has no name yet");
+    let (_, head) = curl.ask(&["-I"], "/v1/data/a/f").await;
+    assert!(head.contains("upload-offset: 150000"), "{head}");
+    let (status, problem) = curl.ask(&["-C", "160000", "-T", path(&file)], "/v1/data/a/f").await;
+    assert_eq!(status, 409, "{problem}");
+    let (status, entry) = curl.ask(&["-C", "150000", "-T", path(&file)], "/v1/data/a/f").await;
+    assert_eq!(status, 201, "{entry}");
+    assert_eq!(std::fs::read(server.stored("a", "f")).expect("it is stored"), sent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_connection_breaks_leaves_no_file() {
+    use tokio::io::AsyncWriteExt;
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let address = server.http.strip_prefix("http://").expect("an address");
+    let mut client = tokio::net::TcpStream::connect(address).await.expect("a connection");
+    let head = "PUT /v1/data/a/f HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer token-of-a\r\nContent-Length: 1000000\r\n\r\n";
+    client.write_all(head.as_bytes()).await.expect("headers");
+    client.write_all(&content(600_000)).await.expect("a part");
+    drop(client);
+    let until = std::time::Instant::now() + crate::server::PATIENCE;
+    let offset = loop {
+        let (_, head) = curl.ask(&["-I"], "/v1/data/a/f").await;
+        if let Some((_, offset)) = head.split_once("upload-offset: ") {
+            break offset.lines().next().expect("a line").trim().parse::<u64>().expect("a number");
+        }
+        assert!(std::time::Instant::now() < until, "what has arrived is kept: {head}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    assert!(offset <= 600_000, "{offset}");
+    assert!(!server.stored("a", "f").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_leads_out_and_what_is_anothers_is_not_there() {
+    let server = Server::start().await;
+    let file = server.file("sent", b"secret");
+    let a = Curl { server: &server, token: "token-of-a" };
+    assert_eq!(a.ask(&["-T", path(&file)], "/v1/data/a/f").await.0, 201);
+    let b = Curl { server: &server, token: "token-of-b" };
+    let (status, theirs) = b.ask(&[], "/v1/data/a/f").await;
+    let (same, nobodys) = b.ask(&[], "/v1/data/c/f").await;
+    assert_eq!((status, same), (404, 404));
+    assert_eq!(theirs.replace("//a/", "//c/"), nobodys);
+    for url in [
+        "/v1/data/b/../a/f",
+        "/v1/data/b/%2e%2e/a/f",
+        "/v1/data/b/..%2fa%2ff",
+        "/v1/data/b/x%00",
+        "/v1/data/b/%ff",
+        "/dav/b/../a/f",
+        "/dav/b/%2e%2e/a/f",
+        "/dav/b/%2e%2e%2fa/f",
+    ] {
+        for how in [&["--path-as-is"][..], &["--path-as-is", "-T", path(&file)]] {
+            let (status, answer) = b.ask(how, url).await;
+            assert!((400..500).contains(&status), "{url}: {status} {answer}");
+            assert!(!answer.contains("secret"), "{url}");
+        }
+    }
+    assert_eq!(std::fs::read(server.stored("a", "f")).expect("it is there"), b"secret");
+    assert_eq!(b.ask(&["-X", "PUT"], "/v1/data/a/f?share=b").await.0, 404);
+    assert_eq!(a.ask(&["-X", "PUT"], "/v1/data/a/f?share=b").await.0, 200);
+    assert_eq!(b.ask(&[], "/v1/data/a/f").await, (200, "secret".to_owned()));
+    assert_eq!(b.ask(&["-T", path(&file)], "/v1/data/a/f").await.0, 403);
+    let nobody = Curl { server: &server, token: "wrong" };
+    assert_eq!(nobody.ask(&[], "/v1/data/a/f").await.0, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_in_any_order_become_one_file_that_is_checked() {
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let sent = content(90_000);
+    let file = server.file("sent", &sent);
+    let hashed = run("sha256sum", &[path(&file)], "").await;
+    let sha256 = text(&hashed.stdout).split(' ').next().expect("a hash").to_owned();
+    let begin = format!("{{\"size_bytes\": 90000, \"sha256\": \"{sha256}\"}}");
+    let (status, state) = curl.ask(&["-d", &begin], "/v1/data/a/f?upload").await;
+    assert_eq!(status, 200, "{state}");
+    let state: serde_json::Value = serde_json::from_str(&state).expect("JSON");
+    let url = format!("/v1/data/a/f?upload={}", state["upload"].as_str().expect("an id"));
+    for (from, until) in [(60_000, 90_000), (0, 30_000)] {
+        let part = server.file("part", &sent[from..until]);
+        let range = format!("Content-Range: bytes {from}-{}/90000", until - 1);
+        assert_eq!(curl.ask(&["-H", &range, "-T", path(&part)], &url).await.0, 200);
+    }
+    assert_eq!(curl.ask(&["-X", "POST"], &url).await.0, 409, "a part is missing");
+    let (_, again) = curl.ask(&["-d", &begin], "/v1/data/a/f?upload").await;
+    let again: serde_json::Value = serde_json::from_str(&again).expect("JSON");
+    assert_eq!(again["upload"], state["upload"], "the same upload goes on");
+    assert_eq!(again["parts"], serde_json::json!([[0, 30_000], [60_000, 90_000]]));
+    let part = server.file("part", &sent[30_000..60_000]);
+    let range = "Content-Range: bytes 30000-59999/90000";
+    assert_eq!(curl.ask(&["-H", range, "-T", path(&part)], &url).await.0, 200);
+    assert_eq!(curl.ask(&["-X", "POST"], &url).await.0, 200);
+    assert_eq!(std::fs::read(server.stored("a", "f")).expect("it is stored"), sent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn webdav_lists_writes_moves_copies_and_deletes() {
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let sent = content(200_000);
+    let file = server.file("sent", &sent);
+    assert_eq!(curl.ask(&["-X", "MKCOL"], "/dav/a/dir").await.0, 201);
+    assert_eq!(curl.ask(&["-T", path(&file)], "/dav/a/dir/f").await.0, 201);
+    assert_eq!(curl.ask(&["-T", path(&file)], "/dav/a/nowhere/f").await.0, 409);
+    let (status, list) = curl.ask(&["-X", "PROPFIND", "-H", "Depth: 1"], "/dav/a/dir/").await;
+    assert_eq!(status, 207, "{list}");
+    assert!(list.contains("/dav/a/dir/f") && list.contains("200000"), "{list}");
+    let (status, _) = curl.ask(&["-X", "PROPFIND", "-H", "Depth: infinity"], "/dav/a/").await;
+    assert_eq!(status, 403, "a list of a whole tree has no limit");
+    let to = format!("Destination: {}/dav/a/dir/g", server.http);
+    assert_eq!(curl.ask(&["-X", "COPY", "-H", &to], "/dav/a/dir/f").await.0, 201);
+    let to = format!("Destination: {}/dav/a/h", server.http);
+    assert_eq!(curl.ask(&["-X", "MOVE", "-H", &to], "/dav/a/dir/g").await.0, 201);
+    assert_eq!(std::fs::read(server.stored("a", "h")).expect("it is stored"), sent);
+    let (status, part) = curl.ask(&["-r", "0-9"], "/dav/a/h").await;
+    assert_eq!((status, part.is_empty()), (206, false));
+    assert_eq!(curl.ask(&["-X", "DELETE"], "/dav/a/dir").await.0, 204);
+    assert!(!server.stored("a", "dir").exists());
+    assert_eq!(curl.ask(&[], "/dav/b/h").await.0, 404);
+}

@@ -1,0 +1,129 @@
+//! A repository with two tenants behind all its doors, and clients for it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::Request;
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
+use perigee_http::{Failure, Listen, Network, unused_port};
+use perigee_model::Problem;
+use perigee_repository::{Account, Quota, Repository};
+use tempfile::TempDir;
+
+/// Something that a client waits for takes as long as the machine needs.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+pub fn account(tenant: &str) -> Account {
+    Account {
+        tenant: tenant.parse().expect("a name"),
+        user: format!("{tenant}/tester"),
+        may_write: true,
+        is_admin: false,
+        quota: Quota { bytes: 1 << 30, files: 1000 },
+    }
+}
+
+/// The token of a user is `token-of-TENANT`.
+fn by_token() -> BTreeMap<String, Account> {
+    ["a", "b"].map(|tenant| (format!("token-of-{tenant}"), account(tenant))).into()
+}
+
+/// A server in this process. It ends with the runtime of the test.
+pub struct Server {
+    pub dir: TempDir,
+    pub http: String,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let repository = Repository::open(&dir.path().join("data")).expect("a repository");
+        let address = format!("127.0.0.1:{}", unused_port());
+        let router = perigee_repository::router(Arc::clone(&repository)).layer(from_fn(admit));
+        let listen = Listen::Tcp(address.clone());
+        tokio::spawn(async move {
+            perigee_http::serve(router, &[listen], &Network::Plain).await.expect("it serves");
+        });
+        wait_for(&address).await;
+        Self { dir, http: format!("http://{address}") }
+    }
+
+    pub fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        path
+    }
+
+    /// A file in a tenant's tree, as it is on the disk.
+    pub fn stored(&self, tenant: &str, path: &str) -> PathBuf {
+        self.dir.path().join("data/tenants").join(tenant).join("tree").join(path)
+    }
+}
+
+async fn wait_for(address: &str) {
+    let until = Instant::now() + PATIENCE;
+    while tokio::net::TcpStream::connect(address).await.is_err() {
+        assert!(Instant::now() < until, "nobody listens on {address}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn admit(mut request: Request, next: Next) -> axum::response::Response {
+    let text = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = text.and_then(|text| text.strip_prefix("Bearer ")).map(str::to_owned);
+    match token.and_then(|token| by_token().remove(&token)) {
+        Some(account) => {
+            request.extensions_mut().insert(account);
+            next.run(request).await
+        }
+        None => Failure(Problem::forbidden("can't answer", "no token")).into_response(),
+    }
+}
+
+/// Runs a program in a thread of its own. Its output is shown if a test fails.
+pub async fn run(program: &str, arguments: &[&str], input: &str) -> Output {
+    let (program, input) = (program.to_owned(), input.to_owned());
+    let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+    let ran = tokio::task::spawn_blocking(move || {
+        let mut child = Command::new(&program)
+            .args(&arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .env("HOME", "/nonexistent")
+            .spawn()
+            .unwrap_or_else(|e| panic!("{program}: {e}; `make setup` installs it"));
+        let mut stdin = child.stdin.take().expect("it has one");
+        std::io::Write::write_all(&mut stdin, input.as_bytes()).expect("it reads");
+        drop(stdin);
+        child.wait_with_output().expect("it ends")
+    });
+    let output = ran.await.expect("a thread");
+    eprintln!("{}{}", text(&output.stdout), text(&output.stderr));
+    output
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn path(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Bytes that do not repeat soon.
+pub fn content(length: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
