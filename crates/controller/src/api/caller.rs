@@ -70,20 +70,9 @@ impl Caller {
     /// The full name of a thing that is to be made.
     pub fn new_name<N: Owned>(&self, cluster: &Cluster, written: &N) -> Result<N, Problem> {
         let full: N = new_name(self.meant(written.full()))?;
-        self.makes(cluster, full.full())?;
+        check_tenant(cluster, full.full())?;
+        self.did(full.full());
         Ok(full)
-    }
-
-    /// Notes for the audit log what is made.
-    fn makes(&self, cluster: &Cluster, full: &str) -> Result<(), Problem> {
-        let tenant = tenant_of(full);
-        if !cluster.accounts.has_tenant(tenant) {
-            let what = format!("can't use the name {full}");
-            return Err(Problem::invalid(what, format!("there is no tenant {tenant}"))
-                .next("`perigee tenant list` shows the tenants"));
-        }
-        self.did(full);
-        Ok(())
     }
 
     /// Notes the full name of what was made for the audit log.
@@ -145,7 +134,7 @@ impl Caller {
             // The same words as for all other names.
             new_name::<JobId>(name.clone())?;
         }
-        self.makes(cluster, &name)?;
+        check_tenant(cluster, &name)?;
         let image = self.image(cluster, &spec.image).await?;
         let mut volumes = spec.volumes;
         for volume in &mut volumes {
@@ -189,6 +178,17 @@ impl Caller {
         }
         Err(crate::accounts::unknown_tenant(tenant))
     }
+}
+
+/// Whether the tenant exists whose thing is to have this full name.
+fn check_tenant(cluster: &Cluster, full: &str) -> Result<(), Problem> {
+    let tenant = tenant_of(full);
+    if cluster.accounts.has_tenant(tenant) {
+        return Ok(());
+    }
+    let what = format!("can't use the name {full}");
+    Err(Problem::invalid(what, format!("there is no tenant {tenant}"))
+        .next("`perigee tenant list` shows the tenants"))
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {

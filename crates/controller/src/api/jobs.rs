@@ -43,7 +43,10 @@ pub async fn submit(
     Json(spec): Json<JobSpec>,
 ) -> Reply<Job> {
     let spec = caller.job(&cluster, spec).await?;
-    json(jobs::submit(&cluster, spec).await?)
+    let name = spec.name.clone();
+    let submitted = jobs::submit(&cluster, spec).await;
+    caller.did(submitted.as_ref().map_or(&name, |job| job.id.as_str()));
+    json(submitted?)
 }
 
 /// All jobs, the oldest first.

@@ -355,6 +355,8 @@ async fn the_audit_log_says_who_asked_for_what_and_shows_no_secret() {
         tenants.amy.post("/v1/volumes", &new_volume("data", 1 << 20)).await.expect("a volume");
     is_kind(tenants.amy.get::<Vec<Tenant>>("/v1/tenants").await, ProblemKind::Forbidden);
     let token = make_token(&tenants.admin, "acme/amy").await;
+    tenants.share_debian().await;
+    let _: Job = tenants.amy.post("/v1/jobs", &small("q")).await.expect("a job");
     let log = async |user: &Client, tenant: &str| {
         user.get::<Vec<AuditEntry>>(&format!("/v1/audit?tenant={tenant}")).await
     };
@@ -367,6 +369,7 @@ async fn the_audit_log_says_who_asked_for_what_and_shows_no_secret() {
     wait_for("the entries", async || {
         let own = log(&tenants.ann, "acme").await.expect("an operator sees it");
         let all = has(&own, "acme/amy", "POST /v1/volumes", "acme~data", 200)
+            && has(&own, "acme/amy", "POST /v1/jobs", "acme~q-0001", 200)
             && has(&own, "acme/amy", "GET /v1/tenants", "", 403);
         all.then_some(())
     })

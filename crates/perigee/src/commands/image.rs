@@ -8,6 +8,7 @@ use clap::Subcommand;
 use perigee_http::Client;
 use perigee_model::job::{ClusterImage, NewImage, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
+use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{
     CheckScope, CopyImage, ImageFormat, ImageInfo, ImportImage, Keep, Upload,
 };
@@ -83,6 +84,14 @@ pub enum Verb {
         /// The site
         #[arg(long, value_name = "SITE")]
         to: SiteId,
+    },
+    /// Let every tenant use an image of the tenant default. A tenant's own image of the same name comes first
+    Share {
+        /// The image's name
+        name: ImageName,
+        /// Don't let other tenants use it any more. What they have made of it stays
+        #[arg(long)]
+        stop: bool,
     },
     /// Fetch all missing blocks of a copy now, without a rate limit
     Fill {
@@ -180,6 +189,7 @@ const CLUSTER: &[Column<ClusterImage>] = &[
     ("hosts", |i| i.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
     ("missing", |i| output::bytes(i.missing_bytes)),
     ("leave site", |i| i.leave_site.to_string()),
+    ("shared", |i| if i.shared { "yes" } else { "no" }.to_owned()),
 ];
 
 const LOCAL: &[Column<ImageInfo>] = &[
@@ -242,6 +252,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let path = format!("/v1/images/{name}/replicate");
             let client = controller_client(context)?;
             let image: ClusterImage = client.post(&path, &ReplicateImage { to }).await?;
+            output::one(format, &image, CLUSTER)
+        }
+        Verb::Share { name, stop } => {
+            let (path, ask) = (format!("/v1/images/{name}/shared"), ShareImage { shared: !stop });
+            let image: ClusterImage = controller_client(context)?.put(&path, &ask).await?;
             output::one(format, &image, CLUSTER)
         }
         Verb::Fill { name, pool } => {
