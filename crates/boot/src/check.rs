@@ -79,13 +79,13 @@ pub async fn check(config: &Config) -> Vec<Finding> {
             bound || clients.is_err()
         };
         if wants(Over::Iscsi) {
-            let next =
-                format!("perigee volume serve --iscsi {}:{}", interface.address, config.iscsi_port);
+            let (address, port) = (interface.address, config.iscsi_port);
+            let next = format!("perigee volume serve --insecure --iscsi {address}:{port}");
             findings.push(reachable("iSCSI", interface.address, config.iscsi_port, &next).await);
         }
         if wants(Over::Nbd) {
-            let next =
-                format!("perigee volume serve --nbd {}:{}", interface.address, config.nbd_port);
+            let (address, port) = (interface.address, config.nbd_port);
+            let next = format!("perigee volume serve --insecure --nbd {address}:{port}");
             findings.push(reachable("NBD", interface.address, config.nbd_port, &next).await);
             findings.push(kernel(config));
         }

@@ -218,6 +218,31 @@ impl Identity {
         Ok((stream, peer))
     }
 
+    /// As [`Identity::accept`], for protocols that hosts alone speak. [`Identity::until_revoked`] watches the client.
+    ///
+    /// # Errors
+    /// When the client shows no certificate of a host of the cluster, or a revoked one.
+    pub async fn accept_host<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<(server::TlsStream<S>, Certified)> {
+        let (stream, peer) = self.accept(stream).await?;
+        let denied = |refusal: Refusal| io::Error::new(io::ErrorKind::PermissionDenied, refusal);
+        let Peer::Known(certified) = peer else { return Err(denied(Refusal::NotOurs)) };
+        self.check(&certified).map_err(denied)?;
+        match certified.identity {
+            PeerIdentity::Host(_) => Ok((stream, certified)),
+            other => Err(denied(Refusal::NoHost(other))),
+        }
+    }
+
+    /// Waits until the certificate is revoked.
+    pub async fn until_revoked(&self, certified: &Certified) {
+        while self.check(certified).is_ok() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     /// The client's side of a handshake with the server at `HOST:PORT`.
     ///
     /// # Errors

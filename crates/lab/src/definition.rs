@@ -115,10 +115,6 @@ pub struct Definition {
     pub links: Vec<Link>,
     /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
-    /// The volume servers speak TLS with each other. Without it no other site can read data that may not leave its
-    /// site.
-    #[serde(default)]
-    pub tls: bool,
 }
 
 impl Definition {
@@ -130,7 +126,7 @@ impl Definition {
                 links.push(Link { sites: [one.name.clone(), other.name.clone()], settings });
             }
         }
-        Self { id, sites, links, probe_kernel: None, tls: false }
+        Self { id, sites, links, probe_kernel: None }
     }
 
     /// Site `home` with two hosts and site `cloud` with one.

@@ -12,7 +12,6 @@
 //!     loss: 0.1%
 //!   - between: [cloud, edge]
 //!     down: true
-//! tls: true                   # volume servers speak TLS with each other; default: false
 //! ```
 
 use std::path::Path;
@@ -43,13 +42,12 @@ pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition
 fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<Definition, Problem> {
     let document = Document::parse(name, text)?;
     let root = document.root();
-    let [sites, links, tls] = root.fields(["sites", "links", "tls"])?;
+    let [sites, links] = root.fields(["sites", "links"])?;
     let sites = sites.ok_or_else(|| {
         root.problem("the field \"sites\" is missing")
             .next("add a line `NAME: [HOST, …]` for each site below `sites:`")
     })?;
     let mut definition = Definition::new(id, read_sites(&sites)?, settings);
-    definition.tls = tls.map(|f| f.parse(read_switch)).transpose()?.unwrap_or_default();
     // Before the links, so that a site that is named twice is reported as such.
     definition.check().map_err(|problem| sites.problem(problem.why))?;
     for link in links.map(|links| links.list()).transpose()?.unwrap_or_default() {

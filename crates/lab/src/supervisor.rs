@@ -10,7 +10,6 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_http::identity::{CA_FILE, IDENTITY_FILE};
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -187,19 +186,11 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
 
 fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> Daemon {
     let home = dir.host(host);
-    let mut args = volume_server_args(dir, host, address);
-    if file.definition.tls {
-        let pem = |name: &str| dir.identity(host).join(name).display().to_string();
-        let own = pem(IDENTITY_FILE);
-        // `optional`: programs without a certificate still get what they may have.
-        args.extend(words(&["--tls-cert", &own, "--tls-key", &own, "--tls", "optional"]));
-        args.extend(words(&["--remote-tls-ca", &pem(CA_FILE)]));
-    }
     Daemon {
         name: format!("{host}/volume"),
         namespace: file.definition.host_namespace(host),
         program: file.program.clone(),
-        args,
+        args: volume_server_args(dir, host, address),
         log: home.join("volume.log"),
     }
 }

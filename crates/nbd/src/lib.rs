@@ -22,7 +22,7 @@ pub mod fuzzing {
 }
 
 pub use client::{ClientTls, Durability, NbdDevice, Opened, RemoteExport, RemoteTlsFiles};
-pub use server::{ServerOptions, TlsFiles};
+pub use server::{ServerOptions, ServerTls, TlsFiles};
 
 #[cfg(test)]
 mod tests;

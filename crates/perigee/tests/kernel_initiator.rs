@@ -30,7 +30,7 @@ impl Server {
 
     fn start(&mut self) {
         let process = Command::new(env!("CARGO_BIN_EXE_perigee"))
-            .args(["volume", "serve", "--iscsi", &self.address, "--pool"])
+            .args(["volume", "serve", "--insecure", "--iscsi", &self.address, "--pool"])
             .arg(&self.pool)
             .arg("--iscsi-clients")
             .arg(self.clients())

@@ -55,6 +55,6 @@ mod turns;
 mod vm_sockets;
 
 pub use offline::Offline;
-pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, TlsFiles};
+pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, ServerTls, TlsFiles};
 pub use remotes::RemoteOptions;
 pub use serve::{Config, IscsiOptions, serve};

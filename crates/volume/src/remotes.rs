@@ -16,9 +16,9 @@ use perigee_store::Connector;
 /// What the server's options say.
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
-    /// How it talks with the controller and the other hosts over HTTP.
+    /// How it talks with the controller and the other hosts.
     pub network: Network,
-    /// If it is set, other hosts are reached over TLS only.
+    /// Certificates for NBD to other hosts, instead of the network's. If neither has any, NBD is not encrypted.
     pub tls: Option<RemoteTlsFiles>,
     /// How long a read of a layer waits for a host that is away.
     pub patience: Duration,
@@ -48,7 +48,10 @@ impl Remotes {
     /// # Errors
     /// When a file for TLS can't be used.
     pub fn load(options: &RemoteOptions) -> Result<Self, Problem> {
-        let tls = options.tls.as_ref().map(ClientTls::load).transpose()?;
+        let tls = match (&options.tls, options.network.identity()) {
+            (Some(files), _) => Some(ClientTls::load(files)?),
+            (None, identity) => identity.cloned().map(ClientTls::from),
+        };
         let (network, patience) = (options.network.clone(), options.patience);
         Ok(Self { network, tls, patience, cache_bytes: options.cache_bytes })
     }

@@ -11,7 +11,7 @@ use perigee_http::Listen;
 use perigee_iscsi::Target;
 use perigee_iscsi::access::ClientFile;
 use perigee_model::Problem;
-use perigee_nbd::ServerOptions;
+use perigee_nbd::{ServerOptions, ServerTls};
 use perigee_nbd::server::{Listener, Server};
 use perigee_store::{Pool, PoolConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -50,6 +50,15 @@ pub struct Config {
     pub vm_sockets: PathBuf,
     /// The file with the id of this boot: [`perigee_http::boot_id`].
     pub boot_id: PathBuf,
+}
+
+impl Config {
+    /// The cluster's certificates, unless there are others for NBD.
+    fn nbd_options(&self) -> ServerOptions {
+        let cluster = || self.remotes.network.identity().cloned().map(ServerTls::Cluster);
+        let tls = self.clients.tls.clone().or_else(cluster);
+        ServerOptions { tls, ..self.clients.clone() }
+    }
 }
 
 /// The options about iSCSI.
@@ -96,7 +105,7 @@ async fn run(config: Config) -> Result<(), Problem> {
     let here = Here { server_id, boot: perigee_http::boot_id(&config.boot_id) };
     let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
     exports.sites.set(pool.sites().await?);
-    let server = Server::new(exports.clone(), config.clients.clone())?;
+    let server = Server::new(exports.clone(), config.nbd_options())?;
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));
     let portals = try_join_all(portals).await?;

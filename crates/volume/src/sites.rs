@@ -147,8 +147,8 @@ fn what_to_do(want: Want) -> &'static str {
         }
         Want::Content => "read it from a host of its site",
         Want::Session(Opener::Proxy(_)) => {
-            "the link has to be encrypted: give this volume server --tls-cert and --tls-key, and the \
-             other one --remote-tls-ca"
+            "the link has to be encrypted: let both hosts join one cluster, or give this volume server \
+             --tls-cert and --tls-key, and the other one --remote-tls-ca"
         }
         Want::Session(Opener::Client) => {
             "open it through the volume server of that site, which reads it over an encrypted link"

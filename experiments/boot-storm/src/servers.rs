@@ -240,7 +240,7 @@ impl Running {
     ) -> Result<()> {
         let (nbd, iscsi) = (unused_address(), unused_address());
         let mut command = group.command(&text(places.perigee));
-        command.args(["volume", "serve", "--pool", &text(&places.pool())]);
+        command.args(["volume", "serve", "--insecure", "--pool", &text(&places.pool())]);
         command.args(["--nbd", &nbd.to_string()]);
         if server == Server::PerigeeIscsi {
             command.args(["--iscsi", &iscsi.to_string()]);

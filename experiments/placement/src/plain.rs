@@ -45,6 +45,7 @@ impl<'a> Plain<'a> {
             program.display().to_string(),
             "volume".to_owned(),
             "serve".to_owned(),
+            "--insecure".to_owned(),
             "--pool".to_owned(),
             pool.display().to_string(),
             "--iscsi".to_owned(),

@@ -78,7 +78,7 @@ impl Servers {
     /// It is not ready within a minute. The problem shows the end of its log.
     pub async fn start_volume_server(&mut self) -> Result<(), Problem> {
         let (nbd, iscsi) = (format!("{ADDRESS}:10809"), format!("{ADDRESS}:3260"));
-        self.spawn("volume", &["serve", "--nbd", &nbd, "--iscsi", &iscsi])?;
+        self.spawn("volume", &["serve", "--insecure", "--nbd", &nbd, "--iscsi", &iscsi])?;
         let socket = self.pool().join("control.sock");
         self.ready("volume", || UnixStream::connect(&socket).is_ok()).await
     }

@@ -99,9 +99,9 @@ impl HandshakeError {
             Self::Io(_) | Self::TimedOut(_) => Problem::unavailable(what, self)
                 .next("does that host's volume server run, and is this its NBD address?"),
             Self::TlsRequired => Problem::unavailable(what, self)
-                .next("give this server the authority's certificate with --remote-tls-ca"),
+                .next("let this host join the cluster (perigee host join), or give this server the authority's certificate with --remote-tls-ca"),
             Self::Tls(_) => Problem::unavailable(what, self).next(
-                "do --remote-tls-ca, and the server's --tls-ca, fit the other's certificate?",
+                "is each side a host of the cluster that is not revoked? Or do --remote-tls-ca, and the server's --tls-ca, fit the other's certificate?",
             ),
             Self::Moved(_) => Problem::conflict(what, self).next("attach it at its home"),
             Self::Replaced(_) => Problem::conflict(what, self),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use perigee_block::stream::socket::Socket;
+use perigee_http::{Expected, Identity};
 use perigee_model::Problem;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -25,7 +26,20 @@ pub struct RemoteTlsFiles {
 
 /// Connections to other hosts use only TLS. Unix sockets are not encrypted.
 #[derive(Clone)]
-pub struct ClientTls(TlsConnector);
+pub struct ClientTls(How);
+
+#[derive(Clone)]
+enum How {
+    Files(TlsConnector),
+    /// The other side has to be a host of the cluster.
+    Cluster(Arc<Identity>),
+}
+
+impl From<Arc<Identity>> for ClientTls {
+    fn from(identity: Arc<Identity>) -> Self {
+        Self(How::Cluster(identity))
+    }
+}
 
 impl ClientTls {
     /// # Errors
@@ -44,14 +58,20 @@ impl ClientTls {
                     .map_err(|e| pem::unusable(cert, key, &chain, &e))?
             }
         };
-        Ok(Self(TlsConnector::from(Arc::new(config))))
+        Ok(Self(How::Files(TlsConnector::from(Arc::new(config)))))
     }
 
     /// The server's certificate has to be for the host in `HOST:PORT`.
     pub async fn connect(&self, address: &str, socket: Socket) -> io::Result<TlsStream<Socket>> {
+        let connector = match &self.0 {
+            How::Files(connector) => connector,
+            How::Cluster(identity) => {
+                return identity.connect(address, Expected::Address, socket).await;
+            }
+        };
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        self.0.connect(name, socket).await
+        connector.connect(name, socket).await
     }
 }

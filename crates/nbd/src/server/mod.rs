@@ -38,8 +38,8 @@ use tokio_util::sync::CancellationToken;
 use super::wire::FramingError;
 use access::{Access, Peer};
 use negotiation::{Agreed, Negotiation, Outcome};
-use tls::Tls;
-pub use tls::TlsFiles;
+use tls::{Shown, Tls};
+pub use tls::{ServerTls, TlsFiles};
 pub use vm_socket::OneVm;
 
 /// A client that has not chosen an export within this time is disconnected.
@@ -102,7 +102,7 @@ async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 /// The options of the server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<ServerTls>,
     /// The file that says which exports a client over TCP may see; without it, all of them. See [`access`].
     pub access_list: Option<PathBuf>,
     /// Whether clients can list the exports that they may see.
@@ -200,8 +200,19 @@ async fn connection(
         Ok(Ok(Some((Stream::Plain(socket), agreed)))) => {
             transmission::run(socket, agreed, stop).await
         }
-        Ok(Ok(Some((Stream::Encrypted(stream), agreed)))) => {
+        Ok(Ok(Some((Stream::Encrypted(stream, None), agreed)))) => {
             transmission::run(*stream, agreed, stop).await
+        }
+        Ok(Ok(Some((Stream::Encrypted(stream, Some(client)), agreed)))) => {
+            let mut run = std::pin::pin!(transmission::run(*stream, agreed, stop.clone()));
+            tokio::select! {
+                ended = &mut run => ended,
+                () = client.until_revoked() => {
+                    tracing::warn!("an NBD connection ends: its client's certificate is revoked");
+                    stop.cancel();
+                    run.await
+                }
+            }
         }
         Ok(Ok(None)) => Ok(()),
         Ok(Err(error)) => Err(error),
@@ -216,7 +227,8 @@ async fn connection(
 
 enum Stream {
     Plain(Socket),
-    Encrypted(Box<TlsStream<Socket>>),
+    /// With the client's certificate, if it is one of the cluster.
+    Encrypted(Box<TlsStream<Socket>>, Option<Shown>),
 }
 
 /// `None` when the client went away or gave up.
@@ -239,10 +251,10 @@ async fn negotiate(
         (Outcome::StartTls, Some(tls)) => tls,
         (Outcome::StartTls, None) | (Outcome::End, _) => return Ok(None),
     };
-    let mut stream = tls.acceptor.accept(socket).await?;
+    let (mut stream, shown) = tls.accept(socket).await?;
     let mut negotiation = negotiation.encrypted(tls::common_name(&stream));
     match negotiation.options(&mut stream).await? {
-        Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream)), *agreed))),
+        Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream), shown), *agreed))),
         Outcome::StartTls | Outcome::End => Ok(None),
     }
 }

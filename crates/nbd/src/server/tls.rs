@@ -1,8 +1,11 @@
 //! Encrypted connections: what `STARTTLS` leads to.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use perigee_block::stream::socket::Socket;
+use perigee_http::{Certified, Identity};
 use perigee_model::Problem;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -12,6 +15,15 @@ use tokio_rustls::server::TlsStream;
 
 use super::super::pem;
 use super::common_name;
+
+/// With which certificates a server speaks TLS.
+#[derive(Debug, Clone)]
+pub enum ServerTls {
+    /// From files.
+    Files(TlsFiles),
+    /// The cluster's: each client over TCP has to be a host of it.
+    Cluster(Arc<Identity>),
+}
 
 /// The PEM files of a server that speaks TLS.
 #[derive(Debug, Clone)]
@@ -26,14 +38,37 @@ pub struct TlsFiles {
 }
 
 pub struct Tls {
-    pub acceptor: TlsAcceptor,
+    how: How,
     pub required: bool,
+}
+
+enum How {
+    Files(TlsAcceptor),
+    Cluster(Arc<Identity>),
+}
+
+/// A client that has shown a certificate of the cluster.
+pub struct Shown(Arc<Identity>, Certified);
+
+impl Shown {
+    pub async fn until_revoked(&self) {
+        self.0.until_revoked(&self.1).await;
+    }
 }
 
 impl Tls {
     /// # Errors
     /// When a file can't be read, or certificate and key do not belong together.
-    pub fn load(files: &TlsFiles) -> Result<Self, Problem> {
+    pub fn load(tls: &ServerTls) -> Result<Self, Problem> {
+        match tls {
+            ServerTls::Files(files) => Self::of_files(files),
+            ServerTls::Cluster(identity) => {
+                Ok(Self { how: How::Cluster(Arc::clone(identity)), required: true })
+            }
+        }
+    }
+
+    fn of_files(files: &TlsFiles) -> Result<Self, Problem> {
         let chain = pem::certificates(&files.cert)?;
         let key = pem::key(&files.key)?;
         let provider = Arc::new(ring::default_provider());
@@ -53,7 +88,20 @@ impl Tls {
         let config = builder
             .with_single_cert(chain.clone(), key)
             .map_err(|e| pem::unusable(&files.cert, &files.key, &chain, &e))?;
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), required: files.required })
+        let how = How::Files(TlsAcceptor::from(Arc::new(config)));
+        Ok(Self { how, required: files.required })
+    }
+
+    /// # Errors
+    /// When the client's certificate does not count, or it shows none where one is needed.
+    pub async fn accept(&self, socket: Socket) -> io::Result<(TlsStream<Socket>, Option<Shown>)> {
+        match &self.how {
+            How::Files(acceptor) => Ok((acceptor.accept(socket).await?, None)),
+            How::Cluster(identity) => {
+                let (stream, certified) = identity.accept_host(socket).await?;
+                Ok((stream, Some(Shown(Arc::clone(identity), certified))))
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Server and client against each other, over a device in memory.
 
+mod cluster;
 mod compression;
 mod qemu;
 mod tls;

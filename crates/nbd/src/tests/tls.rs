@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::wire::{OptionReplyHead, reply};
-use crate::{ClientTls, RemoteTlsFiles, TlsFiles};
+use crate::{ClientTls, RemoteTlsFiles, ServerTls, TlsFiles};
 
 /// A directory of certificates as QEMU and libnbd want it, and a free port.
 struct Site {
@@ -50,7 +50,7 @@ impl Site {
             ca: clients_need_certificates.then(|| self.path("ca-cert.pem")),
             required: true,
         };
-        ServerOptions { tls: Some(files), ..ServerOptions::default() }
+        ServerOptions { tls: Some(ServerTls::Files(files)), ..ServerOptions::default() }
     }
 
     async fn serve(&self, options: ServerOptions) -> Running {
@@ -235,7 +235,7 @@ async fn bytes_in_the_clear_after_starttls_are_not_taken_for_encrypted_ones() {
 async fn certificates_that_do_not_fit_are_refused_at_the_start() {
     let site = Site::new();
     let mut options = site.options(false);
-    if let Some(files) = &mut options.tls {
+    if let Some(ServerTls::Files(files)) = &mut options.tls {
         files.key = site.path("client-key.pem");
     }
     let exports = One::memory(&Memory::new(0));
@@ -292,7 +292,8 @@ fn an_rsa_key_of_an_odd_size_is_refused_with_what_is_wrong_and_what_to_do() {
     assert!(made.status.success(), "{made:?}");
     let (cert, key) = (path("cert.pem"), path("key.pem"));
     let files = TlsFiles { cert: cert.clone(), key: key.clone(), ca: None, required: true };
-    let options = ServerOptions { tls: Some(files), ..ServerOptions::default() };
+    let tls = Some(ServerTls::Files(files));
+    let options = ServerOptions { tls, ..ServerOptions::default() };
     let server = Server::new(One::memory(&Memory::new(0)), options).err();
     let files = RemoteTlsFiles { ca: cert.clone(), own: Some((cert, key)) };
     for refused in [server, ClientTls::load(&files).err()] {
@@ -300,4 +301,29 @@ fn an_rsa_key_of_an_odd_size_is_refused_with_what_is_wrong_and_what_to_do() {
         assert!(said.contains("key.pem") && said.contains("2432 bits"), "{said}");
         assert!(said.contains("3072"), "{said}");
     }
+}
+
+#[tokio::test]
+async fn one_address_does_not_lock_the_others_out() {
+    let address = format!("127.0.0.1:{}", perigee_http::unused_port());
+    let listen = Listen::Tcp(address.clone());
+    let options = ServerOptions { clients_max: 8, ..ServerOptions::default() };
+    let server = Running::start_with(&Memory::new(0), &listen, options).await;
+    let greeted = async |from: [u8; 4]| {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind((from, 0).into())?;
+        let mut stream = socket.connect(address.parse().expect("an address")).await?;
+        stream.read_exact(&mut [0; 18]).await.map(|_| stream)
+    };
+    let mut greedy = Vec::new();
+    within("seven clients", async {
+        while greedy.len() < 7 {
+            greedy.extend(greeted([127, 0, 0, 1]).await.ok());
+        }
+    })
+    .await;
+    assert!(greeted([127, 0, 0, 1]).await.is_err(), "the limit of one address");
+    within("another client", async { while greeted([127, 0, 0, 2]).await.is_err() {} }).await;
+    drop(greedy);
+    server.stop().await;
 }

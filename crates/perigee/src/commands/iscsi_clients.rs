@@ -18,6 +18,12 @@ pub struct IscsiClientOptions {
     iscsi_clients: Option<PathBuf>,
 }
 
+impl IscsiClientOptions {
+    pub fn listens(&self) -> bool {
+        !self.iscsi.is_empty()
+    }
+}
+
 impl From<IscsiClientOptions> for IscsiOptions {
     fn from(options: IscsiClientOptions) -> Self {
         Self { listen: options.iscsi, clients: options.iscsi_clients }

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use perigee_volume::{ServerOptions, TlsFiles};
+use perigee_volume::{ServerOptions, ServerTls, TlsFiles};
 
 #[derive(Debug, Args)]
 pub struct ClientOptions {
-    /// The server's certificate for TLS, a PEM file
+    /// The server's certificate for NBD over TLS, a PEM file [default: the certificate of --identity]
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The certificate's key, a PEM file
@@ -37,13 +37,27 @@ enum TlsWhen {
     Optional,
 }
 
+impl ClientOptions {
+    /// Whether the options name a certificate.
+    pub fn has_certificate(&self) -> bool {
+        self.tls_cert.is_some()
+    }
+
+    /// Whether clients over TCP may go without TLS although there is a certificate.
+    pub fn may_be_plain(&self) -> bool {
+        self.has_certificate() && self.tls == TlsWhen::Optional
+    }
+}
+
 impl From<ClientOptions> for ServerOptions {
     fn from(options: ClientOptions) -> Self {
         let ClientOptions { tls_cert, tls_key, tls_ca, tls, .. } = options;
         let required = tls == TlsWhen::Required;
         let files = tls_cert.zip(tls_key);
         Self {
-            tls: files.map(|(cert, key)| TlsFiles { cert, key, ca: tls_ca, required }),
+            tls: files.map(|(cert, key)| {
+                ServerTls::Files(TlsFiles { cert, key, ca: tls_ca, required })
+            }),
             access_list: options.access_list,
             listing: !options.no_list,
             clients_max: options.max_clients,

@@ -14,16 +14,17 @@ pub struct NetworkFlags {
     /// This host's certificate, as `perigee host join` has put it there [default: /etc/perigee/identity]
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
-    /// Talk plain HTTP with the controller and the other hosts: whoever reaches a port can do everything
-    #[arg(long, conflicts_with = "identity")]
-    insecure: bool,
+    /// Allow what is not encrypted: whoever reaches a port can do everything. With --identity, only what has no
+    /// encryption is not encrypted: iSCSI
+    #[arg(long)]
+    pub insecure: bool,
 }
 
 impl NetworkFlags {
     /// # Errors
     /// `Invalid` when this host has no certificate, and did not say that it needs none.
     pub fn network(&self) -> Result<Network, Problem> {
-        if self.insecure {
+        if self.insecure && self.identity.is_none() {
             warn_insecure();
             return Ok(Network::Plain);
         }
@@ -47,6 +48,6 @@ impl NetworkFlags {
 /// Says at each start what `--insecure` means.
 pub fn warn_insecure() {
     tracing::warn!(
-        "--insecure: HTTP is not encrypted, and whoever reaches a port of this daemon can do everything"
+        "--insecure: nothing is encrypted unless it has certificates of its own, and whoever reaches a port of this daemon can do everything"
     );
 }

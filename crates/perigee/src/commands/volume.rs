@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use perigee_http::Listen;
+use perigee_http::{Listen, Network};
 use perigee_model::job::{ClusterVolume, NewVolume};
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::replica::{PromoteVolume, ReplicateVolume};
@@ -373,8 +373,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             } else {
                 control
             };
-            let on_tcp = control.iter().any(|address| matches!(address, Listen::Tcp(_)));
-            let network = network.network_if(on_tcp)?;
+            let network = may_listen(&network, &control, &nbd, &clients, &iscsi)?;
             perigee_volume::serve(perigee_volume::Config {
                 pool,
                 private,
@@ -391,6 +390,31 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+/// What is not encrypted is served only with `--insecure`.
+fn may_listen(
+    flags: &NetworkFlags,
+    control: &[Listen],
+    nbd: &[Listen],
+    clients: &ClientOptions,
+    iscsi: &IscsiClientOptions,
+) -> Result<Network, Problem> {
+    let on_tcp = |listen: &[Listen]| listen.iter().any(|one| matches!(one, Listen::Tcp(_)));
+    let network = flags.network_if(on_tcp(control) || on_tcp(nbd) && !clients.has_certificate())?;
+    let plain = [
+        ("iSCSI", iscsi.listens()),
+        ("NBD with --tls optional", on_tcp(nbd) && clients.may_be_plain()),
+    ];
+    for (what, _) in plain.into_iter().filter(|(_, listens)| *listens) {
+        if !flags.insecure {
+            let why = format!("{what} is not encrypted, and nobody has allowed that");
+            return Err(Problem::invalid("can't start the volume server", why)
+                .next("on a network that you trust: --insecure; with --identity DIR the rest stays encrypted"));
+        }
+        tracing::warn!("--insecure: {what} is not encrypted");
+    }
+    Ok(network)
 }
 
 async fn create(

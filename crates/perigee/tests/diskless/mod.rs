@@ -95,7 +95,7 @@ impl Network {
 
     pub fn volume_server(&mut self) {
         let (nbd, iscsi) = (format!("{ADDRESS}:10809"), format!("{ADDRESS}:3260"));
-        self.serve("volume", &["volume", "serve", "--nbd", &nbd, "--iscsi", &iscsi]);
+        self.serve("volume", &["volume", "serve", "--insecure", "--nbd", &nbd, "--iscsi", &iscsi]);
         let socket = self.pool().join("control.sock");
         until("the volume server", || UnixStream::connect(&socket).ok().map(drop));
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Checked, System, ensure, host, until, with_system_over_tls};
+use super::{Checked, System, ensure, host, until, with_system};
 use perigee_model::job::{ClusterVolume, JobState, NewVolume};
 use perigee_model::leave_site::LeaveSite;
 use perigee_model::volume::VolumeSource;
@@ -112,7 +112,7 @@ fn refuses_what_would_carry_it(system: &System, job: &str) -> Checked<()> {
 
 #[test]
 fn a_vm_elsewhere_leaves_nothing_of_a_confined_volume_on_the_disks_there() {
-    with_system_over_tls(async |system| {
+    with_system(async |system| {
         make(&system, "secret", LeaveSite::Never).await?;
         let found = marked_while_read(&system, "secret").await?;
         ensure!(found.is_empty(), "{found:?}");

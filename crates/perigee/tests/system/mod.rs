@@ -46,15 +46,6 @@ where
     with_system_of(Definition::default_demo(LabId::random(), 16), test);
 }
 
-/// As [`with_system`]; the volume servers speak TLS with each other.
-pub fn with_system_over_tls<W>(test: impl FnOnce(System) -> W)
-where
-    W: Future<Output = Checked<()>>,
-{
-    let definition = Definition::default_demo(LabId::random(), 16);
-    with_system_of(Definition { tls: true, ..definition }, test);
-}
-
 fn with_system_of<W>(mut definition: Definition, test: impl FnOnce(System) -> W)
 where
     W: Future<Output = Checked<()>>,

@@ -10,7 +10,7 @@ use perigee_http::{Client, Listen};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
 use perigee_volume::{
-    Config, IscsiOptions, RemoteOptions, RemoteTlsFiles, ServerOptions, TlsFiles, serve,
+    Config, IscsiOptions, RemoteOptions, RemoteTlsFiles, ServerOptions, ServerTls, TlsFiles, serve,
 };
 use tempfile::TempDir;
 
@@ -39,6 +39,7 @@ fn server_process() {
     let own = file("cert.pem").zip(file("key.pem"));
     let tls =
         own.clone().map(|(cert, key)| TlsFiles { cert, key, ca: file("ca.pem"), required: true });
+    let tls = tls.map(ServerTls::Files);
     let remote_tls = file("ca.pem").map(|ca| RemoteTlsFiles { ca, own });
     let patience = Duration::from_secs(3);
     let config = Config {

@@ -108,7 +108,8 @@ impl Fixtures {
         // A killed server leaves its socket behind, which must not count as the new server being ready.
         let _not_there = std::fs::remove_file(dir.join("control.sock"));
         let nbd = address.to_string();
-        let arguments = ["volume", "serve", "--pool", &text(&dir), "--nbd", &nbd].map(String::from);
+        let arguments = ["volume", "serve", "--insecure", "--pool", &text(&dir), "--nbd", &nbd];
+        let arguments = arguments.map(String::from);
         let log = self.path(&format!("{pool}.log"));
         let mut process = Process::start(&text(&self.perigee), &arguments, cpu, &log)?;
         let control = Control::new(&dir)?;
